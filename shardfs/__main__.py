@@ -1,0 +1,5 @@
+"""`python -m shardfs` is the command `shardfs`."""
+
+from shardfs.cli import main
+
+main()

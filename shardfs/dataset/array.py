@@ -1,0 +1,159 @@
+"""A sharded array: from the coordinates of an inner chunk to its bytes, and listings of what is there."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardfs.dataset.coverage import Coverage
+from shardfs.dataset.open_shard import OpenShard
+from shardfs.dataset.shards import Arrangement, Shards, ShardState
+from shardfs.errors import ShardfsError
+from shardfs.format.metadata import Document, Extension
+from shardfs.format.shard_index import EntryRun
+from shardfs.format.sharding import Coords, Segment, ShardGrid
+from shardfs.format.unshard import UnshardedArray
+from shardfs.stores.base import Buffer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extent:
+    """The encoded bytes of one version of an inner chunk: *nbytes* of them, from *offset* of *shard*."""
+
+    shard: OpenShard
+    offset: int
+    nbytes: int
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return up to *nbytes* bytes from *offset* of the chunk: fewer at its end, none behind it."""
+        nbytes = min(nbytes, self.nbytes - offset)
+        if nbytes <= 0:
+            return b""
+        return await self.shard.read(self.offset + offset, nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """Inner chunks of a row, from *first* on, that lie in one innermost shard.
+
+    *entries* tells which of the *count* chunks are there; None stands for a shard that cannot be read, whose chunks
+    are all listed, so that nobody takes them for absent.
+    """
+
+    first: int
+    count: int
+    state: ShardState
+    entries: EntryRun | None
+
+    def part(self, start: int, stop: int) -> tuple[list[int], list[int], list[bool]]:
+        """Return coordinate, size, and whether it is damaged, of each chunk that is there among *start* … *stop* − 1.
+
+        The two count from the first chunk of the run.
+        """
+        if self.entries is None:
+            numbers = list(range(self.first + start, self.first + stop))
+            return numbers, [0] * len(numbers), [True] * len(numbers)
+        entries = self.entries.part(start, stop)
+        present = entries.present
+        numbers = (np.flatnonzero(present) + (self.first + start)).tolist()
+        damaged = entries.damaged[present]
+        return numbers, np.where(damaged, 0, entries.nbytes[present]).tolist(), damaged.tolist()
+
+
+class Array:
+    """A sharded array that can be shown unsharded."""
+
+    def __init__(
+        self,
+        arrangement: Arrangement,
+        coverage: Coverage,
+        document: Document,
+        codecs: tuple[Extension, ...],
+        shards: Shards,
+    ) -> None:
+        self.arrangement = arrangement
+        self.document = document
+        self.codecs = codecs
+        self._coverage = coverage
+        self._shards = shards
+
+    @classmethod
+    def new(cls, path: str, unsharded: UnshardedArray, shards: Shards) -> "Array":
+        """Open the array at the directory *path* of the store of *shards*."""
+        arrangement = Arrangement(path, unsharded.grid, unsharded.key_encoding)
+        coverage = Coverage(shards.store, arrangement, ttl=shards.ttl, clock=shards.clock)
+        return cls(arrangement, coverage, unsharded.document, unsharded.codecs, shards)
+
+    def updated(self, unsharded: UnshardedArray) -> "Array":
+        """Return the array under a changed document: with the same arrangement, if its chunks lie where they lay."""
+        if (self.grid, self.arrangement.key_encoding) != (unsharded.grid, unsharded.key_encoding):
+            return Array.new(self.arrangement.path, unsharded, self._shards)
+        return Array(self.arrangement, self._coverage, unsharded.document, unsharded.codecs, self._shards)
+
+    @property
+    def grid(self) -> ShardGrid:
+        """Where the inner chunks lie."""
+        return self.arrangement.grid
+
+    async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
+        """Return the extent of the inner chunk at *coords*, None if there is no such chunk, and its shard's state.
+
+        *coords* are within the grid.  *fresh* asks the store whether the shard is still the same.  Raises the error
+        that keeps the shard from being read; `CorruptionError` also if only this chunk is damaged.
+        """
+        place = self.grid.locate(coords)
+        state = await self._shards.state(self.arrangement, place.shard, fresh=fresh)
+        if state.error is not None:
+            raise state.error
+        shard = await self._shards.innermost(self.arrangement, state, place)
+        found = shard.index.range(place.entries[-1]) if shard is not None else None
+        if shard is None or found is None:
+            return state, None
+        return state, Extent(shard, found.offset, found.nbytes)
+
+    async def extent(self, coords: Coords) -> Extent | None:
+        """Return the extent of the inner chunk at *coords* as it is now; None if there is no such chunk."""
+        return (await self.find(coords, fresh=True))[1]
+
+    def remaining(self, state: ShardState) -> float:
+        """Return for how many seconds *state* may be trusted still."""
+        return self._shards.remaining(state)
+
+    async def has_shards(self) -> bool:
+        """Whether anything is stored where the shards are."""
+        return await self._coverage.any()
+
+    async def covered(self, prefix: Coords) -> AsyncIterator[range]:
+        """Yield, in order, ranges of the next coordinate below *prefix* that stored shards cover."""
+        axis = len(prefix)
+        outer = tuple(
+            dimension.chunk_at(i * length)
+            for i, length, dimension in zip(prefix, self.grid.chunk_shape, self.grid.shards.dimensions, strict=False)
+        )
+        for index in await self._coverage.children(outer):
+            yield self.grid.covered(axis, index)
+
+    async def list_row(self, prefix: Coords, start: int) -> AsyncIterator[ListedRun]:
+        """Yield what lies in the row below *prefix*, all coordinates but the last, from chunk *start* on.
+
+        The shards of a row are opened one after the other, each once.
+        """
+        async for covered in self.covered(prefix):
+            for segment in self.grid.row(prefix, range(max(start, covered.start), covered.stop)):
+                run = await self._run(segment)
+                if run is not None:
+                    yield run
+
+    async def _run(self, segment: Segment) -> ListedRun | None:
+        place = segment.place
+        state = await self._shards.state(self.arrangement, place.shard)
+        if state.error is not None:
+            return ListedRun(segment.first, segment.count, state, None)
+        try:
+            shard = await self._shards.innermost(self.arrangement, state, place)
+        except ShardfsError:
+            return ListedRun(segment.first, segment.count, state, None)
+        if shard is None:
+            return None
+        entries = shard.index.run(place.entries[-1], segment.stride, segment.count)
+        return ListedRun(segment.first, segment.count, state, entries)

@@ -1,0 +1,69 @@
+"""Which shards are stored, axis by axis: what a listing of inner chunks is made from."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from shardfs.dataset.shards import Arrangement
+from shardfs.errors import NotADirectoryHereError, NotFoundError
+from shardfs.format.chunk_key import parse_coordinate
+from shardfs.format.sharding import Coords
+from shardfs.stores.base import Store
+
+_Branch = dict[int, "_Branch"]
+
+
+class Coverage:
+    """The stored shards of one array, by their names alone; names of flat keys are kept for *ttl* seconds."""
+
+    def __init__(
+        self, store: Store, array: Arrangement, *, ttl: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._array = array
+        self._ttl = ttl
+        self._clock = clock
+        self._branches: _Branch = {}
+        self._listed = float("-inf")
+
+    async def children(self, prefix: Coords) -> Sequence[int]:
+        """Return, in order, the next coordinates of the stored shards whose coordinates begin with *prefix*."""
+        if self._array.key_encoding.is_nested(self._array.grid.ndim):
+            found = await self._list_directory(prefix)
+        else:
+            branch = await self._all()
+            for index in prefix:
+                branch = branch.get(index, {})
+            found = list(branch)
+        nchunks = self._array.grid.shards.dimensions[len(prefix)].nchunks
+        return sorted(index for index in found if index < nchunks)
+
+    async def any(self) -> bool:
+        """Whether anything is stored where the shards are, be it none of the grid."""
+        array = self._array
+        if root := array.key_encoding.root(array.grid.ndim):
+            try:
+                await self._store.stat(f"{array.path}/{root}" if array.path else root)
+            except NotFoundError:
+                return False
+            return True
+        return bool(await self.children(()))
+
+    async def _list_directory(self, prefix: Coords) -> list[int]:
+        array = self._array
+        parts = [array.path, array.key_encoding.root(array.grid.ndim), *map(str, prefix)]
+        try:
+            entries = await self._store.list("/".join(part for part in parts if part))
+        except (NotFoundError, NotADirectoryHereError):
+            return []
+        return [index for entry in entries if (index := parse_coordinate(entry.name)) is not None]
+
+    async def _all(self) -> _Branch:
+        if self._clock() - self._listed >= self._ttl:
+            array = self._array
+            branches: _Branch = {}
+            for entry in await self._store.list(array.path):
+                branch = branches
+                for index in array.key_encoding.decode(entry.name, array.grid.ndim) or ():
+                    branch = branch.setdefault(index, {})
+            self._branches, self._listed = branches, self._clock()
+        return self._branches

@@ -1,0 +1,103 @@
+"""Nodes: which directories of the source are arrays and groups, and which arrays can be shown unsharded."""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from shardfs.dataset.array import Array
+from shardfs.dataset.shards import Shards
+from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError
+from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, GroupMetadata, parse_document
+from shardfs.format.unshard import unshard
+from shardfs.stores.base import Stat, Store
+
+log = logging.getLogger(__name__)
+
+DOCUMENT: Final = "zarr.json"
+_MAX_NODES: Final = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A directory of the source, whose own state is *stat*.
+
+    *document* is its stored `zarr.json`, with *document_stat*, or None; *metadata* what it says, None if it is absent
+    or broken.  *array* is there for a sharded array that can be shown unsharded; for a document that cannot be shown
+    as anything but what is stored, *reason* says why.
+    """
+
+    path: str
+    stat: Stat
+    document: bytes | None = None
+    document_stat: Stat | None = None
+    metadata: ArrayMetadata | GroupMetadata | None = None
+    array: Array | None = None
+    reason: str | None = None
+
+
+class Hierarchy:
+    """The nodes below a source, looked at again when they were last checked *ttl* seconds ago."""
+
+    def __init__(
+        self, store: Store, shards: Shards, *, ttl: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._shards = shards
+        self._ttl = ttl
+        self._clock = clock
+        self._nodes: OrderedDict[str, tuple[Node, float]] = OrderedDict()
+
+    async def node(self, path: str) -> Node:
+        """Return the node at the directory *path*, as it was at most *ttl* seconds ago."""
+        known = self._nodes.get(path)
+        now = self._clock()
+        if known is not None and now - known[1] < self._ttl:
+            return known[0]
+        node = await self._load(path, known[0] if known else None)
+        self._nodes[path] = (node, now)
+        self._nodes.move_to_end(path)
+        if len(self._nodes) > _MAX_NODES:
+            self._nodes.popitem(last=False)
+        return node
+
+    def remaining(self, path: str) -> float:
+        """Return for how many seconds the node at *path* may be trusted still."""
+        known = self._nodes.get(path)
+        return max(0.0, known[1] + self._ttl - self._clock()) if known else 0.0
+
+    async def _load(self, path: str, known: Node | None) -> Node:
+        stat = await self._store.stat(path)
+        key = f"{path}/{DOCUMENT}" if path else DOCUMENT
+        document: bytes | None = None
+        document_stat: Stat | None = None
+        reason: str | None = None
+        try:
+            if known is not None and known.document_stat is not None:
+                version = (await self._store.stat(key)).version
+                if (stat.version, version) == (known.stat.version, known.document_stat.version):
+                    return known
+            snapshot = await self._store.open(key)
+            document_stat = snapshot.stat
+            if snapshot.size > MAX_DOCUMENT_NBYTES:
+                raise MetadataError(f"the document has {snapshot.size} bytes, more than {MAX_DOCUMENT_NBYTES}")
+            document = bytes(await snapshot.read(0, snapshot.size))
+            metadata = parse_document(document)
+            if isinstance(metadata, ArrayMetadata) and metadata.is_sharded:
+                return Node(path, stat, document, document_stat, metadata, self._array(path, metadata, known))
+            return Node(path, stat, document, document_stat, metadata)
+        except (NotFoundError, NotADirectoryHereError):
+            return Node(path, stat)
+        except ShardfsError as error:
+            reason = str(error)
+        if known is None or known.reason != reason:
+            log.warning("%s is shown as stored: %s", path or "the source", reason)
+        return Node(path, stat, document, document_stat, reason=reason)
+
+    def _array(self, path: str, metadata: ArrayMetadata, known: Node | None) -> Array:
+        unsharded = unshard(metadata)
+        if known is not None and known.array is not None:
+            return known.array.updated(unsharded)
+        return Array.new(path, unsharded, self._shards)

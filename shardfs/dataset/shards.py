@@ -1,0 +1,212 @@
+"""Open shards and their indexes, cached by bytes, each fetched once however many ask for it."""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from shardfs.dataset.open_shard import OpenShard, open_inner_shard, open_shard
+from shardfs.dataset.statistics import Statistics
+from shardfs.errors import (
+    CorruptionError,
+    IsADirectoryHereError,
+    NotADirectoryHereError,
+    NotFoundError,
+    ShardfsError,
+    StaleError,
+)
+from shardfs.format.chunk_key import ChunkKeyEncoding
+from shardfs.format.sharding import Coords, Place, ShardGrid
+from shardfs.stores.base import Snapshot, Stat, Store
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Arrangement:
+    """The shards of one array: where they are stored and what lies in them.  Compared by identity."""
+
+    path: str
+    grid: ShardGrid
+    key_encoding: ChunkKeyEncoding
+
+    def shard_key(self, coords: Coords) -> str:
+        """Return the key in the store of the shard at *coords*."""
+        key = self.key_encoding.encode(coords)
+        return f"{self.path}/{key}" if self.path else key
+
+
+@dataclass(slots=True, eq=False)
+class ShardState:
+    """What is known of the name of one shard: *shard* is open, or *error* says why not, or it is absent.
+
+    *generation* counts the versions that were seen under the name; *checked* is when the store was asked last.
+    """
+
+    checked: float
+    generation: int = 0
+    snapshot: Snapshot | None = None
+    shard: OpenShard | None = None
+    error: ShardfsError | None = None
+
+    @property
+    def stat(self) -> Stat | None:
+        """State of the shard's file; None if there is none or it could not be opened."""
+        return self.snapshot.stat if self.snapshot else None
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that the state holds."""
+        return self.shard.memory if self.shard else 0
+
+
+_Key = tuple[Arrangement, Coords, tuple[int, ...]]  # of an inner shard: with the entries that lead to it
+
+
+class Shards:
+    """The open shards of all arrays of a source; those used last stay, up to *max_nbytes* and *max_open*.
+
+    What is known is trusted for *ttl* seconds, unless a caller wants it fresh.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        ttl: float,
+        statistics: Statistics,
+        clock: Callable[[], float] = time.monotonic,
+        max_nbytes: int = 64 * 2**20,
+        max_open: int = 512,
+    ) -> None:
+        self.store = store
+        self._statistics = statistics
+        self.ttl = ttl
+        self.clock = clock
+        self._max_nbytes = max_nbytes
+        self._max_open = max_open
+        self._nbytes = 0
+        self._states: OrderedDict[_Key, ShardState] = OrderedDict()
+        self._generations: dict[tuple[Arrangement, Coords], tuple[int, int]] = {}
+        self._loading: dict[_Key, trio.Event] = {}
+
+    def remaining(self, state: ShardState) -> float:
+        """Return for how many seconds *state* may be trusted still."""
+        return max(0.0, state.checked + self.ttl - self.clock())
+
+    async def state(self, array: Arrangement, coords: Coords, *, fresh: bool = False) -> ShardState:
+        """Return what is known of the shard at *coords*; *fresh* asks the store whether it is still so."""
+        key: _Key = (array, coords, ())
+        state = self._states.get(key)
+        if state is not None:
+            now = self.clock()
+            trusted = not fresh and state.error is None and now - state.checked < self.ttl
+            if not trusted and state.snapshot is not None and await state.snapshot.is_current():
+                state.checked = now
+                trusted = True
+            if trusted:
+                self._statistics.index_hits += 1
+                if key in self._states:
+                    self._states.move_to_end(key)
+                return state
+        return await self._once(key, state, lambda: self._load(array, coords))
+
+    async def innermost(self, array: Arrangement, state: ShardState, place: Place) -> OpenShard | None:
+        """Return the innermost shard around *place*, below the open shard of *state*; None if it is empty.
+
+        Raises `CorruptionError` if a shard between them is damaged.
+        """
+        shard = state.shard
+        for depth in range(1, len(array.grid.levels)):
+            if shard is None:
+                return None
+            shard = await self._inner(array, state, place, depth, shard)
+        return shard
+
+    async def _inner(
+        self, array: Arrangement, state: ShardState, place: Place, depth: int, outer: OpenShard
+    ) -> OpenShard | None:
+        key: _Key = (array, place.shard, place.entries[:depth])
+        known = self._states.get(key)
+        if known is None or known.snapshot is not state.snapshot:
+
+            async def load() -> ShardState:
+                level = array.grid.levels[depth]
+                shard = await open_inner_shard(level, place.shapes[depth], outer, place.entries[depth - 1])
+                self._count_load(shard)
+                return ShardState(state.checked, snapshot=state.snapshot, shard=shard)
+
+            known = await self._once(key, known, load)
+        return known.shard
+
+    async def _once(
+        self, key: _Key, outdated: ShardState | None, load: Callable[[], Awaitable[ShardState]]
+    ) -> ShardState:
+        """Load and remember a state in place of *outdated*, or wait for the one that is being loaded."""
+        while (event := self._loading.get(key)) is not None:
+            await event.wait()
+            state = self._states.get(key)
+            if state is not None and state is not outdated:
+                return state
+        event = self._loading[key] = trio.Event()
+        try:
+            state = await load()
+            self._remember(key, state)
+            return state
+        finally:
+            del self._loading[key]
+            event.set()
+
+    async def _load(self, array: Arrangement, coords: Coords) -> ShardState:
+        key = array.shard_key(coords)
+        state = ShardState(self.clock())
+        shape = array.grid.index_shape(coords)
+        for attempt in range(_ATTEMPTS):
+            try:
+                state.snapshot = await self.store.open(key)
+                state.shard = await open_shard(array.grid.levels[0], shape, state.snapshot)
+                self._count_load(state.shard)
+            except (NotFoundError, NotADirectoryHereError):
+                state.snapshot = None
+            except StaleError as error:  # another program is writing it at this moment
+                if attempt + 1 < _ATTEMPTS:
+                    continue
+                state.error = error
+            except IsADirectoryHereError:
+                state.error = CorruptionError(f"{key} is a directory where a shard should be")
+            except ShardfsError as error:
+                state.error = type(error)(f"{key}: {error}")
+            break
+        if state.error:
+            log.error("unreadable shard: %s", state.error)
+        if state.stat is not None:
+            state.generation = self._generation(array, coords, state.stat)
+        return state
+
+    def _generation(self, array: Arrangement, coords: Coords, stat: Stat) -> int:
+        version = hash(stat.version)
+        seen, generation = self._generations.get((array, coords), (version, 0))
+        if seen != version:
+            generation += 1
+            self._statistics.stale_shards += 1
+        self._generations[array, coords] = (version, generation)
+        return generation
+
+    def _count_load(self, shard: OpenShard | None) -> None:
+        if shard is not None:
+            self._statistics.index_loads += 1
+            self._statistics.index_bytes += len(shard.index.encoded)
+
+    def _remember(self, key: _Key, state: ShardState) -> None:
+        before = self._states.pop(key, None)
+        self._nbytes += state.memory - (before.memory if before else 0)
+        self._states[key] = state
+        while len(self._states) > 1 and (self._nbytes > self._max_nbytes or len(self._states) > self._max_open):
+            _, evicted = self._states.popitem(last=False)
+            self._nbytes -= evicted.memory

@@ -1,0 +1,31 @@
+"""Counts of what a mount did, for `shardfs stats` and for tests that assert exact numbers."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Running counts; *requests* and *errors* by the name of the request, *bytes_read* as given to readers."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    bytes_read: int = 0
+    index_loads: int = 0
+    index_bytes: int = 0
+    index_hits: int = 0
+    whole_shard_decodes: int = 0
+    stale_shards: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the counts as plain values."""
+        return {
+            "requests": dict(sorted(self.requests.items())),
+            "errors": dict(sorted(self.errors.items())),
+            "bytes_read": self.bytes_read,
+            "index_loads": self.index_loads,
+            "index_bytes": self.index_bytes,
+            "index_hits": self.index_hits,
+            "whole_shard_decodes": self.whole_shard_decodes,
+            "stale_shards": self.stale_shards,
+        }

@@ -1,0 +1,70 @@
+"""Every deliberate error of shardfs.
+
+Imports nothing.  An error is raised where its cause is known, with a message that names the thing and, where there
+is one, the way out.  `shardfs.fuse.errno` turns each class into one errno, `shardfs.cli` into one exit status; no
+other place translates.
+"""
+
+
+class ShardfsError(Exception):
+    """Base class of all errors that shardfs raises on purpose."""
+
+
+class MetadataError(ShardfsError):
+    """A metadata document is malformed, or says something that the specification does not allow."""
+
+
+class NotUnshardable(ShardfsError):  # noqa: N818 - a verdict on a sound document, not a failure
+    """A valid array cannot be described as an unsharded one; the message is the reason that users are shown."""
+
+
+class NotFoundError(ShardfsError):
+    """Nothing is stored under this name."""
+
+
+class NotADirectoryHereError(ShardfsError):
+    """A name was used as a directory and is none."""
+
+
+class IsADirectoryHereError(ShardfsError):
+    """A name was used as a file and is a directory."""
+
+
+class AccessDeniedError(ShardfsError):
+    """The store refuses access to this name."""
+
+
+class StoreError(ShardfsError):
+    """The store failed; whether the thing exists is not known."""
+
+
+class CorruptionError(ShardfsError):
+    """Stored bytes contradict the format: the data they stand for cannot be given."""
+
+
+class OutsideSourceError(CorruptionError):
+    """A symbolic link would lead out of the source."""
+
+
+class StaleError(ShardfsError):
+    """The version that was asked for is no longer there, and no other may be served in its place."""
+
+
+class NoAttributeError(ShardfsError):
+    """The extended attribute does not exist."""
+
+
+class UsageError(ShardfsError):
+    """A command cannot be carried out as it was given."""
+
+
+class SourceError(ShardfsError):
+    """SOURCE is missing, unreadable, or of a kind that is not supported."""
+
+
+class MountPointError(ShardfsError):
+    """MOUNTPOINT cannot be used."""
+
+
+class FuseUnavailableError(ShardfsError):
+    """This machine cannot mount: no `/dev/fuse`, no `fusermount3`, or no permission."""

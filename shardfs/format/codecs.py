@@ -1,0 +1,221 @@
+"""Codec chains: which codecs stand where, and decoding of the bytes → bytes ones.
+
+Decoding never produces more than a limit that the caller knows, so a decompression bomb costs no memory.
+
+Source: Zarr core specification 3.1, "Codecs", and the specifications of `bytes`, `transpose`, `gzip`, `zstd`, `blosc`
+and `crc32c`.
+"""
+
+import math
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from numcodecs import blosc
+from numcodecs.checksum32 import CRC32C
+
+from shardfs.errors import CorruptionError, MetadataError
+from shardfs.format.metadata import Extension, Json, brief, parse_lengths
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+Buffer = bytes | memoryview
+Decoder = Callable[[Buffer, int], Buffer]
+
+SHARDING: Final = "sharding_indexed"
+CRC32C_NBYTES: Final = 4
+_MAX_MEMBERS: Final = 1024  # each costs a copy of what follows it
+
+_ARRAY_TO_ARRAY: Final = frozenset({"transpose"})
+_ARRAY_TO_BYTES: Final = frozenset(
+    {"bytes", "endian", SHARDING, "vlen-utf8", "vlen-bytes", "packbits", "zfp", "pcodec"}
+)
+_BYTES_TO_BYTES: Final = frozenset({"gzip", "zstd", "blosc", "crc32c"})
+
+
+@dataclass(frozen=True, slots=True)
+class CodecChain:
+    """A list of codecs around one whose name is known: array → array, array → bytes, bytes → bytes."""
+
+    before: tuple[Extension, ...]
+    serializer: Extension
+    after: tuple[Extension, ...]
+
+
+def parse_chain(codecs: Sequence[Extension], where: str) -> tuple[Extension, ...]:
+    """Return *codecs* without those that may be ignored, under their current names.
+
+    Among the codecs that shardfs knows, exactly one must be array → bytes (none is accepted where an unknown codec may
+    be the one), and the three kinds must follow each other.
+    """
+    known = _ARRAY_TO_ARRAY | _ARRAY_TO_BYTES | _BYTES_TO_BYTES
+    chain = tuple(
+        Extension("bytes", codec.configuration) if codec.name == "endian" else codec
+        for codec in codecs
+        if codec.must_understand or codec.name in known
+    )
+    serializers = [i for i, codec in enumerate(chain) if codec.name in _ARRAY_TO_BYTES]
+    if len(serializers) > 1:
+        raise MetadataError(f"{where} has {len(serializers)} array → bytes codecs")
+    if not serializers:
+        if all(codec.name in known for codec in chain):
+            raise MetadataError(f"{where} has no array → bytes codec")
+        return chain
+    misplaced = [codec.name for codec in chain[: serializers[0]] if codec.name in _BYTES_TO_BYTES]
+    misplaced += [codec.name for codec in chain[serializers[0] + 1 :] if codec.name in _ARRAY_TO_ARRAY]
+    if misplaced:
+        raise MetadataError(f"{where} has {', '.join(misplaced)} on the wrong side of {chain[serializers[0]].name}")
+    return chain
+
+
+def split_chain(chain: Sequence[Extension], where: str) -> CodecChain:
+    """Split a chain, as `parse_chain` returns it, around its array → bytes codec, which must be a known one."""
+    for i, codec in enumerate(chain):
+        if codec.name in _ARRAY_TO_BYTES:
+            return CodecChain(tuple(chain[:i]), codec, tuple(chain[i + 1 :]))
+    raise MetadataError(f"{where} has no known array → bytes codec")
+
+
+def parse_transpose(codec: Extension, ndim: int) -> tuple[int, ...]:
+    """Return the `order` of a transpose codec on an array with *ndim* axes."""
+    codec.expect("order")
+    order = parse_lengths(codec.configuration.get("order"), "order", minimum=0, ndim=ndim)
+    if sorted(order) != list(range(ndim)):
+        raise MetadataError(f"the order {list(order)} of a transpose is no permutation of {ndim} axes")
+    return order
+
+
+def compose(first: tuple[int, ...], then: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the order of one transpose that does what transposing by *first* and *then* does."""
+    return tuple(first[axis] for axis in then)
+
+
+def permute(values: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """Return *values* of the axes before a transpose, as those of the axes after it."""
+    return tuple(values[axis] for axis in order)
+
+
+def parse_endian(codec: Extension) -> str:
+    """Return "little" or "big", the byte order of a `bytes` codec for elements of more than one byte."""
+    codec.expect("endian")
+    endian = codec.configuration.get("endian")
+    if endian not in ("little", "big"):
+        raise MetadataError(f'the endian of bytes must be "little" or "big", not {brief(endian)}')
+    return str(endian)
+
+
+def is_decodable(codec: Extension) -> bool:
+    """Whether *codec* is a bytes → bytes codec that shardfs can undo."""
+    return codec.name in _DECODERS
+
+
+def decode(codecs: Sequence[Extension], data: Buffer, limit: int) -> Buffer:
+    """Undo bytes → bytes *codecs*, all decodable, in reverse order.
+
+    Raises `CorruptionError` if *data* does not decode, or decodes to more than *limit* bytes at any stage.
+    """
+    for codec in reversed(codecs):
+        # A stage may be larger than what it decodes to, by headers and checksums only.
+        data = _DECODERS[codec.name](data, limit + limit // 8 + 4096)
+    if len(data) > limit:
+        raise CorruptionError(f"the data decodes to {len(data)} bytes, more than {limit}")
+    return data
+
+
+def item_nbytes(data_type: Json) -> int | None:
+    """Return the size of an element in bytes; None where it varies or the type is not known."""
+    name, configuration = (
+        (data_type["name"], data_type.get("configuration", {})) if isinstance(data_type, dict) else (data_type, {})
+    )
+    if name in _ITEM_NBYTES:
+        return _ITEM_NBYTES[name]
+    if name in ("fixed_length_utf32", "null_terminated_bytes", "raw_bytes"):
+        length = configuration.get("length_bytes")
+        return length if type(length) is int and length >= 0 else None
+    if isinstance(name, str) and name.startswith("r") and name[1:].isdecimal() and int(name[1:10]) % 8 == 0:
+        return int(name[1:10]) // 8
+    return None
+
+
+def chunk_nbytes(data_type: Json, chunk_shape: tuple[int, ...]) -> int | None:
+    """Return the size of a chunk of *chunk_shape* as plain array bytes; None where it is not known."""
+    nbytes = item_nbytes(data_type)
+    return None if nbytes is None else nbytes * math.prod(chunk_shape)
+
+
+def _decode_gzip(data: Buffer, limit: int) -> Buffer:
+    return _decode_members("gzip", lambda: zlib.decompressobj(wbits=31), data, limit)
+
+
+def _decode_zstd(data: Buffer, limit: int) -> Buffer:
+    return _decode_members("zstd", zstd.ZstdDecompressor, data, limit)
+
+
+def _decode_members(name: str, new_member: Callable[[], Any], data: Buffer, limit: int) -> Buffer:
+    """Decode concatenated gzip members or zstd frames."""
+    parts: list[bytes] = []
+    size = 0
+    while data:
+        if len(parts) == _MAX_MEMBERS:
+            raise CorruptionError(f"{name} data has more than {_MAX_MEMBERS} parts")
+        member = new_member()
+        try:
+            parts.append(member.decompress(data, limit - size + 1))
+        except (zlib.error, zstd.ZstdError) as error:
+            raise CorruptionError(f"{name} data is damaged: {error}") from None
+        size += len(parts[-1])
+        _check_size(size, limit)
+        if not member.eof:
+            raise CorruptionError(f"{name} data is cut short")
+        data = member.unused_data
+    if not parts:
+        raise CorruptionError(f"{name} data is empty")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _decode_blosc(data: Buffer, limit: int) -> Buffer:
+    # c-blosc trusts its header, which states both sizes: version, flags, item size, nbytes, block size, cbytes.
+    if len(data) < 16:
+        raise CorruptionError("blosc data is cut short")
+    nbytes, _, cbytes = struct.unpack_from("<III", data, 4)
+    _check_size(nbytes, limit)
+    if cbytes != len(data):
+        raise CorruptionError(f"blosc data has {len(data)} bytes, its header says {cbytes}")
+    try:
+        return bytes(blosc.decompress(data))
+    except (RuntimeError, ValueError) as error:
+        raise CorruptionError(f"blosc data is damaged: {error}") from None
+
+
+def _decode_crc32c(data: Buffer, limit: int) -> Buffer:
+    if len(data) < CRC32C_NBYTES:
+        raise CorruptionError("data with a crc32c is cut short")
+    try:
+        return memoryview(CRC32C(location="end").decode(data))
+    except RuntimeError:
+        raise CorruptionError("the crc32c does not match") from None
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise CorruptionError(f"the data decodes to more than {limit} bytes")
+
+
+_DECODERS: Final[dict[str, Decoder]] = {
+    "gzip": _decode_gzip,
+    "zstd": _decode_zstd,
+    "blosc": _decode_blosc,
+    "crc32c": _decode_crc32c,
+}
+
+_ITEM_NBYTES: Final = {
+    "bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
+    "float16": 2, "float32": 4, "float64": 8, "bfloat16": 2, "complex64": 8, "complex128": 16,
+    "numpy.datetime64": 8, "numpy.timedelta64": 8,
+}  # fmt: skip

@@ -1,0 +1,165 @@
+"""The shard index: where in a shard the encoded bytes of each inner chunk lie.
+
+Source: specification of the `sharding_indexed` codec 1.0, "Binary shard format".
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardfs.errors import CorruptionError, MetadataError
+from shardfs.format.codecs import (
+    CRC32C_NBYTES,
+    Buffer,
+    compose,
+    decode,
+    parse_chain,
+    parse_endian,
+    parse_transpose,
+    split_chain,
+)
+from shardfs.format.metadata import Extension
+
+EMPTY: Final = 2**64 - 1
+ENTRY_NBYTES: Final = 16
+_DTYPES: Final = {"little": np.dtype("<u8"), "big": np.dtype(">u8")}
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """*nbytes* bytes from *offset*; both within the shard that they were checked against."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCodecs:
+    """The index codecs of one sharding codec: all of fixed size."""
+
+    endian: str
+    order: tuple[int, ...]
+    checksums: tuple[Extension, ...]
+
+    @classmethod
+    def parse(cls, codecs: Sequence[Extension], ndim: int) -> "IndexCodecs":
+        """Read `index_codecs` of shards with *ndim* axes (the index itself has one axis more)."""
+        chain = split_chain(parse_chain(codecs, "index_codecs"), "index_codecs")
+        if chain.serializer.name != "bytes":
+            raise MetadataError(f"index_codecs cannot be serialized by {chain.serializer.name}")
+        order = tuple(range(ndim + 1))
+        for codec in chain.before:
+            if codec.name != "transpose":
+                raise MetadataError(f"index_codecs has an unknown codec {codec.name!r}")
+            order = compose(order, parse_transpose(codec, ndim + 1))
+        for codec in chain.after:
+            if codec.name != "crc32c":
+                raise MetadataError(f"index_codecs has {codec.name}, which is unknown or of variable size")
+            codec.expect()
+        return cls(parse_endian(chain.serializer), order, chain.after)
+
+    def nbytes(self, nentries: int) -> int:
+        """Return the size of an encoded index with *nentries* entries."""
+        return ENTRY_NBYTES * nentries + CRC32C_NBYTES * len(self.checksums)
+
+    def decode(self, encoded: bytes, chunks_per_shard: tuple[int, ...], shard_nbytes: int) -> "ShardIndex":
+        """Decode an index, which lies in a shard of *shard_nbytes* bytes.
+
+        Raises `CorruptionError` if a checksum does not match.  Entries are checked when they are asked for: one that
+        is damaged must not take the others with it.
+        """
+        plain: Buffer = memoryview(encoded)
+        size = ENTRY_NBYTES * math.prod(chunks_per_shard)
+        if self.checksums:
+            plain = decode(self.checksums, plain, size)
+        entries: npt.NDArray[np.uint64] = np.frombuffer(plain, dtype=_DTYPES[self.endian])
+        if self.order != tuple(range(len(self.order))):
+            stored_shape = tuple((*chunks_per_shard, 2)[axis] for axis in self.order)
+            entries = entries.reshape(stored_shape).transpose(np.argsort(self.order))
+        native = np.ascontiguousarray(entries, dtype=np.uint64).reshape(-1)
+        return ShardIndex(native.data.cast("B").cast("Q"), encoded, shard_nbytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardIndex:
+    """A decoded index: `offset` and `nbytes` of every entry, in C order of the chunks per shard.
+
+    *encoded* is the index as it was stored, which tells later whether it still stands there.
+    """
+
+    values: "memoryview[int]"
+    encoded: bytes
+    shard_nbytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the index holds."""
+        return len(self.encoded) + self.values.nbytes
+
+    @property
+    def nentries(self) -> int:
+        """Number of entries, empty ones included."""
+        return len(self.values) // 2
+
+    def range(self, entry: int) -> ByteRange | None:
+        """Return where inner chunk *entry* lies in the shard; None if it is empty.
+
+        Raises `CorruptionError` for a half-empty entry and for one that reaches beyond the shard.
+        """
+        offset = self.values[2 * entry]
+        nbytes = self.values[2 * entry + 1]
+        if offset + nbytes <= self.shard_nbytes:
+            return ByteRange(offset, nbytes)
+        if offset == EMPTY and nbytes == EMPTY:
+            return None
+        raise CorruptionError(
+            f"entry {entry} of the shard index names bytes {offset} to {offset + nbytes} of a shard of "
+            f"{self.shard_nbytes} bytes"
+        )
+
+    def run(self, start: int, stride: int, count: int) -> "EntryRun":
+        """Return *count* entries from *start* on, each *stride* after the other."""
+        pairs = np.frombuffer(self.values, dtype=np.uint64).reshape(-1, 2)
+        return EntryRun(pairs[start : start + stride * (count - 1) + 1 : stride], self.shard_nbytes)
+
+
+class EntryRun:
+    """A row of entries, for listings: the same judgement as `ShardIndex.range`, for many at once."""
+
+    __slots__ = ("_pairs", "_shard_nbytes")
+
+    def __init__(self, pairs: npt.NDArray[np.uint64], shard_nbytes: int) -> None:
+        self._pairs = pairs
+        self._shard_nbytes = np.uint64(shard_nbytes)
+
+    @property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """Which entries are not empty; damaged ones count as present."""
+        return np.asarray((self._pairs != np.uint64(EMPTY)).any(axis=1))
+
+    @property
+    def damaged(self) -> npt.NDArray[np.bool_]:
+        """Which of the present entries do not lie within the shard."""
+        offset, nbytes = self._pairs[:, 0], self._pairs[:, 1]
+        inside = (nbytes <= self._shard_nbytes) & (
+            offset <= self._shard_nbytes - np.minimum(nbytes, self._shard_nbytes)
+        )
+        return np.asarray(self.present & ~inside)
+
+    @property
+    def offsets(self) -> npt.NDArray[np.uint64]:
+        """Offset of every entry."""
+        return self._pairs[:, 0]
+
+    @property
+    def nbytes(self) -> npt.NDArray[np.uint64]:
+        """Length of every entry."""
+        return self._pairs[:, 1]
+
+    def part(self, start: int, stop: int) -> "EntryRun":
+        """Return the entries from *start* to before *stop*."""
+        return EntryRun(self._pairs[start:stop], int(self._shard_nbytes))

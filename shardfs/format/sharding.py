@@ -1,0 +1,239 @@
+"""Where an inner chunk lies: its coordinates in the unsharded grid to a shard and the entries that lead to it.
+
+Shards may nest, and axes may be transposed before each sharding codec, so a place is a shard and one entry per level
+of sharding.  The grid that is shown counts innermost chunks along the array's own axes.
+
+Source: specification of the `sharding_indexed` codec 1.0; transposes by the core specification's codec chain.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from shardfs.errors import MetadataError
+from shardfs.format.chunk_grid import ChunkGrid
+from shardfs.format.codecs import (
+    SHARDING,
+    compose,
+    is_decodable,
+    parse_chain,
+    parse_transpose,
+    permute,
+    split_chain,
+)
+from shardfs.format.metadata import Extension, brief, parse_codecs, parse_lengths
+from shardfs.format.shard_index import IndexCodecs
+
+Coords = tuple[int, ...]
+
+MAX_LEVELS: Final = 16
+MAX_INDEX_NBYTES: Final = 128 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingLevel:
+    """One sharding codec of an array.
+
+    *order* transposes the axes of what the codec is given into those that it works on; *span* is the length of its
+    inner chunks along the latter, counted in innermost chunks.  *after* are the codecs around the encoded shard.
+    """
+
+    order: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    span: tuple[int, ...]
+    index_codecs: IndexCodecs
+    index_at_start: bool
+    after: tuple[Extension, ...]
+
+    def chunks_per_shard(self, shard_span: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the index of a shard that is *shard_span* innermost chunks long before *order*."""
+        return tuple(length // span for length, span in zip(permute(shard_span, self.order), self.span, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An inner chunk: the coordinates of its shard, and an entry in the index of each level, outermost first.
+
+    *shapes* are the chunks per shard of these indexes.
+    """
+
+    shard: Coords
+    entries: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run along the last axis of inner chunks that share an innermost shard.
+
+    Chunk *first* + i lies in entry `place.entries[-1]` + i × *stride* of that shard, for i < *count*.
+    """
+
+    first: int
+    count: int
+    stride: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGrid:
+    """The arrangement of inner chunks in the shards of an array."""
+
+    shards: ChunkGrid
+    chunk_shape: tuple[int, ...]
+    levels: tuple[ShardingLevel, ...]
+    grid_shape: tuple[int, ...]
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.chunk_shape)
+
+    @property
+    def nchunks(self) -> int:
+        """Number of inner chunks that overlap the array."""
+        return math.prod(self.grid_shape)
+
+    def contains(self, coords: Coords) -> bool:
+        """Whether *coords* are those of an inner chunk that overlaps the array."""
+        return len(coords) == len(self.grid_shape) and all(
+            0 <= i < n for i, n in zip(coords, self.grid_shape, strict=True)
+        )
+
+    def locate(self, coords: Coords) -> Place:
+        """Return where the inner chunk at *coords*, which are within the grid, lies."""
+        shard, rest, span = [], [], []
+        for i, length, dimension in zip(coords, self.chunk_shape, self.shards.dimensions, strict=True):
+            index = dimension.chunk_at(i * length)
+            start, edge = dimension.span(index)
+            shard.append(index)
+            rest.append(i - start // length)
+            span.append(edge // length)
+        entries, shapes = [], []
+        offset, extent = tuple(rest), tuple(span)
+        for level in self.levels:
+            shape = level.chunks_per_shard(extent)
+            entry = 0
+            inner = []
+            for axis, n, length in zip(level.order, shape, level.span, strict=True):
+                position, remainder = divmod(offset[axis], length)
+                entry = entry * n + position
+                inner.append(remainder)
+            entries.append(entry)
+            shapes.append(shape)
+            offset, extent = tuple(inner), level.span
+        return Place(tuple(shard), tuple(entries), tuple(shapes))
+
+    def index_shape(self, shard: Coords) -> tuple[int, ...]:
+        """Return the chunks per shard, in the axes of its index, of the outermost shard at *shard*."""
+        span = tuple(
+            dimension.span(index)[1] // length
+            for index, dimension, length in zip(shard, self.shards.dimensions, self.chunk_shape, strict=True)
+        )
+        return self.levels[0].chunks_per_shard(span)
+
+    def row(self, prefix: Coords, chunks: range) -> Iterator[Segment]:
+        """Yield the segments of *chunks* of the row below *prefix*, which are all coordinates but the last."""
+        axis = self.ndim - 1
+        for level in self.levels:
+            axis = level.order.index(axis)
+        start = chunks.start
+        while start < chunks.stop:
+            place = self.locate((*prefix, start))
+            if len(self.levels) == 1:
+                stop = self.covered(self.ndim - 1, place.shard[-1]).stop
+            else:
+                n = place.shapes[-1][axis]
+                stop = start - start % n + n
+            stop = min(stop, chunks.stop)
+            yield Segment(start, stop - start, math.prod(place.shapes[-1][axis + 1 :]), place)
+            start = stop
+
+    def covered(self, axis: int, index: int) -> range:
+        """Return which inner chunks along *axis* the shards with coordinate *index* cover, within the grid."""
+        dimension = self.shards.dimensions[axis]
+        if not 0 <= index < dimension.nchunks:
+            return range(0)
+        start, edge = dimension.span(index)
+        length = self.chunk_shape[axis]
+        return range(start // length, min((start + edge) // length, self.grid_shape[axis]))
+
+
+def parse_sharding(
+    shards: ChunkGrid, shape: tuple[int, ...], codecs: tuple[Extension, ...]
+) -> tuple[ShardGrid, tuple[int, ...], tuple[Extension, ...]]:
+    """Read the codec chain of a sharded array of *shape*.
+
+    Returns the arrangement of its inner chunks, the transpose that leads from the array's axes to those of an inner
+    chunk, and the codecs of an inner chunk.  Raises `MetadataError` with the reason why there is none.
+    """
+    ndim = len(shape)
+    order = tuple(range(ndim))
+    edges: tuple[frozenset[int], ...] = tuple(frozenset(dimension.edges) for dimension in shards.dimensions)
+    parsed: list[tuple[tuple[int, ...], tuple[int, ...], IndexCodecs, bool, tuple[Extension, ...]]] = []
+    while any(codec.name == SHARDING for codec in codecs):
+        if len(parsed) == MAX_LEVELS:
+            raise MetadataError(f"shards are nested more than {MAX_LEVELS} deep")
+        chain = split_chain(codecs, "codecs")
+        level_order = tuple(range(ndim))
+        for codec in chain.before:
+            if codec.name != "transpose":
+                raise MetadataError(f"the codec {codec.name} before sharding_indexed cannot be moved into inner chunks")
+            level_order = compose(level_order, parse_transpose(codec, ndim))
+        for codec in chain.after:
+            if not is_decodable(codec):
+                raise MetadataError(f"the codec {codec.name} after sharding_indexed is not known")
+        edges = tuple(edges[axis] for axis in level_order)
+        chunk_shape, index_codecs, at_start, codecs = _parse_configuration(chain.serializer, edges)
+        edges = tuple(frozenset({length}) for length in chunk_shape)
+        order = compose(order, level_order)
+        parsed.append((level_order, chunk_shape, index_codecs, at_start, chain.after))
+
+    # The innermost chunk's lengths, along the axes of each level from the inside out, and at last along the array's.
+    length = parsed[-1][1]
+    levels: list[ShardingLevel] = []
+    for level_order, chunk_shape, index_codecs, at_start, after in reversed(parsed):
+        span = tuple(outer // inner for outer, inner in zip(chunk_shape, length, strict=True))
+        levels.insert(0, ShardingLevel(level_order, chunk_shape, span, index_codecs, at_start, after))
+        length = permute(length, tuple(level_order.index(axis) for axis in range(ndim)))
+    grid = ShardGrid(shards, length, tuple(levels), ChunkGrid.regular(shape, length).shape)
+    _check_index_sizes(grid)
+    return grid, order, codecs
+
+
+def _parse_configuration(
+    codec: Extension, edges: tuple[frozenset[int], ...]
+) -> tuple[tuple[int, ...], IndexCodecs, bool, tuple[Extension, ...]]:
+    """Read one sharding codec; *edges* are the lengths along each axis that its shards may have."""
+    codec.expect("chunk_shape", "codecs", "index_codecs", "index_location")
+    for member in ("chunk_shape", "codecs", "index_codecs"):
+        if member not in codec.configuration:
+            raise MetadataError(f"sharding_indexed has no {member}")
+    chunk_shape = parse_lengths(codec.configuration["chunk_shape"], "chunk_shape", minimum=1, ndim=len(edges))
+    for axis, (length, outer) in enumerate(zip(chunk_shape, edges, strict=True)):
+        for edge in outer:
+            if edge % length:
+                raise MetadataError(
+                    f"inner chunks of length {length} do not divide shards of length {edge} (axis {axis})"
+                )
+    location = codec.configuration.get("index_location", "end")
+    if location not in ("start", "end"):
+        raise MetadataError(f'index_location must be "start" or "end", not {brief(location)}')
+    index_codecs = IndexCodecs.parse(parse_codecs(codec.configuration["index_codecs"], "index_codecs"), len(edges))
+    codecs = parse_chain(parse_codecs(codec.configuration["codecs"], "codecs"), "codecs of sharding_indexed")
+    return chunk_shape, index_codecs, location == "start", codecs
+
+
+def _check_index_sizes(grid: ShardGrid) -> None:
+    spans = tuple(
+        max(dimension.edges, default=0) // length
+        for dimension, length in zip(grid.shards.dimensions, grid.chunk_shape, strict=True)
+    )
+    for level in grid.levels:
+        nentries = math.prod(level.chunks_per_shard(spans))
+        if level.index_codecs.nbytes(nentries) > MAX_INDEX_NBYTES:
+            raise MetadataError(
+                f"a shard index of {nentries} entries is larger than the {MAX_INDEX_NBYTES // 2**20} MiB that are read"
+            )
+        spans = level.span

@@ -1,0 +1,70 @@
+"""From errors to errnos: one table, and the decorator that applies it to every request."""
+
+import errno
+import logging
+from collections.abc import Callable, Coroutine
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+
+import pyfuse3
+
+from shardfs import errors
+
+if TYPE_CHECKING:
+    from shardfs.fuse.operations import Operations
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ERRNOS: Final[dict[type[errors.ShardfsError], int]] = {
+    errors.ShardfsError: errno.EIO,
+    errors.MetadataError: errno.EIO,
+    errors.NotUnshardable: errno.EIO,
+    errors.NotFoundError: errno.ENOENT,
+    errors.NotADirectoryHereError: errno.ENOTDIR,
+    errors.IsADirectoryHereError: errno.EISDIR,
+    errors.AccessDeniedError: errno.EACCES,
+    errors.StoreError: errno.EIO,
+    errors.CorruptionError: errno.EIO,
+    errors.OutsideSourceError: errno.EIO,
+    errors.StaleError: errno.ESTALE,
+    errors.NoAttributeError: errno.ENODATA,
+    errors.UsageError: errno.EINVAL,
+    errors.SourceError: errno.EIO,
+    errors.MountPointError: errno.EIO,
+    errors.FuseUnavailableError: errno.EIO,
+}
+
+_QUIET: Final = frozenset({errno.ENOENT, errno.ESTALE, errno.ENODATA, errno.ENOTDIR, errno.EISDIR})
+
+
+def request(
+    handler: "Callable[Concatenate[Operations, P], Coroutine[Any, Any, R]]",
+) -> "Callable[Concatenate[Operations, P], Coroutine[Any, Any, R]]":
+    """Count a request, and answer every error of its handler with an errno.
+
+    pyfuse3 ends the mount on any exception but its own; an unexpected one is logged with its traceback and answered
+    with EIO.
+    """
+    name = handler.__name__
+
+    async def answered(self: "Operations", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self.statistics.requests[name] += 1
+        try:
+            return await handler(self, *args, **kwargs)
+        except errors.ShardfsError as error:
+            number = ERRNOS[type(error)]
+            if number not in _QUIET:
+                log.error("%s: %s", name, error)  # noqa: TRY400 - a deliberate error needs no traceback
+        except pyfuse3.FUSEError as error:
+            number = error.errno
+        except Exception:
+            log.exception("%s failed unexpectedly", name)
+            number = errno.EIO
+        self.statistics.errors[errno.errorcode[number]] += 1
+        raise pyfuse3.FUSEError(number)
+
+    update_wrapper(answered, handler)
+    return answered

@@ -1,0 +1,151 @@
+"""FUSE requests: one short method each."""
+
+import errno
+import json
+import os
+from collections.abc import Sequence
+from typing import Final, cast
+
+import pyfuse3
+from pyfuse3 import FileHandleT, FileInfo, FileNameT, InodeT, RequestContext, StatvfsData, XAttrNameT
+
+from shardfs.dataset.statistics import Statistics
+from shardfs.fuse.errno import request
+from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.tree import Tree
+
+CONTROL_STATISTICS: Final = b"user.shardfs.stats"
+CONTROL_PID: Final = b"user.shardfs.pid"
+
+
+class Operations(pyfuse3.Operations):
+    """The read-only requests, answered from a tree.
+
+    *page_cache* lets the kernel keep chunk files too; without it they are read directly, in large pieces.
+    """
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+
+    def __init__(self, tree: Tree, statistics: Statistics, *, page_cache: bool) -> None:
+        super().__init__()
+        self.statistics = statistics
+        self._tree = tree
+        self._page_cache = page_cache
+
+    @request
+    async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
+        """Find a name; one that stands for nothing is answered so that the kernel remembers it."""
+        return _entry(await self._tree.lookup(parent_inode, name))
+
+    @request
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
+        """Return attributes."""
+        return _entry(await self._tree.attributes(inode))
+
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        """Take back references."""
+        for inode, lookups in inode_list:
+            self._tree.forget(inode, lookups)
+
+    @request
+    async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
+        """Open a file; the kernel has refused to write already, as the mount is read-only."""
+        number, handle = await self._tree.open(inode)
+        direct = handle.is_chunk and not self._page_cache
+        return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=handle.is_chunk)
+
+    @request
+    async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+        """Read from an open file."""
+        data = await self._tree.file(fh).read(off, size)
+        self.statistics.bytes_read += len(data)
+        return cast(bytes, data)
+
+    @request
+    async def flush(self, fh: FileHandleT) -> None:
+        """Say that there is nothing to flush, which makes the kernel stop asking: the mount is read-only."""
+        raise pyfuse3.FUSEError(errno.ENOSYS)
+
+    @request
+    async def release(self, fh: FileHandleT) -> None:
+        """Close an open file."""
+        self._tree.close(fh)
+
+    @request
+    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        """Open a directory."""
+        return FileHandleT(self._tree.open_directory(inode))
+
+    @request
+    async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        """List an open directory, with attributes, as far as the reply has room."""
+        directory = self._tree.directory(fh)
+        await directory.seek(start_id)
+        reply = pyfuse3.readdir_reply
+        while (batch := await directory.next_batch()) is not None:
+            entry = _entry(batch.attributes)
+            size_before = -1
+            for name, ino, size, cookie in batch.rows:
+                entry.st_ino = ino
+                if size != size_before:
+                    entry.st_size = size_before = size
+                    entry.st_blocks = (size + 511) >> 9
+                if not reply(token, name, entry, cookie):
+                    return
+                self._tree.retain(ino)
+
+    @request
+    async def releasedir(self, fh: FileHandleT) -> None:
+        """Close an open directory."""
+        await self._tree.close_directory(fh)
+
+    @request
+    async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
+        """Return the target of a symbolic link."""
+        return FileNameT(await self._tree.read_link(inode))
+
+    @request
+    async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
+        """Return an extended attribute; those of the root that control the mount are not listed."""
+        if inode == pyfuse3.ROOT_INODE and name == CONTROL_STATISTICS:
+            return json.dumps(self.statistics.as_dict()).encode()
+        if inode == pyfuse3.ROOT_INODE and name == CONTROL_PID:
+            return b"%d" % os.getpid()
+        return await self._tree.attribute(inode, name)
+
+    @request
+    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
+        """Return the names of the extended attributes."""
+        return [XAttrNameT(name) for name in await self._tree.attribute_names(inode)]
+
+    @request
+    async def statfs(self, ctx: RequestContext) -> StatvfsData:
+        """Return the room in the store."""
+        room = await self._tree.store.capacity()
+        data = StatvfsData()
+        data.f_bsize = data.f_frsize = room.block_size
+        data.f_blocks, data.f_bfree, data.f_bavail = room.blocks, room.blocks_free, room.blocks_available
+        data.f_files, data.f_ffree, data.f_favail = room.files, room.files_free, room.files_free
+        data.f_namemax = room.name_max
+        return data
+
+
+def _entry(attributes: Attributes) -> pyfuse3.EntryAttributes:
+    entry = pyfuse3.EntryAttributes()
+    (
+        entry.st_ino,
+        entry.st_mode,
+        entry.st_nlink,
+        entry.st_uid,
+        entry.st_gid,
+        entry.st_rdev,
+        entry.st_size,
+        entry.st_atime_ns,
+        entry.st_mtime_ns,
+        entry.st_ctime_ns,
+        entry.attr_timeout,
+    ) = attributes
+    entry.entry_timeout = attributes.ttl
+    entry.st_blocks = (attributes.size + 511) >> 9
+    return entry

@@ -1,0 +1,34 @@
+"""Bytes in memory behind the `Snapshot` protocol: shards that had to be decoded whole."""
+
+from dataclasses import dataclass
+
+from shardfs.stores.base import Buffer, Stat
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySnapshot:
+    """*data*, derived from the object whose state is *stat*."""
+
+    data: memoryview
+    stat: Stat
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return len(self.data)
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return *nbytes* bytes from *offset*."""
+        return self.data[offset : offset + nbytes]
+
+    async def is_current(self) -> bool:
+        """Return True: whoever decoded the bytes looks after the object that they came from."""
+        return True
+
+    async def accept_growth(self, offset: int, content: Buffer) -> bool:
+        """Return False: what is in memory does not grow."""
+        return False
+
+    async def read_live(self, offset: int, nbytes: int) -> Buffer:
+        """Return up to *nbytes* bytes from *offset*."""
+        return self.data[offset : offset + nbytes]

@@ -1,0 +1,8 @@
+"""The tree that is shown: names, inodes, attributes, open files.
+
+May import the rooms below (`dataset`, `stores`, `format`); knows no FUSE, so all of it runs in a test without a mount.
+
+The flow of a request enters with an inode number (`Tree`), which is a node of the table (`nodes`: directories, files
+that pass through, generated documents) or a position in a chunk tree (`chunk_tree`: arithmetic, no table), and leaves
+with `Attributes`, a handle to read from, or a listing.
+"""

@@ -1,0 +1,252 @@
+"""The files and directories of one sharded array's chunks: computed from inode numbers, kept nowhere."""
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from shardfs.dataset.array import Array, Extent, ListedRun
+from shardfs.dataset.shards import ShardState
+from shardfs.errors import (
+    IsADirectoryHereError,
+    NoAttributeError,
+    NotADirectoryHereError,
+    NotFoundError,
+    ShardfsError,
+    StaleError,
+)
+from shardfs.format.chunk_key import parse_coordinate
+from shardfs.format.sharding import Coords
+from shardfs.vfs.attributes import Attributes, absent, chunk_attributes, unreadable
+from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle, Row
+from shardfs.vfs.inodes import GENERATION_MASK, pack
+from shardfs.vfs.positions import Positions
+
+if TYPE_CHECKING:
+    from shardfs.vfs.tree import Tree
+
+_BATCH: Final = 1024
+_SHARD: Final = b"user.shardfs.shard"
+_OFFSET: Final = b"user.shardfs.offset"
+_NBYTES: Final = b"user.shardfs.nbytes"
+
+
+class ChunkTree:
+    """The chunks of *array*, and the directories above them, by their `Positions`.
+
+    Position 0 is the directory *root* (`c`), or, where keys have no such directory (*root* is ""), the array's own.
+    """
+
+    def __init__(self, tree: "Tree", array: Array) -> None:
+        encoding = array.arrangement.key_encoding
+        self.number = tree.numbers.add(self)
+        self.array = array
+        self.root = encoding.root(array.grid.ndim)
+        self._tree = tree
+        self._encoding = encoding
+        self._ndim = array.grid.ndim
+        self._nested = encoding.is_nested(self._ndim)
+        self._positions = Positions.of(array.grid.grid_shape, nested=self._nested)
+
+    def owns(self, name: str) -> bool:
+        """Whether *name*, in a directory of chunks, belongs to a chunk or to more of them, in the grid or not."""
+        if self._nested:
+            return parse_coordinate(name) is not None
+        return self._encoding.decode(name, self._ndim) is not None
+
+    def owns_in_array(self, name: str) -> bool:
+        """Whether *name*, in the array's directory, belongs to the chunks."""
+        return name == self.root if self.root else self.owns(name)
+
+    async def lookup_in_array(self, name: str) -> Attributes:
+        """Return the attributes of *name*, which belongs to the chunks, in the array's directory."""
+        return await self._directory_attributes(0) if self.root else await self._lookup(0, name)
+
+    async def lookup(self, position: int, name: str) -> Attributes:
+        """Return the attributes of *name* in the directory at *position*."""
+        await self._check()
+        if self._positions.is_chunk(position):
+            raise NotADirectoryHereError("a chunk is no directory")
+        if not self.owns(name):
+            return await self._tree.lookup_stored(self.stored_path(position), name)
+        return await self._lookup(position, name)
+
+    async def attributes(self, generation: int, position: int) -> Attributes:
+        """Return the attributes of version *generation* of a chunk, or of a directory of chunks."""
+        await self._check()
+        if not self._positions.is_chunk(position):
+            return await self._directory_attributes(position)
+        state, extent = await self._find(generation, position, fresh=False)
+        return self._chunk_attributes(position, state, extent)
+
+    async def open(self, generation: int, position: int) -> ChunkHandle:
+        """Open version *generation* of a chunk."""
+        await self._check()
+        if not self._positions.is_chunk(position):
+            raise IsADirectoryHereError("this is a directory of chunks")
+        state, extent = await self._find(generation, position, fresh=True)
+        return ChunkHandle(self._chunk_attributes(position, state, extent), extent)
+
+    async def attribute(self, generation: int, position: int, name: bytes) -> bytes:
+        """Return where a chunk lies: the key of its shard, and offset and length in it."""
+        if self._positions.is_chunk(position):
+            if name == _SHARD:
+                place = self.array.grid.locate(self._positions.coords(position))
+                return self.array.arrangement.shard_key(place.shard).encode(errors="surrogateescape")
+            if name in (_OFFSET, _NBYTES):
+                _, extent = await self._find(generation, position, fresh=False)
+                return b"%d" % (extent.nbytes if name == _NBYTES else extent.shard.offset + extent.offset)
+        raise NoAttributeError(f"no attribute {name!r}")
+
+    def attribute_names(self, position: int) -> Sequence[bytes]:
+        """Return the names of the attributes."""
+        return [_SHARD, _OFFSET, _NBYTES] if self._positions.is_chunk(position) else []
+
+    def stored_path(self, position: int) -> str:
+        """Return the directory of the store that has the same path as the one at *position*."""
+        parts = [self.array.arrangement.path, self.root, *map(str, self._positions.coords(position))]
+        return "/".join(part for part in parts if part)
+
+    async def list(self, position: int, cookie: int) -> AsyncGenerator[Batch, None]:
+        """Yield stored names that are no chunks', then chunks, of the directory at *position* behind *cookie*."""
+        await self._check()
+        if self._positions.is_chunk(position):
+            raise NotADirectoryHereError("a chunk is no directory")
+        try:
+            async for batch in self._tree.list_stored(self.stored_path(position), cookie, {}, self.owns):
+                yield batch
+        except (NotFoundError, NotADirectoryHereError):
+            pass  # directories above inner chunks are more than those above shards
+        async for batch in self._list_chunks(position, 0 if cookie >= OTHERS else cookie):
+            yield batch
+
+    async def list_in_array(self, cookie: int) -> AsyncGenerator[Batch, None]:
+        """Yield what the array's directory shows of the chunks behind *cookie*."""
+        if not self.root:
+            async for batch in self._list_chunks(0, 0 if cookie >= OTHERS else cookie):
+                yield batch
+        elif (cookie == 0 or cookie >= OTHERS) and await self.array.has_shards():
+            attributes = await self._directory_attributes(0)
+            yield Batch(attributes, [(self.root.encode(), attributes.ino, attributes.size, 1)])
+
+    async def _list_chunks(self, position: int, start: int) -> AsyncGenerator[Batch, None]:
+        """Yield chunks, or directories of chunks.
+
+        The cookie of a name is its coordinate + 1; where a name is a whole key, the index in the grid + 1.
+        """
+        prefix = self._positions.coords(position)
+        if not self._nested:
+            batches = self._list_flat(start)
+        elif len(prefix) < self._ndim - 1:
+            batches = self._list_directories(prefix, start)
+        else:
+            batches = self._list_row(prefix, start)
+        async for batch in batches:
+            yield batch
+
+    async def _check(self) -> None:
+        """Raise `StaleError` if the array does not have these chunks any more."""
+        node = await self._tree.hierarchy.node(self.array.arrangement.path)
+        if node.array is None or node.array.arrangement is not self.array.arrangement:
+            raise StaleError(f"the array {self.array.arrangement.path or 'at the root'} has changed")
+
+    async def _find(self, generation: int, position: int, *, fresh: bool) -> tuple[ShardState, Extent]:
+        state, extent = await self.array.find(self._positions.coords(position), fresh=fresh)
+        if extent is None or state.generation & GENERATION_MASK != generation:
+            raise StaleError("the chunk was replaced")
+        return state, extent
+
+    async def _lookup(self, position: int, name: str) -> Attributes:
+        if self._nested:
+            coords = (*self._positions.coords(position), int(name))
+        else:
+            coords = self._encoding.decode(name, self._ndim) or ()
+        for i, n in zip(coords, self.array.grid.grid_shape, strict=False):
+            if i >= n:
+                return absent(self._tree.ttl)
+        if self._nested and len(coords) < self._ndim:
+            return await self._directory_attributes(self._positions.of_directory(coords))
+        state, extent = await self.array.find(coords)
+        if extent is None:
+            return absent(self.array.remaining(state))
+        return self._chunk_attributes(self._positions.of_chunk(coords), state, extent)
+
+    def _chunk_attributes(self, position: int, state: ShardState, extent: Extent) -> Attributes:
+        ino = pack(self.number, state.generation, position)
+        return chunk_attributes(ino, extent.shard.snapshot.stat, extent.nbytes, self.array.remaining(state))
+
+    async def _directory_attributes(self, position: int) -> Attributes:
+        attributes = await self._tree.directory_attributes(self.array.arrangement.path)
+        return attributes._replace(ino=pack(self.number, 0, position))
+
+    async def _list_directories(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
+        template = await self._directory_attributes(self._positions.of_directory((*prefix, 0)))
+        async for covered in self.array.covered(prefix):
+            for first in range(max(start, covered.start), covered.stop, _BATCH):
+                numbers = range(first, min(first + _BATCH, covered.stop))
+                yield Batch(template, [(b"%d" % n, template.ino + n, template.size, n + 1) for n in numbers])
+
+    async def _list_row(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
+        async for run in self.array.list_row(prefix, start):
+            for batch in self._batches(run, prefix):
+                yield batch
+
+    async def _list_flat(self, start: int) -> AsyncGenerator[Batch, None]:
+        if self._ndim == 0:
+            if start == 0:
+                async for batch in self._list_only_chunk():
+                    yield batch
+            return
+        if start >= self.array.grid.nchunks:
+            return
+        first = self._positions.coords(self._positions.bases[-1] + start)
+        async for prefix in self._rows((), first[:-1]):
+            async for run in self.array.list_row(prefix, first[-1] if prefix == first[:-1] else 0):
+                for batch in self._batches(run, prefix):
+                    yield batch
+
+    async def _rows(self, prefix: Coords, first: Coords) -> AsyncGenerator[Coords, None]:
+        """Yield the prefixes of the rows that stored shards cover, in C order, from *first* on."""
+        if len(prefix) == self._ndim - 1:
+            yield prefix
+            return
+        start = first[len(prefix)] if prefix == first[: len(prefix)] else 0
+        async for covered in self.array.covered(prefix):
+            for i in range(max(start, covered.start), covered.stop):
+                async for row in self._rows((*prefix, i), first):
+                    yield row
+
+    async def _list_only_chunk(self) -> AsyncGenerator[Batch, None]:
+        """List the chunk of an array without axes."""
+        name = self._encoding.encode(())
+        position = self._positions.of_chunk(())
+        try:
+            attributes = await self._lookup(0, name)
+        except ShardfsError:
+            attributes = unreadable(None)._replace(ino=pack(self.number, 0, position))
+        if attributes.ino:
+            yield Batch(attributes, [(name.encode(), attributes.ino, attributes.size, 1)])
+
+    def _batches(self, run: ListedRun, prefix: Coords) -> Iterable[Batch]:
+        """Turn a run of chunks into rows; those that cannot be read get attributes that are not kept."""
+        row = self._positions.of_chunk((*prefix, 0))
+        ino = pack(self.number, run.state.generation, row)
+        cookie = 1 if self._nested else row - self._positions.bases[-1] + 1
+        broken = unreadable(run.state.stat)
+        sound = broken
+        if run.state.stat is not None:
+            sound = chunk_attributes(0, run.state.stat, 0, self.array.remaining(run.state))
+        for start in range(0, run.count, _BATCH):
+            numbers, sizes, damaged = run.part(start, min(start + _BATCH, run.count))
+            if self._nested:
+                names = [b"%d" % n for n in numbers]
+            else:
+                names = [self._encoding.encode((*prefix, n)).encode() for n in numbers]
+            rows: list[Row] = [
+                (name, ino + n, size, cookie + n) for name, n, size in zip(names, numbers, sizes, strict=True)
+            ]
+            if True not in damaged:
+                if rows:
+                    yield Batch(sound, rows)
+                continue
+            for is_damaged, group in groupby(zip(damaged, rows, strict=True), key=lambda pair: pair[0]):
+                yield Batch(broken if is_damaged else sound, [listed for _, listed in group])

@@ -1,0 +1,141 @@
+"""Open files and open directories."""
+
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from shardfs.dataset.array import Extent
+from shardfs.stores.base import Buffer, Snapshot
+from shardfs.vfs.attributes import Attributes
+
+
+class FileHandle(Protocol):
+    """An open file."""
+
+    @property
+    def attributes(self) -> Attributes:
+        """Attributes of the version that the handle reads, as they were when it was opened."""
+
+    @property
+    def is_chunk(self) -> bool:
+        """Whether this is an inner chunk, which is read once and whole and needs no page cache."""
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return up to *nbytes* bytes from *offset*; fewer only at the end of the file."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkHandle:
+    """An open inner chunk."""
+
+    attributes: Attributes
+    extent: Extent
+    is_chunk = True
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return bytes of the version that was opened; raises `StaleError` if they are gone."""
+        return await self.extent.read(offset, nbytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DocumentHandle:
+    """An open generated document: its text at the time it was opened."""
+
+    attributes: Attributes
+    text: bytes
+    is_chunk = False
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return bytes of the text."""
+        return self.text[offset : offset + nbytes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainHandle:
+    """An open file that passes through."""
+
+    attributes: Attributes
+    snapshot: Snapshot
+    is_chunk = False
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return bytes as the stored file has them now."""
+        return await self.snapshot.read_live(offset, nbytes)
+
+
+OTHERS: Final = 1 << 48
+"""Cookies from here on are of names that no chunk tree has; those below are left to chunk trees."""
+
+Row = tuple[bytes, int, int, int]
+"""One name of a listing: name, inode number, size, and the cookie that resumes the listing behind it."""
+
+
+class Batch(NamedTuple):
+    """Names of a listing, in the order of their cookies, that share all attributes but number and size."""
+
+    attributes: Attributes
+    rows: Sequence[Row]
+
+
+class Listing(Protocol):
+    """Starts a listing."""
+
+    def __call__(self, cookie: int) -> AsyncGenerator[Batch, None]:
+        """Yield what follows *cookie*; 0 is the beginning."""
+
+
+class DirectoryHandle:
+    """An open directory.
+
+    The kernel may drop the end of a reply that its caller had no room for, and ask again from the last name that was
+    taken; so what was produced is kept until the next request shows how far the last one came.
+    """
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+        self._source: AsyncGenerator[Batch, None] | None = None
+        self._start = 0
+        self._kept: list[Batch] = []
+        self._next = 0
+
+    async def seek(self, cookie: int) -> None:
+        """Go on behind *cookie*; 0 starts again, with what is there now."""
+        if self._source is None or cookie == 0 or not self._resume(cookie):
+            await self.close()
+            self._source = self._listing(cookie)
+        self._start = cookie
+        self._next = 0
+
+    async def next_batch(self) -> Batch | None:
+        """Return the next names, None at the end."""
+        if self._next == len(self._kept):
+            batch = await anext(self._source, None) if self._source is not None else None
+            if batch is None:
+                return None
+            self._kept.append(batch)
+        self._next += 1
+        return self._kept[self._next - 1]
+
+    async def close(self) -> None:
+        """Let go of the listing."""
+        if self._source is not None:
+            await self._source.aclose()
+        self._source = None
+        self._kept.clear()
+
+    def _resume(self, cookie: int) -> bool:
+        """Drop what was taken up to *cookie*; return whether it was found."""
+        if cookie == self._start:
+            return True
+        for i, (attributes, rows) in enumerate(self._kept):
+            j = bisect_left(rows, cookie, key=_cookie)
+            if j < len(rows) and _cookie(rows[j]) == cookie:
+                rest = rows[j + 1 :]
+                self._kept[: i + 1] = [Batch(attributes, rest)] if rest else []
+                return True
+        return False
+
+
+def _cookie(row: Row) -> int:
+    return row[3]

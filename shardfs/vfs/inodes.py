@@ -1,0 +1,123 @@
+"""Inode numbers.
+
+A number is 64 bits: tree (18 bits), generation (10 bits), position (36 bits).  In a chunk tree, which has a tree
+number from 1 on, the position is that of a chunk or of a directory above chunks, and the generation tells versions of a
+chunk apart; so a chunk's number is computed and no table is needed, however many there are.  Tree 0 is everything
+else: its other 46 bits count up, in the table below.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from shardfs.errors import StaleError, StoreError
+from shardfs.format.unshard import POSITION_BITS
+
+GENERATION_BITS: Final = 10
+TREE_BITS: Final = 64 - GENERATION_BITS - POSITION_BITS
+TREE_SHIFT: Final = GENERATION_BITS + POSITION_BITS
+POSITION_MASK: Final = (1 << POSITION_BITS) - 1
+GENERATION_MASK: Final = (1 << GENERATION_BITS) - 1
+ROOT: Final = 1
+
+N = TypeVar("N")
+
+
+class ChunkInode(NamedTuple):
+    """What the inode number of something in a chunk tree says."""
+
+    tree: int
+    generation: int
+    position: int
+
+
+def pack(tree: int, generation: int, position: int) -> int:
+    """Return the inode number of *position* in a chunk tree; generations repeat after 1024."""
+    return tree << TREE_SHIFT | (generation & GENERATION_MASK) << POSITION_BITS | position
+
+
+def unpack(ino: int) -> ChunkInode:
+    """Return what `pack` made *ino* of."""
+    return ChunkInode(ino >> TREE_SHIFT, ino >> POSITION_BITS & GENERATION_MASK, ino & POSITION_MASK)
+
+
+def in_table(ino: int) -> bool:
+    """Whether *ino* belongs to the table, not to a chunk tree."""
+    return ino < 1 << TREE_SHIFT
+
+
+@dataclass(slots=True)
+class _Row(Generic[N]):
+    key: object
+    node: N
+    lookups: int
+
+
+class InodeTable(Generic[N]):
+    """Numbers of nodes that are not in a chunk tree: counted up, and forgotten when the kernel forgets them."""
+
+    def __init__(self, root: N) -> None:
+        self._rows: dict[int, _Row[N]] = {ROOT: _Row(None, root, 1)}
+        self._numbers: dict[object, int] = {}
+        self._last = ROOT
+
+    def number(self, key: object, node: N) -> int:
+        """Return the number of the node that *key* identifies; *node* is taken in if the key is new."""
+        ino = self._numbers.get(key)
+        if ino is None:
+            ino = self._last = self._last + 1
+            self._numbers[key] = ino
+            self._rows[ino] = _Row(key, node, 0)
+        return ino
+
+    def node(self, ino: int) -> N:
+        """Return the node with the number *ino*."""
+        try:
+            return self._rows[ino].node
+        except KeyError:
+            raise StaleError(f"inode {ino} is not known any more") from None
+
+    def retain(self, ino: int) -> None:
+        """Count one more reference of the kernel."""
+        row = self._rows.get(ino)
+        if row is not None:
+            row.lookups += 1
+
+    def forget(self, ino: int, lookups: int) -> None:
+        """Take back *lookups* references of the kernel."""
+        row = self._rows.get(ino)
+        if row is None or ino == ROOT:
+            return
+        row.lookups -= lookups
+        if row.lookups <= 0:
+            del self._rows[ino]
+            del self._numbers[row.key]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class TreeNumbers(Generic[N]):
+    """Numbers of chunk trees.  A number is never used again, so an inode of a tree that is gone is stale for good."""
+
+    def __init__(self) -> None:
+        self._trees: dict[int, N] = {}
+        self._last = 0
+
+    def add(self, tree: N) -> int:
+        """Number a new tree."""
+        if self._last + 1 >= 1 << TREE_BITS:
+            raise StoreError(f"more than {1 << TREE_BITS} arrays were opened through this mount; mount again")
+        self._last += 1
+        self._trees[self._last] = tree
+        return self._last
+
+    def remove(self, number: int) -> None:
+        """Make the inodes of a tree stale."""
+        self._trees.pop(number, None)
+
+    def tree(self, number: int) -> N:
+        """Return the tree with *number*."""
+        try:
+            return self._trees[number]
+        except KeyError:
+            raise StaleError("the array has changed") from None

@@ -1,0 +1,138 @@
+"""Nodes of the inode table, one class per kind: everything that is not in a chunk tree."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from shardfs.errors import (
+    IsADirectoryHereError,
+    NoAttributeError,
+    NotADirectoryHereError,
+    StaleError,
+)
+from shardfs.vfs.attributes import Attributes, stored_attributes
+from shardfs.vfs.handles import Batch, DocumentHandle, FileHandle, PlainHandle
+
+if TYPE_CHECKING:
+    from shardfs.vfs.tree import Tree
+
+_REASON: Final = b"user.shardfs.reason"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNode:
+    """Something that is shown as it is stored; *identity* tells whether *path* still stands for it.
+
+    As it is: a symbolic link (which the kernel follows on the mount), a pipe, a socket or a device.
+    """
+
+    tree: "Tree"
+    path: str
+    identity: object
+
+    async def attributes(self, ino: int) -> Attributes:
+        """Return the stored attributes; raises `StaleError` if *path* stands for something else now."""
+        status = await self.tree.store.stat(self.path)
+        if status.identity != self.identity:
+            raise StaleError(f"{self.path or 'the source'} was replaced")
+        return stored_attributes(ino, status, self.tree.ttl)
+
+    async def lookup(self, name: str) -> Attributes:
+        """Return the attributes of *name* below this node."""
+        raise NotADirectoryHereError(f"{self.path} is no directory")
+
+    def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
+        """Yield the names below this node behind *cookie*."""
+        raise NotADirectoryHereError(f"{self.path} is no directory")
+
+    async def open(self, ino: int) -> FileHandle:
+        """Open this node as a file."""
+        raise IsADirectoryHereError(f"{self.path} is no regular file")
+
+    async def attribute(self, name: bytes) -> bytes:
+        """Return an extended attribute."""
+        return await self.tree.store.attribute(self.path, name)
+
+    async def attribute_names(self) -> Sequence[bytes]:
+        """Return the names of the extended attributes."""
+        return await self.tree.store.attributes(self.path)
+
+
+class PlainFile(StoredNode):
+    """A file that passes through."""
+
+    __slots__ = ()
+
+    async def open(self, ino: int) -> FileHandle:
+        """Open the stored file."""
+        snapshot = await self.tree.store.open(self.path)
+        if snapshot.stat.identity != self.identity:
+            raise StaleError(f"{self.path} was replaced")
+        return PlainHandle(stored_attributes(ino, snapshot.stat, self.tree.ttl), snapshot)
+
+
+class Document(StoredNode):
+    """A generated document, in place of a stored one; *identity* is the version of the latter."""
+
+    __slots__ = ()
+
+    async def attributes(self, ino: int) -> Attributes:
+        """Return the attributes of the stored document, with the size of the text that is shown."""
+        return (await self.open(ino)).attributes
+
+    async def open(self, ino: int) -> FileHandle:
+        """Open the text as it is now."""
+        directory, _, name = self.path.rpartition("/")
+        node = await self.tree.hierarchy.node(directory)
+        text = self.tree.view.documents(node).get(name)
+        if text is None or node.document_stat is None or node.document_stat.version != self.identity:
+            raise StaleError(f"{self.path} was replaced")
+        ttl = self.tree.hierarchy.remaining(directory)
+        return DocumentHandle(stored_attributes(ino, node.document_stat, ttl, size=len(text)), text)
+
+
+class Directory(StoredNode):
+    """A directory: of an array, of a group, or of anything else."""
+
+    __slots__ = ()
+
+    async def lookup(self, name: str) -> Attributes:
+        """Return the attributes of a generated document, of something in the chunk tree, or of what is stored."""
+        node = await self.tree.hierarchy.node(self.path)
+        if name in self.tree.view.documents(node):
+            return await self.tree.document_attributes(node, name)
+        chunks = self.tree.chunk_tree(node)
+        if chunks is not None and chunks.owns_in_array(name):
+            return await chunks.lookup_in_array(name)
+        return await self.tree.lookup_stored(self.path, name)
+
+    async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
+        """Yield generated documents, then stored names, then chunks."""
+        node = await self.tree.hierarchy.node(self.path)
+        chunks = self.tree.chunk_tree(node)
+        generated = {name: await self.tree.document_attributes(node, name) for name in self.tree.view.documents(node)}
+
+        def hides(name: str) -> bool:
+            return name in generated or (chunks is not None and chunks.owns_in_array(name))
+
+        async for batch in self.tree.list_stored(self.path, cookie, generated, hides):
+            yield batch
+        if chunks is not None:
+            async for batch in chunks.list_in_array(cookie):
+                yield batch
+
+    async def attribute(self, name: bytes) -> bytes:
+        """Return an extended attribute: of the stored directory, or why an array is shown as stored."""
+        if name == _REASON:
+            reason = (await self.tree.hierarchy.node(self.path)).reason
+            if reason is None:
+                raise NoAttributeError(f"{self.path} is not shown as stored for a reason")
+            return reason.encode()
+        return await self.tree.store.attribute(self.path, name)
+
+    async def attribute_names(self) -> Sequence[bytes]:
+        """Return the names of the extended attributes."""
+        names = list(await self.tree.store.attributes(self.path))
+        if (await self.tree.hierarchy.node(self.path)).reason is not None:
+            names.append(_REASON)
+        return names
