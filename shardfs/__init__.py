@@ -1,3 +1,25 @@
-"""shardfs shows the inner chunks of sharded Zarr arrays as ordinary files."""
+"""shardfs shows the inner chunks of sharded Zarr arrays as ordinary files.
+
+`shardfs.mount(source)` is a context manager that yields a mounted directory; `shardfs.open(source)` reads without FUSE.
+The rooms: `cli` and `api` at the top, then `fuse`, `vfs`, `dataset`, and at the bottom `format` and `stores`, which do
+not know each other.  Nothing imports upward; `errors` is for all.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from shardfs.api import Dataset as open  # noqa: N813 - `shardfs.open` reads as it should
+    from shardfs.api import mount
+
+__all__ = ["__version__", "mount", "open"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - what the module defines
+    """Load the Python interface when it is first asked for, so that a command starts without it."""
+    if name in ("mount", "open"):
+        from shardfs import api
+
+        return api.mount if name == "mount" else api.Dataset
+    raise AttributeError(f"module 'shardfs' has no attribute {name!r}")

@@ -1,7 +1,292 @@
-"""tmp."""
-import sys, logging
-from shardfs.fuse.mount import *
-def main():
-    logging.basicConfig(level="INFO")
-    store=LocalStore(sys.argv[2]); path=check_mount_point(sys.argv[3], store)
-    serve(store, path, MountOptions(), lambda: print("ready", flush=True))
+"""The command line: what a user types, to calls of the rooms below; errors to one line and an exit status."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final, ParamSpec
+
+import click
+import trio
+
+from shardfs import __version__, errors, reports
+from shardfs.dataset.source import Source
+from shardfs.fuse import control, daemon
+from shardfs.fuse.mountpoint import check_fuse, check_mount_point, is_shardfs, unmount
+from shardfs.fuse.options import MountOptions
+from shardfs.stores.local import LocalStore
+from shardfs.stores.url import open_store
+
+EXIT_STATUS: Final[dict[type[errors.ShardfsError], int]] = {
+    errors.UsageError: 2,
+    errors.SourceError: 3,
+    errors.MountPointError: 4,
+    errors.FuseUnavailableError: 5,
+}
+"""Exit status by error.  Any other error is 1, and so is a `verify` that found damage."""
+
+P = ParamSpec("P")
+
+_FOREVER: Final = float("inf")  # a command looks at everything once
+
+
+class Examples(click.Command):
+    """A command whose help ends with examples, line by line as they are written."""
+
+    def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:  # noqa: ANN401 - as click passes them
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        with formatter.section("Examples"):
+            for line in self.examples.strip().splitlines():
+                formatter.write(f"  {line.strip()}\n")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="shardfs")
+def cli() -> None:
+    """See the inner chunks of sharded Zarr arrays as ordinary files.
+
+    Mount a dataset, and every program that reads files reads its chunks:
+
+    \b
+      shardfs mount data.zarr /mnt/x      mount it
+      ls /mnt/x/image/c/0/0               every inner chunk is a file
+      shardfs umount /mnt/x               unmount it
+
+    \b
+    Exit status: 0 done; 1 failed, or damage found; 2 wrong usage; 3 SOURCE is missing
+    or unreadable; 4 the mount point cannot be used; 5 this machine cannot mount.
+    """
+
+
+def command(examples: str) -> Callable[[Callable[P, None]], click.Command]:
+    """Make a command of a function: its errors become one line on standard error and an exit status."""
+
+    def decorate(function: Callable[P, None]) -> click.Command:
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                function(*args, **kwargs)
+            except errors.ShardfsError as error:
+                click.echo(f"shardfs: {error}", err=True)
+                sys.exit(EXIT_STATUS.get(type(error), 1))
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                sys.exit(1)
+
+        return cli.command(cls=Examples, examples=examples)(run)
+
+    return decorate
+
+
+source_argument = click.argument("source", metavar="SOURCE")
+mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=click.Path())
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+@command(
+    examples="""
+    shardfs mount data.zarr /mnt/x
+    shardfs mount --metadata-ttl 60 /data/archive /mnt/archive
+    shardfs mount -f --log-level debug file:///data/image.zarr /mnt/image
+    """
+)
+@source_argument
+@mountpoint_argument
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground and log to standard error.")
+@click.option(
+    "--metadata-ttl",
+    type=click.FloatRange(min=0),
+    default=MountOptions.metadata_ttl,
+    show_default=True,
+    metavar="SECONDS",
+    help="For how long to believe what was seen of the source.",
+)
+@click.option("--allow-other", is_flag=True, help="Let other users read the mount, as far as file modes allow.")
+@click.option("--page-cache", is_flag=True, help="Let the kernel cache chunk files, and programs map them shared.")
+@click.option("-o", "options", multiple=True, metavar="OPTIONS", help="FUSE options, separated by commas.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    default="info",
+    show_default=True,
+    help="How much to log.",
+)
+@click.option("--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Where to log.")
+@click.option("--ready-fd", type=int, hidden=True)
+def mount(
+    source: str,
+    mountpoint: str,
+    foreground: bool,
+    metadata_ttl: float,
+    allow_other: bool,
+    page_cache: bool,
+    options: tuple[str, ...],
+    log_level: str,
+    log_file: Path | None,
+    ready_fd: int | None,
+) -> None:
+    """Mount SOURCE, read-only, at the empty directory MOUNTPOINT.
+
+    SOURCE is the path or file:// URL of a folder: one array, a group, or several datasets and plain files, which pass
+    through. The command returns when the mount answers. Take it away with `shardfs umount`.
+
+    An array that cannot be shown unsharded is shown as it is stored; `shardfs info` says why. Without --log-file the
+    log goes to a file below ~/.local/state/shardfs, which the command names.
+    """
+    chosen = MountOptions(metadata_ttl, allow_other, page_cache).with_fuse_options(options)
+    if foreground:
+        _mount_in_foreground(source, mountpoint, chosen, log_level, log_file, ready_fd)
+        return
+    store, place = _prepare(source, mountpoint)
+    log_file = (log_file or daemon.default_log_file(place)).absolute()
+    arguments = [store.url, place, *chosen.to_arguments(), f"--log-level={log_level}"]
+    daemon.start_daemon(arguments, log_file)
+    click.echo(f"{store.url} is mounted at {mountpoint}, read-only (log: {log_file})")
+
+
+@command(
+    examples="""
+    shardfs umount /mnt/x
+    """
+)
+@mountpoint_argument
+def umount(mountpoint: str) -> None:
+    """Unmount MOUNTPOINT, and return when its daemon is gone."""
+    unmount(mountpoint)
+
+
+@command(
+    examples="""
+    shardfs info data.zarr
+    shardfs info --shards data.zarr
+    shardfs info --json data.zarr | jq '.[].shape'
+    """
+)
+@source_argument
+@click.option("--shards", is_flag=True, help="Also list every shard: size, chunks, live and dead bytes.")
+@json_option
+def info(source: str, shards: bool, as_json: bool) -> None:
+    """Describe every array of SOURCE, and whether it can be shown unsharded."""
+    opened = Source.of(open_store(source), ttl=_FOREVER)
+    described = trio.run(reports.describe, opened, shards)
+    click.echo(json.dumps(described, indent=2) if as_json else reports.render_info(described), nl=as_json)
+
+
+@command(
+    examples="""
+    shardfs verify data.zarr
+    shardfs verify --data --json data.zarr > report.json
+    """
+)
+@source_argument
+@click.option("--data", is_flag=True, help="Also read and decode every inner chunk whose codecs are known.")
+@json_option
+def verify(source: str, data: bool, as_json: bool) -> None:
+    """Read every shard index of SOURCE and check every entry.
+
+    Names each damaged document, shard and inner chunk; exit status 1 if there is one.
+    """
+    opened = Source.of(open_store(source), ttl=_FOREVER)
+    report = trio.run(reports.verify, opened, data, sys.stderr)
+    click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
+    if report.problems:
+        sys.exit(1)
+
+
+@command(
+    examples="""
+    shardfs refs data.zarr > references.json
+    shardfs refs --output references.json data.zarr
+    """
+)
+@source_argument
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
+@click.option("--skip-encoded", is_flag=True, help="Leave out arrays whose shards are encoded as a whole.")
+def refs(source: str, output: Path | None, skip_encoded: bool) -> None:
+    """Print kerchunk references to every inner chunk of SOURCE, for machines that cannot mount.
+
+    They say what a mount would show at this moment; write them again when the source has changed.
+    """
+    opened = Source.of(open_store(source), ttl=_FOREVER)
+    if output is None:
+        trio.run(reports.write_references, opened, sys.stdout, skip_encoded)
+        return
+    partial = output.with_name(f".{output.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
+            trio.run(reports.write_references, opened, file, skip_encoded)
+        partial.replace(output)
+    except OSError as error:
+        raise errors.UsageError(f"{output} cannot be written: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@command(
+    examples="""
+    shardfs stats /mnt/x
+    """
+)
+@mountpoint_argument
+@json_option
+def stats(mountpoint: str, as_json: bool) -> None:
+    """Show what the mount at MOUNTPOINT did: requests, bytes, cache hits, index loads, errors."""
+    if not is_shardfs(os.path.realpath(mountpoint)):
+        raise errors.MountPointError(f"{mountpoint} is not a mount of shardfs")
+    try:
+        text = os.getxattr(mountpoint, control.STATISTICS).decode()
+    except OSError as error:
+        raise errors.MountPointError(f"{mountpoint} does not answer: {error.strerror}") from None
+    click.echo(text if as_json else reports.render_statistics(json.loads(text)))
+
+
+def _prepare(source: str, mountpoint: str) -> tuple[LocalStore, str]:
+    """Open the source and check that the mount can be made, before anything is started."""
+    store = open_store(source)
+    check_fuse()
+    return store, check_mount_point(mountpoint, store.root)
+
+
+def _mount_in_foreground(
+    source: str, mountpoint: str, options: MountOptions, log_level: str, log_file: Path | None, ready_fd: int | None
+) -> None:
+    pipe = daemon.ReadyPipe(ready_fd) if ready_fd is not None else None
+    try:
+        _log_to(log_file, log_level)
+        store, place = _prepare(source, mountpoint)
+        from shardfs.fuse.mount import serve
+
+        def ready() -> None:
+            if pipe is not None:
+                pipe.succeed()
+            else:
+                click.echo(f"{store.url} is mounted at {mountpoint}, read-only (end it with Ctrl-C)")
+
+        serve(store, place, options, ready)
+    except errors.ShardfsError as error:
+        if pipe is None:
+            raise
+        pipe.fail(error)
+        sys.exit(1)
+
+
+def _log_to(file: Path | None, level: str) -> None:
+    try:
+        handler = logging.FileHandler(file) if file is not None else logging.StreamHandler()
+    except OSError as error:
+        raise errors.UsageError(f"the log file {file} cannot be written: {error.strerror}") from None
+    logging.basicConfig(
+        level=level.upper(), handlers=[handler], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def main() -> None:
+    """Run the command line."""
+    cli()

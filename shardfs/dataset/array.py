@@ -1,6 +1,6 @@
 """A sharded array: from the coordinates of an inner chunk to its bytes, and listings of what is there."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,14 +36,16 @@ class Extent:
 class ListedRun:
     """Inner chunks of a row, from *first* on, that lie in one innermost shard.
 
-    *entries* tells which of the *count* chunks are there; None stands for a shard that cannot be read, whose chunks
-    are all listed, so that nobody takes them for absent.
+    *shard* is that innermost shard, and *entries* tell which of the *count* chunks are there.  Where it cannot be read,
+    *error* takes their place: then all its chunks are listed, so that nobody takes them for absent.
     """
 
     first: int
     count: int
     state: ShardState
-    entries: EntryRun | None
+    shard: OpenShard | None = None
+    entries: EntryRun | None = None
+    error: ShardfsError | None = None
 
     def part(self, start: int, stop: int) -> tuple[list[int], list[int], list[bool]]:
         """Return coordinate, size, and whether it is damaged, of each chunk that is there among *start* … *stop* − 1.
@@ -123,6 +125,14 @@ class Array:
         """Whether anything is stored where the shards are."""
         return await self._coverage.any()
 
+    async def stored_shards(self, prefix: Coords) -> Sequence[int]:
+        """Return, in order, the next coordinates of the stored shards whose coordinates begin with *prefix*."""
+        return await self._coverage.children(prefix)
+
+    async def shard(self, coords: Coords) -> ShardState:
+        """Return what is known of the shard at *coords*."""
+        return await self._shards.state(self.arrangement, coords)
+
     async def covered(self, prefix: Coords) -> AsyncIterator[range]:
         """Yield, in order, ranges of the next coordinate below *prefix* that stored shards cover."""
         axis = len(prefix)
@@ -132,6 +142,20 @@ class Array:
         )
         for index in await self._coverage.children(outer):
             yield self.grid.covered(axis, index)
+
+    async def rows(self, first: Coords, prefix: Coords = ()) -> AsyncIterator[Coords]:
+        """Yield, in C order, the prefixes (all coordinates but the last) of rows that stored shards cover.
+
+        They begin with *prefix* and are not before *first*, which is the prefix of a row.
+        """
+        if len(prefix) == self.grid.ndim - 1:
+            yield prefix
+            return
+        start = first[len(prefix)] if prefix == first[: len(prefix)] else 0
+        async for covered in self.covered(prefix):
+            for i in range(max(start, covered.start), covered.stop):
+                async for row in self.rows(first, (*prefix, i)):
+                    yield row
 
     async def list_row(self, prefix: Coords, start: int) -> AsyncIterator[ListedRun]:
         """Yield what lies in the row below *prefix*, all coordinates but the last, from chunk *start* on.
@@ -148,12 +172,12 @@ class Array:
         place = segment.place
         state = await self._shards.state(self.arrangement, place.shard)
         if state.error is not None:
-            return ListedRun(segment.first, segment.count, state, None)
+            return ListedRun(segment.first, segment.count, state, error=state.error)
         try:
             shard = await self._shards.innermost(self.arrangement, state, place)
-        except ShardfsError:
-            return ListedRun(segment.first, segment.count, state, None)
+        except ShardfsError as error:
+            return ListedRun(segment.first, segment.count, state, error=error)
         if shard is None:
             return None
         entries = shard.index.run(place.entries[-1], segment.stride, segment.count)
-        return ListedRun(segment.first, segment.count, state, entries)
+        return ListedRun(segment.first, segment.count, state, shard, entries)

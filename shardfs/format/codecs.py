@@ -25,7 +25,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-Buffer = bytes | memoryview
+Buffer = bytes | bytearray | memoryview
 Decoder = Callable[[Buffer, int], Buffer]
 
 SHARDING: Final = "sharding_indexed"

@@ -125,6 +125,23 @@ class ShardGrid:
             offset, extent = tuple(inner), level.span
         return Place(tuple(shard), tuple(entries), tuple(shapes))
 
+    def coords(self, place: Place) -> Coords:
+        """Return the coordinates of the inner chunk at *place*, or of the first one in it if it is a shard.
+
+        This is the inverse of `locate`.  The chunk may lie beyond the array: shards at its edge have entries for it.
+        """
+        offset = (0,) * self.ndim
+        for level, entry, shape in reversed(list(zip(self.levels, place.entries, place.shapes, strict=False))):
+            inner = list(offset)
+            for axis in reversed(range(self.ndim)):
+                entry, position = divmod(entry, shape[axis])
+                inner[axis] += position * level.span[axis]
+            offset = tuple(inner[level.order.index(axis)] for axis in range(self.ndim))
+        starts = (
+            d.span(i)[0] // n for d, i, n in zip(self.shards.dimensions, place.shard, self.chunk_shape, strict=True)
+        )
+        return tuple(start + i for start, i in zip(starts, offset, strict=True))
+
     def index_shape(self, shard: Coords) -> tuple[int, ...]:
         """Return the chunks per shard, in the axes of its index, of the outermost shard at *shard*."""
         span = tuple(

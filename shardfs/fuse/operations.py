@@ -4,18 +4,16 @@ import errno
 import json
 import os
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import cast
 
 import pyfuse3
 from pyfuse3 import FileHandleT, FileInfo, FileNameT, InodeT, RequestContext, StatvfsData, XAttrNameT
 
 from shardfs.dataset.statistics import Statistics
+from shardfs.fuse import control
 from shardfs.fuse.errno import request
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.tree import Tree
-
-CONTROL_STATISTICS: Final = b"user.shardfs.stats"
-CONTROL_PID: Final = b"user.shardfs.pid"
 
 
 class Operations(pyfuse3.Operations):
@@ -108,9 +106,9 @@ class Operations(pyfuse3.Operations):
     @request
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """Return an extended attribute; those of the root that control the mount are not listed."""
-        if inode == pyfuse3.ROOT_INODE and name == CONTROL_STATISTICS:
+        if inode == pyfuse3.ROOT_INODE and name == control.STATISTICS.encode():
             return json.dumps(self.statistics.as_dict()).encode()
-        if inode == pyfuse3.ROOT_INODE and name == CONTROL_PID:
+        if inode == pyfuse3.ROOT_INODE and name == control.PID.encode():
             return b"%d" % os.getpid()
         return await self._tree.attribute(inode, name)
 

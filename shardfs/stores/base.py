@@ -94,6 +94,9 @@ class Store(Protocol):
     def url(self) -> str:
         """The source, as a user may write it."""
 
+    def url_of(self, key: str) -> str:
+        """Return the URL under which other programs find *key*."""
+
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*, of the link itself if it is one; raises `NotFoundError`."""
 

@@ -75,6 +75,10 @@ class LocalStore:
         """The source, as a user may write it."""
         return self._root
 
+    def url_of(self, key: str) -> str:
+        """Return the `file://` URL of *key*; names are not quoted, as fsspec takes them."""
+        return f"file://{self._path(key)}"
+
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*."""
         with _translated(key):

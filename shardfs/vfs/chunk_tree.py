@@ -199,21 +199,10 @@ class ChunkTree:
         if start >= self.array.grid.nchunks:
             return
         first = self._positions.coords(self._positions.bases[-1] + start)
-        async for prefix in self._rows((), first[:-1]):
+        async for prefix in self.array.rows(first[:-1]):
             async for run in self.array.list_row(prefix, first[-1] if prefix == first[:-1] else 0):
                 for batch in self._batches(run, prefix):
                     yield batch
-
-    async def _rows(self, prefix: Coords, first: Coords) -> AsyncGenerator[Coords, None]:
-        """Yield the prefixes of the rows that stored shards cover, in C order, from *first* on."""
-        if len(prefix) == self._ndim - 1:
-            yield prefix
-            return
-        start = first[len(prefix)] if prefix == first[: len(prefix)] else 0
-        async for covered in self.array.covered(prefix):
-            for i in range(max(start, covered.start), covered.stop):
-                async for row in self._rows((*prefix, i), first):
-                    yield row
 
     async def _list_only_chunk(self) -> AsyncGenerator[Batch, None]:
         """List the chunk of an array without axes."""

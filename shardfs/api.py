@@ -1,0 +1,93 @@
+"""The Python interface: `shardfs.mount` for notebooks and tests, `shardfs.open` to read without FUSE."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from shardfs.dataset.array import Array
+from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.dataset.source import Source
+from shardfs.errors import NotFoundError, NotUnshardable
+from shardfs.format.metadata import parse_json
+from shardfs.format.sharding import Coords
+from shardfs.fuse.daemon import start_daemon
+from shardfs.fuse.mountpoint import check_fuse, check_mount_point, unmount
+from shardfs.fuse.options import MountOptions
+from shardfs.stores.url import open_store
+from shardfs.vfs.views import UnshardedV3
+
+
+@contextmanager
+def mount(
+    source: str | os.PathLike[str],
+    mountpoint: str | os.PathLike[str] | None = None,
+    options: MountOptions | None = None,
+) -> Iterator[Path]:
+    """Mount *source*, read-only, for the length of a `with` block; yields the place.
+
+    Without *mountpoint* that is a temporary directory.  Raises the errors of `shardfs.errors`.
+    """
+    store = open_store(os.fspath(source))
+    check_fuse()
+    with tempfile.TemporaryDirectory(prefix="shardfs-") as temporary:
+        place = Path(temporary, "mount") if mountpoint is None else Path(mountpoint)
+        if mountpoint is None:
+            place.mkdir()
+        path = check_mount_point(os.fspath(place), store.root)
+        start_daemon([store.url, path, *(options or MountOptions()).to_arguments()], Path(temporary, "log"))
+        try:
+            yield place
+        finally:
+            unmount(path)
+
+
+class Dataset:
+    """A source, read without FUSE.  What was seen is believed for *metadata_ttl* seconds."""
+
+    def __init__(self, source: str | os.PathLike[str], *, metadata_ttl: float = 1.0) -> None:
+        self._source = Source.of(open_store(os.fspath(source)), ttl=metadata_ttl)
+
+    def __getitem__(self, path: str) -> "DatasetNode":
+        """Return the array or group at *path*, "" being the source itself; raises `NotFoundError`."""
+        node = trio.run(self._source.hierarchy.node, path.strip("/"))
+        if node.metadata is None:
+            reason = f": {node.reason}" if node.reason else ""
+            raise NotFoundError(f"{path or 'the source'} is no array or group{reason}")
+        return DatasetNode(node)
+
+
+class DatasetNode:
+    """An array or a group of a dataset, as a mount would show it."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The document that a mount shows; of a sharded array, with its inner chunks as chunks."""
+        text = UnshardedV3().documents(self._node).get(DOCUMENT, self._node.document)
+        return dict(parse_json(text or b"{}"))
+
+    def read_chunk(self, coords: Sequence[int]) -> bytes | None:
+        """Return the encoded inner chunk at *coords*, in the grid of inner chunks; None if there is none.
+
+        Raises `IndexError` outside the grid, `NotUnshardable` for what is shown as stored, `CorruptionError` for a
+        damaged chunk or shard.
+        """
+        array = self._node.array
+        if array is None:
+            name = self._node.path or "the source"
+            raise NotUnshardable(f"{name} has no inner chunks: {self._node.reason or 'it is no sharded array'}")
+        if not array.grid.contains(tuple(coords)):
+            raise IndexError(f"{tuple(coords)} is not in the grid of {array.grid.grid_shape} inner chunks")
+        return trio.run(_read, array, tuple(coords))
+
+
+async def _read(array: Array, coords: Coords) -> bytes | None:
+    extent = await array.extent(coords)
+    return None if extent is None else bytes(await extent.read(0, extent.nbytes))

@@ -1,0 +1,173 @@
+"""Looking into shards: what each holds, what is dead weight in it, and what is damaged."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import trio
+
+from shardfs.dataset.array import Array
+from shardfs.dataset.open_shard import OpenShard, open_inner_shard
+from shardfs.errors import CorruptionError, MetadataError, ShardfsError
+from shardfs.format.codecs import chunk_nbytes, decode, is_decodable, split_chain
+from shardfs.format.metadata import Extension
+from shardfs.format.sharding import Coords, Place
+from shardfs.stores.memory import MemorySnapshot
+
+_UNKNOWN_NBYTES: Final = 1 << 30  # a chunk of unknown size is decoded up to this
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something damaged: a whole shard, or an inner chunk, named by its key in the unsharded array."""
+
+    shard: str
+    chunk: str | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardUse:
+    """What a shard's bytes are used for; *live* are payloads and indexes, each byte counted once.
+
+    *live* is None where a shard, or one within it, is encoded as a whole: no byte of it can be told from another.
+    """
+
+    key: str
+    size: int
+    chunks: int
+    live: int | None
+    error: str | None
+
+    @property
+    def dead(self) -> int | None:
+        """Bytes that nothing refers to."""
+        return None if self.live is None else self.size - self.live
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDecoder:
+    """Decodes inner chunks as far as their size shows whether they are sound; *nbytes* is None where that varies."""
+
+    codecs: tuple[Extension, ...]
+    nbytes: int | None
+
+    @classmethod
+    def of(cls, array: Array) -> "ChunkDecoder | None":
+        """Return the decoder for the chunks of *array*; None if a codec is not known."""
+        try:
+            chain = split_chain(array.codecs, "codecs")
+        except MetadataError:
+            return None
+        if any(codec.name != "transpose" for codec in chain.before) or not all(map(is_decodable, chain.after)):
+            return None
+        fixed = chain.serializer.name == "bytes"
+        return cls(chain.after, chunk_nbytes(array.document["data_type"], array.grid.chunk_shape) if fixed else None)
+
+    async def check(self, shard: OpenShard, offset: int, nbytes: int) -> None:
+        """Read and decode one chunk; raises `CorruptionError` if it is damaged."""
+        limit = _UNKNOWN_NBYTES if self.nbytes is None else self.nbytes
+        if nbytes > 2 * limit + 4096:
+            raise CorruptionError(f"the chunk has {nbytes} encoded bytes, too many for {limit} decoded ones")
+        encoded = await shard.read(offset, nbytes)
+        decoded = encoded
+        if self.codecs:
+            decoded = await trio.to_thread.run_sync(decode, self.codecs, encoded, limit)
+        if self.nbytes is not None and len(decoded) != self.nbytes:
+            raise CorruptionError(f"the chunk decodes to {len(decoded)} bytes, its shape needs {self.nbytes}")
+
+
+async def measure(array: Array, coords: Coords) -> ShardUse:
+    """Tell what the stored shard at *coords* holds."""
+    problems: list[Problem] = []
+    state = await array.shard(coords)
+    chunks = 0
+    ranges: list[np.ndarray] = []
+    encoded = False
+    async for shard, place in _levels(array, coords, problems):
+        encoded = encoded or isinstance(shard.snapshot, MemorySnapshot)
+        ranges.append(np.array([[shard.index_offset, len(shard.index.encoded)]], dtype=np.uint64))
+        if len(place.shapes) == len(array.grid.levels):
+            entries = shard.index.run(0, 1, shard.index.nentries)
+            sound = entries.present & ~entries.damaged
+            chunks += int(np.count_nonzero(entries.present))
+            ranges.append(np.stack([entries.offsets[sound] + np.uint64(shard.offset), entries.nbytes[sound]], axis=1))
+    return ShardUse(
+        key=array.arrangement.shard_key(coords),
+        size=state.stat.size if state.stat else 0,
+        chunks=chunks,
+        live=None if encoded or not ranges else _covered_nbytes(np.concatenate(ranges)),
+        error=problems[0].message if problems else None,
+    )
+
+
+async def check(array: Array, coords: Coords, decoder: ChunkDecoder | None) -> AsyncIterator[Problem]:
+    """Yield what is damaged in the stored shard at *coords*; a *decoder* looks into the chunks too."""
+    problems: list[Problem] = []
+    async for shard, place in _levels(array, coords, problems):
+        if len(place.shapes) == len(array.grid.levels):
+            entries = shard.index.run(0, 1, shard.index.nentries)
+            suspects = entries.damaged if decoder is None else entries.present
+            for entry in np.flatnonzero(suspects).tolist():
+                try:
+                    found = shard.index.range(entry)
+                    if found is not None and decoder is not None:
+                        await decoder.check(shard, found.offset, found.nbytes)
+                except ShardfsError as error:
+                    problems.append(_problem(array, _entered(place, entry), error))
+        for problem in problems:
+            yield problem
+        problems.clear()
+    for problem in problems:
+        yield problem
+
+
+async def _levels(array: Array, coords: Coords, problems: list[Problem]) -> AsyncIterator[tuple[OpenShard, Place]]:
+    """Yield the shard at *coords* and every shard within it, with its place, of which the last entry is left open.
+
+    Those that cannot be read are added to *problems*.
+    """
+    levels = array.grid.levels
+    state = await array.shard(coords)
+    if state.error is not None:
+        problems.append(Problem(array.arrangement.shard_key(coords), None, str(state.error)))
+    if state.shard is None:
+        return
+    pending = [(state.shard, Place(coords, (), (array.grid.index_shape(coords),)))]
+    while pending:
+        shard, place = pending.pop()
+        yield shard, place
+        depth = len(place.shapes)
+        if depth == len(levels):
+            continue
+        shape = levels[depth].chunks_per_shard(levels[depth - 1].span)
+        for entry in range(shard.index.nentries):
+            inner_place = _entered(place, entry)
+            try:
+                inner = await open_inner_shard(levels[depth], shape, shard, entry)
+            except ShardfsError as error:
+                problems.append(_problem(array, inner_place, error))
+                continue
+            if inner is not None:
+                pending.append((inner, Place(coords, inner_place.entries, (*place.shapes, shape))))
+
+
+def _entered(place: Place, entry: int) -> Place:
+    return Place(place.shard, (*place.entries, entry), place.shapes)
+
+
+def _problem(array: Array, place: Place, error: ShardfsError) -> Problem:
+    arrangement = array.arrangement
+    chunk = arrangement.key_encoding.encode(array.grid.coords(place))
+    return Problem(arrangement.shard_key(place.shard), chunk, str(error))
+
+
+def _covered_nbytes(ranges: np.ndarray) -> int:
+    """Return how many bytes lie in at least one of *ranges*, rows of offset and length."""
+    starts = ranges[:, 0].astype(np.int64)
+    order = np.argsort(starts)
+    starts = starts[order]
+    stops = starts + ranges[:, 1].astype(np.int64)[order]
+    reached = np.maximum.accumulate(np.concatenate([[0], stops[:-1]]))
+    return int(np.maximum(stops - np.maximum(starts, reached), 0).sum())

@@ -1,0 +1,25 @@
+"""A source with everything that reads it: what each command and each mount starts from."""
+
+from dataclasses import dataclass
+
+from shardfs.dataset.hierarchy import Hierarchy
+from shardfs.dataset.shards import Shards
+from shardfs.dataset.statistics import Statistics
+from shardfs.stores.base import Store
+
+
+@dataclass(frozen=True)
+class Source:
+    """A store, the shards that are open, and the nodes that are known."""
+
+    store: Store
+    statistics: Statistics
+    shards: Shards
+    hierarchy: Hierarchy
+
+    @classmethod
+    def of(cls, store: Store, *, ttl: float, max_open: int = 512) -> "Source":
+        """Read *store*, trusting what was seen for *ttl* seconds, with at most *max_open* shards open."""
+        statistics = Statistics()
+        shards = Shards(store, ttl=ttl, statistics=statistics, max_open=max_open)
+        return cls(store, statistics, shards, Hierarchy(store, shards, ttl=ttl))

@@ -1,0 +1,9 @@
+"""How to talk to a mount: extended attributes of its root, which no listing shows."""
+
+from typing import Final
+
+STATISTICS: Final = "user.shardfs.stats"
+"""Counts of the mount, as JSON."""
+
+PID: Final = "user.shardfs.pid"
+"""Process id of the daemon."""

@@ -1,0 +1,68 @@
+"""Starting the daemon of a mount: a fresh process, never a fork, that tells through a pipe when it answers."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardfs import errors
+
+
+@dataclass(frozen=True)
+class ReadyPipe:
+    """The daemon's end of the pipe: one message, that the mount answers or why it never will."""
+
+    fd: int
+
+    def succeed(self) -> None:
+        """Say that the mount answers."""
+        self._send({})
+
+    def fail(self, error: errors.ShardfsError) -> None:
+        """Say why there is no mount."""
+        self._send({"error": type(error).__name__, "message": str(error)})
+
+    def _send(self, message: dict[str, str]) -> None:
+        os.write(self.fd, json.dumps(message).encode())
+        os.close(self.fd)
+
+
+def start_daemon(arguments: list[str], log_file: Path) -> None:
+    """Run `shardfs mount` with *arguments* in the background; return when the mount answers.
+
+    What the process prints goes to the end of *log_file*.  Raises the error that it died of.
+    """
+    try:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        log = log_file.open("ab+")
+    except OSError as error:
+        raise errors.UsageError(f"the log file {log_file} cannot be written: {error.strerror}") from None
+    with log:
+        before = log.tell()
+        read_end, write_end = os.pipe()
+        command = [sys.executable, "-m", "shardfs", "mount", *arguments, "--foreground", "--ready-fd", str(write_end)]
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[write_end], start_new_session=True
+        )
+        os.close(write_end)
+        with open(read_end, "rb") as answer:
+            text = answer.read()
+        if not text:
+            process.wait()
+            raise errors.FuseUnavailableError(f"the daemon died before the mount answered; {log_file} says more")
+        message = json.loads(text)
+        if "error" in message:
+            process.wait()
+            log.seek(before)
+            said = log.read().decode(errors="replace").strip().splitlines()
+            details = f" ({said[-1].strip()})" if said else ""
+            raise getattr(errors, message["error"])(message["message"] + details)
+
+
+def default_log_file(mountpoint: str) -> Path:
+    """Return where the log of a mount goes if nothing else is said: in the user's state directory."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state, "shardfs", re.sub(r"[^\w.-]+", "-", mountpoint).strip("-")[-200:] + ".log")

@@ -1,0 +1,18 @@
+"""From what a user writes as SOURCE to a store."""
+
+from urllib.parse import unquote, urlsplit
+
+from shardfs.errors import SourceError
+from shardfs.stores.local import LocalStore
+
+
+def open_store(source: str) -> LocalStore:
+    """Open the store that *source*, a path or a `file://` URL, names; raises `SourceError`."""
+    if "://" not in source:
+        return LocalStore(source)
+    parts = urlsplit(source)
+    if parts.scheme != "file":
+        raise SourceError(f"{source}: {parts.scheme}:// is not supported; SOURCE is a path or a file:// URL")
+    if parts.netloc not in ("", "localhost"):
+        raise SourceError(f"{source} names the host {parts.netloc}; a file:// URL has three slashes: file:///path")
+    return LocalStore(unquote(parts.path))
