@@ -1,7 +1,10 @@
 """A sharded array: from the coordinates of an inner chunk to its bytes, and listings of what is there."""
 
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
+from weakref import ReferenceType, ref
 
 import numpy as np
 
@@ -15,9 +18,10 @@ from shardfs.format.sharding import Coords, Segment, ShardGrid
 from shardfs.format.unshard import UnshardedArray
 from shardfs.stores.base import Buffer
 
+_MAX_RUNS: Final = 8192
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Extent:
+
+class Extent(NamedTuple):
     """The encoded bytes of one version of an inner chunk: *nbytes* of them, from *offset* of *shard*."""
 
     shard: OpenShard
@@ -30,6 +34,20 @@ class Extent:
         if nbytes <= 0:
             return b""
         return await self.shard.read(self.offset + offset, nbytes)
+
+
+class _Run(NamedTuple):
+    """Where the chunks of a row that share an innermost shard are found, without counting it out for each.
+
+    Chunk *first* lies in *entry*, the next one *stride* entries further.  States are referred to weakly: the cache of
+    shards alone decides what stays open.
+    """
+
+    first: int
+    entry: int
+    stride: int
+    outermost: "ReferenceType[ShardState]"
+    innermost: "ReferenceType[ShardState]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +96,8 @@ class Array:
         self.codecs = codecs
         self._coverage = coverage
         self._shards = shards
+        self._runs: OrderedDict[tuple[Coords, int], _Run] = OrderedDict()
+        self._run_length = arrangement.grid.segment_length
 
     @classmethod
     def new(cls, path: str, unsharded: UnshardedArray, shards: Shards) -> "Array":
@@ -103,15 +123,23 @@ class Array:
         *coords* are within the grid.  *fresh* asks the store whether the shard is still the same.  Raises the error
         that keeps the shard from being read; `CorruptionError` also if only this chunk is damaged.
         """
+        last = coords[-1] if coords else 0
+        number = last // self._run_length
+        run = self._runs.get((coords[:-1], number))
+        if run is not None:
+            state, innermost = run.outermost(), run.innermost()
+            if state is not None and innermost is not None and await self._shards.confirm(state, fresh=fresh):
+                return state, _extent(innermost.shard, run.entry + (last - run.first) * run.stride)
         place = self.grid.locate(coords)
         state = await self._shards.state(self.arrangement, place.shard, fresh=fresh)
-        if state.error is not None:
-            raise state.error
-        shard = await self._shards.innermost(self.arrangement, state, place)
-        found = shard.index.range(place.entries[-1]) if shard is not None else None
-        if shard is None or found is None:
-            return state, None
-        return state, Extent(shard, found.offset, found.nbytes)
+        state.check()
+        innermost = await self._shards.innermost(self.arrangement, state, place)
+        first, stride = number * self._run_length, self.grid.stride(place)
+        run = _Run(first, place.entries[-1] - (last - first) * stride, stride, ref(state), ref(innermost))
+        self._runs[coords[:-1], number] = run
+        if len(self._runs) > _MAX_RUNS:
+            self._runs.popitem(last=False)
+        return state, _extent(innermost.shard, place.entries[-1])
 
     async def extent(self, coords: Coords) -> Extent | None:
         """Return the extent of the inner chunk at *coords* as it is now; None if there is no such chunk."""
@@ -174,10 +202,15 @@ class Array:
         if state.error is not None:
             return ListedRun(segment.first, segment.count, state, error=state.error)
         try:
-            shard = await self._shards.innermost(self.arrangement, state, place)
+            shard = (await self._shards.innermost(self.arrangement, state, place)).shard
         except ShardfsError as error:
             return ListedRun(segment.first, segment.count, state, error=error)
         if shard is None:
             return None
         entries = shard.index.run(place.entries[-1], segment.stride, segment.count)
         return ListedRun(segment.first, segment.count, state, shard, entries)
+
+
+def _extent(shard: OpenShard | None, entry: int) -> Extent | None:
+    found = shard.index.range(entry) if shard is not None else None
+    return None if shard is None or found is None else Extent(shard, found.offset, found.nbytes)

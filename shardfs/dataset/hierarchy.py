@@ -47,13 +47,13 @@ class Hierarchy:
         self._store = store
         self._shards = shards
         self._ttl = ttl
-        self._clock = clock
+        self.clock = clock
         self._nodes: OrderedDict[str, tuple[Node, float]] = OrderedDict()
 
     async def node(self, path: str) -> Node:
         """Return the node at the directory *path*, as it was at most *ttl* seconds ago."""
         known = self._nodes.get(path)
-        now = self._clock()
+        now = self.clock()
         if known is not None and now - known[1] < self._ttl:
             return known[0]
         node = await self._load(path, known[0] if known else None)
@@ -66,7 +66,7 @@ class Hierarchy:
     def remaining(self, path: str) -> float:
         """Return for how many seconds the node at *path* may be trusted still."""
         known = self._nodes.get(path)
-        return max(0.0, known[1] + self._ttl - self._clock()) if known else 0.0
+        return max(0.0, known[1] + self._ttl - self.clock()) if known else 0.0
 
     async def _load(self, path: str, known: Node | None) -> Node:
         stat = await self._store.stat(path)

@@ -42,28 +42,31 @@ class Arrangement:
         return f"{self.path}/{key}" if self.path else key
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class ShardState:
     """What is known of the name of one shard: *shard* is open, or *error* says why not, or it is absent.
 
-    *generation* counts the versions that were seen under the name; *checked* is when the store was asked last.
+    *generation* counts the versions that were seen under the name; *checked* is when the store was asked last.  *stat*
+    is the state of the file; None if there is none or it could not be opened.
     """
 
+    key: "_Key"
     checked: float
     generation: int = 0
     snapshot: Snapshot | None = None
+    stat: Stat | None = None
     shard: OpenShard | None = None
     error: ShardfsError | None = None
-
-    @property
-    def stat(self) -> Stat | None:
-        """State of the shard's file; None if there is none or it could not be opened."""
-        return self.snapshot.stat if self.snapshot else None
 
     @property
     def memory(self) -> int:
         """Bytes of memory that the state holds."""
         return self.shard.memory if self.shard else 0
+
+    def check(self) -> None:
+        """Raise the error that keeps the shard from being read, if there is one."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
 
 
 _Key = tuple[Arrangement, Coords, tuple[int, ...]]  # of an inner shard: with the entries that lead to it
@@ -104,34 +107,37 @@ class Shards:
         """Return what is known of the shard at *coords*; *fresh* asks the store whether it is still so."""
         key: _Key = (array, coords, ())
         state = self._states.get(key)
-        if state is not None:
-            now = self.clock()
-            trusted = not fresh and state.error is None and now - state.checked < self.ttl
-            if not trusted and state.snapshot is not None and await state.snapshot.is_current():
-                state.checked = now
-                trusted = True
-            if trusted:
-                self._statistics.index_hits += 1
-                if key in self._states:
-                    self._states.move_to_end(key)
-                return state
-        return await self._once(key, state, lambda: self._load(array, coords))
+        if state is not None and await self.confirm(state, fresh=fresh):
+            return state
+        return await self._once(key, state, lambda: self._load(key))
 
-    async def innermost(self, array: Arrangement, state: ShardState, place: Place) -> OpenShard | None:
-        """Return the innermost shard around *place*, below the open shard of *state*; None if it is empty.
+    async def confirm(self, state: ShardState, *, fresh: bool) -> bool:
+        """Return whether *state* may be trusted; *fresh* asks the store."""
+        now = self.clock()
+        if fresh or now - state.checked >= self.ttl or state.error is not None:
+            if state.snapshot is None or not await state.snapshot.is_current():
+                return False
+            state.checked = now
+        if state.key in self._states:
+            self._states.move_to_end(state.key)
+        self._statistics.index_hits += 1
+        return True
+
+    async def innermost(self, array: Arrangement, state: ShardState, place: Place) -> ShardState:
+        """Return what is known of the innermost shard around *place*: *state* itself, or a shard within its shard.
 
         Raises `CorruptionError` if a shard between them is damaged.
         """
-        shard = state.shard
+        inner = state
         for depth in range(1, len(array.grid.levels)):
-            if shard is None:
-                return None
-            shard = await self._inner(array, state, place, depth, shard)
-        return shard
+            if inner.shard is None:
+                break
+            inner = await self._inner(array, state, place, depth, inner.shard)
+        return inner
 
     async def _inner(
         self, array: Arrangement, state: ShardState, place: Place, depth: int, outer: OpenShard
-    ) -> OpenShard | None:
+    ) -> ShardState:
         key: _Key = (array, place.shard, place.entries[:depth])
         known = self._states.get(key)
         if known is None or known.snapshot is not state.snapshot:
@@ -140,10 +146,10 @@ class Shards:
                 level = array.grid.levels[depth]
                 shard = await open_inner_shard(level, place.shapes[depth], outer, place.entries[depth - 1])
                 self._count_load(shard)
-                return ShardState(state.checked, snapshot=state.snapshot, shard=shard)
+                return ShardState(key, state.checked, snapshot=state.snapshot, shard=shard)
 
             known = await self._once(key, known, load)
-        return known.shard
+        return known
 
     async def _once(
         self, key: _Key, outdated: ShardState | None, load: Callable[[], Awaitable[ShardState]]
@@ -157,23 +163,25 @@ class Shards:
         event = self._loading[key] = trio.Event()
         try:
             state = await load()
-            self._remember(key, state)
+            self._remember(state)
             return state
         finally:
             del self._loading[key]
             event.set()
 
-    async def _load(self, array: Arrangement, coords: Coords) -> ShardState:
+    async def _load(self, state_key: _Key) -> ShardState:
+        array, coords, _ = state_key
         key = array.shard_key(coords)
-        state = ShardState(self.clock())
+        state = ShardState(state_key, self.clock())
         shape = array.grid.index_shape(coords)
         for attempt in range(_ATTEMPTS):
             try:
                 state.snapshot = await self.store.open(key)
+                state.stat = state.snapshot.stat._replace(nlink=1)  # links of a shard are none of its chunks
                 state.shard = await open_shard(array.grid.levels[0], shape, state.snapshot)
                 self._count_load(state.shard)
             except (NotFoundError, NotADirectoryHereError):
-                state.snapshot = None
+                state.snapshot = state.stat = None
             except StaleError as error:  # another program is writing it at this moment
                 if attempt + 1 < _ATTEMPTS:
                     continue
@@ -203,10 +211,10 @@ class Shards:
             self._statistics.index_loads += 1
             self._statistics.index_bytes += len(shard.index.encoded)
 
-    def _remember(self, key: _Key, state: ShardState) -> None:
-        before = self._states.pop(key, None)
+    def _remember(self, state: ShardState) -> None:
+        before = self._states.pop(state.key, None)
         self._nbytes += state.memory - (before.memory if before else 0)
-        self._states[key] = state
+        self._states[state.key] = state
         while len(self._states) > 1 and (self._nbytes > self._max_nbytes or len(self._states) > self._max_open):
             _, evicted = self._states.popitem(last=False)
             self._nbytes -= evicted.memory

@@ -3,14 +3,12 @@
 Source: Zarr core specification 3.1, "Chunk key encoding" (`default`, `v2`).
 """
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
 from shardfs.errors import MetadataError
 from shardfs.format.metadata import Extension, brief
 
-_CANONICAL: Final = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 _MAX_DIGITS: Final = 19  # 2**63 - 1 has as many; a longer name is no coordinate, and int() of it costs
 
 
@@ -66,6 +64,6 @@ class ChunkKeyEncoding:
 
 def parse_coordinate(text: str) -> int | None:
     """Return the number that one component of a chunk key stands for; None if it is not a canonical decimal."""
-    if len(text) > _MAX_DIGITS or not _CANONICAL.fullmatch(text):
-        return None
-    return int(text)
+    if text.isdecimal() and text.isascii() and len(text) <= _MAX_DIGITS and (text[0] != "0" or len(text) == 1):
+        return int(text)
+    return None

@@ -6,7 +6,7 @@ Source: specification of the `sharding_indexed` codec 1.0, "Binary shard format"
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,7 @@ ENTRY_NBYTES: Final = 16
 _DTYPES: Final = {"little": np.dtype("<u8"), "big": np.dtype(">u8")}
 
 
-@dataclass(frozen=True, slots=True)
-class ByteRange:
+class ByteRange(NamedTuple):
     """*nbytes* bytes from *offset*; both within the shard that they were checked against."""
 
     offset: int

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardfs.errors import MetadataError
-from shardfs.format.chunk_grid import ChunkGrid
+from shardfs.format.chunk_grid import ChunkGrid, FixedDimension
 from shardfs.format.codecs import (
     SHARDING,
     compose,
@@ -95,6 +95,29 @@ class ShardGrid:
         """Number of inner chunks that overlap the array."""
         return math.prod(self.grid_shape)
 
+    @property
+    def segment_length(self) -> int:
+        """Length of the segments of a row, if all but the last are of one length; else 1, as any run can be cut so."""
+        if not self.ndim:
+            return 1
+        if len(self.levels) > 1:
+            outer, inner = self.levels[-2:]
+            return outer.span[inner.order[self._last_index_axis]]
+        dimension = self.shards.dimensions[-1]
+        return dimension.edge // self.chunk_shape[-1] if isinstance(dimension, FixedDimension) else 1
+
+    def stride(self, place: Place) -> int:
+        """Return how many entries further the next chunk of a row lies, in the innermost shard of *place*."""
+        return math.prod(place.shapes[-1][self._last_index_axis + 1 :])
+
+    @property
+    def _last_index_axis(self) -> int:
+        """The axis of an innermost index that the array's last axis became."""
+        axis = self.ndim - 1
+        for level in self.levels if self.ndim else ():
+            axis = level.order.index(axis)
+        return axis
+
     def contains(self, coords: Coords) -> bool:
         """Whether *coords* are those of an inner chunk that overlaps the array."""
         return len(coords) == len(self.grid_shape) and all(
@@ -152,9 +175,7 @@ class ShardGrid:
 
     def row(self, prefix: Coords, chunks: range) -> Iterator[Segment]:
         """Yield the segments of *chunks* of the row below *prefix*, which are all coordinates but the last."""
-        axis = self.ndim - 1
-        for level in self.levels:
-            axis = level.order.index(axis)
+        axis = self._last_index_axis
         start = chunks.start
         while start < chunks.stop:
             place = self.locate((*prefix, start))
@@ -164,7 +185,7 @@ class ShardGrid:
                 n = place.shapes[-1][axis]
                 stop = start - start % n + n
             stop = min(stop, chunks.stop)
-            yield Segment(start, stop - start, math.prod(place.shapes[-1][axis + 1 :]), place)
+            yield Segment(start, stop - start, self.stride(place), place)
             start = stop
 
     def covered(self, axis: int, index: int) -> range:

@@ -4,16 +4,19 @@ import errno
 import json
 import os
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
 
 import pyfuse3
-from pyfuse3 import FileHandleT, FileInfo, FileNameT, InodeT, RequestContext, StatvfsData, XAttrNameT
+from pyfuse3 import FileHandleT, FileInfo, FileNameT, InodeT, ModeT, RequestContext, StatvfsData, XAttrNameT
 
 from shardfs.dataset.statistics import Statistics
 from shardfs.fuse import control
 from shardfs.fuse.errno import request
+from shardfs.stores.base import Kind, Stat
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.tree import Tree
+
+_MAX_ENTRIES: Final = 1024
 
 
 class Operations(pyfuse3.Operations):
@@ -30,16 +33,17 @@ class Operations(pyfuse3.Operations):
         self.statistics = statistics
         self._tree = tree
         self._page_cache = page_cache
+        self._entries: dict[int, tuple[Stat, pyfuse3.EntryAttributes]] = {}
 
     @request
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
         """Find a name; one that stands for nothing is answered so that the kernel remembers it."""
-        return _entry(await self._tree.lookup(parent_inode, name))
+        return self._entry(await self._tree.lookup(parent_inode, name))
 
     @request
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
         """Return attributes."""
-        return _entry(await self._tree.attributes(inode))
+        return self._entry(await self._tree.attributes(inode))
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """Take back references."""
@@ -82,7 +86,7 @@ class Operations(pyfuse3.Operations):
         await directory.seek(start_id)
         reply = pyfuse3.readdir_reply
         while (batch := await directory.next_batch()) is not None:
-            entry = _entry(batch.attributes)
+            entry = self._entry(batch.attributes)
             size_before = -1
             for name, ino, size, cookie in batch.rows:
                 entry.st_ino = ino
@@ -128,22 +132,35 @@ class Operations(pyfuse3.Operations):
         data.f_namemax = room.name_max
         return data
 
+    def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
+        """Return attributes as pyfuse3 takes them, in an object that is reused with the next ones of the same status.
 
-def _entry(attributes: Attributes) -> pyfuse3.EntryAttributes:
+        That is safe because pyfuse3 sends a reply before it runs another handler.
+        """
+        ino, size, ttl, status = attributes
+        known = self._entries.get(id(status))
+        if known is not None and known[0] is status:
+            entry = known[1]
+        else:
+            entry = _new_entry(status)
+            if len(self._entries) >= _MAX_ENTRIES:
+                self._entries.clear()
+            self._entries[id(status)] = (status, entry)
+        entry.st_ino = InodeT(ino)
+        entry.st_size = size
+        entry.st_blocks = (size + 511) >> 9
+        entry.attr_timeout = entry.entry_timeout = ttl
+        return entry
+
+
+def _new_entry(status: Stat) -> pyfuse3.EntryAttributes:
     entry = pyfuse3.EntryAttributes()
-    (
-        entry.st_ino,
-        entry.st_mode,
-        entry.st_nlink,
-        entry.st_uid,
-        entry.st_gid,
-        entry.st_rdev,
-        entry.st_size,
-        entry.st_atime_ns,
-        entry.st_mtime_ns,
-        entry.st_ctime_ns,
-        entry.attr_timeout,
-    ) = attributes
-    entry.entry_timeout = attributes.ttl
-    entry.st_blocks = (attributes.size + 511) >> 9
+    entry.st_mode = ModeT(status.mode)
+    entry.st_nlink = 1 if status.kind is Kind.DIRECTORY else status.nlink  # the links of a directory are not counted
+    entry.st_uid = status.uid
+    entry.st_gid = status.gid
+    entry.st_rdev = status.rdev
+    entry.st_atime_ns = status.atime_ns
+    entry.st_mtime_ns = status.mtime_ns
+    entry.st_ctime_ns = status.ctime_ns
     return entry

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+import numpy as np
 import trio
 
 from shardfs.errors import (
@@ -196,7 +197,7 @@ class LocalSnapshot:
     """An open regular file.
 
     A rename over the file, or its removal, leaves the snapshot as it is.  A change in place shows in the size or the
-    modification time, which are looked at before and after each read.
+    modification time, which are compared after each read with what they were at the beginning.
     """
 
     __slots__ = ("_descriptor", "_mtime_ns", "_path", "_size", "stat")
@@ -215,24 +216,23 @@ class LocalSnapshot:
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return exactly *nbytes* bytes from *offset*."""
-        fd = self._descriptor.fd
-        self._check()
-        buffer = bytearray(nbytes)
+        buffer = np.empty(nbytes, np.uint8).data  # bytearray would fill it with zeros first
         try:
-            done = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
+            done = os.preadv(self._descriptor.fd, [buffer], offset, os.RWF_NOWAIT)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
                 raise _translate(error, self._path) from None
             done = 0
         if done < nbytes:
             await trio.to_thread.run_sync(self._read_rest, buffer, offset, done)
+        # One look after the read is enough: it is compared with what the file was when it was opened.
         self._check()
         return buffer
 
     async def is_current(self) -> bool:
         """Whether the name that was opened still stands for this version."""
         try:
-            return _to_stat(os.stat(self._path)).version == self.stat.version
+            return _version(os.stat(self._path)) == self.stat.version
         except OSError:
             return False
 
@@ -269,11 +269,10 @@ class LocalSnapshot:
         if now.st_size != self._size or now.st_mtime_ns != self._mtime_ns:
             raise StaleError(f"{self._path} was changed in place while it was open")
 
-    def _read_rest(self, buffer: bytearray, offset: int, done: int) -> None:
-        view = memoryview(buffer)
+    def _read_rest(self, buffer: memoryview, offset: int, done: int) -> None:
         while done < len(buffer):
             try:
-                n = os.preadv(self._descriptor.fd, [view[done:]], offset + done)
+                n = os.preadv(self._descriptor.fd, [buffer[done:]], offset + done)
             except OSError as error:
                 raise _translate(error, self._path) from None
             if n == 0:
@@ -301,7 +300,7 @@ def _to_stat(status: os.stat_result) -> Stat:
     return Stat(
         kind=_kind(status.st_mode),
         size=status.st_size,
-        version=(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns),
+        version=_version(status),
         identity=(status.st_dev, status.st_ino),
         mode=status.st_mode,
         uid=status.st_uid,
@@ -312,6 +311,10 @@ def _to_stat(status: os.stat_result) -> Stat:
         mtime_ns=status.st_mtime_ns,
         ctime_ns=status.st_ctime_ns,
     )
+
+
+def _version(status: os.stat_result) -> tuple[int, int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _kind(mode: int) -> Kind:

@@ -16,7 +16,7 @@ from shardfs.errors import (
 )
 from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.sharding import Coords
-from shardfs.vfs.attributes import Attributes, absent, chunk_attributes, unreadable
+from shardfs.vfs.attributes import Attributes, absent, unreadable
 from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle, Row
 from shardfs.vfs.inodes import GENERATION_MASK, pack
 from shardfs.vfs.positions import Positions
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shardfs.vfs.tree import Tree
 
 _BATCH: Final = 1024
+_MAX_PREFIXES: Final = 8192
 _SHARD: Final = b"user.shardfs.shard"
 _OFFSET: Final = b"user.shardfs.offset"
 _NBYTES: Final = b"user.shardfs.nbytes"
@@ -46,6 +47,8 @@ class ChunkTree:
         self._ndim = array.grid.ndim
         self._nested = encoding.is_nested(self._ndim)
         self._positions = Positions.of(array.grid.grid_shape, nested=self._nested)
+        self._prefixes: dict[int, Coords] = {}
+        self._valid_until = float("-inf")
 
     def owns(self, name: str) -> bool:
         """Whether *name*, in a directory of chunks, belongs to a chunk or to more of them, in the grid or not."""
@@ -90,7 +93,7 @@ class ChunkTree:
         """Return where a chunk lies: the key of its shard, and offset and length in it."""
         if self._positions.is_chunk(position):
             if name == _SHARD:
-                place = self.array.grid.locate(self._positions.coords(position))
+                place = self.array.grid.locate(self._coords(position))
                 return self.array.arrangement.shard_key(place.shard).encode(errors="surrogateescape")
             if name in (_OFFSET, _NBYTES):
                 _, extent = await self._find(generation, position, fresh=False)
@@ -103,7 +106,7 @@ class ChunkTree:
 
     def stored_path(self, position: int) -> str:
         """Return the directory of the store that has the same path as the one at *position*."""
-        parts = [self.array.arrangement.path, self.root, *map(str, self._positions.coords(position))]
+        parts = [self.array.arrangement.path, self.root, *map(str, self._coords(position))]
         return "/".join(part for part in parts if part)
 
     async def list(self, position: int, cookie: int) -> AsyncGenerator[Batch, None]:
@@ -133,7 +136,7 @@ class ChunkTree:
 
         The cookie of a name is its coordinate + 1; where a name is a whole key, the index in the grid + 1.
         """
-        prefix = self._positions.coords(position)
+        prefix = self._coords(position)
         if not self._nested:
             batches = self._list_flat(start)
         elif len(prefix) < self._ndim - 1:
@@ -145,34 +148,57 @@ class ChunkTree:
 
     async def _check(self) -> None:
         """Raise `StaleError` if the array does not have these chunks any more."""
-        node = await self._tree.hierarchy.node(self.array.arrangement.path)
+        if self._tree.hierarchy.clock() < self._valid_until:
+            return
+        path = self.array.arrangement.path
+        node = await self._tree.hierarchy.node(path)
         if node.array is None or node.array.arrangement is not self.array.arrangement:
-            raise StaleError(f"the array {self.array.arrangement.path or 'at the root'} has changed")
+            raise StaleError(f"the array {path or 'at the root'} has changed")
+        self._valid_until = self._tree.hierarchy.clock() + self._tree.hierarchy.remaining(path)
+
+    def _coords(self, position: int) -> Coords:
+        """Return what `Positions.coords` does; prefixes of rows, of which few are in use at a time, are remembered."""
+        if not self._nested or not self._positions.is_chunk(position):
+            return self._prefix(position)
+        directory, last = self._positions.parent(position)
+        return (*self._prefix(directory), last)
+
+    def _prefix(self, position: int) -> Coords:
+        coords = self._prefixes.get(position)
+        if coords is None:
+            if len(self._prefixes) >= _MAX_PREFIXES:
+                self._prefixes.clear()
+            coords = self._prefixes[position] = self._positions.coords(position)
+        return coords
 
     async def _find(self, generation: int, position: int, *, fresh: bool) -> tuple[ShardState, Extent]:
-        state, extent = await self.array.find(self._positions.coords(position), fresh=fresh)
+        state, extent = await self.array.find(self._coords(position), fresh=fresh)
         if extent is None or state.generation & GENERATION_MASK != generation:
             raise StaleError("the chunk was replaced")
         return state, extent
 
     async def _lookup(self, position: int, name: str) -> Attributes:
         if self._nested:
-            coords = (*self._positions.coords(position), int(name))
+            coords = (*self._prefix(position), int(name))
+            if coords[-1] >= self.array.grid.grid_shape[len(coords) - 1]:
+                return absent(self._tree.ttl)
+            if len(coords) < self._ndim:
+                return await self._directory_attributes(self._positions.of_directory(coords))
+            position = self._positions.child(position, coords[-1])
         else:
             coords = self._encoding.decode(name, self._ndim) or ()
-        for i, n in zip(coords, self.array.grid.grid_shape, strict=False):
-            if i >= n:
+            if not self.array.grid.contains(coords):
                 return absent(self._tree.ttl)
-        if self._nested and len(coords) < self._ndim:
-            return await self._directory_attributes(self._positions.of_directory(coords))
+            position = self._positions.of_chunk(coords)
         state, extent = await self.array.find(coords)
         if extent is None:
             return absent(self.array.remaining(state))
-        return self._chunk_attributes(self._positions.of_chunk(coords), state, extent)
+        return self._chunk_attributes(position, state, extent)
 
     def _chunk_attributes(self, position: int, state: ShardState, extent: Extent) -> Attributes:
+        assert state.stat is not None
         ino = pack(self.number, state.generation, position)
-        return chunk_attributes(ino, extent.shard.snapshot.stat, extent.nbytes, self.array.remaining(state))
+        return Attributes(ino, extent.nbytes, self.array.remaining(state), state.stat)
 
     async def _directory_attributes(self, position: int) -> Attributes:
         attributes = await self._tree.directory_attributes(self.array.arrangement.path)
@@ -221,9 +247,7 @@ class ChunkTree:
         ino = pack(self.number, run.state.generation, row)
         cookie = 1 if self._nested else row - self._positions.bases[-1] + 1
         broken = unreadable(run.state.stat)
-        sound = broken
-        if run.state.stat is not None:
-            sound = chunk_attributes(0, run.state.stat, 0, self.array.remaining(run.state))
+        sound = broken._replace(ttl=self.array.remaining(run.state))
         for start in range(0, run.count, _BATCH):
             numbers, sizes, damaged = run.part(start, min(start + _BATCH, run.count))
             if self._nested:

@@ -25,7 +25,7 @@ class FileHandle(Protocol):
         """Return up to *nbytes* bytes from *offset*; fewer only at the end of the file."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ChunkHandle:
     """An open inner chunk."""
 

@@ -7,7 +7,7 @@ else: its other 46 bits count up, in the table below.
 """
 
 from dataclasses import dataclass
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 from shardfs.errors import StaleError, StoreError
 from shardfs.format.unshard import POSITION_BITS
@@ -22,22 +22,14 @@ ROOT: Final = 1
 N = TypeVar("N")
 
 
-class ChunkInode(NamedTuple):
-    """What the inode number of something in a chunk tree says."""
-
-    tree: int
-    generation: int
-    position: int
-
-
 def pack(tree: int, generation: int, position: int) -> int:
     """Return the inode number of *position* in a chunk tree; generations repeat after 1024."""
     return tree << TREE_SHIFT | (generation & GENERATION_MASK) << POSITION_BITS | position
 
 
-def unpack(ino: int) -> ChunkInode:
-    """Return what `pack` made *ino* of."""
-    return ChunkInode(ino >> TREE_SHIFT, ino >> POSITION_BITS & GENERATION_MASK, ino & POSITION_MASK)
+def unpack(ino: int) -> tuple[int, int, int]:
+    """Return tree, generation and position, of which `pack` made *ino*."""
+    return ino >> TREE_SHIFT, ino >> POSITION_BITS & GENERATION_MASK, ino & POSITION_MASK
 
 
 def in_table(ino: int) -> bool:

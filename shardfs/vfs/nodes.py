@@ -10,7 +10,7 @@ from shardfs.errors import (
     NotADirectoryHereError,
     StaleError,
 )
-from shardfs.vfs.attributes import Attributes, stored_attributes
+from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import Batch, DocumentHandle, FileHandle, PlainHandle
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class StoredNode:
         status = await self.tree.store.stat(self.path)
         if status.identity != self.identity:
             raise StaleError(f"{self.path or 'the source'} was replaced")
-        return stored_attributes(ino, status, self.tree.ttl)
+        return Attributes(ino, status.size, self.tree.ttl, status)
 
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of *name* below this node."""
@@ -68,7 +68,7 @@ class PlainFile(StoredNode):
         snapshot = await self.tree.store.open(self.path)
         if snapshot.stat.identity != self.identity:
             raise StaleError(f"{self.path} was replaced")
-        return PlainHandle(stored_attributes(ino, snapshot.stat, self.tree.ttl), snapshot)
+        return PlainHandle(Attributes(ino, snapshot.size, self.tree.ttl, snapshot.stat), snapshot)
 
 
 class Document(StoredNode):
@@ -88,7 +88,7 @@ class Document(StoredNode):
         if text is None or node.document_stat is None or node.document_stat.version != self.identity:
             raise StaleError(f"{self.path} was replaced")
         ttl = self.tree.hierarchy.remaining(directory)
-        return DocumentHandle(stored_attributes(ino, node.document_stat, ttl, size=len(text)), text)
+        return DocumentHandle(Attributes(ino, len(text), ttl, node.document_stat), text)
 
 
 class Directory(StoredNode):

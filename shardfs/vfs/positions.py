@@ -44,6 +44,15 @@ class Positions:
         """Whether *position* is that of a chunk."""
         return position >= self.bases[-1]
 
+    def child(self, directory: int, last: int) -> int:
+        """Return the number of the chunk of a nested key in the lowest directory, by its last coordinate."""
+        return self.bases[-1] + (directory - self.bases[-2]) * self.grid_shape[-1] + last
+
+    def parent(self, position: int) -> tuple[int, int]:
+        """Return the number of the directory that holds a chunk of a nested key, and the chunk's last coordinate."""
+        directory, last = divmod(position - self.bases[-1], self.grid_shape[-1])
+        return self.bases[-2] + directory, last
+
     def coords(self, position: int) -> Coords:
         """Return the coordinates of a chunk, or those that the path of a directory gives."""
         depth = bisect_right(self.bases, position) - 1

@@ -7,7 +7,7 @@ from typing import Final
 from shardfs.dataset.hierarchy import Hierarchy, Node
 from shardfs.errors import NotADirectoryHereError, NotFoundError, StaleError
 from shardfs.stores.base import Kind, Stat, Store
-from shardfs.vfs.attributes import Attributes, absent, stored_attributes
+from shardfs.vfs.attributes import Attributes, absent
 from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.handles import OTHERS, Batch, DirectoryHandle, FileHandle
 from shardfs.vfs.inodes import InodeTable, TreeNumbers, in_table, unpack
@@ -44,12 +44,12 @@ class Tree:
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         """Return the attributes of *name* in the directory *parent*; number 0 stands for no such name."""
-        text = os.fsdecode(name)
+        text = name.decode(errors="surrogateescape")
         if in_table(parent):
             attributes = await self._node(parent).lookup(text)
         else:
-            inode = unpack(parent)
-            attributes = await self.numbers.tree(inode.tree).lookup(inode.position, text)
+            number, _, position = unpack(parent)
+            attributes = await self.numbers.tree(number).lookup(position, text)
         self.retain(attributes.ino)
         return attributes
 
@@ -58,8 +58,8 @@ class Tree:
         try:
             if in_table(ino):
                 return await self._node(ino).attributes(ino)
-            inode = unpack(ino)
-            return await self.numbers.tree(inode.tree).attributes(inode.generation, inode.position)
+            number, generation, position = unpack(ino)
+            return await self.numbers.tree(number).attributes(generation, position)
         except StaleError:
             for handle in self._open_files.values():
                 if handle.attributes.ino == ino:
@@ -71,8 +71,8 @@ class Tree:
         if in_table(ino):
             handle = await self._node(ino).open(ino)
         else:
-            inode = unpack(ino)
-            handle = await self.numbers.tree(inode.tree).open(inode.generation, inode.position)
+            number, generation, position = unpack(ino)
+            handle = await self.numbers.tree(number).open(generation, position)
         self._last_handle += 1
         self._open_files[self._last_handle] = handle
         return self._last_handle, handle
@@ -91,8 +91,8 @@ class Tree:
         def listing(cookie: int) -> AsyncGenerator[Batch, None]:
             if in_table(ino):
                 return self._node(ino).list(cookie)
-            inode = unpack(ino)
-            return self.numbers.tree(inode.tree).list(inode.position, cookie)
+            number, _, position = unpack(ino)
+            return self.numbers.tree(number).list(position, cookie)
 
         self._last_handle += 1
         self._open_directories[self._last_handle] = DirectoryHandle(listing)
@@ -114,15 +114,15 @@ class Tree:
         """Return an extended attribute; raises `NoAttributeError`."""
         if in_table(ino):
             return await self._node(ino).attribute(name)
-        inode = unpack(ino)
-        return await self.numbers.tree(inode.tree).attribute(inode.generation, inode.position, name)
+        number, generation, position = unpack(ino)
+        return await self.numbers.tree(number).attribute(generation, position, name)
 
     async def attribute_names(self, ino: int) -> Sequence[bytes]:
         """Return the names of the extended attributes."""
         if in_table(ino):
             return await self._node(ino).attribute_names()
-        inode = unpack(ino)
-        return self.numbers.tree(inode.tree).attribute_names(inode.position)
+        number, _, position = unpack(ino)
+        return self.numbers.tree(number).attribute_names(position)
 
     def retain(self, ino: int) -> None:
         """Count a reference of the kernel to *ino*."""
@@ -149,7 +149,7 @@ class Tree:
     async def directory_attributes(self, path: str) -> Attributes:
         """Return the attributes of the directory of an array, for those above its chunks; the number is not set."""
         node = await self.hierarchy.node(path)
-        return stored_attributes(0, node.stat, self.hierarchy.remaining(path))
+        return Attributes(0, node.stat.size, self.hierarchy.remaining(path), node.stat)
 
     async def document_attributes(self, node: Node, name: str) -> Attributes:
         """Return the attributes of the generated document *name* of *node*."""
@@ -188,7 +188,7 @@ class Tree:
     def _stored(self, path: str, status: Stat) -> Attributes:
         kind = _KINDS.get(status.kind, StoredNode)
         ino = self._inodes.number((kind, path, status.identity), kind(self, path, status.identity))
-        return stored_attributes(ino, status, self.ttl)
+        return Attributes(ino, status.size, self.ttl, status)
 
     def _node(self, ino: int) -> StoredNode:
         return self._inodes.node(ino)
