@@ -5,9 +5,19 @@ is one, the way out.  `shardfs.fuse.errno` turns each class into one errno, `sha
 other place translates.
 """
 
+_MAX_MESSAGE = 500
+
 
 class ShardfsError(Exception):
-    """Base class of all errors that shardfs raises on purpose."""
+    """Base class of all errors that shardfs raises on purpose.
+
+    Its message is one printable line of bounded length, whatever names and values of a dataset it quotes.
+    """
+
+    def __init__(self, message: str) -> None:
+        if len(message) > _MAX_MESSAGE:
+            message = message[:_MAX_MESSAGE] + "…"
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
 
 
 class MetadataError(ShardfsError):

@@ -9,12 +9,9 @@ import trio
 from shardfs.errors import CorruptionError, StaleError
 from shardfs.format.codecs import decode
 from shardfs.format.shard_index import ShardIndex
-from shardfs.format.sharding import ShardingLevel
+from shardfs.format.sharding import MAX_DECODED_NBYTES, ShardingLevel
 from shardfs.stores.base import Buffer, Snapshot
 from shardfs.stores.memory import MemorySnapshot
-
-MAX_DECODED_NBYTES: Final = 1 << 30
-"""Size up to which a shard under another codec is read and decoded; both need that much memory."""
 
 _THREAD_NBYTES: Final = 2**20  # a larger index is checked in a thread, so that others are served meanwhile
 
@@ -88,7 +85,7 @@ async def _open(
         if nbytes > MAX_DECODED_NBYTES:
             raise CorruptionError(f"a shard of {nbytes} bytes under {level.after[-1].name} is too large to decode")
         encoded = await read(offset, nbytes)
-        decoded = await trio.to_thread.run_sync(decode, level.after, encoded, MAX_DECODED_NBYTES)
+        decoded = await trio.to_thread.run_sync(decode, level.after, encoded, level.max_nbytes)
         snapshot, offset, nbytes, outermost = MemorySnapshot(memoryview(decoded), snapshot.stat), 0, len(decoded), None
         read = snapshot.read
     index_nbytes = level.index_codecs.nbytes(prod(shape))

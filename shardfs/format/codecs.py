@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Protocol
 
 from numcodecs import blosc
 from numcodecs.checksum32 import CRC32C
@@ -30,7 +30,8 @@ Decoder = Callable[[Buffer, int], Buffer]
 
 SHARDING: Final = "sharding_indexed"
 CRC32C_NBYTES: Final = 4
-_MAX_MEMBERS: Final = 1024  # each costs a copy of what follows it
+_MAX_MEMBERS: Final = 1024  # as each begins with a piece that may be for those behind it
+_PIECE_NBYTES: Final = 2**20
 
 _ARRAY_TO_ARRAY: Final = frozenset({"transpose"})
 _ARRAY_TO_BYTES: Final = frozenset(
@@ -149,34 +150,70 @@ def chunk_nbytes(data_type: Json, chunk_shape: tuple[int, ...]) -> int | None:
     return None if nbytes is None else nbytes * math.prod(chunk_shape)
 
 
+class _Decompressor(Protocol):
+    """One gzip member or zstd frame, on the terms of the standard library's decompressors."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: Buffer, max_length: int) -> bytes: ...
+
+
+class _GzipMember:
+    """`zlib.decompressobj` on these terms: it hands back input that it had no room to decode."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(wbits=31)
+
+    @property
+    def eof(self) -> bool:
+        return self._member.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._member.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._member.unused_data
+
+    def decompress(self, data: Buffer, max_length: int) -> bytes:
+        return self._member.decompress(data or self._member.unconsumed_tail, max_length)
+
+
 def _decode_gzip(data: Buffer, limit: int) -> Buffer:
-    return _decode_members("gzip", lambda: zlib.decompressobj(wbits=31), data, limit)
+    return _decode_members("gzip", _GzipMember, data, limit)
 
 
 def _decode_zstd(data: Buffer, limit: int) -> Buffer:
     return _decode_members("zstd", zstd.ZstdDecompressor, data, limit)
 
 
-def _decode_members(name: str, new_member: Callable[[], Any], data: Buffer, limit: int) -> Buffer:
-    """Decode concatenated gzip members or zstd frames."""
-    parts: list[bytes] = []
-    size = 0
-    while data:
-        if len(parts) == _MAX_MEMBERS:
+def _decode_members(name: str, new_member: Callable[[], _Decompressor], data: Buffer, limit: int) -> Buffer:
+    """Decode concatenated members piece by piece, so that no more than *limit* is ever in memory."""
+    decoded = bytearray()
+    pieces = memoryview(data)
+    position = members = 0
+    while position < len(pieces) or not members:
+        if members == _MAX_MEMBERS:
             raise CorruptionError(f"{name} data has more than {_MAX_MEMBERS} parts")
+        members += 1
         member = new_member()
-        try:
-            parts.append(member.decompress(data, limit - size + 1))
-        except (zlib.error, zstd.ZstdError) as error:
-            raise CorruptionError(f"{name} data is damaged: {error}") from None
-        size += len(parts[-1])
-        _check_size(size, limit)
-        if not member.eof:
-            raise CorruptionError(f"{name} data is cut short")
-        data = member.unused_data
-    if not parts:
-        raise CorruptionError(f"{name} data is empty")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        while not member.eof:
+            piece = pieces[position : position + _PIECE_NBYTES] if member.needs_input else b""
+            if member.needs_input and not piece:
+                raise CorruptionError(f"{name} data is cut short")
+            try:
+                decoded += member.decompress(piece, _PIECE_NBYTES)
+            except (zlib.error, zstd.ZstdError) as error:
+                raise CorruptionError(f"{name} data is damaged: {error}") from None
+            position += len(piece)
+            _check_size(len(decoded), limit)
+        position -= len(member.unused_data)
+    return decoded
 
 
 def _decode_blosc(data: Buffer, limit: int) -> Buffer:

@@ -19,6 +19,8 @@ Document = Mapping[str, Json]
 
 MAX_DOCUMENT_NBYTES: Final = 256 * 2**20
 MAX_NDIM: Final = 32
+MAX_LENGTH: Final = 2**63 - 1
+_MAX_INDENTED: Final = 32
 
 _ARRAY_MEMBERS: Final = frozenset(
     {
@@ -119,9 +121,9 @@ def parse_json(data: bytes) -> Json:
 
 
 def encode_json(document: Json) -> bytes:
-    """Encode a document as indented JSON text."""
+    """Encode a document as JSON text, indented unless nesting would make that many times as long."""
     try:
-        return json.dumps(document, indent=2).encode() + b"\n"
+        return json.dumps(document, indent=None if _is_deeper(document, _MAX_INDENTED) else 2).encode() + b"\n"
     except RecursionError:
         raise MetadataError("the document is nested too deeply") from None
 
@@ -161,6 +163,8 @@ def parse_length(value: Json, where: str, *, minimum: int) -> int:
     """Read one length; a boolean or a float is none."""
     if type(value) is not int or value < minimum:
         raise MetadataError(f"{where} must hold integers of at least {minimum}, not {brief(value)}")
+    if value > MAX_LENGTH:
+        raise MetadataError(f"{where} has a length of {value.bit_length()} bits, more than 63")
     return value
 
 
@@ -210,6 +214,11 @@ def _check_members(document: dict[str, Json], required: frozenset[str], optional
             raise MetadataError(f"unknown member {name!r}, which does not say must_understand: false")
     if not isinstance(document.get("attributes", {}), dict):
         raise MetadataError("attributes must be an object")
+
+
+def _is_deeper(value: Json, depth: int) -> bool:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth == 0 or any(_is_deeper(child, depth - 1) for child in children)
 
 
 def _finite(text: str) -> float:

@@ -15,6 +15,7 @@ from shardfs.errors import MetadataError
 from shardfs.format.chunk_grid import ChunkGrid, FixedDimension
 from shardfs.format.codecs import (
     SHARDING,
+    CodecChain,
     compose,
     is_decodable,
     parse_chain,
@@ -23,12 +24,14 @@ from shardfs.format.codecs import (
     split_chain,
 )
 from shardfs.format.metadata import Extension, brief, parse_codecs, parse_lengths
-from shardfs.format.shard_index import IndexCodecs
+from shardfs.format.shard_index import ENTRY_NBYTES, IndexCodecs
 
 Coords = tuple[int, ...]
 
 MAX_LEVELS: Final = 16
 MAX_INDEX_NBYTES: Final = 128 * 2**20
+MAX_DECODED_NBYTES: Final = 512 * 2**20
+"""Size up to which a shard under another codec is read and decoded; both need that much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,16 @@ class ShardingLevel:
     """One sharding codec of an array.
 
     *order* transposes the axes of what the codec is given into those that it works on; *span* is the length of its
-    inner chunks along the latter, counted in innermost chunks.  *after* are the codecs around the encoded shard.
+    inner chunks along the latter, counted in innermost chunks.  *after* are the codecs around the encoded shard, which
+    itself has up to *max_nbytes* bytes.
     """
 
     order: tuple[int, ...]
-    chunk_shape: tuple[int, ...]
     span: tuple[int, ...]
     index_codecs: IndexCodecs
     index_at_start: bool
     after: tuple[Extension, ...]
+    max_nbytes: int
 
     def chunks_per_shard(self, shard_span: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the index of a shard that is *shard_span* innermost chunks long before *order*."""
@@ -198,10 +202,22 @@ class ShardGrid:
         return range(start // length, min((start + edge) // length, self.grid_shape[axis]))
 
 
+@dataclass(frozen=True, slots=True)
+class _ParsedLevel:
+    """A sharding codec as its configuration says, and the transposes before it, as one."""
+
+    order: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    index_codecs: IndexCodecs
+    index_at_start: bool
+    after: tuple[Extension, ...]
+    max_elements: int
+
+
 def parse_sharding(
-    shards: ChunkGrid, shape: tuple[int, ...], codecs: tuple[Extension, ...]
+    shards: ChunkGrid, shape: tuple[int, ...], codecs: tuple[Extension, ...], item_nbytes: int | None
 ) -> tuple[ShardGrid, tuple[int, ...], tuple[Extension, ...]]:
-    """Read the codec chain of a sharded array of *shape*.
+    """Read the codec chain of a sharded array of *shape*; *item_nbytes* is the size of an element, None if it varies.
 
     Returns the arrangement of its inner chunks, the transpose that leads from the array's axes to those of an inner
     chunk, and the codecs of an inner chunk.  Raises `MetadataError` with the reason why there is none.
@@ -209,35 +225,51 @@ def parse_sharding(
     ndim = len(shape)
     order = tuple(range(ndim))
     edges: tuple[frozenset[int], ...] = tuple(frozenset(dimension.edges) for dimension in shards.dimensions)
-    parsed: list[tuple[tuple[int, ...], tuple[int, ...], IndexCodecs, bool, tuple[Extension, ...]]] = []
+    parsed: list[_ParsedLevel] = []
     while any(codec.name == SHARDING for codec in codecs):
         if len(parsed) == MAX_LEVELS:
             raise MetadataError(f"shards are nested more than {MAX_LEVELS} deep")
-        chain = split_chain(codecs, "codecs")
-        level_order = tuple(range(ndim))
-        for codec in chain.before:
-            if codec.name != "transpose":
-                raise MetadataError(f"the codec {codec.name} before sharding_indexed cannot be moved into inner chunks")
-            level_order = compose(level_order, parse_transpose(codec, ndim))
-        for codec in chain.after:
-            if not is_decodable(codec):
-                raise MetadataError(f"the codec {codec.name} after sharding_indexed is not known")
-        edges = tuple(edges[axis] for axis in level_order)
-        chunk_shape, index_codecs, at_start, codecs = _parse_configuration(chain.serializer, edges)
-        edges = tuple(frozenset({length}) for length in chunk_shape)
-        order = compose(order, level_order)
-        parsed.append((level_order, chunk_shape, index_codecs, at_start, chain.after))
+        level, codecs = _parse_level(split_chain(codecs, "codecs"), edges)
+        edges = tuple(frozenset({length}) for length in level.chunk_shape)
+        order = compose(order, level.order)
+        parsed.append(level)
 
     # The innermost chunk's lengths, along the axes of each level from the inside out, and at last along the array's.
-    length = parsed[-1][1]
+    lengths = parsed[-1].chunk_shape
     levels: list[ShardingLevel] = []
-    for level_order, chunk_shape, index_codecs, at_start, after in reversed(parsed):
-        span = tuple(outer // inner for outer, inner in zip(chunk_shape, length, strict=True))
-        levels.insert(0, ShardingLevel(level_order, chunk_shape, span, index_codecs, at_start, after))
-        length = permute(length, tuple(level_order.index(axis) for axis in range(ndim)))
-    grid = ShardGrid(shards, length, tuple(levels), ChunkGrid.regular(shape, length).shape)
+    for level in reversed(parsed):
+        span = tuple(outer // inner for outer, inner in zip(level.chunk_shape, lengths, strict=True))
+        nbytes = MAX_DECODED_NBYTES
+        if item_nbytes is not None:
+            # Payloads and indexes; a generous share for gaps, and for chunks that encoding made larger.
+            nbytes = min(4 * level.max_elements * (item_nbytes + ENTRY_NBYTES) + 2**20, MAX_DECODED_NBYTES)
+        levels.insert(
+            0, ShardingLevel(level.order, span, level.index_codecs, level.index_at_start, level.after, nbytes)
+        )
+        lengths = permute(lengths, tuple(level.order.index(axis) for axis in range(ndim)))
+    grid = ShardGrid(shards, lengths, tuple(levels), ChunkGrid.regular(shape, lengths).shape)
     _check_index_sizes(grid)
     return grid, order, codecs
+
+
+def _parse_level(chain: CodecChain, edges: tuple[frozenset[int], ...]) -> tuple[_ParsedLevel, tuple[Extension, ...]]:
+    """Read one sharding codec and those around it, and return the codecs of its inner chunks too.
+
+    *edges* are the lengths that its shards may have along each axis, before any transpose.
+    """
+    ndim = len(edges)
+    order = tuple(range(ndim))
+    for codec in chain.before:
+        if codec.name != "transpose":
+            raise MetadataError(f"the codec {codec.name} before sharding_indexed cannot be moved into inner chunks")
+        order = compose(order, parse_transpose(codec, ndim))
+    for codec in chain.after:
+        if not is_decodable(codec):
+            raise MetadataError(f"the codec {codec.name} after sharding_indexed is not known")
+    edges = tuple(edges[axis] for axis in order)
+    chunk_shape, index_codecs, at_start, codecs = _parse_configuration(chain.serializer, edges)
+    max_elements = math.prod(max(lengths, default=0) for lengths in edges)
+    return _ParsedLevel(order, chunk_shape, index_codecs, at_start, chain.after, max_elements), codecs
 
 
 def _parse_configuration(

@@ -7,7 +7,7 @@ from typing import Any, Final
 from shardfs.errors import MetadataError, NotUnshardable
 from shardfs.format.chunk_grid import ChunkGrid
 from shardfs.format.chunk_key import ChunkKeyEncoding
-from shardfs.format.codecs import parse_chain
+from shardfs.format.codecs import item_nbytes, parse_chain
 from shardfs.format.metadata import ArrayMetadata, Extension
 from shardfs.format.sharding import ShardGrid, parse_sharding
 
@@ -45,7 +45,9 @@ def unshard(array: ArrayMetadata) -> UnshardedArray:
 def _unshard(array: ArrayMetadata) -> UnshardedArray:
     key_encoding = ChunkKeyEncoding.parse(array.chunk_key_encoding)
     shards = ChunkGrid.parse(array.chunk_grid, array.shape)
-    grid, order, inner_codecs = parse_sharding(shards, array.shape, parse_chain(array.codecs, "codecs"))
+    grid, order, inner_codecs = parse_sharding(
+        shards, array.shape, parse_chain(array.codecs, "codecs"), item_nbytes(array.document["data_type"])
+    )
     if count_positions(grid.grid_shape) > 2**POSITION_BITS:
         raise MetadataError(f"{math.prod(grid.grid_shape)} inner chunks are more than inode numbers can count")
     if order == tuple(range(len(order))):

@@ -127,13 +127,15 @@ class LocalStore:
         if not name.startswith(_USER):
             raise NoAttributeError(f"{key} has no attribute {name!r}")
         with _translated(key):
-            return os.getxattr(self._attributed(key).fd, name)
+            descriptor = Descriptor(self._walk(key, _OPEN))
+            return os.getxattr(descriptor.fd, name)
 
     async def attributes(self, key: str) -> Sequence[bytes]:
         """Return the names of the extended attributes in the `user` namespace."""
         with _translated(key):
+            descriptor = Descriptor(self._walk(key, _OPEN))
             try:
-                names = os.listxattr(self._attributed(key).fd)
+                names = os.listxattr(descriptor.fd)
             except OSError as error:
                 if error.errno == errno.EOPNOTSUPP:
                     return []
@@ -155,9 +157,6 @@ class LocalStore:
         """Return the directory that holds *key*, and its name there."""
         parent, _, name = key.rpartition("/")
         return Descriptor(self._walk(parent, _WALK)), name or "."
-
-    def _attributed(self, key: str) -> "Descriptor":
-        return Descriptor(self._walk(key, _OPEN))
 
     def _walk(self, key: str, flags: int) -> int:
         """Open *key* without leaving the source, following links inside it."""
