@@ -65,19 +65,23 @@ class ListedRun:
     entries: EntryRun | None = None
     error: ShardfsError | None = None
 
-    def part(self, start: int, stop: int) -> tuple[list[int], list[int], list[bool]]:
-        """Return coordinate, size, and whether it is damaged, of each chunk that is there among *start* … *stop* − 1.
+    def chunks(self, start: int, stop: int) -> tuple[Sequence[int], list[int], list[bool] | None]:
+        """Return coordinate and size of each chunk that is there among the run's *start* to *stop* − 1.
 
-        The two count from the first chunk of the run.
+        The third list tells which of them are damaged, and have no size; it is None if none is.
         """
+        numbers: Sequence[int] = range(self.first + start, self.first + stop)
         if self.entries is None:
-            numbers = list(range(self.first + start, self.first + stop))
             return numbers, [0] * len(numbers), [True] * len(numbers)
         entries = self.entries.part(start, stop)
-        present = entries.present
-        numbers = (np.flatnonzero(present) + (self.first + start)).tolist()
-        damaged = entries.damaged[present]
-        return numbers, np.where(damaged, 0, entries.nbytes[present]).tolist(), damaged.tolist()
+        sound = entries.sound
+        if sound.all():
+            return numbers, entries.nbytes.tolist(), None
+        present = sound | ~entries.empty
+        numbers = (np.flatnonzero(present) + self.first + start).tolist()
+        sizes = np.where(sound, entries.nbytes, 0)[present].tolist()
+        damaged = ~sound[present]
+        return numbers, sizes, damaged.tolist() if damaged.any() else None
 
 
 class Array:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from shardfs.dataset.shards import Arrangement
 from shardfs.errors import NotADirectoryHereError, NotFoundError
@@ -9,11 +10,13 @@ from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Store
 
+_MAX_PREFIXES: Final = 1024
+
 _Branch = dict[int, "_Branch"]
 
 
 class Coverage:
-    """The stored shards of one array, by their names alone; names of flat keys are kept for *ttl* seconds."""
+    """The stored shards of one array, by their names alone, as they were listed at most *ttl* seconds ago."""
 
     def __init__(
         self, store: Store, array: Arrangement, *, ttl: float, clock: Callable[[], float] = time.monotonic
@@ -22,11 +25,16 @@ class Coverage:
         self._array = array
         self._ttl = ttl
         self._clock = clock
+        self._children: dict[Coords, tuple[float, Sequence[int]]] = {}
         self._branches: _Branch = {}
         self._listed = float("-inf")
 
     async def children(self, prefix: Coords) -> Sequence[int]:
         """Return, in order, the next coordinates of the stored shards whose coordinates begin with *prefix*."""
+        known = self._children.get(prefix)
+        if known is not None and self._clock() - known[0] < self._ttl:
+            return known[1]
+        listed = self._clock()
         if self._array.key_encoding.is_nested(self._array.grid.ndim):
             found = await self._list_directory(prefix)
         else:
@@ -35,7 +43,11 @@ class Coverage:
                 branch = branch.get(index, {})
             found = list(branch)
         nchunks = self._array.grid.shards.dimensions[len(prefix)].nchunks
-        return sorted(index for index in found if index < nchunks)
+        children = sorted(index for index in found if index < nchunks)
+        if len(self._children) >= _MAX_PREFIXES:
+            self._children.clear()
+        self._children[prefix] = (listed, children)
+        return children
 
     async def any(self) -> bool:
         """Whether anything is stored where the shards are, be it none of the grid."""

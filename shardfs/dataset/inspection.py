@@ -90,8 +90,8 @@ async def measure(array: Array, coords: Coords) -> ShardUse:
         ranges.append(np.array([[shard.index_offset, len(shard.index.encoded)]], dtype=np.uint64))
         if len(place.shapes) == len(array.grid.levels):
             entries = shard.index.run(0, 1, shard.index.nentries)
-            sound = entries.present & ~entries.damaged
-            chunks += int(np.count_nonzero(entries.present))
+            sound = entries.sound
+            chunks += int(np.count_nonzero(~entries.empty))
             ranges.append(np.stack([entries.offsets[sound] + np.uint64(shard.offset), entries.nbytes[sound]], axis=1))
     return ShardUse(
         key=array.arrangement.shard_key(coords),
@@ -108,7 +108,7 @@ async def check(array: Array, coords: Coords, decoder: ChunkDecoder | None) -> A
     async for shard, place in _levels(array, coords, problems):
         if len(place.shapes) == len(array.grid.levels):
             entries = shard.index.run(0, 1, shard.index.nentries)
-            suspects = entries.damaged if decoder is None else entries.present
+            suspects = ~entries.empty if decoder is not None else ~(entries.empty | entries.sound)
             for entry in np.flatnonzero(suspects).tolist():
                 try:
                     found = shard.index.range(entry)

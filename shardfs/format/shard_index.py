@@ -26,6 +26,7 @@ from shardfs.format.metadata import Extension
 
 EMPTY: Final = 2**64 - 1
 ENTRY_NBYTES: Final = 16
+_EMPTY: Final = np.uint64(EMPTY)
 _DTYPES: Final = {"little": np.dtype("<u8"), "big": np.dtype(">u8")}
 
 
@@ -136,18 +137,16 @@ class EntryRun:
         self._shard_nbytes = np.uint64(shard_nbytes)
 
     @property
-    def present(self) -> npt.NDArray[np.bool_]:
-        """Which entries are not empty; damaged ones count as present."""
-        return np.asarray((self._pairs != np.uint64(EMPTY)).any(axis=1))
+    def sound(self) -> npt.NDArray[np.bool_]:
+        """Which entries name bytes that lie within the shard."""
+        offsets, nbytes, size = self.offsets, self.nbytes, self._shard_nbytes
+        # A sum that overflows is no danger: one of its parts is too large by itself.
+        return np.asarray((offsets <= size) & (nbytes <= size) & (offsets + nbytes <= size))
 
     @property
-    def damaged(self) -> npt.NDArray[np.bool_]:
-        """Which of the present entries do not lie within the shard."""
-        offset, nbytes = self._pairs[:, 0], self._pairs[:, 1]
-        inside = (nbytes <= self._shard_nbytes) & (
-            offset <= self._shard_nbytes - np.minimum(nbytes, self._shard_nbytes)
-        )
-        return np.asarray(self.present & ~inside)
+    def empty(self) -> npt.NDArray[np.bool_]:
+        """Which entries say that there is no inner chunk; those that are neither sound nor empty are damaged."""
+        return np.asarray((self.offsets == _EMPTY) & (self.nbytes == _EMPTY))
 
     @property
     def offsets(self) -> npt.NDArray[np.uint64]:

@@ -82,12 +82,16 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class ShardGrid:
-    """The arrangement of inner chunks in the shards of an array."""
+    """The arrangement of inner chunks in the shards of an array.
+
+    *row_axis* is the axis of an innermost index that the array's last axis became.
+    """
 
     shards: ChunkGrid
     chunk_shape: tuple[int, ...]
     levels: tuple[ShardingLevel, ...]
     grid_shape: tuple[int, ...]
+    row_axis: int
 
     @property
     def ndim(self) -> int:
@@ -106,21 +110,13 @@ class ShardGrid:
             return 1
         if len(self.levels) > 1:
             outer, inner = self.levels[-2:]
-            return outer.span[inner.order[self._last_index_axis]]
+            return outer.span[inner.order[self.row_axis]]
         dimension = self.shards.dimensions[-1]
         return dimension.edge // self.chunk_shape[-1] if isinstance(dimension, FixedDimension) else 1
 
     def stride(self, place: Place) -> int:
         """Return how many entries further the next chunk of a row lies, in the innermost shard of *place*."""
-        return math.prod(place.shapes[-1][self._last_index_axis + 1 :])
-
-    @property
-    def _last_index_axis(self) -> int:
-        """The axis of an innermost index that the array's last axis became."""
-        axis = self.ndim - 1
-        for level in self.levels if self.ndim else ():
-            axis = level.order.index(axis)
-        return axis
+        return math.prod(place.shapes[-1][self.row_axis + 1 :])
 
     def contains(self, coords: Coords) -> bool:
         """Whether *coords* are those of an inner chunk that overlaps the array."""
@@ -179,7 +175,7 @@ class ShardGrid:
 
     def row(self, prefix: Coords, chunks: range) -> Iterator[Segment]:
         """Yield the segments of *chunks* of the row below *prefix*, which are all coordinates but the last."""
-        axis = self._last_index_axis
+        axis = self.row_axis
         start = chunks.start
         while start < chunks.stop:
             place = self.locate((*prefix, start))
@@ -247,7 +243,8 @@ def parse_sharding(
             0, ShardingLevel(level.order, span, level.index_codecs, level.index_at_start, level.after, nbytes)
         )
         lengths = permute(lengths, tuple(level.order.index(axis) for axis in range(ndim)))
-    grid = ShardGrid(shards, lengths, tuple(levels), ChunkGrid.regular(shape, lengths).shape)
+    row_axis = order.index(ndim - 1) if ndim else 0
+    grid = ShardGrid(shards, lengths, tuple(levels), ChunkGrid.regular(shape, lengths).shape, row_axis)
     _check_index_sizes(grid)
     return grid, order, codecs
 

@@ -87,15 +87,16 @@ class Operations(pyfuse3.Operations):
         reply = pyfuse3.readdir_reply
         while (batch := await directory.next_batch()) is not None:
             entry = self._entry(batch.attributes)
-            size_before = -1
+            listed = batch.attributes.size
             for name, ino, size, cookie in batch.rows:
                 entry.st_ino = ino
-                if size != size_before:
-                    entry.st_size = size_before = size
+                if size != listed:
+                    entry.st_size = listed = size
                     entry.st_blocks = (size + 511) >> 9
                 if not reply(token, name, entry, cookie):
                     return
-                self._tree.retain(ino)
+                if batch.is_counted:
+                    self._tree.retain(ino)
 
     @request
     async def releasedir(self, fh: FileHandleT) -> None:

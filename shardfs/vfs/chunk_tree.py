@@ -1,7 +1,7 @@
 """The files and directories of one sharded array's chunks: computed from inode numbers, kept nowhere."""
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import TYPE_CHECKING, Final
 
 from shardfs.dataset.array import Array, Extent, ListedRun
@@ -17,7 +17,7 @@ from shardfs.errors import (
 from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.vfs.attributes import Attributes, absent, unreadable
-from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle, Row
+from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle
 from shardfs.vfs.inodes import GENERATION_MASK, pack
 from shardfs.vfs.positions import Positions
 
@@ -209,7 +209,11 @@ class ChunkTree:
         async for covered in self.array.covered(prefix):
             for first in range(max(start, covered.start), covered.stop, _BATCH):
                 numbers = range(first, min(first + _BATCH, covered.stop))
-                yield Batch(template, [(b"%d" % n, template.ino + n, template.size, n + 1) for n in numbers])
+                sizes = repeat(template.size, len(numbers))
+                rows = zip(
+                    _decimals(numbers), _shifted(numbers, template.ino), sizes, _shifted(numbers, 1), strict=True
+                )
+                yield Batch(template, list(rows))
 
     async def _list_row(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
         async for run in self.array.list_row(prefix, start):
@@ -249,17 +253,31 @@ class ChunkTree:
         broken = unreadable(run.state.stat)
         sound = broken._replace(ttl=self.array.remaining(run.state))
         for start in range(0, run.count, _BATCH):
-            numbers, sizes, damaged = run.part(start, min(start + _BATCH, run.count))
+            numbers, sizes, damaged = run.chunks(start, min(start + _BATCH, run.count))
             if self._nested:
-                names = [b"%d" % n for n in numbers]
+                names = _decimals(numbers)
             else:
                 names = [self._encoding.encode((*prefix, n)).encode() for n in numbers]
-            rows: list[Row] = [
-                (name, ino + n, size, cookie + n) for name, n, size in zip(names, numbers, sizes, strict=True)
-            ]
-            if True not in damaged:
+            rows = list(zip(names, _shifted(numbers, ino), sizes, _shifted(numbers, cookie), strict=True))
+            if damaged is None:
                 if rows:
                     yield Batch(sound, rows)
                 continue
             for is_damaged, group in groupby(zip(damaged, rows, strict=True), key=lambda pair: pair[0]):
                 yield Batch(broken if is_damaged else sound, [listed for _, listed in group])
+
+
+def _shifted(numbers: Sequence[int], distance: int) -> Sequence[int]:
+    if isinstance(numbers, range):
+        return range(numbers.start + distance, numbers.stop + distance)
+    return [n + distance for n in numbers]
+
+
+def _decimals(numbers: Sequence[int]) -> list[bytes]:
+    """Return the names of coordinates; a row is listed again and again, so those of one are kept ready."""
+    if isinstance(numbers, range) and numbers.stop <= len(_DECIMALS):
+        return _DECIMALS[numbers.start : numbers.stop]
+    return [b"%d" % n for n in numbers]
+
+
+_DECIMALS: Final = [b"%d" % n for n in range(4096)]

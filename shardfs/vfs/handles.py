@@ -76,6 +76,8 @@ class Batch(NamedTuple):
 
     attributes: Attributes
     rows: Sequence[Row]
+    is_counted: bool = False
+    """Whether the kernel's references to these inodes are counted: those of chunk trees are not."""
 
 
 class Listing(Protocol):
@@ -128,11 +130,11 @@ class DirectoryHandle:
         """Drop what was taken up to *cookie*; return whether it was found."""
         if cookie == self._start:
             return True
-        for i, (attributes, rows) in enumerate(self._kept):
-            j = bisect_left(rows, cookie, key=_cookie)
-            if j < len(rows) and _cookie(rows[j]) == cookie:
-                rest = rows[j + 1 :]
-                self._kept[: i + 1] = [Batch(attributes, rest)] if rest else []
+        for i, batch in enumerate(self._kept):
+            j = bisect_left(batch.rows, cookie, key=_cookie)
+            if j < len(batch.rows) and _cookie(batch.rows[j]) == cookie:
+                rest = batch.rows[j + 1 :]
+                self._kept[: i + 1] = [batch._replace(rows=rest)] if rest else []
                 return True
         return False
 

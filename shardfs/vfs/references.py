@@ -57,18 +57,18 @@ async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[str, Refe
         return
     async for prefix in array.rows((0,) * (array.grid.ndim - 1)):
         async for run in array.list_row(prefix, 0):
-            numbers, sizes, damaged = run.part(0, run.count)
+            numbers, sizes, damaged = run.chunks(0, run.count)
             if run.error is not None:
                 raise run.error
             if run.shard is None or run.entries is None:
                 continue
-            if True in damaged:
+            if damaged is not None:
                 raise CorruptionError(
                     f"{encode((*prefix, numbers[damaged.index(True)]))} is damaged; see shardfs verify"
                 )
             shard = array.grid.locate((*prefix, run.first)).shard
             url = source.store.url_of(arrangement.shard_key(shard))
-            offsets = run.entries.offsets[run.entries.present].tolist()
+            offsets = run.entries.offsets[run.entries.sound].tolist()
             for number, offset, size in zip(numbers, offsets, sizes, strict=True):
                 yield encode((*prefix, number)), [url, run.shard.offset + offset, size]
 

@@ -175,7 +175,9 @@ class Tree:
         skip = max(0, cookie - OTHERS)
         for i, (name, attributes) in enumerate(generated.items()):
             if i >= skip:
-                yield Batch(attributes, [(name.encode(), attributes.ino, attributes.size, OTHERS + i + 1)])
+                yield Batch(
+                    attributes, [(name.encode(), attributes.ino, attributes.size, OTHERS + i + 1)], is_counted=True
+                )
         names = sorted(entry.name for entry in await self.store.list(directory) if not hides(entry.name))
         for start in range(max(0, skip - len(generated)), len(names), _BATCH):
             part = names[start : start + _BATCH]
@@ -183,7 +185,9 @@ class Tree:
             for i, (name, status) in enumerate(zip(part, await self.store.stat_in(directory, part), strict=True)):
                 if status is not None:
                     attributes = self._stored(_join(directory, name), status)
-                    yield Batch(attributes, [(os.fsencode(name), attributes.ino, attributes.size, behind + i)])
+                    yield Batch(
+                        attributes, [(os.fsencode(name), attributes.ino, attributes.size, behind + i)], is_counted=True
+                    )
 
     def _stored(self, path: str, status: Stat) -> Attributes:
         kind = _KINDS.get(status.kind, StoredNode)
