@@ -20,6 +20,8 @@ def check_mount_point(mountpoint: str, source: str) -> str:
 
     A dead mount that is there is detached.  Raises `MountPointError` with the way out.
     """
+    if not mountpoint:
+        raise MountPointError("MOUNTPOINT is empty; was a variable never set?")
     path = os.path.realpath(mountpoint)  # which asks nothing of what is mounted there
     try:
         status = os.stat(path)

@@ -34,6 +34,7 @@ from shardfs.stores.base import Buffer, Capacity, Entry, Kind, Stat
 _MAX_LINKS: Final = 40  # as the kernel allows
 _OPEN: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _WALK: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_ITSELF: Final = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
 _USER: Final = b"user."
 _ATTEMPTS: Final = 8
 
@@ -127,15 +128,15 @@ class LocalStore:
         if not name.startswith(_USER):
             raise NoAttributeError(f"{key} has no attribute {name!r}")
         with _translated(key):
-            descriptor = Descriptor(self._walk(key, _OPEN))
-            return os.getxattr(descriptor.fd, name)
+            itself = Descriptor(self._walk(key, _ITSELF))
+            return os.getxattr(itself.path, name)
 
     async def attributes(self, key: str) -> Sequence[bytes]:
         """Return the names of the extended attributes in the `user` namespace."""
         with _translated(key):
-            descriptor = Descriptor(self._walk(key, _OPEN))
+            itself = Descriptor(self._walk(key, _ITSELF))
             try:
-                names = os.listxattr(descriptor.fd)
+                names = os.listxattr(itself.path)
             except OSError as error:
                 if error.errno == errno.EOPNOTSUPP:
                     return []
@@ -290,6 +291,11 @@ class Descriptor:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+
+    @property
+    def path(self) -> str:
+        """A path of what is open, whatever became of its name, for calls that take no descriptor of its kind."""
+        return f"/proc/self/fd/{self.fd}"
 
     def __del__(self) -> None:
         os.close(self.fd)

@@ -8,6 +8,8 @@ from shardfs.stores.local import LocalStore
 
 def open_store(source: str) -> LocalStore:
     """Open the store that *source*, a path or a `file://` URL, names; raises `SourceError`."""
+    if not source:
+        raise SourceError("SOURCE is empty; was a variable never set?")
     if "://" not in source:
         return LocalStore(source)
     parts = urlsplit(source)
