@@ -133,6 +133,8 @@ class Array:
         if run is not None:
             state, innermost = run.outermost(), run.innermost()
             if state is not None and innermost is not None and await self._shards.confirm(state, fresh=fresh):
+                if innermost is not state:
+                    self._shards.touch(innermost)
                 return state, _extent(innermost.shard, run.entry + (last - run.first) * run.stride)
         place = self.grid.locate(coords)
         state = await self._shards.state(self.arrangement, place.shard, fresh=fresh)

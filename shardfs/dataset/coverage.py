@@ -42,6 +42,7 @@ class Coverage:
             for index in prefix:
                 branch = branch.get(index, {})
             found = list(branch)
+            listed = self._listed
         nchunks = self._array.grid.shards.dimensions[len(prefix)].nchunks
         children = sorted(index for index in found if index < nchunks)
         if len(self._children) >= _MAX_PREFIXES:
@@ -58,6 +59,12 @@ class Coverage:
             except NotFoundError:
                 return False
             return True
+        if not array.grid.ndim:
+            try:
+                await self._store.stat(array.shard_key(()))
+            except NotFoundError:
+                return False
+            return True
         return bool(await self.children(()))
 
     async def _list_directory(self, prefix: Coords) -> list[int]:
@@ -71,11 +78,11 @@ class Coverage:
 
     async def _all(self) -> _Branch:
         if self._clock() - self._listed >= self._ttl:
-            array = self._array
+            array, listed = self._array, self._clock()
             branches: _Branch = {}
             for entry in await self._store.list(array.path):
                 branch = branches
                 for index in array.key_encoding.decode(entry.name, array.grid.ndim) or ():
                     branch = branch.setdefault(index, {})
-            self._branches, self._listed = branches, self._clock()
+            self._branches, self._listed = branches, listed
         return self._branches

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import trio
+
 from shardfs.dataset.array import Array
 from shardfs.dataset.shards import Shards
-from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError
+from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, GroupMetadata, parse_document
 from shardfs.format.unshard import unshard
 from shardfs.stores.base import Stat, Store
@@ -18,6 +20,7 @@ log = logging.getLogger(__name__)
 
 DOCUMENT: Final = "zarr.json"
 _MAX_NODES: Final = 4096
+_ATTEMPTS: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,15 +51,25 @@ class Hierarchy:
         self._shards = shards
         self._ttl = ttl
         self.clock = clock
+        self._loading: dict[str, trio.Event] = {}
         self._nodes: OrderedDict[str, tuple[Node, float]] = OrderedDict()
 
     async def node(self, path: str) -> Node:
         """Return the node at the directory *path*, as it was at most *ttl* seconds ago."""
-        known = self._nodes.get(path)
-        now = self.clock()
-        if known is not None and now - known[1] < self._ttl:
-            return known[0]
-        node = await self._load(path, known[0] if known else None)
+        while True:
+            known = self._nodes.get(path)
+            now = self.clock()
+            if known is not None and now - known[1] < self._ttl:
+                return known[0]
+            if path not in self._loading:
+                break
+            await self._loading[path].wait()
+        event = self._loading[path] = trio.Event()
+        try:
+            node = await self._load(path, known[0] if known else None)
+        finally:
+            del self._loading[path]
+            event.set()
         self._nodes[path] = (node, now)
         self._nodes.move_to_end(path)
         if len(self._nodes) > _MAX_NODES:
@@ -79,11 +92,7 @@ class Hierarchy:
                 version = (await self._store.stat(key)).version
                 if (stat.version, version) == (known.stat.version, known.document_stat.version):
                     return known
-            snapshot = await self._store.open(key)
-            document_stat = snapshot.stat
-            if snapshot.size > MAX_DOCUMENT_NBYTES:
-                raise MetadataError(f"the document has {snapshot.size} bytes, more than {MAX_DOCUMENT_NBYTES}")
-            document = bytes(await snapshot.read(0, snapshot.size))
+            document, document_stat = await self._read(key)
             metadata = parse_document(document)
             if isinstance(metadata, ArrayMetadata) and metadata.is_sharded:
                 return Node(path, stat, document, document_stat, metadata, self._array(path, metadata, known))
@@ -95,6 +104,20 @@ class Hierarchy:
         if known is None or known.reason != reason:
             log.warning("%s is shown as stored: %s", path or "the source", reason)
         return Node(path, stat, document, document_stat, reason=reason)
+
+    async def _read(self, key: str) -> tuple[bytes, Stat]:
+        """Read a document of one version, also while another program is writing it."""
+        attempts = _ATTEMPTS
+        while True:
+            snapshot = await self._store.open(key)
+            if snapshot.size > MAX_DOCUMENT_NBYTES:
+                raise MetadataError(f"the document has {snapshot.size} bytes, more than {MAX_DOCUMENT_NBYTES}")
+            try:
+                return bytes(await snapshot.read(0, snapshot.size)), snapshot.stat
+            except StaleError:
+                attempts -= 1
+                if not attempts:
+                    raise
 
     def _array(self, path: str, metadata: ArrayMetadata, known: Node | None) -> Array:
         unsharded = unshard(metadata)

@@ -32,8 +32,12 @@ class OpenShard:
     @property
     def memory(self) -> int:
         """Bytes of memory that the shard holds while it is open."""
-        decoded = self.snapshot.size if isinstance(self.snapshot, MemorySnapshot) else 0
-        return self.index.nbytes + decoded
+        return self.index.nbytes + (self.snapshot.size if self.was_decoded else 0)
+
+    @property
+    def was_decoded(self) -> bool:
+        """Whether the shard was decoded whole, and holds what came of it."""
+        return self.outermost is None and isinstance(self.snapshot, MemorySnapshot)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return *nbytes* bytes from *offset* of the shard; raises `StaleError` if they may be another version's.

@@ -111,15 +111,21 @@ class Shards:
             return state
         return await self._once(key, state, lambda: self._load(key))
 
+    def touch(self, state: ShardState) -> None:
+        """Note that *state* was used."""
+        if self._states.get(state.key) is state:
+            self._states.move_to_end(state.key)
+
     async def confirm(self, state: ShardState, *, fresh: bool) -> bool:
         """Return whether *state* may be trusted; *fresh* asks the store."""
         now = self.clock()
         if fresh or now - state.checked >= self.ttl or state.error is not None:
-            if state.snapshot is None or not await state.snapshot.is_current():
+            if state.snapshot is None or not (state.error is None or isinstance(state.error, CorruptionError)):
+                return False  # what failed in passing is tried again
+            if not await state.snapshot.is_current():
                 return False
             state.checked = now
-        if state.key in self._states:
-            self._states.move_to_end(state.key)
+        self.touch(state)
         self._statistics.index_hits += 1
         return True
 
@@ -140,7 +146,9 @@ class Shards:
     ) -> ShardState:
         key: _Key = (array, place.shard, place.entries[:depth])
         known = self._states.get(key)
-        if known is None or known.snapshot is not state.snapshot:
+        if known is not None:
+            self._states.move_to_end(key)
+        while known is None or known.snapshot is not state.snapshot:
 
             async def load() -> ShardState:
                 level = array.grid.levels[depth]
@@ -209,6 +217,7 @@ class Shards:
     def _count_load(self, shard: OpenShard | None) -> None:
         if shard is not None:
             self._statistics.index_loads += 1
+            self._statistics.whole_shard_decodes += shard.was_decoded
             self._statistics.index_bytes += len(shard.index.encoded)
 
     def _remember(self, state: ShardState) -> None:

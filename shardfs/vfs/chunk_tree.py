@@ -181,14 +181,14 @@ class ChunkTree:
         if self._nested:
             coords = (*self._prefix(position), int(name))
             if coords[-1] >= self.array.grid.grid_shape[len(coords) - 1]:
-                return absent(self._tree.ttl)
+                return absent(self._tree.hierarchy.remaining(self.array.arrangement.path))
             if len(coords) < self._ndim:
                 return await self._directory_attributes(self._positions.of_directory(coords))
             position = self._positions.child(position, coords[-1])
         else:
             coords = self._encoding.decode(name, self._ndim) or ()
             if not self.array.grid.contains(coords):
-                return absent(self._tree.ttl)
+                return absent(self._tree.hierarchy.remaining(self.array.arrangement.path))
             position = self._positions.of_chunk(coords)
         state, extent = await self.array.find(coords)
         if extent is None:

@@ -50,6 +50,7 @@ class InodeTable(Generic[N]):
     def __init__(self, root: N) -> None:
         self._rows: dict[int, _Row[N]] = {ROOT: _Row(None, root, 1)}
         self._numbers: dict[object, int] = {}
+        self._new: set[int] = set()
         self._last = ROOT
 
     def number(self, key: object, node: N) -> int:
@@ -59,6 +60,7 @@ class InodeTable(Generic[N]):
             ino = self._last = self._last + 1
             self._numbers[key] = ino
             self._rows[ino] = _Row(key, node, 0)
+            self._new.add(ino)
         return ino
 
     def node(self, ino: int) -> N:
@@ -73,6 +75,13 @@ class InodeTable(Generic[N]):
         row = self._rows.get(ino)
         if row is not None:
             row.lookups += 1
+            self._new.discard(ino)
+
+    def sweep(self) -> None:
+        """Forget what the kernel was told of in vain."""
+        for ino in self._new:
+            del self._numbers[self._rows.pop(ino).key]
+        self._new.clear()
 
     def forget(self, ino: int, lookups: int) -> None:
         """Take back *lookups* references of the kernel."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Final
 
 from shardfs.dataset.hierarchy import Hierarchy, Node
-from shardfs.errors import NotADirectoryHereError, NotFoundError, StaleError
+from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
 from shardfs.stores.base import Kind, Stat, Store
 from shardfs.vfs.attributes import Attributes, absent
 from shardfs.vfs.chunk_tree import ChunkTree
@@ -60,7 +60,7 @@ class Tree:
                 return await self._node(ino).attributes(ino)
             number, generation, position = unpack(ino)
             return await self.numbers.tree(number).attributes(generation, position)
-        except StaleError:
+        except ShardfsError:
             for handle in self._open_files.values():
                 if handle.attributes.ino == ino:
                     return handle.attributes
@@ -105,6 +105,8 @@ class Tree:
     async def close_directory(self, number: int) -> None:
         """Close the open directory with the handle *number*."""
         await self._open_directories.pop(number).close()
+        if not self._open_directories:
+            self._inodes.sweep()
 
     async def read_link(self, ino: int) -> bytes:
         """Return the target of a symbolic link."""
@@ -156,7 +158,8 @@ class Tree:
         assert node.document_stat is not None
         path = _join(node.path, name)
         document = Document(self, path, node.document_stat.version)
-        return await document.attributes(self._inodes.number((Document, path, document.identity), document))
+        attributes = await document.attributes(0)
+        return attributes._replace(ino=self._inodes.number((Document, path, document.identity), document))
 
     async def lookup_stored(self, directory: str, name: str) -> Attributes:
         """Return the attributes of *name* as it is stored in *directory*."""

@@ -1,0 +1,172 @@
+"""Every array of the corpus: extents and listings against the encoder."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import product
+from typing import Any
+
+import pytest
+import trio
+
+from shardfs.dataset.array import Array, Extent
+from shardfs.format.sharding import Coords
+from tests.support.corpus import Case, array, extension, rectilinear, sharding, transpose
+from tests.support.datasets import store
+from tests.support.opened import Opened, StoredCorpus, in_trio, listed_chunks, open_source
+from tests.support.parametrize import every_case
+
+
+def all_coords(array: Array) -> list[Coords]:
+    return list(product(*map(range, array.grid.grid_shape)))
+
+
+async def whole(extent: Extent | None) -> bytes | None:
+    return None if extent is None else bytes(await extent.read(0, extent.nbytes))
+
+
+async def opened(stored: StoredCorpus, case: Case, **limits: int) -> tuple[Opened, Array]:
+    source = open_source(stored.path(case), **limits)
+    return source, await source.array()
+
+
+@every_case
+@in_trio
+async def test_extents_are_the_inner_chunks_in_any_order(stored: StoredCorpus, case: Case) -> None:
+    _, array = await opened(stored, case)
+    inner = stored.encoded[case.name].inner
+    order = all_coords(array)
+    assert inner.keys() <= set(order)
+    for coords in [*order, *reversed(order), *random.Random(1).sample(order, len(order))]:
+        assert await whole(await array.extent(coords)) == inner.get(coords)
+        assert await whole((await array.find(coords))[1]) == inner.get(coords)
+
+
+@every_case
+@in_trio
+async def test_rows_list_what_is_there_with_its_size(stored: StoredCorpus, case: Case) -> None:
+    _, array = await opened(stored, case)
+    inner = stored.encoded[case.name].inner
+    if not array.grid.ndim:
+        return
+    for prefix in product(*map(range, array.grid.grid_shape[:-1])):
+        n = array.grid.grid_shape[-1]
+        expected = [(i, len(inner[*prefix, i]), False) for i in range(n) if (*prefix, i) in inner]
+        for start in {0, 1, n // 2, n}:
+            listed: list[Any] = []
+            async for run in array.list_row(prefix, start):
+                assert run.error is None
+                middle = run.count // 2
+                listed += listed_chunks(run, 0, middle) + listed_chunks(run, middle, run.count)
+            assert listed == [entry for entry in expected if entry[0] >= start]
+
+
+@every_case
+@in_trio
+async def test_covered_coordinates_hold_every_chunk(stored: StoredCorpus, case: Case) -> None:
+    _, array = await opened(stored, case)
+    for coords in stored.encoded[case.name].inner:
+        for axis in range(array.grid.ndim):
+            covered = [i async for part in array.covered(coords[:axis]) for i in part]
+            assert coords[axis] in covered
+            assert covered == sorted(set(covered))
+            assert all(i < array.grid.grid_shape[axis] for i in covered)
+
+
+@every_case
+@in_trio
+async def test_whether_anything_is_stored_is_known(stored: StoredCorpus, case: Case) -> None:
+    _, array = await opened(stored, case)
+    assert await array.has_shards() == bool(stored.encoded[case.name].files)
+
+
+@every_case
+@in_trio
+async def test_each_index_is_loaded_once_and_kept(stored: StoredCorpus, case: Case) -> None:
+    source, array = await opened(stored, case)
+    order = all_coords(array) * max(1, 50 // max(1, len(all_coords(array))))
+    inner = stored.encoded[case.name].inner
+
+    async def read(coords: Coords) -> None:
+        assert await whole(await array.extent(coords)) == inner.get(coords)
+
+    async with trio.open_nursery() as nursery:
+        for coords in order:
+            nursery.start_soon(read, coords)
+    levels = len(array.grid.levels)
+    files = len(stored.encoded[case.name].files)
+    places = {array.grid.locate(coords) for coords in all_coords(array)}
+    most = sum(len({(place.shard, place.entries[:depth]) for place in places}) for depth in range(levels))
+    loads = source.statistics.index_loads
+    assert loads <= most
+    if levels == 1 and not case.layout.store_beyond:
+        assert loads == files
+    for coords in order:
+        await read(coords)
+    assert source.statistics.index_loads == loads
+
+
+@every_case
+@in_trio
+async def test_a_cache_that_holds_next_to_nothing_changes_nothing_but_speed(stored: StoredCorpus, case: Case) -> None:
+    _, array = await opened(stored, case, max_nbytes=1, max_open=1)
+    inner = stored.encoded[case.name].inner
+    for coords in all_coords(array):
+        assert await whole(await array.extent(coords)) == inner.get(coords)
+
+    async def read(coords: Coords) -> None:
+        assert await whole(await array.extent(coords)) == inner.get(coords)
+
+    async with trio.open_nursery() as nursery:
+        for coords in reversed(all_coords(array)):
+            nursery.start_soon(read, coords)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 23, 24, 25, 10**12])
+@pytest.mark.parametrize("nbytes", [0, 1, 23, 24, 25, 10**12])
+@in_trio
+async def test_an_extent_ends_where_its_chunk_ends(tmp_path: Any, offset: int, nbytes: int) -> None:
+    document = array((8, 6), (4, 6), sharding((2, 3)))
+    chunk = store(tmp_path / "a", document)["c/1/1"]
+    assert len(chunk) == 24
+    extent = await (await open_source(tmp_path).array("a")).extent((1, 1))
+    assert extent is not None
+    assert bytes(await extent.read(offset, nbytes)) == chunk[offset : offset + nbytes]
+
+
+@in_trio
+async def test_a_row_of_a_large_grid_is_found_without_counting_it_out(tmp_path: Any) -> None:
+    document = array((2, 2**30), (2, 2**20), sharding((1, 2**10)), data_type="uint8")
+    store(tmp_path / "a", array((2, 2**20), (2, 2**20), sharding((1, 2**10)), data_type="uint8"))
+    (tmp_path / "a" / "zarr.json").write_text(json.dumps(document))
+    source = open_source(tmp_path)
+    large = await source.array("a")
+    runs = [run async for run in large.list_row((1,), 0)]
+    assert [(run.first, run.count) for run in runs] == [(0, 1024)]
+    assert await large.extent((1, 2**20 - 1)) is None
+    assert source.statistics.index_loads == 1
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        array((40, 30), rectilinear([[2, 3], [4, 4], 18], [[3, 2], 6, [9, 2]]), sharding((2, 3))),
+        array((40, 30), rectilinear([20, 8, 12], [6, 24]), transpose(1, 0), sharding((3, 2))),
+        array((40, 30), rectilinear([16, 8, 16], [12, 6, 12]), sharding((8, 6), sharding((2, 3)))),
+        array((3, 40, 30), rectilinear(1, [20, 8, 12], 6), transpose(2, 0, 1), sharding((3, 1, 2)))
+        | {"chunk_key_encoding": extension("v2", separator=".")},
+        array((97,), rectilinear([6, 3, [9, 5], 51]), sharding((3,))),
+    ],
+    ids=str,
+)
+@in_trio
+async def test_shards_of_different_lengths_are_never_taken_for_each_other(tmp_path: Any, document: Any) -> None:
+    chunks = store(tmp_path / "a", document)
+    source = open_source(tmp_path)
+    array = await source.array("a")
+    order = all_coords(array)
+    for seed in range(3):
+        for coords in random.Random(seed).sample(order, len(order)):
+            extent = (await array.find(coords))[1]
+            assert await whole(extent) == chunks[array.arrangement.key_encoding.encode(coords)]

@@ -1,0 +1,180 @@
+"""Nodes: which directories are what, and what an edit of a document changes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from shardfs.dataset.hierarchy import Node
+from shardfs.errors import NotFoundError
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata
+from tests.support.corpus import BASE, GZIP, LITTLE, ZSTD, array, edited, extension, sharding, transpose
+from tests.support.datasets import age, store
+from tests.support.gated import GatedStore
+from tests.support.opened import Opened, in_trio, open_source
+
+GROUP = {"zarr_format": 3, "node_type": "group"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A group with a sharded array `a`."""
+    store(tmp_path / "a", BASE)
+    write(tmp_path, GROUP)
+    age(tmp_path)
+    return tmp_path
+
+
+def write(directory: Path, document: Any) -> None:
+    """Replace the document of *directory* as careful writers do."""
+    directory.mkdir(exist_ok=True)
+    text = document if isinstance(document, bytes) else json.dumps(document).encode()
+    (directory / "temporary").write_bytes(text)
+    (directory / "temporary").rename(directory / "zarr.json")
+
+
+async def later(source: Opened, path: str = "a") -> Node:
+    source.clock.now += 1
+    return await source.hierarchy.node(path)
+
+
+@in_trio
+async def test_nodes_are_what_their_documents_say(root: Path) -> None:
+    write(root / "plain array", array((4,), (2,), LITTLE))
+    (root / "directory").mkdir()
+    hierarchy = open_source(root).hierarchy
+    group, sharded = await hierarchy.node(""), await hierarchy.node("a")
+    assert isinstance(group.metadata, GroupMetadata)
+    assert isinstance(sharded.metadata, ArrayMetadata)
+    assert sharded.array is not None
+    assert sharded.document == (root / "a" / "zarr.json").read_bytes()
+    assert sharded.array.document["chunk_grid"] == extension("regular", chunk_shape=[2, 3])
+    plain, directory = await hierarchy.node("plain array"), await hierarchy.node("directory")
+    assert isinstance(plain.metadata, ArrayMetadata)
+    assert plain.array is directory.array is directory.metadata is directory.document is None
+    assert {node.reason for node in (group, sharded, plain, directory)} == {None}
+    with pytest.raises(NotFoundError):
+        await hierarchy.node("gone")
+
+
+@in_trio
+async def test_a_node_is_trusted_for_the_ttl_and_kept_while_nothing_changes(root: Path) -> None:
+    source = open_source(root, ttl=5.0)
+    node = await source.hierarchy.node("a")
+    assert source.hierarchy.remaining("a") == 5.0
+    assert source.hierarchy.remaining("never asked for") == 0.0
+    write(root / "a", edited(("attributes",), {"changed": 1}))
+    source.clock.now += 4
+    assert await source.hierarchy.node("a") is node
+    assert source.hierarchy.remaining("a") == 1.0
+    source.clock.now += 1
+    changed = await source.hierarchy.node("a")
+    assert json.loads(changed.document or b"")["attributes"] == {"changed": 1}
+    assert source.hierarchy.remaining("a") == 5.0
+    source.clock.now += 100
+    assert await source.hierarchy.node("a") is changed
+
+
+@pytest.mark.parametrize(
+    ("edit", "kept"),
+    [
+        (BASE, True),
+        (edited(("attributes",), {"note": "text"}), True),
+        (edited(("fill_value",), 7), True),
+        (edited(("data_type",), "float32"), True),
+        (edited(("dimension_names",), ["y", "x"]), True),
+        (edited(("codecs",), [sharding((2, 3), LITTLE, ZSTD)]), True),
+        (edited(("codecs",), [sharding((2, 3), "bytes", "gzip")]), True),
+        (edited(("chunk_key_encoding",), "default"), True),
+        (edited(("shape",), [8, 11]), False),
+        (edited(("shape",), [3, 11]), False),
+        (edited(("chunk_grid",), extension("regular", chunk_shape=[4, 3])), False),
+        (edited(("codecs",), [sharding((1, 3), LITTLE, GZIP)]), False),
+        (edited(("codecs",), [sharding((2, 3), LITTLE, index_location="start")]), False),
+        (edited(("codecs",), [sharding((2, 3), LITTLE, index_codecs=[LITTLE])]), False),
+        (edited(("codecs",), [sharding((2, 3), LITTLE), GZIP]), False),
+        (edited(("codecs",), [transpose(1, 0), sharding((3, 2), LITTLE)]), False),
+        (edited(("chunk_key_encoding",), "v2"), False),
+    ],
+    ids=lambda value: json.dumps(value)[-60:],
+)
+@in_trio
+async def test_the_arrangement_is_kept_while_chunks_lie_where_they_lay(root: Path, edit: Any, kept: bool) -> None:
+    source = open_source(root)
+    before = await source.array("a")
+    write(root / "a", edit)
+    after = (await later(source)).array
+    assert after is not None
+    assert (after.arrangement is before.arrangement) == kept
+    assert after.document["attributes" if "attributes" in edit else "codecs"] is not None
+    assert {key: after.document[key] for key in ("shape", "fill_value", "data_type")} == {
+        key: edit[key] for key in ("shape", "fill_value", "data_type")
+    }
+
+
+@in_trio
+async def test_what_is_open_stays_open_when_only_attributes_change(root: Path) -> None:
+    source = open_source(root)
+    before = await source.array("a")
+    extent = await before.extent((0, 0))
+    write(root / "a", edited(("attributes",), {"note": "text"}))
+    after = (await later(source)).array
+    assert after is not None
+    again = await after.extent((0, 0))
+    assert extent is not None
+    assert again is not None
+    assert (again.offset, again.shard) == (extent.offset, extent.shard)
+    assert source.statistics.index_loads == 1
+
+
+@in_trio
+async def test_an_array_without_its_document_is_a_plain_directory(root: Path) -> None:
+    source = open_source(root)
+    assert (await source.hierarchy.node("a")).array is not None
+    os.unlink(root / "a" / "zarr.json")
+    node = await later(source)
+    assert (node.array, node.metadata, node.document, node.reason) == (None, None, None, None)
+    write(root / "a", BASE)
+    assert (await later(source)).array is not None
+
+
+@in_trio
+async def test_many_who_ask_for_a_node_at_once_get_the_same_one(root: Path) -> None:
+    """Else each had chunks of its own, and the inodes of all but one were stale at once."""
+
+    async def slow(key: str, offset: int, nbytes: int) -> None:
+        await trio.lowlevel.checkpoint()
+
+    source = open_source(root, store=GatedStore(root, slow))
+    found: set[int] = set()
+    nodes = []
+
+    async def ask() -> None:
+        node = await source.hierarchy.node("a")
+        assert node.array is not None
+        nodes.append(node)
+        found.add(id(node.array.arrangement))
+
+    for change in ({}, {"shape": [8, 11]}):
+        write(root / "a", BASE | change)
+        source.clock.now += 1
+        found.clear()
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(ask)
+        assert len(found) == 1
+
+
+@in_trio
+async def test_few_of_very_many_nodes_are_kept(root: Path) -> None:
+    source = open_source(root)
+    for i in range(5000):
+        (root / f"d{i}").mkdir()
+        await source.hierarchy.node(f"d{i}")
+    assert source.hierarchy.remaining("d0") == 0.0
+    assert source.hierarchy.remaining("d4999") == 1.0

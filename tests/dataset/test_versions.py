@@ -1,0 +1,210 @@
+"""Shards that change behind the mount: when it is seen, and what open extents read then."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from shardfs.dataset.array import Array, Extent
+from shardfs.errors import CorruptionError, StaleError
+from tests.support.corpus import CRC32C, GZIP, array, sharding
+from tests.support.datasets import store
+from tests.support.gated import GatedStore
+from tests.support.opened import Opened, in_trio, open_source
+
+PLAIN = array((8, 6), (4, 6), sharding((2, 3)))
+DOCUMENTS = {
+    "plain": PLAIN,
+    "at the start": array((8, 6), (4, 6), sharding((2, 3), index_location="start")),
+    "encoded": array((8, 6), (4, 6), sharding((2, 3)), GZIP),
+    "nested": array((8, 6), (4, 6), sharding((4, 6), sharding((2, 3)))),
+    "encoded between": array((8, 6), (4, 6), sharding((4, 6), sharding((2, 3)), GZIP)),
+    "everything encoded": array((8, 6), (4, 6), sharding((4, 6), sharding((2, 3)), GZIP), CRC32C),
+}
+DECODED = {"encoded", "encoded between", "everything encoded"}
+SHARD = "a/c/0/0"
+
+every_document = pytest.mark.parametrize("kind", DOCUMENTS)
+
+
+class Versions:
+    """An array on disk with two versions of its first shard."""
+
+    def __init__(self, root: Path, kind: str) -> None:
+        document = DOCUMENTS[kind]
+        self.shard = root / SHARD
+        store(root / "b", document, np.arange(1000, 1048, dtype=np.int32).reshape(8, 6))
+        self.new_shard = (root / "b" / "c" / "0" / "0").read_bytes()
+        self.new = store(root / "b", document, np.arange(1000, 1048, dtype=np.int32).reshape(8, 6))["c/0/0"]
+        self.old = store(root / "a", document)["c/0/0"]
+        self.old_shard = self.shard.read_bytes()
+        assert self.old != self.new
+
+    def replace(self) -> None:
+        temporary = self.shard.parent / "temporary"
+        temporary.write_bytes(self.new_shard)
+        temporary.rename(self.shard)
+
+
+async def opened(root: Path, **options: Any) -> tuple[Opened, Array]:
+    source = open_source(root, **options)
+    return source, await source.array("a")
+
+
+async def extent(array: Array) -> Extent:
+    found = await array.extent((0, 0))
+    assert found is not None
+    return found
+
+
+async def read(found: Extent | None) -> bytes | None:
+    return None if found is None else bytes(await found.read(0, 100))
+
+
+@every_document
+@in_trio
+async def test_a_replaced_shard_is_a_new_generation_and_open_extents_keep_the_old(tmp_path: Path, kind: str) -> None:
+    versions = Versions(tmp_path, kind)
+    source, array = await opened(tmp_path)
+    before, _ = await array.find((0, 0))
+    old = await extent(array)
+    versions.replace()
+    after, new = await array.find((0, 0), fresh=True)
+    assert after.generation == before.generation + 1
+    assert await read(new) == versions.new
+    assert await read(old) == versions.old
+    assert source.statistics.stale_shards == 1
+    os.unlink(versions.shard)
+    assert await array.extent((0, 0)) is None
+    assert (await read(old), await read(new)) == (versions.old, versions.new)
+
+
+@every_document
+@in_trio
+async def test_a_change_is_seen_at_the_next_open_and_elsewhere_after_the_ttl(tmp_path: Path, kind: str) -> None:
+    versions = Versions(tmp_path, kind)
+    source, array = await opened(tmp_path, ttl=5.0)
+    state, _ = await array.find((0, 0))
+    assert array.remaining(state) == 5.0
+    source.clock.now += 2
+    assert array.remaining(state) == 3.0
+    versions.replace()
+    assert await read((await array.find((0, 0)))[1]) == versions.old
+    source.clock.now += 3
+    state, found = await array.find((0, 0))
+    assert await read(found) == versions.new
+    assert array.remaining(state) == 5.0
+    versions.shard.write_bytes(versions.old_shard)
+    assert await read(await extent(array)) == versions.old
+
+
+@in_trio
+async def test_a_shard_that_appears_or_goes_is_seen_in_time(tmp_path: Path) -> None:
+    versions = Versions(tmp_path, "plain")
+    os.unlink(versions.shard)
+    source, array = await opened(tmp_path)
+    assert (await array.find((0, 0)))[1] is None
+    versions.shard.write_bytes(versions.old_shard)
+    assert (await array.find((0, 0)))[1] is None, "nothing was asked within the ttl"
+    source.clock.now += 1
+    assert await read((await array.find((0, 0)))[1]) == versions.old
+    os.unlink(versions.shard)
+    assert await read((await array.find((0, 0)))[1]) == versions.old
+    source.clock.now += 1
+    assert (await array.find((0, 0)))[1] is None
+    versions.shard.write_bytes(versions.new_shard)
+    assert await read(await extent(array)) == versions.new
+
+
+@every_document
+@in_trio
+async def test_a_shard_that_is_rewritten_in_place_is_stale_for_open_extents(tmp_path: Path, kind: str) -> None:
+    versions = Versions(tmp_path, kind)
+    _, array = await opened(tmp_path)
+    before, _ = await array.find((0, 0))
+    old = await extent(array)
+    versions.shard.write_bytes(versions.new_shard)
+    if kind in DECODED:
+        assert await read(old) == versions.old, "it was decoded, and is in memory"
+    else:
+        for _ in range(2):
+            with pytest.raises(StaleError):
+                await old.read(0, 100)
+    after, new = await array.find((0, 0), fresh=True)
+    assert await read(new) == versions.new
+    assert after.generation == before.generation + 1
+
+
+@in_trio
+async def test_a_shard_that_becomes_damaged_is_an_error_and_open_extents_keep_reading(tmp_path: Path) -> None:
+    versions = Versions(tmp_path, "plain")
+    _, array = await opened(tmp_path)
+    old = await extent(array)
+    versions.new_shard = versions.new_shard[:-1]
+    versions.replace()
+    with pytest.raises(CorruptionError):
+        await array.extent((0, 0))
+    assert await read(old) == versions.old
+
+
+@in_trio
+async def test_payload_and_index_overwritten_under_a_longer_file_are_stale(tmp_path: Path) -> None:
+    versions = Versions(tmp_path, "plain")
+    _, opened_array = await opened(tmp_path)
+    old = await extent(opened_array)
+    versions.shard.write_bytes(versions.new_shard[:-1] + b"longer" + versions.new_shard[-68:])
+    with pytest.raises(StaleError):
+        await old.read(0, 100)
+
+
+@in_trio
+async def test_a_shard_that_is_rewritten_while_it_is_opened_is_opened_again(tmp_path: Path) -> None:
+    versions = Versions(tmp_path, "plain")
+    writes = 3
+
+    async def rewrite(key: str, offset: int, nbytes: int) -> None:
+        nonlocal writes
+        if key == SHARD and writes:
+            writes -= 1
+            os.utime(versions.shard, ns=(writes, writes))
+
+    _, opened_array = await opened(tmp_path, store=GatedStore(tmp_path, rewrite))
+    assert await read(await extent(opened_array)) == versions.old
+    assert writes == 0
+
+
+@in_trio
+async def test_an_enclosed_shard_of_the_old_version_is_never_taken_for_one_of_the_new(tmp_path: Path) -> None:
+    """A slow reader of the old version and a reader of the new one ask for the same enclosed shard."""
+    versions = Versions(tmp_path, "nested")
+    slow, reached = trio.Event(), trio.Event()
+    gate = True
+
+    async def hold(key: str, offset: int, nbytes: int) -> None:
+        nonlocal gate
+        if gate and key == SHARD and offset < 100:  # the index of the enclosed shard
+            gate = False
+            reached.set()
+            await slow.wait()
+
+    _, opened_array = await opened(tmp_path, store=GatedStore(tmp_path, hold))
+    found: dict[str, bytes | None] = {}
+
+    async def reader(name: str) -> None:
+        found[name] = await read(await extent(opened_array))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reader, "old")
+        await reached.wait()
+        versions.replace()
+        nursery.start_soon(reader, "new")
+        await trio.testing.wait_all_tasks_blocked()
+        slow.set()
+    assert found == {"old": versions.old, "new": versions.new}
+    assert await read(await extent(opened_array)) == versions.new

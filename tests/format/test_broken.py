@@ -1,0 +1,53 @@
+"""Documents that are shown as stored: each has a reason, and none is taken for what it is not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shardfs.errors import MetadataError, NotUnshardable
+from shardfs.format.consolidated import unshard_consolidated
+from shardfs.format.metadata import ArrayMetadata, encode_json, parse_document
+from shardfs.format.unshard import unshard
+from tests.support.corpus import BROKEN, Broken
+
+every_broken = pytest.mark.parametrize("broken", BROKEN, ids=[broken.name for broken in BROKEN])
+
+
+def reason(broken: Broken) -> str:
+    try:
+        array = parse_document(json.dumps(broken.document).encode())
+        assert isinstance(array, ArrayMetadata)
+        unshard(array)
+    except (MetadataError, NotUnshardable) as error:
+        return str(error)
+    pytest.fail(f"this is taken for a sound array, though {broken.why}")
+
+
+@every_broken
+def test_a_broken_document_has_a_reason(broken: Broken) -> None:
+    text = reason(broken)
+    assert 10 < len(text) < 200
+    assert text.isprintable()
+
+
+@every_broken
+def test_a_broken_copy_in_consolidated_metadata_stays_as_it_is(broken: Broken) -> None:
+    group = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "consolidated_metadata": {"kind": "inline", "metadata": {"a": broken.document}},
+    }
+    assert unshard_consolidated(group) is None
+
+
+def test_reasons_tell_documents_apart() -> None:
+    """A message that fits everything helps nobody."""
+    reasons = [reason(broken) for broken in BROKEN]
+    assert len(set(reasons)) > len(reasons) / 2
+
+
+def test_a_broken_document_is_still_json() -> None:
+    for broken in BROKEN:
+        encode_json(broken.document)

@@ -1,0 +1,222 @@
+"""Documents: what is accepted, what is refused, and that nothing is lost on the way."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from shardfs.errors import MetadataError
+from shardfs.format import metadata
+from shardfs.format.metadata import (
+    ArrayMetadata,
+    Extension,
+    GroupMetadata,
+    brief,
+    encode_json,
+    parse_document,
+    parse_json,
+)
+from tests.support.corpus import BASE, LITTLE, Case, edited, extension
+from tests.support.encoder import named
+from tests.support.json_values import json_values
+from tests.support.parametrize import every_case
+
+GROUP = {"zarr_format": 3, "node_type": "group"}
+
+
+def parsed(document: Any) -> ArrayMetadata | GroupMetadata:
+    return parse_document(json.dumps(document).encode())
+
+
+@every_case
+def test_every_document_of_the_corpus_is_an_array(case: Case) -> None:
+    array = parsed(case.document)
+    assert isinstance(array, ArrayMetadata)
+    assert array.shape == tuple(case.document["shape"])
+    assert array.ndim == len(array.shape)
+    assert array.is_sharded
+    assert [codec.name for codec in array.codecs] == [named(codec)[0] for codec in case.document["codecs"]]
+
+
+@every_case
+def test_a_document_survives_being_read_and_written(case: Case) -> None:
+    again = encode_json(parsed(case.document).document)
+    assert json.dumps(json.loads(again)) == json.dumps(case.document)
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("fill_value", "NaN"),
+        ("fill_value", -0.0),
+        ("fill_value", 2**64 - 1),
+        ("fill_value", ["0x7ff8000000000001", "-Infinity"]),
+        ("dimension_names", [None, "x"]),
+        ("dimension_names", [None, None]),
+        ("attributes", {"huge": 10**4000, "negative": -(10**4000), "exact": 2**53 + 1}),
+        ("attributes", {"bare": [math.nan, math.inf, -math.inf]}),
+        ("attributes", {"half a pair": "\ud800", "µ": "\U0001f52c \u0000"}),
+        ("attributes", {"one": 1, "point": 1.0, "minus": -0.0, "tiny": 5e-324}),
+        ("attributes", {"": {"": [[], {}, None, True]}}),
+        ("data_type", {"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": 10}}),
+        ("data_type", "example.unknown"),
+        ("example.note", {"must_understand": False, "codecs": ["sharding_indexed"]}),
+        ("storage_transformers", []),
+    ],
+)
+def test_members_that_mean_nothing_here_are_kept_as_they_are(member: str, value: Any) -> None:
+    array = parsed(edited((member,), value))
+    shown = encode_json(array.document).decode()
+    assert json.dumps(json.loads(shown)[member]) == json.dumps(value)
+
+
+def test_the_order_of_members_is_kept() -> None:
+    document = dict(reversed(BASE.items()))
+    assert list(json.loads(encode_json(parsed(document).document))) == list(document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        GROUP,
+        GROUP | {"attributes": {"a": 1}},
+        GROUP | {"consolidated_metadata": None},
+        GROUP | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {}}},
+        GROUP | {"example.note": {"must_understand": False}},
+    ],
+)
+def test_groups_are_accepted(document: dict[str, Any]) -> None:
+    group = parsed(document)
+    assert isinstance(group, GroupMetadata)
+    assert group.document == document
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        GROUP | {"attributes": None},
+        GROUP | {"attributes": []},
+        GROUP | {"example.note": {}},
+        GROUP | {"example.note": {"must_understand": True}},
+        GROUP | {"zarr_format": 2},
+        GROUP | {"zarr_format": True},
+        GROUP | {"zarr_format": 3.0},
+        GROUP | {"node_type": ["group"]},
+        GROUP | {"shape": [1]},
+    ],
+)
+def test_broken_groups_are_refused(document: dict[str, Any]) -> None:
+    with pytest.raises(MetadataError):
+        parsed(document)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b" ",
+        b"{",
+        b"{}{}",
+        b"{} x",
+        b"[1,]",
+        b"'a'",
+        b"\xff\xfe{}",
+        b"\xef\xbb\xbf{}",
+        b'"\xff"',
+        "{}".encode("utf-16"),
+        b'{"a": 1e400}',
+        b'{"a": -1e400}',
+        b'{"a": [1E+309]}',
+        b'{"a": 1%s}' % (b"0" * 5000),
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"[" * 100_000 + b"]" * 100_000,
+    ],
+    ids=lambda text: repr(text[:12]),
+)
+def test_what_is_no_json_or_cannot_be_written_again_is_refused(text: bytes) -> None:
+    with pytest.raises(MetadataError):
+        parse_json(text)
+
+
+def test_a_number_just_below_the_limit_of_a_double_is_kept() -> None:
+    assert parse_json(b"[1e308, 1.7976931348623157e308, 1e-400]") == [1e308, 1.7976931348623157e308, 0.0]
+
+
+def test_a_document_that_is_too_large_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "MAX_DOCUMENT_NBYTES", 8)
+    assert parse_json(b"[1, 2] \n") == [1, 2]
+    with pytest.raises(MetadataError, match="9 bytes"):
+        parse_json(b"[1, 2, ]x")
+
+
+def test_a_document_that_is_nested_too_deeply_to_be_written_is_refused() -> None:
+    nested: Any = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(MetadataError):
+        encode_json(nested)
+    while nested:
+        nested = nested.pop()
+
+
+@pytest.mark.parametrize("depth", [100, 800, 940, 960, 980, 990, 1000])
+def test_what_can_be_read_can_be_written(depth: int) -> None:
+    """Else a document would be accepted, and then no file of its directory could be shown."""
+    text = b'{"a": %s}' % (b"[" * depth + b"]" * depth)
+    try:
+        document = parse_json(text)
+    except MetadataError:
+        return
+    encode_json(document)
+
+
+def test_deep_nesting_does_not_multiply_the_size_of_the_text() -> None:
+    text = b"[" * 400 + b"1" + b",1" * 10_000 + b"]" * 400
+    nbytes = len(encode_json(parse_json(text)))
+    assert nbytes < 20 * len(text)
+
+
+def test_an_array_has_at_most_32_axes() -> None:
+    def with_axes(ndim: int) -> dict[str, Any]:
+        return BASE | {"shape": [1] * ndim}
+
+    assert isinstance(parsed(with_axes(32)), ArrayMetadata)
+    with pytest.raises(MetadataError, match="33 axes"):
+        parsed(with_axes(33))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("bytes", Extension("bytes", {})),
+        ({"name": "bytes"}, Extension("bytes", {})),
+        (LITTLE, Extension("bytes", {"endian": "little"})),
+        (extension("x") | {"must_understand": False}, Extension("x", {}, must_understand=False)),
+    ],
+)
+def test_extensions_have_a_long_and_a_short_form(value: Any, expected: Extension) -> None:
+    assert Extension.parse(value, "here") == expected
+    assert Extension.parse(expected.to_json(), "here") == Extension(expected.name, expected.configuration)
+    assert "must_understand" not in expected.to_json()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 1, [], {}, {"name": 1}, {"name": "x", "extra": 1}, {"name": "x", "configuration": None}]
+    + [{"name": "x", "must_understand": value} for value in (None, 0, "false")],
+)
+def test_what_is_no_extension_is_refused_by_its_place(value: Any) -> None:
+    with pytest.raises(MetadataError, match="some place"):
+        Extension.parse(value, "some place")
+
+
+@given(json_values)
+def test_values_in_messages_are_short_and_can_be_printed(value: Any) -> None:
+    text = brief(value)
+    assert len(text) <= 60
+    assert text.encode()

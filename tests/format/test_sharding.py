@@ -1,0 +1,203 @@
+"""Where inner chunks lie: `locate`, its inverse, and rows of them, for every array of the corpus."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+
+from shardfs.errors import NotUnshardable
+from shardfs.format.metadata import ArrayMetadata, parse_document
+from shardfs.format.sharding import Coords, Place, ShardGrid
+from shardfs.format.unshard import unshard
+from tests.support.corpus import CASES, GZIP, LITTLE, Case, array, extension, rectilinear, sharding, transpose
+from tests.support.encoder import chunk_edges, encode
+from tests.support.parametrize import every_case
+
+
+def grid_of(document: dict[str, Any]) -> ShardGrid:
+    parsed = parse_document(json.dumps(document).encode())
+    assert isinstance(parsed, ArrayMetadata)
+    return unshard(parsed).grid
+
+
+def all_coords(grid: ShardGrid) -> list[Coords]:
+    return list(product(*map(range, grid.grid_shape)))
+
+
+@every_case
+def test_the_grid_covers_every_inner_chunk_that_is_stored(case: Case) -> None:
+    grid = grid_of(case.document)
+    extents = case.document["shape"]
+    assert grid.grid_shape == tuple(-(-n // length) for n, length in zip(extents, grid.chunk_shape, strict=True))
+    assert grid.nchunks == len(all_coords(grid))
+    present = encode(case.document, case.values, layout=case.layout).inner
+    assert set(present) == set(all_coords(grid))
+
+
+@every_case
+def test_every_inner_chunk_has_a_place_of_its_own(case: Case) -> None:
+    grid = grid_of(case.document)
+    places = set()
+    for coords in all_coords(grid):
+        place = grid.locate(coords)
+        assert len(place.entries) == len(place.shapes) == len(grid.levels)
+        assert all(0 <= entry < math.prod(shape) for entry, shape in zip(place.entries, place.shapes, strict=True))
+        assert place.shapes[0] == grid.index_shape(place.shard)
+        assert grid.coords(place) == coords
+        places.add((place.shard, place.entries))
+    assert len(places) == grid.nchunks
+
+
+@every_case
+def test_a_shard_begins_with_the_first_of_its_chunks(case: Case) -> None:
+    grid = grid_of(case.document)
+    held: dict[Place, list[Coords]] = {}
+    for coords in all_coords(grid):
+        place = grid.locate(coords)
+        for depth in range(len(grid.levels)):
+            shard = Place(place.shard, place.entries[:depth], place.shapes[:depth])
+            held.setdefault(shard, []).append(coords)
+    for shard, coords_in_it in held.items():
+        assert grid.coords(shard) == min(coords_in_it)
+
+
+@every_case
+def test_the_shard_of_an_inner_chunk_covers_it(case: Case) -> None:
+    grid = grid_of(case.document)
+    starts = [[sum(axis[:i]) for i in range(len(axis) + 1)] for axis in chunk_edges(case.document)]
+    for coords in all_coords(grid):
+        shard = grid.locate(coords).shard
+        for axis, (i, index) in enumerate(zip(coords, shard, strict=True)):
+            element = i * grid.chunk_shape[axis]
+            assert starts[axis][index] <= element < starts[axis][index + 1]
+            assert i in grid.covered(axis, index)
+
+
+@every_case
+def test_shards_cover_each_coordinate_once(case: Case) -> None:
+    grid = grid_of(case.document)
+    for axis, n in enumerate(grid.grid_shape):
+        nshards = grid.shards.dimensions[axis].nchunks
+        covered = [i for index in range(nshards) for i in grid.covered(axis, index)]
+        assert covered == list(range(n))
+        assert not grid.covered(axis, nshards)
+        assert not grid.covered(axis, 10**18)
+
+
+@every_case
+def test_rows_agree_with_each_place(case: Case) -> None:
+    grid = grid_of(case.document)
+    if not grid.ndim:
+        return
+    n = grid.grid_shape[-1]
+    for prefix in product(*map(range, grid.grid_shape[:-1])):
+        for chunks in (range(n), range(1, n), range(n // 2, n), range(0, n // 2), range(n, n), range(n - 1, n)):
+            found = []
+            for segment in grid.row(prefix, chunks):
+                assert segment.count >= 1
+                for i in range(segment.count):
+                    place = grid.locate((*prefix, segment.first + i))
+                    assert place.shard == segment.place.shard
+                    assert place.entries[:-1] == segment.place.entries[:-1]
+                    assert place.entries[-1] == segment.place.entries[-1] + i * segment.stride
+                    assert place.shapes == segment.place.shapes
+                    found.append(segment.first + i)
+            assert found == list(chunks)
+
+
+def test_a_row_in_unnested_shards_is_one_segment_for_each_shard() -> None:
+    grid = grid_of(array((2, 100), (2, 40), sharding((1, 2))))
+    assert [(segment.first, segment.count) for segment in grid.row((1,), range(50))] == [(0, 20), (20, 20), (40, 10)]
+
+
+@every_case
+def test_coordinates_outside_are_told_apart(case: Case) -> None:
+    grid = grid_of(case.document)
+    for coords in all_coords(grid):
+        assert grid.contains(coords)
+        assert not grid.contains((*coords, 0))
+    for axis in range(grid.ndim):
+        inside = [0] * grid.ndim
+        for outside in (grid.grid_shape[axis], -1):
+            inside[axis] = outside
+            assert not grid.contains(tuple(inside))
+
+
+def test_entries_count_in_the_axes_of_the_index() -> None:
+    """Worked by hand: shards of 4 × 6 × 10, transposed to 10 × 4 × 6, hold 2 × 2 × 2 inner chunks of 5 × 2 × 3."""
+    grid = grid_of(array((8, 6, 10), (4, 6, 10), transpose(2, 0, 1), sharding((5, 2, 3))))
+    assert grid.chunk_shape == (2, 3, 5)
+    place = grid.locate((3, 1, 0))
+    assert (place.shard, place.shapes) == ((1, 0, 0), ((2, 2, 2),))
+    assert place.entries == (0 * 4 + 1 * 2 + 1,)
+    assert grid.locate((2, 0, 1)).entries == (1 * 4 + 0 * 2 + 0,)
+
+
+def test_entries_of_nested_shards_are_worked_by_hand() -> None:
+    grid = grid_of(array((24, 12), (16, 12), sharding((8, 6), sharding((2, 3)))))
+    place = grid.locate((9, 3))  # elements 18 and 9: shard 1, at (2, 9) in it
+    assert (place.shard, place.entries, place.shapes) == ((1, 0), (1, 3), ((2, 2), (4, 2)))
+
+
+def test_shards_of_a_rectilinear_grid_have_indexes_of_their_own() -> None:
+    grid = grid_of(array((12, 9), rectilinear([2, 6, 4], [6, 3]), sharding((2, 3))))
+    assert [grid.index_shape(shard) for shard in product(range(3), range(2))] == [
+        *((1, 2), (1, 1), (3, 2), (3, 1), (2, 2), (2, 1)),
+    ]
+
+
+def nested_to(depth: int) -> dict[str, Any]:
+    codec = sharding((1,))
+    for _ in range(depth - 1):
+        codec = sharding((1,), codec)
+    return array((4,), (2,), codec)
+
+
+def test_shards_nest_sixteen_deep() -> None:
+    assert len(grid_of(nested_to(16)).levels) == 16
+    with pytest.raises(NotUnshardable, match="16"):
+        grid_of(nested_to(17))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        array((10**6,), (10**9,), sharding((1,))),
+        array((10**6,), (10**9,), sharding((10**8,), sharding((1,)))),
+        array((10,), rectilinear([10, 10**9]), sharding((1,))),
+        array((10,) * 4, (10**5,) * 4, sharding((1,) * 4)),
+    ],
+)
+def test_an_index_that_is_too_large_to_be_read_is_a_reason(document: dict[str, Any]) -> None:
+    with pytest.raises(NotUnshardable, match="index"):
+        grid_of(document)
+
+
+def test_large_arrays_cost_nothing() -> None:
+    grid = grid_of(array((2**18, 2**17), (2**14, 2**13), sharding((2**10, 2**9), sharding((1, 1)), GZIP)))
+    last = (2**18 - 1, 2**17 - 1)
+    place = grid.locate(last)
+    assert place.shard == (15, 15)
+    assert place.entries == (16 * 16 - 1, 2**19 - 1)
+    assert grid.coords(place) == last
+    assert sum(segment.count for segment in grid.row((5,), range(2**17))) == 2**17
+
+
+def test_members_of_a_sharding_codec_that_are_not_known_are_a_reason() -> None:
+    codec = sharding((2,), LITTLE, flavour="vanilla")
+    with pytest.raises(NotUnshardable, match="flavour"):
+        grid_of(array((4,), (2,), codec))
+    with pytest.raises(NotUnshardable, match=r"example\.shift"):
+        grid_of(array((4,), (2,), extension("example.shift"), sharding((2,))))
+
+
+def test_the_corpus_has_each_kind_of_arrangement() -> None:
+    grids = [grid_of(case.document) for case in CASES]
+    assert {len(grid.levels) for grid in grids} >= {1, 2, 3}
+    assert {grid.ndim for grid in grids} >= {0, 1, 2, 3, 4, 5}
+    assert any(level.order != tuple(sorted(level.order)) for grid in grids for level in grid.levels[1:])
+    assert any(level.after for grid in grids for level in grid.levels[1:])

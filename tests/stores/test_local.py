@@ -1,0 +1,206 @@
+"""A directory of this machine as a store: names, states, bytes, errors."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardfs.errors import (
+    IsADirectoryHereError,
+    NotADirectoryHereError,
+    NotFoundError,
+    SourceError,
+    StoreError,
+)
+from shardfs.stores.base import Entry, Kind
+from shardfs.stores.local import LocalStore
+from tests.support.opened import in_trio
+
+CONTENT = bytes(i * 7 % 251 for i in range(300_000))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "f").write_bytes(CONTENT)
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "link").symlink_to("d/f")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    return LocalStore(str(tmp_path))
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A directory on tmpfs, which knows no RWF_NOWAIT."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
+@in_trio
+async def test_states_are_those_of_the_names_themselves(store: LocalStore, tmp_path: Path) -> None:
+    for key in ("d", "d/f", "empty", "link", "dangling", "pipe", ""):
+        expected = os.lstat(tmp_path / key)
+        status = await store.stat(key)
+        assert (status.mode, status.size, status.nlink) == (expected.st_mode, expected.st_size, expected.st_nlink)
+        assert (status.uid, status.gid, status.rdev) == (expected.st_uid, expected.st_gid, expected.st_rdev)
+        times = (expected.st_atime_ns, expected.st_mtime_ns, expected.st_ctime_ns)
+        assert (status.atime_ns, status.mtime_ns, status.ctime_ns) == times
+    kinds = [(await store.stat(key)).kind for key in ("", "d", "d/f", "link", "pipe")]
+    assert kinds == [Kind.DIRECTORY, Kind.DIRECTORY, Kind.FILE, Kind.SYMLINK, Kind.SPECIAL]
+
+
+@in_trio
+async def test_directories_are_listed_with_kinds(store: LocalStore) -> None:
+    assert set(await store.list("")) == {
+        Entry("d", Kind.DIRECTORY),
+        Entry("empty", Kind.FILE),
+        Entry("link", Kind.SYMLINK),
+        Entry("dangling", Kind.SYMLINK),
+        Entry("pipe", Kind.SPECIAL),
+    }
+    assert await store.list("d") == [Entry("f", Kind.FILE)]
+
+
+@in_trio
+async def test_many_states_are_asked_for_at_once(store: LocalStore) -> None:
+    names = ["empty", "gone", "link", "d", "x" * 300]
+    states = await store.stat_in("", names)
+    assert states == [await store.stat("empty"), None, await store.stat("link"), await store.stat("d"), None]
+
+
+@pytest.mark.parametrize("place", ["tmp_path", "in_memory"])
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+def test_any_range_is_read_exactly(place: str, request: pytest.FixtureRequest, data: st.DataObject) -> None:
+    path = request.getfixturevalue(place) / "file"
+    path.write_bytes(CONTENT)
+    offset = data.draw(st.integers(0, len(CONTENT)))
+    nbytes = data.draw(st.integers(0, len(CONTENT) - offset))
+
+    async def read() -> None:
+        snapshot = await LocalStore(str(path.parent)).open("file")
+        assert snapshot.size == len(CONTENT)
+        assert bytes(await snapshot.read(offset, nbytes)) == CONTENT[offset : offset + nbytes]
+        assert bytes(await snapshot.read_live(offset, nbytes + 7)) == CONTENT[offset : offset + nbytes + 7]
+
+    trio.run(read)
+
+
+@in_trio
+async def test_what_the_page_cache_has_not_is_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "cold"
+    path.write_bytes(CONTENT)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    snapshot = await LocalStore(str(tmp_path)).open("cold")
+    assert bytes(await snapshot.read(0, len(CONTENT))) == CONTENT
+
+
+@in_trio
+async def test_many_read_one_snapshot_at_the_same_time(in_memory: Path) -> None:
+    (in_memory / "f").write_bytes(CONTENT)
+    snapshot = await LocalStore(str(in_memory)).open("f")
+
+    async def read(start: int) -> None:
+        assert bytes(await snapshot.read(start, 5000)) == CONTENT[start : start + 5000]
+
+    async with trio.open_nursery() as nursery:
+        for start in range(0, 200_000, 2000):
+            nursery.start_soon(read, start)
+
+
+@in_trio
+async def test_what_is_no_file_is_not_opened_and_does_not_hang(store: LocalStore) -> None:
+    with pytest.raises(IsADirectoryHereError):
+        await store.open("d")
+    with pytest.raises(IsADirectoryHereError):
+        await store.open("")
+    with trio.fail_after(5), pytest.raises(StoreError):
+        await store.open("pipe")
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("gone", NotFoundError),
+        ("gone/f", NotFoundError),
+        ("dangling", NotFoundError),
+        ("d/f/x", NotADirectoryHereError),
+        ("empty/x/y", NotADirectoryHereError),
+        ("x" * 300, NotFoundError),
+        ("d/" + "x" * 300 + "/f", NotFoundError),
+        ("/".join(["x" * 200] * 30), NotFoundError),
+        ("a\0b", NotFoundError),
+        ("\ud800", NotFoundError),
+    ],
+    ids=lambda value: ascii(value)[:20],
+)
+@in_trio
+async def test_errors_are_translated(store: LocalStore, key: str, expected: type[Exception]) -> None:
+    with pytest.raises(expected):
+        await store.open(key)
+    with pytest.raises(expected):
+        await store.list(key)
+    if key != "dangling":
+        with pytest.raises(expected):
+            await store.stat(key)
+
+
+@in_trio
+async def test_a_file_is_not_listed(store: LocalStore) -> None:
+    with pytest.raises(NotADirectoryHereError):
+        await store.list("d/f")
+    with pytest.raises(NotADirectoryHereError):
+        await store.list("pipe")
+
+
+@in_trio
+async def test_names_need_not_be_utf8(tmp_path: Path) -> None:
+    raw = os.fsencode(tmp_path) + b"/\xff\xfe"
+    os.mkdir(raw)
+    (tmp_path / os.fsdecode(b"\xff\xfe/\x80")).write_bytes(b"bytes")
+    os.symlink(b"\xff\xfe/\x80", os.fsencode(tmp_path) + b"/link")
+    store = LocalStore(str(tmp_path))
+    assert {entry.name for entry in await store.list("")} == {"\udcff\udcfe", "link"}
+    assert await store.list("\udcff\udcfe") == [Entry("\udc80", Kind.FILE)]
+    assert bytes(await (await store.open("\udcff\udcfe/\udc80")).read(0, 5)) == b"bytes"
+    assert bytes(await (await store.open("link")).read(0, 5)) == b"bytes"
+    assert await store.read_link("link") == b"\xff\xfe/\x80"
+
+
+@in_trio
+async def test_links_are_read_as_they_are(store: LocalStore) -> None:
+    assert await store.read_link("link") == b"d/f"
+    assert await store.read_link("dangling") == b"nowhere"
+    with pytest.raises(StoreError):
+        await store.read_link("empty")
+
+
+@in_trio
+async def test_there_is_room(store: LocalStore, tmp_path: Path) -> None:
+    room, expected = await store.capacity(), os.statvfs(tmp_path)
+    assert (room.block_size, room.blocks, room.name_max) == (expected.f_frsize, expected.f_blocks, expected.f_namemax)
+    assert 0 <= room.blocks_available <= room.blocks_free <= room.blocks
+
+
+@pytest.mark.parametrize("name", ["gone", "empty", "pipe", "dangling", "d/f/x"])
+def test_a_source_is_a_directory(store: LocalStore, tmp_path: Path, name: str) -> None:
+    with pytest.raises(SourceError, match=name):
+        LocalStore(str(tmp_path / name))
+
+
+def test_the_source_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert LocalStore(str(tmp_path / "link")).root == str((tmp_path / "real").resolve())
+    assert stat.S_ISDIR(trio.run(LocalStore(str(tmp_path / "link")).stat, "").mode)

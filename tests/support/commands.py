@@ -1,0 +1,47 @@
+"""The command line of shardfs, run as a user runs it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.support.mounting import PATIENCE, command, environment
+
+FAILED, WRONG_USAGE, SOURCE, MOUNT_POINT, MACHINE = 1, 2, 3, 4, 5
+"""Exit statuses, as `shardfs --help` and the README document them."""
+
+
+def run(
+    *arguments: str | Path, cwd: Path | None = None, prefix: tuple[str, ...] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `shardfs` with *arguments*, *variables* added to its environment; *prefix* is a command that starts it."""
+    return subprocess.run(
+        [*prefix, *command(*arguments)],
+        env=environment() | variables,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        check=False,
+        timeout=PATIENCE,
+    )
+
+
+def run_json(*arguments: str | Path, status: int = 0) -> Any:
+    """Run a command that prints JSON and nothing else, and return what it says."""
+    done = run(*arguments)
+    assert done.returncode == status, done.stderr
+    return json.loads(done.stdout)
+
+
+def one_line_of(done: subprocess.CompletedProcess[str], status: int) -> str:
+    """Return the one line, without its mark, with which a command failed as documented."""
+    assert (done.returncode, done.stdout) == (status, ""), done.stderr[-500:]
+    assert done.stderr.startswith("shardfs: ")
+    assert done.stderr.endswith("\n")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr[:-1].isprintable()
+    return done.stderr[len("shardfs: ") : -1]

@@ -1,0 +1,217 @@
+"""Real mounts for tests: a daemon in a process of its own, whose log is judged at the end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PATIENCE = 30.0
+"""Seconds after which a daemon that neither answers nor ends has failed."""
+
+_BAD_LINE = re.compile(r"\b(ERROR|CRITICAL)\b|Traceback|unexpectedly|Exception ignored|never awaited")
+_HARMLESS = re.compile(r"fuse_reply_\* failed with No such file or directory")
+"""The kernel closes files without waiting for the answer, and unmounts meanwhile."""
+_FORBIDDEN = re.compile(r"Traceback|unexpectedly|Exception ignored|never awaited")
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24
+_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
+_TOP = Path(__file__).parents[2]
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """A command line of shardfs."""
+    return [sys.executable, "-P", "-m", "shardfs", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    """Environment in which `command` finds this shardfs."""
+    return {**os.environ, "PYTHONPATH": str(_TOP)}
+
+
+def mount_command(
+    source: Path,
+    path: Path,
+    *,
+    metadata_ttl: float | None = None,
+    page_cache: bool = False,
+    allow_other: bool = False,
+    log_file: Path | None = None,
+) -> list[str]:
+    """The command line that mounts in the foreground."""
+    options = []
+    if metadata_ttl is not None:
+        options.append(f"--metadata-ttl={metadata_ttl}")
+    if page_cache:
+        options.append("--page-cache")
+    if allow_other:
+        options.append("--allow-other")
+    if log_file is not None:
+        options.append(f"--log-file={log_file}")
+    return command("mount", "--foreground", *options, source, path)
+
+
+@dataclass
+class Mount:
+    """A mounted source, and the daemon behind it."""
+
+    source: Path
+    path: Path
+    process: subprocess.Popen[bytes]
+    log_file: Path
+    expected: list[str] = field(default_factory=list)
+
+    def expect(self, *patterns: str) -> None:
+        """Declare error lines of the log, as regular expressions, that this test provokes."""
+        self.expected += patterns
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    @property
+    def is_mounted(self) -> bool:
+        return str(self.path) in mount_points()
+
+    def peak_memory(self) -> int:
+        """The daemon's largest resident size so far, in bytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmHWM:\s+(\d+) kB", status)
+        assert found
+        return 1024 * int(found[1])
+
+    def unmount(self) -> None:
+        """Unmount as a user does, and wait for the daemon."""
+        done = subprocess.run(["fusermount3", "-u", str(self.path)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert self.process.wait(PATIENCE) == 0, self.log
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever the test did; then judge how the daemon ended, and its log."""
+        failure = None
+        if self.process.poll() is None:
+            try:
+                self.unmount()
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                failure = f"the mount did not end: {error}"
+        if self.is_mounted:
+            subprocess.run(["fusermount3", "-u", "-z", str(self.path)], capture_output=True, check=False)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(PATIENCE)
+        if self.process.stdout:
+            self.process.stdout.close()
+        assert failure is None, f"{failure}\n{self.log}"
+        bad = [line for line in self.log.splitlines() if _BAD_LINE.search(line) and not self._is_expected(line)]
+        assert not bad, "the log has errors that the test did not expect:\n" + self.log
+
+    def _is_expected(self, line: str) -> bool:
+        return not _FORBIDDEN.search(line) and any(re.search(pattern, line) for pattern in (*self.expected, _HARMLESS))
+
+
+@dataclass
+class Mounter:
+    """Mounts sources below *directory* until the end of a `with` block."""
+
+    directory: Path
+    stack: ExitStack
+
+    def __call__(
+        self,
+        source: Path,
+        *,
+        path: Path | None = None,
+        expect: tuple[str, ...] = (),
+        bound_by_modes: bool = False,
+        address_space: int | None = None,
+        **options: Any,
+    ) -> Mount:
+        """Mount *source* at the directory *path*, or a new one; returns when the mount answers.
+
+        *expect* is for `Mount.expect`. With *bound_by_modes* the daemon may not read what its modes forbid, even if
+        it is root's; *address_space* limits it, so that a fault cannot take the machine's memory.
+        """
+        number = next(_NUMBERS)
+        if path is None:
+            path = self.directory / f"mnt-{os.getpid()}-{number}"
+            path.mkdir()
+        log_file = self.directory / f"log-{os.getpid()}-{number}"
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(
+                mount_command(source, path, **options),
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                preexec_fn=_prepare(bound_by_modes),
+            )
+        mount = Mount(source, path, process, log_file, list(expect))
+        self.stack.callback(mount.end)
+        if address_space is not None:
+            resource.prlimit(process.pid, resource.RLIMIT_AS, (address_space, address_space))
+        _await_line(mount)
+        return mount
+
+
+_NUMBERS = count(1)
+
+
+def _prepare(bound_by_modes: bool) -> Callable[[], None]:
+    def prepare() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # no daemon outlives the tests
+        if bound_by_modes and os.geteuid() == 0:
+            for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
+                if _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):
+                    raise OSError(ctypes.get_errno(), "prctl")
+
+    return prepare
+
+
+def _await_line(mount: Mount) -> None:
+    assert mount.process.stdout
+    readable, _, _ = select.select([mount.process.stdout], [], [], PATIENCE)
+    line = mount.process.stdout.readline() if readable else b""
+    assert line, f"the mount did not get ready:\n{mount.log}"
+
+
+def mount_points() -> set[str]:
+    """Where shardfs is mounted on this machine."""
+    rows = [line.split(b" ") for line in Path("/proc/self/mounts").read_bytes().split(b"\n")]
+    return {_unescaped(row[1]) for row in rows if row[2:3] == [b"fuse.shardfs"]}
+
+
+def _unescaped(path: bytes) -> str:
+    return os.fsdecode(re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), path))
+
+
+@cache
+def _detach_leftovers() -> None:
+    """Take away mounts of test runs that were killed."""
+    for path in mount_points():
+        found = re.fullmatch(r"mnt-(\d+)-\d+", os.path.basename(path))
+        if found and not os.path.exists(f"/proc/{found[1]}"):
+            subprocess.run(["fusermount3", "-u", "-z", path], capture_output=True, check=False)
+
+
+@contextmanager
+def mounter(directory: Path) -> Iterator[Mounter]:
+    """Yield what mounts; at the end everything is unmounted and every log is judged."""
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("this machine has no /dev/fuse")
+    _detach_leftovers()
+    with ExitStack() as stack:
+        yield Mounter(directory, stack)

@@ -1,0 +1,136 @@
+"""Sources opened without a mount: store, shards, hierarchy and tree, under a clock that only a test moves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from shardfs.dataset.array import Array, ListedRun
+from shardfs.dataset.hierarchy import Hierarchy
+from shardfs.dataset.shards import Shards
+from shardfs.dataset.statistics import Statistics
+from shardfs.stores.local import LocalStore
+from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.handles import Row
+from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.tree import Tree
+from shardfs.vfs.views import UnshardedV3
+from tests.support.corpus import CASES, Case, write_case
+from tests.support.datasets import age
+from tests.support.encoder import Encoded
+
+
+def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an asynchronous test."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        trio.run(partial(test, *args, **kwargs))
+
+    return run
+
+
+class Clock:
+    """Seconds, for `clock` arguments; they pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A source below the mount."""
+
+    store: LocalStore
+    clock: Clock
+    statistics: Statistics
+    shards: Shards
+    hierarchy: Hierarchy
+
+    async def array(self, path: str = "") -> Array:
+        array = (await self.hierarchy.node(path)).array
+        assert array is not None
+        return array
+
+
+def open_source(root: Path, *, ttl: float = 1.0, store: Any = None, **limits: int) -> Opened:
+    """Open *root*; *store* stands in for its `LocalStore`, *limits* are those of `Shards`."""
+    store = store or LocalStore(str(root))
+    clock, statistics = Clock(), Statistics()
+    shards = Shards(store, ttl=ttl, statistics=statistics, clock=clock, **limits)
+    return Opened(store, clock, statistics, shards, Hierarchy(store, shards, ttl=ttl, clock=clock))
+
+
+async def open_tree(opened: Opened) -> Tree:
+    tree = Tree(opened.store, opened.hierarchy, UnshardedV3(), ttl=1.0)
+    await tree.start()
+    return tree
+
+
+def store_corpus(directory: Path) -> dict[str, Encoded]:
+    """Write every case of the corpus below *directory*, aged."""
+    encoded = {case.name: write_case(case, directory / case.name) for case in CASES}
+    age(directory)
+    return encoded
+
+
+@dataclass(frozen=True)
+class StoredCorpus:
+    """The corpus on disk, not to be changed."""
+
+    root: Path
+    encoded: dict[str, Encoded]
+
+    def path(self, case: Case) -> Path:
+        return self.root / case.name
+
+
+def listed_chunks(run: ListedRun, start: int, stop: int) -> list[tuple[int, int, bool]]:
+    """Coordinate, size and whether it is damaged, of the chunks that a listing gives."""
+    numbers, sizes, damaged = run.chunks(start, stop)
+    return list(zip(numbers, sizes, damaged or [False] * len(sizes), strict=True))
+
+
+async def find(tree: Tree, path: str) -> Attributes:
+    """Look *path* up, component by component; number 0 stands for nothing."""
+    attributes = await tree.attributes(ROOT)
+    for name in path.split("/"):
+        attributes = await tree.lookup(attributes.ino, name.encode(errors="surrogateescape"))
+        if not attributes.ino:
+            break
+    return attributes
+
+
+async def read_file(tree: Tree, ino: int) -> bytes:
+    """Open, read in pieces of 7 bytes and one of the rest, close."""
+    number, handle = await tree.open(ino)
+    size = handle.attributes.size
+    data = b"".join([bytes(await handle.read(offset, 7)) for offset in range(0, min(size, 70), 7)])
+    data += bytes(await handle.read(len(data), size + 1))
+    tree.close(number)
+    return data
+
+
+async def list_directory(tree: Tree, ino: int, cookie: int = 0) -> list[Row]:
+    """List a directory behind *cookie* with one handle, as a reply without end would."""
+    return [row async for row, _ in rows(tree, ino, cookie)]
+
+
+async def rows(tree: Tree, ino: int, cookie: int = 0) -> AsyncIterator[tuple[Row, Attributes]]:
+    """Yield the names of a directory, with the attributes that the listing gives each."""
+    number = tree.open_directory(ino)
+    handle = tree.directory(number)
+    await handle.seek(cookie)
+    while (batch := await handle.next_batch()) is not None:
+        for row in batch.rows:
+            tree.retain(row[1])
+            yield row, batch.attributes._replace(ino=row[1], size=row[2])
+    await tree.close_directory(number)

@@ -1,0 +1,103 @@
+"""The rooms keep to themselves: what may import what, read from the source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shardfs
+
+SOURCE = Path(shardfs.__file__).parent
+MODULES = sorted(SOURCE.rglob("*.py"))
+HEIGHTS = {"errors": 0, "format": 1, "stores": 1, "dataset": 2, "vfs": 3, "fuse": 4}
+TOP = 5
+"""The height of the command line, and of everything else beside the rooms."""
+ROOMS = [room for room in HEIGHTS if room != "errors"]
+
+every_module = pytest.mark.parametrize("module", MODULES, ids=[str(path.relative_to(SOURCE)) for path in MODULES])
+
+
+def room_of(module: Path) -> str:
+    return module.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def imported(module: Path) -> Iterator[str]:
+    """Dotted names of all that *module* imports, wherever in it the statement stands."""
+    package = ["shardfs", *module.relative_to(SOURCE).parts[:-1]]
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def imported_rooms(module: Path) -> set[str]:
+    return {name.split(".")[1] for name in imported(module) if name.startswith("shardfs.")} - {"__version__"}
+
+
+@every_module
+def test_nothing_imports_upward_or_sideways(module: Path) -> None:
+    room = room_of(module)
+    for other in imported_rooms(module) - {room}:
+        if room in HEIGHTS:
+            assert HEIGHTS.get(other, TOP) < HEIGHTS[room], f"{room} imports {other}"
+
+
+def test_errors_import_nothing() -> None:
+    assert list(imported(SOURCE / "errors.py")) == []
+
+
+def test_format_and_stores_do_not_know_each_other() -> None:
+    rooms = {room: set().union(*(imported_rooms(path) for path in (SOURCE / room).rglob("*.py"))) for room in ROOMS}
+    assert rooms["format"] <= {"format", "errors"}
+    assert rooms["stores"] <= {"stores", "errors"}
+
+
+@pytest.mark.parametrize("module", sorted((SOURCE / "format").glob("*.py")), ids=lambda path: path.name)
+def test_the_format_is_pure(module: Path) -> None:
+    asynchronous = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
+    nodes = list(ast.walk(ast.parse(module.read_text())))
+    assert not any(isinstance(node, asynchronous) for node in nodes)
+    roots = {name.split(".")[0] for name in imported(module)}
+    assert not roots & {
+        "trio",
+        "asyncio",
+        "os",
+        "io",
+        "pathlib",
+        "socket",
+        "subprocess",
+        "threading",
+        "time",
+        "logging",
+    }
+    assert not any(isinstance(node, ast.Name) and node.id == "open" for node in nodes)
+
+
+@every_module
+def test_vendors_stay_in_their_rooms(module: Path) -> None:
+    roots = {name.split(".")[0] for name in imported(module)}
+    place = module.relative_to(SOURCE).as_posix()
+    if not place.startswith("fuse/"):
+        assert "pyfuse3" not in roots
+    if place != "stores/s3.py":
+        assert not roots & {"obstore", "boto3", "botocore", "aiobotocore", "s3fs", "fsspec"}
+
+
+@every_module
+def test_every_module_says_what_it_is_and_is_short(module: Path) -> None:
+    text = module.read_text()
+    assert ast.get_docstring(ast.parse(text))
+    assert len(text.splitlines()) <= 400
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_room_introduces_itself(room: str) -> None:
+    introduction = ast.get_docstring(ast.parse((SOURCE / room / "__init__.py").read_text()))
+    assert introduction is not None
+    assert len(introduction.splitlines()) >= 3

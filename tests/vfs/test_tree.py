@@ -1,0 +1,192 @@
+"""The tree of every array of the corpus, without a mount: names, numbers, sizes, bytes and resumed listings."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from shardfs.errors import (
+    IsADirectoryHereError,
+    NoAttributeError,
+    NotADirectoryHereError,
+)
+from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.tree import Tree
+from tests.support.corpus import Case
+from tests.support.encoder import Encoded, chunk_key
+from tests.support.opened import (
+    StoredCorpus,
+    find,
+    in_trio,
+    list_directory,
+    open_source,
+    open_tree,
+    read_file,
+    rows,
+)
+from tests.support.parametrize import every_case
+
+
+async def opened(stored: StoredCorpus, case: Case) -> Tree:
+    return await open_tree(open_source(stored.path(case)))
+
+
+def chunks(case: Case, encoded: Encoded) -> dict[str, bytes]:
+    return {chunk_key(case.document, coords): data for coords, data in encoded.inner.items()}
+
+
+async def walk(tree: Tree, ino: int = ROOT, path: str = "") -> AsyncIterator[tuple[str, Attributes]]:
+    """Every name below *ino*, with the attributes that its listing gives."""
+    async for (name, *_), attributes in rows(tree, ino):
+        below = f"{path}/{name.decode()}" if path else name.decode()
+        yield below, attributes
+        if stat.S_ISDIR(attributes.status.mode):
+            async for inner in walk(tree, attributes.ino, below):
+                yield inner
+
+
+@every_case
+@in_trio
+async def test_the_tree_holds_the_inner_chunks_and_the_document(stored: StoredCorpus, case: Case) -> None:
+    tree = await opened(stored, case)
+    files = {path: each async for path, each in walk(tree) if stat.S_ISREG(each.status.mode)}
+    document = await read_file(tree, files.pop("zarr.json").ino)
+    assert json.loads(document)["chunk_grid"]["name"] == "regular"
+    assert {path: await read_file(tree, each.ino) for path, each in files.items()} == chunks(
+        case, stored.encoded[case.name]
+    )
+
+
+@every_case
+@in_trio
+async def test_a_listing_a_lookup_and_the_attributes_agree(stored: StoredCorpus, case: Case) -> None:
+    tree = await opened(stored, case)
+    numbers = {ROOT}
+    async for path, listed in walk(tree):
+        assert listed.ino not in numbers, "each has a number of its own"
+        numbers.add(listed.ino)
+        found = await find(tree, path)
+        asked = await tree.attributes(listed.ino)
+        for other in (found, asked):
+            assert (other.ino, other.size, other.status) == (listed.ino, listed.size, listed.status)
+            assert 0 < other.ttl <= 1.0
+        if stat.S_ISREG(listed.status.mode):
+            number, handle = await tree.open(listed.ino)
+            assert (handle.attributes.ino, handle.attributes.size) == (listed.ino, listed.size)
+            assert handle.is_chunk == (path != "zarr.json")
+            tree.close(number)
+            with pytest.raises(NotADirectoryHereError):
+                await tree.lookup(listed.ino, b"x")
+            with pytest.raises(NotADirectoryHereError):
+                await list_directory(tree, listed.ino)
+        else:
+            with pytest.raises(IsADirectoryHereError):
+                await tree.open(listed.ino)
+
+
+@every_case
+@in_trio
+async def test_a_listing_resumes_at_every_cookie(stored: StoredCorpus, case: Case) -> None:
+    tree = await opened(stored, case)
+    directories = [ROOT, *[each.ino async for _, each in walk(tree) if stat.S_ISDIR(each.status.mode)]]
+    for ino in directories:
+        listed = await list_directory(tree, ino)
+        cookies = [row[3] for row in listed]
+        assert len(set(cookies)) == len(cookies)
+        assert 0 not in cookies
+        for i, cookie in enumerate(cookies):
+            assert await list_directory(tree, ino, cookie) == listed[i + 1 :]
+
+
+@every_case
+@in_trio
+async def test_replies_of_three_names_make_the_same_listing(stored: StoredCorpus, case: Case) -> None:
+    tree = await opened(stored, case)
+    directories = [ROOT, *[each.ino async for _, each in walk(tree) if stat.S_ISDIR(each.status.mode)]]
+    for ino in directories:
+        number = tree.open_directory(ino)
+        handle = tree.directory(number)
+        found: list[Any] = []
+        while True:
+            await handle.seek(found[-1][3] if found else 0)
+            reply: list[Any] = []
+            while len(reply) < 3 and (batch := await handle.next_batch()) is not None:
+                reply += batch.rows
+            if not reply:
+                break
+            found += reply[:3]
+        await tree.close_directory(number)
+        assert found == await list_directory(tree, ino)
+
+
+@every_case
+@in_trio
+async def test_names_outside_the_grid_and_chunks_that_are_absent_are_not_there(
+    stored: StoredCorpus, case: Case
+) -> None:
+    tree = await opened(stored, case)
+    encoded = stored.encoded[case.name]
+    grid = (await tree.hierarchy.node("")).array.grid  # type: ignore[union-attr]
+    for axis, n in enumerate(grid.grid_shape):
+        for beyond in (n, n + 1, 10**18, 10**30):
+            coords = [0] * grid.ndim
+            coords[axis] = beyond
+            assert (await find(tree, chunk_key(case.document, tuple(coords)))).ino == 0
+    for coords in case.absent:
+        absent = await find(tree, chunk_key(case.document, coords))
+        assert absent.ino == 0
+        assert 0 < absent.ttl <= 1.0
+    for name in ("nothing", "c.x", "c0", "-1", "00", "0.0.0.0.0.0.0"):
+        assert (await find(tree, name)).ino == 0
+    assert len(encoded.inner) + len(case.absent) <= grid.nchunks
+
+
+@every_case
+@in_trio
+async def test_chunks_say_where_they_lie(stored: StoredCorpus, case: Case) -> None:
+    tree = await opened(stored, case)
+    encoded = stored.encoded[case.name]
+    array = (await tree.hierarchy.node("")).array
+    assert array is not None
+    for key, data in chunks(case, encoded).items():
+        ino = (await find(tree, key)).ino
+        names = await tree.attribute_names(ino)
+        assert names == [b"user.shardfs.shard", b"user.shardfs.offset", b"user.shardfs.nbytes"]
+        shard, offset, nbytes = [await tree.attribute(ino, name) for name in names]
+        assert int(nbytes) == len(data)
+        stored_shard = encoded.files[shard.decode()]
+        if not any(level.after for level in array.grid.levels):
+            assert stored_shard[int(offset) : int(offset) + int(nbytes)] == data
+        with pytest.raises(NoAttributeError):
+            await tree.attribute(ino, b"user.other")
+
+
+@in_trio
+async def test_the_whole_corpus_is_one_tree(stored: StoredCorpus) -> None:
+    tree = await open_tree(open_source(stored.root))
+    arrays = [row[0].decode() for row in await list_directory(tree, ROOT)]
+    assert arrays == sorted(stored.encoded)
+    numbers = set()
+    for name in arrays[::10]:
+        async for path, attributes in walk(tree, (await find(tree, name)).ino, name):
+            assert attributes.ino not in numbers
+            numbers.add(attributes.ino)
+            assert (await find(tree, path)).ino == attributes.ino
+
+
+@in_trio
+async def test_handles_are_not_used_again(stored: StoredCorpus) -> None:
+    tree = await open_tree(open_source(stored.root))
+    ino = (await find(tree, "2d/zarr.json")).ino
+    first, _ = await tree.open(ino)
+    tree.close(first)
+    second = tree.open_directory(ROOT)
+    third, _ = await tree.open(ino)
+    assert len({first, second, third}) == 3
+    with pytest.raises(KeyError):
+        tree.file(first)
