@@ -1,5 +1,6 @@
 """The command line: what a user types, to calls of the rooms below; errors to one line and an exit status."""
 
+import io
 import json
 import logging
 import os
@@ -279,7 +280,11 @@ def _mount_in_foreground(
 
 def _log_to(file: Path | None, level: str) -> None:
     try:
-        handler = logging.FileHandler(file) if file is not None else logging.StreamHandler()
+        handler = (
+            logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
+            if file is not None
+            else logging.StreamHandler()
+        )
     except OSError as error:
         raise errors.UsageError(f"the log file {file} cannot be written: {error.strerror}") from None
     logging.basicConfig(
@@ -289,4 +294,6 @@ def _log_to(file: Path | None, level: str) -> None:
 
 def main() -> None:
     """Run the command line."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # names are bytes
     cli()

@@ -54,12 +54,12 @@ class Hierarchy:
         self._loading: dict[str, trio.Event] = {}
         self._nodes: OrderedDict[str, tuple[Node, float]] = OrderedDict()
 
-    async def node(self, path: str) -> Node:
-        """Return the node at the directory *path*, as it was at most *ttl* seconds ago."""
+    async def node(self, path: str, *, fresh: bool = False) -> Node:
+        """Return the node at the directory *path*, as it was at most *ttl* seconds ago; *fresh* is as it is now."""
         while True:
             known = self._nodes.get(path)
             now = self.clock()
-            if known is not None and now - known[1] < self._ttl:
+            if known is not None and not fresh and now - known[1] < self._ttl:
                 return known[0]
             if path not in self._loading:
                 break

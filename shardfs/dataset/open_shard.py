@@ -32,12 +32,12 @@ class OpenShard:
     @property
     def memory(self) -> int:
         """Bytes of memory that the shard holds while it is open."""
-        return self.index.nbytes + (self.snapshot.size if self.was_decoded else 0)
+        return self.index.nbytes + (self.snapshot.size if self.is_decoded and self.outermost is None else 0)
 
     @property
-    def was_decoded(self) -> bool:
-        """Whether the shard was decoded whole, and holds what came of it."""
-        return self.outermost is None and isinstance(self.snapshot, MemorySnapshot)
+    def is_decoded(self) -> bool:
+        """Whether the shard, or one around it, was decoded whole, so that its bytes are nowhere in the store."""
+        return isinstance(self.snapshot, MemorySnapshot)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return *nbytes* bytes from *offset* of the shard; raises `StaleError` if they may be another version's.

@@ -217,7 +217,7 @@ class Shards:
     def _count_load(self, shard: OpenShard | None) -> None:
         if shard is not None:
             self._statistics.index_loads += 1
-            self._statistics.whole_shard_decodes += shard.was_decoded
+            self._statistics.whole_shard_decodes += shard.is_decoded and shard.outermost is None
             self._statistics.index_bytes += len(shard.index.encoded)
 
     def _remember(self, state: ShardState) -> None:

@@ -33,7 +33,7 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[], No
     fuse_options = {
         "default_permissions",
         "ro",
-        f"fsname=shardfs:{store.url}",
+        f"fsname=shardfs:{_option_value(store.url)}",
         "subtype=shardfs",
         *options.fuse_options,
     }
@@ -50,6 +50,12 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[], No
     finally:
         # A mount whose daemon failed is left to answer ENOTCONN: an empty directory would look like deleted data.
         pyfuse3.close(unmount=clean)
+
+
+def _option_value(text: str) -> str:
+    """Return *text* as libfuse takes it in an option: escaped, and in ASCII, which is all that pyfuse3 passes on."""
+    shown = text.encode("ascii", errors="backslashreplace").decode()
+    return shown.replace("\\", "\\\\").replace(",", "\\,")
 
 
 async def _serve(tree: Tree, ready: Callable[[], None]) -> None:

@@ -90,14 +90,19 @@ class ChunkTree:
         return ChunkHandle(self._chunk_attributes(position, state, extent), extent)
 
     async def attribute(self, generation: int, position: int, name: bytes) -> bytes:
-        """Return where a chunk lies: the key of its shard, and offset and length in it."""
+        """Return where a chunk lies: the key of its shard, and length and offset in it.
+
+        There is no offset where the shard is encoded as a whole.
+        """
         if self._positions.is_chunk(position):
             if name == _SHARD:
                 place = self.array.grid.locate(self._coords(position))
                 return self.array.arrangement.shard_key(place.shard).encode(errors="surrogateescape")
-            if name in (_OFFSET, _NBYTES):
-                _, extent = await self._find(generation, position, fresh=False)
-                return b"%d" % (extent.nbytes if name == _NBYTES else extent.shard.offset + extent.offset)
+            _, extent = await self._find(generation, position, fresh=False)
+            if name == _NBYTES:
+                return b"%d" % extent.nbytes
+            if name == _OFFSET and not extent.shard.is_decoded:
+                return b"%d" % (extent.shard.offset + extent.offset)
         raise NoAttributeError(f"no attribute {name!r}")
 
     def attribute_names(self, position: int) -> Sequence[bytes]:

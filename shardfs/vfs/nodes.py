@@ -78,12 +78,15 @@ class Document(StoredNode):
 
     async def attributes(self, ino: int) -> Attributes:
         """Return the attributes of the stored document, with the size of the text that is shown."""
-        return (await self.open(ino)).attributes
+        return (await self._open(ino, fresh=False)).attributes
 
     async def open(self, ino: int) -> FileHandle:
         """Open the text as it is now."""
+        return await self._open(ino, fresh=True)
+
+    async def _open(self, ino: int, *, fresh: bool) -> DocumentHandle:
         directory, _, name = self.path.rpartition("/")
-        node = await self.tree.hierarchy.node(directory)
+        node = await self.tree.hierarchy.node(directory, fresh=fresh)
         text = self.tree.view.documents(node).get(name)
         if text is None or node.document_stat is None or node.document_stat.version != self.identity:
             raise StaleError(f"{self.path} was replaced")

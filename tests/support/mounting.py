@@ -74,6 +74,7 @@ class Mount:
     process: subprocess.Popen[bytes]
     log_file: Path
     expected: list[str] = field(default_factory=list)
+    was_ready: bool = False
 
     def expect(self, *patterns: str) -> None:
         """Declare error lines of the log, as regular expressions, that this test provokes."""
@@ -116,6 +117,8 @@ class Mount:
         if self.process.stdout:
             self.process.stdout.close()
         assert failure is None, f"{failure}\n{self.log}"
+        ends = (0, -signal.SIGKILL) if self.was_ready else (self.process.returncode,)  # tests may kill it
+        assert self.process.returncode in ends, f"the daemon ended with {self.process.returncode}\n{self.log}"
         bad = [line for line in self.log.splitlines() if _BAD_LINE.search(line) and not self._is_expected(line)]
         assert not bad, "the log has errors that the test did not expect:\n" + self.log
 
@@ -185,7 +188,10 @@ def _await_line(mount: Mount) -> None:
     assert mount.process.stdout
     readable, _, _ = select.select([mount.process.stdout], [], [], PATIENCE)
     line = mount.process.stdout.readline() if readable else b""
+    if readable and not line:
+        mount.process.wait(PATIENCE)  # it closed its output because it ends
     assert line, f"the mount did not get ready:\n{mount.log}"
+    mount.was_ready = True
 
 
 def mount_points() -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,15 @@ def test_a_mount_that_never_gets_ready_fails_with_its_log(tmp_path: Path) -> Non
         mounter(tmp_path) as mount,
     ):
         mount(tmp_path / "nowhere")
+
+
+def test_a_daemon_that_dies_fails_the_test(tmp_path: Path) -> None:
+    def abort() -> None:
+        with mounter(tmp_path) as mount:
+            mounted = mount(tmp_path / "source")
+            mounted.process.send_signal(signal.SIGABRT)
+            mounted.process.wait(PATIENCE)
+
+    (tmp_path / "source").mkdir()
+    with pytest.raises(AssertionError, match="ended with -6"):
+        abort()

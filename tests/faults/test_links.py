@@ -1,0 +1,123 @@
+"""Symbolic links in the source: shown as links, followed inside it, and never a way out of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.corpus import array, sharding
+from tests.support.datasets import files_below, store
+from tests.support.mounting import Mounter
+
+DOCUMENT = array((8, 12), (4, 6), sharding((2, 3)))
+EXPECTED = ("unreadable shard: ", r"\b(lookup|readdir|open|getattr): ")
+SECRET = b"nothing of this may be seen through the mount"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "0").write_bytes(SECRET)
+    store(tmp_path / "source" / "image", DOCUMENT)
+    return tmp_path / "source"
+
+
+def contents(root: Path) -> bytes:
+    """All that can be read below *root* without following links, as far as it can be read."""
+    done = subprocess.run(
+        ["find", root, "-not", "-type", "l", "-type", "f", "-exec", "cat", "{}", "+"], capture_output=True, check=False
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", ["../../outside", "/etc", "{outside}"])
+def test_a_chunk_directory_that_leads_out_is_an_error(mount: Mounter, source: Path, target: str) -> None:
+    os.rename(source / "image/c", source / "kept")
+    (source / "image/c").symlink_to(target.format(outside=source.parent / "outside"))
+    root = mount(source, expect=EXPECTED).path
+    assert sorted(os.listdir(root / "image")) == ["c", "zarr.json"]
+    with pytest.raises(OSError, match="Input/output error"):
+        os.listdir(root / "image/c")
+    with pytest.raises(OSError, match="Input/output error"):
+        (root / "image/c/0/0").read_bytes()
+    done = subprocess.run(["cp", "-r", root / "image", source.parent / "copy"], capture_output=True, check=False)
+    assert done.returncode != 0
+    assert SECRET not in contents(root)
+
+
+def test_a_directory_of_shards_that_leads_out_is_an_error(mount: Mounter, source: Path) -> None:
+    os.rename(source / "image/c/0", source / "kept")
+    (source / "image/c/0").symlink_to("../../../outside")
+    root = mount(source, expect=EXPECTED).path
+    for call in (os.stat, Path.read_bytes):
+        with pytest.raises(OSError, match="Input/output error"):
+            call(root / "image/c/0/0")
+    assert os.listdir(root / "image/c/2")
+    done = subprocess.run(["cp", "-r", root / "image", source.parent / "copy"], capture_output=True, check=False)
+    assert done.returncode != 0
+    assert SECRET not in contents(root)
+
+
+def test_a_document_that_leads_out_is_no_document(mount: Mounter, source: Path) -> None:
+    outside = source.parent / "outside" / "zarr.json"
+    os.rename(source / "image/zarr.json", outside)
+    (source / "image/zarr.json").symlink_to("../../outside/zarr.json")
+    root = mount(source).path
+    assert b"out of the source" in os.getxattr(root / "image", "user.shardfs.reason")
+    assert os.readlink(root / "image/zarr.json") == "../../outside/zarr.json"
+    assert os.path.getsize(root / "image/c/0/0") == os.path.getsize(source / "image/c/0/0")
+
+
+def test_a_shard_that_is_a_link_inside_the_source_is_a_shard(mount: Mounter, source: Path) -> None:
+    expected = files_below(mount(source).path / "image")
+    os.rename(source / "image/c/0/0", source / "elsewhere")
+    (source / "image/c/0/0").symlink_to("../../../elsewhere")
+    os.rename(source / "image/c/1", source / "directory")
+    (source / "image/c/1").symlink_to("../.././directory/")
+    assert files_below(mount(source).path / "image") == expected
+
+
+def test_an_array_behind_a_link_is_the_same_array(mount: Mounter, source: Path) -> None:
+    (source / "link").symlink_to("image")
+    (source / "deeper").mkdir()
+    (source / "deeper" / "link").symlink_to("../link")
+    root = mount(source).path
+    assert os.path.islink(root / "link")
+    expected = files_below(root / "image")
+    assert files_below(root / "link") == files_below(root / "deeper/link") == expected
+
+
+def test_links_are_shown_as_they_are_stored(mount: Mounter, source: Path) -> None:
+    targets = {"relative": "image/zarr.json", "absolute": "/etc/hostname", "dangling": "nothing", "loop": "loop"}
+    targets |= {"long": "x" * 4000, b"bytes-\xff".decode(errors="surrogateescape"): "\udcfe"}
+    for name, target in targets.items():
+        os.symlink(target, source / name)
+    root = mount(source).path
+    for name, target in targets.items():
+        shown, stored = os.lstat(root / name), os.lstat(source / name)
+        assert os.readlink(root / name) == target
+        assert (shown.st_mode, shown.st_size, shown.st_mtime_ns) == (stored.st_mode, stored.st_size, stored.st_mtime_ns)
+    assert (root / "relative").read_bytes() == (root / "image/zarr.json").read_bytes()
+    for name in ("dangling", "loop"):
+        with pytest.raises(OSError, match=r"No such file|Too many levels"):
+            os.stat(root / name)
+
+
+def test_links_that_go_round_in_circles_end(mount: Mounter, source: Path) -> None:
+    os.rename(source / "image/c/0/0", source / "kept")
+    (source / "image/c/0/0").symlink_to("../../../a/b")
+    (source / "a").symlink_to("b")
+    (source / "b").symlink_to("a")
+    for number in range(60):
+        (source / f"chain-{number}").symlink_to(f"chain-{number + 1}")
+    (source / "chain-60").symlink_to("kept")
+    os.unlink(source / "image/c/1/1")
+    (source / "image/c/1/1").symlink_to("../../../chain-0")
+    root = mount(source, expect=EXPECTED).path
+    for key in ("c/0/0", "c/2/2"):
+        with pytest.raises(OSError, match="Input/output error"):
+            os.stat(root / "image" / key)
+    assert os.path.getsize(root / "image/c/0/2") > 0

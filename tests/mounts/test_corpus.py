@@ -1,0 +1,71 @@
+"""Every array of the corpus through a real mount: names, sizes and bytes against the encoder."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import product
+from typing import Any
+
+import pytest
+
+from tests.support.corpus import CASES, Case
+from tests.support.datasets import Corpus, by_key, files_below
+from tests.support.encoder import SHARDING, chunk_key, named
+
+every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+
+
+@every_case
+def test_the_files_are_the_inner_chunks_and_the_document_and_nothing_else(corpus: Corpus, case: Case) -> None:
+    found = files_below(corpus.path(case))
+    found.pop("zarr.json")
+    assert found == by_key(case.document, corpus.encoded[case.name])
+
+
+@every_case
+def test_sizes_are_those_of_the_inner_chunks(corpus: Corpus, case: Case) -> None:
+    for key, data in by_key(case.document, corpus.encoded[case.name]).items():
+        status = os.stat(corpus.path(case) / key)
+        assert (status.st_size, status.st_blocks) == (len(data), -(-len(data) // 512))
+
+
+@every_case
+def test_an_inner_chunk_that_was_never_written_has_no_file(corpus: Corpus, case: Case) -> None:
+    encoded = corpus.encoded[case.name]
+    lengths = inner_shape(corpus, case)
+    grid = [-(-extent // length) for extent, length in zip(case.document["shape"], lengths, strict=True)]
+    missing = set(product(*map(range, grid))) - encoded.inner.keys()
+    beyond = {tuple(grid)} if grid else set()
+    for coordinates in missing | beyond:
+        with pytest.raises(FileNotFoundError):
+            os.stat(corpus.path(case) / chunk_key(case.document, coordinates))
+
+
+@every_case
+def test_the_document_is_the_stored_one_but_for_grid_keys_and_codecs(corpus: Corpus, case: Case) -> None:
+    shown = json.loads((corpus.path(case) / "zarr.json").read_text())
+    assert text(others(shown)) == text(others(case.document))
+    assert SHARDING not in [named(codec)[0] for codec in shown["codecs"]]
+    for extension in [shown["chunk_grid"], shown["chunk_key_encoding"], *shown["codecs"]]:
+        assert isinstance(extension, dict)
+        assert "must_understand" not in extension
+    assert shown["chunk_grid"]["name"] == "regular"
+
+
+def test_the_root_lists_every_array(corpus: Corpus) -> None:
+    assert sorted(os.listdir(corpus.mount.path)) == sorted(case.name for case in CASES)
+
+
+def others(document: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if key not in {"chunk_grid", "chunk_key_encoding", "codecs"}}
+
+
+def text(document: dict[str, Any]) -> str:
+    return json.dumps(document, sort_keys=True)  # tells 1 from 1.0 and 0.0 from -0.0
+
+
+def inner_shape(corpus: Corpus, case: Case) -> list[int]:
+    shown = json.loads((corpus.path(case) / "zarr.json").read_text())
+    lengths: list[int] = shown["chunk_grid"]["configuration"]["chunk_shape"]
+    return lengths

@@ -1,0 +1,55 @@
+"""What a mount prints and logs: whole lines, whatever bytes are in the names that they mention."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.corpus import array, sharding
+from tests.support.datasets import store
+from tests.support.mounting import PATIENCE, Mounter, command, environment
+
+STRICT = {"PYTHONIOENCODING": "utf-8:strict"}  # as in most locales of desktops
+NAME = os.fsdecode(b"latin-\xe9")
+
+
+@pytest.mark.parametrize(("name", "log"), [(NAME, ["--log-file", "log"]), (NAME, []), ("µ-日本", [])], ids=ascii)
+def test_odd_names_are_named_on_the_terminal_and_in_the_log(tmp_path: Path, name: str, log: list[str]) -> None:
+    source = tmp_path / name
+    chunks = store(source / "sound", array((8, 12), (4, 6), sharding((2, 3))))
+    store(source / name, array((8, 12), (4, 6), sharding((2, 3))))
+    (source / name / "zarr.json").write_text("{")
+    (tmp_path / "place").mkdir()
+    variables = environment() | STRICT | {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            command(*arguments), env=variables, cwd=tmp_path, capture_output=True, check=False, timeout=PATIENCE
+        )
+
+    try:
+        done = run("mount", *log, source, "place")
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout.count(b"\n") == 1
+        assert sorted(os.listdir(tmp_path / "place" / name)) == ["c", "zarr.json"]
+        assert (tmp_path / "place/sound/c/0/0").read_bytes() == chunks["c/0/0"]
+    finally:
+        ended = run("umount", "place")
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    [file] = [tmp_path / "log"] if log else (tmp_path / "state").rglob("*.log")
+    logged = file.read_text(encoding="utf-8", errors="replace")
+    assert "Traceback" not in logged
+    assert "is shown as stored: the document is not valid JSON" in logged
+
+
+def test_a_log_file_in_the_foreground_takes_any_name(mount: Mounter, tmp_path: Path) -> None:
+    (tmp_path / "source" / NAME).mkdir(parents=True)
+    (tmp_path / "source" / NAME / "zarr.json").write_text("{")
+    mounted = mount(tmp_path / "source", log_file=tmp_path / "log")
+    assert os.listdir(mounted.path / NAME) == ["zarr.json"]
+    mounted.unmount()
+    assert mounted.log == ""  # which is what it would complain on
+    assert "is shown as stored: the document" in (tmp_path / "log").read_text(encoding="utf-8", errors="replace")

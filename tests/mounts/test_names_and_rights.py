@@ -1,0 +1,192 @@
+"""Modes and owners are those of the source and are enforced; names may be any bytes; every kind of file is shown."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.corpus import array, sharding
+from tests.support.datasets import files_below, store
+from tests.support.mounting import Mounter, mounter
+
+DOCUMENT = array((8, 12), (4, 6), sharding((2, 3)))
+NOBODY = 65534
+SHARD = "c/0/0"
+CHUNKS = ["c/0/0", "c/0/1", "c/1/0", "c/1/1"]
+NAMES = [
+    b"latin-\xe9",
+    b"\xff\xfe",
+    b"new\nline",
+    b"space and 'quote\"",
+    "µ-日本".encode(),
+    b"x" * 255,
+    b"-rf",
+    b"a\\b",
+]
+TRY = """
+import os, sys
+os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+for path in sys.argv[2:]:
+    try:
+        if os.path.isdir(path):
+            print(len(os.listdir(path)))
+        else:
+            print(len(open(path, "rb").read()))
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+@pytest.fixture
+def public(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A directory that every user may enter."""
+    with tempfile.TemporaryDirectory(prefix="shardfs-test-", ignore_cleanup_errors=True) as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory)
+
+
+def as_nobody(*paths: Path) -> list[str]:
+    """What another user is told about *paths*: the size, or the error."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", TRY, str(NOBODY), *map(str, paths)], capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_mode_and_owner_of_a_chunk_are_the_shards(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    store(source, DOCUMENT)
+    os.chmod(source / SHARD, 0o640)
+    os.chmod(source / "c/0/1", 0o755)
+    os.chmod(source / "zarr.json", 0o604)
+    if os.geteuid() == 0:
+        os.chown(source / SHARD, 1234, 4321)
+    root, stored = mount(source).path, os.stat(source / SHARD)
+    for key in CHUNKS:
+        shown = os.stat(root / key)
+        assert (shown.st_mode, shown.st_uid, shown.st_gid) == (stored.st_mode, stored.st_uid, stored.st_gid)
+        assert shown.st_nlink == 1
+    assert stat.S_IMODE(os.stat(root / "c/0/2").st_mode) == 0o755
+    assert stat.S_IMODE(os.stat(root / "zarr.json").st_mode) == 0o604
+    assert os.stat(root / "c").st_mode == os.stat(source).st_mode
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_reads_what_modes_allow_and_nothing_else(public: Path) -> None:
+    source = public / "source"
+    chunks = store(source / "image", DOCUMENT)
+    store(source / "private", DOCUMENT)
+    (source / "private").chmod(0o700)
+    (source / "secret").write_bytes(b"secret")
+    (source / "secret").chmod(0o600)
+    os.chmod(source / "image" / SHARD, 0o600)
+    os.chmod(source / "image/c/0/1", 0o644)
+    with mounter(public) as mount:
+        root = mount(source, allow_other=True).path
+        told = as_nobody(
+            *[root / "image" / key for key in ("c/0/2", "c/0/0", "zarr.json", "c/0")],
+            *[root / "secret", root / "private", root / "private/c/0/0"],
+        )
+        assert told[0] == str(len(chunks["c/0/2"]))
+        assert told[1] == os.strerror(errno.EACCES)
+        assert int(told[2]) == os.path.getsize(root / "image/zarr.json")
+        assert told[3:] == ["4", *[os.strerror(errno.EACCES)] * 3]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_without_allow_other_another_user_sees_nothing(public: Path) -> None:
+    store(public / "source", DOCUMENT)
+    with mounter(public) as mount:
+        root = mount(public / "source").path
+        assert as_nobody(root, root / "zarr.json") == [os.strerror(errno.EACCES)] * 2
+
+
+def test_plain_names_may_be_any_bytes(mount: Mounter, tmp_path: Path) -> None:
+    source = os.fsencode(tmp_path / "source")
+    store(tmp_path / "source" / "image", DOCUMENT)
+    for name in NAMES:
+        for directory in (source, source + b"/image", source + b"/image/c", source + b"/image/c/0"):
+            with open(directory + b"/" + name, "wb") as file:
+                file.write(name)
+        os.mkdir(source + b"/dir-" + name[:200])
+        with open(source + b"/dir-" + name[:200] + b"/" + name, "wb") as file:
+            file.write(name)
+    root = mount(tmp_path / "source").path
+    assert sorted(os.listdir(os.fsencode(root))) == sorted(
+        [*NAMES, *(b"dir-" + name[:200] for name in NAMES), b"image"]
+    )
+    for directory in (b"", b"/image", b"/image/c", b"/image/c/0", *(b"/dir-" + name[:200] for name in NAMES)):
+        for name in NAMES if not directory.startswith(b"/dir-") else [*filter(directory[5:].__eq__, NAMES)]:
+            path = os.fsencode(root) + directory + b"/" + name
+            with open(path, "rb") as file:
+                assert file.read() == name
+            assert name in os.listdir(os.fsencode(root) + directory)
+
+
+def test_an_array_under_a_name_that_is_not_utf_8(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    name = os.fsdecode(b"array-\xff")
+    chunks = store(source / name, DOCUMENT)
+    root = mount(source).path
+    found = files_below(root / name)
+    found.pop("zarr.json")
+    assert found == chunks
+    assert os.getxattr(root / name / SHARD, "user.shardfs.shard") == b"array-\xff/c/0/0"
+
+
+def test_a_name_that_is_too_long_or_no_coordinate_is_enoent(mount: Mounter, tmp_path: Path) -> None:
+    store(tmp_path / "source", DOCUMENT)
+    root = mount(tmp_path / "source").path
+    for name in [
+        "x" * 255,
+        "x" * 1000,
+        "c/00/0",
+        "c/0/00",
+        "c/+1/0",
+        "c/-1/0",
+        "c/4/0",
+        "c/0/4",
+        "c/9999999999999999999999/0",
+        "c/٣/0",
+    ]:
+        with pytest.raises(FileNotFoundError):
+            os.stat(root / name)
+    for path in ("c/0/0/0", "zarr.json/c", "c/0/0/zarr.json"):
+        with pytest.raises(NotADirectoryError):
+            os.stat(root / path)
+    with pytest.raises(IsADirectoryError):
+        (root / "c/0").read_bytes()
+
+
+def test_hard_links_pipes_and_sockets_are_shown_as_they_are(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "first").write_bytes(b"linked")
+    os.link(source / "first", source / "second")
+    os.mkfifo(source / "pipe", 0o620)
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = os.open(source, os.O_PATH)
+        listener.bind(f"/proc/self/fd/{here}/socket")
+        os.close(here)
+    if os.geteuid() == 0:
+        os.mknod(source / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    root = mount(source).path
+    for name in os.listdir(source):
+        shown, stored = os.lstat(root / name), os.lstat(source / name)
+        for field in ("st_mode", "st_size", "st_mtime_ns", "st_uid", "st_rdev", "st_nlink"):
+            assert getattr(shown, field) == getattr(stored, field), (name, field)
+    assert (root / "first").read_bytes() == (root / "second").read_bytes() == b"linked"
+    with pytest.raises(OSError, match="No such device"):
+        os.open(root / "pipe", os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader, like any other
+    reader = os.open(root / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert os.read(reader, 10) == b""
+    os.close(reader)

@@ -1,0 +1,139 @@
+"""A read-only mount: every way to write answers EROFS, on every kind of file, and nothing changes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.corpus import GZIP, LITTLE, array, sharding
+from tests.support.datasets import files_below, store
+from tests.support.mounting import Mount, Mounter
+
+FILES = ["image/c/0/0", "image/zarr.json", "plain", "image/notes"]
+DIRECTORIES = ["", "image", "image/c", "image/c/0", "folder"]
+TIMES = (10**18, 10**18)
+
+WRITES: dict[str, Callable[[Path], object]] = {
+    "open-w": lambda path: os.open(path, os.O_WRONLY),
+    "open-rw": lambda path: os.open(path, os.O_RDWR),
+    "open-append": lambda path: os.open(path, os.O_WRONLY | os.O_APPEND),
+    "open-truncate": lambda path: os.open(path, os.O_WRONLY | os.O_TRUNC),
+    "open-truncate-read": lambda path: os.open(path, os.O_RDONLY | os.O_TRUNC),
+    "unlink": os.unlink,
+    "truncate": lambda path: os.truncate(path, 0),
+    "truncate-longer": lambda path: os.truncate(path, 10**9),
+    "rename": lambda path: os.rename(path, path.with_name("renamed")),
+    "rename-over": lambda path: os.rename(path, path.with_name("zarr.json")),
+    "link": lambda path: os.link(path, path.with_name("linked")),
+    "chmod": lambda path: os.chmod(path, 0o777),
+    "chown": lambda path: os.chown(path, 1, 1),
+    "utime": lambda path: os.utime(path, ns=TIMES),
+    "setxattr": lambda path: os.setxattr(path, "user.new", b"x"),
+    "setxattr-ours": lambda path: os.setxattr(path, "user.shardfs.offset", b"0"),
+    "removexattr": lambda path: os.removexattr(path, "user.shardfs.offset"),
+}
+CREATES: dict[str, Callable[[Path], object]] = {
+    "create": lambda path: os.open(path / "new", os.O_WRONLY | os.O_CREAT),
+    "create-exclusive": lambda path: os.open(path / "new", os.O_RDWR | os.O_CREAT | os.O_EXCL),
+    "temporary": lambda path: os.open(path, os.O_TMPFILE | os.O_RDWR),
+    "mkdir": lambda path: os.mkdir(path / "new"),
+    "symlink": lambda path: os.symlink("target", path / "new"),
+    "mkfifo": lambda path: os.mkfifo(path / "new"),
+    "mknod": lambda path: os.mknod(path / "new"),
+    "chmod-directory": lambda path: os.chmod(path, 0o777),
+    "chown-directory": lambda path: os.chown(path, 1, 1),
+    "utime-directory": lambda path: os.utime(path, ns=TIMES),
+    "setxattr-directory": lambda path: os.setxattr(path, "user.new", b"x"),
+}
+
+
+@pytest.fixture(scope="module")
+def mounted(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) -> Mount:
+    source = tmp_path_factory.mktemp("source")
+    store(source / "image", array((8, 12), (4, 6), sharding((2, 3), LITTLE, GZIP)), absent=[(0, 1)])
+    for name in ("plain", "image/notes"):
+        (source / name).write_bytes(b"plain")
+    (source / "folder").mkdir()
+    (source / "link").symlink_to("plain")
+    return module_mount(source)
+
+
+def assert_refused(call: Callable[[Path], object], path: Path) -> None:
+    with pytest.raises(OSError) as raised:
+        call(path)
+    assert raised.value.errno == errno.EROFS
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("name", WRITES)
+def test_writing_to_a_file_is_refused(mounted: Mount, name: str, file: str) -> None:
+    assert_refused(WRITES[name], mounted.path / file)
+
+
+@pytest.mark.parametrize("directory", DIRECTORIES)
+@pytest.mark.parametrize("name", CREATES)
+def test_writing_to_a_directory_is_refused(mounted: Mount, name: str, directory: str) -> None:
+    assert_refused(CREATES[name], mounted.path / directory)
+
+
+def test_creating_an_absent_chunk_is_refused(mounted: Mount) -> None:
+    assert_refused(lambda path: os.open(path, os.O_WRONLY | os.O_CREAT), mounted.path / "image/c/0/1")
+    assert_refused(lambda path: os.rename(path, path.with_name("1")), mounted.path / "image/c/0/0")
+
+
+@pytest.mark.parametrize("directory", ["image/c/0", "image/c", "image", "folder"])
+def test_removing_and_renaming_a_directory_is_refused(mounted: Mount, directory: str) -> None:
+    assert_refused(os.rmdir, mounted.path / directory)
+    assert_refused(lambda path: os.rename(path, mounted.path / "new"), mounted.path / directory)
+
+
+def test_writing_to_a_link_is_refused(mounted: Mount) -> None:
+    link = mounted.path / "link"
+    assert_refused(os.unlink, link)
+    assert_refused(lambda path: os.chown(path, 1, 1, follow_symlinks=False), link)
+    assert_refused(lambda path: os.utime(path, ns=TIMES, follow_symlinks=False), link)
+    assert_refused(lambda path: os.open(path, os.O_WRONLY), link)
+
+
+def test_access_says_so_beforehand(mounted: Mount) -> None:
+    for name in (*FILES, *DIRECTORIES):
+        assert os.access(mounted.path / name, os.R_OK)
+        assert not os.access(mounted.path / name, os.W_OK)
+
+
+def test_an_open_file_cannot_be_changed_through_its_descriptor(mounted: Mount) -> None:
+    for name in FILES:
+        fd = os.open(mounted.path / name, os.O_RDONLY)
+        try:
+            for call in (
+                lambda fd=fd: os.fchmod(fd, 0o777),
+                lambda fd=fd: os.fchown(fd, 1, 1),
+                lambda fd=fd: os.utime(fd, ns=TIMES),
+                lambda fd=fd: os.setxattr(fd, "user.new", b"x"),
+            ):
+                with pytest.raises(OSError, match="Read-only file system"):
+                    call()
+        finally:
+            os.close(fd)
+
+
+def test_nothing_reached_the_source(mounted: Mount) -> None:
+    before = {name: (os.lstat(name), Path(name).read_bytes()) for name in sources(mounted)}
+    for name, call in WRITES.items():
+        for file in FILES:
+            with pytest.raises(OSError, match="Read-only"):
+                call(mounted.path / file)
+            assert name
+    assert files_below(mounted.source).keys() == {os.path.relpath(name, mounted.source) for name in before}
+    for name, (status, content) in before.items():
+        after = os.lstat(name)
+        assert (after.st_mode, after.st_mtime_ns, after.st_uid) == (status.st_mode, status.st_mtime_ns, status.st_uid)
+        assert Path(name).read_bytes() == content
+
+
+def sources(mounted: Mount) -> list[str]:
+    return [os.path.join(mounted.source, name) for name in files_below(mounted.source)]

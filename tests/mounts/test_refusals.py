@@ -1,0 +1,184 @@
+"""What cannot be mounted: one line that says why and what to do, a documented exit status, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.corpus import array, sharding
+from tests.support.datasets import store
+from tests.support.mounting import PATIENCE, Mount, Mounter, command, environment, mount_points
+
+WRONG_USAGE, SOURCE, MOUNT_POINT, MACHINE = 2, 3, 4, 5
+WAYS = pytest.mark.parametrize("way", [[], ["--foreground"]], ids=["background", "foreground"])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    store(tmp_path / "source", array((8, 12), (4, 6), sharding((2, 3))))
+    (tmp_path / "place").mkdir()
+    return tmp_path
+
+
+def refused(
+    status: int,
+    place: Path,
+    *arguments: str | Path,
+    prefix: tuple[str, ...] = (),
+    path: str | None = None,
+    below: str = ".",
+    before: str = "",
+    kept: tuple[Mount, ...] = (),
+) -> str:
+    """Run `mount`, which must fail with *status* and mount nothing; returns its one line."""
+    variables = environment() | {"XDG_STATE_HOME": str(place / "state")} | ({"PATH": path} if path else {})
+    line = [*prefix, *command("mount", *arguments)]
+    try:
+        done = subprocess.run(
+            line, env=variables, cwd=place / below, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+    finally:
+        for point in mount_points() - {str(mount.path) for mount in kept}:
+            if point.startswith(str(place)):
+                subprocess.run(["fusermount3", "-u", "-z", point], check=True)
+                pytest.fail(f"{point} was mounted, and should not have been")
+    assert (done.returncode, done.stdout) == (status, ""), done.stderr
+    assert "Traceback" not in done.stderr
+    line = done.stderr.removeprefix(before)
+    assert line.startswith("shardfs: ")
+    assert line.count("\n") == 1
+    return line
+
+
+@WAYS
+def test_a_missing_source(place: Path, way: list[str]) -> None:
+    assert "nowhere does not exist" in refused(SOURCE, place, *way, "nowhere", "place")
+    assert "does not exist" in refused(SOURCE, place, *way, f"file://{place}/nowhere", "place")
+
+
+def test_a_source_that_is_no_directory_or_of_no_known_kind(place: Path) -> None:
+    assert "is a file" in refused(SOURCE, place, "source/zarr.json", "place")
+    assert "https://" in refused(SOURCE, place, "https://example.org/data.zarr", "place")
+
+
+@WAYS
+def test_a_variable_that_was_never_set(place: Path, way: list[str]) -> None:
+    (place / "here").mkdir()
+    refused(SOURCE, place, *way, "", "../place", below="here")
+    refused(MOUNT_POINT, place, *way, "../source", "", below="here")
+
+
+def test_a_source_that_cannot_be_read(place: Path) -> None:
+    setpriv = shutil.which("setpriv")
+    if os.geteuid() == 0 and setpriv is None:
+        pytest.skip("setpriv is not installed, and root may read everything")
+    (place / "source").chmod(0)
+    drop = (str(setpriv), "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+    try:
+        line = refused(SOURCE, place, "source", "place", prefix=drop)
+    finally:
+        (place / "source").chmod(0o755)
+    assert "Permission denied" in line or "permission denied" in line
+
+
+@WAYS
+def test_a_missing_mount_point(place: Path, way: list[str]) -> None:
+    assert "mkdir -p missing" in refused(MOUNT_POINT, place, *way, "source", "missing")
+    refused(MOUNT_POINT, place, *way, "source", "missing/deeper")
+
+
+def test_a_mount_point_that_is_no_directory(place: Path) -> None:
+    (place / "file").touch()
+    (place / "dangling").symlink_to("nothing")
+    assert "not a directory" in refused(MOUNT_POINT, place, "source", "file")
+    refused(MOUNT_POINT, place, "source", "file/deeper")
+    refused(MOUNT_POINT, place, "source", "dangling")
+
+
+def test_a_mount_point_that_is_not_empty(place: Path) -> None:
+    (place / "place" / "kept").touch()
+    assert "not empty" in refused(MOUNT_POINT, place, "source", "place")
+    assert os.listdir(place / "place") == ["kept"]
+
+
+@pytest.mark.parametrize(
+    ("source", "point"),
+    [
+        ("source", "source"),
+        ("source", "source/c"),
+        ("source/c", "source"),
+        (".", "place"),
+        ("link", "source/empty"),
+        ("source", "link/empty"),
+        ("source", "place/../source/empty"),
+    ],
+)
+def test_a_mount_point_inside_the_source_or_around_it(place: Path, source: str, point: str) -> None:
+    (place / "source/empty").mkdir()
+    (place / "link").symlink_to("source")
+    assert "one inside the other" in refused(MOUNT_POINT, place, source, point)
+
+
+@WAYS
+def test_a_place_that_is_mounted_already(mount: Mounter, place: Path, way: list[str]) -> None:
+    mounted = mount(place / "source", path=place / "place")
+    assert "shardfs umount" in refused(MOUNT_POINT, place, *way, "source", "place", kept=(mounted,))
+    assert os.listdir(mounted.path / "c")
+
+
+def test_a_machine_without_fusermount3(place: Path) -> None:
+    assert "apt-get install fuse3" in refused(MACHINE, place, "source", "place", path="/nowhere")
+
+
+@WAYS
+def test_a_machine_without_dev_fuse(place: Path, way: list[str]) -> None:
+    hide = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev && exec "$@"', "sh")
+    try:
+        subprocess.run([*hide, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"/dev cannot be hidden here: {error}")
+    assert "modprobe fuse" in refused(MACHINE, place, *way, "source", "place", prefix=hide)
+
+
+@WAYS
+def test_a_log_file_that_cannot_be_written(place: Path, way: list[str]) -> None:
+    line = refused(WRONG_USAGE, place, *way, "--log-file", "source/zarr.json/log", "source", "place")
+    assert "log" in line
+
+
+@WAYS
+def test_an_unknown_fuse_option(place: Path, way: list[str]) -> None:
+    libfuse = (
+        "fuse: unknown option(s): `-o nonsense=1'\n" if way else ""
+    )  # it speaks for itself, but to the daemon's log
+    refused(MACHINE, place, *way, "-o", "nonsense=1", "source", "place", before=libfuse)
+
+
+@pytest.mark.parametrize("options", [["--metadata-ttl", "-1"], ["--metadata-ttl", "soon"], ["--nonsense"], ["a", "b"]])
+def test_wrong_usage_says_how_it_is_used(place: Path, options: list[str]) -> None:
+    done = subprocess.run(
+        command("mount", *options, "source", "place"),
+        env=environment(),
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stdout) == (WRONG_USAGE, "")
+    assert done.stderr.startswith("Usage: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["umount"], ["stats"], ["stats", "--json"]], ids=" ".join)
+@pytest.mark.parametrize("point", ["place", "missing", "source/zarr.json", "/", "/proc"])
+def test_what_is_no_mount_of_ours_cannot_be_unmounted(place: Path, arguments: list[str], point: str) -> None:
+    done = subprocess.run(
+        command(*arguments, point), env=environment(), cwd=place, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (MOUNT_POINT, "")
+    assert done.stderr == f"shardfs: {point} is not a mount of shardfs\n"

@@ -1,0 +1,159 @@
+"""Everyday tools on a mount: what they copy, count, hash and print is what the files hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.corpus import GZIP, LITTLE, array, ramp, sharding
+from tests.support.datasets import files_below, store
+from tests.support.mounting import Mounter
+from tests.support.readers import READERS, assert_same
+
+DOCUMENT = array((50, 70), (32, 32), sharding((8, 4), LITTLE, GZIP), attributes={"title": "image"})
+VALUES = ramp((50, 70), "int32")
+ABSENT = {(0, 0), (6, 17), *((row, column) for row in range(4) for column in range(8, 16))}
+PLAIN = {"README.txt": b"plain\n", "notes/empty": b"", "image/notes.bin": bytes(range(256)) * 1000}
+
+
+class Dataset:
+    """A mounted directory with an array and plain files, and every file that must be seen by its path."""
+
+    def __init__(self, mount: Mounter, source: Path) -> None:
+        chunks = store(source / "image", DOCUMENT, VALUES, ABSENT)
+        for name, data in PLAIN.items():
+            (source / name).parent.mkdir(exist_ok=True)
+            (source / name).write_bytes(data)
+        self.source = source
+        self.path = mount(source).path
+        self.document = (self.path / "image" / "zarr.json").read_bytes()
+        self.chunks = {f"image/{key}": data for key, data in chunks.items()}
+        self.files = {**self.chunks, **PLAIN, "image/zarr.json": self.document}
+
+    def run(self, *arguments: str | Path) -> bytes:
+        """Run a tool in the root of the mount; it must succeed and say nothing on stderr."""
+        done = subprocess.run(arguments, cwd=self.path, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def dataset(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return Dataset(module_mount, tmp_path_factory.mktemp("source"))
+
+
+@pytest.mark.parametrize("copy", [("cp", "-r"), ("cp", "-a"), ("rsync", "-a")], ids=" ".join)
+def test_a_copy_out_of_the_mount_is_an_ordinary_array(dataset: Dataset, copy: tuple[str, str], tmp_path: Path) -> None:
+    if not shutil.which(copy[0]):
+        pytest.skip(f"{copy[0]} is not installed")
+    dataset.run(*copy, f"{dataset.path}/.", tmp_path)
+    assert files_below(tmp_path) == dataset.files
+    expected = VALUES.copy()
+    for row, column in ABSENT:
+        expected[8 * row : 8 * row + 8, 4 * column : 4 * column + 4] = 0
+    for read in READERS.values():
+        assert_same(read(tmp_path / "image"), expected)
+
+
+def test_cp_a_keeps_mode_and_time_of_the_shard(dataset: Dataset, tmp_path: Path) -> None:
+    dataset.run("cp", "-a", "image/c/6/0", tmp_path)
+    copied, shard = os.stat(tmp_path / "0"), os.stat(dataset.source / "image/c/1/0")
+    assert (copied.st_mode, copied.st_mtime_ns) == (shard.st_mode, shard.st_mtime_ns)
+
+
+def test_sha256sum_of_every_file(dataset: Dataset) -> None:
+    lines = dataset.run("find", ".", "-type", "f", "-exec", "sha256sum", "{}", "+").decode().splitlines()
+    sums = {name.removeprefix("./"): checksum for checksum, name in (line.split("  ") for line in lines)}
+    assert sums == {name: hashlib.sha256(data).hexdigest() for name, data in dataset.files.items()}
+
+
+def test_find_counts_what_is_there(dataset: Dataset) -> None:
+    sized = dataset.run("find", ".", "-type", "f", "-size", "+0").split()
+    assert len(sized) == sum(bool(data) for data in dataset.files.values())
+    chunks = dataset.run("find", "image/c", "-type", "f", "-printf", "%p %s\n").decode().splitlines()
+    assert sorted(chunks) == sorted(f"{name} {len(data)}" for name, data in dataset.chunks.items())
+
+
+def test_du_adds_up(dataset: Dataset) -> None:
+    lines = dataset.run("du", "-a", "-b", "image").decode().splitlines()
+    sizes = {name: int(size) for size, name in (line.split("\t") for line in lines)}
+    for name, data in dataset.files.items():
+        if name.startswith("image/"):
+            assert sizes[name] == len(data)
+    blocks = int(dataset.run("du", "-B", "512", "image/c/6/0").split()[0])
+    assert blocks == -(-len(dataset.chunks["image/c/6/0"]) // 512)
+
+
+def test_tar_packs_every_file(dataset: Dataset, tmp_path: Path) -> None:
+    dataset.run("tar", "-cf", tmp_path / "all.tar", ".")
+    with tarfile.open(tmp_path / "all.tar") as archive:
+        packed = {
+            member.name.removeprefix("./"): archive.extractfile(member).read()  # type: ignore[union-attr]
+            for member in archive
+            if member.isfile()
+        }
+    assert packed == dataset.files
+
+
+def test_cmp_finds_no_difference(dataset: Dataset, tmp_path: Path) -> None:
+    for name, data in dataset.chunks.items():
+        (tmp_path / "expected").write_bytes(data)
+        dataset.run("cmp", name, tmp_path / "expected")
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 99, 10**6])
+def test_head_and_tail(dataset: Dataset, count: int) -> None:
+    for name in ("image/c/6/0", "image/notes.bin", "image/zarr.json"):
+        data = dataset.files[name]
+        assert dataset.run("head", "-c", str(count), name) == data[:count]
+        assert dataset.run("tail", "-c", str(count), name) == data[max(0, len(data) - count) :]
+
+
+@pytest.mark.parametrize(("block", "skip", "count"), [(1, 5, 20), (7, 3, 4), (13, 0, 99), (4096, 0, 9), (511, 1, 1)])
+def test_dd_with_odd_blocks_and_offsets(dataset: Dataset, block: int, skip: int, count: int) -> None:
+    for name in ("image/c/6/0", "image/notes.bin"):
+        data = dataset.files[name][block * skip :][: block * count]
+        blocks = (f"bs={block}", f"skip={skip}", f"count={count}", "status=none")
+        if block * skip < len(dataset.files[name]):
+            assert dataset.run("dd", f"if={name}", *blocks) == data
+
+
+def test_ls_tells_names_and_sizes(dataset: Dataset) -> None:
+    lines = [line.split() for line in dataset.run("ls", "-la", "image/c/6").decode().splitlines()[1:]]
+    row = {line[-1]: int(line[4]) for line in lines if line[-1] not in {".", ".."}}
+    expected = {name.split("/")[-1]: len(data) for name, data in dataset.chunks.items() if "/c/6/" in name}
+    assert row == expected
+    assert sorted(dataset.run("ls", "image").decode().split()) == ["c", "notes.bin", "zarr.json"]
+
+
+def test_cat_of_the_document_is_json_of_an_unsharded_array(dataset: Dataset) -> None:
+    document = json.loads(dataset.run("cat", "image/zarr.json"))
+    assert document["chunk_grid"] == {"name": "regular", "configuration": {"chunk_shape": [8, 4]}}
+    assert document["codecs"] == [LITTLE, GZIP]
+    assert {key: document[key] for key in DOCUMENT if key not in ("chunk_grid", "codecs")} == {
+        key: value for key, value in DOCUMENT.items() if key not in ("chunk_grid", "codecs")
+    }
+
+
+def test_statfs_is_that_of_the_source(dataset: Dataset) -> None:
+    shown, stored = os.statvfs(dataset.path), os.statvfs(dataset.source)
+    for name in ("f_frsize", "f_blocks", "f_files", "f_namemax"):
+        assert getattr(shown, name) == getattr(stored, name)
+    for name in ("f_bfree", "f_bavail", "f_ffree"):  # others write to the same disk meanwhile
+        assert getattr(shown, name) == pytest.approx(getattr(stored, name), rel=0.05)
+    assert shown.f_flag & os.ST_RDONLY
+
+
+def test_values_survive_numpy_reading_a_chunk_file_by_hand(mount: Mounter, tmp_path: Path) -> None:
+    document = array((8, 6), (8, 6), sharding((4, 3)))
+    store(tmp_path / "source", document)
+    chunk = np.fromfile(mount(tmp_path / "source").path / "c/1/0", "<i4").reshape(4, 3)
+    assert np.array_equal(chunk, ramp((8, 6), "int32")[4:, :3])
