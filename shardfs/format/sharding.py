@@ -104,6 +104,11 @@ class ShardGrid:
         return math.prod(self.grid_shape)
 
     @property
+    def is_encoded(self) -> bool:
+        """Whether shards are encoded as a whole, so that no range of a stored one is an inner chunk."""
+        return any(level.after for level in self.levels)
+
+    @property
     def segment_length(self) -> int:
         """Length of the segments of a row, if all but the last are of one length; else 1, as any run can be cut so."""
         if not self.ndim:

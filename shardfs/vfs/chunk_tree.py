@@ -101,13 +101,15 @@ class ChunkTree:
             _, extent = await self._find(generation, position, fresh=False)
             if name == _NBYTES:
                 return b"%d" % extent.nbytes
-            if name == _OFFSET and not extent.shard.is_decoded:
+            if name == _OFFSET and not self.array.grid.is_encoded:
                 return b"%d" % (extent.shard.offset + extent.offset)
         raise NoAttributeError(f"no attribute {name!r}")
 
     def attribute_names(self, position: int) -> Sequence[bytes]:
         """Return the names of the attributes."""
-        return [_SHARD, _OFFSET, _NBYTES] if self._positions.is_chunk(position) else []
+        if not self._positions.is_chunk(position):
+            return []
+        return [_SHARD, _NBYTES] if self.array.grid.is_encoded else [_SHARD, _OFFSET, _NBYTES]
 
     def stored_path(self, position: int) -> str:
         """Return the directory of the store that has the same path as the one at *position*."""

@@ -29,7 +29,7 @@ async def references(source: Source, view: View, *, skip_encoded: bool) -> Async
     """
     async for node in walk_nodes(source):
         array = node.array
-        if array is not None and any(level.after for level in array.grid.levels):
+        if array is not None and array.grid.is_encoded:
             message = f"{node.path or 'the array'} cannot be referenced: its shards are encoded as a whole"
             if not skip_encoded:
                 raise NotUnshardable(f"{message}; mount it, or leave it out with --skip-encoded")
