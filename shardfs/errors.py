@@ -17,7 +17,9 @@ class ShardfsError(Exception):
     def __init__(self, message: str) -> None:
         if len(message) > _MAX_MESSAGE:
             message = message[:_MAX_MESSAGE] + "…"
-        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
+        if not message.isprintable():
+            message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+        super().__init__(message)
 
 
 class MetadataError(ShardfsError):

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -50,16 +49,15 @@ class _Run(NamedTuple):
     innermost: "ReferenceType[ShardState]"
 
 
-@dataclass(frozen=True, slots=True)
-class ListedRun:
+class ListedRun(NamedTuple):
     """Inner chunks of a row, from *first* on, that lie in one innermost shard.
 
-    *shard* is that innermost shard, and *entries* tell which of the *count* chunks are there.  Where it cannot be read,
+    *shard* is that innermost shard, and *entries* tell which of the *length* chunks are there.  Where it cannot be read,
     *error* takes their place: then all its chunks are listed, so that nobody takes them for absent.
     """
 
     first: int
-    count: int
+    length: int
     state: ShardState
     shard: OpenShard | None = None
     entries: EntryRun | None = None
@@ -206,15 +204,15 @@ class Array:
         place = segment.place
         state = await self._shards.state(self.arrangement, place.shard)
         if state.error is not None:
-            return ListedRun(segment.first, segment.count, state, error=state.error)
+            return ListedRun(segment.first, segment.length, state, error=state.error)
         try:
             shard = (await self._shards.innermost(self.arrangement, state, place)).shard
         except ShardfsError as error:
-            return ListedRun(segment.first, segment.count, state, error=error)
+            return ListedRun(segment.first, segment.length, state, error=error)
         if shard is None:
             return None
-        entries = shard.index.run(place.entries[-1], segment.stride, segment.count)
-        return ListedRun(segment.first, segment.count, state, shard, entries)
+        entries = shard.index.run(place.entries[-1], segment.stride, segment.length)
+        return ListedRun(segment.first, segment.length, state, shard, entries)
 
 
 def _extent(shard: OpenShard | None, entry: int) -> Extent | None:

@@ -9,7 +9,7 @@ Source: specification of the `sharding_indexed` codec 1.0; transposes by the cor
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from shardfs.errors import MetadataError
 from shardfs.format.chunk_grid import ChunkGrid, FixedDimension
@@ -52,11 +52,10 @@ class ShardingLevel:
 
     def chunks_per_shard(self, shard_span: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the index of a shard that is *shard_span* innermost chunks long before *order*."""
-        return tuple(length // span for length, span in zip(permute(shard_span, self.order), self.span, strict=True))
+        return tuple([shard_span[axis] // span for axis, span in zip(self.order, self.span, strict=True)])
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """An inner chunk: the coordinates of its shard, and an entry in the index of each level, outermost first.
 
     *shapes* are the chunks per shard of these indexes.
@@ -67,15 +66,14 @@ class Place:
     shapes: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A run along the last axis of inner chunks that share an innermost shard.
 
-    Chunk *first* + i lies in entry `place.entries[-1]` + i × *stride* of that shard, for i < *count*.
+    Chunk *first* + i lies in entry `place.entries[-1]` + i × *stride* of that shard, for i < *length*.
     """
 
     first: int
-    count: int
+    length: int
     stride: int
     place: Place
 

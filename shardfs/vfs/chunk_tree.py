@@ -259,8 +259,8 @@ class ChunkTree:
         cookie = 1 if self._nested else row - self._positions.bases[-1] + 1
         broken = unreadable(run.state.stat)
         sound = broken._replace(ttl=self.array.remaining(run.state))
-        for start in range(0, run.count, _BATCH):
-            numbers, sizes, damaged = run.chunks(start, min(start + _BATCH, run.count))
+        for start in range(0, run.length, _BATCH):
+            numbers, sizes, damaged = run.chunks(start, min(start + _BATCH, run.length))
             if self._nested:
                 names = _decimals(numbers)
             else:

@@ -57,7 +57,7 @@ async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[str, Refe
         return
     async for prefix in array.rows((0,) * (array.grid.ndim - 1)):
         async for run in array.list_row(prefix, 0):
-            numbers, sizes, damaged = run.chunks(0, run.count)
+            numbers, sizes, damaged = run.chunks(0, run.length)
             if run.error is not None:
                 raise run.error
             if run.shard is None or run.entries is None:

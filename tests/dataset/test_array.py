@@ -57,8 +57,8 @@ async def test_rows_list_what_is_there_with_its_size(stored: StoredCorpus, case:
             listed: list[Any] = []
             async for run in array.list_row(prefix, start):
                 assert run.error is None
-                middle = run.count // 2
-                listed += listed_chunks(run, 0, middle) + listed_chunks(run, middle, run.count)
+                middle = run.length // 2
+                listed += listed_chunks(run, 0, middle) + listed_chunks(run, middle, run.length)
             assert listed == [entry for entry in expected if entry[0] >= start]
 
 
@@ -143,7 +143,7 @@ async def test_a_row_of_a_large_grid_is_found_without_counting_it_out(tmp_path: 
     source = open_source(tmp_path)
     large = await source.array("a")
     runs = [run async for run in large.list_row((1,), 0)]
-    assert [(run.first, run.count) for run in runs] == [(0, 1024)]
+    assert [(run.first, run.length) for run in runs] == [(0, 1024)]
     assert await large.extent((1, 2**20 - 1)) is None
     assert source.statistics.index_loads == 1
 

@@ -166,7 +166,7 @@ async def test_shards_that_are_decoded_whole_are_counted(tmp_path: Path) -> None
 async def test_a_listing_loads_each_index_of_its_row_once(tmp_path: Path) -> None:
     source, line = await opened(tmp_path, LINE, max_open=1)
     runs = [run async for run in line.list_row((), 0)]
-    assert [(run.first, run.count) for run in runs] == [(8 * i, 8) for i in range(10)]
+    assert [(run.first, run.length) for run in runs] == [(8 * i, 8) for i in range(10)]
     assert source.statistics.index_loads == 10
 
 

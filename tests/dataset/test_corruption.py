@@ -49,7 +49,7 @@ async def listed_as_damaged(array: Array) -> set[tuple[int, ...]]:
     for i in range(array.grid.grid_shape[0]):
         listed = []
         async for run in array.list_row((i,), 0):
-            chunks = listed_chunks(run, 0, run.count)
+            chunks = listed_chunks(run, 0, run.length)
             listed += [number for number, _, _ in chunks]
             assert all(size == 0 for _, size, is_damaged in chunks if is_damaged)
             damaged |= {(i, number) for number, _, is_damaged in chunks if is_damaged}

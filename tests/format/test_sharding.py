@@ -98,8 +98,8 @@ def test_rows_agree_with_each_place(case: Case) -> None:
         for chunks in (range(n), range(1, n), range(n // 2, n), range(0, n // 2), range(n, n), range(n - 1, n)):
             found = []
             for segment in grid.row(prefix, chunks):
-                assert segment.count >= 1
-                for i in range(segment.count):
+                assert segment.length >= 1
+                for i in range(segment.length):
                     place = grid.locate((*prefix, segment.first + i))
                     assert place.shard == segment.place.shard
                     assert place.entries[:-1] == segment.place.entries[:-1]
@@ -111,7 +111,7 @@ def test_rows_agree_with_each_place(case: Case) -> None:
 
 def test_a_row_in_unnested_shards_is_one_segment_for_each_shard() -> None:
     grid = grid_of(array((2, 100), (2, 40), sharding((1, 2))))
-    assert [(segment.first, segment.count) for segment in grid.row((1,), range(50))] == [(0, 20), (20, 20), (40, 10)]
+    assert [(segment.first, segment.length) for segment in grid.row((1,), range(50))] == [(0, 20), (20, 20), (40, 10)]
 
 
 @every_case
@@ -184,7 +184,7 @@ def test_large_arrays_cost_nothing() -> None:
     assert place.shard == (15, 15)
     assert place.entries == (16 * 16 - 1, 2**19 - 1)
     assert grid.coords(place) == last
-    assert sum(segment.count for segment in grid.row((5,), range(2**17))) == 2**17
+    assert sum(segment.length for segment in grid.row((5,), range(2**17))) == 2**17
 
 
 def test_members_of_a_sharding_codec_that_are_not_known_are_a_reason() -> None:
