@@ -52,7 +52,7 @@ class _Run(NamedTuple):
 class ListedRun(NamedTuple):
     """Inner chunks of a row, from *first* on, that lie in one innermost shard.
 
-    *shard* is that innermost shard, and *entries* tell which of the *length* chunks are there.  Where it cannot be read,
+    *shard* is that innermost shard, and *entries* tell which of its chunks are there.  Where it cannot be read,
     *error* takes their place: then all its chunks are listed, so that nobody takes them for absent.
     """
 

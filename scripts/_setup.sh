@@ -1,0 +1,155 @@
+# shellcheck shell=bash
+# What demo, test and bench need of a fresh Debian or Ubuntu machine. Source it, then call
+#
+#   setup_system PACKAGE...   FUSE and a compiler, and these packages beside them
+#   setup_python EXTRA...     a virtual environment with shardfs, editable, and these extras
+#
+# Both do nothing, and say nothing, where nothing is to be done. The environment is in .venv at the top of the
+# repository, or where SHARDFS_VENV says; run its programs as "$SHARDFS_VENV/bin/...".
+
+SHARDFS_TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+SHARDFS_VENV=${SHARDFS_VENV:-$SHARDFS_TOP/.venv}
+
+_say() {
+    printf 'setup: %s\n' "$*" >&2
+}
+
+_die() {
+    _say "$@"
+    exit 1
+}
+
+# Run a command as root. Without a terminal nobody can answer sudo's question, so it must not ask.
+_as_root() {
+    if ((EUID == 0)); then
+        "$@"
+    elif [[ -t 0 ]]; then
+        sudo "$@"
+    else
+        sudo -n "$@"
+    fi
+}
+
+_apt_get() {
+    _as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$@" </dev/null
+}
+
+# Install the packages that are missing. The package lists are fetched only when they turn out to be too old.
+_install() {
+    local package missing=() log
+    for package in "$@"; do
+        if [[ $(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null) != installed ]]; then
+            missing+=("$package")
+        fi
+    done
+    ((${#missing[@]})) || return 0
+    if ((EUID)) && ! command -v sudo >/dev/null; then
+        _die "neither root nor sudo: let somebody run 'apt-get install ${missing[*]}' first"
+    fi
+    _say "installing ${missing[*]}"
+    log=$(mktemp)
+    if ! {
+        _apt_get install -y --no-install-recommends "${missing[@]}" ||
+            { _apt_get update && _apt_get install -y --no-install-recommends "${missing[@]}"; }
+    } >"$log" 2>&1; then
+        cat "$log" >&2
+        rm -f "$log"
+        _die "cannot install ${missing[*]}; install them by hand, then run this again"
+    fi
+    rm -f "$log"
+}
+
+_has_apt() {
+    command -v apt-get >/dev/null && command -v dpkg-query >/dev/null
+}
+
+# Say what to do where FUSE cannot work, instead of letting every mount fail with a riddle.
+_check_fuse() {
+    local capabilities
+    if [[ ! -e /dev/fuse ]]; then
+        _as_root modprobe fuse >/dev/null 2>&1 || true
+    fi
+    if [[ ! -e /dev/fuse ]]; then
+        _die "there is no /dev/fuse: run 'modprobe fuse' on the host; start a container with" \
+            "'--device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined'"
+    fi
+    if ! (: <>/dev/fuse) 2>/dev/null; then
+        _die "/dev/fuse cannot be opened: run 'chmod 666 /dev/fuse' as root; start a container with" \
+            "'--device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined'"
+    fi
+    capabilities=$(sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status)
+    if ((EUID == 0 && !(0x$capabilities >> 21 & 1))); then
+        _die "root may not mount here: start the container with" \
+            "'--device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined'"
+    fi
+}
+
+setup_system() {
+    if _has_apt; then
+        _install fuse3 libfuse3-dev pkg-config gcc libc6-dev "$@"
+    elif ! { command -v fusermount3 && command -v gcc && pkg-config --exists fuse3; } >/dev/null 2>&1; then
+        _die "this is no Debian or Ubuntu (no apt-get): install fuse 3 with its headers, pkg-config, gcc $*"
+    fi
+    _check_fuse
+}
+
+_is_recent() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' </dev/null >/dev/null 2>&1
+}
+
+# pyfuse3 is compiled: that takes Python's headers. Debian packages venv apart; other Pythons bring both along.
+_is_complete() {
+    "$1" - 2>/dev/null <<'PYTHON'
+import ensurepip, os, sys, sysconfig, venv
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
+PYTHON
+}
+
+# Print a Python that is recent enough, complete with what it takes to build pyfuse3.
+_find_python() {
+    local candidate version
+    for candidate in python3 python3.13 python3.12 python3.11; do
+        if _is_recent "$candidate" && _is_complete "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    _has_apt || _die "no Python >= 3.11 with headers and venv, and no apt-get to install one"
+    for candidate in /usr/bin/python3 python3.13 python3.12 python3.11; do
+        version=${candidate##*/}
+        if _is_recent "$candidate"; then
+            version=python$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+        elif [[ $version == python3 ]] || ! _is_offered "$version"; then
+            continue
+        fi
+        _install "$version" "$version-venv" "$version-dev"
+        printf '/usr/bin/%s\n' "$version"
+        return
+    done
+    _die "shardfs needs Python >= 3.11, and this system has none to install"
+}
+
+_is_offered() {
+    if [[ -z $(apt-cache policy "$1" 2>/dev/null) ]]; then
+        _apt_get update >/dev/null 2>&1 || true
+    fi
+    [[ $(apt-cache policy "$1" 2>/dev/null) == *Candidate:\ [0-9]* ]]
+}
+
+setup_python() {
+    local extras python stamp wanted
+    extras=$(IFS=, && printf '%s' "$*")
+    stamp=$SHARDFS_VENV/.shardfs-${extras//,/-}
+    wanted="$SHARDFS_TOP $(sha256sum <"$SHARDFS_TOP/pyproject.toml")"
+    if _is_recent "$SHARDFS_VENV/bin/python"; then
+        [[ ! -e $stamp || $(<"$stamp") != "$wanted" ]] || return 0
+    else
+        python=$(_find_python)
+        _say "making a virtual environment in $SHARDFS_VENV with $python"
+        "$python" -m venv --clear "$SHARDFS_VENV"
+    fi
+    _say "installing shardfs[$extras] in $SHARDFS_VENV"
+    "$SHARDFS_VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --editable "${SHARDFS_TOP}[$extras]" </dev/null
+    printf '%s' "$wanted" >"$stamp"
+}

@@ -1,0 +1,1 @@
+"""Benchmarks: a shardfs mount beside its peers, in one run."""

@@ -1,0 +1,120 @@
+"""Run the benchmarks that are named, or all, and print a table for each."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import listing, random_read, spec_example, zarr_read
+from .datasets import Dataset, random_chunks, shared_payloads
+from .peers import PEERS, is_installed
+from .placement import APART, FREE, TOGETHER, Placement
+from .report import machine
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, on which data, and how often."""
+
+    work: Path
+    peers: list[str]
+    rounds: int | None
+    quick: bool
+    one_cpu: bool
+
+    def times(self, rounds: int) -> int:
+        """How often to repeat, when nobody says otherwise."""
+        return self.rounds or (1 if self.quick else rounds)
+
+    def placed(self, placement: Placement) -> Placement:
+        """Where to run, when nobody says otherwise."""
+        return TOGETHER if self.one_cpu else placement
+
+    def chunks_of_64_kib(self) -> Dataset:
+        """1,024 inner chunks in 8 shards."""
+        return random_chunks(self.work, "64-KiB", (256, 256, 1024), (128, 128, 512), (32, 32, 64))
+
+    def chunks_of_1_mib(self) -> Dataset:
+        """512 inner chunks in 8 shards, or 64 in one."""
+        shape = (256, 512, 512) if self.quick else (512, 1024, 1024)
+        name = "1-MiB-quick" if self.quick else "1-MiB"
+        return random_chunks(self.work, name, shape, (256, 512, 512), (64, 128, 128))
+
+    def a_million_chunks(self) -> Dataset:
+        """1,048,576 inner chunks of 64 bytes in 32 shards, or those of one."""
+        shape = (128, 128, 128) if self.quick else (512, 256, 512)
+        name = "million-quick" if self.quick else "million"
+        return shared_payloads(self.work, name, shape, (128, 128, 128), (4, 4, 4))
+
+    def specification_example(self) -> Dataset:
+        """The array of the specification's own example, 16 TB if it were full."""
+        return shared_payloads(self.work, "example", (25000, 18000, 6000), (2048,) * 3, (64,) * 3)
+
+
+def _random_read(plan: Plan) -> None:
+    for dataset in (plan.chunks_of_64_kib(), plan.chunks_of_1_mib()):
+        random_read.run(dataset, plan.peers, plan.placed(APART), plan.times(9))
+
+
+def _zarr_read(plan: Plan) -> None:
+    for dataset in (plan.chunks_of_64_kib(), plan.chunks_of_1_mib()):
+        zarr_read.run(dataset, plan.peers, plan.placed(FREE), plan.times(7))
+
+
+def _listing(plan: Plan) -> None:
+    listing.run(plan.a_million_chunks(), plan.peers, plan.placed(APART), plan.times(3))
+
+
+def _spec_example(plan: Plan) -> None:
+    part = "c/0" if plan.quick else "c"
+    spec_example.run(plan.specification_example(), plan.peers, plan.placed(APART), plan.times(5), part)
+
+
+BENCHMARKS: dict[str, Callable[[Plan], None]] = {
+    "random-read": _random_read,
+    "zarr-read": _zarr_read,
+    "listing": _listing,
+    "spec-example": _spec_example,
+}
+
+
+def main() -> None:
+    """Read the command line, say what the machine is, and measure."""
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK", help=", ".join(BENCHMARKS))
+    parser.add_argument("--peers", default=",".join(PEERS), help="separated by commas (default: %(default)s)")
+    parser.add_argument("--workdir", type=Path, help="keeps the data for another run (default: none is kept)")
+    parser.add_argument("--rounds", type=int, help="how often to repeat each measurement")
+    parser.add_argument("--quick", action="store_true", help="a smoke run in less than a minute")
+    parser.add_argument(
+        "--one-cpu",
+        action="store_true",
+        help="let servers and clients share a CPU: no waiting for another CPU to wake, only the work itself",
+    )
+    arguments = parser.parse_args()
+    for name in arguments.benchmarks:
+        if name not in BENCHMARKS:
+            parser.error(f"there is no benchmark {name!r}")
+    peers = arguments.peers.split(",")
+    for peer in peers:
+        if peer not in PEERS:
+            parser.error(f"there is no peer {peer!r}")
+    missing = [peer for peer in peers if not is_installed(peer)]
+    if missing:
+        print(f"not installed, hence left out: {', '.join(missing)}", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="shardfs-bench-") as temporary:
+        work = (arguments.workdir or Path(temporary)).resolve()
+        work.mkdir(parents=True, exist_ok=True)
+        print(machine(work))
+        installed = [peer for peer in peers if peer not in missing]
+        plan = Plan(work, installed, arguments.rounds, arguments.quick, arguments.one_cpu)
+        for name in arguments.benchmarks or BENCHMARKS:
+            BENCHMARKS[name](plan)
+
+
+if __name__ == "__main__":
+    main()
