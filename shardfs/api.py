@@ -1,9 +1,11 @@
 """The Python interface: `shardfs.mount` for notebooks and tests, `shardfs.open` to read without FUSE."""
 
+import operator
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +36,24 @@ def mount(
     """
     store = open_store(os.fspath(source))
     check_fuse()
-    with tempfile.TemporaryDirectory(prefix="shardfs-") as temporary:
-        place = Path(temporary, "mount") if mountpoint is None else Path(mountpoint)
+    temporary = Path(tempfile.mkdtemp(prefix="shardfs-"))
+    place = temporary / "mount" if mountpoint is None else Path(mountpoint)
+    try:
         if mountpoint is None:
             place.mkdir()
         path = check_mount_point(os.fspath(place), store.root)
-        start_daemon([store.url, path, *(options or MountOptions()).to_arguments()], Path(temporary, "log"))
+        start_daemon([store.url, path, *(options or MountOptions()).to_arguments()], temporary / "log")
         try:
             yield place
         finally:
             unmount(path)
+    finally:
+        # Never recursively: a mount that could not be taken away stays where it is.
+        with suppress(OSError):
+            (temporary / "log").unlink(missing_ok=True)
+            if mountpoint is None:
+                place.rmdir()
+            temporary.rmdir()
 
 
 class Dataset:
@@ -51,21 +61,24 @@ class Dataset:
 
     def __init__(self, source: str | os.PathLike[str], *, metadata_ttl: float = 1.0) -> None:
         self._source = Source.of(open_store(os.fspath(source)), ttl=metadata_ttl)
+        self._lock = threading.Lock()  # what is cached belongs to one event loop at a time
 
     def __getitem__(self, path: str) -> "DatasetNode":
         """Return the array or group at *path*, "" being the source itself; raises `NotFoundError`."""
-        node = trio.run(self._source.hierarchy.node, path.strip("/"))
+        with self._lock:
+            node = trio.run(self._source.hierarchy.node, path.strip("/"))
         if node.metadata is None:
             reason = f": {node.reason}" if node.reason else ""
             raise NotFoundError(f"{path or 'the source'} is no array or group{reason}")
-        return DatasetNode(node)
+        return DatasetNode(node, self._lock)
 
 
 class DatasetNode:
     """An array or a group of a dataset, as a mount would show it."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, lock: threading.Lock) -> None:
         self._node = node
+        self._lock = lock
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -83,9 +96,11 @@ class DatasetNode:
         if array is None:
             name = self._node.path or "the source"
             raise NotUnshardable(f"{name} has no inner chunks: {self._node.reason or 'it is no sharded array'}")
-        if not array.grid.contains(tuple(coords)):
-            raise IndexError(f"{tuple(coords)} is not in the grid of {array.grid.grid_shape} inner chunks")
-        return trio.run(_read, array, tuple(coords))
+        coords = tuple(map(operator.index, coords))
+        if not array.grid.contains(coords):
+            raise IndexError(f"{coords} is not in the grid of {array.grid.grid_shape} inner chunks")
+        with self._lock:
+            return trio.run(_read, array, coords)
 
 
 async def _read(array: Array, coords: Coords) -> bytes | None:

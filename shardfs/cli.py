@@ -3,9 +3,11 @@
 import io
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, ParamSpec
@@ -74,16 +76,25 @@ def command(examples: str) -> Callable[[Callable[P, None]], click.Command]:
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             try:
                 function(*args, **kwargs)
+                sys.stdout.flush()
             except errors.ShardfsError as error:
                 click.echo(f"shardfs: {error}", err=True)
                 sys.exit(EXIT_STATUS.get(type(error), 1))
-            except BrokenPipeError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            except OSError as error:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere
+                if not isinstance(error, BrokenPipeError):
+                    click.echo(f"shardfs: {errors.printable(str(error))}", err=True)
                 sys.exit(1)
 
         return cli.command(cls=Examples, examples=examples)(run)
 
     return decorate
+
+
+def _no_nan(_: click.Context, __: click.Parameter, value: float) -> float:
+    if math.isnan(value):
+        raise click.BadParameter("nan is not in the range x>=0.")
+    return value
 
 
 source_argument = click.argument("source", metavar="SOURCE")
@@ -104,6 +115,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 @click.option(
     "--metadata-ttl",
     type=click.FloatRange(min=0),
+    callback=_no_nan,
     default=MountOptions.metadata_ttl,
     show_default=True,
     metavar="SECONDS",
@@ -149,7 +161,7 @@ def mount(
     log_file = (log_file or daemon.default_log_file(place)).absolute()
     arguments = [store.url, place, *chosen.to_arguments(), f"--log-level={log_level}"]
     daemon.start_daemon(arguments, log_file)
-    click.echo(f"{store.url} is mounted at {mountpoint}, read-only (log: {log_file})")
+    click.echo(errors.printable(f"{store.url} is mounted at {mountpoint}, read-only (log: {log_file})"))
 
 
 @command(
@@ -216,6 +228,7 @@ def refs(source: str, output: Path | None, skip_encoded: bool) -> None:
     They say what a mount would show at this moment; write them again when the source has changed.
     """
     opened = Source.of(open_store(source), ttl=_FOREVER)
+    logging.getLogger("shardfs.vfs.references").addHandler(_Message())
     if output is None:
         trio.run(reports.write_references, opened, sys.stdout, skip_encoded)
         return
@@ -227,7 +240,8 @@ def refs(source: str, output: Path | None, skip_encoded: bool) -> None:
     except OSError as error:
         raise errors.UsageError(f"{output} cannot be written: {error.strerror}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 @command(
@@ -268,7 +282,10 @@ def _mount_in_foreground(
             if pipe is not None:
                 pipe.succeed()
             else:
-                click.echo(f"{store.url} is mounted at {mountpoint}, read-only (end it with Ctrl-C)")
+                with suppress(OSError):  # the mount is there, whether somebody hears of it or not
+                    click.echo(
+                        errors.printable(f"{store.url} is mounted at {mountpoint}, read-only (end it with Ctrl-C)")
+                    )
 
         serve(store, place, options, ready)
     except errors.ShardfsError as error:
@@ -292,8 +309,17 @@ def _log_to(file: Path | None, level: str) -> None:
     )
 
 
+class _Message(logging.Handler):
+    """Says what is logged as a line like any other of the command line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(errors.printable(f"shardfs: {record.getMessage()}"), err=True)
+
+
 def main() -> None:
     """Run the command line."""
+    # Reports say what is wrong with a source; only a mount logs it, where `_log_to` says.
+    logging.getLogger("shardfs").addHandler(logging.NullHandler())
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # names are bytes
-    cli()
+    cli(prog_name="shardfs")

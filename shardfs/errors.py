@@ -17,9 +17,14 @@ class ShardfsError(Exception):
     def __init__(self, message: str) -> None:
         if len(message) > _MAX_MESSAGE:
             message = message[:_MAX_MESSAGE] + "…"
-        if not message.isprintable():
-            message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
-        super().__init__(message)
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    """Return *text* with what a terminal would obey, or cannot encode, as escape sequences of Python."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class MetadataError(ShardfsError):

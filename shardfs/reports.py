@@ -14,6 +14,7 @@ from shardfs.dataset.hierarchy import Node
 from shardfs.dataset.inspection import ChunkDecoder, check, measure
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_nodes, walk_shards
+from shardfs.errors import printable
 from shardfs.format.codecs import SHARDING
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.vfs.references import references
@@ -66,7 +67,7 @@ class Report:
         ]
         verdict = f"{len(self.problems)} problems" if self.problems else "no damage found"
         lines.append(f"{self.arrays} arrays, {self.shards} shards: {verdict}")
-        return "\n".join(lines) + "\n"
+        return "\n".join(map(printable, lines)) + "\n"
 
 
 async def verify(source: Source, data: bool, progress: TextIO) -> Report:
@@ -115,7 +116,7 @@ async def _verify_array(array: Array, data: bool, progress: TextIO, report: Repo
             {"array": path, "reason": "its chunks have codecs that are not known; the index was checked"}
         )
     shards = [coords async for coords in walk_shards(array)]
-    with _bar(len(shards), path or "(root)", progress) as advance:
+    with _bar(len(shards), printable(path) or "(root)", progress) as advance:
         for coords in shards:
             async for problem in check(array, coords, decoder):
                 report.problems.append({**asdict(problem), "document": None})
@@ -179,7 +180,7 @@ def _render_array(item: Described) -> str:
         waste = "encoded as a whole" if use["live"] is None else f"{use['live']:,} live, {use['dead']:,} dead"
         state = f"UNREADABLE: {use['error']}" if use["error"] else f"{use['chunks']:,} chunks, {waste}"
         lines.append(f"    {use['key']}  {use['size']:,} bytes, {state}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(printable, lines)) + "\n"
 
 
 def _grid(grid: Any) -> str:  # noqa: ANN401 - a part of a document

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -106,6 +107,7 @@ def main() -> None:
     missing = [peer for peer in peers if not is_installed(peer)]
     if missing:
         print(f"not installed, hence left out: {', '.join(missing)}", file=sys.stderr)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # unmount first
     with tempfile.TemporaryDirectory(prefix="shardfs-bench-") as temporary:
         work = (arguments.workdir or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)

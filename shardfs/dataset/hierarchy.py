@@ -86,6 +86,7 @@ class Hierarchy:
         key = f"{path}/{DOCUMENT}" if path else DOCUMENT
         document: bytes | None = None
         document_stat: Stat | None = None
+        metadata: ArrayMetadata | GroupMetadata | None = None
         reason: str | None = None
         try:
             if known is not None and known.document_stat is not None:
@@ -103,7 +104,7 @@ class Hierarchy:
             reason = str(error)
         if known is None or known.reason != reason:
             log.warning("%s is shown as stored: %s", path or "the source", reason)
-        return Node(path, stat, document, document_stat, reason=reason)
+        return Node(path, stat, document, document_stat, metadata, reason=reason)
 
     async def _read(self, key: str) -> tuple[bytes, Stat]:
         """Read a document of one version, also while another program is writing it."""

@@ -147,7 +147,8 @@ async def _levels(array: Array, coords: Coords, problems: list[Problem]) -> Asyn
             try:
                 inner = await open_inner_shard(levels[depth], shape, shard, entry)
             except ShardfsError as error:
-                problems.append(_problem(array, inner_place, error))
+                within = type(error)(f"the shard within, which begins with this chunk: {error}")
+                problems.append(_problem(array, inner_place, within))
                 continue
             if inner is not None:
                 pending.append((inner, Place(coords, inner_place.entries, (*place.shapes, shape))))

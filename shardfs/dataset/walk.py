@@ -22,7 +22,13 @@ async def walk_nodes(source: Source, path: str = "") -> AsyncIterator[Node]:
     if node.document is not None or node.reason is not None:
         yield node
     is_array = isinstance(node.metadata, ArrayMetadata)
-    for entry in sorted(await source.store.list(path), key=lambda entry: entry.name):
+    try:
+        entries = await source.store.list(path)
+    except ShardfsError:
+        if node.reason is not None:  # which says so already
+            return
+        raise
+    for entry in sorted(entries, key=lambda entry: entry.name):
         if entry.kind is not Kind.DIRECTORY or (is_array and _holds_chunks(entry.name)):
             continue
         below = f"{path}/{entry.name}" if path else entry.name
@@ -37,7 +43,10 @@ async def walk_files(source: Source, path: str) -> AsyncIterator[str]:
     """Yield the key of every stored file below the directory *path*."""
     for entry in sorted(await source.store.list(path), key=lambda entry: entry.name):
         key = f"{path}/{entry.name}" if path else entry.name
-        if entry.kind is Kind.FILE:
+        if entry.kind is Kind.SYMLINK:
+            await source.store.open(key)  # raises what keeps it from being read
+            yield key
+        elif entry.kind is Kind.FILE:
             yield key
         elif entry.kind is Kind.DIRECTORY:
             async for below in walk_files(source, key):

@@ -39,13 +39,21 @@ def start_daemon(arguments: list[str], log_file: Path) -> None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         log = log_file.open("ab+")
     except OSError as error:
-        raise errors.UsageError(f"the log file {log_file} cannot be written: {error.strerror}") from None
+        message = f"the log file {log_file} cannot be written: {error.strerror}; choose another one with --log-file"
+        raise errors.UsageError(message) from None
     with log:
         before = log.tell()
         read_end, write_end = os.pipe()
-        command = [sys.executable, "-m", "shardfs", "mount", *arguments, "--foreground", "--ready-fd", str(write_end)]
+        # Neither runs nor holds what lies in the user's working directory.
+        shardfs = [sys.executable, "-P", "-m", "shardfs"]
         process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[write_end], start_new_session=True
+            [*shardfs, "mount", *arguments, "--foreground", f"--ready-fd={write_end}"],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[write_end],
+            start_new_session=True,
         )
         os.close(write_end)
         with open(read_end, "rb") as answer:
@@ -65,4 +73,5 @@ def start_daemon(arguments: list[str], log_file: Path) -> None:
 def default_log_file(mountpoint: str) -> Path:
     """Return where the log of a mount goes if nothing else is said: in the user's state directory."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(state, "shardfs", re.sub(r"[^\w.-]+", "-", mountpoint).strip("-")[-200:] + ".log")
+    name = os.fsencode(re.sub(r"[^\w.-]+", "-", mountpoint).strip("-"))[-200:].decode(errors="ignore")
+    return Path(state, "shardfs", name + ".log")

@@ -68,7 +68,11 @@ async def _serve(tree: Tree, ready: Callable[[], None]) -> None:
 
 
 async def _announce(ready: Callable[[], None]) -> None:
-    ready()
+    try:
+        ready()
+    except OSError:
+        log.warning("nobody waits for the mount any more; unmounting")
+        pyfuse3.terminate()
 
 
 async def _end_on_signal(task_status: "trio.TaskStatus[None]") -> None:

@@ -24,6 +24,7 @@ def check_mount_point(mountpoint: str, source: str) -> str:
         raise MountPointError("MOUNTPOINT is empty; was a variable never set?")
     path = os.path.realpath(mountpoint)  # which asks nothing of what is mounted there
     try:
+        os.statvfs(path)  # unlike the attributes, the kernel remembers no answer of a daemon that died
         status = os.stat(path)
     except FileNotFoundError:
         raise MountPointError(f"{mountpoint} does not exist; create it with: mkdir -p {mountpoint}") from None
@@ -70,7 +71,7 @@ def unmount(mountpoint: str) -> None:
     try:
         daemon = os.pidfd_open(int(os.getxattr(path, control.PID)))
     except OSError as error:
-        if error.errno not in (errno.ENOTCONN, errno.ESRCH):
+        if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED, errno.ESRCH):
             raise MountPointError(f"{mountpoint} does not answer: {error.strerror}") from None
         _run_fusermount("-u", "-z", path)
         return
@@ -91,7 +92,7 @@ def is_shardfs(path: str) -> bool:
 def _mounts() -> list[tuple[str, str]]:
     """Return place and type of every mount that this process sees, those on top last."""
     mounts = []
-    with open("/proc/self/mountinfo", encoding=None, errors="surrogateescape") as lines:
+    with open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
         for line in lines:
             fields, _, rest = line.partition(" - ")
             place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields.split()[4])

@@ -33,6 +33,8 @@ class MountOptions:
                     raise UsageError("-o rw: writing through the mount is not supported yet; mount read-only")
                 case "allow_other":
                     changed = replace(changed, allow_other=True)
+                case _ if option.partition("=")[0] in ("subtype", "fsname"):
+                    raise UsageError(f"-o {option}: shardfs sets it itself, to know its mounts again")
                 case _ if not option.isascii():
                     raise UsageError(f"-o {option}: FUSE options are ASCII")
                 case _:

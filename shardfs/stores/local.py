@@ -56,6 +56,8 @@ class LocalStore:
 
     def __init__(self, root: str) -> None:
         """Open *root*; raises `SourceError` if it is not a directory that can be read."""
+        if "\0" in root:
+            raise SourceError(f"{root} has a NUL in it")
         self._root = os.path.realpath(root)
         try:
             self._descriptor = Descriptor(os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))

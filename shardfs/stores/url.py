@@ -12,9 +12,15 @@ def open_store(source: str) -> LocalStore:
         raise SourceError("SOURCE is empty; was a variable never set?")
     if "://" not in source:
         return LocalStore(source)
-    parts = urlsplit(source)
+    try:
+        parts = urlsplit(source)
+    except ValueError as error:
+        raise SourceError(f"{source} is no URL: {error}") from None
     if parts.scheme != "file":
         raise SourceError(f"{source}: {parts.scheme}:// is not supported; SOURCE is a path or a file:// URL")
     if parts.netloc not in ("", "localhost"):
         raise SourceError(f"{source} names the host {parts.netloc}; a file:// URL has three slashes: file:///path")
-    return LocalStore(unquote(parts.path))
+    path = unquote(parts.path, errors="surrogateescape")
+    if not path or parts.query or parts.fragment:
+        raise SourceError(f"{source} names no file; write ? and # in its path as %3F and %23")
+    return LocalStore(path)

@@ -35,6 +35,9 @@ async def references(source: Source, view: View, *, skip_encoded: bool) -> Async
                 raise NotUnshardable(f"{message}; mount it, or leave it out with --skip-encoded")
             log.warning("%s; it is left out", message)
             continue
+        if node.metadata is None and node.reason is not None:
+            log.warning("%s is left out: %s", node.path or "the source", node.reason)
+            continue
         document = view.documents(node).get(DOCUMENT, node.document)
         if document is not None:
             yield _join(node.path, DOCUMENT), document.decode()

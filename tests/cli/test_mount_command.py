@@ -1,0 +1,225 @@
+"""`shardfs mount` in the background and in the foreground: what it says, what it leaves, what it outlives."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.cli.conftest import Background
+from tests.support.commands import run
+from tests.support.corpus import array, sharding
+from tests.support.daemons import daemon_of, has_ended, kill_daemon
+from tests.support.datasets import files_below, store
+from tests.support.mounting import PATIENCE, command, environment, mount_points
+
+CHUNK = "c/0/0"
+
+
+def test_it_returns_when_the_mount_answers_and_says_in_one_line_what_is_mounted_where(
+    background: Background, source: Path, place: Path
+) -> None:
+    done = background(source, place)
+    assert (place / CHUNK).stat().st_size == 24
+    (log,) = background.logs.iterdir()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{source} is mounted at {place}, read-only (log: {log})\n"
+
+
+def test_umount_returns_when_the_daemon_is_gone(background: Background, source: Path, place: Path) -> None:
+    assert background(source, place).returncode == 0
+    daemon = os.pidfd_open(daemon_of(place))
+    done = run("umount", place)
+    assert has_ended(daemon)
+    os.close(daemon)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert str(place) not in mount_points()
+    assert os.listdir(place) == []
+
+
+def test_in_the_foreground_it_stays_and_is_its_own_daemon(source: Path, place: Path) -> None:
+    arguments = command("mount", "-f", source, place)
+    with subprocess.Popen(arguments, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{source} is mounted at {place}, read-only (end it with Ctrl-C)\n".encode()
+        assert daemon_of(place) == process.pid
+        process.send_signal(signal.SIGINT)
+        output, log = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, output) == (0, b"")
+    assert b"unmounting on SIGINT" in log
+
+
+DATA, PLACE = "my data é 100% 日本", "the place ü"
+SPELLINGS = {
+    "relative": (DATA, PLACE),
+    "with-dots": (f"./{PLACE}/../{DATA}", f"{PLACE}/../{PLACE}/."),
+    "with-slashes": (f"{DATA}//", f"{PLACE}//"),
+    "by-links": ("link to data", "link to place/"),
+    "url": ("file://{here}/" + quote(DATA), PLACE),
+    "url-with-host": ("file://localhost{here}/" + quote(DATA) + "/", PLACE),
+    "url-that-quotes-all": ("file://{here}/" + "".join(f"%{byte:02x}" for byte in DATA.encode()), PLACE),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_source_and_mount_point_may_be_spelled(
+    background: Background, source: Path, tmp_path: Path, spelling: str
+) -> None:
+    source.rename(tmp_path / DATA)
+    (tmp_path / PLACE).mkdir()
+    (tmp_path / "link to data").symlink_to(DATA)
+    (tmp_path / "link to place").symlink_to(PLACE)
+    data, place = SPELLINGS[spelling]
+    done = background(data.replace("{here}", str(tmp_path)), place, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert str(tmp_path / PLACE) in mount_points()
+    assert (tmp_path / PLACE / CHUNK).stat().st_size == 24
+    ended = run("umount", place, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert str(tmp_path / PLACE) not in mount_points()
+
+
+LONG = "日" * 80
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[2Jclears", f"{LONG}/{LONG}"], ids=["lines", "escapes", "long"])
+def test_a_mount_point_may_have_any_name_and_the_message_is_one_line(
+    background: Background, source: Path, tmp_path: Path, name: str
+) -> None:
+    place = tmp_path / name
+    place.mkdir(parents=True)
+    done = background(source, place)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (place / CHUNK).stat().st_size == 24
+    assert done.stdout.count("\n") == 1
+    assert done.stdout[:-1].isprintable()
+
+
+def test_two_sources_are_mounted_side_by_side(
+    background: Background, source: Path, place: Path, tmp_path: Path
+) -> None:
+    other = store(tmp_path / "other", array((4,), (4,), sharding((2,)), data_type="uint8"))
+    (tmp_path / "place 2").mkdir()
+    assert background(source, place).returncode == 0
+    assert background(tmp_path / "other", tmp_path / "place 2").returncode == 0
+    assert len(list(background.logs.iterdir())) == 2
+    assert run("umount", place).returncode == 0
+    shown = files_below(tmp_path / "place 2")
+    shown.pop("zarr.json")
+    assert shown == other
+
+
+def test_a_source_is_mounted_at_two_places(background: Background, source: Path, place: Path, tmp_path: Path) -> None:
+    (tmp_path / "place 2").mkdir()
+    assert background(source, place).returncode == background(source, tmp_path / "place 2").returncode == 0
+    assert daemon_of(place) != daemon_of(tmp_path / "place 2")
+    assert files_below(place) == files_below(tmp_path / "place 2")
+
+
+@pytest.mark.parametrize("ttl", ["0", "3600"], ids=["nothing remembered", "the kernel remembers the root"])
+def test_after_a_crash_it_mounts_again_at_the_same_place(
+    background: Background, source: Path, place: Path, ttl: str
+) -> None:
+    assert background("--metadata-ttl", ttl, source, place).returncode == 0
+    assert place.stat().st_ino == 1
+    kill_daemon(place)
+    with pytest.raises(OSError, match="Transport endpoint is not connected"):
+        os.listdir(place)
+    done = background(source, place)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (place / CHUNK).stat().st_size == 24
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    assert len([line for line in lines if f" {place} " in line]) == 1  # nothing dead below it
+
+
+def test_the_daemon_outlives_the_terminal_that_it_was_started_from(
+    background: Background, source: Path, place: Path, tmp_path: Path
+) -> None:
+    master, terminal = pty.openpty()
+    login = "import fcntl, os, subprocess, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    login += "subprocess.run(sys.argv[1:], check=True); os.write(1, b'mounted.'); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", login, *command("mount", source, place)],
+        env=environment() | {"XDG_STATE_HOME": str(tmp_path / "state")},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    ) as shell:
+        os.close(terminal)
+        said = b""
+        while b"mounted." not in said:
+            said += os.read(master, 1000)
+        os.close(master)  # the line is cut: the session is told to hang up
+        assert shell.wait(PATIENCE) == -signal.SIGHUP
+    assert (place / CHUNK).stat().st_size == 24
+    assert os.getsid(daemon_of(place)) == daemon_of(place)
+    assert run("umount", place).returncode == 0
+
+
+def test_the_log_goes_where_it_is_told_seen_from_where_the_user_is(
+    background: Background, source: Path, place: Path, tmp_path: Path
+) -> None:
+    done = background("--log-file", "new/here.log", "--log-level", "debug", source, place, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"(log: {tmp_path}/new/here.log)" in done.stdout
+    with pytest.raises(FileNotFoundError):
+        os.stat(place / "c/9/9")
+    assert (tmp_path / "new/here.log").exists()
+    assert not background.logs.exists()
+
+
+def test_the_log_names_what_is_wrong_with_the_source(background: Background, source: Path, place: Path) -> None:
+    (source / "group").mkdir()
+    (source / "group/zarr.json").write_text("{")
+    assert background(source, place).returncode == 0
+    assert os.listdir(place / "group") == ["zarr.json"]
+    (log,) = background.logs.iterdir()
+    assert "WARNING" in log.read_text()
+    assert "group is shown as stored: the document is not valid JSON" in log.read_text()
+
+
+def test_nothing_in_the_directory_that_it_is_started_in_is_run_or_kept_busy(
+    background: Background, source: Path, place: Path, tmp_path: Path
+) -> None:
+    """The user may stand in a dataset of others, or on a disk that is to be taken out."""
+    (source / "json.py").write_text(f"open({str(tmp_path / 'was run')!r}, 'w'); raise SystemExit('owned')")
+    done = background(".", place, cwd=source)
+    assert not (tmp_path / "was run").exists()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.readlink(f"/proc/{daemon_of(place)}/cwd") == "/"
+
+
+@pytest.mark.parametrize("reader", ["the user's pipe", "the command that waits for it"])
+def test_a_daemon_that_nobody_listens_to_leaves_no_dead_mount(source: Path, place: Path, reader: str) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    output, waits = (write_end, []) if reader == "the user's pipe" else (subprocess.DEVNULL, ["--ready-fd", write_end])
+    process = subprocess.Popen(
+        command("mount", "-f", *map(str, waits), source, place),
+        env=environment(),
+        pass_fds=[write_end],
+        stdout=output,
+        stderr=subprocess.PIPE,
+    )
+    os.close(write_end)
+    try:
+        while process.poll() is None and str(place) not in mount_points():
+            os.sched_yield()
+        with suppress(OSError):  # at the moment when it ends by itself
+            os.listdir(place)
+            process.terminate()
+        _, log = process.communicate(timeout=PATIENCE)
+        assert b"Traceback" not in log
+        assert os.listdir(place) == []
+    finally:
+        subprocess.run(["fusermount3", "-u", "-z", place], capture_output=True, check=False)
+        process.kill()
+        process.communicate()

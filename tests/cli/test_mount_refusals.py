@@ -1,0 +1,173 @@
+"""What `mount` and `umount` refuse beyond `tests/mounts/test_refusals.py`: one line, the way out, the exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Background
+from tests.support.commands import MACHINE, MOUNT_POINT, SOURCE, WRONG_USAGE, one_line_of, run
+from tests.support.daemons import daemon_of, has_ended
+from tests.support.mounting import PATIENCE, command, environment, mount_points
+
+in_a_namespace = ("unshare", "--mount", "sh", "-c")
+
+
+@pytest.fixture
+def other_file_system(place: Path) -> Iterator[Path]:
+    done = subprocess.run(["mount", "-t", "tmpfs", "none", place], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_place_where_another_file_system_is_mounted(
+    background: Background, source: Path, other_file_system: Path
+) -> None:
+    said = one_line_of(background(source, other_file_system), MOUNT_POINT)
+    assert said == f"{other_file_system} is a mount point already; choose another place"
+    said = one_line_of(run("umount", other_file_system), MOUNT_POINT)
+    assert said == f"{other_file_system} is not a mount of shardfs"
+    assert os.path.ismount(other_file_system)
+
+
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        ("s3://bucket/data.zarr", ("s3://", "file://")),
+        ("gs://bucket/data.zarr", ("gs://", "file://")),
+        ("https://example.org/data.zarr", ("https://", "file://")),
+        ("://data.zarr", ("not supported",)),
+        ("file://server/data.zarr", ("server", "file:///")),
+        ("file://", ("file://",)),
+        ("file://[/data.zarr", ("file://[",)),
+        ("https://[::1/data.zarr", ("https://[",)),
+        ("file:///data%00.zarr", ("data",)),
+        ("file:///nowhere/data%20set.zarr", ("/nowhere/data set.zarr does not exist",)),
+    ],
+)
+def test_a_url_that_is_not_supported(place: Path, url: str, parts: tuple[str, ...]) -> None:
+    said = one_line_of(run("mount", url, place, cwd=place), SOURCE)
+    for part in parts:
+        assert part in said
+
+
+@pytest.mark.parametrize("mark", ["?", "#"])
+def test_a_url_with_a_query_or_a_fragment_never_stands_for_another_directory(
+    background: Background, source: Path, place: Path, mark: str
+) -> None:
+    named = source.with_name(f"source{mark}version=2")
+    done = background(f"file://{named}", place)
+    said = one_line_of(done, SOURCE)
+    assert mark in said
+
+
+def test_a_fuse_option_that_is_not_known_or_cannot_be_honoured(
+    background: Background, source: Path, place: Path
+) -> None:
+    done = background("-o", "ro,nonsense", source, place)
+    assert done.returncode in (WRONG_USAGE, MACHINE)
+    assert "nonsense" in one_line_of(done, done.returncode)
+    said = one_line_of(background("-o", "ro,rw", source, place), WRONG_USAGE)
+    assert "-o rw" in said
+    assert "read-only" in said
+
+
+def test_no_fuse_option_makes_a_mount_that_umount_does_not_know(
+    background: Background, source: Path, place: Path
+) -> None:
+    done = background("-o", "subtype=other", source, place)
+    if done.returncode:
+        assert "subtype" in one_line_of(done, WRONG_USAGE)
+        return
+    try:
+        assert run("umount", place).returncode == 0
+    finally:
+        subprocess.run(["fusermount3", "-u", "-z", place], capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("ttl", ["-1", "-0.001", "soon", "nan", ""])
+def test_a_metadata_ttl_that_is_no_time(background: Background, source: Path, place: Path, ttl: str) -> None:
+    done = background("--metadata-ttl", ttl, source, place)
+    assert (done.returncode, done.stdout) == (WRONG_USAGE, "")
+    assert "'--metadata-ttl'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_state_directory_that_cannot_be_written_names_the_option(source: Path, place: Path) -> None:
+    done = run("mount", source, place, XDG_STATE_HOME="/dev/null")
+    said = one_line_of(done, WRONG_USAGE)
+    assert "/dev/null/shardfs" in said
+    assert "--log-file" in said
+
+
+def test_umount_without_fusermount3_says_what_to_install(background: Background, source: Path, place: Path) -> None:
+    assert background(source, place).returncode == 0
+    assert "apt-get install fuse3" in one_line_of(run("umount", place, PATH="/nowhere"), MACHINE)
+    assert os.listdir(place)
+
+
+def test_umount_of_a_mount_whose_daemon_dies_while_it_is_asked(
+    background: Background, source: Path, place: Path
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root may see what a process waits for")
+    assert background("--metadata-ttl", "3600", source, place).returncode == 0
+    os.stat(place)
+    daemon = os.pidfd_open(daemon_of(place))
+    signal.pidfd_send_signal(daemon, signal.SIGSTOP)
+    try:
+        asking = subprocess.Popen(command("umount", place), env=environment(), stderr=subprocess.PIPE, text=True)
+        await_question(asking)
+    finally:
+        signal.pidfd_send_signal(daemon, signal.SIGKILL)
+    _, said = asking.communicate(timeout=PATIENCE)
+    assert (asking.returncode, said) == (0, "")
+    assert has_ended(daemon, PATIENCE)
+    os.close(daemon)
+    assert str(place) not in mount_points()
+
+
+def await_question(process: subprocess.Popen[str]) -> None:
+    """Return when *process* waits in the kernel for the answer of a FUSE daemon."""
+    deadline = time.monotonic() + PATIENCE
+    while "request_wait" not in Path(f"/proc/{process.pid}/wchan").read_text():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def test_umount_of_a_mount_of_someone_else_says_so_and_leaves_it(
+    background: Background, source: Path, place: Path, tmp_path: Path
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root can become someone else")
+    for path in (tmp_path, *tmp_path.parents):
+        if not path.stat().st_mode & 0o001:
+            path.chmod(path.stat().st_mode | 0o011)
+    assert background(source, place).returncode == 0
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    said = one_line_of(run("umount", place, prefix=nobody), MOUNT_POINT)
+    assert "Permission denied" in said
+    assert os.listdir(place)
+
+
+@pytest.mark.parametrize("name", ["carriage\rreturn", "line\nfeed", "tab\tstop", "back\\slash", "\x85 \u2028"])
+def test_other_mounts_on_the_machine_may_have_any_name(source: Path, place: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    script = 'mount -t tmpfs none "$1" && shift && exec "$@"'
+    try:
+        subprocess.run([*in_a_namespace, script, "sh", tmp_path / name, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no mount namespace can be made here: {error}")
+    prefix = (*in_a_namespace, script, "sh", str(tmp_path / name))
+    said = one_line_of(run("umount", place, prefix=prefix), MOUNT_POINT)
+    assert said == f"{place} is not a mount of shardfs"
+    assert "choose another place" in run("mount", source, tmp_path / name, prefix=prefix).stderr

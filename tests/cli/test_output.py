@@ -1,0 +1,151 @@
+"""What all commands print: printable lines, help with examples, an end without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from shardfs import __version__
+from shardfs.cli import EXIT_STATUS, cli
+from tests.support.commands import run
+from tests.support.corpus import CASES, array, sharding, write_case
+from tests.support.datasets import store
+from tests.support.mounting import PATIENCE, command, environment
+
+COMMANDS = ["mount", "umount", "info", "verify", "refs", "stats"]
+each_report = pytest.mark.parametrize("arguments", [["info", "--shards"], ["verify"], ["refs"]], ids=" ".join)
+
+
+def test_the_version_is_told() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"shardfs, version {__version__}\n", "")
+
+
+def test_help_names_every_command_and_every_exit_status() -> None:
+    done = run("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(COMMANDS) == set(cli.commands)
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} ", done.stdout, re.MULTILINE)
+    for status in {0, 1, *EXIT_STATUS.values()}:
+        assert re.search(rf"\b{status} \w", done.stdout.partition("Exit status:")[2])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_has_examples_that_it_understands(name: str) -> None:
+    done = run(name, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"shardfs {name} " in done.stdout.splitlines()[0]
+    examples = [line.strip() for line in done.stdout.partition("Examples:")[2].splitlines() if line.strip()]
+    assert examples
+    for example in examples:
+        words = shlex.split(re.split(r"[|>]", example)[0])
+        assert words[:2] == ["shardfs", name]
+        cli.commands[name].make_context(name, words[2:])
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["info"], ["verify", "--nonsense", "a"]])
+def test_wrong_usage_is_told_with_status_2(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: ")
+    assert "Traceback" not in done.stderr
+
+
+FORGED = [
+    "\x1b[2Jcleared",
+    "x\n(root)\n  shown          unsharded",
+    "bell\x07",
+    "\x9b31mred",
+    "right\u202eto left",
+    "a\rb",
+]
+
+
+@pytest.fixture
+def forged(tmp_path: Path) -> Path:
+    """A dataset whose names, documents and messages want to write to the terminal of who looks at it."""
+    root = tmp_path / "source"
+    for number, name in enumerate(FORGED):
+        document = array((4, 6), (4, 6), sharding((2, 3)), data_type={"name": name} if number else "int32")
+        store(root / f"sound{name}", array((4, 6), (4, 6), sharding((2, 3))))
+        store(root / f"damaged{name}", array((4, 6), (4, 6), sharding((2, 3))))
+        (root / f"damaged{name}/c/0/0").write_bytes(b"")
+        for kind, text in {"odd": json.dumps(document), "broken": json.dumps([name]), "cut": "{"}.items():
+            (root / f"{kind}{name}").mkdir()
+            (root / f"{kind}{name}/zarr.json").write_text(text)
+    codec = {"name": FORGED[0], "configuration": {FORGED[1]: 1}}
+    (root / "codec").mkdir()
+    (root / "codec/zarr.json").write_text(json.dumps(array((4,), (4,), codec)))
+    return root
+
+
+@each_report
+def test_no_name_in_a_dataset_can_write_more_than_letters_to_the_terminal(forged: Path, arguments: list[str]) -> None:
+    done = run(*arguments, forged)
+    for text in (done.stdout, done.stderr):
+        for line in text.split("\n"):
+            assert line.isprintable()
+        assert "\n(root)" not in f"\n{text}"
+
+
+@each_report
+def test_names_that_are_not_utf_8_are_printed_somehow(tmp_path: Path, arguments: list[str]) -> None:
+    name = os.fsdecode(b"latin-\xe9")
+    store(tmp_path / name, array((4, 6), (4, 6), sharding((2, 3))))
+    done = run(*arguments, tmp_path, PYTHONIOENCODING="utf-8:strict")  # as under most locales
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    for case in CASES[:60]:
+        write_case(case, tmp_path / case.name)
+    return tmp_path
+
+
+@each_report
+def test_a_reader_that_goes_away_ends_a_command_quietly(stored: Path, arguments: list[str]) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    arguments = command(*arguments, *(["--skip-encoded"] if arguments == ["refs"] else []), stored)
+    done = subprocess.run(
+        arguments, env=environment(), stdout=write_end, stderr=subprocess.PIPE, check=False, timeout=PATIENCE
+    )
+    os.close(write_end)
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+
+
+@each_report
+def test_a_full_disk_is_told_in_one_line(tmp_path: Path, arguments: list[str]) -> None:
+    store(tmp_path / "source", array((4, 6), (4, 6), sharding((2, 3))))
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command(*arguments, tmp_path / "source"),
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("shardfs: ")
+    assert "No space left on device" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@each_report
+def test_what_is_found_is_told_once(tmp_path: Path, arguments: list[str]) -> None:
+    store(tmp_path / "image", array((4, 6), (4, 6), sharding((2, 3))))
+    (tmp_path / "image/c/0/0").write_bytes(b"")
+    done = run(*arguments, tmp_path)
+    assert (done.stdout + done.stderr).count("has no room for its index") == 1

@@ -1,0 +1,248 @@
+"""`shardfs refs`: references that stand for the same bytes as a mount would show, or an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import zarr
+
+from tests.support.commands import FAILED, SOURCE, WRONG_USAGE, one_line_of, run
+from tests.support.corpus import CASES, GZIP, LITTLE, array, extension, rectilinear, sharding, write_case
+from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
+from tests.support.datasets import by_key, store
+from tests.support.encoder import SHARDING, Encoded, named
+from tests.support.readers import assert_same
+
+References = Mapping[str, Any]
+
+
+def references(*arguments: str | Path) -> References:
+    done = run("refs", *arguments)
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout)
+    assert content.keys() == {"version", "refs"}
+    assert content["version"] == 1
+    refs: References = content["refs"]
+    return refs
+
+
+def resolve(reference: Any) -> bytes:
+    """The bytes that a reference stands for, read with nothing but `open`."""
+    if isinstance(reference, str):
+        return reference.encode()
+    url, *byte_range = reference
+    with open(url.removeprefix("file://"), "rb") as file:
+        if not byte_range:
+            return file.read()
+        offset, nbytes = byte_range
+        file.seek(offset)
+        data = file.read(nbytes)
+        assert len(data) == nbytes
+        return data
+
+
+def read(refs: References, path: str) -> np.ndarray:
+    """The values that zarr-python reads through fsspec, which knows files and nothing of us."""
+    filesystem = fsspec.filesystem("reference", fo={"version": 1, "refs": dict(refs)}, asynchronous=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # data types without a specification
+        stored = zarr.storage.FsspecStore(filesystem, path=path, read_only=True)
+        return np.asarray(zarr.open_array(stored, mode="r")[...])
+
+
+def is_encoded_as_a_whole(codecs: list[Any]) -> bool:
+    """Whether codecs that change bytes follow a sharding codec."""
+    known = [named(codec) for codec in codecs if named(codec)[0] != "example.hint"]
+    names = [name for name, _ in known]
+    if SHARDING not in names:
+        return False
+    at = names.index(SHARDING)
+    return at + 1 < len(known) or is_encoded_as_a_whole(known[at][1]["codecs"])
+
+
+@pytest.fixture(scope="module")
+def corpus_references(tmp_path_factory: pytest.TempPathFactory) -> tuple[References, dict[str, Encoded]]:
+    root = tmp_path_factory.mktemp("corpus")
+    encoded = {case.name: write_case(case, root / case.name) for case in CASES}
+    return references("--skip-encoded", root), encoded
+
+
+def test_the_references_of_the_corpus_are_its_inner_chunks_and_nothing_else(
+    corpus_references: tuple[References, dict[str, Encoded]],
+) -> None:
+    refs, encoded = corpus_references
+    expected = {}
+    for case in CASES:
+        if not is_encoded_as_a_whole(case.document["codecs"]):
+            chunks = by_key(case.document, encoded[case.name])
+            expected |= {f"{case.name}/{key}": data for key, data in chunks.items()}
+            document = json.loads(refs[f"{case.name}/zarr.json"])
+            assert SHARDING not in json.dumps(document["codecs"])
+    chunks = {key: resolve(reference) for key, reference in refs.items() if not key.endswith("/zarr.json")}
+    assert chunks == expected
+    assert len(expected) > 1000
+
+
+def test_zarr_reads_the_values_of_the_corpus_through_the_references(
+    corpus_references: tuple[References, dict[str, Encoded]],
+) -> None:
+    refs, encoded = corpus_references
+    unknown_codecs = {"opaque-codec", "opaque-serializer", "zero-bytes"}
+    names = {key.removesuffix("/zarr.json") for key in refs if key.endswith("/zarr.json")} - unknown_codecs
+    assert len(names) > 130
+    for name in names:
+        assert_same(read(refs, name), encoded[name].values)
+
+
+def test_a_whole_dataset_is_referenced_group_by_group(tmp_path: Path) -> None:
+    sharded = array((8, 12), (8, 6), sharding((4, 3), LITTLE, GZIP))
+    store(tmp_path / "data/image", sharded)
+    plain = array((4, 6), (2, 3), LITTLE)
+    store(tmp_path / "data/plain", plain)
+    group = {"zarr_format": 3, "node_type": "group", "attributes": {"name": "µ"}}
+    inline = {"kind": "inline", "must_understand": False, "metadata": {"image": sharded, "plain": plain}}
+    (tmp_path / "data/zarr.json").write_text(json.dumps(group | {"consolidated_metadata": inline}))
+    refs = references(tmp_path / "data")
+    assert {"zarr.json", "image/zarr.json", "image/c/0/3", "plain/zarr.json", "plain/c/1/1"} <= refs.keys()
+    assert len(refs) == 3 + 8 + 4
+    copies = json.loads(refs["zarr.json"])["consolidated_metadata"]["metadata"]
+    assert copies["image"] == json.loads(refs["image/zarr.json"])
+    assert copies["plain"] == plain
+    for name in ("image", "plain"):
+        assert_same(read(refs, name), np.asarray(zarr.open_array(str(tmp_path / "data" / name), mode="r")[...]))
+
+
+def test_paths_of_any_name_are_found_by_fsspec(tmp_path: Path) -> None:
+    names = [
+        "with space",
+        "µ-日本",
+        "100%20",
+        "hash#and?query",
+        "quo'\"te",
+        "{{brace}}",
+        "back\\s",
+        "new\nline",
+        "a::b",
+    ]
+    case = next(case for case in CASES if case.name == "2d")
+    for name in names:
+        values = write_case(case, tmp_path / "the source, 100%41" / name).values
+    refs = references(tmp_path / "the source, 100%41")
+    for name in names:
+        assert_same(read(refs, name), values)
+
+
+def test_an_array_at_the_root_and_a_relative_source(tmp_path: Path) -> None:
+    chunks = store(tmp_path / "array", array((4, 6), (4, 6), sharding((2, 3))))
+    done = run("refs", "array", cwd=tmp_path)
+    refs = json.loads(done.stdout)["refs"]
+    assert {key: resolve(reference) for key, reference in refs.items() if key != "zarr.json"} == chunks
+    assert all(reference[0].startswith("file:///") for key, reference in refs.items() if key != "zarr.json")
+
+
+def test_a_shard_that_is_encoded_as_a_whole_has_no_references(tmp_path: Path) -> None:
+    store(tmp_path / "whole", document(after=(GZIP,)))
+    store(tmp_path / "bare", document())
+    said = error_of(run("refs", tmp_path))
+    assert "whole cannot be referenced" in said
+    assert "--skip-encoded" in said
+    done = run("refs", "--skip-encoded", tmp_path)
+    assert done.returncode == 0
+    assert {key.partition("/")[0] for key in json.loads(done.stdout)["refs"]} == {"bare"}
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("shardfs: whole cannot be referenced")
+
+
+def error_of(done: Any) -> str:
+    """The line in which a command says why it failed, though it may have printed something before."""
+    assert done.returncode == FAILED
+    assert "Traceback" not in done.stderr
+    last = str(done.stderr.splitlines()[-1])
+    assert last.startswith("shardfs: ")
+    return last
+
+
+@pytest.mark.parametrize(
+    "fault", ["cut-in-half", "empty", "bit-in-the-index", "beyond-the-end", "overflow", "half-empty-offset"]
+)
+def test_damage_is_an_error_and_never_a_hole(tmp_path: Path, fault: str) -> None:
+    store(tmp_path / "array", document())
+    edit(tmp_path / "array" / SHARD, (SHARD_FAULTS | ENTRY_FAULTS)[fault])
+    assert "c/0/" in error_of(run("refs", tmp_path / "array"))
+
+
+def test_an_array_that_cannot_be_unsharded_is_referenced_as_stored(tmp_path: Path) -> None:
+    store(tmp_path, document())
+    spiral = document() | {"example.note": {"must_understand": False}}
+    spiral["codecs"] = [extension("numcodecs.delta", dtype="<i4"), *spiral["codecs"]]
+    (tmp_path / "zarr.json").write_text(json.dumps(spiral))
+    refs = references(tmp_path)
+    assert json.loads(refs["zarr.json"]) == spiral
+    assert {key for key in refs if key != "zarr.json"} == {"c/0/0", "c/0/1"}
+    assert resolve(refs[SHARD]) == (tmp_path / SHARD).read_bytes()
+
+
+def test_a_document_that_is_refused_is_referenced_with_all_that_is_stored_or_not_at_all(tmp_path: Path) -> None:
+    """A reader that is less strict would take missing chunks for fill values."""
+    store(tmp_path, document())
+    (tmp_path / "zarr.json").write_text(json.dumps(document() | {"example.note": "of no importance"}))
+    refs = references(tmp_path)
+    assert "zarr.json" not in refs or {"c/0/0", "c/0/1"} <= refs.keys()
+
+
+def test_a_document_of_any_bytes_is_kept_or_told(tmp_path: Path) -> None:
+    (tmp_path / "zarr.json").write_bytes(b'{"text": "latin-\xe9"}')
+    done = run("refs", tmp_path)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0 or error_of(done)
+
+
+def test_the_output_file_is_replaced_when_all_is_written_and_untouched_otherwise(tmp_path: Path) -> None:
+    store(tmp_path / "array", document())
+    file = tmp_path / "out/references.json"
+    file.parent.mkdir()
+    done = run("refs", "-o", "out/references.json", "array", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert os.listdir(file.parent) == [file.name]
+    first = file.read_bytes()
+    assert json.loads(first)["refs"].keys() == references(tmp_path / "array").keys()
+    edit(tmp_path / "array/c/0/1", SHARD_FAULTS["cut-by-one"])
+    error_of(run("refs", "--output", file, tmp_path / "array"))
+    assert file.read_bytes() == first
+    assert os.listdir(file.parent) == [file.name]
+    assert "does not exist" in one_line_of(run("refs", "-o", file, tmp_path / "nowhere"), SOURCE)
+    assert file.read_bytes() == first
+
+
+@pytest.mark.parametrize("output", ["nowhere/file", "array/zarr.json/file"])
+def test_an_output_file_that_cannot_be_written_is_told(tmp_path: Path, output: str) -> None:
+    store(tmp_path / "array", document())
+    said = one_line_of(run("refs", "-o", output, "array", cwd=tmp_path), WRONG_USAGE)
+    assert f"{output} cannot be written" in said
+
+
+def test_an_array_of_lengths_that_vary_is_referenced_like_any_other(tmp_path: Path) -> None:
+    varying = array((12, 9), rectilinear([2, 6, 4], [6, 3]), sharding((2, 3)))
+    chunks = store(tmp_path, varying)
+    refs = references(tmp_path)
+    assert {key: resolve(reference) for key, reference in refs.items() if key != "zarr.json"} == chunks
+
+
+def test_a_chunk_that_is_a_link_is_no_hole(tmp_path: Path) -> None:
+    """As in every dataset that git-annex keeps."""
+    store(tmp_path / "array", array((4, 6), (2, 3), LITTLE))
+    stored = (tmp_path / "array/c/0/1").rename(tmp_path / "kept elsewhere")
+    (tmp_path / "array/c/0/1").symlink_to("../../../kept elsewhere")
+    done = run("refs", tmp_path)
+    if done.returncode == 0:
+        assert resolve(json.loads(done.stdout)["refs"]["array/c/0/1"]) == stored.read_bytes()
+    else:
+        assert "array/c/0/1" in error_of(done)

@@ -1,0 +1,172 @@
+"""`shardfs verify`: silence about what is sound, and the exact name of all that is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.commands import SOURCE, one_line_of, run, run_json
+from tests.support.corpus import BLOSC, BROKEN, CASES, CRC32C, GZIP, ZSTD, array, extension, sharding, write_case
+from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit, entry, flip, index
+from tests.support.datasets import store
+from tests.support.encoder import Coordinates, chunk_key, shards
+from tests.support.mounting import PATIENCE, command, environment
+
+NOT_DECODED = {"opaque-codec", "opaque-serializer", "zero-bytes"}
+"""Cases with inner codecs that nobody knows."""
+
+
+def problems_of(path: Path, *options: str) -> list[tuple[str, str | None]]:
+    """Shard and chunk of everything that `verify` finds, which must be something."""
+    report = run_json("verify", "--json", *options, path, status=1)
+    assert report["sound"] is False
+    assert all(problem["message"] for problem in report["problems"])
+    return [(problem["shard"], problem["chunk"]) for problem in report["problems"]]
+
+
+def shards_with_elements(document: dict[str, Any]) -> list[Coordinates]:
+    shape = document["shape"]
+    return [
+        coordinates
+        for coordinates, origin, _ in shards(document)
+        if all(start < length for start, length in zip(origin, shape, strict=True))
+    ]
+
+
+def test_the_whole_corpus_is_sound(tmp_path: Path) -> None:
+    expected = 0
+    for case in CASES:
+        files = write_case(case, tmp_path / case.name).files
+        expected += sum(chunk_key(case.document, place) in files for place in shards_with_elements(case.document))
+    report = run_json("verify", "--json", tmp_path)
+    assert (report["sound"], report["problems"], report["unchecked"]) == (True, [], [])
+    assert (report["arrays"], report["shards"]) == (len(CASES), expected)
+    deep = run_json("verify", "--data", "--json", tmp_path)
+    assert {item["array"] for item in deep.pop("unchecked")} == NOT_DECODED
+    report.pop("unchecked")
+    assert deep == report
+    text = run("verify", tmp_path)
+    assert (text.returncode, text.stderr) == (0, "")
+    assert text.stdout == f"{len(CASES)} arrays, {report['shards']} shards: no damage found\n"
+
+
+def test_each_kind_of_damage_is_named_with_its_shard_and_chunk(tmp_path: Path) -> None:
+    for name, change in (SHARD_FAULTS | ENTRY_FAULTS).items():
+        store(tmp_path / name, document())
+        edit(tmp_path / name / SHARD, change)
+    expected = [(f"{name}/{SHARD}", "c/0/1" if name in ENTRY_FAULTS else None) for name in SHARD_FAULTS | ENTRY_FAULTS]
+    assert sorted(problems_of(tmp_path)) == sorted(expected)
+    assert sorted(problems_of(tmp_path, "--data")) == sorted(expected)
+    done = run("verify", tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    for shard, chunk in expected:
+        start = f"damaged: {shard}, chunk {chunk}: " if chunk else f"damaged: {shard}: "
+        assert [line for line in lines if line.startswith(start)]
+    assert lines[-1] == f"{len(expected)} arrays, {2 * len(expected)} shards: {len(expected)} problems"
+
+
+def test_what_is_no_readable_file_is_named_as_its_shard(tmp_path: Path) -> None:
+    for name, make in {
+        "directory": lambda path: path.mkdir(),
+        "fifo": os.mkfifo,
+        "link-out": lambda path: path.symlink_to("/etc/passwd"),
+        "link-to-itself": lambda path: path.symlink_to(path.name),
+    }.items():
+        store(tmp_path / name, document())
+        (tmp_path / name / SHARD).unlink()
+        make(tmp_path / name / SHARD)
+    expected = [(f"{name}/{SHARD}", None) for name in ("directory", "fifo", "link-out", "link-to-itself")]
+    assert sorted(problems_of(tmp_path)) == expected
+
+
+def test_a_damaged_enclosed_shard_is_named_and_its_neighbours_are_looked_into(tmp_path: Path) -> None:
+    nested = array((16, 12), (16, 12), sharding((8, 6), sharding((4, 3))))
+    store(tmp_path, nested)
+    data = (tmp_path / SHARD).read_bytes()
+    first, second = (entry(data, number) for number in (0, 1))
+    changed = flip(first[0] + first[1] - 9)(data)  # in the index of the first one
+    at = second[0] + second[1] - 68  # the index of the second one, whose second entry goes
+    inner = index(1, 10**6, 1)(changed[second[0] : second[0] + second[1]])
+    (tmp_path / SHARD).write_bytes(changed[: second[0]] + inner + changed[at + 68 :])
+    assert sorted(problems_of(tmp_path)) == [(SHARD, "c/0/0"), (SHARD, "c/0/3")]
+    lines = run("verify", tmp_path).stdout.splitlines()
+    (message,) = [line.partition("chunk c/0/0: ")[2] for line in lines if "chunk c/0/0: " in line]
+    assert "shard" in message  # that it is not the one chunk alone
+
+
+@pytest.mark.parametrize("after", [GZIP, ZSTD, BLOSC, CRC32C], ids=lambda codec: codec["name"])
+def test_a_bit_in_a_shard_that_is_encoded_as_a_whole_is_found(tmp_path: Path, after: dict[str, Any]) -> None:
+    store(tmp_path, document(after=(after,)))
+    edit(tmp_path / SHARD, flip(3))
+    assert problems_of(tmp_path) == [(SHARD, None)]
+
+
+def test_every_document_that_is_shown_as_stored_is_named(tmp_path: Path) -> None:
+    for broken in BROKEN:
+        (tmp_path / broken.name).mkdir()
+        (tmp_path / broken.name / "zarr.json").write_text(json.dumps(broken.document))
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut/zarr.json").write_text('{"zarr_format": 3')
+    report = run_json("verify", "--json", tmp_path, status=1)
+    damaged = {problem["document"] for problem in report["problems"]}
+    unchecked = {item["array"] for item in report["unchecked"]}
+    assert len(damaged) + len(unchecked) == len(damaged | unchecked)
+    assert damaged | unchecked == {"cut", *(broken.name for broken in BROKEN)} - {"codecs-empty"}
+    assert {"cut", "document-list", "zarr_format-2", "shape-negative", "fill_value-missing"} <= damaged
+    assert {"codecs-delta-before", "codecs-unknown-after", "index_codecs-unknown", "grid-unknown"} <= unchecked
+    text = run("verify", tmp_path).stdout
+    for problem in report["problems"]:
+        assert f"damaged: {problem['document']}: {problem['message']}\n" in text
+    for item in report["unchecked"]:
+        assert f"not checked: {item['array']}: {item['reason']}\n" in text
+
+
+def test_a_valid_array_that_cannot_be_unsharded_is_not_checked_and_no_damage(tmp_path: Path) -> None:
+    store(tmp_path, document())
+    delta = extension("numcodecs.delta", dtype="<i4")
+    (tmp_path / "zarr.json").write_text(json.dumps(array((8, 12), (8, 6), delta, sharding((4, 3)))))
+    done = run("verify", tmp_path)
+    assert done.stdout.startswith("not checked: (root): the codec numcodecs.delta before sharding_indexed")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_source_that_is_missing_or_empty_is_no_sound_one_by_mistake(tmp_path: Path) -> None:
+    assert "does not exist" in one_line_of(run("verify", tmp_path / "nowhere"), SOURCE)
+    report = run_json("verify", "--json", tmp_path)
+    assert (report["sound"], report["arrays"], report["shards"]) == (True, 0, 0)
+
+
+def test_a_directory_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    store(tmp_path / "locked", document())
+    store(tmp_path / "open", document())
+    (tmp_path / "locked").chmod(0)
+    prefix = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+    try:
+        done = run("verify", "--json", tmp_path, prefix=prefix)
+    finally:
+        (tmp_path / "locked").chmod(0o755)
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["arrays"]) == (1, 1)
+    assert [problem["document"] for problem in report["problems"]] == ["locked"]
+
+
+def test_progress_is_shown_on_a_terminal_and_is_no_part_of_the_report(tmp_path: Path) -> None:
+    store(tmp_path / "image", document())
+    ours, theirs = pty.openpty()
+    arguments = command("verify", "--json", tmp_path)
+    done = subprocess.run(
+        arguments, env=environment(), stdout=subprocess.PIPE, stderr=theirs, check=False, timeout=PATIENCE
+    )
+    os.close(theirs)
+    shown = os.read(ours, 10_000)
+    os.close(ours)
+    assert b"image" in shown
+    assert b"100%" in shown
+    assert json.loads(done.stdout)["shards"] == 2

@@ -1,0 +1,84 @@
+"""`shardfs verify --data`: what only shows when inner chunks are decoded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numcodecs
+
+from tests.support.commands import run_json
+from tests.support.corpus import BLOSC, CRC32C, GZIP, LITTLE, ZSTD, extension, transpose
+from tests.support.damage import SHARD, document, edit, entry, flip, index, payload
+from tests.support.datasets import store
+
+NBYTES = 4 * 3 * 4
+"""Of a decoded inner chunk."""
+
+
+def damaged(path: Path) -> list[str]:
+    """Arrays of which `verify --data` names the second inner chunk, and nothing else."""
+    report = run_json("verify", "--data", "--json", path, status=1)
+    for problem in report["problems"]:
+        assert (problem["chunk"], problem["document"]) == ("c/0/1", None)
+        assert problem["message"]
+    names = [problem["shard"].removesuffix(f"/{SHARD}") for problem in report["problems"]]
+    assert len(set(names)) == len(names)
+    return sorted(names)
+
+
+def test_a_damaged_payload_is_found_that_the_index_knows_nothing_of(tmp_path: Path) -> None:
+    chains = {"gzip": [LITTLE, GZIP], "zstd": [LITTLE, ZSTD], "blosc": [LITTLE, BLOSC], "crc32c": [LITTLE, CRC32C]}
+    chains |= {"two": [LITTLE, CRC32C, GZIP], "transposed": [transpose(1, 0), LITTLE, CRC32C], "bytes": [LITTLE]}
+    for name, chain in chains.items():
+        store(tmp_path / f"cut-{name}", document(*chain))
+        path = tmp_path / f"cut-{name}" / SHARD
+        offset, nbytes = entry(path.read_bytes(), 1)
+        edit(path, index(1, offset, nbytes - 1))
+        if name != "bytes":  # in which any bit is as good as another
+            store(tmp_path / f"flip-{name}", document(*chain))
+            edit(tmp_path / f"flip-{name}" / SHARD, flip(offset + (2 if name == "zstd" else 12)))
+    assert run_json("verify", "--json", tmp_path)["sound"] is True
+    assert damaged(tmp_path) == sorted(path.name for path in tmp_path.iterdir())
+
+
+def test_a_payload_that_decodes_to_another_size_is_found(tmp_path: Path) -> None:
+    encoders = {"gzip": numcodecs.GZip(), "zstd": numcodecs.Zstd(), "blosc": numcodecs.Blosc()}
+    for codec in (GZIP, ZSTD, BLOSC):
+        for size in (1, NBYTES - 4, NBYTES, NBYTES + 4, 10**6):
+            path = tmp_path / f"{codec['name']}-{size}"
+            store(path, document(LITTLE, codec))
+            edit(path / SHARD, payload(1, bytes(encoders[codec["name"]].encode(bytes(size)))))
+    for size in (0, NBYTES - 1, NBYTES, NBYTES + 1):
+        store(tmp_path / f"bytes-{size}", document(LITTLE))
+        edit(tmp_path / f"bytes-{size}" / SHARD, payload(1, bytes(size)))
+    names = (path.name for path in tmp_path.iterdir())
+    assert damaged(tmp_path) == sorted(name for name in names if not name.endswith(f"-{NBYTES}"))
+
+
+def test_a_chunk_too_large_to_be_one_is_not_read(tmp_path: Path) -> None:
+    store(tmp_path / "huge", document(LITTLE, GZIP))
+    path = tmp_path / "huge" / SHARD
+    data = path.read_bytes()
+    with path.open("r+b") as file:  # a hole of 1 TiB, in one entry
+        file.truncate(2**40)
+        file.seek(2**40)
+        file.write(index(1, 0, 2**40)(data)[-68:])
+    assert damaged(tmp_path) == ["huge"]
+
+
+def test_chunks_of_unknown_codecs_are_named_as_not_looked_into(tmp_path: Path) -> None:
+    store(tmp_path / "sound", document(LITTLE, GZIP))
+    store(tmp_path / "opaque", document(LITTLE, extension("example.invert")))
+    report = run_json("verify", "--data", "--json", tmp_path)
+    assert [item["array"] for item in report["unchecked"]] == ["opaque"]
+    assert "not known" in report["unchecked"][0]["reason"]
+    assert (report["sound"], report["arrays"], report["shards"]) == (True, 2, 4)
+
+
+def test_strings_are_decoded_as_far_as_their_bytes_tell(tmp_path: Path) -> None:
+    strings = document(extension("vlen-utf8"), ZSTD) | {"data_type": "string", "fill_value": ""}
+    store(tmp_path / "strings", strings)
+    assert run_json("verify", "--data", "--json", tmp_path)["sound"] is True
+    path = tmp_path / "strings" / SHARD
+    edit(path, flip(entry(path.read_bytes(), 1)[0] + 1))
+    assert damaged(tmp_path) == ["strings"]
