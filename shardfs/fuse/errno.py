@@ -52,6 +52,7 @@ def request(
 
     async def answered(self: "Operations", /, *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.requests[name] += 1
+        self.pending += 1
         try:
             return await handler(self, *args, **kwargs)
         except errors.ShardfsError as error:
@@ -63,6 +64,8 @@ def request(
         except Exception:
             log.exception("%s failed unexpectedly", name)
             number = errno.EIO
+        finally:
+            self.pending -= 1
         self.statistics.errors[errno.errorcode[number]] += 1
         raise pyfuse3.FUSEError(number)
 

@@ -13,6 +13,7 @@ from shardfs.dataset.source import Source
 from shardfs.errors import FuseUnavailableError
 from shardfs.fuse.operations import Operations
 from shardfs.fuse.options import MountOptions
+from shardfs.fuse.waiting import look_before_sleeping
 from shardfs.stores.base import Store
 from shardfs.vfs.tree import Tree
 from shardfs.vfs.views import UnshardedV3
@@ -39,6 +40,7 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[], No
     }
     if options.allow_other:
         fuse_options.add("allow_other")
+    look_before_sleeping(lambda: operations.pending == 0)
     try:
         pyfuse3.init(operations, path, fuse_options)
     except RuntimeError as error:
@@ -76,7 +78,7 @@ async def _announce(ready: Callable[[], None]) -> None:
 
 
 async def _end_on_signal(task_status: "trio.TaskStatus[None]") -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         task_status.started()
         async for number in signals:
             log.info("unmounting on %s", signal.Signals(number).name)

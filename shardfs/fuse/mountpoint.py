@@ -59,7 +59,9 @@ def check_fuse() -> None:
             "/dev/fuse does not exist; load the module with: modprobe fuse (in a container: --device /dev/fuse)"
         ) from None
     except OSError as error:
-        raise FuseUnavailableError(f"/dev/fuse cannot be opened: {error.strerror}") from None
+        raise FuseUnavailableError(
+            f"/dev/fuse cannot be opened: {error.strerror}; ask for access to it (`shardfs refs` needs none)"
+        ) from None
     _fusermount()
 
 

@@ -20,7 +20,7 @@ _MAX_ENTRIES: Final = 1024
 
 
 class Operations(pyfuse3.Operations):
-    """The read-only requests, answered from a tree.
+    """The read-only requests, answered from a tree; *pending* are those that have no answer yet.
 
     *page_cache* lets the kernel keep chunk files too; without it they are read directly, in large pieces.
     """
@@ -31,6 +31,7 @@ class Operations(pyfuse3.Operations):
     def __init__(self, tree: Tree, statistics: Statistics, *, page_cache: bool) -> None:
         super().__init__()
         self.statistics = statistics
+        self.pending = 0
         self._tree = tree
         self._page_cache = page_cache
         self._entries: dict[int, tuple[Stat, pyfuse3.EntryAttributes]] = {}

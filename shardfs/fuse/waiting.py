@@ -1,0 +1,90 @@
+"""Waiting for the kernel's next request without going to sleep at once.
+
+pyfuse3 takes a lock and waits for its descriptor through trio: two passes of the event loop and three system calls for
+each request, and to be woken up from sleep costs more than all of that.  A client that reads files sends the next
+request as soon as it has an answer.  So a free lock is taken as it is, and the descriptor is looked at for some 50 µs,
+letting others run in between, and then for up to a millisecond asleep, before the event loop takes over.  Nothing else
+in the process runs meanwhile; that is why it is done only while no handler is suspended, and not more than `_BURST`
+times in a row.
+"""
+
+import os
+import select
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final
+
+import pyfuse3
+import trio
+
+_LOOKS: Final = 40
+_MOMENT_MS: Final = 1
+_BURST: Final = 64
+
+
+class _Lock:
+    """A lock that is taken without a pass of the event loop if it is free; whoever comes first has it."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    async def __aenter__(self) -> None:
+        while self._is_held:
+            await self._waiting.park()
+        self._is_held = True
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_held = False
+        self._waiting.unpark()
+
+
+class _Lowlevel:
+    """`trio.lowlevel`, but for a `wait_readable` that looks first while *is_idle* says that no handler is suspended."""
+
+    def __init__(self, is_idle: Callable[[], bool]) -> None:
+        self._is_idle = is_idle
+        self._poll: select.poll | None = None  # of the one descriptor that a process serves
+        self._in_a_row = 0
+
+    async def wait_readable(self, fd: int) -> None:
+        """Return when *fd* is readable."""
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(fd, select.POLLIN)
+        if self._in_a_row < _BURST and self._is_idle() and _look(self._poll):
+            self._in_a_row += 1
+            return
+        self._in_a_row = 0
+        await trio.lowlevel.wait_readable(fd)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever trio has under this name
+        return getattr(trio.lowlevel, name)
+
+
+def _look(poll: select.poll) -> bool:
+    """Return whether there is something to read, or comes soon."""
+    for _ in range(_LOOKS):
+        if poll.poll(0):
+            return True
+        os.sched_yield()
+    return bool(poll.poll(_MOMENT_MS))
+
+
+class _Trio:
+    """`trio`, with these two."""
+
+    Lock = _Lock
+
+    def __init__(self, is_idle: Callable[[], bool]) -> None:
+        self.lowlevel = _Lowlevel(is_idle)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever trio has under this name
+        return getattr(trio, name)
+
+
+def look_before_sleeping(is_idle: Callable[[], bool]) -> None:
+    """Make pyfuse3 wait like this; it lets its `trio` be replaced, as its own `pyfuse3.asyncio` does."""
+    pyfuse3.trio = _Trio(is_idle)  # type: ignore[attr-defined]
