@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "mount", "open"]
 
 
+def __dir__() -> list[str]:
+    """Name the Python interface too, before it is loaded."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - what the module defines
     """Load the Python interface when it is first asked for, so that a command starts without it."""
     if name in ("mount", "open"):

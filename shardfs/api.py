@@ -11,9 +11,9 @@ from typing import Any
 
 import trio
 
-from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.source import Source
+from shardfs.dataset.walk import walk_nodes
 from shardfs.errors import NotFoundError, NotUnshardable
 from shardfs.format.metadata import parse_json
 from shardfs.format.sharding import Coords
@@ -63,27 +63,35 @@ class Dataset:
         self._source = Source.of(open_store(os.fspath(source)), ttl=metadata_ttl)
         self._lock = threading.Lock()  # what is cached belongs to one event loop at a time
 
+    def __iter__(self) -> Iterator[str]:
+        """Return the paths of all arrays and groups, parents first."""
+        with self._lock:
+            return iter(trio.run(_paths, self._source))
+
     def __getitem__(self, path: str) -> "DatasetNode":
         """Return the array or group at *path*, "" being the source itself; raises `NotFoundError`."""
-        with self._lock:
-            node = trio.run(self._source.hierarchy.node, path.strip("/"))
-        if node.metadata is None:
-            reason = f": {node.reason}" if node.reason else ""
-            raise NotFoundError(f"{path or 'the source'} is no array or group{reason}")
-        return DatasetNode(node, self._lock)
+        node = DatasetNode(self._source, path.strip("/"), self._lock)
+        node.metadata  # noqa: B018 - raises if there is none
+        return node
 
 
 class DatasetNode:
     """An array or a group of a dataset, as a mount would show it."""
 
-    def __init__(self, node: Node, lock: threading.Lock) -> None:
-        self._node = node
+    def __init__(self, source: Source, path: str, lock: threading.Lock) -> None:
+        self.path = path
+        self._source = source
         self._lock = lock
+
+    def __repr__(self) -> str:
+        return f"<shardfs node {self.path!r} of {self._source.store.url}>"
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The document that a mount shows; of a sharded array, with its inner chunks as chunks."""
-        text = UnshardedV3().documents(self._node).get(DOCUMENT, self._node.document)
+        with self._lock:
+            node = trio.run(_find, self._source, self.path)
+        text = UnshardedV3().documents(node).get(DOCUMENT, node.document)
         return dict(parse_json(text or b"{}"))
 
     def read_chunk(self, coords: Sequence[int]) -> bytes | None:
@@ -92,17 +100,29 @@ class DatasetNode:
         Raises `IndexError` outside the grid, `NotUnshardable` for what is shown as stored, `CorruptionError` for a
         damaged chunk or shard.
         """
-        array = self._node.array
-        if array is None:
-            name = self._node.path or "the source"
-            raise NotUnshardable(f"{name} has no inner chunks: {self._node.reason or 'it is no sharded array'}")
-        coords = tuple(map(operator.index, coords))
-        if not array.grid.contains(coords):
-            raise IndexError(f"{coords} is not in the grid of {array.grid.grid_shape} inner chunks")
         with self._lock:
-            return trio.run(_read, array, coords)
+            return trio.run(_read, self._source, self.path, tuple(map(operator.index, coords)))
 
 
-async def _read(array: Array, coords: Coords) -> bytes | None:
-    extent = await array.extent(coords)
+async def _paths(source: Source) -> list[str]:
+    return [node.path async for node in walk_nodes(source) if node.metadata is not None]
+
+
+async def _find(source: Source, path: str) -> Node:
+    node = await source.hierarchy.node(path)
+    if node.metadata is None:
+        reason = f": {node.reason}" if node.reason else ""
+        raise NotFoundError(f"{path or 'the source'} is no array or group{reason}")
+    return node
+
+
+async def _read(source: Source, path: str, coords: Coords) -> bytes | None:
+    node = await _find(source, path)
+    if node.array is None:
+        reason = node.reason or "it is no sharded array"
+        raise NotUnshardable(f"{path or 'the source'} has no inner chunks: {reason}")
+    grid = node.array.grid
+    if not grid.contains(coords):
+        raise IndexError(f"{coords} is not in the grid of {grid.grid_shape} inner chunks")
+    extent = await node.array.extent(coords)
     return None if extent is None else bytes(await extent.read(0, extent.nbytes))

@@ -11,7 +11,6 @@ from shardfs.dataset.coverage import Coverage
 from shardfs.dataset.open_shard import OpenShard
 from shardfs.dataset.shards import Arrangement, Shards, ShardState
 from shardfs.errors import ShardfsError
-from shardfs.format.metadata import Document, Extension
 from shardfs.format.shard_index import EntryRun
 from shardfs.format.sharding import Coords, Segment, ShardGrid
 from shardfs.format.unshard import UnshardedArray
@@ -85,34 +84,24 @@ class ListedRun(NamedTuple):
 class Array:
     """A sharded array that can be shown unsharded."""
 
-    def __init__(
-        self,
-        arrangement: Arrangement,
-        coverage: Coverage,
-        document: Document,
-        codecs: tuple[Extension, ...],
-        shards: Shards,
-    ) -> None:
+    def __init__(self, arrangement: Arrangement, unsharded: UnshardedArray, shards: Shards) -> None:
         self.arrangement = arrangement
-        self.document = document
-        self.codecs = codecs
-        self._coverage = coverage
+        self.document = unsharded.document
+        self.codecs = unsharded.codecs
+        self._coverage = Coverage(shards.store, arrangement, ttl=shards.ttl, clock=shards.clock)
         self._shards = shards
         self._runs: OrderedDict[tuple[Coords, int], _Run] = OrderedDict()
         self._run_length = arrangement.grid.segment_length
 
     @classmethod
-    def new(cls, path: str, unsharded: UnshardedArray, shards: Shards) -> "Array":
-        """Open the array at the directory *path* of the store of *shards*."""
-        arrangement = Arrangement(path, unsharded.grid, unsharded.key_encoding)
-        coverage = Coverage(shards.store, arrangement, ttl=shards.ttl, clock=shards.clock)
-        return cls(arrangement, coverage, unsharded.document, unsharded.codecs, shards)
+    def open(cls, path: str, unsharded: UnshardedArray, shards: Shards, known: Arrangement | None = None) -> "Array":
+        """Open the array at the directory *path* of the store of *shards*.
 
-    def updated(self, unsharded: UnshardedArray) -> "Array":
-        """Return the array under a changed document: with the same arrangement, if its chunks lie where they lay."""
-        if (self.grid, self.arrangement.key_encoding) != (unsharded.grid, unsharded.key_encoding):
-            return Array.new(self.arrangement.path, unsharded, self._shards)
-        return Array(self.arrangement, self._coverage, unsharded.document, unsharded.codecs, self._shards)
+        Its arrangement is *known*, that of an earlier document, if the chunks lie where they lay.
+        """
+        if known is None or (known.grid, known.key_encoding) != (unsharded.grid, unsharded.key_encoding):
+            known = Arrangement(path, unsharded.grid, unsharded.key_encoding)
+        return cls(known, unsharded, shards)
 
     @property
     def grid(self) -> ShardGrid:

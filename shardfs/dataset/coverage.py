@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from shardfs.dataset.shards import Arrangement
-from shardfs.errors import NotADirectoryHereError, NotFoundError
+from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError
 from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Store
+from shardfs.stores.base import Store, join_key
 
 _MAX_PREFIXES: Final = 1024
 
@@ -55,7 +55,7 @@ class Coverage:
         array = self._array
         if root := array.key_encoding.root(array.grid.ndim):
             try:
-                await self._store.stat(f"{array.path}/{root}" if array.path else root)
+                await self._store.stat(join_key(array.path, root))
             except NotFoundError:
                 return False
             return True
@@ -72,8 +72,10 @@ class Coverage:
         parts = [array.path, array.key_encoding.root(array.grid.ndim), *map(str, prefix)]
         try:
             entries = await self._store.list("/".join(part for part in parts if part))
-        except (NotFoundError, NotADirectoryHereError):
+        except NotFoundError:
             return []
+        except NotADirectoryHereError as error:
+            raise CorruptionError(f"{error}, where shards should be") from None
         return [index for entry in entries if (index := parse_coordinate(entry.name)) is not None]
 
     async def _all(self) -> _Branch:

@@ -10,17 +10,32 @@ from typing import Final
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.shards import Shards
-from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError
+from shardfs.dataset.shards import Arrangement, Shards
+from shardfs.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    IsADirectoryHereError,
+    MetadataError,
+    NotADirectoryHereError,
+    NotFoundError,
+    NotUnshardable,
+    StaleError,
+    StoreError,
+)
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, GroupMetadata, parse_document
 from shardfs.format.unshard import unshard
-from shardfs.stores.base import Stat, Store
+from shardfs.stores.base import Stat, Store, join_key
 
 log = logging.getLogger(__name__)
 
 DOCUMENT: Final = "zarr.json"
 _MAX_NODES: Final = 4096
+_MAX_NODES_NBYTES: Final = 64 * 2**20
 _ATTEMPTS: Final = 4
+_THREAD_NBYTES: Final = 256 * 2**10
+_SETTLED_NS: Final = 2 * 10**9
+_VERDICTS: Final = (MetadataError, NotUnshardable, CorruptionError, IsADirectoryHereError, AccessDeniedError)
+"""What makes a node be shown as stored; a passing error is passed on instead."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +55,11 @@ class Node:
     array: Array | None = None
     reason: str | None = None
 
+    @property
+    def memory(self) -> int:
+        """Bytes of the stored document, to which all else that a node holds is in proportion."""
+        return len(self.document or b"")
+
 
 class Hierarchy:
     """The nodes below a source, looked at again when they were last checked *ttl* seconds ago."""
@@ -52,6 +72,8 @@ class Hierarchy:
         self._ttl = ttl
         self.clock = clock
         self._loading: dict[str, trio.Event] = {}
+        self._nbytes = 0
+        self._arrangements: dict[str, Arrangement] = {}  # for good, as the inode numbers of chunks hang on them
         self._nodes: OrderedDict[str, tuple[Node, float]] = OrderedDict()
 
     async def node(self, path: str, *, fresh: bool = False) -> Node:
@@ -70,11 +92,16 @@ class Hierarchy:
         finally:
             del self._loading[path]
             event.set()
-        self._nodes[path] = (node, now)
-        self._nodes.move_to_end(path)
-        if len(self._nodes) > _MAX_NODES:
-            self._nodes.popitem(last=False)
+        self._remember(node, now)
         return node
+
+    def _remember(self, node: Node, now: float) -> None:
+        before = self._nodes.pop(node.path, None)
+        self._nbytes += node.memory - (before[0].memory if before else 0)
+        self._nodes[node.path] = (node, now)
+        while len(self._nodes) > 1 and (len(self._nodes) > _MAX_NODES or self._nbytes > _MAX_NODES_NBYTES):
+            _, (evicted, _) = self._nodes.popitem(last=False)
+            self._nbytes -= evicted.memory
 
     def remaining(self, path: str) -> float:
         """Return for how many seconds the node at *path* may be trusted still."""
@@ -83,7 +110,7 @@ class Hierarchy:
 
     async def _load(self, path: str, known: Node | None) -> Node:
         stat = await self._store.stat(path)
-        key = f"{path}/{DOCUMENT}" if path else DOCUMENT
+        key = join_key(path, DOCUMENT)
         document: bytes | None = None
         document_stat: Stat | None = None
         metadata: ArrayMetadata | GroupMetadata | None = None
@@ -94,14 +121,20 @@ class Hierarchy:
                 if (stat.version, version) == (known.stat.version, known.document_stat.version):
                     return known
             document, document_stat = await self._read(key)
-            metadata = parse_document(document)
+            if len(document) > _THREAD_NBYTES:
+                metadata = await trio.to_thread.run_sync(parse_document, document)
+            else:
+                metadata = parse_document(document)
             if isinstance(metadata, ArrayMetadata) and metadata.is_sharded:
-                return Node(path, stat, document, document_stat, metadata, self._array(path, metadata, known))
+                return Node(path, stat, document, document_stat, metadata, self._array(path, metadata))
             return Node(path, stat, document, document_stat, metadata)
         except (NotFoundError, NotADirectoryHereError):
             return Node(path, stat)
-        except ShardfsError as error:
+        except _VERDICTS as error:
             reason = str(error)
+            if known is not None and known.array is not None and _is_being_written(known.document_stat, document_stat):
+                # Whoever has read the array's document must not be given shards in place of its chunks.
+                raise StoreError(f"{key} is being written: {reason}") from None
         if known is None or known.reason != reason:
             log.warning("%s is shown as stored: %s", path or "the source", reason)
         return Node(path, stat, document, document_stat, metadata, reason=reason)
@@ -120,8 +153,14 @@ class Hierarchy:
                 if not attempts:
                     raise
 
-    def _array(self, path: str, metadata: ArrayMetadata, known: Node | None) -> Array:
+    def _array(self, path: str, metadata: ArrayMetadata) -> Array:
         unsharded = unshard(metadata)
-        if known is not None and known.array is not None:
-            return known.array.updated(unsharded)
-        return Array.new(path, unsharded, self._shards)
+        array = Array.open(path, unsharded, self._shards, self._arrangements.get(path))
+        self._arrangements[path] = array.arrangement
+        return array
+
+
+def _is_being_written(before: Stat | None, now: Stat | None) -> bool:
+    """Whether a document was changed in place a moment ago, so that what was found may be half of one."""
+    in_place = before is not None and now is not None and before.identity == now.identity
+    return in_place and now is not None and time.time_ns() - now.mtime_ns < _SETTLED_NS

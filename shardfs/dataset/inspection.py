@@ -13,7 +13,6 @@ from shardfs.errors import CorruptionError, MetadataError, ShardfsError
 from shardfs.format.codecs import chunk_nbytes, decode, is_decodable, split_chain
 from shardfs.format.metadata import Extension
 from shardfs.format.sharding import Coords, Place
-from shardfs.stores.memory import MemorySnapshot
 
 _UNKNOWN_NBYTES: Final = 1 << 30  # a chunk of unknown size is decoded up to this
 
@@ -86,7 +85,7 @@ async def measure(array: Array, coords: Coords) -> ShardUse:
     ranges: list[np.ndarray] = []
     encoded = False
     async for shard, place in _levels(array, coords, problems):
-        encoded = encoded or isinstance(shard.snapshot, MemorySnapshot)
+        encoded = encoded or shard.is_decoded
         ranges.append(np.array([[shard.index_offset, len(shard.index.encoded)]], dtype=np.uint64))
         if len(place.shapes) == len(array.grid.levels):
             entries = shard.index.run(0, 1, shard.index.nentries)
@@ -126,32 +125,36 @@ async def check(array: Array, coords: Coords, decoder: ChunkDecoder | None) -> A
 async def _levels(array: Array, coords: Coords, problems: list[Problem]) -> AsyncIterator[tuple[OpenShard, Place]]:
     """Yield the shard at *coords* and every shard within it, with its place, of which the last entry is left open.
 
-    Those that cannot be read are added to *problems*.
+    Those that cannot be read are added to *problems*.  No more than one shard of each level is open at a time.
     """
-    levels = array.grid.levels
     state = await array.shard(coords)
     if state.error is not None:
         problems.append(Problem(array.arrangement.shard_key(coords), None, str(state.error)))
-    if state.shard is None:
+    if state.shard is not None:
+        async for found in _within(array, state.shard, Place(coords, (), (array.grid.index_shape(coords),)), problems):
+            yield found
+
+
+async def _within(
+    array: Array, shard: OpenShard, place: Place, problems: list[Problem]
+) -> AsyncIterator[tuple[OpenShard, Place]]:
+    yield shard, place
+    levels, depth = array.grid.levels, len(place.shapes)
+    if depth == len(levels):
         return
-    pending = [(state.shard, Place(coords, (), (array.grid.index_shape(coords),)))]
-    while pending:
-        shard, place = pending.pop()
-        yield shard, place
-        depth = len(place.shapes)
-        if depth == len(levels):
+    shape = levels[depth].chunks_per_shard(levels[depth - 1].span)
+    for entry in range(shard.index.nentries):
+        inner_place = _entered(place, entry)
+        try:
+            inner = await open_inner_shard(levels[depth], shape, shard, entry)
+        except ShardfsError as error:
+            within = type(error)(f"the shard within, which begins with this chunk: {error}")
+            problems.append(_problem(array, inner_place, within))
             continue
-        shape = levels[depth].chunks_per_shard(levels[depth - 1].span)
-        for entry in range(shard.index.nentries):
-            inner_place = _entered(place, entry)
-            try:
-                inner = await open_inner_shard(levels[depth], shape, shard, entry)
-            except ShardfsError as error:
-                within = type(error)(f"the shard within, which begins with this chunk: {error}")
-                problems.append(_problem(array, inner_place, within))
-                continue
-            if inner is not None:
-                pending.append((inner, Place(coords, inner_place.entries, (*place.shapes, shape))))
+        if inner is not None:
+            deeper = Place(place.shard, inner_place.entries, (*place.shapes, shape))
+            async for found in _within(array, inner, deeper, problems):
+                yield found
 
 
 def _entered(place: Place, entry: int) -> Place:

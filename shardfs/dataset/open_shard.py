@@ -6,7 +6,7 @@ from typing import Final
 
 import trio
 
-from shardfs.errors import CorruptionError, StaleError
+from shardfs.errors import CorruptionError, StaleError, StoreError
 from shardfs.format.codecs import decode
 from shardfs.format.shard_index import ShardIndex
 from shardfs.format.sharding import MAX_DECODED_NBYTES, ShardingLevel
@@ -87,7 +87,7 @@ async def _open(
     read = snapshot.read if outermost is None else outermost.read_at
     if level.after:
         if nbytes > MAX_DECODED_NBYTES:
-            raise CorruptionError(f"a shard of {nbytes} bytes under {level.after[-1].name} is too large to decode")
+            raise StoreError(f"a shard of {nbytes} bytes under {level.after[-1].name} is too large to decode")
         encoded = await read(offset, nbytes)
         decoded = await trio.to_thread.run_sync(decode, level.after, encoded, level.max_nbytes)
         snapshot, offset, nbytes, outermost = MemorySnapshot(memoryview(decoded), snapshot.stat), 0, len(decoded), None

@@ -4,7 +4,8 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -21,25 +22,29 @@ from shardfs.errors import (
 )
 from shardfs.format.chunk_key import ChunkKeyEncoding
 from shardfs.format.sharding import Coords, Place, ShardGrid
-from shardfs.stores.base import Snapshot, Stat, Store
+from shardfs.stores.base import Snapshot, Stat, Store, join_key
 
 log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 4
+_LARGE_AT_ONCE: Final = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
-    """The shards of one array: where they are stored and what lies in them.  Compared by identity."""
+    """The shards of one array: where they are stored and what lies in them.  Compared by identity.
+
+    *versions* are the last version of each shard that was seen, as a hash, and how many there were before it.
+    """
 
     path: str
     grid: ShardGrid
     key_encoding: ChunkKeyEncoding
+    versions: dict[Coords, tuple[int, int]] = field(default_factory=dict)
 
     def shard_key(self, coords: Coords) -> str:
         """Return the key in the store of the shard at *coords*."""
-        key = self.key_encoding.encode(coords)
-        return f"{self.path}/{key}" if self.path else key
+        return join_key(self.path, self.key_encoding.encode(coords))
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -96,8 +101,8 @@ class Shards:
         self._max_open = max_open
         self._nbytes = 0
         self._states: OrderedDict[_Key, ShardState] = OrderedDict()
-        self._generations: dict[tuple[Arrangement, Coords], tuple[int, int]] = {}
         self._loading: dict[_Key, trio.Event] = {}
+        self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
 
     def remaining(self, state: ShardState) -> float:
         """Return for how many seconds *state* may be trusted still."""
@@ -106,10 +111,13 @@ class Shards:
     async def state(self, array: Arrangement, coords: Coords, *, fresh: bool = False) -> ShardState:
         """Return what is known of the shard at *coords*; *fresh* asks the store whether it is still so."""
         key: _Key = (array, coords, ())
-        state = self._states.get(key)
-        if state is not None and await self.confirm(state, fresh=fresh):
-            return state
-        return await self._once(key, state, lambda: self._load(key))
+        while True:
+            state = self._states.get(key)
+            if state is not None and await self.confirm(state, fresh=fresh):
+                return state
+            if key not in self._loading:
+                return await self._once(key, lambda: self._load(key))
+            await self._loading[key].wait()  # what another one loaded is confirmed like anything else
 
     def touch(self, state: ShardState) -> None:
         """Note that *state* was used."""
@@ -145,29 +153,24 @@ class Shards:
         self, array: Arrangement, state: ShardState, place: Place, depth: int, outer: OpenShard
     ) -> ShardState:
         key: _Key = (array, place.shard, place.entries[:depth])
-        known = self._states.get(key)
-        if known is not None:
-            self._states.move_to_end(key)
-        while known is None or known.snapshot is not state.snapshot:
 
-            async def load() -> ShardState:
-                level = array.grid.levels[depth]
-                shard = await open_inner_shard(level, place.shapes[depth], outer, place.entries[depth - 1])
-                self._count_load(shard)
-                return ShardState(key, state.checked, snapshot=state.snapshot, shard=shard)
+        async def load() -> ShardState:
+            level = array.grid.levels[depth]
+            shard = await open_inner_shard(level, place.shapes[depth], outer, place.entries[depth - 1])
+            self._count_load(shard)
+            return ShardState(key, state.checked, snapshot=state.snapshot, shard=shard)
 
-            known = await self._once(key, known, load)
-        return known
+        while True:
+            known = self._states.get(key)
+            if known is not None and known.snapshot is state.snapshot:
+                self.touch(known)
+                return known
+            if key not in self._loading:
+                return await self._once(key, load)
+            await self._loading[key].wait()
 
-    async def _once(
-        self, key: _Key, outdated: ShardState | None, load: Callable[[], Awaitable[ShardState]]
-    ) -> ShardState:
-        """Load and remember a state in place of *outdated*, or wait for the one that is being loaded."""
-        while (event := self._loading.get(key)) is not None:
-            await event.wait()
-            state = self._states.get(key)
-            if state is not None and state is not outdated:
-                return state
+    async def _once(self, key: _Key, load: Callable[[], Awaitable[ShardState]]) -> ShardState:
+        """Load and remember a state, which no other task is loading; those that want it too wait for the event."""
         event = self._loading[key] = trio.Event()
         try:
             state = await load()
@@ -186,9 +189,10 @@ class Shards:
             try:
                 state.snapshot = await self.store.open(key)
                 state.stat = state.snapshot.stat._replace(nlink=1)  # links of a shard are none of its chunks
-                state.shard = await open_shard(array.grid.levels[0], shape, state.snapshot)
+                async with self._large if array.grid.is_large(shape) else nullcontext():
+                    state.shard = await open_shard(array.grid.levels[0], shape, state.snapshot)
                 self._count_load(state.shard)
-            except (NotFoundError, NotADirectoryHereError):
+            except NotFoundError:
                 state.snapshot = state.stat = None
             except StaleError as error:  # another program is writing it at this moment
                 if attempt + 1 < _ATTEMPTS:
@@ -196,8 +200,10 @@ class Shards:
                 state.error = error
             except IsADirectoryHereError:
                 state.error = CorruptionError(f"{key} is a directory where a shard should be")
+            except NotADirectoryHereError:
+                state.error = CorruptionError(f"{key} lies below a file where a directory should be")
             except ShardfsError as error:
-                state.error = type(error)(f"{key}: {error}")
+                state.error = error if str(error).startswith(key) else type(error)(f"{key}: {error}")
             break
         if state.error:
             log.error("unreadable shard: %s", state.error)
@@ -207,11 +213,11 @@ class Shards:
 
     def _generation(self, array: Arrangement, coords: Coords, stat: Stat) -> int:
         version = hash(stat.version)
-        seen, generation = self._generations.get((array, coords), (version, 0))
+        seen, generation = array.versions.get(coords, (version, 0))
         if seen != version:
             generation += 1
-            self._statistics.stale_shards += 1
-        self._generations[array, coords] = (version, generation)
+            self._statistics.replaced_shards += 1
+        array.versions[coords] = (version, generation)
         return generation
 
     def _count_load(self, shard: OpenShard | None) -> None:

@@ -15,7 +15,7 @@ class Statistics:
     index_bytes: int = 0
     index_hits: int = 0
     whole_shard_decodes: int = 0
-    stale_shards: int = 0
+    replaced_shards: int = 0
 
     def as_dict(self) -> dict[str, object]:
         """Return the counts as plain values."""
@@ -27,5 +27,5 @@ class Statistics:
             "index_bytes": self.index_bytes,
             "index_hits": self.index_hits,
             "whole_shard_decodes": self.whole_shard_decodes,
-            "stale_shards": self.stale_shards,
+            "replaced_shards": self.replaced_shards,
         }

@@ -9,48 +9,53 @@ from shardfs.errors import ShardfsError
 from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Kind
+from shardfs.stores.base import Kind, join_key
 
 
-async def walk_nodes(source: Source, path: str = "") -> AsyncIterator[Node]:
-    """Yield every node with a document at or below *path*, parents first, in the order of their names.
+async def walk_nodes(source: Source) -> AsyncIterator[Node]:
+    """Yield every node with a document, parents first, in the order of their names.
 
-    Directories of chunks are not entered.  Raises what keeps *path* itself from being read; a directory below that
+    Directories of chunks are not entered.  Raises what keeps the source itself from being read; a directory below that
     cannot be read is a node with a reason.
     """
-    node = await source.hierarchy.node(path)
-    if node.document is not None or node.reason is not None:
-        yield node
-    is_array = isinstance(node.metadata, ArrayMetadata)
-    try:
-        entries = await source.store.list(path)
-    except ShardfsError:
-        if node.reason is not None:  # which says so already
-            return
-        raise
-    for entry in sorted(entries, key=lambda entry: entry.name):
-        if entry.kind is not Kind.DIRECTORY or (is_array and _holds_chunks(entry.name)):
-            continue
-        below = f"{path}/{entry.name}" if path else entry.name
+    pending = [""]
+    while pending:
+        path = pending.pop()
         try:
-            async for inner in walk_nodes(source, below):
-                yield inner
+            node = await source.hierarchy.node(path)
         except ShardfsError as error:
-            yield Node(below, node.stat, reason=str(error))
+            if not path:
+                raise
+            yield Node(path, await source.store.stat(path), reason=str(error))
+            continue
+        if node.document is not None or node.reason is not None:
+            yield node
+        try:
+            entries = await source.store.list(path)
+        except ShardfsError as error:
+            if not path:
+                raise
+            if node.reason is None:  # which would say so already
+                yield Node(path, node.stat, reason=str(error))
+            continue
+        is_array = isinstance(node.metadata, ArrayMetadata)
+        names = sorted(entry.name for entry in entries if entry.kind is Kind.DIRECTORY)
+        pending += [join_key(path, name) for name in reversed(names) if not (is_array and _holds_chunks(name))]
 
 
 async def walk_files(source: Source, path: str) -> AsyncIterator[str]:
-    """Yield the key of every stored file below the directory *path*."""
-    for entry in sorted(await source.store.list(path), key=lambda entry: entry.name):
-        key = f"{path}/{entry.name}" if path else entry.name
-        if entry.kind is Kind.SYMLINK:
-            await source.store.open(key)  # raises what keeps it from being read
-            yield key
-        elif entry.kind is Kind.FILE:
-            yield key
-        elif entry.kind is Kind.DIRECTORY:
-            async for below in walk_files(source, key):
-                yield below
+    """Yield the key of every stored file below the directory *path*; a link to a file counts as one."""
+    pending = [path]
+    while pending:
+        path = pending.pop()
+        for entry in sorted(await source.store.list(path), key=lambda entry: entry.name):
+            key = join_key(path, entry.name)
+            if entry.kind is Kind.SYMLINK:
+                await source.store.open(key)  # raises what keeps it from being read
+            if entry.kind is Kind.DIRECTORY:
+                pending.append(key)
+            elif entry.kind is not Kind.SPECIAL:
+                yield key
 
 
 async def walk_shards(array: Array, prefix: Coords = ()) -> AsyncIterator[Coords]:

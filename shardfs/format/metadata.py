@@ -17,7 +17,7 @@ from shardfs.errors import MetadataError
 Json = Any
 Document = Mapping[str, Json]
 
-MAX_DOCUMENT_NBYTES: Final = 256 * 2**20
+MAX_DOCUMENT_NBYTES: Final = 32 * 2**20
 MAX_NDIM: Final = 32
 MAX_LENGTH: Final = 2**63 - 1
 _MAX_INDENTED: Final = 32

@@ -30,6 +30,7 @@ Coords = tuple[int, ...]
 
 MAX_LEVELS: Final = 16
 MAX_INDEX_NBYTES: Final = 128 * 2**20
+_LARGE_INDEX_NBYTES: Final = 16 * 2**20
 MAX_DECODED_NBYTES: Final = 512 * 2**20
 """Size up to which a shard under another codec is read and decoded; both need that much memory."""
 
@@ -167,6 +168,11 @@ class ShardGrid:
             d.span(i)[0] // n for d, i, n in zip(self.shards.dimensions, place.shard, self.chunk_shape, strict=True)
         )
         return tuple(start + i for start, i in zip(starts, offset, strict=True))
+
+    def is_large(self, index_shape: tuple[int, ...]) -> bool:
+        """Whether opening an outermost shard may take much memory: it is decoded whole, or its index is long."""
+        level = self.levels[0]
+        return bool(level.after) or level.index_codecs.nbytes(math.prod(index_shape)) > _LARGE_INDEX_NBYTES
 
     def index_shape(self, shard: Coords) -> tuple[int, ...]:
         """Return the chunks per shard, in the axes of its index, of the outermost shard at *shard*."""

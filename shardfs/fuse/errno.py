@@ -66,7 +66,8 @@ def request(
             number = errno.EIO
         finally:
             self.pending -= 1
-        self.statistics.errors[errno.errorcode[number]] += 1
+        if number != errno.ENOSYS:  # which is how `flush` says that it need not be asked
+            self.statistics.errors[errno.errorcode[number]] += 1
         raise pyfuse3.FUSEError(number)
 
     update_wrapper(answered, handler)

@@ -21,6 +21,7 @@ from shardfs.vfs.views import UnshardedV3
 log = logging.getLogger(__name__)
 
 _OPEN_FILES: Final = 16384
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def serve(store: Store, path: str, options: MountOptions, ready: Callable[[], None]) -> None:
@@ -41,6 +42,7 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[], No
     if options.allow_other:
         fuse_options.add("allow_other")
     look_before_sleeping(lambda: operations.pending == 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until there is somebody to unmount on them
     try:
         pyfuse3.init(operations, path, fuse_options)
     except RuntimeError as error:
@@ -78,7 +80,8 @@ async def _announce(ready: Callable[[], None]) -> None:
 
 
 async def _end_on_signal(task_status: "trio.TaskStatus[None]") -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+    with trio.open_signal_receiver(*_SIGNALS) as signals:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         task_status.started()
         async for number in signals:
             log.info("unmounting on %s", signal.Signals(number).name)

@@ -13,6 +13,7 @@ from shardfs.errors import FuseUnavailableError, MountPointError
 from shardfs.fuse import control
 
 _FILESYSTEM = "fuse.shardfs"
+_MAX_STACKED = 16
 
 
 def check_mount_point(mountpoint: str, source: str) -> str:
@@ -23,16 +24,7 @@ def check_mount_point(mountpoint: str, source: str) -> str:
     if not mountpoint:
         raise MountPointError("MOUNTPOINT is empty; was a variable never set?")
     path = os.path.realpath(mountpoint)  # which asks nothing of what is mounted there
-    try:
-        os.statvfs(path)  # unlike the attributes, the kernel remembers no answer of a daemon that died
-        status = os.stat(path)
-    except FileNotFoundError:
-        raise MountPointError(f"{mountpoint} does not exist; create it with: mkdir -p {mountpoint}") from None
-    except OSError as error:
-        if error.errno != errno.ENOTCONN:
-            raise MountPointError(f"{mountpoint} cannot be used: {error.strerror}") from None
-        _run_fusermount("-u", "-z", path)
-        status = os.stat(path)
+    status = _stat_alive(mountpoint, path)
     if not stat.S_ISDIR(status.st_mode):
         raise MountPointError(f"{mountpoint} is not a directory")
     if os.path.ismount(path):
@@ -91,6 +83,21 @@ def is_shardfs(path: str) -> bool:
     return any(point == path and kind == _FILESYSTEM for point, kind in _mounts())
 
 
+def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
+    """Return the state of *path*, after detaching the dead mounts that are there."""
+    for _ in range(_MAX_STACKED):
+        try:
+            os.statvfs(path)  # unlike the attributes, the kernel remembers no answer of a daemon that died
+            return os.stat(path)
+        except FileNotFoundError:
+            raise MountPointError(f"{mountpoint} does not exist; create it with: mkdir -p {mountpoint}") from None
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise MountPointError(f"{mountpoint} cannot be used: {error.strerror}") from None
+        _run_fusermount("-u", "-z", path)
+    raise MountPointError(f"{mountpoint} is under more than {_MAX_STACKED} dead mounts")
+
+
 def _mounts() -> list[tuple[str, str]]:
     """Return place and type of every mount that this process sees, those on top last."""
     mounts = []
@@ -113,4 +120,5 @@ def _run_fusermount(*arguments: str) -> None:
     done = subprocess.run([_fusermount(), *arguments], check=False, capture_output=True, text=True)  # noqa: S603
     if done.returncode:
         message = done.stderr.strip() or f"fusermount3 ended with status {done.returncode}"
-        raise MountPointError(f"{arguments[-1]} cannot be unmounted: {message}")
+        way_out = f"; `fuser -vm {arguments[-1]}` tells who uses it" if "busy" in message else ""
+        raise MountPointError(f"{arguments[-1]} cannot be unmounted: {message}{way_out}")

@@ -10,6 +10,7 @@ import pyfuse3
 from pyfuse3 import FileHandleT, FileInfo, FileNameT, InodeT, ModeT, RequestContext, StatvfsData, XAttrNameT
 
 from shardfs.dataset.statistics import Statistics
+from shardfs.errors import ShardfsError
 from shardfs.fuse import control
 from shardfs.fuse.errno import request
 from shardfs.stores.base import Kind, Stat
@@ -86,7 +87,16 @@ class Operations(pyfuse3.Operations):
         directory = self._tree.directory(fh)
         await directory.seek(start_id)
         reply = pyfuse3.readdir_reply
-        while (batch := await directory.next_batch()) is not None:
+        is_empty = True
+        while True:
+            try:
+                batch = await directory.next_batch()
+            except ShardfsError:
+                if is_empty:
+                    raise
+                return  # the kernel knows of these names, and asks again behind them
+            if batch is None:
+                return
             entry = self._entry(batch.attributes)
             listed = batch.attributes.size
             for name, ino, size, cookie in batch.rows:
@@ -96,6 +106,7 @@ class Operations(pyfuse3.Operations):
                     entry.st_blocks = (size + 511) >> 9
                 if not reply(token, name, entry, cookie):
                     return
+                is_empty = False
                 if batch.is_counted:
                     self._tree.retain(ino)
 

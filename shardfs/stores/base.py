@@ -87,6 +87,11 @@ class Snapshot(Protocol):
         """
 
 
+def join_key(directory: str, name: str) -> str:
+    """Return the key of *name* in *directory*, which is "" for the source itself."""
+    return f"{directory}/{name}" if directory else name
+
+
 class Store(Protocol):
     """Named bytes below one source."""
 

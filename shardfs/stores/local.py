@@ -19,6 +19,7 @@ import trio
 
 from shardfs.errors import (
     AccessDeniedError,
+    CorruptionError,
     IsADirectoryHereError,
     NoAttributeError,
     NotADirectoryHereError,
@@ -37,6 +38,7 @@ _WALK: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _ITSELF: Final = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
 _USER: Final = b"user."
 _ATTEMPTS: Final = 8
+_LARGE_DIRECTORY: Final = 64 * 2**10  # bytes, some thousand names
 
 _ERRORS: Final[dict[int, type[ShardfsError]]] = {
     errno.ENOENT: NotFoundError,
@@ -97,15 +99,16 @@ class LocalStore:
         if status.kind is Kind.DIRECTORY:
             raise IsADirectoryHereError(f"{key} is a directory")
         if status.kind is not Kind.FILE:
-            raise StoreError(f"{key} is not a regular file")
+            raise CorruptionError(f"{key} is not a regular file")
         return LocalSnapshot(self._path(key), descriptor, status)
 
     async def list(self, key: str) -> Sequence[Entry]:
         """Return the names in a directory."""
         with _translated(key):
             descriptor = Descriptor(self._walk(key, _OPEN | os.O_DIRECTORY))
-            with os.scandir(descriptor.fd) as entries:
-                return [Entry(entry.name, _entry_kind(entry)) for entry in entries]
+            if os.fstat(descriptor.fd).st_size > _LARGE_DIRECTORY:
+                return await trio.to_thread.run_sync(_scan, descriptor)
+            return _scan(descriptor)
 
     async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
         """Return the states of several names in one directory."""
@@ -164,10 +167,10 @@ class LocalStore:
     def _walk(self, key: str, flags: int) -> int:
         """Open *key* without leaving the source, following links inside it."""
         ancestors: list[Descriptor] = [self._descriptor]
-        pending = [part for part in reversed(key.split("/")) if part]
+        pending = [(part, False) for part in reversed(key.split("/")) if part]
         links = 0
         while pending:
-            part = pending.pop()
+            part, is_of_link = pending.pop()
             if part == ".":
                 continue
             if part == "..":
@@ -179,15 +182,17 @@ class LocalStore:
             try:
                 fd = os.open(part, _WALK if pending else flags, dir_fd=parent)
             except OSError as error:
+                if error.errno == errno.ENOENT and is_of_link:
+                    raise CorruptionError(f"{key} is a link to nothing") from None
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR) or not _is_link(part, parent):
                     raise
                 links += 1
                 if links > _MAX_LINKS:
-                    raise StoreError(f"{key} leads through too many links") from None
+                    raise CorruptionError(f"{key} leads through too many links") from None
                 target = os.readlink(part, dir_fd=parent)
                 if target.startswith("/"):
                     raise OutsideSourceError(f"{key} is a link that leads out of the source") from None
-                pending.extend(step for step in reversed(target.split("/")) if step)
+                pending.extend((step, True) for step in reversed(target.split("/")) if step)
                 continue
             if not pending:
                 return fd
@@ -338,6 +343,11 @@ def _entry_kind(entry: os.DirEntry[str]) -> Kind:
     if entry.is_dir(follow_symlinks=False):
         return Kind.DIRECTORY
     return Kind.FILE if entry.is_file(follow_symlinks=False) else Kind.SPECIAL
+
+
+def _scan(directory: Descriptor) -> list[Entry]:
+    with os.scandir(directory.fd) as entries:
+        return [Entry(entry.name, _entry_kind(entry)) for entry in entries]
 
 
 def _is_link(name: str, parent: int) -> bool:

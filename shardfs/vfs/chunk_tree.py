@@ -208,7 +208,7 @@ class ChunkTree:
         return Attributes(ino, extent.nbytes, self.array.remaining(state), state.stat)
 
     async def _directory_attributes(self, position: int) -> Attributes:
-        attributes = await self._tree.directory_attributes(self.array.arrangement.path)
+        attributes = await self._tree.directory_attributes(self.array.arrangement.path, self.root)
         return attributes._replace(ino=pack(self.number, 0, position))
 
     async def _list_directories(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:

@@ -112,7 +112,11 @@ class DirectoryHandle:
     async def next_batch(self) -> Batch | None:
         """Return the next names, None at the end."""
         if self._next == len(self._kept):
-            batch = await anext(self._source, None) if self._source is not None else None
+            try:
+                batch = await anext(self._source, None) if self._source is not None else None
+            except BaseException:
+                self._source = None  # is finished by what it raised; the next request lists again from where it stands
+                raise
             if batch is None:
                 return None
             self._kept.append(batch)

@@ -12,6 +12,7 @@ from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_files, walk_nodes
 from shardfs.errors import CorruptionError, NotUnshardable
 from shardfs.format.metadata import ArrayMetadata
+from shardfs.stores.base import join_key
 from shardfs.vfs.views import View
 
 log = logging.getLogger(__name__)
@@ -40,13 +41,13 @@ async def references(source: Source, view: View, *, skip_encoded: bool) -> Async
             continue
         document = view.documents(node).get(DOCUMENT, node.document)
         if document is not None:
-            yield _join(node.path, DOCUMENT), document.decode()
+            yield join_key(node.path, DOCUMENT), document.decode()
         if array is not None:
             async for key, reference in _chunks(source, array):
-                yield _join(node.path, key), reference
+                yield join_key(node.path, key), reference
         elif isinstance(node.metadata, ArrayMetadata):
             async for key in walk_files(source, node.path):
-                if key != _join(node.path, DOCUMENT):
+                if key != join_key(node.path, DOCUMENT):
                     yield key, [source.store.url_of(key)]
 
 
@@ -74,7 +75,3 @@ async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[str, Refe
             offsets = run.entries.offsets[run.entries.sound].tolist()
             for number, offset, size in zip(numbers, offsets, sizes, strict=True):
                 yield encode((*prefix, number)), [url, run.shard.offset + offset, size]
-
-
-def _join(directory: str, name: str) -> str:
-    return f"{directory}/{name}" if directory else name

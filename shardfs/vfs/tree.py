@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from shardfs.dataset.hierarchy import Hierarchy, Node
 from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
-from shardfs.stores.base import Kind, Stat, Store
+from shardfs.stores.base import Kind, Stat, Store, join_key
 from shardfs.vfs.attributes import Attributes, absent
 from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.handles import OTHERS, Batch, DirectoryHandle, FileHandle
@@ -44,7 +45,7 @@ class Tree:
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         """Return the attributes of *name* in the directory *parent*; number 0 stands for no such name."""
-        text = name.decode(errors="surrogateescape")
+        text = os.fsdecode(name)
         if in_table(parent):
             attributes = await self._node(parent).lookup(text)
         else:
@@ -148,15 +149,22 @@ class Tree:
         tree = self._chunk_trees[node.path] = ChunkTree(self, node.array)
         return tree
 
-    async def directory_attributes(self, path: str) -> Attributes:
-        """Return the attributes of the directory of an array, for those above its chunks; the number is not set."""
-        node = await self.hierarchy.node(path)
-        return Attributes(0, node.stat.size, self.hierarchy.remaining(path), node.stat)
+    async def directory_attributes(self, path: str, root: str) -> Attributes:
+        """Return the attributes of the directories above an array's chunks; the number is not set.
+
+        They are those of the directory *root* that holds its shards, or of the array's own if there is none yet.
+        """
+        status = (await self.hierarchy.node(path)).stat
+        if root:
+            with suppress(NotFoundError):
+                stored = await self.store.stat(join_key(path, root))
+                status = stored if stored.kind is Kind.DIRECTORY else status
+        return Attributes(0, status.size, self.hierarchy.remaining(path), status)
 
     async def document_attributes(self, node: Node, name: str) -> Attributes:
         """Return the attributes of the generated document *name* of *node*."""
         assert node.document_stat is not None
-        path = _join(node.path, name)
+        path = join_key(node.path, name)
         document = Document(self, path, node.document_stat.version)
         attributes = await document.attributes(0)
         return attributes._replace(ino=self._inodes.number((Document, path, document.identity), document))
@@ -164,10 +172,10 @@ class Tree:
     async def lookup_stored(self, directory: str, name: str) -> Attributes:
         """Return the attributes of *name* as it is stored in *directory*."""
         try:
-            status = await self.store.stat(_join(directory, name))
+            status = await self.store.stat(join_key(directory, name))
         except (NotFoundError, NotADirectoryHereError):
             return absent(self.ttl)
-        return self._stored(_join(directory, name), status)
+        return self._stored(join_key(directory, name), status)
 
     async def list_stored(
         self, directory: str, cookie: int, generated: Mapping[str, Attributes], hides: Callable[[str], bool]
@@ -187,7 +195,7 @@ class Tree:
             behind = OTHERS + len(generated) + start + 1
             for i, (name, status) in enumerate(zip(part, await self.store.stat_in(directory, part), strict=True)):
                 if status is not None:
-                    attributes = self._stored(_join(directory, name), status)
+                    attributes = self._stored(join_key(directory, name), status)
                     yield Batch(
                         attributes, [(os.fsencode(name), attributes.ino, attributes.size, behind + i)], is_counted=True
                     )
@@ -204,7 +212,3 @@ class Tree:
     def _inodes(self) -> InodeTable[StoredNode]:
         assert self._table is not None, "start() comes first"
         return self._table
-
-
-def _join(directory: str, name: str) -> str:
-    return f"{directory}/{name}" if directory else name

@@ -33,7 +33,7 @@ def read(path: Path) -> None:
 def test_requests_bytes_and_loads_are_counted(mount: Mounter, dataset: Path) -> None:
     root = mount(dataset, metadata_ttl=3600).path
     before = run_json("stats", "--json", root)
-    assert before["bytes_read"] == before["index_loads"] == before["stale_shards"] == 0
+    assert before["bytes_read"] == before["index_loads"] == before["replaced_shards"] == 0
     for name in ("image/c/0/0", "image/c/1/1", "image/c/0/0", "image/c/3/3", "whole/c/0/0", "whole/c/0/1"):
         read(root / name)
     counts = run_json("stats", "--json", root)
@@ -54,7 +54,7 @@ def test_a_replaced_shard_and_errors_are_counted(mount: Mounter, dataset: Path) 
     with pytest.raises(OSError, match="Input/output error"):
         read(root / "damaged/c/0/0")
     counts = run_json("stats", "--json", root)
-    assert counts["stale_shards"] == 1
+    assert counts["replaced_shards"] == 1
     assert counts["errors"]["EIO"] == 1
 
 
@@ -77,7 +77,7 @@ def test_the_text_has_the_same_counts(mount: Mounter, dataset: Path) -> None:
     as_json = run_json("stats", "--json", root)
     as_text = numbers(run("stats", root).stdout)
     assert as_text.keys() == as_json.keys()
-    for name in ("bytes_read", "index_loads", "index_bytes", "index_hits", "stale_shards"):
+    for name in ("bytes_read", "index_loads", "index_bytes", "index_hits", "replaced_shards"):
         assert as_text[name] == as_json[name]
     assert as_text["requests"]["open"] == as_json["requests"]["open"] == 1
 

@@ -158,11 +158,19 @@ async def test_a_link_out_of_the_source_is_damage(tmp_path: Path) -> None:
 
 
 @in_trio
+async def test_a_link_to_nothing_is_damage(tmp_path: Path) -> None:
+    chunks = store(tmp_path / "source" / "a", CHECKED)
+    os.unlink(tmp_path / "source" / "a" / SHARD)
+    os.symlink("../../not-fetched", tmp_path / "source" / "a" / SHARD)
+    await check(tmp_path / "source", chunks, WHOLE)
+
+
+@in_trio
 async def test_a_shard_that_is_no_file_is_an_error_and_no_absence(tmp_path: Path) -> None:
     store(tmp_path / "a", CHECKED)
     os.unlink(tmp_path / "a" / SHARD)
     os.mkfifo(tmp_path / "a" / SHARD)
-    with pytest.raises(StoreError):
+    with pytest.raises(CorruptionError):
         await (await open_source(tmp_path).array("a")).extent((0, 0))
 
 

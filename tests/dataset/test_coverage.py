@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shardfs.dataset.array import Array
+from shardfs.errors import CorruptionError
 from tests.support.corpus import array, extension, sharding
 from tests.support.datasets import store
 from tests.support.opened import in_trio, open_source
@@ -105,16 +106,20 @@ async def test_an_array_without_shards_has_none(tmp_path: Path, kind: str) -> No
 
 
 @in_trio
-async def test_files_where_directories_should_be_hold_no_shards(tmp_path: Path) -> None:
+async def test_files_where_directories_should_be_are_damage(tmp_path: Path) -> None:
     store(tmp_path, NESTED)
     source = open_source(tmp_path)
     array = await source.array()
     shutil.rmtree(tmp_path / "c" / "1")
     (tmp_path / "c" / "1").touch()
-    assert await stored(array) == {0: [0, 1], 1: []}
-    assert await array.extent((2, 0)) is None
+    with pytest.raises(CorruptionError):
+        await stored(array)
+    with pytest.raises(CorruptionError):
+        await array.extent((2, 0))
     shutil.rmtree(tmp_path / "c")
     (tmp_path / "c").touch()
     source.clock.now += 1
-    assert await stored(array) == {}
-    assert await array.extent((0, 0)) is None
+    with pytest.raises(CorruptionError):
+        await stored(array)
+    with pytest.raises(CorruptionError):
+        await array.extent((0, 0))

@@ -79,7 +79,7 @@ async def test_a_replaced_shard_is_a_new_generation_and_open_extents_keep_the_ol
     assert after.generation == before.generation + 1
     assert await read(new) == versions.new
     assert await read(old) == versions.old
-    assert source.statistics.stale_shards == 1
+    assert source.statistics.replaced_shards == 1
     os.unlink(versions.shard)
     assert await array.extent((0, 0)) is None
     assert (await read(old), await read(new)) == (versions.old, versions.new)

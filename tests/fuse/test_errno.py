@@ -28,10 +28,11 @@ every_error = pytest.mark.parametrize("error", sorted(set(error_classes()), key=
 
 
 class Handlers:
-    """Stands in for `Operations`: what the decorator needs of it is the statistics."""
+    """Stands in for `Operations`: what the decorator needs of it are its counts."""
 
     def __init__(self) -> None:
         self.statistics = Statistics()
+        self.pending = 0
 
     @request
     async def handler(self, outcome: object) -> object:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardfs.errors import (
+    CorruptionError,
     IsADirectoryHereError,
     NotADirectoryHereError,
     NotFoundError,
@@ -125,7 +126,7 @@ async def test_what_is_no_file_is_not_opened_and_does_not_hang(store: LocalStore
         await store.open("d")
     with pytest.raises(IsADirectoryHereError):
         await store.open("")
-    with trio.fail_after(5), pytest.raises(StoreError):
+    with trio.fail_after(5), pytest.raises(CorruptionError):
         await store.open("pipe")
 
 
@@ -134,7 +135,7 @@ async def test_what_is_no_file_is_not_opened_and_does_not_hang(store: LocalStore
     [
         ("gone", NotFoundError),
         ("gone/f", NotFoundError),
-        ("dangling", NotFoundError),
+        ("dangling", CorruptionError),
         ("d/f/x", NotADirectoryHereError),
         ("empty/x/y", NotADirectoryHereError),
         ("x" * 300, NotFoundError),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardfs.errors import NotFoundError, OutsideSourceError, StoreError
+from shardfs.errors import CorruptionError, OutsideSourceError
 from shardfs.stores.local import LocalStore
 from tests.support.opened import in_trio
 
@@ -103,18 +103,18 @@ async def test_loops_end(source: Path, links: dict[str, str]) -> None:
         (source / name).symlink_to(target)
     store = LocalStore(str(source))
     for request in (store.open, store.list):
-        with pytest.raises(StoreError):
+        with pytest.raises(CorruptionError):
             await request("l")
-    with pytest.raises(StoreError):
+    with pytest.raises(CorruptionError):
         await store.stat("l/f")
 
 
 @in_trio
-async def test_a_link_to_nothing_is_not_found(source: Path) -> None:
+async def test_a_link_to_nothing_is_damage_and_not_absence(source: Path) -> None:
     (source / "l").symlink_to("gone")
     (source / "m").symlink_to("gone/../f")
     for key in ("l", "l/f", "m"):
-        with pytest.raises(NotFoundError):
+        with pytest.raises(CorruptionError):
             await read(source, key)
 
 

@@ -9,6 +9,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardfs.errors import StoreError
 from shardfs.stores.base import Kind, Stat
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import Batch, DirectoryHandle, Row
@@ -165,3 +166,24 @@ async def test_closing_what_was_never_read_is_fine() -> None:
     handle = DirectoryHandle(Directory([1], [1]))
     await handle.close()
     await handle.close()
+
+
+@in_trio
+async def test_a_listing_that_failed_goes_on_where_it_failed() -> None:
+    failures = [StoreError("the disk did not answer")]
+
+    async def listing(cookie: int) -> AsyncGenerator[Batch, None]:
+        for each in range(cookie + 1, 5):
+            if each == 3 and failures:
+                raise failures.pop()
+            yield Batch(Attributes(each, 0, 0.0, STATUS), [row(each)])
+
+    handle = DirectoryHandle(listing)
+    await handle.seek(0)
+    taken = [await handle.next_batch(), await handle.next_batch()]
+    with pytest.raises(StoreError):
+        await handle.next_batch()
+    await handle.seek(2)
+    while (batch := await handle.next_batch()) is not None:
+        taken.append(batch)
+    assert [batch.rows[0][3] for batch in taken if batch is not None] == [1, 2, 3, 4]

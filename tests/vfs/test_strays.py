@@ -154,7 +154,7 @@ async def test_attributes_are_those_of_the_stored_files(tmp_path: Path) -> None:
     assert (await find(tree, "c/1/1")).status.mode == os.stat(tmp_path / "c" / "0" / "0").st_mode
     directory = await find(tree, "c/1")
     assert stat.S_ISDIR(directory.status.mode)
-    assert directory.status.mode == os.stat(tmp_path).st_mode
+    assert directory.status.mode == os.stat(tmp_path / "c").st_mode
 
 
 @in_trio
