@@ -41,6 +41,7 @@ def run(dataset: Dataset, peers: Sequence[str], placement: Placement, rounds: in
 
     def measure(peer: str, order: random.Random) -> list[Pass]:
         with PEERS[peer](dataset, placement) as mounted:
+            mounted.fill_page_cache()
             passes = [_read_all(dataset, mounted, order) for _ in (COLD, WARM)]
             if peer != "do-nothing":
                 _compare(dataset, mounted, order)
