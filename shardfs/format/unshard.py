@@ -9,7 +9,8 @@ from shardfs.format.chunk_grid import ChunkGrid
 from shardfs.format.chunk_key import ChunkKeyEncoding
 from shardfs.format.codecs import item_nbytes, parse_chain
 from shardfs.format.metadata import ArrayMetadata, Extension
-from shardfs.format.sharding import ShardGrid, parse_sharding
+from shardfs.format.sharding import ShardGrid
+from shardfs.format.sharding_codec import parse_sharding
 
 POSITION_BITS: Final = 36
 """Bits of an inode number that hold the position in the grid of inner chunks and of directories above them."""
