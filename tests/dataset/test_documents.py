@@ -11,36 +11,11 @@ from typing import Any
 import pytest
 import trio
 
-from shardfs.dataset.hierarchy import Node
 from shardfs.format.metadata import ArrayMetadata
 from tests.support.corpus import BASE, BROKEN, edited
-from tests.support.datasets import age, store
+from tests.support.documents import later, write
 from tests.support.gated import GatedStore
-from tests.support.opened import Opened, in_trio, open_source
-
-GROUP = {"zarr_format": 3, "node_type": "group"}
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A group with a sharded array `a`."""
-    store(tmp_path / "a", BASE)
-    write(tmp_path, GROUP)
-    age(tmp_path)
-    return tmp_path
-
-
-def write(directory: Path, document: Any) -> None:
-    """Replace the document of *directory* as careful writers do."""
-    directory.mkdir(exist_ok=True)
-    text = document if isinstance(document, bytes) else json.dumps(document).encode()
-    (directory / "temporary").write_bytes(text)
-    (directory / "temporary").rename(directory / "zarr.json")
-
-
-async def later(source: Opened, path: str = "a") -> Node:
-    source.clock.now += 1
-    return await source.hierarchy.node(path)
+from tests.support.opened import in_trio, open_source
 
 
 @pytest.mark.parametrize("broken", BROKEN[::6], ids=lambda broken: broken.name)

@@ -10,18 +10,9 @@ import trio.testing
 
 from shardfs.dataset import hierarchy
 from shardfs.errors import StoreError
-from tests.support.corpus import BASE
-from tests.support.datasets import age, store
+from tests.support.datasets import age
 from tests.support.gated import GatedStore
 from tests.support.opened import in_trio, open_source
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A sharded array `a` that was written long ago."""
-    store(tmp_path / "a", BASE)
-    age(tmp_path)
-    return tmp_path
 
 
 @in_trio
