@@ -20,6 +20,7 @@ from shardfs.dataset.source import Source
 from shardfs.fuse import control, daemon
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point, is_shardfs, unmount
 from shardfs.fuse.options import MountOptions
+from shardfs.logs import log_to
 from shardfs.stores.local import LocalStore
 from shardfs.stores.url import open_store
 
@@ -274,7 +275,7 @@ def _mount_in_foreground(
 ) -> None:
     pipe = daemon.ReadyPipe(ready_fd) if ready_fd is not None else None
     try:
-        _log_to(log_file, log_level)
+        log_to(log_file, log_level)
         store, place = _prepare(source, mountpoint)
         from shardfs.fuse.mount import serve
 
@@ -295,20 +296,6 @@ def _mount_in_foreground(
         sys.exit(1)
 
 
-def _log_to(file: Path | None, level: str) -> None:
-    try:
-        handler = (
-            logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
-            if file is not None
-            else logging.StreamHandler()
-        )
-    except OSError as error:
-        raise errors.UsageError(f"the log file {file} cannot be written: {error.strerror}") from None
-    logging.basicConfig(
-        level=level.upper(), handlers=[handler], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-
-
 class _Message(logging.Handler):
     """Says what is logged as a line like any other of the command line."""
 
@@ -318,7 +305,7 @@ class _Message(logging.Handler):
 
 def main() -> None:
     """Run the command line."""
-    # Reports say what is wrong with a source; only a mount logs it, where `_log_to` says.
+    # Reports say what is wrong with a source; only a mount logs it, where `log_to` says.
     logging.getLogger("shardfs").addHandler(logging.NullHandler())
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # names are bytes
