@@ -77,12 +77,14 @@ def command(examples: str) -> Callable[[Callable[P, None]], click.Command]:
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             try:
                 function(*args, **kwargs)
-                sys.stdout.flush()
+                if sys.stdout is not None:  # it was closed before we began
+                    sys.stdout.flush()
             except errors.ShardfsError as error:
                 click.echo(f"shardfs: {error}", err=True)
                 sys.exit(EXIT_STATUS.get(type(error), 1))
             except OSError as error:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere
+                if sys.stdout is not None:
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere
                 if not isinstance(error, BrokenPipeError):
                     click.echo(f"shardfs: {errors.printable(str(error))}", err=True)
                 sys.exit(1)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
@@ -11,12 +11,13 @@ import click
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Node
-from shardfs.dataset.inspection import ChunkDecoder, check, measure
+from shardfs.dataset.inspection import ChunkDecoder, Problem, ShardUse, check, measure
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_nodes, walk_shards
-from shardfs.errors import printable
+from shardfs.errors import ShardfsError, printable
 from shardfs.format.codecs import SHARDING
 from shardfs.format.metadata import ArrayMetadata
+from shardfs.format.sharding import Coords
 from shardfs.vfs.references import references
 from shardfs.vfs.views import UnshardedV3
 
@@ -30,8 +31,7 @@ async def describe(source: Source, shards: bool) -> list[Described]:
         if isinstance(node.metadata, ArrayMetadata) or node.reason is not None:
             item = _describe_node(node)
             if shards and node.array is not None:
-                uses = [await measure(node.array, coords) async for coords in walk_shards(node.array)]
-                item["shards"] = [{**asdict(use), "dead": use.dead} for use in uses]
+                item["shards"] = [{**asdict(use), "dead": use.dead} async for use in _measure(node.array)]
             described.append(item)
     return described
 
@@ -108,6 +108,15 @@ def render_statistics(counts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+async def _measure(array: Array) -> AsyncIterator[ShardUse]:
+    """Measure every shard; a directory of shards that cannot be read takes the place of those in it."""
+    try:
+        async for coords in walk_shards(array):
+            yield await measure(array, coords)
+    except ShardfsError as error:
+        yield ShardUse(array.arrangement.path or "(root)", 0, 0, None, str(error))
+
+
 async def _verify_array(array: Array, data: bool, progress: TextIO, report: Report) -> None:
     path = array.arrangement.path
     decoder = ChunkDecoder.of(array) if data else None
@@ -115,7 +124,13 @@ async def _verify_array(array: Array, data: bool, progress: TextIO, report: Repo
         report.unchecked.append(
             {"array": path, "reason": "its chunks have codecs that are not known; the index was checked"}
         )
-    shards = [coords async for coords in walk_shards(array)]
+    shards: list[Coords] = []
+    try:
+        async for coords in walk_shards(array):
+            shards.append(coords)
+    except ShardfsError as error:  # a directory of shards; what was found is checked all the same
+        problem = Problem(path or "(root)", None, str(error))
+        report.problems.append({**asdict(problem), "document": None})
     with _bar(len(shards), printable(path) or "(root)", progress) as advance:
         for coords in shards:
             async for problem in check(array, coords, decoder):

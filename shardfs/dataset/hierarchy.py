@@ -163,4 +163,4 @@ class Hierarchy:
 def _is_being_written(before: Stat | None, now: Stat | None) -> bool:
     """Whether a document was changed in place a moment ago, so that what was found may be half of one."""
     in_place = before is not None and now is not None and before.identity == now.identity
-    return in_place and now is not None and time.time_ns() - now.mtime_ns < _SETTLED_NS
+    return in_place and now is not None and abs(time.time_ns() - now.mtime_ns) < _SETTLED_NS

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Node
 from shardfs.dataset.source import Source
-from shardfs.errors import ShardfsError
+from shardfs.errors import IsADirectoryHereError, NotUnshardable, ShardfsError
 from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Kind, join_key
+from shardfs.stores.base import Kind, Stat, join_key
 
 
 async def walk_nodes(source: Source) -> AsyncIterator[Node]:
@@ -18,29 +18,31 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
     Directories of chunks are not entered.  Raises what keeps the source itself from being read; a directory below that
     cannot be read is a node with a reason.
     """
-    pending = [""]
+    pending: list[tuple[str, Stat | None]] = [("", None)]
     while pending:
-        path = pending.pop()
+        path, above = pending.pop()
         try:
             node = await source.hierarchy.node(path)
         except ShardfsError as error:
-            if not path:
+            if above is None:
                 raise
-            yield Node(path, await source.store.stat(path), reason=str(error))
+            yield Node(path, above, reason=str(error))
             continue
         if node.document is not None or node.reason is not None:
             yield node
         try:
             entries = await source.store.list(path)
         except ShardfsError as error:
-            if not path:
+            if above is None:
                 raise
             if node.reason is None:  # which would say so already
                 yield Node(path, node.stat, reason=str(error))
             continue
         is_array = isinstance(node.metadata, ArrayMetadata)
         names = sorted(entry.name for entry in entries if entry.kind is Kind.DIRECTORY)
-        pending += [join_key(path, name) for name in reversed(names) if not (is_array and _holds_chunks(name))]
+        pending += [
+            (join_key(path, name), node.stat) for name in reversed(names) if not (is_array and _holds_chunks(name))
+        ]
 
 
 async def walk_files(source: Source, path: str) -> AsyncIterator[str]:
@@ -51,7 +53,10 @@ async def walk_files(source: Source, path: str) -> AsyncIterator[str]:
         for entry in sorted(await source.store.list(path), key=lambda entry: entry.name):
             key = join_key(path, entry.name)
             if entry.kind is Kind.SYMLINK:
-                await source.store.open(key)  # raises what keeps it from being read
+                try:
+                    await source.store.open(key)
+                except IsADirectoryHereError:
+                    raise NotUnshardable(f"{key} is a link to a directory, which references do not follow") from None
             if entry.kind is Kind.DIRECTORY:
                 pending.append(key)
             elif entry.kind is not Kind.SPECIAL:

@@ -80,7 +80,9 @@ async def _announce(ready: Callable[[], None]) -> None:
 
 
 async def _end_on_signal(task_status: "trio.TaskStatus[None]") -> None:
-    with trio.open_signal_receiver(*_SIGNALS) as signals:
+    hangup_is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as under nohup
+    ends = [number for number in _SIGNALS if not (number == signal.SIGHUP and hangup_is_ignored)]
+    with trio.open_signal_receiver(*ends) as signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         task_status.started()
         async for number in signals:
