@@ -53,19 +53,14 @@ class Coverage:
     async def any(self) -> bool:
         """Whether anything is stored where the shards are, be it none of the grid."""
         array = self._array
-        if root := array.key_encoding.root(array.grid.ndim):
-            try:
-                await self._store.stat(join_key(array.path, root))
-            except NotFoundError:
-                return False
-            return True
-        if not array.grid.ndim:
-            try:
-                await self._store.stat(array.shard_key(()))
-            except NotFoundError:
-                return False
-            return True
-        return bool(await self.children(()))
+        root = array.key_encoding.root(array.grid.ndim)
+        if array.grid.ndim and not root:
+            return bool(await self.children(()))
+        try:
+            await self._store.stat(join_key(array.path, root) if root else array.shard_key(()))
+        except NotFoundError:
+            return False
+        return True
 
     async def _list_directory(self, prefix: Coords) -> list[int]:
         array = self._array

@@ -73,7 +73,8 @@ class Hierarchy:
         self.clock = clock
         self._loading: dict[str, trio.Event] = {}
         self._nbytes = 0
-        self._arrangements: dict[str, Arrangement] = {}  # for good, as the inode numbers of chunks hang on them
+        # For good: inode numbers hang on arrangements, and readers may know the documents (by identity).
+        self._arrays: dict[str, tuple[Arrangement, object]] = {}
         self._nodes: OrderedDict[str, tuple[Node, float]] = OrderedDict()
 
     async def node(self, path: str, *, fresh: bool = False) -> Node:
@@ -126,14 +127,17 @@ class Hierarchy:
             else:
                 metadata = parse_document(document)
             if isinstance(metadata, ArrayMetadata) and metadata.is_sharded:
-                return Node(path, stat, document, document_stat, metadata, self._array(path, metadata))
+                array = self._array(path, metadata, document_stat)
+                return Node(path, stat, document, document_stat, metadata, array)
             return Node(path, stat, document, document_stat, metadata)
         except (NotFoundError, NotADirectoryHereError):
             return Node(path, stat)
         except _VERDICTS as error:
             reason = str(error)
-            if known is not None and known.array is not None and _is_being_written(known.document_stat, document_stat):
-                # Whoever has read the array's document must not be given shards in place of its chunks.
+            # Whoever has read an array's document must not be given shards in place of its chunks.
+            if path in self._arrays and isinstance(error, AccessDeniedError):
+                raise
+            if path in self._arrays and _is_being_written(self._arrays[path][1], document_stat):
                 raise StoreError(f"{key} is being written: {reason}") from None
         if known is None or known.reason != reason:
             log.warning("%s is shown as stored: %s", path or "the source", reason)
@@ -153,14 +157,14 @@ class Hierarchy:
                 if not attempts:
                     raise
 
-    def _array(self, path: str, metadata: ArrayMetadata) -> Array:
+    def _array(self, path: str, metadata: ArrayMetadata, document_stat: Stat) -> Array:
         unsharded = unshard(metadata)
-        array = Array.open(path, unsharded, self._shards, self._arrangements.get(path))
-        self._arrangements[path] = array.arrangement
+        arrangement, _ = self._arrays.get(path, (None, None))
+        array = Array.open(path, unsharded, self._shards, arrangement)
+        self._arrays[path] = (array.arrangement, document_stat.identity)
         return array
 
 
-def _is_being_written(before: Stat | None, now: Stat | None) -> bool:
-    """Whether a document was changed in place a moment ago, so that what was found may be half of one."""
-    in_place = before is not None and now is not None and before.identity == now.identity
-    return in_place and now is not None and abs(time.time_ns() - now.mtime_ns) < _SETTLED_NS
+def _is_being_written(identity: object, now: Stat | None) -> bool:
+    """Whether the file of this *identity* was changed in place a moment ago, so that it may be half a document."""
+    return now is not None and now.identity == identity and abs(time.time_ns() - now.mtime_ns) < _SETTLED_NS

@@ -1,5 +1,7 @@
 """FUSE: the only room that imports pyfuse3.
 
-`operations` has one short method per request and calls `shardfs.vfs.tree`; `errno` is the one table from errors to
-numbers; `mount` is the life of a mount: checks before it, the event loop, signals, and its end.
+The flow of a mount enters with `options` and `mountpoint` (can it be mounted here?), goes to `daemon`, which starts a
+fresh process, and there to `mount`: the event loop, signals, and the end.  Requests come in through `waiting` to
+`operations`, one short method each, which calls `shardfs.vfs.tree`; `errno` is the one table from errors to numbers.
+`control` names the attributes through which commands talk to a mount.
 """

@@ -11,7 +11,8 @@ import trio
 import trio.testing
 
 from shardfs.dataset import hierarchy
-from shardfs.errors import StoreError
+from shardfs.errors import AccessDeniedError, StoreError
+from shardfs.stores.local import LocalSnapshot, LocalStore
 from tests.support.datasets import age
 from tests.support.gated import GatedStore
 from tests.support.opened import in_trio, open_source
@@ -44,6 +45,38 @@ async def test_a_document_that_is_being_written_in_place_does_not_show_shards(ro
     document.write_text(text)
     source.clock.now += 1
     assert (await source.array("a")).arrangement is array.arrangement
+
+
+@in_trio
+async def test_a_document_that_may_not_be_read_any_more_does_not_show_shards(root: Path) -> None:
+    class Denied(LocalStore):
+        async def open(self, key: str) -> LocalSnapshot:
+            if denied and key.endswith("zarr.json"):
+                raise AccessDeniedError(f"{key}: Permission denied")
+            return await super().open(key)
+
+    denied = False
+    source = open_source(root, store=Denied(str(root)))
+    await source.array("a")
+    denied = True
+    os.utime(root / "a" / "zarr.json")
+    source.clock.now += 1
+    with pytest.raises(AccessDeniedError):
+        await source.hierarchy.node("a")
+
+
+@in_trio
+async def test_a_document_being_written_is_none_even_if_its_node_was_forgotten(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hierarchy, "_MAX_NODES", 1)
+    (root / "x").mkdir()
+    source = open_source(root)
+    await source.array("a")
+    (root / "a" / "zarr.json").write_text("{")
+    await source.hierarchy.node("x")
+    with pytest.raises(StoreError):
+        await source.hierarchy.node("a")
 
 
 @in_trio

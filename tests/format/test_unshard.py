@@ -13,7 +13,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from shardfs.errors import MetadataError, NotUnshardable
-from shardfs.format.metadata import ArrayMetadata, parse_document
+from shardfs.format.metadata import ArrayMetadata, parse_document, parse_node
 from shardfs.format.unshard import POSITION_BITS, UnshardedArray, count_positions, unshard
 from tests.support.corpus import (
     BASE,
@@ -191,3 +191,17 @@ def test_a_reason_is_a_short_line_of_text(place: tuple[Any, ...], value: Any) ->
     nbytes = len(text.encode(errors="replace"))
     assert nbytes < 1000
     assert text.isprintable()
+
+
+@pytest.mark.parametrize(("depth", "is_shown"), [(16, True), (17, False)])
+def test_shards_nest_up_to_16_deep(depth: int, is_shown: bool) -> None:
+    codecs: list[Any] = [LITTLE]
+    for level in range(depth):
+        codecs = [sharding((2**level,), *codecs)]
+    metadata = parse_node(array((2**depth,), (2**depth,), *codecs))
+    assert isinstance(metadata, ArrayMetadata)
+    if is_shown:
+        assert len(unshard(metadata).grid.levels) == depth
+    else:
+        with pytest.raises(NotUnshardable):
+            unshard(metadata)
