@@ -67,6 +67,42 @@ class StaleError(ShardfsError):
     """The version that was asked for is no longer there, and no other may be served in its place."""
 
 
+class ConflictError(StoreError):
+    """An object of the store is not the one any more that a change was made for; nothing was changed."""
+
+
+class RefusedError(ShardfsError):
+    """A change cannot be made as it was asked for; nothing was changed."""
+
+
+class ExistsError(ShardfsError):
+    """The name stands for something already."""
+
+
+class NotEmptyError(ShardfsError):
+    """A directory that should go is not empty."""
+
+
+class NoSpaceError(ShardfsError):
+    """There is no room left."""
+
+
+class ReadOnlyError(ShardfsError):
+    """Nothing may be changed here, or not any more."""
+
+
+class NotPermittedError(ShardfsError):
+    """An operation that is not possible on what the name stands for."""
+
+
+class CrossDeviceError(ShardfsError):
+    """A name cannot be moved there; programs then copy and delete."""
+
+
+class NameTooLongError(ShardfsError):
+    """The store has no such long names."""
+
+
 class NoAttributeError(ShardfsError):
     """The extended attribute does not exist."""
 

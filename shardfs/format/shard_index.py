@@ -22,12 +22,13 @@ from shardfs.format.codecs import (
     parse_transpose,
     split_chain,
 )
+from shardfs.format.encoding import encode
 from shardfs.format.metadata import Extension
 
 EMPTY: Final = 2**64 - 1
 ENTRY_NBYTES: Final = 16
 _EMPTY: Final = np.uint64(EMPTY)
-_DTYPES: Final = {"little": np.dtype("<u8"), "big": np.dtype(">u8")}
+_DTYPES: Final[dict[str, np.dtype[np.uint64]]] = {"little": np.dtype("<u8"), "big": np.dtype(">u8")}
 
 
 class ByteRange(NamedTuple):
@@ -62,6 +63,11 @@ class IndexCodecs:
             codec.expect()
         return cls(parse_endian(chain.serializer), order, chain.after)
 
+    @property
+    def dtype(self) -> np.dtype[np.uint64]:
+        """The type of a stored number."""
+        return _DTYPES[self.endian]
+
     def nbytes(self, nentries: int) -> int:
         """Return the size of an encoded index with *nentries* entries."""
         return ENTRY_NBYTES * nentries + CRC32C_NBYTES * len(self.checksums)
@@ -76,12 +82,17 @@ class IndexCodecs:
         size = ENTRY_NBYTES * math.prod(chunks_per_shard)
         if self.checksums:
             plain = decode(self.checksums, plain, size)
-        entries: npt.NDArray[np.uint64] = np.frombuffer(plain, dtype=_DTYPES[self.endian])
+        entries: npt.NDArray[np.uint64] = np.frombuffer(plain, dtype=self.dtype)
         if self.order != tuple(range(len(self.order))):
             stored_shape = tuple((*chunks_per_shard, 2)[axis] for axis in self.order)
             entries = entries.reshape(stored_shape).transpose(np.argsort(self.order))
         native = np.ascontiguousarray(entries, dtype=np.uint64).reshape(-1)
         return ShardIndex(native.data.cast("B").cast("Q"), encoded, shard_nbytes)
+
+    def encode(self, values: npt.NDArray[np.uint64], chunks_per_shard: tuple[int, ...]) -> bytes:
+        """Encode an index, given as rows of `offset` and `nbytes` in C order of the chunks per shard."""
+        stored = values.reshape(*chunks_per_shard, 2).transpose(self.order)
+        return encode(self.checksums, stored.astype(self.dtype).tobytes())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,10 +132,31 @@ class ShardIndex:
             f"{self.shard_nbytes} bytes"
         )
 
+    @property
+    def first_live_byte(self) -> int:
+        """Where the first inner chunk begins; the end of the shard if there is none."""
+        entries = self.run(0, 1, self.nentries)
+        return int(entries.offsets[entries.sound].min(initial=np.uint64(self.shard_nbytes)))
+
+    @property
+    def live_nbytes(self) -> int:
+        """Bytes of inner chunks and of the index, as if no two entries shared any."""
+        entries = self.run(0, 1, self.nentries)
+        return int(entries.nbytes[entries.sound].sum()) + len(self.encoded)
+
+    def entry(self, entry: int) -> tuple[int, int] | None:
+        """Return offset and length of inner chunk *entry* as they stand there, unchecked; None if it is empty."""
+        offset, nbytes = self.values[2 * entry], self.values[2 * entry + 1]
+        return None if offset == EMPTY and nbytes == EMPTY else (offset, nbytes)
+
     def run(self, start: int, stride: int, count: int) -> "EntryRun":
         """Return *count* entries from *start* on, each *stride* after the other."""
-        pairs = np.frombuffer(self.values, dtype=np.uint64).reshape(-1, 2)
-        return EntryRun(pairs[start : start + stride * (count - 1) + 1 : stride], self.shard_nbytes)
+        pairs = self.entries()[start : start + stride * (count - 1) + 1 : stride]
+        return EntryRun(pairs, self.shard_nbytes)
+
+    def entries(self) -> npt.NDArray[np.uint64]:
+        """Return a view of all entries as rows of `offset` and `nbytes`, which cannot be written to."""
+        return np.frombuffer(self.values.toreadonly(), dtype=np.uint64).reshape(-1, 2)
 
 
 class EntryRun:

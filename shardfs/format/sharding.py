@@ -169,6 +169,15 @@ class ShardGrid:
         )
         return self.levels[0].chunks_per_shard(span)
 
+    def nchunks_of(self, shard: Coords) -> int:
+        """Return how many inner chunks the shard at *shard* has room for, those beyond the array included."""
+        spans = (dimension.span(index)[1] for dimension, index in zip(self.shards.dimensions, shard, strict=True))
+        return math.prod(span // length for span, length in zip(spans, self.chunk_shape, strict=True))
+
+    def index_nbytes(self, shard: Coords) -> int:
+        """Return the size of the index of the outermost shard at *shard*."""
+        return self.levels[0].index_codecs.nbytes(math.prod(self.index_shape(shard)))
+
     def row(self, prefix: Coords, chunks: range) -> Iterator[Segment]:
         """Yield the segments of *chunks* of the row below *prefix*, which are all coordinates but the last."""
         axis = self.row_axis

@@ -1,17 +1,35 @@
-"""Consolidated metadata: copies of sharded arrays are rewritten, everything else is kept."""
+"""Consolidated metadata: copies of sharded arrays are rewritten and rewritten back, everything else is kept."""
 
 from __future__ import annotations
 
 import json
+import warnings
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shardfs.format.consolidated import unshard_consolidated
-from shardfs.format.metadata import ArrayMetadata, parse_document
+from shardfs.errors import RefusedError
+from shardfs.format.consolidated import reshard_consolidated, unshard_consolidated
+from shardfs.format.metadata import ArrayMetadata, Json, parse_document
 from shardfs.format.unshard import unshard
-from tests.support.corpus import BASE, BROKEN, LITTLE, array, edited, sharding
+from tests.support.corpus import (
+    BASE,
+    BROKEN,
+    CASES,
+    LITTLE,
+    array,
+    edited,
+    extension,
+    rectilinear,
+    regular_bounded,
+    sharding,
+)
 from tests.support.parametrize import every_case
 
 PLAIN = array((4,), (2,), LITTLE)
@@ -104,3 +122,166 @@ def test_broken_copies_do_not_keep_sound_ones_from_being_rewritten() -> None:
     assert unshard_consolidated(group(copies | {"sound": BASE, "other": array((4,), (2,), sharding((1,)))})) == group(
         copies | {"sound": shown(BASE), "other": shown(array((4,), (2,), sharding((1,))))}
     )
+
+
+# The way back.
+
+
+def stored_nodes(document: dict[str, Any], prefix: str = "") -> dict[str, Json]:
+    """Every copy in a group's document, nested ones too, by path."""
+    found = {}
+    for path, copy in document.get("consolidated_metadata", {}).get("metadata", {}).items():
+        found[f"{prefix}{path}"] = copy
+        if isinstance(copy, dict):
+            found |= stored_nodes(copy, f"{prefix}{path}/")
+    return found
+
+
+def there_and_back(document: dict[str, Any]) -> dict[str, Any]:
+    return reshard_consolidated(unshard_consolidated(document) or document, stored_nodes(document).get)
+
+
+def refusal(copy: Any, stored: Any) -> str:
+    with pytest.raises(RefusedError) as caught:
+        reshard_consolidated(group({"a/b": copy}), {"a/b": stored}.get)
+    return str(caught.value)
+
+
+LEAVES = [*(case.document for case in CASES), *(broken.document for broken in BROKEN), PLAIN, None, 5, group()]
+leaves = st.integers(0, len(LEAVES) - 1).map(lambda i: LEAVES[i])
+paths = st.sampled_from(["a", "b", "a/b", "a/b/c", "ä"])
+groups = st.recursive(
+    st.dictionaries(paths, leaves, max_size=4).map(group),
+    lambda inner: st.dictionaries(paths, st.one_of(leaves, inner), max_size=4).map(group),
+    max_leaves=8,
+)
+
+
+@given(groups)
+def test_what_is_not_edited_is_stored_as_it_was(document: dict[str, Any]) -> None:
+    by_path = stored_nodes(document)
+    if len(by_path) == count_copies(document):  # else two copies claim one path
+        assert json.dumps(there_and_back(document)) == json.dumps(document)
+
+
+def count_copies(document: Any) -> int:
+    copies = document.get("consolidated_metadata", {}).get("metadata", {}) if isinstance(document, dict) else {}
+    return len(copies) + sum(map(count_copies, copies.values()))
+
+
+@every_case
+def test_each_copy_is_stored_as_the_array_is(case: Any) -> None:
+    changed = shown(case.document) | {"attributes": {"edited": 1}}
+    assert reshard_consolidated(group({"a": changed}), {"a": case.document}.get) == group(
+        {"a": case.document | {"attributes": {"edited": 1}}}
+    )
+
+
+def test_edits_of_the_group_are_kept() -> None:
+    document = group({"a": shown(BASE)}, example={"must_understand": False}) | {"attributes": {"edited": 1}}
+    expected = group({"a": BASE}, example={"must_understand": False}) | {"attributes": {"edited": 1}}
+    before = deepcopy(document)
+    assert json.dumps(reshard_consolidated(document, {"a": BASE}.get)) == json.dumps(expected)
+    assert document == before
+
+
+def test_copies_of_arrays_that_are_not_sharded_or_not_there_are_kept() -> None:
+    copies = {
+        "plain": PLAIN,
+        "gone": PLAIN,
+        "group": group(),
+        "replaced": PLAIN,
+        "broken": PLAIN,
+        "odd": 5,
+        "now": BASE,
+    }
+    stored = {"plain": PLAIN, "group": group(), "replaced": group(), "broken": BROKEN_ARRAY, "odd": BASE, "now": PLAIN}
+    assert reshard_consolidated(group(copies), stored.get) == group(copies)
+
+
+def test_nested_copies_are_looked_up_by_their_whole_path() -> None:
+    document = group({"g": group({"x/y": shown(BASE), "h": group({"z": shown(BASE)})})})
+    expected = group({"g": group({"x/y": BASE, "h": group({"z": BASE})})})
+    assert reshard_consolidated(document, {"g/x/y": BASE, "g/h/z": BASE}.get) == expected
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        group(),
+        group({}),
+        group({"a": shown(BASE)}, kind="separate"),
+        group([shown(BASE)]),
+        group() | {"consolidated_metadata": None},
+    ],
+    ids=lambda document: json.dumps(document.get("consolidated_metadata"))[:60],
+)
+def test_without_inline_copies_a_group_is_stored_as_edited(document: dict[str, Any]) -> None:
+    assert reshard_consolidated(document, {"a": BASE}.get) == document
+
+
+@pytest.mark.parametrize("grid", [(4, 6), rectilinear([4, 4], [6, 6]), regular_bounded(4, 6)], ids=str)
+def test_a_copy_may_have_a_shape_from_before(grid: Any) -> None:
+    """zarr-python resizes an array without touching the copy in its group."""
+    stored = array((8, 12), grid, sharding((2, 3)))
+    before = stored | {"shape": [6, 9]}
+    assert reshard_consolidated(group({"a": shown(before)}), {"a": stored}.get) == group({"a": before})
+
+
+def test_a_copy_that_describes_other_bytes_is_refused_by_path() -> None:
+    other = shown(BASE) | {"chunk_grid": extension("regular", chunk_shape=[1, 1])}
+    assert "'a/b': chunk shape [1, 1] instead of [2, 3]" in refusal(other, BASE)
+    assert "'a/b'" in refusal(shown(BASE) | {"data_type": "float64"}, BASE)
+    assert refusal(PLAIN, BASE).startswith("the copy of 'a/b'")
+
+
+def test_a_copy_of_the_stored_document_itself_is_kept_if_it_says_the_same() -> None:
+    codec = sharding((2, 3), "bytes", index_codecs=[LITTLE, "crc32c"])
+    stored = array((8, 12), (4, 6), codec, data_type="uint8")
+    copy = array((8, 12), (4, 6), sharding((2, 3)), data_type="uint8", attributes={"a": 1})
+    assert reshard_consolidated(group({"a": copy}), {"a": stored}.get) == group({"a": copy})
+    assert "'a/b'" in refusal(copy | {"data_type": "int8"}, stored)
+    assert "'a/b'" in refusal(array((8, 12), (4, 6), sharding((2, 2)), data_type="uint8"), stored)
+
+
+def test_a_document_that_is_nested_too_deeply_is_refused() -> None:
+    document = group({"a": shown(BASE)})
+    for _ in range(5000):
+        document = group({"g": document})
+    with pytest.raises(RefusedError, match="deeply"):
+        reshard_consolidated(document, {}.get)
+    while "g" in document["consolidated_metadata"]["metadata"]:
+        document = document["consolidated_metadata"]["metadata"].pop("g")
+
+
+def test_what_zarr_python_consolidates_from_the_unsharded_view_opens_the_stored_arrays(tmp_path: Path) -> None:
+    values = np.arange(24 * 36, dtype="f4").reshape(24, 36)
+    stored, view = tmp_path / "stored", tmp_path / "view"
+    for path in ("a/image", "a/b/image", "mask"):
+        zarr.create_array(str(stored), name=path, data=values, shards=(8, 12), chunks=(4, 3))
+    zarr.create_array(str(stored), name="plain", data=values, chunks=(4, 3))
+    documents = {}
+    for file in stored.rglob("zarr.json"):
+        path = file.parent.relative_to(stored).as_posix()
+        document = documents[path] = json.loads(file.read_bytes())
+        (view / path).mkdir(parents=True, exist_ok=True)
+        is_sharded = "sharding_indexed" in json.dumps(document)
+        (view / path / "zarr.json").write_text(json.dumps(shown(document) if is_sharded else document))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        zarr.consolidate_metadata(str(view))
+        zarr.consolidate_metadata(str(view), path="a")
+        zarr.open_group(str(view), mode="r+").attrs["edited"] = True
+        for path in ("", "a"):
+            prefix = f"{path}/" if path else ""
+            written = json.loads((view / path / "zarr.json").read_bytes())
+            assert "sharding_indexed" not in json.dumps(written)
+            result = reshard_consolidated(written, lambda name, prefix=prefix: documents.get(f"{prefix}{name}"))
+            (stored / path / "zarr.json").write_text(json.dumps(result))
+        opened = zarr.open_group(str(stored), mode="r", use_consolidated=True)
+        assert opened.attrs["edited"] is True
+        assert opened["mask"].shards == (8, 12)
+        assert opened["plain"].shards is None
+        for path in ("a/image", "a/b/image", "mask", "plain"):
+            assert np.array_equal(np.asarray(opened[path][...]), values)
+        assert zarr.open_group(str(stored / "a"), mode="r", use_consolidated=True)["b/image"].shards == (8, 12)

@@ -1,0 +1,112 @@
+"""Normal forms: what a document says of stored bytes, however the library that wrote it spells that.
+
+Libraries that read a document and write it again use long names for short ones, spell out defaults or drop them, and
+drop what says nothing for the data type.  Members of a codec that only steer the encoder (a compression level) do not
+change what encoded bytes mean, as the bytes themselves say how to decode them.
+
+Sources: specifications of the codecs; zarr-python 3.1 and tensorstore 0.1 as observed.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from shardfs.errors import MetadataError
+from shardfs.format.chunk_key import ChunkKeyEncoding
+from shardfs.format.codecs import SHARDING, item_nbytes, parse_chain
+from shardfs.format.metadata import Extension, Json, parse_codecs
+from shardfs.format.sharding_codec import MAX_LEVELS
+
+_ENCODER_MEMBERS: Final[dict[str, frozenset[str]]] = {
+    "gzip": frozenset({"level"}),
+    "zstd": frozenset({"level", "checksum"}),
+    "blosc": frozenset({"cname", "clevel", "shuffle", "typesize", "blocksize"}),
+}
+_ENCODER_DEFAULTS: Final[dict[str, dict[str, Json]]] = {"zstd": {"checksum": False}, "blosc": {"blocksize": 0}}
+_DATA_TYPE_ALIASES: Final = {"bytes": "variable_length_bytes"}
+_GRID_ALIASES: Final = {"regular_bounded": "zarrs.regular_bounded"}
+_INDEX_DATA_TYPE: Final = "uint64"
+
+
+def canonical(value: Json) -> str:
+    """Return one text for equal JSON values; unlike in Python, true is not 1, and NaN is NaN."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except RecursionError:
+        raise MetadataError("the document is nested too deeply") from None
+
+
+def normal_data_type(data_type: Json) -> Json:
+    """Return the normal form of a `data_type` member."""
+    extension = Extension.parse(data_type, "data_type")
+    return {
+        "name": _DATA_TYPE_ALIASES.get(extension.name, extension.name),
+        "configuration": dict(extension.configuration),
+    }
+
+
+def normal_grid(grid: Extension) -> Json:
+    """Return the normal form of a chunk grid."""
+    return {"name": _GRID_ALIASES.get(grid.name, grid.name), "configuration": dict(grid.configuration)}
+
+
+def normal_key_encoding(encoding: Extension) -> Json:
+    """Return the normal form of a chunk key encoding; of one that is not known, what it says."""
+    try:
+        return ChunkKeyEncoding.parse(encoding).to_json()
+    except MetadataError:
+        return encoding.to_json()
+
+
+def normal_codecs(codecs: Sequence[Extension], data_type: Json, depth: int = 0) -> list[Json]:
+    """Return the normal form of a codec chain for elements of *data_type*, without what only steers the encoder."""
+    try:
+        chain = parse_chain(codecs, "codecs")
+    except MetadataError:
+        chain = tuple(codecs)
+    normal: list[Json] = []
+    for codec in chain:
+        members = _ENCODER_MEMBERS.get(codec.name, frozenset())
+        configuration = {name: value for name, value in codec.configuration.items() if name not in members}
+        if codec.name == "bytes":
+            # Behind a codec that is not known, elements may be of another type.
+            plain = all(before["name"] == "transpose" for before in normal)
+            configuration = _normal_bytes(configuration, data_type if plain else None)
+        elif codec.name == SHARDING and depth < MAX_LEVELS:
+            configuration = _normal_sharding(configuration, data_type, depth + 1)
+        normal.append({"name": codec.name, "configuration": configuration})
+    return normal
+
+
+def is_encoded_alike(one: Extension, other: Extension) -> bool:
+    """Whether codecs of one name steer the encoder alike; a member that one of them leaves open does not tell."""
+    defaults = _ENCODER_DEFAULTS.get(one.name, {})
+    mine, its = {**defaults, **one.configuration}, {**defaults, **other.configuration}
+    members = set(_ENCODER_MEMBERS.get(one.name, ()))
+    if mine.get("shuffle") == its.get("shuffle") == "noshuffle":
+        members.discard("typesize")
+    return all(canonical(mine[name]) == canonical(its[name]) for name in members & mine.keys() & its.keys())
+
+
+def _normal_bytes(configuration: dict[str, Json], data_type: Json) -> dict[str, Json]:
+    if data_type is not None and not _has_byte_order(data_type):
+        return {name: value for name, value in configuration.items() if name != "endian"}
+    return {"endian": "little", **configuration}  # as zarr-python reads a chain that does not say
+
+
+def _normal_sharding(configuration: dict[str, Json], data_type: Json, depth: int) -> dict[str, Json]:
+    normal = {"index_location": "end", **configuration}
+    try:
+        normal["codecs"] = normal_codecs(parse_codecs(configuration.get("codecs"), "codecs"), data_type, depth)
+        index_codecs = parse_codecs(configuration.get("index_codecs"), "index_codecs")
+        normal["index_codecs"] = normal_codecs(index_codecs, _INDEX_DATA_TYPE, depth)
+    except MetadataError:
+        return configuration
+    return normal
+
+
+def _has_byte_order(data_type: Json) -> bool:
+    name = data_type["name"] if isinstance(data_type, dict) else data_type
+    if name in ("raw_bytes", "null_terminated_bytes") or (name.startswith("r") and name[1:].isdecimal()):
+        return False
+    return item_nbytes(data_type) != 1

@@ -1,0 +1,239 @@
+"""Planning a new version of a shard: which bytes of the old one stay, and what is added around them.
+
+Pure arithmetic on indexes; nothing is read or written here.  A plan either appends, and then no committed byte moves,
+or lays out the whole shard anew.
+
+Source: specification of the `sharding_indexed` codec 1.0, "Binary shard format".
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardfs.errors import CorruptionError
+from shardfs.format.shard_index import EMPTY, EntryRun, IndexCodecs, ShardIndex
+
+_EMPTY: Final = np.uint64(EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLayout:
+    """How the index of one shard is laid out; *chunks_per_shard* is its shape."""
+
+    codecs: IndexCodecs
+    chunks_per_shard: tuple[int, ...]
+    at_start: bool
+
+    @property
+    def nentries(self) -> int:
+        """Number of entries."""
+        return math.prod(self.chunks_per_shard)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the encoded index."""
+        return self.codecs.nbytes(self.nentries)
+
+
+class Kept(NamedTuple):
+    """A range of the old shard."""
+
+    offset: int
+    nbytes: int
+
+
+class Added(NamedTuple):
+    """The new payload of one entry."""
+
+    entry: int
+    nbytes: int
+
+
+class Index(NamedTuple):
+    """The new index."""
+
+    encoded: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the encoded index."""
+        return len(self.encoded)
+
+
+Piece = Kept | Added | Index
+
+
+@dataclass(frozen=True, slots=True)
+class SplicePlan:
+    """A new shard of *nbytes* bytes: its *pieces*, first byte to last, and the new encoded *index* among them.
+
+    *is_append*: the old shard is kept whole as a prefix (index at the end), or whole but for its index (at the start).
+    """
+
+    pieces: tuple[Piece, ...]
+    index: bytes
+    nbytes: int
+    is_append: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no entry has a chunk any more: the shard is then to be deleted, and the plan has no pieces."""
+        return not self.pieces
+
+
+_NOTHING: Final = SplicePlan((), b"", 0, is_append=False)
+
+
+def plan_splice(
+    layout: IndexLayout,
+    old: ShardIndex | None,
+    puts: Mapping[int, int],
+    erases: Collection[int],
+    *,
+    compact: bool = False,
+) -> SplicePlan:
+    """Plan the shard in which the entries of *puts* have new payloads, of so many bytes, and those of *erases* none.
+
+    By default all of the old shard stays where it is, the payloads follow in C order of their entries, and the new
+    index comes last, or first where its place is at the start; an old index at the end stays, as dead bytes.  A shard
+    that is not there yet, is put whole, or is to be *compact*, is laid out anew: payloads in C order of their entries,
+    and no dead bytes.  Entries of the old shard that share bytes share them in the new one, too.
+
+    An append keeps a damaged entry damaged.  Raises `CorruptionError` where the new shard could not be right: a
+    damaged entry would have to be moved, or an entry names a part of the index that is to be replaced.
+    """
+    _check_arguments(layout, old, puts, erases)
+    if old is None or len(puts) == layout.nentries:
+        return _lay_out(layout, np.full((layout.nentries, 2), _EMPTY), puts)
+    values = old.entries().copy()
+    values[list(erases)] = _EMPTY
+    if not compact:
+        return _append(layout, values, puts, old.shard_nbytes)
+    values[list(puts)] = _EMPTY
+    run = EntryRun(values, old.shard_nbytes)
+    for entry in np.flatnonzero(~(run.sound | run.empty))[:1].tolist():
+        old.range(entry)  # raises
+    return _lay_out(layout, values, puts)
+
+
+def _check_arguments(
+    layout: IndexLayout, old: ShardIndex | None, puts: Mapping[int, int], erases: Collection[int]
+) -> None:
+    if old is not None and old.nentries != layout.nentries:
+        raise ValueError(f"an index of {old.nentries} entries, not {layout.nentries}")
+    for entry in chain(puts, erases):
+        if not 0 <= entry < layout.nentries:
+            raise ValueError(f"no entry {entry} in an index of {layout.nentries}")
+    if not puts.keys().isdisjoint(erases):
+        raise ValueError("an entry is both put and erased")
+    if min(puts.values(), default=0) < 0:
+        raise ValueError("a payload has a negative size")
+
+
+def _append(
+    layout: IndexLayout, values: npt.NDArray[np.uint64], puts: Mapping[int, int], shard_nbytes: int
+) -> SplicePlan:
+    """Plan an append to a shard with the entries *values*; those of *puts* do not matter."""
+    entries, sizes = _in_c_order(puts)
+    nbytes = shard_nbytes + int(sizes.sum()) + (0 if layout.at_start else layout.nbytes)
+    # The new end must not lend sense to an entry that named bytes beyond the old one: they would be another's.
+    values[EntryRun(values, nbytes).sound & ~EntryRun(values, shard_nbytes).sound, 0] = _EMPTY
+    values[entries, 0] = shard_nbytes + np.cumsum(sizes) - sizes
+    values[entries, 1] = sizes
+    if (values == _EMPTY).all():
+        return _NOTHING
+    index = layout.codecs.encode(values, layout.chunks_per_shard)
+    added = [Added(entry, puts[entry]) for entry in entries.tolist()]
+    if not layout.at_start:
+        return SplicePlan((Kept(0, shard_nbytes), *added, Index(index)), index, nbytes, is_append=True)
+    kept = EntryRun(values, shard_nbytes)
+    for entry in np.flatnonzero(kept.sound & (kept.offsets < layout.nbytes) & (kept.nbytes > 0))[:1].tolist():
+        raise CorruptionError(f"entry {entry} of the shard index names bytes of the index itself, which is replaced")
+    rest = [Kept(len(index), shard_nbytes - len(index))] if shard_nbytes > len(index) else []
+    return SplicePlan((Index(index), *rest, *added), index, nbytes, is_append=True)
+
+
+def _lay_out(layout: IndexLayout, values: npt.NDArray[np.uint64], puts: Mapping[int, int]) -> SplicePlan:
+    """Plan a shard without dead bytes; *values* are the entries to be kept, all of them sound or empty."""
+    start = layout.nbytes if layout.at_start else 0
+    present = values[:, 0] != _EMPTY
+    if not present.any() and not puts:
+        return _NOTHING
+    values[present & (values[:, 1] == 0), 0] = start
+    entries = np.flatnonzero(present & (values[:, 1] > 0))
+    kept = _spans(values[entries].astype(np.int64))
+    put_entries, put_sizes = _in_c_order(puts)
+
+    # All that the shard is made of, in C order of entries; a span stands where its first entry does.
+    owners = np.concatenate([entries[kept.firsts], put_entries])
+    order = np.argsort(owners)
+    owners = owners[order]
+    old_offsets = np.concatenate([kept.offsets, np.full(len(puts), -1)])[order]
+    sizes = np.concatenate([kept.nbytes, put_sizes])[order]
+    stops = start + np.cumsum(sizes)
+    offsets = np.empty_like(stops)
+    offsets[order] = stops - sizes
+
+    values[entries, 0] = offsets[kept.numbers] + kept.within
+    values[put_entries, 0] = offsets[len(kept.firsts) :]
+    values[put_entries, 1] = put_sizes
+    index = layout.codecs.encode(values, layout.chunks_per_shard)
+    payloads = tuple(_merged(owners, old_offsets, sizes))
+    pieces = (Index(index), *payloads) if layout.at_start else (*payloads, Index(index))
+    return SplicePlan(pieces, index, int(sizes.sum()) + len(index), is_append=False)
+
+
+class _Spans(NamedTuple):
+    """Ranges of the old shard that hold every payload to be kept, and no byte twice.
+
+    A payload, by its place among those given, lies in the span *numbers*, *within* bytes behind its start.
+    """
+
+    firsts: npt.NDArray[np.int64]  # the first payload of each span
+    offsets: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
+    within: npt.NDArray[np.int64]
+
+
+def _spans(payloads: npt.NDArray[np.int64]) -> _Spans:
+    """Return the spans that rows of `offset` and `nbytes` (none 0) make up, where those that overlap are one."""
+    order = np.argsort(payloads[:, 0], kind="stable")
+    starts = payloads[order, 0]
+    stops = starts + payloads[order, 1]
+    begins = np.ones(len(order), dtype=np.bool_)
+    begins[1:] = starts[1:] >= np.maximum.accumulate(stops)[:-1]
+    heads = np.flatnonzero(begins)
+    offsets = starts[heads]
+    numbers = np.empty_like(order)
+    numbers[order] = np.cumsum(begins) - 1
+    return _Spans(
+        np.minimum.reduceat(order, heads),
+        offsets,
+        np.maximum.reduceat(stops, heads) - offsets,
+        numbers,
+        payloads[:, 0] - offsets[numbers],
+    )
+
+
+def _merged(
+    owners: npt.NDArray[np.int64], old_offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> Iterator[Kept | Added]:
+    """Yield the payloads of a shard; *old_offsets* are -1 for new ones.  Ranges that stay neighbours are one."""
+    begins = np.ones(len(sizes), dtype=np.bool_)
+    begins[1:] = (old_offsets[:-1] < 0) | (old_offsets[1:] != old_offsets[:-1] + sizes[:-1])
+    heads = np.flatnonzero(begins)
+    runs = zip(owners[heads].tolist(), old_offsets[heads].tolist(), np.add.reduceat(sizes, heads).tolist(), strict=True)
+    for owner, old_offset, nbytes in runs:
+        yield Added(owner, nbytes) if old_offset < 0 else Kept(old_offset, nbytes)
+
+
+def _in_c_order(puts: Mapping[int, int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the entries of *puts*, sorted, and the sizes of their payloads."""
+    entries = sorted(puts)
+    return np.array(entries, dtype=np.int64), np.array([puts[entry] for entry in entries], dtype=np.int64)
