@@ -1,11 +1,16 @@
-"""What every store offers: `Store`, and `Snapshot`, one version of one object."""
+"""What every store offers: `Store`, `Snapshot`, one version of one object, and `Edit`, one change of one object."""
 
 import enum
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, cast
+
+from shardfs.errors import NotADirectoryHereError, NotEmptyError, NotFoundError
 
 Buffer = bytes | bytearray | memoryview
+
+_RESERVED: Final = ".shardfs"
 
 
 class Kind(enum.Enum):
@@ -33,6 +38,11 @@ class Stat(NamedTuple):
     mtime_ns: int
     ctime_ns: int
 
+    @property
+    def file(self) -> tuple[int, int] | None:
+        """Device and inode number, where the store is a file system."""
+        return cast(tuple[int, int], self.identity) if isinstance(self.identity, tuple) else None
+
 
 class Entry(NamedTuple):
     """A name in a directory, without its path."""
@@ -54,6 +64,17 @@ class Capacity:
     name_max: int
 
 
+class Content(Protocol):
+    """Bytes that are to be stored, wherever they are now: in memory, in a journal, in a draft."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many there are."""
+
+    def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return exactly *nbytes* bytes from *offset*; blocks, and is called in a worker thread."""
+
+
 class Snapshot(Protocol):
     """One version of an object, pinned for as long as the snapshot is referenced."""
 
@@ -71,6 +92,15 @@ class Snapshot(Protocol):
         Raises `StaleError` if the bytes may be of another version, `StoreError` if they cannot be read.
         """
 
+    def content(self, offset: int, nbytes: int) -> Content:
+        """Return *nbytes* bytes from *offset*, which lie within the size, as content that is read later.
+
+        Reading it raises what `read` does.
+        """
+
+    def mapped(self) -> AbstractContextManager[memoryview]:
+        """Give all bytes of this version, to search them in a command."""
+
     async def is_current(self) -> bool:
         """Whether the name that was opened still stands for this version."""
 
@@ -87,9 +117,94 @@ class Snapshot(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """*nbytes* bytes from *offset* of the old version of an object."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Splice:
+    """A new version of an object, first byte to last: ranges of the old one and new content.
+
+    The last *tail_nbytes* bytes, of the new version as of the old one, are what makes the object readable: the index
+    of a shard that ends with it, 0 for one that begins with it.
+    """
+
+    pieces: tuple[Kept | Content, ...]
+    tail_nbytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the new version."""
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+class Edit(Protocol):
+    """One change of one object, which other programs that take the same lock cannot change meanwhile.
+
+    An edit makes one change.  What fails leaves the object as it was, unless the error says otherwise.
+    """
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The object as the change finds it; None if there is none."""
+
+    @property
+    def temporary(self) -> str:
+        """The key that a new version may have until it is complete; nothing has it before `splice`, or after."""
+
+    async def splice(self, splice: Splice) -> Stat:
+        """Store the new version durably and return its state, as `Store.open` will give it.
+
+        Bytes that the old version keeps in their place are not touched.  Raises `ConflictError` if the key stands for
+        something else than *snapshot*, `NoSpaceError`, `StoreError`.
+        """
+
+    async def delete(self) -> None:
+        """Remove the object durably; raises as `splice` does, and `NotFoundError` if there is none."""
+
+
+class LiveFile(Protocol):
+    """An open file that passes through: no version of it is kept, and what is written is seen at once."""
+
+    def stat(self) -> Stat:
+        """Return the present state."""
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return up to *nbytes* bytes from *offset*."""
+
+    async def write(self, offset: int, data: Buffer) -> int:
+        """Write all of *data* at *offset*, and return how much that is."""
+
+    async def truncate(self, nbytes: int) -> None:
+        """Give the file the size *nbytes*."""
+
+    async def sync(self) -> None:
+        """Make what was written durable."""
+
+    def set_attributes(
+        self,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        atime_ns: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> Stat:
+        """Change what is given, and return the state after it."""
+
+
 def join_key(directory: str, name: str) -> str:
     """Return the key of *name* in *directory*, which is "" for the source itself."""
     return f"{directory}/{name}" if directory else name
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a name, without its path, is one that shardfs keeps for itself beside stored data."""
+    return name == _RESERVED or name.startswith(_RESERVED + "-")
 
 
 class Store(Protocol):
@@ -128,3 +243,83 @@ class Store(Protocol):
 
     async def capacity(self) -> Capacity:
         """Return how much room there is."""
+
+    def edit(
+        self, key: str, *, mode: int | None = None, uid: int | None = None, gid: int | None = None
+    ) -> AbstractAsyncContextManager[Edit]:
+        """Begin a change of a regular file, alone; *mode*, *uid* and *gid* are for a file that is new.
+
+        Modes are exact, without a umask; None is what the system gives.  Directories that a new file needs are made.
+        Raises `StoreError` if another program keeps the file locked.
+        """
+
+    async def create(self, key: str, mode: int, *, exclusive: bool) -> LiveFile:
+        """Open a regular file to read and write, and make it with *mode* if there is none.
+
+        If *exclusive*, raises `ExistsError` where the key stands for anything.
+        """
+
+    async def open_live(self, key: str, *, writable: bool) -> LiveFile:
+        """Open a regular file as it is at any time; raises as `open` does."""
+
+    async def replace(self, key: str, content: bytes, *, exclusive: bool = False, mode: int | None = None) -> Stat:
+        """Store *content* under *key*, durably and at once, in place of what is there.
+
+        A file that is replaced leaves its mode and owner; *mode* is for a new one.  If *exclusive*, raises
+        `ExistsError` where the key stands for anything.
+        """
+
+    async def unlink(self, key: str) -> None:
+        """Remove a name that is no directory."""
+
+    async def mkdir(self, key: str, mode: int) -> None:
+        """Make a directory."""
+
+    async def rmdir(self, key: str) -> None:
+        """Remove an empty directory; raises `NotEmptyError`."""
+
+    async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
+        """Move what *key* stands for to *to*, in place of what is there, or if *exclusive* only if nothing is."""
+
+    async def link(self, key: str, to: str) -> None:
+        """Give a file the second name *to*, which does not exist."""
+
+    async def symlink(self, key: str, target: bytes) -> None:
+        """Make *key*, which does not exist, a symbolic link; *target* is stored as it is."""
+
+    async def make_directories(self, key: str) -> None:
+        """Make the directory *key* and all above it that are missing, durably."""
+
+    async def set_attributes(
+        self,
+        key: str,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        atime_ns: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> Stat:
+        """Change what is given, of the link itself if *key* is one, and return the state after it."""
+
+    async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
+        """Set an extended attribute; `NotPermittedError` outside the `user` namespace."""
+
+    async def remove_attribute(self, key: str, name: bytes) -> None:
+        """Remove an extended attribute in the `user` namespace; raises `NoAttributeError`."""
+
+    async def sync_directory(self, key: str) -> None:
+        """Make the names in a directory durable."""
+
+
+async def prune(store: Store, directory: str) -> None:
+    """Remove *directory*, and those below it, as far as they are empty."""
+    try:
+        entries = await store.list(directory)
+    except (NotFoundError, NotADirectoryHereError):
+        return
+    for entry in entries:
+        if entry.kind is Kind.DIRECTORY:
+            await prune(store, join_key(directory, entry.name))
+    with suppress(NotEmptyError):
+        await store.rmdir(directory)

@@ -14,20 +14,30 @@ from typing import Final
 from shardfs.errors import (
     AccessDeniedError,
     CorruptionError,
+    CrossDeviceError,
+    ExistsError,
     IsADirectoryHereError,
+    NameTooLongError,
     NoAttributeError,
+    NoSpaceError,
     NotADirectoryHereError,
+    NotEmptyError,
     NotFoundError,
+    NotPermittedError,
     OutsideSourceError,
+    ReadOnlyError,
+    RefusedError,
     ShardfsError,
     StaleError,
     StoreError,
 )
 
 READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+WRITE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 WALK: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 ITSELF: Final = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
-"""Flags: to read a file, to pass through a directory, to get at what a name stands for, be it a link."""
+"""Flags: to read a file, to read and write it, to pass through a directory, and to get at what a name stands for, be it
+a link."""
 
 _MAX_LINKS: Final = 40
 
@@ -41,6 +51,20 @@ _ERRORS: Final[dict[int, type[ShardfsError]]] = {
     errno.ENODATA: NoAttributeError,
     errno.EOPNOTSUPP: NoAttributeError,
     errno.ESTALE: StaleError,
+}
+
+_ERRORS_OF_CHANGES: Final[dict[int, type[ShardfsError]]] = _ERRORS | {
+    errno.EEXIST: ExistsError,
+    errno.ENOTEMPTY: NotEmptyError,
+    errno.ENOSPC: NoSpaceError,
+    errno.EDQUOT: NoSpaceError,
+    errno.EROFS: ReadOnlyError,
+    errno.EXDEV: CrossDeviceError,
+    errno.EPERM: NotPermittedError,
+    errno.EOPNOTSUPP: NotPermittedError,
+    errno.EINVAL: RefusedError,
+    errno.ELOOP: RefusedError,  # the name is a symbolic link: changes follow none
+    errno.ENAMETOOLONG: NameTooLongError,
 }
 
 
@@ -63,6 +87,12 @@ class Descriptor:
 
     def __del__(self) -> None:
         os.close(self.fd)
+
+
+def open_directory(path: str) -> Descriptor:
+    """Open a directory of our own by its path."""
+    with translated(path):
+        return Descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def open_beneath(root: Descriptor, key: str, flags: int) -> Descriptor:
@@ -112,9 +142,28 @@ def translated(key: str) -> Iterator[None]:
         raise NotFoundError(f"{key!r} is no name") from None
 
 
+@contextmanager
+def changing(key: str) -> Iterator[None]:
+    """Do as `translated`, for a block that changes what *key* stands for."""
+    try:
+        yield
+    except OSError as error:
+        raise translate_of_change(error, key) from None
+    except ValueError:
+        raise RefusedError(f"{key!r} is no name") from None
+
+
 def translate(error: OSError, key: str) -> ShardfsError:
     """Return the error of shardfs that says what *error* says, of *key*."""
-    kind = _ERRORS.get(error.errno or 0, StoreError)
+    return _as(_ERRORS.get(error.errno or 0, StoreError), error, key)
+
+
+def translate_of_change(error: OSError, key: str) -> ShardfsError:
+    """Return the error of shardfs that says what *error* says, of an attempt to change *key*."""
+    return _as(_ERRORS_OF_CHANGES.get(error.errno or 0, StoreError), error, key)
+
+
+def _as(kind: type[ShardfsError], error: OSError, key: str) -> ShardfsError:
     return kind(f"{key or 'the source'}: {error.strerror}")
 
 

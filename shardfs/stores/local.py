@@ -1,150 +1,237 @@
 """The local file system as a store.
 
-Calls that only touch metadata run in the event loop: they take microseconds, a hop to a thread costs more than ten
-times as much.  Reads run there too where the page cache has the bytes (`RWF_NOWAIT`), else in a thread.
+Calls that only touch names and attributes run in the event loop, as those that read do.  What waits for the disk
+(content in bulk, and making things durable) runs in a thread.
 """
 
-import errno
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
 import trio
 
-from shardfs.errors import (
-    CorruptionError,
-    IsADirectoryHereError,
-    NoAttributeError,
-    SourceError,
-)
-from shardfs.stores.base import Capacity, Entry, Kind, Stat
-from shardfs.stores.beneath import ITSELF, READ, WALK, Descriptor, open_beneath, translated
+from shardfs.errors import ExistsError, NoAttributeError, NotPermittedError, RefusedError
+from shardfs.stores.base import Stat
+from shardfs.stores.beneath import ITSELF, READ, WALK, WRITE, Descriptor, changing, open_beneath
+from shardfs.stores.durable import Disk
+from shardfs.stores.file_lock import open_locked, unlock
+from shardfs.stores.local_edit import LocalEdit
+from shardfs.stores.local_live import LocalFile, change_attributes
+from shardfs.stores.local_reader import USER, LocalReader
 from shardfs.stores.local_snapshot import LocalSnapshot, to_stat
+from shardfs.stores.new_file import Rights, rename_to_absent, temporary_name, write_aside
 
-_USER: Final = b"user."
-_LARGE_DIRECTORY: Final = 64 * 2**10  # bytes, some thousand names
+_DISK: Final = Disk()
+_DIRECTORY: Final = READ | os.O_DIRECTORY
 
 
-class LocalStore:
-    """A directory of this machine."""
+class LocalStore(LocalReader):
+    """A directory of this machine, which is changed through *disk* only."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, disk: Disk = _DISK) -> None:
         """Open *root*; raises `SourceError` if it is not a directory that can be read."""
-        if "\0" in root:
-            raise SourceError(f"{root} has a NUL in it")
-        self._root = os.path.realpath(root)
-        try:
-            self._descriptor = Descriptor(os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-            os.close(os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        except FileNotFoundError:
-            raise SourceError(f"{root} does not exist") from None
-        except NotADirectoryError:
-            raise SourceError(f"{root} is a file; SOURCE is the directory of an array, a group or several") from None
-        except OSError as error:
-            raise SourceError(f"{root} cannot be read: {error.strerror}") from None
+        super().__init__(root)
+        self._disk = disk
+        self._making_directories = trio.Lock()
 
-    @property
-    def root(self) -> str:
-        """Absolute path of the source, without symbolic links."""
-        return self._root
-
-    @property
-    def url(self) -> str:
-        """The source, as a user may write it."""
-        return self._root
-
-    def url_of(self, key: str) -> str:
-        """Return the `file://` URL of *key*; names are not quoted, as fsspec takes them."""
-        return f"file://{self._path(key)}"
-
-    async def stat(self, key: str) -> Stat:
-        """Return the state of *key*."""
-        with translated(key):
-            parent, name = self._parent(key)
-            return to_stat(os.stat(name, dir_fd=parent.fd, follow_symlinks=False))
-
-    async def open(self, key: str) -> LocalSnapshot:
-        """Open a regular file."""
-        with translated(key):
-            descriptor = open_beneath(self._descriptor, key, READ)
-            status = to_stat(os.fstat(descriptor.fd))
-        if status.kind is Kind.DIRECTORY:
-            raise IsADirectoryHereError(f"{key} is a directory")
-        if status.kind is not Kind.FILE:
-            raise CorruptionError(f"{key} is not a regular file")
-        return LocalSnapshot(self._descriptor, key, descriptor, status)
-
-    async def list(self, key: str) -> Sequence[Entry]:
-        """Return the names in a directory."""
-        with translated(key):
-            descriptor = open_beneath(self._descriptor, key, READ | os.O_DIRECTORY)
-            if os.fstat(descriptor.fd).st_size > _LARGE_DIRECTORY:
-                return await trio.to_thread.run_sync(_scan, descriptor)
-            return _scan(descriptor)
-
-    async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
-        """Return the states of several names in one directory."""
-        with translated(key):
-            directory = open_beneath(self._descriptor, key, WALK)
-        stats: list[Stat | None] = []
-        for name in names:
-            try:
-                stats.append(to_stat(os.stat(name, dir_fd=directory.fd, follow_symlinks=False)))
-            except OSError:
-                stats.append(None)
-        return stats
-
-    async def read_link(self, key: str) -> bytes:
-        """Return the target of a symbolic link."""
-        with translated(key):
-            parent, name = self._parent(key)
-            return os.fsencode(os.readlink(name, dir_fd=parent.fd))
-
-    async def attribute(self, key: str, name: bytes) -> bytes:
-        """Return an extended attribute in the `user` namespace."""
-        if not name.startswith(_USER):
-            raise NoAttributeError(f"{key} has no attribute {name!r}")
-        with translated(key):
-            itself = open_beneath(self._descriptor, key, ITSELF)
-            return os.getxattr(itself.path, name)
-
-    async def attributes(self, key: str) -> Sequence[bytes]:
-        """Return the names of the extended attributes in the `user` namespace."""
-        with translated(key):
-            itself = open_beneath(self._descriptor, key, ITSELF)
-            try:
-                names = os.listxattr(itself.path)
-            except OSError as error:
-                if error.errno == errno.EOPNOTSUPP:
-                    return []
-                raise
-        return [name for name in map(os.fsencode, names) if name.startswith(_USER)]
-
-    async def capacity(self) -> Capacity:
-        """Return the room on the file system of the source."""
-        with translated(""):
-            room = os.statvfs(self._root)
-        return Capacity(
-            room.f_frsize, room.f_blocks, room.f_bfree, room.f_bavail, room.f_files, room.f_ffree, room.f_namemax
+    @asynccontextmanager
+    async def edit(
+        self, key: str, *, mode: int | None = None, uid: int | None = None, gid: int | None = None
+    ) -> AsyncIterator[LocalEdit]:
+        """Begin a change of a regular file, alone."""
+        _require_name(key)
+        descriptor = await open_locked(self._descriptor, key)
+        snapshot: LocalSnapshot | None = None
+        if descriptor is not None:
+            snapshot = self._snapshot(key, descriptor, to_stat(os.fstat(descriptor.fd)))
+        edit = LocalEdit(
+            self._disk,
+            self._descriptor,
+            key,
+            Rights(mode, uid, gid),
+            self._snapshots,
+            self.make_directories,
+            descriptor,
+            snapshot,
         )
+        try:
+            yield edit
+        finally:
+            for locked in (descriptor, edit.descriptor):
+                if locked is not None:
+                    unlock(locked)
 
-    def _path(self, key: str) -> str:
-        return f"{self._root}/{key}" if key else self._root
+    async def create(self, key: str, mode: int, *, exclusive: bool) -> LocalFile:
+        """Open a regular file to read and write, and make it with *mode* if there is none."""
+        with changing(key):
+            parent, name = self._place(key)
+            try:
+                descriptor = Descriptor(self._disk.create(name, WRITE | os.O_EXCL, mode & 0o7777, parent.fd))
+            except FileExistsError:
+                if exclusive:
+                    raise
+                descriptor = Descriptor(self._disk.create(name, WRITE, mode & 0o7777, parent.fd))
+                _require_regular(key, descriptor)
+            else:
+                Rights(mode).give(self._disk, descriptor.fd)
+        return LocalFile(self._disk, key, descriptor)
 
-    def _parent(self, key: str) -> tuple[Descriptor, str]:
-        """Return the directory that holds *key*, and its name there."""
+    async def open_live(self, key: str, *, writable: bool) -> LocalFile:
+        """Open a regular file as it is at any time."""
+        if not writable:
+            return LocalFile(self._disk, key, self._open(key)[0])
+        with changing(key):
+            parent, name = self._place(key)
+            descriptor = Descriptor(os.open(name, WRITE, dir_fd=parent.fd))
+        _require_regular(key, descriptor)
+        return LocalFile(self._disk, key, descriptor)
+
+    async def replace(self, key: str, content: bytes, *, exclusive: bool = False, mode: int | None = None) -> Stat:
+        """Store *content* under *key*, durably and at once, in place of what is there."""
+        with changing(key):
+            _require_name(key)
+            return await trio.to_thread.run_sync(self._replace, key, content, exclusive, mode)
+
+    async def unlink(self, key: str) -> None:
+        """Remove a name that is no directory."""
+        with changing(key):
+            parent, name = self._place(key)
+            self._disk.unlink(name, parent.fd)
+
+    async def mkdir(self, key: str, mode: int) -> None:
+        """Make a directory with *mode*, and the set-group-ID bit of the one above."""
+        with changing(key):
+            parent, name = self._place(key)
+            self._disk.mkdir(name, mode & 0o7777, parent.fd)
+            itself = Descriptor(os.open(name, ITSELF, dir_fd=parent.fd))
+            made = os.fstat(itself.fd).st_mode & 0o7777
+            if (made ^ mode) & 0o777:
+                self._disk.chmod(itself.path, made & ~0o777 | mode & 0o777)
+
+    async def rmdir(self, key: str) -> None:
+        """Remove an empty directory."""
+        with changing(key):
+            parent, name = self._place(key)
+            self._disk.rmdir(name, parent.fd)
+
+    async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
+        """Move what *key* stands for to *to*."""
+        with changing(key):
+            old_parent, old = self._place(key)
+            new_parent, new = self._place(to)
+            if exclusive:
+                rename_to_absent(self._disk, old, new, old_parent.fd, new_parent.fd)
+            else:
+                self._disk.rename(old, new, old_parent.fd, new_parent.fd)
+
+    async def link(self, key: str, to: str) -> None:
+        """Give a file the second name *to*."""
+        with changing(to):
+            old_parent, old = self._place(key)
+            new_parent, new = self._place(to)
+            self._disk.link(old, new, old_parent.fd, new_parent.fd)
+
+    async def symlink(self, key: str, target: bytes) -> None:
+        """Make *key* a symbolic link."""
+        with changing(key):
+            parent, name = self._place(key)
+            self._disk.symlink(target, name, parent.fd)
+
+    async def make_directories(self, key: str) -> None:
+        """Make the directory *key* and all above it that are missing, durably."""
+        # One at a time: whoever finds a directory there may rely on it as one that is durable.
+        async with self._making_directories:
+            with changing(key):
+                await trio.to_thread.run_sync(self._make_directories, key)
+
+    async def set_attributes(
+        self,
+        key: str,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        atime_ns: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> Stat:
+        """Change what is given, of the link itself if *key* is one."""
+        with changing(key):
+            itself = open_beneath(self._descriptor, key, ITSELF)
+            return change_attributes(self._disk, itself.path, itself.fd, mode, uid, gid, atime_ns, mtime_ns)
+
+    async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
+        """Set an extended attribute in the `user` namespace."""
+        if not name.startswith(USER):
+            raise NotPermittedError(f"{key}: the attribute {name!r} is not one of users")
+        with changing(key):
+            itself = open_beneath(self._descriptor, key, ITSELF)
+            self._disk.set_attribute(itself.path, name, value)
+
+    async def remove_attribute(self, key: str, name: bytes) -> None:
+        """Remove an extended attribute in the `user` namespace."""
+        if not name.startswith(USER):
+            raise NoAttributeError(f"{key} has no attribute {name!r}")
+        with changing(key):
+            itself = open_beneath(self._descriptor, key, ITSELF)
+            self._disk.remove_attribute(itself.path, name)
+
+    async def sync_directory(self, key: str) -> None:
+        """Make the names in a directory durable."""
+        with changing(key):
+            directory = open_beneath(self._descriptor, key, _DIRECTORY)
+            await trio.to_thread.run_sync(self._disk.sync_directory, directory.fd)
+
+    def _replace(self, key: str, content: bytes, exclusive: bool, mode: int | None) -> Stat:
         parent, _, name = key.rpartition("/")
-        return open_beneath(self._descriptor, parent, WALK), name or "."
+        directory = open_beneath(self._descriptor, parent, _DIRECTORY)
+        rights = Rights(mode)
+        with suppress(FileNotFoundError):
+            old = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+            if exclusive:
+                raise ExistsError(f"{key} exists")
+            if stat.S_ISREG(old.st_mode):
+                rights = Rights.of(old)
+        temporary = temporary_name()
+
+        def take_name(_: int) -> None:
+            rename = partial(rename_to_absent, self._disk) if exclusive else self._disk.rename
+            rename(temporary, name, directory.fd, directory.fd)
+
+        return write_aside(self._disk, directory, temporary, rights, [[content]], take_name)[1]
+
+    def _make_directories(self, key: str) -> None:
+        parts = [part for part in key.split("/") if part]
+        try:
+            open_beneath(self._descriptor, key, WALK)
+        except FileNotFoundError:
+            pass
+        else:
+            return
+        directory = open_beneath(self._descriptor, "", _DIRECTORY)
+        for stop in range(1, len(parts) + 1):
+            path = "/".join(parts[:stop])
+            try:
+                directory = open_beneath(self._descriptor, path, _DIRECTORY)
+            except FileNotFoundError:
+                with suppress(FileExistsError):
+                    self._disk.mkdir(parts[stop - 1], 0o777, directory.fd)
+                self._disk.sync_directory(directory.fd)
+                directory = open_beneath(self._descriptor, path, _DIRECTORY)
+
+    def _place(self, key: str) -> tuple[Descriptor, str]:
+        """Return the directory that holds *key*, and its name there, which is to be changed."""
+        _require_name(key)
+        return self._parent(key)
 
 
-def _entry_kind(entry: os.DirEntry[str]) -> Kind:
-    if entry.is_symlink():
-        return Kind.SYMLINK
-    if entry.is_dir(follow_symlinks=False):
-        return Kind.DIRECTORY
-    return Kind.FILE if entry.is_file(follow_symlinks=False) else Kind.SPECIAL
+def _require_name(key: str) -> None:
+    if key.rpartition("/")[2] in ("", ".", ".."):
+        raise RefusedError(f"{key or 'the source'} cannot be changed so")
 
 
-def _scan(directory: Descriptor) -> list[Entry]:
-    with os.scandir(directory.fd) as entries:
-        return [Entry(entry.name, _entry_kind(entry)) for entry in entries]
+def _require_regular(key: str, descriptor: Descriptor) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor.fd).st_mode):
+        raise RefusedError(f"{key} is not a regular file")

@@ -1,8 +1,12 @@
 """Snapshots of local files: one version, held by an open descriptor."""
 
 import errno
+import mmap
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,10 +23,21 @@ class LocalSnapshot:
     """An open regular file.
 
     A rename over the file, or its removal, leaves the snapshot as it is.  A change in place shows in the size or the
-    modification time, which are compared after each read with what they were at the beginning.
+    modification time, which are compared after each read with what they were at the beginning.  A change that the store
+    itself makes in place moves no byte but those of a head: the store announces it, and tells how it ended.
     """
 
-    __slots__ = ("_descriptor", "_key", "_mtime_ns", "_root", "_size", "stat")
+    __slots__ = (
+        "__weakref__",
+        "_descriptor",
+        "_is_held",
+        "_key",
+        "_mtime_ns",
+        "_overwritten",
+        "_root",
+        "_size",
+        "stat",
+    )
 
     def __init__(self, root: Descriptor, key: str, descriptor: Descriptor, status: Stat) -> None:
         self._root = root
@@ -31,6 +46,8 @@ class LocalSnapshot:
         self.stat = status
         self._size = status.size
         self._mtime_ns = status.mtime_ns
+        self._is_held = False
+        self._overwritten = 0
 
     @property
     def size(self) -> int:
@@ -49,7 +66,28 @@ class LocalSnapshot:
         if done < nbytes:
             await trio.to_thread.run_sync(self._read_rest, buffer, offset, done)
         # One look after the read is enough: it is compared with what the file was when it was opened.
-        self._check()
+        self._check(offset)
+        return buffer
+
+    def content(self, offset: int, nbytes: int) -> "SnapshotContent":
+        """Return *nbytes* bytes from *offset*, which are read later."""
+        return SnapshotContent(self, offset, nbytes)
+
+    @contextmanager
+    def mapped(self) -> Iterator[memoryview]:
+        """Map the file into memory, to search it; for commands only: a file that is cut meanwhile ends the process."""
+        with mmap.mmap(self._descriptor.fd, self._size, prot=mmap.PROT_READ) as mapping:
+            view = memoryview(mapping)
+            try:
+                yield view
+            finally:
+                view.release()
+
+    def read_blocking(self, offset: int, nbytes: int) -> Buffer:
+        """Do as `read`, in a worker thread."""
+        buffer = np.empty(nbytes, np.uint8).data
+        self._read_rest(buffer, offset, 0)
+        self._check(offset)
         return buffer
 
     async def is_current(self) -> bool:
@@ -76,6 +114,22 @@ class LocalSnapshot:
                 return True
         return False
 
+    def hold(self, status: Stat, overwritten: int) -> bool:
+        """Serve on while the store changes the file in place, which was in the state *status*.
+
+        The first *overwritten* bytes are lost to this version.  Returns False if the snapshot is not of that state.
+        """
+        if (self.stat.identity, self._size, self._mtime_ns) != (status.identity, status.size, status.mtime_ns):
+            return False
+        self._is_held = True
+        self._overwritten = max(self._overwritten, overwritten)
+        return True
+
+    def settle(self, status: Stat) -> None:
+        """Take *status* for the state of this version too, after a change in place."""
+        self._is_held = False
+        self._size, self._mtime_ns = status.size, status.mtime_ns
+
     async def read_live(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*, as the file is now."""
         return await trio.to_thread.run_sync(self._pread, offset, nbytes)
@@ -86,10 +140,14 @@ class LocalSnapshot:
         except OSError as error:
             raise translate(error, self._key) from None
 
-    def _check(self) -> None:
+    def _check(self, offset: int) -> None:
         # Not the change time: it also moves when another file is renamed over this one.
         now = os.fstat(self._descriptor.fd)
-        if now.st_size != self._size or now.st_mtime_ns != self._mtime_ns:
+        if self._is_held:
+            is_changed = now.st_size < self._size
+        else:
+            is_changed = now.st_size != self._size or now.st_mtime_ns != self._mtime_ns
+        if is_changed or offset < self._overwritten:
             raise StaleError(f"{self._key} was changed in place while it was open")
 
     def _read_rest(self, buffer: memoryview, offset: int, done: int) -> None:
@@ -101,6 +159,19 @@ class LocalSnapshot:
             if n == 0:
                 raise StaleError(f"{self._key} ended before byte {offset + len(buffer)}")
             done += n
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotContent:
+    """*nbytes* bytes from *start* of one version of a file."""
+
+    snapshot: LocalSnapshot
+    start: int
+    nbytes: int
+
+    def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return *nbytes* bytes from *offset* of them."""
+        return self.snapshot.read_blocking(self.start + offset, nbytes)
 
 
 def to_stat(status: os.stat_result) -> Stat:

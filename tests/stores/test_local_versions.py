@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from shardfs.errors import OutsideSourceError, ShardfsError, StaleError
-from shardfs.stores.local import LocalSnapshot, LocalStore
+from shardfs.stores.local import LocalStore
+from shardfs.stores.local_snapshot import LocalSnapshot
 from tests.support.datasets import LONG_AGO, age
 from tests.support.opened import in_trio
 

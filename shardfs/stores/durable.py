@@ -1,0 +1,124 @@
+"""The system calls that change local files, in one object.
+
+Whatever shardfs writes to a local disk, it writes through a `Disk`: a test double of it can count the calls, fail
+them, and show what is left after a power cut.  The calls block, and raise `OSError` as it comes; what to do first, what
+to make durable and what an error means is for the caller to know.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from shardfs.stores.base import Buffer
+
+_MAX_BUFFERS: Final = 1024  # IOV_MAX of Linux
+_RENAME_NOREPLACE: Final = 1
+_NO_DIRECTORY_SYNC: Final = (errno.EINVAL, errno.EOPNOTSUPP)
+
+Target = int | str
+"""A descriptor, or the path in `/proc/self/fd` of one that was opened with `O_PATH`."""
+
+
+class Disk:
+    """The local disk.  Names are relative to the directory open as *dir_fd*, and final links are not followed."""
+
+    def create(self, name: str, flags: int, mode: int, dir_fd: int) -> int:
+        """Open *name* with *flags* of `os.open` and `O_CREAT`; return the descriptor, which is the caller's."""
+        return os.open(name, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+
+    def pwrite(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
+        """Write all of *buffers*, one behind the other, from *offset* on, in one call if the kernel takes them.
+
+        After an error any part of them may be written.
+        """
+        pending = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
+        first = 0
+        while first < len(pending):
+            done = os.pwritev(fd, pending[first : first + _MAX_BUFFERS], offset)
+            if done == 0:
+                raise OSError(errno.EIO, "a write wrote nothing")
+            offset += done
+            while first < len(pending) and done >= pending[first].nbytes:
+                done -= pending[first].nbytes
+                first += 1
+            if done:
+                pending[first] = pending[first][done:]
+
+    def truncate(self, fd: int, nbytes: int) -> None:
+        """Give a file the size *nbytes*."""
+        os.ftruncate(fd, nbytes)
+
+    def sync(self, fd: int) -> None:
+        """Make content and attributes of a file durable; after an error nothing is known of any part of them."""
+        os.fsync(fd)
+
+    def sync_directory(self, fd: int) -> None:
+        """Make the names in a directory durable, where its file system can do that."""
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in _NO_DIRECTORY_SYNC:
+                raise
+
+    def rename(self, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
+        """Move *name* to *new*, atomically in place of what *new* stands for."""
+        os.rename(name, new, src_dir_fd=dir_fd, dst_dir_fd=new_dir_fd)
+
+    def rename_exclusive(self, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
+        """Move *name* to *new*, which does not exist; EINVAL or ENOSYS where this cannot be had atomically."""
+        _renameat2(dir_fd, os.fsencode(name), new_dir_fd, os.fsencode(new), _RENAME_NOREPLACE)
+
+    def link(self, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
+        """Give what *name* stands for the second name *new*, which does not exist."""
+        os.link(name, new, src_dir_fd=dir_fd, dst_dir_fd=new_dir_fd, follow_symlinks=False)
+
+    def symlink(self, target: bytes, name: str, dir_fd: int) -> None:
+        """Make *name*, which does not exist, a symbolic link."""
+        os.symlink(target, os.fsencode(name), dir_fd=dir_fd)
+
+    def unlink(self, name: str, dir_fd: int) -> None:
+        """Remove a name that is no directory."""
+        os.unlink(name, dir_fd=dir_fd)
+
+    def mkdir(self, name: str, mode: int, dir_fd: int) -> None:
+        """Make a directory."""
+        os.mkdir(name, mode, dir_fd=dir_fd)
+
+    def rmdir(self, name: str, dir_fd: int) -> None:
+        """Remove a directory that is empty."""
+        os.rmdir(name, dir_fd=dir_fd)
+
+    def chmod(self, target: Target, mode: int) -> None:
+        """Set the permissions of a file."""
+        os.chmod(target, mode)
+
+    def chown(self, target: Target, uid: int, gid: int) -> None:
+        """Set the owner of a file; -1 leaves one as it is."""
+        os.chown(target, uid, gid)
+
+    def utime(self, target: Target, atime_ns: int, mtime_ns: int) -> None:
+        """Set the times of a file."""
+        os.utime(target, ns=(atime_ns, mtime_ns))
+
+    def set_attribute(self, target: Target, name: bytes, value: bytes) -> None:
+        """Set an extended attribute."""
+        os.setxattr(target, name, value)
+
+    def remove_attribute(self, target: Target, name: bytes) -> None:
+        """Remove an extended attribute."""
+        os.removexattr(target, name)
+
+
+def _renameat2(dir_fd: int, name: bytes, new_dir_fd: int, new: bytes, flags: int) -> None:
+    """Call what Python's `os` does not offer."""
+    if b"\0" in name + new:
+        raise ValueError("embedded null byte")
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
+    if call(dir_fd, name, new_dir_fd, new, ctypes.c_uint(flags)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,139 @@
+"""One change of one local file."""
+
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import trio
+
+from shardfs.errors import ConflictError, NotFoundError
+from shardfs.stores.base import Splice, Stat, join_key
+from shardfs.stores.beneath import READ, WALK, Descriptor, open_beneath, translate_of_change
+from shardfs.stores.durable import Disk
+from shardfs.stores.file_lock import lock
+from shardfs.stores.local_snapshot import LocalSnapshot, to_stat
+from shardfs.stores.new_file import Rights, rename_to_absent, temporary_name, write_aside
+from shardfs.stores.splicing import Arranged, Form, arrange, batches, change_in_place
+
+_DIRECTORY: Final = READ | os.O_DIRECTORY
+_NO_FILE: Final = -1
+
+
+@dataclass(slots=True, eq=False)
+class LocalEdit:
+    """A change of what *key* stands for: the file open as *descriptor*, locked, or nothing yet.
+
+    What does not exist cannot be locked: of two edits that make it, the second gets `ConflictError`.  *snapshots* are
+    those of any file that are open, *rights* those of a new file.
+    """
+
+    disk: Disk
+    root: Descriptor
+    key: str
+    rights: Rights
+    snapshots: Iterable[LocalSnapshot]
+    make_directories: Callable[[str], Awaitable[None]]
+    descriptor: Descriptor | None
+    snapshot: LocalSnapshot | None
+    temporary: str = field(init=False)
+    _is_made: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self.temporary = join_key(self._parent, temporary_name())
+
+    async def splice(self, splice: Splice) -> Stat:
+        """Store the new version: in place if it keeps the whole old one, with a new head or tail, else written anew."""
+        self._begin()
+        change = arrange(splice, self.snapshot.stat.size if self.snapshot else 0)
+        try:
+            if change.form is not Form.WRITTEN_NEW:
+                return await self._change_in_place(change)
+            if self.snapshot is None:
+                await self.make_directories(self._parent)
+            return await trio.to_thread.run_sync(self._write_new, change)
+        except OSError as error:
+            raise translate_of_change(error, self.key) from None
+
+    async def delete(self) -> None:
+        """Remove the file durably."""
+        self._begin()
+        try:
+            await trio.to_thread.run_sync(self._delete)
+        except OSError as error:
+            raise translate_of_change(error, self.key) from None
+
+    @property
+    def _parent(self) -> str:
+        return self.key.rpartition("/")[0]
+
+    @property
+    def _name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    def _begin(self) -> None:
+        if self._is_made:
+            raise ValueError("an edit makes one change")
+        self._is_made = True
+
+    async def _change_in_place(self, change: Arranged) -> Stat:
+        assert self.descriptor is not None
+        assert self.snapshot is not None
+        fd, old = self.descriptor.fd, self.snapshot.stat
+        self._require_unchanged()
+        held = [] if change.form is Form.CUT else [s for s in list(self.snapshots) if s.hold(old, change.overwritten)]
+        try:
+            await trio.to_thread.run_sync(change_in_place, self.disk, fd, old.size, change)
+        finally:
+            now = to_stat(os.fstat(fd))
+            is_ours = now.size in (old.size, change.nbytes)
+            for snapshot in held:
+                snapshot.settle(now if is_ours else old)
+        after = self._look()
+        if after is None or after.identity != now.identity:
+            raise ConflictError(f"{self.key} was replaced while it was changed")
+        return now
+
+    def _write_new(self, change: Arranged) -> Stat:
+        directory = open_beneath(self.root, self._parent, _DIRECTORY)
+        fd = _NO_FILE if self.descriptor is None else self.descriptor.fd
+        rights = self.rights if self.descriptor is None else Rights.of(os.fstat(fd))
+        content = batches(change.pieces, fd, 0, change.nbytes)
+        temporary = self.temporary.rpartition("/")[2]
+        take_name = partial(self._take_name, temporary, directory.fd)
+        self.descriptor, status = write_aside(self.disk, directory, temporary, rights, content, take_name)
+        return status
+
+    def _take_name(self, temporary: str, dir_fd: int, fd: int) -> None:
+        lock(fd)  # nobody has it yet; who waits for the old file shall find the new one locked till the edit ends
+        if self.snapshot is not None:
+            self._require_unchanged()
+            self.disk.rename(temporary, self._name, dir_fd, dir_fd)
+            return
+        try:
+            rename_to_absent(self.disk, temporary, self._name, dir_fd, dir_fd)
+        except FileExistsError:
+            raise ConflictError(f"{self.key} was made by another program meanwhile") from None
+
+    def _delete(self) -> None:
+        if self.snapshot is None:
+            raise NotFoundError(f"{self.key} does not exist")
+        directory = open_beneath(self.root, self._parent, _DIRECTORY)
+        self._require_unchanged()
+        self.disk.unlink(self._name, directory.fd)
+        self.disk.sync_directory(directory.fd)
+
+    def _require_unchanged(self) -> None:
+        assert self.snapshot is not None
+        now, old = self._look(), self.snapshot.stat
+        if now is None or (now.identity, now.size, now.mtime_ns) != (old.identity, old.size, old.mtime_ns):
+            raise ConflictError(f"{self.key} was changed or replaced by another program")
+
+    def _look(self) -> Stat | None:
+        """Return the state of what *key* stands for at this moment."""
+        try:
+            parent = open_beneath(self.root, self._parent, WALK)
+            return to_stat(os.stat(self._name, dir_fd=parent.fd, follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return None

@@ -1,0 +1,108 @@
+"""Files that are written aside, and take their name when they are complete and durable."""
+
+import errno
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from shardfs.stores.base import Buffer, Stat
+from shardfs.stores.beneath import Descriptor
+from shardfs.stores.durable import Disk
+from shardfs.stores.local_snapshot import to_stat
+
+_NOT_EXCLUSIVE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_NO_LINKS: Final = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Permissions and owner that a new file gets; None: what the system gives it."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "Rights":
+        """Return those of a file that is to be replaced."""
+        return cls(status.st_mode, status.st_uid, status.st_gid)
+
+    def give(self, disk: Disk, fd: int) -> None:
+        """Set them.  An owner that this process may not set stays what it is, as with other programs that rename."""
+        now = os.fstat(fd)
+        uid = now.st_uid if self.uid is None else self.uid
+        gid = now.st_gid if self.gid is None else self.gid
+        if (uid, gid) != (now.st_uid, now.st_gid):
+            try:
+                disk.chown(fd, uid, gid)
+            except PermissionError:
+                with suppress(PermissionError):
+                    disk.chown(fd, -1, gid)
+        if self.mode is not None and (self.mode ^ os.fstat(fd).st_mode) & 0o7777:
+            disk.chmod(fd, self.mode & 0o7777)
+
+
+def temporary_name() -> str:
+    """Return a name that nothing has."""
+    return f".shardfs-{secrets.token_hex(8)}.tmp"
+
+
+def write_aside(
+    disk: Disk,
+    directory: Descriptor,
+    temporary: str,
+    rights: Rights,
+    content: Iterable[Sequence[Buffer]],
+    take_name: Callable[[int], None],
+) -> tuple[Descriptor, Stat]:
+    """Write *content* to the new file *temporary*, make it durable, call *take_name*, and make that durable.
+
+    *take_name* gets a descriptor of the file.  Returns the file, open, and its state; after any error *temporary* is
+    gone.
+    """
+    initial = 0o666 if rights.mode is None else rights.mode & 0o700
+    file = Descriptor(disk.create(temporary, os.O_RDWR | os.O_EXCL, initial, directory.fd))
+    fd = file.fd
+    try:
+        offset = 0
+        for buffers in content:
+            disk.pwrite(fd, buffers, offset)
+            offset += sum(len(buffer) for buffer in buffers)
+        rights.give(disk, fd)
+        disk.sync(fd)
+        take_name(fd)
+        disk.sync_directory(directory.fd)
+    except Exception:
+        with suppress(OSError):
+            disk.unlink(temporary, directory.fd)
+        raise
+    return file, to_stat(os.fstat(fd))
+
+
+def rename_to_absent(disk: Disk, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
+    """Move *name* to *new*, which must not exist; raises `FileExistsError`.
+
+    Atomically, but on file systems that know neither an exclusive rename nor links.
+    """
+    try:
+        disk.rename_exclusive(name, new, dir_fd, new_dir_fd)
+    except OSError as error:
+        if error.errno not in _NOT_EXCLUSIVE:
+            raise
+    else:
+        return
+    try:
+        disk.link(name, new, dir_fd, new_dir_fd)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    else:
+        disk.unlink(name, dir_fd)
+        return
+    with suppress(FileNotFoundError):
+        os.stat(new, dir_fd=new_dir_fd, follow_symlinks=False)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    disk.rename(name, new, dir_fd, new_dir_fd)

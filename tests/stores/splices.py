@@ -1,0 +1,125 @@
+"""One splice of each form, for tests of what it does and of how it fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardfs.stores.base import Buffer, Content, Kept, Splice, Stat
+from shardfs.stores.durable import Disk
+from shardfs.stores.local import LocalStore
+from shardfs.stores.memory import MemoryContent
+from tests.support.datasets import age
+
+MIB = 2**20
+OLD = bytes(i * 7 % 251 for i in range(10_000))
+TAIL_NBYTES = 100
+
+
+def content(data: bytes) -> MemoryContent:
+    return MemoryContent(memoryview(data))
+
+
+class Counted:
+    """*nbytes* bytes that are in no memory, and a note of the largest request for them."""
+
+    def __init__(self, nbytes: int, byte: bytes = b"c") -> None:
+        self.nbytes = nbytes
+        self.largest = 0
+        self._byte = byte
+
+    def read(self, offset: int, nbytes: int) -> Buffer:
+        assert offset >= 0
+        assert offset + nbytes <= self.nbytes
+        self.largest = max(self.largest, nbytes)
+        return self._byte * nbytes
+
+
+@dataclass(frozen=True)
+class Case:
+    """A splice of `d/f`, which has the content OLD unless it *is_new*, and the calls that it takes."""
+
+    pieces: tuple[Kept | Content, ...]
+    tail_nbytes: int
+    calls: tuple[str, ...]
+    is_new: bool = False
+    in_place: bool = True
+
+    @property
+    def splice(self) -> Splice:
+        return Splice(self.pieces, self.tail_nbytes)
+
+    @property
+    def key(self) -> str:
+        return "a/b/f" if self.is_new else "d/f"
+
+    @property
+    def old(self) -> bytes | None:
+        return None if self.is_new else OLD
+
+    @property
+    def new(self) -> bytes:
+        return b"".join(
+            OLD[piece.offset : piece.offset + piece.nbytes]
+            if isinstance(piece, Kept)
+            else bytes(piece.read(0, piece.nbytes))
+            for piece in self.pieces
+        )
+
+
+WHOLE = Kept(0, len(OLD))
+WRITE_ASIDE = ("create", "pwrite", "chmod", "sync")
+CASES = {
+    "append": Case(
+        (WHOLE, content(b"one"), content(b"two"), content(b"t" * TAIL_NBYTES)), TAIL_NBYTES, ("pwrite", "sync")
+    ),
+    "large append": Case(
+        (WHOLE, Counted(9 * MIB), content(b"payload"), content(b"t" * TAIL_NBYTES)),
+        TAIL_NBYTES,
+        ("pwrite", "pwrite", "pwrite", "sync", "pwrite", "sync"),
+    ),
+    "large append without a tail": Case((WHOLE, Counted(9 * MIB)), 0, ("pwrite", "pwrite", "sync")),
+    "head": Case(
+        (content(b"h" * 50), Kept(50, len(OLD) - 50), content(b"one"), content(b"two")),
+        0,
+        ("pwrite", "sync", "pwrite", "sync"),
+    ),
+    "head only": Case((content(b"h" * 50), Kept(50, len(OLD) - 50)), 0, ("pwrite", "sync")),
+    "cut": Case((Kept(0, 5000),), 0, ("truncate", "sync")),
+    "compacted": Case(
+        (Kept(5000, 100), content(b"one"), Kept(0, 10), content(b"t" * TAIL_NBYTES)),
+        TAIL_NBYTES,
+        (*WRITE_ASIDE, "rename", "sync_directory"),
+        in_place=False,
+    ),
+    "replaced": Case((content(b"all"), content(b"new")), 0, (*WRITE_ASIDE, "rename", "sync_directory"), in_place=False),
+    "new": Case(
+        (content(b"all"), content(b"new")),
+        0,
+        ("mkdir", "sync_directory", "mkdir", "sync_directory", *WRITE_ASIDE, "rename_exclusive", "sync_directory"),
+        is_new=True,
+        in_place=False,
+    ),
+}
+
+
+def make_source(root: Path) -> Path:
+    """Make a source with `d/f`, older than the clock of any file system is coarse."""
+    (root / "d").mkdir(parents=True)
+    (root / "d" / "f").write_bytes(OLD)
+    (root / "d" / "f").chmod(0o640)
+    age(root)
+    return root
+
+
+async def make(root: Path, disk: Disk, case: Case) -> Stat:
+    async with LocalStore(str(root), disk).edit(case.key, mode=0o640) as edit:
+        return await edit.splice(case.splice)
+
+
+def content_of(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}

@@ -1,0 +1,112 @@
+"""The system calls themselves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardfs.stores.durable import Disk
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def create(here: int) -> int:
+    return Disk().create("f", os.O_RDWR, 0o644, here)
+
+
+@given(st.lists(st.binary(max_size=9), max_size=12), st.integers(0, 20), st.lists(st.integers(1, 30), max_size=20))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_all_is_written_however_little_the_kernel_takes(
+    here: int, parts: list[bytes], offset: int, takes: list[int]
+) -> None:
+    fd = create(here)
+    os.ftruncate(fd, 0)
+    real = os.pwritev
+
+    def some(fd: int, buffers: list[memoryview], offset: int) -> int:
+        data = b"".join(buffers)
+        return real(fd, [data[: takes.pop()] if takes else data], offset)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwritev", some)
+        Disk().pwrite(fd, parts, offset)
+    written = b"".join(parts)
+    assert os.pread(fd, 1000, 0) == (bytes(offset) + written if written else b"")
+    os.close(fd)
+
+
+def test_buffers_are_written_in_one_call(here: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fd, calls = create(here), []
+    real = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda *args: calls.append(args) or real(*args))
+    Disk().pwrite(fd, [b"header", memoryview(bytes(100_000)), bytearray(b"x")], 10)
+    assert len(calls) == 1
+    assert os.fstat(fd).st_size == 10 + 6 + 100_000 + 1
+    Disk().pwrite(fd, [b"", b""], 10)
+    assert len(calls) == 1
+    Disk().pwrite(fd, [b"ab"] * 5000, 0)
+    assert os.pread(fd, 20_000, 0)[:10_001] == b"ab" * 5000 + b"\0"
+
+
+def test_a_write_of_nothing_ends(here: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = create(here)
+    monkeypatch.setattr(os, "pwritev", lambda *args: 0)
+    with pytest.raises(OSError, match="wrote nothing"):
+        Disk().pwrite(fd, [b"x"], 0)
+
+
+def test_an_exclusive_rename_replaces_nothing(here: int, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    (tmp_path / "b").write_bytes(b"b")
+    disk = Disk()
+    with pytest.raises(FileExistsError):
+        disk.rename_exclusive("a", "b", here, here)
+    with pytest.raises(FileNotFoundError):
+        disk.rename_exclusive("gone", "c", here, here)
+    with pytest.raises(ValueError, match="null"):
+        disk.rename_exclusive("a", "c\0d", here, here)
+    disk.rename_exclusive("a", "\udcff", here, here)
+    assert set(os.listdir(os.fsencode(tmp_path))) == {b"\xff", b"b"}
+
+
+def test_a_directory_that_cannot_be_synced_is_as_durable_as_it_gets(here: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(number: int) -> None:
+        def fsync(fd: int) -> None:
+            raise OSError(number, "injected")
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    fails(errno.EINVAL)
+    Disk().sync_directory(here)
+    with pytest.raises(OSError, match="injected"):
+        Disk().sync(here)
+    fails(errno.EIO)
+    with pytest.raises(OSError, match="injected"):
+        Disk().sync_directory(here)
+
+
+def test_final_links_are_not_followed(here: int, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("target")
+    with pytest.raises(OSError, match="symbolic") as caught:
+        Disk().create("link", os.O_RDWR, 0o644, here)
+    assert caught.value.errno == errno.ELOOP
+    Disk().link("link", "second", here, here)
+    assert os.readlink(tmp_path / "second") == "target"
+
+
+def test_descriptors_are_not_inherited(here: int) -> None:
+    fd = create(here)
+    done = subprocess.run(["test", "-e", f"/proc/self/fd/{fd}"], close_fds=False)
+    assert done.returncode == 1

@@ -1,0 +1,432 @@
+"""A disk that fails, that dies, and that shows what a power cut leaves of what was not synced.
+
+A `LossyDisk` works on a real directory and remembers every call.  What a power cut at any call may leave is rebuilt
+from them, by this model:
+
+- A file has the content of its last sync; of what was written or truncated since, each page of 4 KiB may be on the disk
+  or not, in any of its versions, and the size may be any that the file had meanwhile, or one that a write passed
+  through.  Pages of a larger size that were not written are zeros.
+- A failed sync leaves the pages that it was to write as uncertain as they were, even if a later sync succeeds: the
+  kernel forgets that they are dirty.
+- A change of names (creation, link, rename, removal) is certain once all its directories were synced after it; before,
+  it happened or not, as a whole, whatever happened to others.  The sync of a file says nothing of its name, unless
+  `sync_keeps_name`.
+- Modes, owners, times and extended attributes are not followed; a pipe, and what is like it, becomes an empty file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardfs.stores.durable import Disk, Target
+
+PAGE = 4096
+
+Choose = Callable[[int], int]
+"""Chooses one of so many states, the oldest of which is 0: `random.Random().randrange`, `oldest` or `newest`."""
+
+
+def oldest(states: int) -> int:
+    """Lose all that was not synced."""
+    return 0
+
+
+def newest(states: int) -> int:
+    """Lose nothing."""
+    return states - 1
+
+
+class Killed(BaseException):
+    """The process ends here, as by SIGKILL: what was done stays, and nothing is done any more."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a call raises in place of what it is to do; a `pwrite` writes its first *written* bytes all the same."""
+
+    error: BaseException
+    written: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: its name, the name or names of files in it, and what was to be written where."""
+
+    name: str
+    files: tuple[str, ...] = ()
+    offset: int = 0
+    data: bytes = b""
+
+
+@dataclass(eq=False)
+class _File:
+    initial: bytes = b""
+    target: str | None = None  # of a symbolic link
+    identity: tuple[int, int] = (0, 0)
+
+
+@dataclass(eq=False)
+class _Directory:
+    initial: dict[str, _Node] = field(default_factory=dict)
+
+
+_Node = _File | _Directory
+
+
+@dataclass(frozen=True)
+class _Written:
+    file: _File
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class _Truncated:
+    file: _File
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class _Synced:
+    node: _Node
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class _Renamed:
+    """Names that stand for something else from then on, all of them or none."""
+
+    names: tuple[tuple[_Directory, str, _Node | None], ...]
+
+
+_Effect = _Written | _Truncated | _Synced | _Renamed
+
+
+class LossyDisk(Disk):
+    """A disk below *root*, whose calls fail as *faults* says, by their number from 0 on."""
+
+    def __init__(self, root: Path, faults: dict[int, Fault] | None = None) -> None:
+        self.calls: list[Call] = []
+        self.faults = faults or {}
+        self._root = root
+        self._killed: BaseException | None = None
+        self._lock = threading.Lock()
+        self._graveyard: Path | None = None
+        self._directories: list[_Directory] = []
+        self._nodes: dict[tuple[int, int], _Node] = {}
+        self._effects: list[tuple[int, _Effect]] = []
+        self._tree = self._scan(root)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all calls."""
+        return [call.name for call in self.calls]
+
+    @property
+    def written(self) -> int:
+        """How many bytes were to be written."""
+        return sum(len(call.data) for call in self.calls)
+
+    def create(self, name: str, flags: int, mode: int, dir_fd: int) -> int:
+        with self._call("create", name):
+            before = _look(name, dir_fd)
+            fd = super().create(name, flags, mode, dir_fd)
+            if before is None:
+                self._made(_File(), name, dir_fd)
+            elif flags & os.O_TRUNC:
+                self._note(_Truncated(self._file(fd), 0))
+            return fd
+
+    def pwrite(self, fd: int, buffers: Sequence[Any], offset: int) -> None:
+        data = b"".join(buffers)
+        with self._call("pwrite", offset=offset, data=data, fd=fd):
+            super().pwrite(fd, [data], offset)
+            self._note(_Written(self._file(fd), offset, data))
+
+    def truncate(self, fd: int, nbytes: int) -> None:
+        with self._call("truncate", offset=nbytes):
+            super().truncate(fd, nbytes)
+            self._note(_Truncated(self._file(fd), nbytes))
+
+    def sync(self, fd: int) -> None:
+        with self._call("sync", fd=fd):
+            self._note(_Synced(self._file(fd)))
+
+    def sync_directory(self, fd: int) -> None:
+        with self._call("sync_directory"):
+            self._note(_Synced(self._directory(fd)))
+
+    def rename(self, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
+        with self._call("rename", name, new):
+            node = self._at(name, dir_fd)
+            self._bury(new, new_dir_fd)
+            super().rename(name, new, dir_fd, new_dir_fd)
+            self._moved(node, name, new, dir_fd, new_dir_fd)
+
+    def rename_exclusive(self, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
+        with self._call("rename_exclusive", name, new):
+            node = self._at(name, dir_fd)
+            super().rename_exclusive(name, new, dir_fd, new_dir_fd)
+            self._moved(node, name, new, dir_fd, new_dir_fd)
+
+    def link(self, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
+        with self._call("link", name, new):
+            node = self._at(name, dir_fd)
+            super().link(name, new, dir_fd, new_dir_fd)
+            self._note(_Renamed(((self._directory(new_dir_fd), new, node),)))
+
+    def symlink(self, target: bytes, name: str, dir_fd: int) -> None:
+        with self._call("symlink", name, data=target):
+            super().symlink(target, name, dir_fd)
+            self._made(_File(target=os.fsdecode(target)), name, dir_fd)
+
+    def unlink(self, name: str, dir_fd: int) -> None:
+        with self._call("unlink", name):
+            self._bury(name, dir_fd)
+            super().unlink(name, dir_fd)
+            self._note(_Renamed(((self._directory(dir_fd), name, None),)))
+
+    def mkdir(self, name: str, mode: int, dir_fd: int) -> None:
+        with self._call("mkdir", name):
+            super().mkdir(name, mode, dir_fd)
+            self._made(_Directory(), name, dir_fd)
+
+    def rmdir(self, name: str, dir_fd: int) -> None:
+        with self._call("rmdir", name):
+            super().rmdir(name, dir_fd)
+            self._note(_Renamed(((self._directory(dir_fd), name, None),)))
+
+    def chmod(self, target: Target, mode: int) -> None:
+        with self._call("chmod"):
+            super().chmod(target, mode)
+
+    def chown(self, target: Target, uid: int, gid: int) -> None:
+        with self._call("chown"):
+            super().chown(target, uid, gid)
+
+    def utime(self, target: Target, atime_ns: int, mtime_ns: int) -> None:
+        with self._call("utime"):
+            super().utime(target, atime_ns, mtime_ns)
+
+    def set_attribute(self, target: Target, name: bytes, value: bytes) -> None:
+        with self._call("set_attribute", data=value):
+            super().set_attribute(target, name, value)
+
+    def remove_attribute(self, target: Target, name: bytes) -> None:
+        with self._call("remove_attribute"):
+            super().remove_attribute(target, name)
+
+    def after_power_cut(
+        self,
+        directory: Path,
+        choose: Choose,
+        calls: int | None = None,
+        *,
+        sync_keeps_name: bool = False,
+        keeps_inodes: bool = False,
+    ) -> None:
+        """Build in *directory*, which does not exist, a state that a power cut after so many *calls* may leave.
+
+        With *keeps_inodes* the files are the very files of the root, which is gone afterwards.
+        """
+        stop = len(self.calls) if calls is None else calls
+        effects = [effect for number, effect in self._effects if number < stop]
+        inodes = dict(self._inodes()) if keeps_inodes else {}
+        contents: dict[_File, Path] = {}
+
+        def build(node: _Node, path: Path) -> None:
+            if isinstance(node, _Directory):
+                path.mkdir()
+                for name, below in entries[node].items():
+                    build(below, path / name)
+            elif node in contents:
+                path.hardlink_to(contents[node])
+            elif node.target is not None:
+                path.symlink_to(node.target)
+            else:
+                if node.identity in inodes:
+                    path.hardlink_to(inodes[node.identity])
+                contents[node] = path
+                path.write_bytes(_content(node, effects, choose))
+
+        entries = _entries(self._directories, effects, choose, sync_keeps_name)
+        build(self._tree, directory)
+        if keeps_inodes:
+            for top in self._places():
+                shutil.rmtree(top)
+
+    @contextmanager
+    def _call(
+        self, name: str, *files: str, offset: int = 0, data: bytes = b"", fd: int | None = None
+    ) -> Iterator[None]:
+        """Count a call, and do in its place what is to go wrong."""
+        with self._lock:
+            if self._killed is not None:
+                raise self._killed
+            self.calls.append(Call(name, files, offset, data))
+            fault = self.faults.get(len(self.calls) - 1)
+            if fault is None:
+                yield
+                return
+            if fault.written and fd is not None:
+                super().pwrite(fd, [data[: fault.written]], offset)
+                self._note(_Written(self._file(fd), offset, data[: fault.written]))
+            if isinstance(fault.error, Killed):
+                self._killed = fault.error
+            elif name == "sync" and fd is not None:
+                self._note(_Synced(self._file(fd), failed=True))
+            raise fault.error
+
+    def _note(self, effect: _Effect) -> None:
+        self._effects.append((len(self.calls) - 1, effect))
+
+    def _made(self, node: _Node, name: str, dir_fd: int) -> None:
+        status = _look(name, dir_fd)
+        assert status is not None
+        self._know(node, status)
+        self._note(_Renamed(((self._directory(dir_fd), name, node),)))
+
+    def _moved(self, node: _Node, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
+        self._note(_Renamed(((self._directory(dir_fd), name, None), (self._directory(new_dir_fd), new, node))))
+
+    def _know(self, node: _Node, status: os.stat_result) -> None:
+        identity = status.st_dev, status.st_ino
+        self._nodes[identity] = node
+        if isinstance(node, _Directory):
+            self._directories.append(node)
+        else:
+            node.identity = identity
+
+    def _at(self, name: str, dir_fd: int) -> _Node:
+        return self._scan(Path(f"/proc/self/fd/{dir_fd}") / name)
+
+    def _file(self, fd: int) -> _File:
+        node = self._scan(Path(os.readlink(f"/proc/self/fd/{fd}")), os.fstat(fd))
+        assert isinstance(node, _File)
+        return node
+
+    def _directory(self, fd: int) -> _Directory:
+        node = self._scan(Path(os.readlink(f"/proc/self/fd/{fd}")), os.fstat(fd))
+        assert isinstance(node, _Directory)
+        return node
+
+    def _scan(self, path: Path, status: os.stat_result | None = None) -> _Node:
+        """Return what is at *path*; if it was not made through this disk, as something durable under no name."""
+        status = status or path.lstat()
+        known = self._nodes.get((status.st_dev, status.st_ino))
+        if known is not None:
+            return known
+        node: _Node
+        if stat.S_ISDIR(status.st_mode):
+            node = _Directory({entry.name: self._scan(entry) for entry in path.iterdir()})
+        elif stat.S_ISLNK(status.st_mode):
+            node = _File(target=os.readlink(path))
+        else:
+            node = _File(path.read_bytes() if stat.S_ISREG(status.st_mode) else b"")
+        self._know(node, status)
+        return node
+
+    def _bury(self, name: str, dir_fd: int) -> None:
+        """Keep the inode of a file whose last name goes, so that its number is not given to another file."""
+        status = _look(name, dir_fd)
+        if status is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+            if self._graveyard is None:
+                self._graveyard = Path(tempfile.mkdtemp(".buried", self._root.name, self._root.parent))
+            os.link(name, self._graveyard / str(len(self.calls)), src_dir_fd=dir_fd, follow_symlinks=False)
+
+    def _places(self) -> list[Path]:
+        return [self._root] if self._graveyard is None else [self._root, self._graveyard]
+
+    def _inodes(self) -> Iterator[tuple[tuple[int, int], Path]]:
+        for top in self._places():
+            for path in top.rglob("*"):
+                status = path.lstat()
+                yield (status.st_dev, status.st_ino), path
+
+
+def _look(name: str, dir_fd: int) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _entries(
+    directories: Sequence[_Directory], effects: Sequence[_Effect], choose: Choose, sync_keeps_name: bool
+) -> dict[_Directory, dict[str, _Node]]:
+    """Return the names in every directory, as far as they are kept."""
+    entries = {directory: dict(directory.initial) for directory in directories}
+    for place, effect in enumerate(effects):
+        if not isinstance(effect, _Renamed):
+            continue
+        synced = {later.node for later in effects[place:] if isinstance(later, _Synced) and not later.failed}
+        is_certain = all(directory in synced for directory, _, _ in effect.names) or (
+            sync_keeps_name and any(node in synced for _, _, node in effect.names if isinstance(node, _File))
+        )
+        if is_certain or choose(2):
+            for directory, name, node in effect.names:
+                entries[directory].pop(name, None)
+                if node is not None:
+                    entries[directory][name] = node
+    return entries
+
+
+def _content(file: _File, effects: Sequence[_Effect], choose: Choose) -> bytes:
+    """Return the content of a file, as far as it is kept."""
+    now = bytearray(file.initial)
+    pages: dict[int, list[bytes]] = {}  # the versions of those that are uncertain
+    sizes = [len(now)]
+    given_up: set[int] = set()
+
+    def page_at(page: int) -> bytes:
+        return bytes(now[page * PAGE : (page + 1) * PAGE]).ljust(PAGE, b"\0")
+
+    for effect in effects:
+        match effect:
+            case _Written(written, offset, data) if written is file:
+                touched = range(offset // PAGE, -(-(offset + len(data)) // PAGE))
+                for page in touched:
+                    pages.setdefault(page, [page_at(page)])
+                now.extend(bytes(max(0, offset + len(data) - len(now))))
+                now[offset : offset + len(data)] = data
+                for page in touched:
+                    pages[page].append(page_at(page))
+                given_up.difference_update(touched)
+                sizes.append(len(now))
+            case _Truncated(truncated, nbytes) if truncated is file:
+                touched = range(nbytes // PAGE, -(-len(now) // PAGE))
+                for page in touched:
+                    pages.setdefault(page, [page_at(page)])
+                now[nbytes:] = bytes(max(0, nbytes - len(now)))
+                for page in touched:
+                    pages[page].append(page_at(page))
+                sizes.append(len(now))
+            case _Synced(synced, failed) if synced is file:
+                if failed:
+                    given_up.update(pages)
+                else:
+                    pages = {page: versions for page, versions in pages.items() if page in given_up}
+                    sizes = [len(now)]
+    size = _size(sizes, choose)
+    kept = bytearray(now[:size].ljust(size, b"\0"))
+    for page, versions in sorted(pages.items()):
+        if page * PAGE < size:
+            kept[page * PAGE : (page + 1) * PAGE] = versions[choose(len(versions))]
+    return bytes(kept[:size])
+
+
+def _size(sizes: Sequence[int], choose: Choose) -> int:
+    """Return one of *sizes*, or one between it and the one before that a write passed through at the end of a page."""
+    which = choose(len(sizes))
+    before, after = sizes[max(0, which - 1)], sizes[which]
+    ends = [*range((before // PAGE + 1) * PAGE, after, PAGE), after]
+    return ends[choose(len(ends))]
