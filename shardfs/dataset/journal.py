@@ -1,0 +1,402 @@
+"""The journal: where published changes are until they are in the store.
+
+What was appended survives the end of the process; what was appended before a `sync` that returned survives a power
+cut.  The journal is also the buffer of what was written: payloads are read back from it.  Its files are described in
+`shardfs.dataset.journal_segments`.
+
+A segment is removed when all its records are done and none is older than it.  Each removal is made durable before the
+next, so that what is left after a power cut is the end of the history, never an old record without the newer one that
+replaced it.  A segment that was found damaged is renamed instead, to `00000001.damaged`.
+
+One append, `finish` or `close` at a time: the caller sees to that.  `sync` and reads of payloads may run beside them,
+in other threads.  All methods block; only an append of few bytes is quick.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple, TypeVar
+
+from shardfs.dataset.journal_files import JournalFiles
+from shardfs.dataset.journal_payload import Payload
+from shardfs.dataset.journal_reading import Damage, JournalContents, read_journal
+from shardfs.dataset.journal_records import (
+    MAX_NAMED,
+    RANGE_NBYTES,
+    Erase,
+    Intent,
+    Kind,
+    Put,
+    Shrink,
+    meta_of_intent,
+    meta_of_put,
+    pack_ranges,
+)
+from shardfs.dataset.journal_segments import HEADER_NBYTES, RECORD_NBYTES, Segment, checksum, pack_record
+from shardfs.errors import NoSpaceError, StoreError
+from shardfs.stores.base import Buffer, Content
+from shardfs.stores.beneath import Descriptor
+from shardfs.stores.durable import Disk
+
+__all__ = [
+    "Damage",
+    "Erase",
+    "Intent",
+    "Journal",
+    "JournalContents",
+    "Payload",
+    "Put",
+    "Shrink",
+    "read_journal",
+]
+
+_PIECE_NBYTES: Final = 2**20
+
+_Small = TypeVar("_Small", bound=Erase | Shrink)
+
+
+class _Draft(NamedTuple):
+    """A record that has no place yet."""
+
+    kind: Kind
+    meta: bytes
+    payload: Sequence[Buffer] = ()
+
+    @property
+    def payload_nbytes(self) -> int:
+        return sum(len(buffer) for buffer in self.payload)
+
+
+class _Placed(NamedTuple):
+    """What a record got by being appended."""
+
+    sequence: int
+    payload: Payload
+
+
+class Journal:
+    """The journal in one directory, to write.
+
+    *contents* is what `read_journal` found there: its records are live here too.  A segment of more than
+    *segment_nbytes* bytes is followed by another; *max_nbytes* is what callers should keep all of them below, by
+    waiting until the journal `has_room`.
+    """
+
+    def __init__(
+        self,
+        directory: Descriptor,
+        disk: Disk,
+        contents: JournalContents | None = None,
+        *,
+        segment_nbytes: int = 64 * 2**20,
+        max_nbytes: int = 2**30,
+    ) -> None:
+        self._files = JournalFiles(directory, disk)
+        contents = contents or read_journal(directory)
+        self._segment_nbytes = segment_nbytes
+        self.max_nbytes = max_nbytes
+        self._state = threading.Lock()  # held for moments only
+        self._syncing = threading.Lock()
+        self._segments = list(contents.segments)
+        self._active: Segment | None = None
+        self._number = contents.last_number
+        self._created = len(self._segments)  # counts names, *_synced_names* those that are durable
+        self._synced_names = 0
+        self._sequence = contents.last_sequence
+        self._synced_sequence = 0
+        # What is done, but not recorded as done: records in the store, and replaced ones with what replaced them.
+        self._finished: list[int] = []
+        self._replaced: list[tuple[int, int]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all segments."""
+        with self._state:
+            return sum(segment.end for segment in self._segments)
+
+    @property
+    def live_nbytes(self) -> int:
+        """Size of the records that are not done."""
+        with self._state:
+            return sum(segment.live_nbytes for segment in self._segments)
+
+    @property
+    def live(self) -> int:
+        """Number of records that are not done."""
+        with self._state:
+            return sum(segment.live for segment in self._segments)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing should be appended before something is done."""
+        return not self.has_room(0)
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the journal takes nothing any more."""
+        return bool(self._files.failed)
+
+    @property
+    def has_vanished(self) -> bool:
+        """Whether it takes nothing because somebody removed its files: what is in them only this process can read."""
+        return self._files.has_vanished
+
+    @property
+    def last_sequence(self) -> int:
+        """The latest number that an append took, be it one that failed."""
+        return self._sequence
+
+    @property
+    def synced_sequence(self) -> int:
+        """All records up to this one are durable."""
+        return self._synced_sequence
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a payload of *nbytes* bytes may be appended now; an empty journal takes any."""
+        return self.nbytes + nbytes < self.max_nbytes or not self.live
+
+    def append_put(
+        self,
+        *,
+        path: str,
+        coords: tuple[int, ...],
+        fingerprint: bytes,
+        superseded: tuple[int, int] | None,
+        mtime_ns: int,
+        mode: int,
+        uid: int,
+        gid: int,
+        content: Buffer | Content,
+    ) -> Put:
+        """Append the new bytes of an inner chunk; raises as `append` does, and what reading *content* raises."""
+        meta = meta_of_put(path, coords, fingerprint, superseded, mtime_ns, mode, uid, gid)
+        if isinstance(content, bytes | bytearray | memoryview):
+            placed = self._append([_Draft(Kind.PUT, meta, [_flat(content)])])[0]
+        elif content.nbytes <= _PIECE_NBYTES:
+            placed = self._append([_Draft(Kind.PUT, meta, [_read(content, 0, content.nbytes)])])[0]
+        else:
+            placed = self._append_in_pieces(_Draft(Kind.PUT, meta), content)
+        return Put(placed.sequence, path, coords, fingerprint, superseded, mtime_ns, mode, uid, gid, placed.payload)
+
+    def append_intent(
+        self,
+        *,
+        path: str,
+        shard: tuple[int, ...],
+        key: str,
+        identity: tuple[int, int] | None,
+        old_nbytes: int,
+        planned_nbytes: int,
+        index_offset_old: int,
+        is_replacement: bool,
+        temporary: str,
+        old_index: bytes,
+        planned_index: bytes,
+        records: Iterable[int],
+    ) -> Intent:
+        """Append that a shard gets its next version, which holds *records*; raises as `append` does.
+
+        An intent is live until it is done, like any other record.
+        """
+        ranges = pack_ranges(sorted(records))
+        fields = (path, shard, key, identity, old_nbytes, planned_nbytes, index_offset_old, is_replacement, temporary)
+        meta = meta_of_intent(*fields, len(ranges) // RANGE_NBYTES, len(old_index))
+        placed = self._append([_Draft(Kind.INTENT, meta, [ranges, old_index, planned_index])])[0]
+        return Intent(placed.sequence, *fields, len(ranges) // RANGE_NBYTES, len(old_index), placed.payload)
+
+    def append(self, record: _Small) -> _Small:
+        """Append *record* and return it with its sequence, whatever the one that it has.
+
+        Raises `NoSpaceError` and `StoreError` if that failed; the journal is as it was then, and goes on.  Raises
+        `ReadOnlyError` if the journal takes nothing any more.
+        """
+        return self.append_all([record])[0]
+
+    def append_all(self, records: Sequence[_Small]) -> list[_Small]:
+        """Append several records in one write; raises as `append` does."""
+        placed = self._append([_Draft(record.kind, record.meta()) for record in records])
+        return [replace(record, sequence=place.sequence) for record, place in zip(records, placed, strict=True)]
+
+    def forget(self, sequence: int, replacement: int) -> None:
+        """Note that a record need not be remembered any more since *replacement*, a later one, is.
+
+        Nothing is written before the next `finish`, and not before *replacement* is durable or done: after a power
+        cut that loses the replacement the record must still be there.
+        """
+        with self._state:
+            if any(segment.finish([sequence]) for segment in self._segments):
+                self._replaced.append((sequence, replacement))
+
+    def finish(self, sequences: Iterable[int]) -> None:
+        """Record that records are in the store durably, and remove the segments that are not needed then.
+
+        A disk that is full is no reason to fail: they are recorded together with the next ones.  Raises `StoreError`
+        if a segment cannot be removed, and as `sync` does.
+        """
+        self._files.check()
+        ordered = sorted(sequences)
+        with self._state:
+            for segment in self._segments:
+                self._finished += segment.finish(ordered)
+        self._record_finished()
+        self._remove_finished()
+
+    def sync(self) -> None:
+        """Make durable what was appended before this call.
+
+        Raises `StoreError` if that failed, or if the files of the journal have been removed.  Nothing is known then
+        of any part of it, so the journal takes nothing any more: `ReadOnlyError` for every later call.
+        """
+        with self._syncing:
+            self._files.check()
+            with self._state:
+                ends = [(segment, segment.end) for segment in self._segments]
+                sequence, created = self._sequence, self._created
+            for segment, end in ends:
+                self._files.look(segment, end)
+            for segment, end in ends:
+                if segment.synced < end:
+                    self._files.sync(segment)
+                    segment.synced = end
+            if created > self._synced_names:
+                self._files.sync_names()
+                self._synced_names = created
+            self._synced_sequence = sequence
+
+    def close(self) -> None:
+        """Let go of the journal: what is live stays, durably; if nothing is, no segment stays.  Raises as `finish`."""
+        try:
+            if not self._files.failed:
+                self.sync()
+                self._record_finished()
+                self._active = None
+                self._remove_finished()
+        finally:
+            with self._state:
+                self._segments.clear()
+            self._active = None
+            if not self._files.failed:
+                self._files.fail("is closed")
+
+    def _append(self, drafts: Sequence[_Draft], *, may_rotate: bool = True) -> list[_Placed]:
+        nbytes = sum(RECORD_NBYTES + len(draft.meta) + draft.payload_nbytes for draft in drafts)
+        segment = self._open_segment(nbytes if may_rotate else None)
+        buffers: list[Buffer] = []
+        placed = []
+        sequence, at = self._sequence, segment.end
+        for draft in drafts:
+            sequence += 1
+            found = 0
+            for buffer in draft.payload:
+                found = checksum(buffer, found)
+            head = pack_record(segment.salt, sequence, draft.kind, draft.meta, draft.payload_nbytes, found)
+            payload = Payload(segment.descriptor, at + len(head), draft.payload_nbytes)
+            placed.append(_Placed(sequence, payload))
+            buffers += (head, *draft.payload)
+            at = payload.offset + payload.nbytes
+        try:
+            self._files.write(segment, buffers, segment.end)
+        except BaseException:
+            self._sequence = sequence  # numbers of what may have been written are not used again
+            self._files.undo(segment)
+            raise
+        self._take(segment, drafts, placed)
+        return placed
+
+    def _append_in_pieces(self, draft: _Draft, content: Content) -> _Placed:
+        """Append a record with the payload *content*; without its first bytes, which come last, it is none."""
+        nbytes, found = content.nbytes, 0
+        segment = self._open_segment(RECORD_NBYTES + len(draft.meta) + nbytes)
+        offset = segment.end + RECORD_NBYTES + len(draft.meta)
+        sequence = self._sequence + 1
+        try:
+            for start in range(0, nbytes, _PIECE_NBYTES):
+                piece = _read(content, start, min(_PIECE_NBYTES, nbytes - start))
+                found = checksum(piece, found)
+                self._files.write(segment, [piece], offset + start)
+            head = pack_record(segment.salt, sequence, draft.kind, draft.meta, nbytes, found)
+            self._files.write(segment, [head], segment.end)
+        except BaseException:
+            self._sequence = sequence
+            self._files.undo(segment)
+            raise
+        placed = _Placed(sequence, Payload(segment.descriptor, offset, nbytes))
+        self._take(segment, [draft], [placed])
+        return placed
+
+    def _take(self, segment: Segment, drafts: Sequence[_Draft], placed: Sequence[_Placed]) -> None:
+        """Count records that were written."""
+        with self._state:
+            for draft, place in zip(drafts, placed, strict=True):
+                end = place.payload.offset + place.payload.nbytes
+                if draft.kind is not Kind.DONE:
+                    segment.add(place.sequence, end - segment.end)
+                segment.end = end
+                self._sequence = place.sequence
+
+    def _open_segment(self, nbytes: int | None) -> Segment:
+        """Return the segment that the next *nbytes* bytes go to, which may be a new one unless *nbytes* is None."""
+        self._files.check()
+        segment = self._active
+        if segment is not None:
+            self._files.look(segment, segment.end)
+            is_empty = segment.end == HEADER_NBYTES
+            if nbytes is None or is_empty or segment.end + nbytes <= self._segment_nbytes:
+                return segment
+        self._number += 1
+        segment = self._files.create(self._number)
+        with self._state:
+            self._segments.append(segment)
+            self._created += 1
+        self._active = segment
+        return segment
+
+    def _record_finished(self) -> None:
+        finished = set(self._finished)
+        waiting = []
+        for sequence, replacement in reversed(self._replaced):
+            if replacement <= self._synced_sequence or replacement in finished:
+                finished.add(sequence)
+            else:
+                waiting.append((sequence, replacement))
+        sequences = sorted(finished)
+        parts = [sequences[start : start + MAX_NAMED] for start in range(0, len(sequences), MAX_NAMED)]
+        with contextlib.suppress(NoSpaceError):
+            if parts:
+                self._append([_Draft(Kind.DONE, b"", [pack_ranges(part)]) for part in parts], may_rotate=False)
+            self._finished.clear()
+            self._replaced = waiting[::-1]
+
+    def _remove_finished(self) -> None:
+        """Remove segments from the oldest on, up to the first that is needed."""
+        if not self._is_finished():
+            return
+        self.sync()  # what is done stays done, if it can be recorded at all
+        while self._is_finished():
+            segment = self._segments[0]
+            if segment is self._active:
+                self._active = None
+            self._files.remove(segment)
+            with self._state:
+                del self._segments[0]
+        if not self._segments:
+            self._finished.clear()
+            self._replaced.clear()
+
+    def _is_finished(self) -> bool:
+        """Whether the oldest segment can go; the one that is written stays until it is full."""
+        if not self._segments or self._segments[0].live:
+            return False
+        return self._segments[0] is not self._active or self._active.end >= self._segment_nbytes
+
+
+def _flat(data: Buffer) -> Buffer:
+    return data if isinstance(data, bytes) else memoryview(data).cast("B")
+
+
+def _read(content: Content, offset: int, nbytes: int) -> Buffer:
+    piece = _flat(content.read(offset, nbytes))
+    if len(piece) != nbytes:
+        raise StoreError(f"{content.nbytes} bytes were to be published, and ended before")
+    return piece

@@ -1,0 +1,55 @@
+"""Bytes that stay in the file of a journal's segment until they are asked for."""
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import trio
+
+from shardfs.errors import StoreError
+from shardfs.stores.base import Buffer
+from shardfs.stores.beneath import Descriptor, translate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payload:
+    """The bytes of one record, in the file of its segment; they stay readable when the file has been removed."""
+
+    descriptor: Descriptor
+    offset: int
+    nbytes: int
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return exactly *nbytes* bytes from *offset*, which lie within the payload; blocks."""
+        self._check(offset, nbytes)
+        return b"".join(self._pieces(offset, nbytes))
+
+    async def read_soon(self, offset: int, nbytes: int) -> Buffer:
+        """Return what `read` returns: at once if the page cache has it, else by a thread."""
+        self._check(offset, nbytes)
+        buffer = np.empty(nbytes, np.uint8).data
+        try:
+            if os.preadv(self.descriptor.fd, [buffer], self.offset + offset, os.RWF_NOWAIT) == nbytes:
+                return buffer
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
+                raise translate(error, "the journal") from None
+        return await trio.to_thread.run_sync(self.read, offset, nbytes)
+
+    def _pieces(self, offset: int, nbytes: int) -> Iterator[bytes]:
+        while nbytes:
+            try:
+                piece = os.pread(self.descriptor.fd, nbytes, self.offset + offset)
+            except OSError as error:
+                raise translate(error, "the journal") from None
+            if not piece:
+                raise StoreError("the journal was cut short by another program")
+            yield piece
+            offset += len(piece)
+            nbytes -= len(piece)
+
+    def _check(self, offset: int, nbytes: int) -> None:
+        if not 0 <= offset <= offset + nbytes <= self.nbytes:
+            raise ValueError(f"bytes {offset} to {offset + nbytes} of a payload of {self.nbytes}")

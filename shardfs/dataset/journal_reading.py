@@ -1,0 +1,274 @@
+"""Reading a journal: what is live in it, and what is damaged.
+
+Damage is skipped, and reported: what lies behind it is found by the salt of the segment.  Numbers in a journal are
+believed only after they were compared with the size of its file; payloads stay where they are.
+"""
+
+import errno
+import os
+import re
+import stat
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from shardfs.dataset.journal_payload import Payload
+from shardfs.dataset.journal_records import Done, Erase, Intent, Put, Record, Shrink, unpack
+from shardfs.dataset.journal_segments import (
+    HEADER_NBYTES,
+    RECORD_NBYTES,
+    SALT_NBYTES,
+    Head,
+    Segment,
+    checksum,
+    meta_nbytes,
+    segment_name,
+    unpack_record,
+    unpack_salt,
+)
+from shardfs.errors import CorruptionError
+from shardfs.stores.beneath import READ, Descriptor, translate
+
+_NAME: Final = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})\.(journal|damaged)")
+_BLOCK_NBYTES: Final = 2**20
+_SECTOR_NBYTES: Final = 4096
+_MAX_FALSE_STARTS: Final = 10_000
+"""How often a salt may be found where no record is; by chance it never is."""
+
+Live = Put | Erase | Shrink | Intent
+"""A record that has to be remembered until it is done."""
+
+
+class Damage(NamedTuple):
+    """*nbytes* bytes from *offset* of a segment that hold no record.
+
+    *is_torn*: they look like an append that never finished, so that nothing that was published is lost.
+    """
+
+    segment: str
+    offset: int
+    nbytes: int
+    reason: str
+    is_torn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JournalContents:
+    """What a journal held when it was read: *records* that are live, in order, and *damage* that was found.
+
+    Of several records of one chunk the last one counts.
+    """
+
+    records: list[Live]
+    damage: list[Damage]
+    segments: list[Segment]
+    last_sequence: int
+    last_number: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all segments in bytes."""
+        return sum(segment.end for segment in self.segments)
+
+
+def read_journal(directory: Descriptor) -> JournalContents:
+    """Read the journal in *directory*, without a lock; blocks.
+
+    Raises `StoreError` for a journal of a later version of shardfs, and if files cannot be opened.
+    """
+    reading = _Reading()
+    numbers = []
+    last_number = 0
+    try:
+        for name in os.listdir(directory.path):
+            if match := _NAME.fullmatch(name):
+                last_number = max(last_number, int(match[1]))
+                if match[2] == "journal":
+                    numbers.append(int(match[1]))
+        for number in sorted(numbers):
+            reading.read(directory, number)
+    except OSError as error:
+        raise translate(error, "the journal") from None
+    for segment in reading.segments:
+        segment.keep(reading.live)
+    return JournalContents(
+        list(reading.live.values()), reading.damage, reading.segments, reading.last_sequence, last_number
+    )
+
+
+class _Reading:
+    """Segments, from the oldest on, turned into what is live at the end."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, Live] = {}
+        self.damage: list[Damage] = []
+        self.segments: list[Segment] = []
+        self.last_sequence = 0
+        self._sequences = array("Q")
+        # For each of them the place where to look for the next one that is not done, itself or behind it: a hostile
+        # journal that names the same records over and over again costs no more than one that names them once.
+        self._next = array("Q", [0])
+
+    def read(self, directory: Descriptor, number: int) -> None:
+        """Read one segment; it may have been removed meanwhile."""
+        name = segment_name(number)
+        try:
+            descriptor = Descriptor(os.open(name, READ, dir_fd=directory.fd))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            self.damage.append(Damage(name, 0, 0, "is not a regular file"))
+            return
+        status = os.fstat(descriptor.fd)
+        if not stat.S_ISREG(status.st_mode):
+            self.damage.append(Damage(name, 0, 0, "is not a regular file"))
+            return
+        segment = Segment(number, descriptor, b"", status.st_size)
+        self.segments.append(segment)
+        scan = _Scan(descriptor, name, status.st_size)
+        for found in scan.results():
+            if isinstance(found, Head):
+                try:
+                    self._take(scan, found, segment)
+                except CorruptionError as error:
+                    found = Damage(name, found.begin, found.end - found.begin, str(error))
+            if isinstance(found, Damage):
+                self.damage.append(found)
+                segment.is_damaged |= not found.is_torn
+
+    def _take(self, scan: "_Scan", head: Head, segment: Segment) -> None:
+        if head.sequence <= self.last_sequence:
+            raise CorruptionError(f"record {head.sequence} is out of order")
+        self.last_sequence = head.sequence
+        record = scan.record(head)
+        if isinstance(record, Done):
+            for sequences in record.records():
+                self._forget(sequences)
+            return
+        self.live[record.sequence] = record
+        segment.add(record.sequence, head.end - head.begin)
+        self._sequences.append(record.sequence)
+        self._next.append(len(self._sequences))
+
+    def _forget(self, sequences: range) -> None:
+        at = self._unfinished(bisect_left(self._sequences, sequences.start))
+        while at < len(self._sequences) and self._sequences[at] < sequences.stop:
+            del self.live[self._sequences[at]]
+            self._next[at] = at + 1
+            at = self._unfinished(at)
+
+    def _unfinished(self, at: int) -> int:
+        found = at
+        while self._next[found] != found:
+            found = self._next[found]
+        while self._next[at] != found:
+            self._next[at], at = found, self._next[at]
+        return found
+
+
+class _Scan:
+    """One segment of *nbytes* bytes, from its first record to its last."""
+
+    def __init__(self, descriptor: Descriptor, name: str, nbytes: int) -> None:
+        self._descriptor = descriptor
+        self._name = name
+        self._nbytes = nbytes
+        self._block = b""
+        self._block_offset = 0
+        self._salt = b""
+        self._false_starts = 0
+
+    def results(self) -> Iterator[Head | Damage]:
+        """Yield heads of records, and damage, in the order in which they lie."""
+        at = HEADER_NBYTES
+        salt = unpack_salt(self._read(0, HEADER_NBYTES), self._name)
+        if salt is None:
+            # The first record tells the salt as well, if it is sound with it.
+            self._salt = self._read(HEADER_NBYTES, SALT_NBYTES)
+            if len(self._salt) == SALT_NBYTES and self._head(at) is not None:
+                yield self._damage(0, HEADER_NBYTES, "the header of the segment is damaged")
+            else:
+                if self._nbytes:
+                    yield self._damage(0, self._nbytes, "the header of the segment is damaged", is_end=True)
+                return
+        else:
+            self._salt = salt
+        while at < self._nbytes:
+            head = self._head(at)
+            if head is None:
+                following = self._search(at + 1)
+                is_end = following == self._nbytes
+                yield self._damage(at, following, "no record is here, or its checksum does not match", is_end=is_end)
+                at = following
+            elif head.end > self._nbytes:
+                yield Damage(self._name, at, self._nbytes - at, "the segment ends within a record", is_torn=True)
+                return
+            else:
+                yield head
+                at = head.end
+
+    def record(self, head: Head) -> Record:
+        """Return a record; raises `CorruptionError` if it is none, or its payload is not what it was."""
+        offset = head.end - head.payload_nbytes
+        record = unpack(head.kind, head.sequence, head.meta, Payload(self._descriptor, offset, head.payload_nbytes))
+        found = 0
+        while offset < head.end:
+            piece = self._read(offset, min(_BLOCK_NBYTES, head.end - offset))
+            if not piece:
+                break
+            found = checksum(piece, found)
+            offset += len(piece)
+        if offset < head.end or found != head.payload_checksum:
+            what = f"chunk {record.coords} of {record.path!r}" if isinstance(record, Put) else f"record {head.sequence}"
+            raise CorruptionError(f"the bytes of {what} are damaged")
+        return record
+
+    def _damage(self, begin: int, end: int, reason: str, *, is_end: bool = False) -> Damage:
+        return Damage(self._name, begin, end - begin, reason, is_end and self._is_torn(begin))
+
+    def _is_torn(self, begin: int) -> bool:
+        """Whether what is at *begin*, up to the end of the segment, may be an append that never finished."""
+        data = self._read(begin, RECORD_NBYTES)
+        if len(data) < RECORD_NBYTES or not any(data):  # large payloads are written before what precedes them
+            return True
+        return data.startswith(self._salt) and begin + RECORD_NBYTES + meta_nbytes(data) > self._nbytes
+
+    def _head(self, at: int) -> Head | None:
+        data = self._read(at, RECORD_NBYTES)
+        if len(data) < RECORD_NBYTES or not data.startswith(self._salt):
+            return None
+        return unpack_record(self._salt, at, self._read(at, RECORD_NBYTES + meta_nbytes(data)))
+
+    def _search(self, at: int) -> int:
+        """Return where the next record begins, from *at* on; the end of the segment if there is none."""
+        while at < self._nbytes:
+            block = self._read(at, _BLOCK_NBYTES)
+            hit = block.find(self._salt)
+            while hit >= 0:
+                if self._head(at + hit) is not None:
+                    return at + hit
+                self._false_starts += 1
+                if self._false_starts > _MAX_FALSE_STARTS:
+                    return self._nbytes
+                hit = block.find(self._salt, hit + 1)
+            if len(block) < SALT_NBYTES:  # at the end, or at a sector that cannot be read
+                at = at - at % _SECTOR_NBYTES + _SECTOR_NBYTES
+            else:
+                at += len(block) - SALT_NBYTES + 1
+        return self._nbytes
+
+    def _read(self, offset: int, nbytes: int) -> bytes:
+        """Return up to *nbytes* bytes from *offset*, fewer at the end and where the disk cannot read."""
+        nbytes = max(0, min(nbytes, self._nbytes - offset))
+        begin = offset - self._block_offset
+        if begin < 0 or begin + nbytes > len(self._block):
+            try:
+                self._block = os.pread(self._descriptor.fd, max(nbytes, _BLOCK_NBYTES), offset)
+            except OSError:
+                self._block = b""
+            self._block_offset, begin = offset, 0
+        return self._block[begin : begin + nbytes]
