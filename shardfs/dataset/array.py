@@ -1,28 +1,35 @@
 """A sharded array: from the coordinates of an inner chunk to its bytes, and listings of what is there."""
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from itertools import product
 from typing import Final, NamedTuple
 from weakref import ReferenceType, ref
 
 import numpy as np
 
 from shardfs.dataset.coverage import Coverage
+from shardfs.dataset.journal import Erase, Put
 from shardfs.dataset.open_shard import OpenShard
+from shardfs.dataset.pending import PendingBytes
 from shardfs.dataset.shards import Arrangement, Shards, ShardState
 from shardfs.errors import ShardfsError
 from shardfs.format.shard_index import EntryRun
 from shardfs.format.sharding import Coords, Segment, ShardGrid
 from shardfs.format.unshard import UnshardedArray
-from shardfs.stores.base import Buffer
+from shardfs.stores.base import Buffer, Content
 
 _MAX_RUNS: Final = 8192
 
 
 class Extent(NamedTuple):
-    """The encoded bytes of one version of an inner chunk: *nbytes* of them, from *offset* of *shard*."""
+    """The encoded bytes of one version of an inner chunk: *nbytes* of them, from *offset* of *shard*.
 
-    shard: OpenShard
+    A chunk that was published and is not in its shard yet takes the place of one.
+    """
+
+    shard: OpenShard | PendingBytes
     offset: int
     nbytes: int
 
@@ -32,6 +39,12 @@ class Extent(NamedTuple):
         if nbytes <= 0:
             return b""
         return await self.shard.read(self.offset + offset, nbytes)
+
+    def content(self) -> Content:
+        """Return the bytes as content that can be stored."""
+        if isinstance(self.shard, PendingBytes):
+            return self.shard.put.payload
+        return self.shard.snapshot.content(self.shard.offset + self.offset, self.nbytes)
 
 
 class _Run(NamedTuple):
@@ -52,7 +65,8 @@ class ListedRun(NamedTuple):
     """Inner chunks of a row, from *first* on, that lie in one innermost shard.
 
     *shard* is that innermost shard, and *entries* tell which of its chunks are there.  Where it cannot be read,
-    *error* takes their place: then all its chunks are listed, so that nobody takes them for absent.
+    *error* takes their place: then all its chunks are listed, so that nobody takes them for absent.  *pending* are the
+    chunks of the run that were published since: size, or None for one that was removed.
     """
 
     first: int
@@ -61,13 +75,30 @@ class ListedRun(NamedTuple):
     shard: OpenShard | None = None
     entries: EntryRun | None = None
     error: ShardfsError | None = None
+    pending: Mapping[int, int | None] = {}
 
     def chunks(self, start: int, stop: int) -> tuple[Sequence[int], list[int], list[bool] | None]:
         """Return coordinate and size of each chunk that is there among the run's *start* to *stop* − 1.
 
         The third list tells which of them are damaged, and have no size; it is None if none is.
         """
+        numbers, sizes, damaged = self._stored(start, stop)
+        if not self.pending:
+            return numbers, sizes, damaged
+        found = dict(zip(numbers, zip(sizes, damaged or [False] * len(sizes), strict=True), strict=True))
+        for number in range(self.first + start, self.first + stop):
+            if number in self.pending:
+                size = self.pending[number]
+                found[number] = (size or 0, False)
+                if size is None:
+                    del found[number]
+        numbers = sorted(found)
+        return numbers, [found[n][0] for n in numbers], [found[n][1] for n in numbers] if damaged else None
+
+    def _stored(self, start: int, stop: int) -> tuple[Sequence[int], list[int], list[bool] | None]:
         numbers: Sequence[int] = range(self.first + start, self.first + stop)
+        if self.error is None and self.shard is None:
+            return [], [], None
         if self.entries is None:
             return numbers, [0] * len(numbers), [True] * len(numbers)
         entries = self.entries.part(start, stop)
@@ -84,8 +115,9 @@ class ListedRun(NamedTuple):
 class Array:
     """A sharded array that can be shown unsharded."""
 
-    def __init__(self, arrangement: Arrangement, unsharded: UnshardedArray, shards: Shards) -> None:
+    def __init__(self, arrangement: Arrangement, unsharded: UnshardedArray, shards: Shards, fingerprint: bytes) -> None:
         self.arrangement = arrangement
+        self.fingerprint = fingerprint
         self.document = unsharded.document
         self.codecs = unsharded.codecs
         self._coverage = Coverage(shards.store, arrangement, ttl=shards.ttl, clock=shards.clock)
@@ -94,14 +126,21 @@ class Array:
         self._run_length = arrangement.grid.segment_length
 
     @classmethod
-    def open(cls, path: str, unsharded: UnshardedArray, shards: Shards, known: Arrangement | None = None) -> "Array":
+    def open(
+        cls,
+        path: str,
+        unsharded: UnshardedArray,
+        shards: Shards,
+        fingerprint: bytes,
+        known: Arrangement | None = None,
+    ) -> "Array":
         """Open the array at the directory *path* of the store of *shards*.
 
         Its arrangement is *known*, that of an earlier document, if the chunks lie where they lay.
         """
         if known is None or (known.grid, known.key_encoding) != (unsharded.grid, unsharded.key_encoding):
             known = Arrangement(path, unsharded.grid, unsharded.key_encoding)
-        return cls(known, unsharded, shards)
+        return cls(known, unsharded, shards, fingerprint)
 
     @property
     def grid(self) -> ShardGrid:
@@ -114,6 +153,18 @@ class Array:
         *coords* are within the grid.  *fresh* asks the store whether the shard is still the same.  Raises the error
         that keeps the shard from being read; `CorruptionError` also if only this chunk is damaged.
         """
+        change = self.arrangement.pending.changes.get(coords)
+        if change is not None:
+            state = await self._shards.state(self.arrangement, self.grid.locate(coords).shard)
+            change = self.arrangement.pending.changes.get(coords)  # it may have been committed meanwhile
+        if change is not None:
+            if isinstance(change, Erase):
+                return state, None
+            return state, Extent(PendingBytes(change), 0, change.payload.nbytes)
+        return await self.find_stored(coords, fresh=fresh)
+
+    async def find_stored(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
+        """Do what `find` does, of what is in the shard, whatever is pending."""
         last = coords[-1] if coords else 0
         number = last // self._run_length
         run = self._runs.get((coords[:-1], number))
@@ -138,17 +189,57 @@ class Array:
         """Return the extent of the inner chunk at *coords* as it is now; None if there is no such chunk."""
         return (await self.find(coords, fresh=True))[1]
 
+    async def stored_entry(self, coords: Coords) -> tuple[int, int] | None:
+        """Return offset and length that the index of the innermost shard gives the chunk at *coords*, right or wrong.
+
+        None if there is no chunk.  Raises what keeps the index from being read.
+        """
+        place = self.grid.locate(coords)
+        state = await self._shards.state(self.arrangement, place.shard, fresh=True)
+        state.check()
+        shard = (await self._shards.innermost(self.arrangement, state, place)).shard
+        return shard.index.entry(place.entries[-1]) if shard is not None else None
+
+    async def chunks_of(self, shard: Coords) -> AsyncGenerator[Coords, None]:
+        """Yield the coordinates of the chunks in the shard at *shard* that are within the grid, in C order."""
+        if not self.grid.ndim:
+            if (await self.find(()))[1] is not None:
+                yield ()
+            return
+        ranges = [self.grid.covered(axis, index) for axis, index in enumerate(shard)]
+        for prefix in product(*ranges[:-1]):
+            for segment in self.grid.row(prefix, ranges[-1]):
+                run = await self._run(prefix, segment)
+                for number in run.chunks(0, run.length)[0] if run is not None else ():
+                    yield (*prefix, number)
+
     def remaining(self, state: ShardState) -> float:
         """Return for how many seconds *state* may be trusted still."""
         return self._shards.remaining(state)
 
     async def has_shards(self) -> bool:
-        """Whether anything is stored where the shards are."""
-        return await self._coverage.any()
+        """Whether anything is stored where the shards are, or will be."""
+        return bool(self.arrangement.pending) or await self._coverage.any()
 
     async def stored_shards(self, prefix: Coords) -> Sequence[int]:
         """Return, in order, the next coordinates of the stored shards whose coordinates begin with *prefix*."""
         return await self._coverage.children(prefix)
+
+    def forget_listing(self) -> None:
+        """List the stored shards again when they are wanted next."""
+        self._coverage.forget()
+
+    async def is_empty(self, prefix: Coords = ()) -> bool:
+        """Whether there is no chunk whose coordinates begin with *prefix*, which are fewer than all."""
+        if not self.grid.ndim:
+            return (await self.find(()))[1] is None
+        async with aclosing(self.rows((0,) * (self.grid.ndim - 1), prefix)) as rows:
+            async for row in rows:
+                async with aclosing(self.list_row(row, 0)) as runs:
+                    async for run in runs:
+                        if run.chunks(0, run.length)[0]:
+                            return False
+        return True
 
     async def shard(self, coords: Coords) -> ShardState:
         """Return what is known of the shard at *coords*."""
@@ -161,10 +252,12 @@ class Array:
             dimension.chunk_at(i * length)
             for i, length, dimension in zip(prefix, self.grid.chunk_shape, self.grid.shards.dimensions, strict=False)
         )
-        for index in await self._coverage.children(outer):
+        stored = await self._coverage.children(outer)
+        pending = self.arrangement.pending
+        for index in sorted({*stored, *pending.children(outer)}) if pending else stored:
             yield self.grid.covered(axis, index)
 
-    async def rows(self, first: Coords, prefix: Coords = ()) -> AsyncIterator[Coords]:
+    async def rows(self, first: Coords, prefix: Coords = ()) -> AsyncGenerator[Coords, None]:
         """Yield, in C order, the prefixes (all coordinates but the last) of rows that stored shards cover.
 
         They begin with *prefix* and are not before *first*, which is the prefix of a row.
@@ -178,30 +271,42 @@ class Array:
                 async for row in self.rows(first, (*prefix, i)):
                     yield row
 
-    async def list_row(self, prefix: Coords, start: int) -> AsyncIterator[ListedRun]:
+    async def list_row(self, prefix: Coords, start: int) -> AsyncGenerator[ListedRun, None]:
         """Yield what lies in the row below *prefix*, all coordinates but the last, from chunk *start* on.
 
         The shards of a row are opened one after the other, each once.
         """
         async for covered in self.covered(prefix):
             for segment in self.grid.row(prefix, range(max(start, covered.start), covered.stop)):
-                run = await self._run(segment)
+                run = await self._run(prefix, segment)
                 if run is not None:
                     yield run
 
-    async def _run(self, segment: Segment) -> ListedRun | None:
+    async def _run(self, prefix: Coords, segment: Segment) -> ListedRun | None:
         place = segment.place
         state = await self._shards.state(self.arrangement, place.shard)
+        pending = self._pending(prefix, segment)
         if state.error is not None:
-            return ListedRun(segment.first, segment.length, state, error=state.error)
+            return ListedRun(segment.first, segment.length, state, error=state.error, pending=pending)
         try:
             shard = (await self._shards.innermost(self.arrangement, state, place)).shard
         except ShardfsError as error:
-            return ListedRun(segment.first, segment.length, state, error=error)
+            return ListedRun(segment.first, segment.length, state, error=error, pending=pending)
         if shard is None:
-            return None
+            return ListedRun(segment.first, segment.length, state, pending=pending) if pending else None
         entries = shard.index.run(place.entries[-1], segment.stride, segment.length)
-        return ListedRun(segment.first, segment.length, state, shard, entries)
+        return ListedRun(segment.first, segment.length, state, shard, entries, pending=pending)
+
+    def _pending(self, prefix: Coords, segment: Segment) -> Mapping[int, int | None]:
+        changes = self.arrangement.pending.changes
+        if segment.place.shard not in self.arrangement.pending.shards:
+            return {}
+        found = {}
+        for number in range(segment.first, segment.first + segment.length):
+            change = changes.get((*prefix, number))
+            if change is not None:
+                found[number] = change.payload.nbytes if isinstance(change, Put) else None
+        return found
 
 
 def _extent(shard: OpenShard | None, entry: int) -> Extent | None:

@@ -50,6 +50,11 @@ class Coverage:
         self._children[prefix] = (listed, children)
         return children
 
+    def forget(self) -> None:
+        """List again when it is asked next."""
+        self._children.clear()
+        self._listed = float("-inf")
+
     async def any(self) -> bool:
         """Whether anything is stored where the shards are, be it none of the grid."""
         array = self._array

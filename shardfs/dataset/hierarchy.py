@@ -4,7 +4,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
@@ -22,6 +22,7 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
+from shardfs.format.fingerprint import fingerprint
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, GroupMetadata, parse_document
 from shardfs.format.unshard import unshard
 from shardfs.stores.base import Stat, Store, join_key
@@ -44,7 +45,8 @@ class Node:
 
     *document* is its stored `zarr.json`, with *document_stat*, or None; *metadata* what it says, None if it is absent
     or broken.  *array* is there for a sharded array that can be shown unsharded; for a document that cannot be shown
-    as anything but what is stored, *reason* says why.
+    as anything but what is stored, *reason* says why.  An array whose document was removed through the mount is there
+    still, with its *metadata* and without a document.
     """
 
     path: str
@@ -76,6 +78,8 @@ class Hierarchy:
         # For good: inode numbers hang on arrangements, and readers may know the documents (by identity).
         self._arrays: dict[str, tuple[Arrangement, object]] = {}
         self._nodes: OrderedDict[str, tuple[Node, float]] = OrderedDict()
+        self._left: dict[str, Node] = {}
+        self._as_stored: set[str] = set()
 
     async def node(self, path: str, *, fresh: bool = False) -> Node:
         """Return the node at the directory *path*, as it was at most *ttl* seconds ago; *fresh* is as it is now."""
@@ -95,6 +99,30 @@ class Hierarchy:
             event.set()
         self._remember(node, now)
         return node
+
+    def forget(self, path: str) -> None:
+        """Look at the node at *path*, and at all below it, again when they are wanted next."""
+        for known in [known for known in self._nodes if is_below(known, path)]:
+            self._nbytes -= self._nodes.pop(known)[0].memory
+
+    def leave(self, node: Node) -> None:
+        """Let the directory of *node* stay the array that it is when its document goes, until it is emptied."""
+        if node.array is not None:
+            self._left[node.path] = replace(node, document=None, document_stat=None)
+        self._as_stored.discard(node.path)
+        self.forget(node.path)
+
+    def abandon(self, path: str) -> None:
+        """Forget what the directories at *path* and below were: they are gone, or another thing now."""
+        for known in [known for known in self._left if is_below(known, path)]:
+            del self._left[known]
+        self._as_stored = {known for known in self._as_stored if not is_below(known, path)}
+        self.forget(path)
+
+    def show_as_stored(self, path: str) -> None:
+        """Show the sharded array at *path* as it is stored from now on: its writer writes shards."""
+        self._as_stored.add(path)
+        self.forget(path)
 
     def _remember(self, node: Node, now: float) -> None:
         before = self._nodes.pop(node.path, None)
@@ -126,12 +154,14 @@ class Hierarchy:
                 metadata = await trio.to_thread.run_sync(parse_document, document)
             else:
                 metadata = parse_document(document)
-            if isinstance(metadata, ArrayMetadata) and metadata.is_sharded:
+            self._left.pop(path, None)
+            if isinstance(metadata, ArrayMetadata) and metadata.is_sharded and path not in self._as_stored:
                 array = self._array(path, metadata, document_stat)
                 return Node(path, stat, document, document_stat, metadata, array)
             return Node(path, stat, document, document_stat, metadata)
         except (NotFoundError, NotADirectoryHereError):
-            return Node(path, stat)
+            left = self._left.get(path)
+            return Node(path, stat) if left is None else replace(left, stat=stat)
         except _VERDICTS as error:
             reason = str(error)
             # Whoever has read an array's document must not be given shards in place of its chunks.
@@ -160,9 +190,14 @@ class Hierarchy:
     def _array(self, path: str, metadata: ArrayMetadata, document_stat: Stat) -> Array:
         unsharded = unshard(metadata)
         arrangement, _ = self._arrays.get(path, (None, None))
-        array = Array.open(path, unsharded, self._shards, arrangement)
+        array = Array.open(path, unsharded, self._shards, fingerprint(metadata), arrangement)
         self._arrays[path] = (array.arrangement, document_stat.identity)
         return array
+
+
+def is_below(path: str, directory: str) -> bool:
+    """Whether *path* is *directory* or lies below it."""
+    return not directory or path == directory or path.startswith(directory + "/")
 
 
 def _is_being_written(identity: object, now: Stat | None) -> bool:

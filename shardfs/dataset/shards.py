@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.open_shard import OpenShard, open_inner_shard, open_shard
+from shardfs.dataset.pending import ArrayPending, OwnVersion, ShardVersion
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import (
     CorruptionError,
@@ -30,17 +31,44 @@ _ATTEMPTS: Final = 4
 _LARGE_AT_ONCE: Final = 2
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Arrangement:
     """The shards of one array: where they are stored and what lies in them.  Compared by identity.
 
-    *versions* are the last version of each shard that was seen, as a hash, and how many there were before it.
+    *versions* are the versions of shards that were seen last, *own* those of chunks that were written through this
+    mount, *pending* the chunks among them that are not in their shards yet.
+
+    The directories above chunks are there as far as the grid goes: *directories* is None.  Of an array that was made
+    through the mount only those are that were made: next coordinates by those that lead to a directory.  Who makes an
+    array makes every directory, too, and `cp -r` takes it for an error if one is there.
     """
 
     path: str
     grid: ShardGrid
     key_encoding: ChunkKeyEncoding
-    versions: dict[Coords, tuple[int, int]] = field(default_factory=dict)
+    versions: dict[Coords, ShardVersion] = field(default_factory=dict)
+    own: dict[Coords, OwnVersion] = field(default_factory=dict)
+    pending: ArrayPending = field(default_factory=ArrayPending)
+    directories: dict[Coords, set[int]] | None = None
+
+    def has_directory(self, coords: Coords) -> bool:
+        """Whether the directory to which *coords* lead is there, if the one above it is."""
+        if self.directories is None:
+            return True
+        return coords[-1] in self.directories.get(coords[:-1], ()) if coords else bool(self.directories)
+
+    def make_directory(self, coords: Coords) -> None:
+        """Note that a directory, and those above it, are there."""
+        if self.directories is not None:
+            self.directories.setdefault((), set())
+            for depth, index in enumerate(coords):
+                self.directories.setdefault(coords[:depth], set()).add(index)
+
+    def remove_directory(self, coords: Coords) -> None:
+        """Note that an empty directory is there no more."""
+        if self.directories is not None:
+            self.directories.pop(coords, None)
+            self.directories.get(coords[:-1], set()).discard(coords[-1] if coords else 0)
 
     def shard_key(self, coords: Coords) -> str:
         """Return the key in the store of the shard at *coords*."""
@@ -92,6 +120,7 @@ class Shards:
         clock: Callable[[], float] = time.monotonic,
         max_nbytes: int = 64 * 2**20,
         max_open: int = 512,
+        max_own: int = 200_000,
     ) -> None:
         self.store = store
         self._statistics = statistics
@@ -102,7 +131,11 @@ class Shards:
         self._nbytes = 0
         self._states: OrderedDict[_Key, ShardState] = OrderedDict()
         self._loading: dict[_Key, trio.Event] = {}
+        self._outdated: set[_Key] = set()
         self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
+        self._max_own = max_own
+        self._nown = 0
+        self._with_own: deque[tuple[Arrangement, Coords]] = deque()
 
     def remaining(self, state: ShardState) -> float:
         """Return for how many seconds *state* may be trusted still."""
@@ -126,6 +159,8 @@ class Shards:
 
     async def confirm(self, state: ShardState, *, fresh: bool) -> bool:
         """Return whether *state* may be trusted; *fresh* asks the store."""
+        if self._states.get(state.key) is not state:
+            return False
         now = self.clock()
         if fresh or now - state.checked >= self.ttl or state.error is not None:
             if state.snapshot is None or not (state.error is None or isinstance(state.error, CorruptionError)):
@@ -173,10 +208,15 @@ class Shards:
         """Load and remember a state, which no other task is loading; those that want it too wait for the event."""
         event = self._loading[key] = trio.Event()
         try:
-            state = await load()
+            while True:
+                state = await load()
+                if key not in self._outdated:
+                    break
+                self._outdated.discard(key)  # a commit came in between
             self._remember(state)
             return state
         finally:
+            self._outdated.discard(key)
             del self._loading[key]
             event.set()
 
@@ -208,17 +248,72 @@ class Shards:
         if state.error:
             log.error("unreadable shard: %s", state.error)
         if state.stat is not None:
-            state.generation = self._generation(array, coords, state.stat)
+            version = self._version(array, coords, state.stat)
+            state.generation = version.generation
+            state.stat = state.stat._replace(mtime_ns=version.mtime_ns)
         return state
 
-    def _generation(self, array: Arrangement, coords: Coords, stat: Stat) -> int:
-        version = hash(stat.version)
-        seen, generation = array.versions.get(coords, (version, 0))
-        if seen != version:
-            generation += 1
+    def _version(self, array: Arrangement, coords: Coords, stat: Stat) -> ShardVersion:
+        stored = hash(stat.version)
+        version = array.versions.get(coords)
+        if version is None:
+            version = array.versions[coords] = ShardVersion(stored, 0, stat.mtime_ns)
+        elif version.stored is None:  # chunks were published before there was a shard
+            version.stored, version.mtime_ns = stored, stat.mtime_ns
+        elif version.stored != stored:
+            version.stored, version.mtime_ns = stored, stat.mtime_ns
             self._statistics.replaced_shards += 1
-        array.versions[coords] = (version, generation)
-        return generation
+            self._supersede(array, version)
+        return version
+
+    def own(self, array: Arrangement, shard: Coords, coords: Coords, own: OwnVersion) -> None:
+        """Note the version of the chunk at *coords* of *shard* that was published through this mount."""
+        version = array.versions.setdefault(shard, ShardVersion())
+        if not version.own:
+            self._with_own.append((array, shard))
+        if coords not in version.own:
+            version.own.add(coords)
+            self._nown += 1
+        array.own[coords] = own
+        for _ in range(len(self._with_own)):
+            if self._nown <= self._max_own:
+                break
+            oldest, at = self._with_own.popleft()
+            if at in oldest.pending.shards or (oldest is array and at == shard):
+                self._with_own.append((oldest, at))
+            else:
+                self._supersede(oldest, oldest.versions[at])
+                self.forget(oldest, at)
+
+    def _supersede(self, array: Arrangement, version: ShardVersion) -> None:
+        """Make every chunk of a shard a new version, as far as attributes go."""
+        version.generation += 1
+        for coords in version.own:
+            if coords not in array.pending.changes:
+                array.own.pop(coords, None)
+        kept = {coords for coords in version.own if coords in array.own}
+        self._nown -= len(version.own) - len(kept)
+        version.own = kept
+
+    def committed(self, array: Arrangement, coords: Coords, stat: Stat | None) -> None:
+        """Note that a commit of our own left the shard at *coords* in the state *stat*, None if it is gone."""
+        version = array.versions.setdefault(coords, ShardVersion())
+        if stat is None:
+            version.stored = None
+        else:
+            if version.stored is None:
+                version.mtime_ns = stat.mtime_ns
+            version.stored = hash(stat.version)
+        self.forget(array, coords)
+
+    def forget(self, array: Arrangement, coords: Coords) -> None:
+        """Look at the shard at *coords* again when it is wanted next."""
+        key: _Key = (array, coords, ())
+        if key in self._loading:
+            self._outdated.add(key)
+        state = self._states.pop(key, None)
+        if state is not None:
+            self._nbytes -= state.memory
 
     def _count_load(self, shard: OpenShard | None) -> None:
         if shard is not None:

@@ -16,6 +16,10 @@ class Statistics:
     index_hits: int = 0
     whole_shard_decodes: int = 0
     replaced_shards: int = 0
+    published: int = 0
+    commits: int = 0
+    committed_chunks: int = 0
+    committed_bytes: int = 0
 
     def as_dict(self) -> dict[str, object]:
         """Return the counts as plain values."""
@@ -28,4 +32,8 @@ class Statistics:
             "index_hits": self.index_hits,
             "whole_shard_decodes": self.whole_shard_decodes,
             "replaced_shards": self.replaced_shards,
+            "published": self.published,
+            "commits": self.commits,
+            "committed_chunks": self.committed_chunks,
+            "committed_bytes": self.committed_bytes,
         }

@@ -9,7 +9,7 @@ from shardfs.errors import IsADirectoryHereError, NotUnshardable, ShardfsError
 from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Kind, Stat, join_key
+from shardfs.stores.base import Kind, Stat, Store, join_key
 
 
 async def walk_nodes(source: Source) -> AsyncIterator[Node]:
@@ -45,16 +45,16 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
         ]
 
 
-async def walk_files(source: Source, path: str) -> AsyncIterator[str]:
+async def walk_files(store: Store, path: str) -> AsyncIterator[str]:
     """Yield the key of every stored file below the directory *path*; a link to a file counts as one."""
     pending = [path]
     while pending:
         path = pending.pop()
-        for entry in sorted(await source.store.list(path), key=lambda entry: entry.name):
+        for entry in sorted(await store.list(path), key=lambda entry: entry.name):
             key = join_key(path, entry.name)
             if entry.kind is Kind.SYMLINK:
                 try:
-                    await source.store.open(key)
+                    await store.open(key)
                 except IsADirectoryHereError:
                     raise NotUnshardable(f"{key} is a link to a directory, which references do not follow") from None
             if entry.kind is Kind.DIRECTORY:

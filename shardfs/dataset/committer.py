@@ -1,0 +1,441 @@
+"""Commits: what is pending is brought into its shards, each with one append or written new as a whole."""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from shardfs.dataset.array import Array
+from shardfs.dataset.assembly import Assembly, assemble
+from shardfs.dataset.hierarchy import is_below
+from shardfs.dataset.journal import Erase, Intent, Journal, Put
+from shardfs.dataset.open_shard import OpenShard, open_shard
+from shardfs.dataset.pending import Change, ShardPending
+from shardfs.dataset.shards import Arrangement
+from shardfs.dataset.source import Source
+from shardfs.dataset.walk import walk_shards
+from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, StoreError
+from shardfs.format.chunk_grid import ChunkGrid
+from shardfs.format.sharding import Coords
+from shardfs.stores.base import Content, Edit, Kept
+
+log = logging.getLogger(__name__)
+
+_IDLE: Final = 2.0
+_SMALL_IDLE: Final = 30.0
+"""Seconds for which a shard has not been written before it is committed, and if its payload is less than its index."""
+
+_RETRY: Final = 5.0
+_PAUSE: Final = 0.25
+_BATCH: Final = 16
+_ATTEMPTS: Final = 8
+_MAX_PENDING: Final = 100_000
+_FULL: Final = 0.5  # of the journal: then shards are committed that are not idle
+
+
+_Key = tuple[Arrangement, Coords]
+
+
+@dataclass(slots=True)
+class _Job:
+    """One shard that is being changed: *contents* of chunks, None for those that go, by the *records* that say so."""
+
+    array: Arrangement
+    shard: Coords
+    contents: Mapping[Coords, Content | None]
+    records: Sequence[Change]
+    edit: Edit
+    old: OpenShard | None
+    assembly: Assembly
+    intent: Intent | None = None
+
+
+class Committer:
+    """The pending changes of a source, on their way into shards.
+
+    `run` belongs to a nursery of the caller; without it, nothing is committed but by `flush`.  *lock* is held around
+    each use of the journal.  Shards that were appended to are compacted when nothing is pending, from the share
+    *auto_compact* of dead bytes on.
+    """
+
+    def __init__(
+        self, source: Source, journal: Journal, conflicts: Journal, *, auto_compact: float | None = None
+    ) -> None:
+        self.lock = trio.Lock()
+        self._source = source
+        self._journal = journal
+        self._conflicts = conflicts
+        self._queue: dict[_Key, None] = {}
+        self._failures: dict[_Key, tuple[ShardfsError, float]] = {}
+        self._busy: dict[_Key, trio.Event] = {}
+        self._npending = 0
+        self._auto_compact = auto_compact
+        self._appended: dict[_Key, None] = {}
+        self._begun: set[_Key] = set()
+        self._work = trio.Lock()
+        self._wanted = trio.Event()
+        self._progress = trio.Event()
+
+    @property
+    def npending(self) -> int:
+        """Number of changes that are not in their shards yet."""
+        return self._npending
+
+    def add(self, array: Arrangement, shard: Coords, change: Change) -> None:
+        """Take in a change that was published; the one that it replaces need not be committed any more."""
+        before = array.pending.add(shard, change, trio.current_time())
+        if before is None:
+            self._npending += 1
+        else:
+            self._journal.forget(before.sequence, change.sequence)
+        is_first = not self._queue
+        self._queue.setdefault((array, shard))
+        if is_first or self._is_urgent():
+            self._wanted.set()
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether one more chunk of *nbytes* bytes may be published."""
+        return self._journal.has_room(nbytes) and self._npending < _MAX_PENDING
+
+    def check_room(self) -> None:
+        """Raise `NoSpaceError` if what is pending cannot be committed for want of room."""
+        for error, _ in self._failures.values():
+            if isinstance(error, NoSpaceError):
+                raise NoSpaceError(f"nothing more is taken until there is room: {error}")
+
+    async def make_room(self) -> None:
+        """Wait until something was committed; raises what keeps the rest from being committed, if nothing was."""
+        progress, before = self._progress, self._npending
+        self._wanted.set()
+        await progress.wait()
+        if self._npending >= before:
+            for error, _ in self._failures.values():
+                raise error.with_traceback(None)
+
+    def busy(self, array: Arrangement, shard: Coords) -> trio.Event | None:
+        """Return what tells when the change of a shard that is under way is done; None if there is none.
+
+        Nothing is published in the shard meanwhile: the entries that it would supersede are about to change.
+        """
+        return self._busy.get((array, shard))
+
+    async def run(self) -> None:
+        """Commit what is due, for as long as this is not cancelled."""
+        while True:
+            with trio.move_on_at(self._next_time()):
+                await self._wanted.wait()
+            self._wanted = trio.Event()
+            due = self._due()
+            if due:
+                await self._commit(due)
+            elif self._appended and not self._queue:
+                await self._compact(next(iter(self._appended)))
+
+    async def flush(self, array: Arrangement | None = None, *, below: str | None = None) -> None:
+        """Commit all that is pending: of *array*, of the arrays at and below the path *below*, or of the source.
+
+        Raises what keeps it from being committed; what is pending stays so.
+        """
+        for _ in range(_ATTEMPTS):
+            wanted = [
+                key
+                for key in self._queue
+                if (array is None or key[0] is array) and (below is None or is_below(key[0].path, below))
+            ]
+            if not wanted:
+                return
+            await self._commit(wanted)
+            for key in wanted:
+                if key in self._failures:
+                    raise self._failures[key][0].with_traceback(None)
+        raise StoreError("shards are changed by another program again and again; what is pending stays so")
+
+    async def rewrite(
+        self, array: Arrangement, shard: Coords, contents: Mapping[Coords, Content | None], *, compact: bool = False
+    ) -> None:
+        """Change chunks of one shard for which there are no records, or make it *compact*.
+
+        What is pending for the shard was committed before.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                async with AsyncExitStack() as stack:
+                    await stack.enter_async_context(self._work)
+                    stack.enter_context(self._alone((array, shard)))
+                    edit = await stack.enter_async_context(self._source.store.edit(array.shard_key(shard)))
+                    if edit.snapshot is not None:
+                        job = await self._plan(array, shard, contents, (), edit, compact=compact)
+                        await self._write_intents([job])
+                        await self._execute(job)
+            except ConflictError as error:
+                log.info("%s; once more", error)
+            else:
+                return
+        raise StoreError(f"{array.shard_key(shard)} is changed by another program again and again")
+
+    async def _compact(self, key: _Key) -> None:
+        """Compact a shard that was appended to, if so much of it is dead by now."""
+        del self._appended[key]
+        array, shard = key
+        try:
+            opened = (await self._source.shards.state(array, shard, fresh=True)).shard
+            if opened is None or opened.is_decoded or self._auto_compact is None:
+                return
+            index = opened.index
+            if index.shard_nbytes - index.live_nbytes >= self._auto_compact * index.shard_nbytes:
+                await self.rewrite(array, shard, {}, compact=True)
+        except ShardfsError as error:
+            log.error("%s is not compacted: %s", array.shard_key(shard), error)  # noqa: TRY400
+
+    async def empty_outside(self, array: Array, shape: tuple[int, ...]) -> None:
+        """Remove every stored chunk of *array* that does not overlap *shape*."""
+        inside = ChunkGrid.regular(shape, array.grid.chunk_shape).shape
+        shards = [shard async for shard in walk_shards(array)]
+        for shard in shards:
+            outside: dict[Coords, Content | None] = {
+                coords: None
+                async for coords in array.chunks_of(shard)
+                if any(i >= n for i, n in zip(coords, inside, strict=True))
+            }
+            if outside:
+                await self.rewrite(array.arrangement, shard, outside)
+
+    async def _commit(self, keys: Sequence[_Key]) -> None:
+        async with self._work:
+            for start in range(0, len(keys), _BATCH):
+                await self._commit_batch(keys[start : start + _BATCH])
+                self._progress.set()
+                self._progress = trio.Event()
+
+    async def _commit_batch(self, keys: Sequence[_Key]) -> None:
+        """Commit some shards, which share one sync of the journal."""
+        async with AsyncExitStack() as stack:
+            jobs: list[_Job] = []
+            for key in keys:
+                pending = key[0].pending.shards.get(key[1])
+                if pending is None:
+                    self._queue.pop(key, None)
+                    continue
+                stack.enter_context(self._alone(key))
+                with self._failing(key):
+                    job = await self._prepare(key, pending, stack)
+                    if job is not None:
+                        jobs.append(job)
+            try:
+                await self._write_intents(jobs)
+            except ShardfsError as error:
+                for job in jobs:
+                    self._fail((job.array, job.shard), error)
+                return
+            for job in jobs:
+                with self._failing((job.array, job.shard)):
+                    await self._execute(job)
+
+    @contextmanager
+    def _alone(self, key: _Key) -> Iterator[None]:
+        """Keep everybody from publishing in a shard."""
+        event = self._busy[key] = trio.Event()
+        try:
+            yield
+        finally:
+            del self._busy[key]
+            event.set()
+
+    async def _prepare(self, key: _Key, pending: ShardPending, edits: AsyncExitStack) -> _Job | None:
+        """Lock a shard and plan its next version; None if there is nothing to do."""
+        array, shard = key
+        records = await self._without_conflicts(key, pending)
+        if not records:
+            return None
+        first = next((record for record in records if isinstance(record, Put)), None)
+        owner = {} if first is None else {"mode": first.mode, "uid": first.uid, "gid": first.gid}
+        edit = await edits.enter_async_context(self._source.store.edit(array.shard_key(shard), **owner))
+        if edit.snapshot is None and first is None:
+            await self._forget(array, shard, records)
+            return None
+        contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
+        return await self._plan(array, shard, contents, records, edit)
+
+    async def _plan(
+        self,
+        array: Arrangement,
+        shard: Coords,
+        contents: Mapping[Coords, Content | None],
+        records: Sequence[Change],
+        edit: Edit,
+        *,
+        compact: bool = False,
+    ) -> _Job:
+        old = None
+        if edit.snapshot is not None and len(records) < array.grid.nchunks_of(shard):
+            old = await open_shard(array.grid.levels[0], array.grid.index_shape(shard), edit.snapshot)
+        assembly = await assemble(array.grid, shard, old, contents, compact=compact)
+        return _Job(array, shard, contents, records, edit, old, assembly)
+
+    async def _without_conflicts(self, key: _Key, pending: ShardPending) -> Sequence[Change]:
+        """Return the changes of a shard that still fit their array; the others are put aside."""
+        arrangement, shard = key
+        array = (await self._source.hierarchy.node(arrangement.path)).array
+        fitting: list[Change] = []
+        conflicts: list[Change] = []
+        for coords, change in pending.changes.items():
+            fits = array is not None and change.fingerprint == array.fingerprint and array.grid.contains(coords)
+            if fits and array is not None and array.grid.locate(coords) == arrangement.grid.locate(coords):
+                fitting.append(change)
+            else:
+                conflicts.append(change)
+        if conflicts:
+            log.error(
+                "%d chunks of %s were published for metadata that another program has changed since; they are kept, "
+                "and `shardfs recover` shows them",
+                len(conflicts),
+                arrangement.path or "the array",
+            )
+            await self.put_aside(conflicts)
+            await self._forget(arrangement, shard, conflicts)
+        return fitting
+
+    async def put_aside(self, conflicts: Sequence[Change]) -> None:
+        """Keep changes that do not fit what is stored now, durably, for `shardfs recover`."""
+        if not conflicts:
+            return
+        async with self.lock:
+            for change in conflicts:
+                await trio.to_thread.run_sync(carry, self._conflicts, change)
+            await trio.to_thread.run_sync(self._conflicts.sync)
+        await self.finish([change.sequence for change in conflicts])
+
+    async def _write_intents(self, jobs: Sequence[_Job]) -> None:
+        """Make durable what is about to happen to the shards, and what is to come into them."""
+        if not jobs or self._journal.has_vanished:
+            return  # what is in no journal any more is safer in its shard, whatever happens to this process
+        async with self.lock:
+            for job in jobs:
+                job.intent = self._append_intent(job)
+            await trio.to_thread.run_sync(self._journal.sync)
+
+    def _append_intent(self, job: _Job) -> Intent:
+        snapshot, assembly, old = job.edit.snapshot, job.assembly, job.old
+        is_replacement = not assembly.is_append
+        return self._journal.append_intent(
+            path=job.array.path,
+            shard=job.shard,
+            key=job.array.shard_key(job.shard),
+            identity=snapshot.stat.file if snapshot is not None else None,
+            old_nbytes=snapshot.size if snapshot is not None else 0,
+            planned_nbytes=assembly.splice.nbytes if assembly.splice is not None else 0,
+            index_offset_old=old.index_offset if old is not None else 0,
+            is_replacement=is_replacement,
+            temporary=job.edit.temporary if is_replacement else "",
+            old_index=old.index.encoded if old is not None and assembly.is_append else b"",
+            planned_index=assembly.proof,
+            records=[record.sequence for record in job.records],
+        )
+
+    async def _execute(self, job: _Job) -> None:
+        """Store the next version of a shard, and forget what it holds."""
+        intents = [job.intent.sequence] if job.intent is not None else []
+        shards, statistics = self._source.shards, self._source.statistics
+        try:
+            if job.assembly.splice is None:
+                await job.edit.delete()
+                stat = None
+            else:
+                stat = await job.edit.splice(job.assembly.splice)
+                statistics.committed_bytes += sum(
+                    p.nbytes for p in job.assembly.splice.pieces if not isinstance(p, Kept)
+                )
+        except ShardfsError:
+            await self.finish(intents)  # what it began was undone
+            raise
+        shards.committed(job.array, job.shard, stat)
+        self._note_append(job)
+        statistics.commits += 1
+        statistics.committed_chunks += len(job.contents)
+        await self._forget(job.array, job.shard, job.records, *intents)
+
+    def _note_append(self, job: _Job) -> None:
+        """Remember a shard that was appended to, to compact it."""
+        if self._auto_compact is None:
+            return
+        key = (job.array, job.shard)
+        # Where no chunk was ever seen at the beginning, the bytes there may be another format's: they stay.
+        if job.old is None or job.old.index.first_live_byte == 0 or job.array.grid.levels[0].index_at_start:
+            self._begun.add(key)
+        if job.assembly.is_append and key in self._begun:
+            self._appended[key] = None
+
+    async def _forget(self, array: Arrangement, shard: Coords, records: Sequence[Change], *more: int) -> None:
+        for record in records:
+            array.pending.remove(shard, record)
+        self._npending -= len(records)
+        self._failures.pop((array, shard), None)
+        if shard not in array.pending.shards:
+            self._queue.pop((array, shard), None)
+        await self.finish([*(record.sequence for record in records), *more])
+
+    async def sync(self) -> None:
+        """Make durable all that the journal has."""
+        await trio.to_thread.run_sync(self._journal.sync)
+
+    async def finish(self, sequences: Sequence[int]) -> None:
+        """Note that records need not be remembered any more."""
+        if self._journal.has_vanished:
+            return
+        async with self.lock:
+            await trio.to_thread.run_sync(self._journal.finish, sequences)
+
+    @contextmanager
+    def _failing(self, key: _Key) -> Iterator[None]:
+        """Note an error in the block as the reason why a shard is not committed; a conflict is tried again at once."""
+        try:
+            yield
+        except ConflictError as error:
+            log.info("%s; its next commit takes it as it is then", error)
+        except ShardfsError as error:
+            self._fail(key, error)
+
+    def _fail(self, key: _Key, error: ShardfsError) -> None:
+        log.error("%d chunks stay pending: %s", len(key[0].pending.shards[key[1]].changes), error)
+        self._failures[key] = error, trio.current_time() + _RETRY
+
+    def _is_urgent(self) -> bool:
+        return self._journal.live_nbytes > _FULL * self._journal.max_nbytes or self._npending > _FULL * _MAX_PENDING
+
+    def _due_at(self, key: _Key) -> float:
+        """Return when a shard is to be committed, if nothing is published in it until then."""
+        array, shard = key
+        pending = array.pending.shards[shard]
+        if key in self._failures:
+            return self._failures[key][1]
+        index_nbytes = array.grid.index_nbytes(shard)
+        return pending.touched + (_IDLE if pending.payload_nbytes >= index_nbytes else _SMALL_IDLE)
+
+    def _next_time(self) -> float:
+        now = trio.current_time()
+        if self._appended and not self._queue:
+            return now + _IDLE
+        return max(now + _PAUSE, min(map(self._due_at, self._queue), default=math.inf))
+
+    def _due(self) -> Sequence[_Key]:
+        now = trio.current_time()
+        due = [key for key in self._queue if self._due_at(key) <= now]
+        if due or not self._is_urgent():
+            return due
+        ready = [key for key in self._queue if key not in self._failures]
+        full = [key for key in ready if len(key[0].pending.shards[key[1]].changes) == key[0].grid.nchunks_of(key[1])]
+        return full or ready[: max(_BATCH, len(ready) // 2)]
+
+
+def carry(journal: Journal, change: Change) -> Change:
+    """Append a change, of this journal or another one, to *journal*; returns the new record."""
+    if isinstance(change, Erase):
+        return journal.append(change)
+    fields = {field.name: getattr(change, field.name) for field in dataclasses.fields(change)}
+    del fields["sequence"]
+    return journal.append_put(content=fields.pop("payload"), **fields)

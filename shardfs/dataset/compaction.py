@@ -1,0 +1,76 @@
+"""Compaction: shards with dead bytes are written anew, in C order, without them."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import trio
+
+from shardfs.dataset.array import Array
+from shardfs.dataset.committer import Committer
+from shardfs.dataset.inspection import ShardUse, measure
+from shardfs.dataset.open_shard import OpenShard
+from shardfs.dataset.source import Source
+from shardfs.dataset.walk import walk_nodes, walk_shards
+from shardfs.format.sharding import Coords
+from shardfs.format.splice import IndexLayout
+from shardfs.format.torn import find_last_index
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A shard with so many dead bytes that it should be compacted; *reason* says why it is not."""
+
+    array: Array
+    shard: Coords
+    use: ShardUse
+    reason: str | None = None
+
+
+async def find_wasteful(source: Source, threshold: float, *, force: bool) -> AsyncIterator[Candidate]:
+    """Yield the shards of which at least the share *threshold* is dead bytes.
+
+    One that begins with bytes that no index of it ever named may be another file too, HDF5 or TIFF for example, and
+    gets a reason not to be compacted, unless *force*.
+    """
+    async for node in walk_nodes(source):
+        if node.array is None:
+            continue
+        async for shard in walk_shards(node.array):
+            use = await measure(node.array, shard)
+            if use.error is not None or not use.dead or use.dead < threshold * use.size:
+                continue
+            opened = (await node.array.shard(shard)).shard
+            is_foreign = not force and opened is not None and await _has_foreign_prefix(node.array, shard, opened)
+            reason = "it begins with bytes that are no chunk's: another format may own them" if is_foreign else None
+            yield Candidate(node.array, shard, use, reason)
+
+
+async def compact(committer: Committer, candidate: Candidate) -> None:
+    """Write a shard anew without dead bytes; raises `CorruptionError` if that would lose a damaged entry."""
+    await committer.rewrite(candidate.array.arrangement, candidate.shard, {}, compact=True)
+
+
+async def _has_foreign_prefix(array: Array, shard: Coords, opened: OpenShard) -> bool:
+    """Whether the bytes before the first chunk were never named by an index of the shard, as far as can be told."""
+    level = array.grid.levels[0]
+    layout = IndexLayout(level.index_codecs, array.grid.index_shape(shard), level.index_at_start)
+    if level.index_at_start or opened.index.first_live_byte == 0:
+        return False
+    if not level.index_codecs.checksums:
+        return True
+    return not await trio.to_thread.run_sync(_was_named, layout, opened)
+
+
+def _was_named(layout: IndexLayout, opened: OpenShard) -> bool:
+    """Whether an older index in a shard names a chunk at its beginning."""
+    with opened.snapshot.mapped() as data:
+        stop = opened.index_offset
+        while stop > 0:
+            offset = find_last_index(layout, data[:stop])
+            if offset is None:
+                return False
+            index = layout.codecs.decode(bytes(data[offset : offset + layout.nbytes]), layout.chunks_per_shard, offset)
+            if index.first_live_byte == 0:
+                return True
+            stop = offset + layout.nbytes - 1
+    return False

@@ -1,0 +1,176 @@
+"""The directory of our own beside the data, and the lock in it: one writing mount at a time for a dataset.
+
+`.shardfs` in the source has the journal, the changes that were put aside, names beside chunks, and the lock: an open
+file description lock, so that it goes with the process that holds it, however that ends.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from shardfs.errors import SourceError
+from shardfs.format.chunk_key import parse_coordinate
+
+DIRECTORY: Final = ".shardfs"
+_FLOCK: Final = "hhqqi4x"
+
+
+@dataclass(frozen=True)
+class StateDirectory:
+    """`.shardfs` of the source at the absolute path *root*."""
+
+    root: str
+
+    @property
+    def path(self) -> str:
+        """Its absolute path."""
+        return os.path.join(self.root, DIRECTORY)
+
+    @property
+    def journal(self) -> str:
+        """The directory of the journal."""
+        return os.path.join(self.path, "journal")
+
+    @property
+    def conflicts(self) -> str:
+        """The directory of the journal of changes that were put aside."""
+        return os.path.join(self.path, "conflicts")
+
+    @property
+    def drafts(self) -> str:
+        """The directory for large files that are being written."""
+        return os.path.join(self.path, "drafts")
+
+    @property
+    def scratch_key(self) -> str:
+        """The key in the store of the directory for names beside chunks."""
+        return f"{DIRECTORY}/scratch"
+
+    @property
+    def torn_key(self) -> str:
+        """The key in the store of the directory for what was cut off torn shards."""
+        return f"{DIRECTORY}/torn"
+
+    def has_journal(self) -> bool:
+        """Whether there may be changes that were published and are not in the store."""
+        for directory in (self.journal, self.conflicts):
+            with suppress(OSError):
+                if any(name.endswith(".journal") for name in os.listdir(directory)):
+                    return True
+        return False
+
+
+@contextmanager
+def locked(root: str) -> Iterator[StateDirectory]:
+    """Hold the lock of the source at *root*, and have its directory; what is empty of it goes at the end.
+
+    Raises `SourceError` if another process writes the same dataset, or one around or within it; and if one of those
+    left changes that are not in the store, which only a mount of the same source may bring there.
+    """
+    state = StateDirectory(root)
+    fd = _lock(state)
+    try:
+        for other in (*_ancestors(root), *_descendants(root)):
+            _require_idle(root, StateDirectory(other))
+        for directory in (state.journal, state.conflicts, state.drafts):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+        yield state
+    finally:
+        _tidy(state)
+        os.close(fd)
+
+
+def _lock(state: StateDirectory) -> int:
+    path = os.path.join(state.path, "lock")
+    try:
+        while True:
+            os.makedirs(state.path, mode=0o700, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            except OSError:
+                os.close(fd)
+                raise SourceError(f"{state.root} is written already, {_holder(path)}") from None
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(fd), os.stat(path)):
+                    break
+            os.close(fd)  # whoever had it took it away
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
+    except OSError as error:
+        raise SourceError(f"{state.path} cannot be made, which is needed to write: {error.strerror}") from None
+    return fd
+
+
+def _require_idle(root: str, other: StateDirectory) -> None:
+    path = os.path.join(other.path, "lock")
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        fd = -1
+    except OSError as error:
+        raise SourceError(f"whether {other.root} is written cannot be told: {error.strerror}") from None
+    if fd >= 0:
+        try:
+            found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        finally:
+            os.close(fd)
+        if struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK:
+            raise SourceError(f"{other.root}, which overlaps {root}, is written already, {_holder(path)}")
+    if other.has_journal():
+        raise SourceError(
+            f"{other.root}, which overlaps {root}, has a journal of chunks that are not in their shards yet; "
+            f"run `shardfs recover --apply {other.root}` first"
+        )
+
+
+def _holder(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            holder = json.loads(file.read(4096))
+        return f"by process {int(holder['pid'])} on {holder['host']}; unmount it there first"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "by another process; unmount it first"
+
+
+def _ancestors(root: str) -> Iterator[str]:
+    path = root
+    while (parent := os.path.dirname(path)) != path:
+        path = parent
+        if os.path.isdir(os.path.join(path, DIRECTORY)):
+            yield path
+
+
+def _descendants(root: str) -> Iterator[str]:
+    """Yield the directories below *root* that have a directory of ours; those of chunks are not looked into."""
+    pending = [root]
+    while pending:
+        path = pending.pop()
+        with suppress(OSError), os.scandir(path) as entries:
+            for entry in entries:
+                if entry.name == "c" or parse_coordinate(entry.name) is not None:
+                    continue
+                if not entry.is_dir(follow_symlinks=False):
+                    continue
+                if entry.name != DIRECTORY:
+                    pending.append(entry.path)
+                elif path != root:
+                    yield path
+
+
+def _tidy(state: StateDirectory) -> None:
+    """Remove what is empty, and the lock if nothing is left beside it."""
+    for directory, _, _ in os.walk(state.path, topdown=False):
+        with suppress(OSError):
+            if directory != state.path:
+                os.rmdir(directory)
+    with suppress(OSError):
+        if os.listdir(state.path) == ["lock"]:
+            os.unlink(os.path.join(state.path, "lock"))
+            os.rmdir(state.path)

@@ -1,0 +1,133 @@
+"""Publishing: a chunk's bytes become its content on the mount, atomically, and are in the journal.
+
+`Writer` is the way in for everything that changes chunks; its `Committer` brings what is pending into shards.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from shardfs.dataset.array import Array
+from shardfs.dataset.committer import Committer
+from shardfs.dataset.journal import Erase, Journal, Put, Shrink
+from shardfs.dataset.pending import Change
+from shardfs.dataset.source import Source
+from shardfs.errors import ReadOnlyError, ShardfsError
+from shardfs.format.sharding import Coords
+from shardfs.stores.base import Content
+
+log = logging.getLogger(__name__)
+
+_IN_LOOP_NBYTES: Final = 256 * 2**10
+"""Up to this size a payload goes to the page cache in less time than a thread takes to begin."""
+
+
+class Writer:
+    """Changes to the chunks of one source, in the order in which they were published."""
+
+    def __init__(
+        self, source: Source, journal: Journal, conflicts: Journal, *, auto_compact: float | None = None
+    ) -> None:
+        self.source = source
+        self.journal = journal
+        self.committer = Committer(source, journal, conflicts, auto_compact=auto_compact)
+        self._syncing: trio.Event | None = None
+
+    def check(self) -> None:
+        """Raise the error that keeps anything from being published."""
+        if self.journal.is_failed:
+            raise ReadOnlyError("the mount is read-only since its journal failed; unmount, and mount again")
+
+    async def put(
+        self, array: Array, coords: Coords, content: Content, *, mtime_ns: int, mode: int, uid: int, gid: int
+    ) -> None:
+        """Publish *content* as the inner chunk at *coords*.
+
+        Raises `NoSpaceError` where the journal or the shards have no room, `ReadOnlyError` after a failure.
+        """
+
+        def append(superseded: tuple[int, int] | None) -> Put:
+            return self.journal.append_put(
+                path=array.arrangement.path,
+                coords=coords,
+                fingerprint=array.fingerprint,
+                superseded=superseded,
+                mtime_ns=mtime_ns,
+                mode=mode,
+                uid=uid,
+                gid=gid,
+                content=content,
+            )
+
+        self.committer.check_room()
+        await self._room(content.nbytes)
+        await self._publish(array, coords, append, in_thread=content.nbytes > _IN_LOOP_NBYTES)
+
+    async def erase(self, array: Array, coords: Coords, *, mtime_ns: int) -> None:
+        """Publish that there is no inner chunk at *coords* any more."""
+
+        def append(superseded: tuple[int, int] | None) -> Erase:
+            return self.journal.append(
+                Erase(0, array.arrangement.path, coords, array.fingerprint, superseded, mtime_ns)
+            )
+
+        await self._room(0)
+        await self._publish(array, coords, append, in_thread=False)
+
+    async def shrink(self, path: str, shape: tuple[int, ...]) -> Shrink:
+        """Note durably that the array at *path*, which has the shape *shape*, is about to be made smaller.
+
+        What lies outside its new shape then is removed by `Committer.empty_outside`.
+        """
+        self.check()
+        async with self.committer.lock:
+            record = self.journal.append(Shrink(0, path, shape))
+        await self.sync()
+        return record
+
+    async def sync(self) -> None:
+        """Make durable what was published so far; those who ask at the same time share one sync."""
+        target = self.journal.last_sequence
+        while self.journal.synced_sequence < target:
+            if self._syncing is not None:
+                await self._syncing.wait()
+                continue
+            self._syncing = trio.Event()
+            try:
+                await trio.to_thread.run_sync(self.journal.sync)
+            except ShardfsError as error:
+                log.error("the mount is read-only from now on: %s", error)  # noqa: TRY400 - deliberate
+                raise
+            finally:
+                self._syncing.set()
+                self._syncing = None
+
+    async def _room(self, nbytes: int) -> None:
+        """Wait until the journal has room for *nbytes* more."""
+        self.check()
+        while not self.committer.has_room(nbytes):
+            await self.committer.make_room()
+            self.check()
+
+    async def _publish(
+        self, array: Array, coords: Coords, append: Callable[[tuple[int, int] | None], Change], *, in_thread: bool
+    ) -> None:
+        shard = array.grid.locate(coords).shard
+        if shard not in array.arrangement.pending.shards:
+            async with self.source.store.edit(array.arrangement.shard_key(shard)):
+                pass  # raises, where the shard may not be written
+        while True:
+            # A record names the entry that it supersedes, which a commit is about to change.
+            while (busy := self.committer.busy(array.arrangement, shard)) is not None:
+                await busy.wait()
+            async with self.committer.lock:
+                if self.committer.busy(array.arrangement, shard) is not None:
+                    continue
+                self.check()
+                superseded = await array.stored_entry(coords)
+                change = await trio.to_thread.run_sync(append, superseded) if in_thread else append(superseded)
+                self.committer.add(array.arrangement, shard, change)
+                self.source.statistics.published += 1
+                return
