@@ -1,108 +1,32 @@
-"""The command line: what a user types, to calls of the rooms below; errors to one line and an exit status."""
+"""The command line: what a user types, to calls of the rooms below."""
 
 import io
 import json
 import logging
-import math
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, ParamSpec
 
 import click
 import trio
 
-from shardfs import __version__, errors, reports
+from shardfs import errors, reports
+from shardfs.commands import FOREVER, cli, command, json_option, mountpoint_argument, no_nan, source_argument
 from shardfs.dataset.source import Source
+from shardfs.format.shard_new import parse_chunks_per_shard
 from shardfs.fuse import control, daemon
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point, is_shardfs, unmount
 from shardfs.fuse.options import MountOptions
 from shardfs.logs import log_to
+from shardfs.maintenance import compact, flush, recover  # noqa: F401 - they are commands of the group
 from shardfs.stores.local import LocalStore
 from shardfs.stores.url import open_store
 
-EXIT_STATUS: Final[dict[type[errors.ShardfsError], int]] = {
-    errors.UsageError: 2,
-    errors.SourceError: 3,
-    errors.MountPointError: 4,
-    errors.FuseUnavailableError: 5,
-}
-"""Exit status by error.  Any other error is 1, and so is a `verify` that found damage."""
 
-P = ParamSpec("P")
-
-_FOREVER: Final = float("inf")  # a command looks at everything once
-
-
-class Examples(click.Command):
-    """A command whose help ends with examples, line by line as they are written."""
-
-    def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:  # noqa: ANN401 - as click passes them
-        super().__init__(*args, **kwargs)
-        self.examples = examples
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples."""
-        with formatter.section("Examples"):
-            for line in self.examples.strip().splitlines():
-                formatter.write(f"  {line.strip()}\n")
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="shardfs")
-def cli() -> None:
-    """See the inner chunks of sharded Zarr arrays as ordinary files.
-
-    Mount a dataset, and every program that reads files reads its chunks:
-
-    \b
-      shardfs mount data.zarr /mnt/x      mount it
-      ls /mnt/x/image/c/0/0               every inner chunk is a file
-      shardfs umount /mnt/x               unmount it
-
-    \b
-    Exit status: 0 done; 1 failed, or damage found; 2 wrong usage; 3 SOURCE is missing
-    or unreadable; 4 the mount point cannot be used; 5 this machine cannot mount.
-    """
-
-
-def command(examples: str) -> Callable[[Callable[P, None]], click.Command]:
-    """Make a command of a function: its errors become one line on standard error and an exit status."""
-
-    def decorate(function: Callable[P, None]) -> click.Command:
-        @wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            try:
-                function(*args, **kwargs)
-                if sys.stdout is not None:  # it was closed before we began
-                    sys.stdout.flush()
-            except errors.ShardfsError as error:
-                click.echo(f"shardfs: {error}", err=True)
-                sys.exit(EXIT_STATUS.get(type(error), 1))
-            except OSError as error:
-                if sys.stdout is not None:
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere
-                if not isinstance(error, BrokenPipeError):
-                    click.echo(f"shardfs: {errors.printable(str(error))}", err=True)
-                sys.exit(1)
-
-        return cli.command(cls=Examples, examples=examples)(run)
-
-    return decorate
-
-
-def _no_nan(_: click.Context, __: click.Parameter, value: float) -> float:
-    if math.isnan(value):
-        raise click.BadParameter("nan is not in the range x>=0.")
-    return value
-
-
-source_argument = click.argument("source", metavar="SOURCE")
-mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=click.Path())
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    return None if value is None else parse_chunks_per_shard(value)
 
 
 @command(
@@ -118,13 +42,28 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 @click.option(
     "--metadata-ttl",
     type=click.FloatRange(min=0),
-    callback=_no_nan,
+    callback=no_nan,
     default=MountOptions.metadata_ttl,
     show_default=True,
     metavar="SECONDS",
     help="For how long to believe what was seen of the source.",
 )
 @click.option("--allow-other", is_flag=True, help="Let other users read the mount, as far as file modes allow.")
+@click.option("--write", is_flag=True, help="Let chunks, metadata and plain files be written.")
+@click.option(
+    "--shards",
+    "chunks_per_shard",
+    callback=_chunks_per_shard,
+    metavar="N,N,…",
+    help="Inner chunks per shard and axis (one number for all axes) of new arrays, which are stored sharded then.",
+)
+@click.option(
+    "--auto-compact",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    callback=no_nan,
+    metavar="RATIO",
+    help="Rewrite shards that were appended to, when idle, from this share of dead bytes on.",
+)
 @click.option("--page-cache", is_flag=True, help="Let the kernel cache chunk files, and programs map them shared.")
 @click.option("-o", "options", multiple=True, metavar="OPTIONS", help="FUSE options, separated by commas.")
 @click.option(
@@ -142,13 +81,16 @@ def mount(
     foreground: bool,
     metadata_ttl: float,
     allow_other: bool,
+    write: bool,
+    chunks_per_shard: tuple[int, ...] | None,
+    auto_compact: float | None,
     page_cache: bool,
     options: tuple[str, ...],
     log_level: str,
     log_file: Path | None,
     ready_fd: int | None,
 ) -> None:
-    """Mount SOURCE, read-only, at the empty directory MOUNTPOINT.
+    """Mount SOURCE, read-only unless --write is given, at the empty directory MOUNTPOINT.
 
     SOURCE is the path or file:// URL of a folder: one array, a group, or several datasets and plain files, which pass
     through. The command returns when the mount answers. Take it away with `shardfs umount`.
@@ -156,7 +98,10 @@ def mount(
     An array that cannot be shown unsharded is shown as it is stored; `shardfs info` says why. Without --log-file the
     log goes to a file below ~/.local/state/shardfs, which the command names.
     """
-    chosen = MountOptions(metadata_ttl, allow_other, page_cache).with_fuse_options(options)
+    chosen = MountOptions(
+        metadata_ttl=metadata_ttl, allow_other=allow_other, page_cache=page_cache, write=write
+    ).with_fuse_options(options)
+    chosen = replace(chosen, chunks_per_shard=chunks_per_shard, auto_compact=auto_compact)
     if foreground:
         _mount_in_foreground(source, mountpoint, chosen, log_level, log_file, ready_fd)
         return
@@ -164,7 +109,7 @@ def mount(
     log_file = (log_file or daemon.default_log_file(place)).absolute()
     arguments = [store.url, place, *chosen.to_arguments(), f"--log-level={log_level}"]
     daemon.start_daemon(arguments, log_file)
-    click.echo(errors.printable(f"{store.url} is mounted at {mountpoint}, read-only (log: {log_file})"))
+    click.echo(errors.printable(f"{store.url} is mounted at {mountpoint}, {_how(chosen)} (log: {log_file})"))
 
 
 @command(
@@ -190,7 +135,7 @@ def umount(mountpoint: str) -> None:
 @json_option
 def info(source: str, shards: bool, as_json: bool) -> None:
     """Describe every array of SOURCE, and whether it can be shown unsharded."""
-    opened = Source.of(open_store(source), ttl=_FOREVER)
+    opened = Source.of(open_store(source), ttl=FOREVER)
     described = trio.run(reports.describe, opened, shards)
     click.echo(json.dumps(described, indent=2) if as_json else reports.render_info(described), nl=as_json)
 
@@ -209,7 +154,7 @@ def verify(source: str, data: bool, as_json: bool) -> None:
 
     Names each damaged document, shard and inner chunk; exit status 1 if there is one.
     """
-    opened = Source.of(open_store(source), ttl=_FOREVER)
+    opened = Source.of(open_store(source), ttl=FOREVER)
     report = trio.run(reports.verify, opened, data, sys.stderr)
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
     if report.problems:
@@ -230,7 +175,7 @@ def refs(source: str, output: Path | None, skip_encoded: bool) -> None:
 
     They say what a mount would show at this moment; write them again when the source has changed.
     """
-    opened = Source.of(open_store(source), ttl=_FOREVER)
+    opened = Source.of(open_store(source), ttl=FOREVER)
     logging.getLogger("shardfs.vfs.references").addHandler(_Message())
     if output is None:
         trio.run(reports.write_references, opened, sys.stdout, skip_encoded)
@@ -265,6 +210,10 @@ def stats(mountpoint: str, as_json: bool) -> None:
     click.echo(text if as_json else reports.render_statistics(json.loads(text)))
 
 
+def _how(options: MountOptions) -> str:
+    return "to read and write" if options.write else "read-only"
+
+
 def _prepare(source: str, mountpoint: str) -> tuple[LocalStore, str]:
     """Open the source and check that the mount can be made, before anything is started."""
     store = open_store(source)
@@ -287,7 +236,9 @@ def _mount_in_foreground(
             else:
                 with suppress(OSError):  # the mount is there, whether somebody hears of it or not
                     click.echo(
-                        errors.printable(f"{store.url} is mounted at {mountpoint}, read-only (end it with Ctrl-C)")
+                        errors.printable(
+                            f"{store.url} is mounted at {mountpoint}, {_how(options)} (end it with Ctrl-C)"
+                        )
                     )
 
         serve(store, place, options, ready)

@@ -131,7 +131,7 @@ async def _verify_array(array: Array, data: bool, progress: TextIO, report: Repo
     except ShardfsError as error:  # a directory of shards; what was found is checked all the same
         problem = Problem(path or "(root)", None, str(error))
         report.problems.append({**asdict(problem), "document": None})
-    with _bar(len(shards), printable(path) or "(root)", progress) as advance:
+    with bar(len(shards), printable(path) or "(root)", progress) as advance:
         for coords in shards:
             async for problem in check(array, coords, decoder):
                 report.problems.append({**asdict(problem), "document": None})
@@ -140,7 +140,8 @@ async def _verify_array(array: Array, data: bool, progress: TextIO, report: Repo
 
 
 @contextmanager
-def _bar(length: int, label: str, file: TextIO) -> Iterator[Callable[[], None]]:
+def bar(length: int, label: str, file: TextIO) -> Iterator[Callable[[], None]]:
+    """Show on a terminal how far a loop has come; yields what is called after each turn."""
     if not file.isatty():
         yield lambda: None
         return

@@ -7,3 +7,6 @@ STATISTICS: Final = "user.shardfs.stats"
 
 PID: Final = "user.shardfs.pid"
 """Process id of the daemon."""
+
+FLUSH: Final = "user.shardfs.flush"
+"""Setting it commits everything that is pending; the call returns when that is in the shards."""

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+O = TypeVar("O", bound="Operations")  # noqa: E741
 
 ERRNOS: Final[dict[type[errors.ShardfsError], int]] = {
     errors.ShardfsError: errno.EIO,
@@ -30,6 +31,15 @@ ERRNOS: Final[dict[type[errors.ShardfsError], int]] = {
     errors.CorruptionError: errno.EIO,
     errors.OutsideSourceError: errno.EIO,
     errors.StaleError: errno.ESTALE,
+    errors.ConflictError: errno.EIO,
+    errors.RefusedError: errno.EINVAL,
+    errors.ExistsError: errno.EEXIST,
+    errors.NotEmptyError: errno.ENOTEMPTY,
+    errors.NoSpaceError: errno.ENOSPC,
+    errors.ReadOnlyError: errno.EROFS,
+    errors.NotPermittedError: errno.EPERM,
+    errors.CrossDeviceError: errno.EXDEV,
+    errors.NameTooLongError: errno.ENAMETOOLONG,
     errors.NoAttributeError: errno.ENODATA,
     errors.UsageError: errno.EINVAL,
     errors.SourceError: errno.EIO,
@@ -37,12 +47,24 @@ ERRNOS: Final[dict[type[errors.ShardfsError], int]] = {
     errors.FuseUnavailableError: errno.EIO,
 }
 
-_QUIET: Final = frozenset({errno.ENOENT, errno.ESTALE, errno.ENODATA, errno.ENOTDIR, errno.EISDIR})
+_QUIET: Final = frozenset(
+    {
+        errno.ENOENT,
+        errno.EEXIST,
+        errno.ENOTEMPTY,
+        errno.ENAMETOOLONG,
+        errno.ESTALE,
+        errno.ENODATA,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EXDEV,
+    }
+)
 
 
 def request(
-    handler: "Callable[Concatenate[Operations, P], Coroutine[Any, Any, R]]",
-) -> "Callable[Concatenate[Operations, P], Coroutine[Any, Any, R]]":
+    handler: Callable[Concatenate[O, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[O, P], Coroutine[Any, Any, R]]:
     """Count a request, and answer every error of its handler with an errno.
 
     pyfuse3 ends the mount on any exception but its own; an unexpected one is logged with its traceback and answered
@@ -50,7 +72,7 @@ def request(
     """
     name = handler.__name__
 
-    async def answered(self: "Operations", /, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def answered(self: O, /, *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.requests[name] += 1
         self.pending += 1
         try:

@@ -4,19 +4,24 @@ import logging
 import resource
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Final
 
 import pyfuse3
 import trio
 
+from shardfs.dataset.lock import StateDirectory, locked
 from shardfs.dataset.source import Source
 from shardfs.errors import FuseUnavailableError
 from shardfs.fuse.operations import Operations
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
+from shardfs.fuse.writing import WritingOperations
 from shardfs.stores.base import Store
+from shardfs.stores.local import LocalStore
 from shardfs.vfs.tree import Tree
 from shardfs.vfs.views import UnshardedV3
+from shardfs.vfs.writing import Writing
 
 log = logging.getLogger(__name__)
 
@@ -24,17 +29,42 @@ _OPEN_FILES: Final = 16384
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def serve(store: Store, path: str, options: MountOptions, ready: Callable[[], None]) -> None:
+def serve(store: LocalStore, path: str, options: MountOptions, ready: Callable[[], None]) -> None:
     """Mount *store* at *path* and answer requests until it is unmounted, or a signal comes.
 
-    *ready* is called when the mount answers.
+    *ready* is called when the mount answers.  Raises `SourceError` if it is to be written to, and another mount does.
     """
-    source = Source.of(store, ttl=options.metadata_ttl, max_open=_raise_file_limit() // 4)
-    tree = Tree(store, source.hierarchy, UnshardedV3(), ttl=options.metadata_ttl)
-    operations = Operations(tree, source.statistics, page_cache=options.page_cache)
+    with locked(store.root) if options.write else nullcontext() as state:
+        source = Source.of(store, ttl=options.metadata_ttl, max_open=_raise_file_limit() // 4)
+        scratch = state.scratch_key if state is not None else None
+        tree = Tree(store, source.hierarchy, UnshardedV3(), ttl=options.metadata_ttl, scratch=scratch)
+        if state is None:
+            if StateDirectory(store.root).has_journal():
+                log.warning(
+                    "%s has a journal of chunks that are not in their shards yet, and that are not shown here: "
+                    "mount it with --write, or see `shardfs recover`",
+                    store.url,
+                )
+            _mount(
+                Operations(tree, source.statistics, page_cache=options.page_cache), store, path, options, ready, None
+            )
+            return
+        writing = Writing.open(source, tree, state, options.chunks_per_shard, options.auto_compact)
+        operations = WritingOperations(tree, writing.editor, source.statistics, page_cache=options.page_cache)
+        _mount(operations, store, path, options, ready, writing)
+
+
+def _mount(
+    operations: Operations,
+    store: Store,
+    path: str,
+    options: MountOptions,
+    ready: Callable[[], None],
+    writing: Writing | None,
+) -> None:
     fuse_options = {
         "default_permissions",
-        "ro",
+        "rw" if options.write else "ro",
         f"fsname=shardfs:{_option_value(store.url)}",
         "subtype=shardfs",
         *options.fuse_options,
@@ -49,7 +79,7 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[], No
         raise FuseUnavailableError(f"{path} could not be mounted: {error}") from None
     clean = False
     try:
-        trio.run(_serve, tree, ready)
+        trio.run(_serve, operations.tree, writing, ready)
         clean = True
     finally:
         # A mount whose daemon failed is left to answer ENOTCONN: an empty directory would look like deleted data.
@@ -62,13 +92,18 @@ def _option_value(text: str) -> str:
     return shown.replace("\\", "\\\\").replace(",", "\\,")
 
 
-async def _serve(tree: Tree, ready: Callable[[], None]) -> None:
+async def _serve(tree: Tree, writing: Writing | None, ready: Callable[[], None]) -> None:
     await tree.start()
     async with trio.open_nursery() as nursery:
-        await nursery.start(_end_on_signal)
+        if writing is not None:
+            await writing.start()
+            nursery.start_soon(writing.run)
+        await nursery.start(_end_on_signal, writing)
         nursery.start_soon(_announce, ready)
         await pyfuse3.main()
         nursery.cancel_scope.cancel()
+    if writing is not None:
+        await writing.finish()
 
 
 async def _announce(ready: Callable[[], None]) -> None:
@@ -79,7 +114,7 @@ async def _announce(ready: Callable[[], None]) -> None:
         pyfuse3.terminate()
 
 
-async def _end_on_signal(task_status: "trio.TaskStatus[None]") -> None:
+async def _end_on_signal(writing: Writing | None, task_status: "trio.TaskStatus[None]") -> None:
     hangup_is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as under nohup
     ends = [number for number in _SIGNALS if not (number == signal.SIGHUP and hangup_is_ignored)]
     with trio.open_signal_receiver(*ends) as signals:
@@ -87,6 +122,8 @@ async def _end_on_signal(task_status: "trio.TaskStatus[None]") -> None:
         task_status.started()
         async for number in signals:
             log.info("unmounting on %s", signal.Signals(number).name)
+            if writing is not None:
+                await writing.commit()
             pyfuse3.terminate()
             return
 

@@ -9,7 +9,7 @@ import stat
 import subprocess
 from pathlib import Path
 
-from shardfs.errors import FuseUnavailableError, MountPointError
+from shardfs.errors import FuseUnavailableError, MountPointError, StoreError
 from shardfs.fuse import control
 
 _FILESYSTEM = "fuse.shardfs"
@@ -58,7 +58,10 @@ def check_fuse() -> None:
 
 
 def unmount(mountpoint: str) -> None:
-    """Unmount, and return when the daemon is gone; raises `MountPointError`."""
+    """Unmount, and return when the daemon is gone; raises `MountPointError`.
+
+    Raises `StoreError` if it is unmounted, but not everything that was written could be brought into the shards.
+    """
     path = os.path.realpath(mountpoint)
     if not is_shardfs(path):
         raise MountPointError(f"{mountpoint} is not a mount of shardfs")
@@ -69,6 +72,7 @@ def unmount(mountpoint: str) -> None:
             raise MountPointError(f"{mountpoint} does not answer: {error.strerror}") from None
         _run_fusermount("-u", "-z", path)
         return
+    unwritten = _flush(path)
     try:
         _run_fusermount("-u", path)
         poll = select.poll()
@@ -76,6 +80,23 @@ def unmount(mountpoint: str) -> None:
         poll.poll()
     finally:
         os.close(daemon)
+    if unwritten:
+        raise StoreError(
+            f"{mountpoint} is unmounted, but not everything is in the shards ({unwritten}): it stays in the journal, "
+            "for the next mount with --write or `shardfs recover`"
+        )
+
+
+def _flush(path: str) -> str | None:
+    """Commit what is pending on a mount that may be written to; returns why that failed."""
+    try:
+        if not os.statvfs(path).f_flag & os.ST_RDONLY:
+            os.setxattr(path, control.FLUSH, b"")
+    except PermissionError:
+        pass  # somebody else's mount; the daemon does it anyway
+    except OSError as error:
+        return error.strerror
+    return None
 
 
 def is_shardfs(path: str) -> bool:

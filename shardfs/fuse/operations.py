@@ -33,36 +33,36 @@ class Operations(pyfuse3.Operations):
         super().__init__()
         self.statistics = statistics
         self.pending = 0
-        self._tree = tree
+        self.tree = tree
         self._page_cache = page_cache
         self._entries: dict[int, tuple[Stat, pyfuse3.EntryAttributes]] = {}
 
     @request
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
         """Find a name; one that stands for nothing is answered so that the kernel remembers it."""
-        return self._entry(await self._tree.lookup(parent_inode, name))
+        return self._entry(await self.tree.lookup(parent_inode, name))
 
     @request
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
         """Return attributes."""
-        return self._entry(await self._tree.attributes(inode))
+        return self._entry(await self.tree.attributes(inode))
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """Take back references."""
         for inode, lookups in inode_list:
-            self._tree.forget(inode, lookups)
+            self.tree.forget(inode, lookups)
 
     @request
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         """Open a file; the kernel has refused to write already, as the mount is read-only."""
-        number, handle = await self._tree.open(inode)
+        number, handle = await self.tree.open(inode)
         direct = handle.is_chunk and not self._page_cache
         return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=handle.is_chunk)
 
     @request
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Read from an open file."""
-        data = await self._tree.file(fh).read(off, size)
+        data = await self.tree.file(fh).read(off, size)
         self.statistics.bytes_read += len(data)
         return cast(bytes, data)
 
@@ -74,17 +74,17 @@ class Operations(pyfuse3.Operations):
     @request
     async def release(self, fh: FileHandleT) -> None:
         """Close an open file."""
-        self._tree.close(fh)
+        self.tree.close(fh)
 
     @request
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Open a directory."""
-        return FileHandleT(self._tree.open_directory(inode))
+        return FileHandleT(self.tree.open_directory(inode))
 
     @request
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """List an open directory, with attributes, as far as the reply has room."""
-        directory = self._tree.directory(fh)
+        directory = self.tree.directory(fh)
         await directory.seek(start_id)
         reply = pyfuse3.readdir_reply
         is_empty = True
@@ -108,17 +108,17 @@ class Operations(pyfuse3.Operations):
                     return
                 is_empty = False
                 if batch.is_counted:
-                    self._tree.retain(ino)
+                    self.tree.retain(ino)
 
     @request
     async def releasedir(self, fh: FileHandleT) -> None:
         """Close an open directory."""
-        await self._tree.close_directory(fh)
+        await self.tree.close_directory(fh)
 
     @request
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
         """Return the target of a symbolic link."""
-        return FileNameT(await self._tree.read_link(inode))
+        return FileNameT(await self.tree.read_link(inode))
 
     @request
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
@@ -127,17 +127,17 @@ class Operations(pyfuse3.Operations):
             return json.dumps(self.statistics.as_dict()).encode()
         if inode == pyfuse3.ROOT_INODE and name == control.PID.encode():
             return b"%d" % os.getpid()
-        return await self._tree.attribute(inode, name)
+        return await self.tree.attribute(inode, name)
 
     @request
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """Return the names of the extended attributes."""
-        return [XAttrNameT(name) for name in await self._tree.attribute_names(inode)]
+        return [XAttrNameT(name) for name in await self.tree.attribute_names(inode)]
 
     @request
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """Return the room in the store."""
-        room = await self._tree.store.capacity()
+        room = await self.tree.store.capacity()
         data = StatvfsData()
         data.f_bsize = data.f_frsize = room.block_size
         data.f_blocks, data.f_bfree, data.f_bavail = room.blocks, room.blocks_free, room.blocks_available
@@ -150,7 +150,7 @@ class Operations(pyfuse3.Operations):
 
         That is safe because pyfuse3 sends a reply before it runs another handler.
         """
-        ino, size, ttl, status = attributes
+        ino, size, ttl, status, mtime_ns = attributes
         known = self._entries.get(id(status))
         if known is not None and known[0] is status:
             entry = known[1]
@@ -163,6 +163,7 @@ class Operations(pyfuse3.Operations):
         entry.st_size = size
         entry.st_blocks = (size + 511) >> 9
         entry.attr_timeout = entry.entry_timeout = ttl
+        entry.st_mtime_ns = status.mtime_ns if mtime_ns is None else mtime_ns
         return entry
 
 

@@ -11,26 +11,38 @@ class MountOptions:
     """How to mount.
 
     *metadata_ttl* is for how many seconds what was seen is believed; *page_cache* lets the kernel keep the bytes of
-    chunk files; *fuse_options* go to libfuse as they are.
+    chunk files; *fuse_options* go to libfuse as they are.  With *write* the mount may be written to; *chunks_per_shard*
+    is how new arrays are sharded then, one number for all axes or one for each, and *auto_compact* from which share of
+    dead bytes on a shard that was written is rewritten.
     """
 
     metadata_ttl: float = 1.0
     allow_other: bool = False
     page_cache: bool = False
     fuse_options: tuple[str, ...] = ()
+    write: bool = False
+    chunks_per_shard: tuple[int, ...] | None = None
+    auto_compact: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.write and (self.chunks_per_shard is not None or self.auto_compact is not None):
+            raise UsageError("--shards and --auto-compact are for a mount that is written to: add --write")
 
     def with_fuse_options(self, options: Sequence[str]) -> "MountOptions":
         """Return these options changed by the values of `-o`, each a list separated by commas.
 
-        Raises `UsageError` for one that a read-only mount cannot honour.
+        Raises `UsageError` for one that the mount cannot honour.
         """
         changed = self
-        for option in (word for value in options for word in value.split(",") if word):
+        words = [word for value in options for word in value.split(",") if word]
+        if "ro" in words and (self.write or "rw" in words):
+            raise UsageError(f"-o ro contradicts {'--write' if self.write else '-o rw'}: give one of them")
+        for option in words:
             match option:
                 case "ro":
                     pass
                 case "rw":
-                    raise UsageError("-o rw: writing through the mount is not supported yet; mount read-only")
+                    changed = replace(changed, write=True)
                 case "allow_other":
                     changed = replace(changed, allow_other=True)
                 case _ if option.partition("=")[0] in ("subtype", "fsname"):
@@ -47,5 +59,8 @@ class MountOptions:
             f"--metadata-ttl={self.metadata_ttl}",
             *(["--allow-other"] if self.allow_other else []),
             *(["--page-cache"] if self.page_cache else []),
+            *(["--write"] if self.write else []),
+            *([f"--shards={','.join(map(str, self.chunks_per_shard))}"] if self.chunks_per_shard else []),
+            *([f"--auto-compact={self.auto_compact}"] if self.auto_compact is not None else []),
             *(f"-o{option}" for option in self.fuse_options),
         ]

@@ -12,17 +12,24 @@ ABSENT: Final = 0
 class Attributes(NamedTuple):
     """Attributes of one inode: its own number and size in bytes, the rest as *status* has it.
 
-    *ttl* is for how many seconds the kernel may believe them.  Files that share a status share the very same object.
+    *ttl* is for how many seconds the kernel may believe them.  Files that share a status share the very same object;
+    *mtime_ns* is there for those that have a modification time of their own.
     """
 
     ino: int
     size: int
     ttl: float
     status: Stat
+    mtime_ns: int | None = None
 
 
 NOTHING: Final = Stat(Kind.SPECIAL, 0, None, None, 0, 0, 0, 0, 0, 0, 0, 0)
 UNKNOWN_FILE: Final = NOTHING._replace(kind=Kind.FILE, mode=stat.S_IFREG, nlink=1)
+
+
+def new_file(mode: int, uid: int, gid: int) -> Stat:
+    """Return the status of a file that is stored nowhere yet."""
+    return UNKNOWN_FILE._replace(mode=stat.S_IFREG | stat.S_IMODE(mode), uid=uid, gid=gid)
 
 
 def absent(ttl: float) -> Attributes:

@@ -5,20 +5,22 @@ from itertools import groupby, repeat
 from typing import TYPE_CHECKING, Final
 
 from shardfs.dataset.array import Array, Extent, ListedRun
+from shardfs.dataset.journal import Put
 from shardfs.dataset.shards import ShardState
 from shardfs.errors import (
     IsADirectoryHereError,
     NoAttributeError,
     NotADirectoryHereError,
     NotFoundError,
+    RefusedError,
     ShardfsError,
     StaleError,
 )
 from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.sharding import Coords
-from shardfs.vfs.attributes import Attributes, absent, unreadable
-from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle
-from shardfs.vfs.inodes import GENERATION_MASK, pack
+from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, absent, new_file, unreadable
+from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle, Row
+from shardfs.vfs.inodes import pack
 from shardfs.vfs.positions import Positions
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class ChunkTree:
 
     async def lookup_in_array(self, name: str) -> Attributes:
         """Return the attributes of *name*, which belongs to the chunks, in the array's directory."""
-        return await self._directory_attributes(0) if self.root else await self._lookup(0, name)
+        return await self._directory(()) if self.root else await self._lookup(0, name)
 
     async def lookup(self, position: int, name: str) -> Attributes:
         """Return the attributes of *name* in the directory at *position*."""
@@ -70,50 +72,101 @@ class ChunkTree:
         if self._positions.is_chunk(position):
             raise NotADirectoryHereError("a chunk is no directory")
         if not self.owns(name):
-            return await self._tree.lookup_stored(self.stored_path(position), name)
+            return await self._tree.lookup_beside_chunks(self.stored_path(position), name)
         return await self._lookup(position, name)
+
+    async def coords_of(self, position: int | None, name: str) -> Coords:
+        """Return the coordinates that *name*, which belongs to the chunks, gives: all, or fewer for a directory.
+
+        It lies in the directory at *position*, or in the array's if that is None.  Raises `RefusedError` for a name
+        beyond the grid.
+        """
+        await self._check()
+        if position is None and self.root:
+            return ()
+        position = position or 0
+        if self._positions.is_chunk(position):
+            raise NotADirectoryHereError("a chunk is no directory")
+        coords = (*self._prefix(position), int(name)) if self._nested else self._encoding.decode(name, self._ndim) or ()
+        if any(i >= n for i, n in zip(coords, self.array.grid.grid_shape, strict=False)):
+            raise RefusedError(
+                f"{self._encoding.encode(coords)} of {self.array.arrangement.path or 'the array'} lies beyond its shape"
+            )
+        return coords
+
+    def coords_at(self, position: int) -> Coords:
+        """Return the coordinates of the chunk at *position*, or those that lead to the directory there."""
+        return self._coords(position)
+
+    def is_chunk(self, position: int) -> bool:
+        """Whether *position* is that of a chunk."""
+        return self._positions.is_chunk(position)
+
+    async def version(self, coords: Coords, ino: int | None = None, *, fresh: bool = True) -> ChunkHandle:
+        """Return the chunk at *coords* as it is, open; `StaleError` if *ino* is not its number.
+
+        Raises `NotFoundError` if there is none.
+        """
+        await self._check()
+        state, extent = await self.array.find(coords, fresh=fresh)
+        if extent is None:
+            raise NotFoundError("there is no such chunk") if ino is None else StaleError("the chunk was removed")
+        attributes = self._chunk_attributes(coords, state, extent)
+        if ino is not None and attributes.ino != ino:
+            raise StaleError("the chunk was replaced")
+        return ChunkHandle(attributes, extent)
 
     async def attributes(self, generation: int, position: int) -> Attributes:
         """Return the attributes of version *generation* of a chunk, or of a directory of chunks."""
         await self._check()
         if not self._positions.is_chunk(position):
             return await self._directory_attributes(position)
-        state, extent = await self._find(generation, position, fresh=False)
-        return self._chunk_attributes(position, state, extent)
+        ino = pack(self.number, generation, position)
+        return (await self.version(self._coords(position), ino, fresh=False)).attributes
 
     async def open(self, generation: int, position: int) -> ChunkHandle:
         """Open version *generation* of a chunk."""
         await self._check()
         if not self._positions.is_chunk(position):
             raise IsADirectoryHereError("this is a directory of chunks")
-        state, extent = await self._find(generation, position, fresh=True)
-        return ChunkHandle(self._chunk_attributes(position, state, extent), extent)
+        return await self.version(self._coords(position), pack(self.number, generation, position))
 
     async def attribute(self, generation: int, position: int, name: bytes) -> bytes:
-        """Return where a chunk lies: the key of its shard, and length and offset in it.
+        """Return an extended attribute of version *generation* of a chunk."""
+        if not self._positions.is_chunk(position):
+            raise NoAttributeError(f"no attribute {name!r}")
+        return await self.chunk_attribute(self._coords(position), pack(self.number, generation, position), name)
 
-        There is no offset where the shard is encoded as a whole.
+    async def chunk_attribute(self, coords: Coords, ino: int | None, name: bytes) -> bytes:
+        """Return where a chunk, or its version *ino*, lies: the key of its shard, and length and offset in it.
+
+        There is no offset where the shard is encoded as a whole, and while the chunk is not in its shard yet.
         """
-        if self._positions.is_chunk(position):
-            if name == _SHARD:
-                place = self.array.grid.locate(self._coords(position))
-                return self.array.arrangement.shard_key(place.shard).encode(errors="surrogateescape")
-            _, extent = await self._find(generation, position, fresh=False)
-            if name == _NBYTES:
-                return b"%d" % extent.nbytes
-            if name == _OFFSET and not self.array.grid.is_encoded:
-                return b"%d" % (extent.shard.offset + extent.offset)
+        if name == _SHARD:
+            place = self.array.grid.locate(coords)
+            return self.array.arrangement.shard_key(place.shard).encode(errors="surrogateescape")
+        extent = (await self.version(coords, ino, fresh=False)).extent
+        if name == _NBYTES:
+            return b"%d" % extent.nbytes
+        if name == _OFFSET and not self.array.grid.is_encoded and extent.shard.offset is not None:
+            return b"%d" % (extent.shard.offset + extent.offset)
         raise NoAttributeError(f"no attribute {name!r}")
 
     def attribute_names(self, position: int) -> Sequence[bytes]:
         """Return the names of the attributes."""
-        if not self._positions.is_chunk(position):
-            return []
+        return self.chunk_attribute_names() if self._positions.is_chunk(position) else []
+
+    def chunk_attribute_names(self) -> Sequence[bytes]:
+        """Return the names of the attributes of chunks."""
         return [_SHARD, _NBYTES] if self.array.grid.is_encoded else [_SHARD, _OFFSET, _NBYTES]
 
     def stored_path(self, position: int) -> str:
         """Return the directory of the store that has the same path as the one at *position*."""
-        parts = [self.array.arrangement.path, self.root, *map(str, self._coords(position))]
+        return self.directory_of(self._coords(position))
+
+    def directory_of(self, coords: Coords) -> str:
+        """Return the directory of the store with the path of the one whose path gives *coords*."""
+        parts = [self.array.arrangement.path, self.root, *map(str, coords)]
         return "/".join(part for part in parts if part)
 
     async def list(self, position: int, cookie: int) -> AsyncGenerator[Batch, None]:
@@ -121,11 +174,8 @@ class ChunkTree:
         await self._check()
         if self._positions.is_chunk(position):
             raise NotADirectoryHereError("a chunk is no directory")
-        try:
-            async for batch in self._tree.list_stored(self.stored_path(position), cookie, {}, self.owns):
-                yield batch
-        except (NotFoundError, NotADirectoryHereError):
-            pass  # directories above inner chunks are more than those above shards
+        async for batch in self._tree.list_beside_chunks(self.stored_path(position), cookie, self.owns):
+            yield batch
         async for batch in self._list_chunks(position, 0 if cookie >= OTHERS else cookie):
             yield batch
 
@@ -134,9 +184,13 @@ class ChunkTree:
         if not self.root:
             async for batch in self._list_chunks(0, 0 if cookie >= OTHERS else cookie):
                 yield batch
-        elif (cookie == 0 or cookie >= OTHERS) and await self.array.has_shards():
+        elif (cookie == 0 or cookie >= OTHERS) and await self._has_root():
             attributes = await self._directory_attributes(0)
             yield Batch(attributes, [(self.root.encode(), attributes.ino, attributes.size, 1)])
+
+    async def _has_root(self) -> bool:
+        arrangement = self.array.arrangement
+        return await self.array.has_shards() if arrangement.directories is None else arrangement.has_directory(())
 
     async def _list_chunks(self, position: int, start: int) -> AsyncGenerator[Batch, None]:
         """Yield chunks, or directories of chunks.
@@ -178,34 +232,52 @@ class ChunkTree:
             coords = self._prefixes[position] = self._positions.coords(position)
         return coords
 
-    async def _find(self, generation: int, position: int, *, fresh: bool) -> tuple[ShardState, Extent]:
-        state, extent = await self.array.find(self._coords(position), fresh=fresh)
-        if extent is None or state.generation & GENERATION_MASK != generation:
-            raise StaleError("the chunk was replaced")
-        return state, extent
-
     async def _lookup(self, position: int, name: str) -> Attributes:
         if self._nested:
             coords = (*self._prefix(position), int(name))
             if coords[-1] >= self.array.grid.grid_shape[len(coords) - 1]:
-                return absent(self._tree.hierarchy.remaining(self.array.arrangement.path))
+                return absent(self._absent_ttl())
             if len(coords) < self._ndim:
-                return await self._directory_attributes(self._positions.of_directory(coords))
+                return await self._directory(coords)
             position = self._positions.child(position, coords[-1])
         else:
             coords = self._encoding.decode(name, self._ndim) or ()
             if not self.array.grid.contains(coords):
-                return absent(self._tree.hierarchy.remaining(self.array.arrangement.path))
+                return absent(self._absent_ttl())
             position = self._positions.of_chunk(coords)
         state, extent = await self.array.find(coords)
         if extent is None:
-            return absent(self.array.remaining(state))
-        return self._chunk_attributes(position, state, extent)
+            return absent(self._ttl(state))
+        return self._chunk_attributes(coords, state, extent)
 
-    def _chunk_attributes(self, position: int, state: ShardState, extent: Extent) -> Attributes:
-        assert state.stat is not None
-        ino = pack(self.number, state.generation, position)
-        return Attributes(ino, extent.nbytes, self.array.remaining(state), state.stat)
+    def _chunk_attributes(self, coords: Coords, state: ShardState, extent: Extent) -> Attributes:
+        arrangement = self.array.arrangement
+        ttl = self._ttl(state)
+        status = state.stat
+        if status is None:
+            change = arrangement.pending.changes.get(coords)
+            status = new_file(change.mode, change.uid, change.gid) if isinstance(change, Put) else UNKNOWN_FILE
+        own = arrangement.own.get(coords)
+        if own is None:
+            ino = pack(self.number, state.generation, self._positions.of_chunk(coords))
+            return Attributes(ino, extent.nbytes, ttl, status)
+        self._tree.keep_version(own.ino, self, coords)
+        return Attributes(own.ino, extent.nbytes, ttl, status, own.mtime_ns)
+
+    def _absent_ttl(self) -> float:
+        return 0.0 if self._tree.is_writable else self._tree.hierarchy.remaining(self.array.arrangement.path)
+
+    def _ttl(self, state: ShardState) -> float:
+        """Return for how long the kernel may believe what it is told of the chunks of a shard.
+
+        A chunk that programs write through the mount would be out of date in the kernel's memory.
+        """
+        return 0.0 if self._tree.is_writable else self.array.remaining(state)
+
+    async def _directory(self, coords: Coords) -> Attributes:
+        if not self.array.arrangement.has_directory(coords):
+            return absent(0.0)
+        return await self._directory_attributes(self._positions.of_directory(coords))
 
     async def _directory_attributes(self, position: int) -> Attributes:
         attributes = await self._tree.directory_attributes(self.array.arrangement.path, self.root)
@@ -213,14 +285,20 @@ class ChunkTree:
 
     async def _list_directories(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
         template = await self._directory_attributes(self._positions.of_directory((*prefix, 0)))
+        made = self.array.arrangement.directories
+        if made is not None:
+            rows = [
+                (b"%d" % n, template.ino + n, template.size, n + 1) for n in sorted(made.get(prefix, ())) if n >= start
+            ]
+            if rows:
+                yield Batch(template, rows)
+            return
         async for covered in self.array.covered(prefix):
             for first in range(max(start, covered.start), covered.stop, _BATCH):
                 numbers = range(first, min(first + _BATCH, covered.stop))
                 sizes = repeat(template.size, len(numbers))
-                rows = zip(
-                    _decimals(numbers), _shifted(numbers, template.ino), sizes, _shifted(numbers, 1), strict=True
-                )
-                yield Batch(template, list(rows))
+                names, inos = _decimals(numbers), _shifted(numbers, template.ino)
+                yield Batch(template, list(zip(names, inos, sizes, _shifted(numbers, 1), strict=True)))
 
     async def _list_row(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
         async for run in self.array.list_row(prefix, start):
@@ -250,7 +328,7 @@ class ChunkTree:
         except ShardfsError:
             attributes = unreadable(None)._replace(ino=pack(self.number, 0, position))
         if attributes.ino:
-            yield Batch(attributes, [(name.encode(), attributes.ino, attributes.size, 1)])
+            yield Batch(attributes, [(name.encode(), attributes.ino, attributes.size, 1)], is_counted=True)
 
     def _batches(self, run: ListedRun, prefix: Coords) -> Iterable[Batch]:
         """Turn a run of chunks into rows; those that cannot be read get attributes that are not kept."""
@@ -258,20 +336,38 @@ class ChunkTree:
         ino = pack(self.number, run.state.generation, row)
         cookie = 1 if self._nested else row - self._positions.bases[-1] + 1
         broken = unreadable(run.state.stat)
-        sound = broken._replace(ttl=self.array.remaining(run.state))
+        sound = broken._replace(ttl=self._ttl(run.state))
+        has_own = bool(self.array.arrangement.own)
         for start in range(0, run.length, _BATCH):
             numbers, sizes, damaged = run.chunks(start, min(start + _BATCH, run.length))
             if self._nested:
                 names = _decimals(numbers)
             else:
                 names = [self._encoding.encode((*prefix, n)).encode() for n in numbers]
-            rows = list(zip(names, _shifted(numbers, ino), sizes, _shifted(numbers, cookie), strict=True))
+            rows: Sequence[Row] = list(
+                zip(names, _shifted(numbers, ino), sizes, _shifted(numbers, cookie), strict=True)
+            )
+            if has_own:
+                rows = self._with_own(rows, numbers, prefix)
             if damaged is None:
                 if rows:
-                    yield Batch(sound, rows)
+                    yield Batch(sound, rows, is_counted=has_own)
                 continue
             for is_damaged, group in groupby(zip(damaged, rows, strict=True), key=lambda pair: pair[0]):
-                yield Batch(broken if is_damaged else sound, [listed for _, listed in group])
+                yield Batch(broken if is_damaged else sound, [listed for _, listed in group], is_counted=has_own)
+
+    def _with_own(self, rows: Sequence[Row], numbers: Sequence[int], prefix: Coords) -> Sequence[Row]:
+        """Return *rows* with the inode numbers of versions that were published through the mount."""
+        own = self.array.arrangement.own
+        listed = []
+        for row, number in zip(rows, numbers, strict=True):
+            version = own.get((*prefix, number))
+            if version is None:
+                listed.append(row)
+            else:
+                self._tree.keep_version(version.ino, self, (*prefix, number))
+                listed.append((row[0], version.ino, row[2], row[3]))
+        return listed
 
 
 def _shifted(numbers: Sequence[int], distance: int) -> Sequence[int]:

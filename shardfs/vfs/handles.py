@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from shardfs.dataset.array import Extent
-from shardfs.stores.base import Buffer, Snapshot
+from shardfs.stores.base import Buffer, LiveFile
 from shardfs.vfs.attributes import Attributes
 
 
@@ -51,17 +51,25 @@ class DocumentHandle:
         return self.text[offset : offset + nbytes]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PlainHandle:
-    """An open file that passes through."""
+    """An open file that passes through, stored under *key*."""
 
-    attributes: Attributes
-    snapshot: Snapshot
+    ino: int
+    key: str
+    file: LiveFile
+    ttl: float
     is_chunk = False
+
+    @property
+    def attributes(self) -> Attributes:
+        """Attributes of the open file, whatever became of its name."""
+        status = self.file.stat()
+        return Attributes(self.ino, status.size, self.ttl, status)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes as the stored file has them now."""
-        return await self.snapshot.read_live(offset, nbytes)
+        return await self.file.read(offset, nbytes)
 
 
 OTHERS: Final = 1 << 48
@@ -94,7 +102,8 @@ class DirectoryHandle:
     taken; so what was produced is kept until the next request shows how far the last one came.
     """
 
-    def __init__(self, listing: Listing) -> None:
+    def __init__(self, ino: int, listing: Listing) -> None:
+        self.ino = ino
         self._listing = listing
         self._source: AsyncGenerator[Batch, None] | None = None
         self._start = 0

@@ -6,6 +6,7 @@ chunk apart; so a chunk's number is computed and no table is needed, however man
 else: its other 46 bits count up, in the table below.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -63,6 +64,36 @@ class InodeTable(Generic[N]):
             self._new.add(ino)
         return ino
 
+    def reserve(self) -> int:
+        """Return a number that no node has, for a node that `keep` takes in."""
+        self._last += 1
+        return self._last
+
+    def keep(self, ino: int, node: N) -> None:
+        """Let *ino*, which `reserve` or `number` gave out, stand for *node*, whatever it stood for."""
+        row = self._rows.get(ino)
+        if row is None:
+            self._rows[ino] = _Row(ino, node, 0)
+            self._numbers[ino] = ino
+            self._new.add(ino)
+        elif row.node != node:
+            self._rekey(ino, row, ino)
+            row.node = node
+
+    def move(self, change: Callable[[object, N], tuple[object, N] | None]) -> None:
+        """Give every node for which *change* returns another key and node that key, under the same number."""
+        for ino, row in list(self._rows.items()):
+            moved = change(row.key, row.node)
+            if moved is not None:
+                self._rekey(ino, row, moved[0])
+                row.node = moved[1]
+
+    def _rekey(self, ino: int, row: "_Row[N]", key: object) -> None:
+        if self._numbers.get(row.key) == ino:
+            del self._numbers[row.key]
+        row.key = key
+        self._numbers[key] = ino
+
     def node(self, ino: int) -> N:
         """Return the node with the number *ino*."""
         try:
@@ -80,7 +111,7 @@ class InodeTable(Generic[N]):
     def sweep(self) -> None:
         """Forget what the kernel was told of in vain."""
         for ino in self._new:
-            del self._numbers[self._rows.pop(ino).key]
+            self._drop(ino)
         self._new.clear()
 
     def forget(self, ino: int, lookups: int) -> None:
@@ -90,8 +121,12 @@ class InodeTable(Generic[N]):
             return
         row.lookups -= lookups
         if row.lookups <= 0:
-            del self._rows[ino]
-            del self._numbers[row.key]
+            self._drop(ino)
+
+    def _drop(self, ino: int) -> None:
+        key = self._rows.pop(ino).key
+        if self._numbers.get(key) == ino:
+            del self._numbers[key]
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -2,21 +2,87 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
+from shardfs.dataset.hierarchy import Node
 from shardfs.errors import (
     IsADirectoryHereError,
     NoAttributeError,
     NotADirectoryHereError,
+    NotFoundError,
+    RefusedError,
     StaleError,
 )
+from shardfs.format.sharding import Coords
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import Batch, DocumentHandle, FileHandle, PlainHandle
 
 if TYPE_CHECKING:
+    from shardfs.vfs.chunk_tree import ChunkTree
     from shardfs.vfs.tree import Tree
 
 _REASON: Final = b"user.shardfs.reason"
+
+
+class TableNode(Protocol):
+    """Whatever the inode table holds."""
+
+    async def attributes(self, ino: int) -> Attributes:
+        """Return the attributes; raises `StaleError` if this is something else now."""
+
+    async def lookup(self, name: str) -> Attributes:
+        """Return the attributes of *name* below this node."""
+
+    def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
+        """Yield the names below this node behind *cookie*."""
+
+    async def open(self, ino: int) -> FileHandle:
+        """Open this node as a file, to read it."""
+
+    async def read_link(self) -> bytes:
+        """Return the target of a symbolic link."""
+
+    async def attribute(self, name: bytes) -> bytes:
+        """Return an extended attribute."""
+
+    async def attribute_names(self) -> Sequence[bytes]:
+        """Return the names of the extended attributes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkVersion:
+    """A chunk that was published through this mount, or is about to be."""
+
+    chunks: "ChunkTree"
+    coords: Coords
+
+    async def attributes(self, ino: int) -> Attributes:
+        """Return the attributes of this version."""
+        return (await self.chunks.version(self.coords, ino, fresh=False)).attributes
+
+    async def lookup(self, name: str) -> Attributes:
+        """Say that this is no directory."""
+        raise NotADirectoryHereError("a chunk is no directory")
+
+    def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
+        """Say that this is no directory."""
+        raise NotADirectoryHereError("a chunk is no directory")
+
+    async def open(self, ino: int) -> FileHandle:
+        """Open this version."""
+        return await self.chunks.version(self.coords, ino)
+
+    async def read_link(self) -> bytes:
+        """Say that this is no link."""
+        raise RefusedError("a chunk is no symbolic link")
+
+    async def attribute(self, name: bytes) -> bytes:
+        """Return where the chunk lies."""
+        return await self.chunks.chunk_attribute(self.coords, None, name)
+
+    async def attribute_names(self) -> Sequence[bytes]:
+        """Return the names of the attributes."""
+        return self.chunks.chunk_attribute_names()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +115,10 @@ class StoredNode:
         """Open this node as a file."""
         raise IsADirectoryHereError(f"{self.path} is no regular file")
 
+    async def read_link(self) -> bytes:
+        """Return the target of a symbolic link."""
+        return await self.tree.store.read_link(self.path)
+
     async def attribute(self, name: bytes) -> bytes:
         """Return an extended attribute."""
         return await self.tree.store.attribute(self.path, name)
@@ -65,10 +135,17 @@ class PlainFile(StoredNode):
 
     async def open(self, ino: int) -> FileHandle:
         """Open the stored file."""
-        snapshot = await self.tree.store.open(self.path)
-        if snapshot.stat.identity != self.identity:
+        return await self.open_live(ino, writable=False)
+
+    async def open_live(self, ino: int, *, writable: bool) -> PlainHandle:
+        """Open the stored file, also to write."""
+        try:
+            file = await self.tree.store.open_live(self.path, writable=writable)
+        except NotFoundError:
+            raise StaleError(f"{self.path} is gone") from None
+        if file.stat().identity != self.identity:
             raise StaleError(f"{self.path} was replaced")
-        return PlainHandle(Attributes(ino, snapshot.size, self.tree.ttl, snapshot.stat), snapshot)
+        return PlainHandle(ino, self.path, file, self.tree.ttl)
 
 
 class Document(StoredNode):
@@ -101,7 +178,7 @@ class Directory(StoredNode):
 
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of a generated document, of something in the chunk tree, or of what is stored."""
-        node = await self.tree.hierarchy.node(self.path)
+        node = await self.hierarchy_node()
         if name in self.tree.view.documents(node):
             return await self.tree.document_attributes(node, name)
         chunks = self.tree.chunk_tree(node)
@@ -111,7 +188,7 @@ class Directory(StoredNode):
 
     async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield generated documents, then stored names, then chunks."""
-        node = await self.tree.hierarchy.node(self.path)
+        node = await self.hierarchy_node()
         chunks = self.tree.chunk_tree(node)
         generated = {name: await self.tree.document_attributes(node, name) for name in self.tree.view.documents(node)}
 
@@ -123,6 +200,13 @@ class Directory(StoredNode):
         if chunks is not None:
             async for batch in chunks.list_in_array(cookie):
                 yield batch
+
+    async def hierarchy_node(self) -> Node:
+        """Return what the directory is; raises `StaleError` if it is gone."""
+        try:
+            return await self.tree.hierarchy.node(self.path)
+        except NotFoundError:  # so that the kernel asks for the path again, before it says that there is none
+            raise StaleError(f"{self.path} is gone") from None
 
     async def attribute(self, name: bytes) -> bytes:
         """Return an extended attribute: of the stored directory, or why an array is shown as stored."""

@@ -46,7 +46,7 @@ async def references(source: Source, view: View, *, skip_encoded: bool) -> Async
             async for key, reference in _chunks(source, array):
                 yield join_key(node.path, key), reference
         elif isinstance(node.metadata, ArrayMetadata):
-            async for key in walk_files(source, node.path):
+            async for key in walk_files(source.store, node.path):
                 if key != join_key(node.path, DOCUMENT):
                     yield key, [source.store.url_of(key)]
 

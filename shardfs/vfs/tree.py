@@ -3,19 +3,22 @@
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
-from shardfs.dataset.hierarchy import Hierarchy, Node
-from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
-from shardfs.stores.base import Kind, Stat, Store, join_key
+from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node, is_below
+from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError, StaleError
+from shardfs.format.sharding import Coords
+from shardfs.stores.base import Kind, Stat, Store, is_reserved, join_key
 from shardfs.vfs.attributes import Attributes, absent
 from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.handles import OTHERS, Batch, DirectoryHandle, FileHandle
 from shardfs.vfs.inodes import InodeTable, TreeNumbers, in_table, unpack
-from shardfs.vfs.nodes import Directory, Document, PlainFile, StoredNode
+from shardfs.vfs.nodes import ChunkVersion, Directory, Document, PlainFile, StoredNode, TableNode
 from shardfs.vfs.views import View
 
 _BATCH: Final = 256
+_MANY: Final = 1 << 40
 _KINDS: Final = {Kind.FILE: PlainFile, Kind.DIRECTORY: Directory}
 
 
@@ -23,20 +26,33 @@ class Tree:
     """What a mount shows of *store*.
 
     Requests name inodes.  Those of chunk trees are computed; the others are in a table as long as the kernel knows
-    them.  *ttl* is how long, in seconds, an answer may be believed.
+    them.  *ttl* is how long, in seconds, an answer may be believed.  *scratch* is the directory of the store that holds
+    names beside chunks, if the tree may be changed.
     """
 
-    def __init__(self, store: Store, hierarchy: Hierarchy, view: View, *, ttl: float) -> None:
+    def __init__(
+        self, store: Store, hierarchy: Hierarchy, view: View, *, ttl: float, scratch: str | None = None
+    ) -> None:
         self.store = store
+        self.scratch = scratch
         self.hierarchy = hierarchy
         self.view = view
         self.ttl = ttl
         self.numbers: TreeNumbers[ChunkTree] = TreeNumbers()
         self._chunk_trees: dict[str, ChunkTree] = {}
-        self._table: InodeTable[StoredNode] | None = None
+        self._table: InodeTable[TableNode] | None = None
         self._open_files: dict[int, FileHandle] = {}
         self._open_directories: dict[int, DirectoryHandle] = {}
         self._last_handle = 0
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the tree may be changed: then the kernel is not told to remember what writing changes."""
+        return self.scratch is not None
+
+    def is_scratch(self, path: str) -> bool:
+        """Whether the directory *path* of the store is for names beside chunks."""
+        return self.scratch is not None and is_below(path, self.scratch)
 
     async def start(self) -> None:
         """Look at the source; raises what keeps it from being read."""
@@ -47,7 +63,7 @@ class Tree:
         """Return the attributes of *name* in the directory *parent*; number 0 stands for no such name."""
         text = os.fsdecode(name)
         if in_table(parent):
-            attributes = await self._node(parent).lookup(text)
+            attributes = await self.node(parent).lookup(text)
         else:
             number, _, position = unpack(parent)
             attributes = await self.numbers.tree(number).lookup(position, text)
@@ -58,7 +74,7 @@ class Tree:
         """Return the attributes of *ino*; a superseded version answers for as long as it is open."""
         try:
             if in_table(ino):
-                return await self._node(ino).attributes(ino)
+                return await self.node(ino).attributes(ino)
             number, generation, position = unpack(ino)
             return await self.numbers.tree(number).attributes(generation, position)
         except ShardfsError:
@@ -69,14 +85,21 @@ class Tree:
 
     async def open(self, ino: int) -> tuple[int, FileHandle]:
         """Open a file; returns the number of the handle too."""
+        handle = await self.open_file(ino)
+        return self.add_file(handle), handle
+
+    async def open_file(self, ino: int) -> FileHandle:
+        """Open a file without a number for its handle."""
         if in_table(ino):
-            handle = await self._node(ino).open(ino)
-        else:
-            number, generation, position = unpack(ino)
-            handle = await self.numbers.tree(number).open(generation, position)
+            return await self.node(ino).open(ino)
+        number, generation, position = unpack(ino)
+        return await self.numbers.tree(number).open(generation, position)
+
+    def add_file(self, handle: FileHandle) -> int:
+        """Take in an open file; returns the number of its handle."""
         self._last_handle += 1
         self._open_files[self._last_handle] = handle
-        return self._last_handle, handle
+        return self._last_handle
 
     def file(self, number: int) -> FileHandle:
         """Return the open file with the handle *number*."""
@@ -91,12 +114,12 @@ class Tree:
 
         def listing(cookie: int) -> AsyncGenerator[Batch, None]:
             if in_table(ino):
-                return self._node(ino).list(cookie)
+                return self.node(ino).list(cookie)
             number, _, position = unpack(ino)
             return self.numbers.tree(number).list(position, cookie)
 
         self._last_handle += 1
-        self._open_directories[self._last_handle] = DirectoryHandle(listing)
+        self._open_directories[self._last_handle] = DirectoryHandle(ino, listing)
         return self._last_handle
 
     def directory(self, number: int) -> DirectoryHandle:
@@ -107,41 +130,43 @@ class Tree:
         """Close the open directory with the handle *number*."""
         await self._open_directories.pop(number).close()
         if not self._open_directories:
-            self._inodes.sweep()
+            self.inodes.sweep()
 
     async def read_link(self, ino: int) -> bytes:
         """Return the target of a symbolic link."""
-        return await self.store.read_link(self._node(ino).path)
+        return await self.node(ino).read_link()
 
     async def attribute(self, ino: int, name: bytes) -> bytes:
         """Return an extended attribute; raises `NoAttributeError`."""
         if in_table(ino):
-            return await self._node(ino).attribute(name)
+            return await self.node(ino).attribute(name)
         number, generation, position = unpack(ino)
         return await self.numbers.tree(number).attribute(generation, position, name)
 
     async def attribute_names(self, ino: int) -> Sequence[bytes]:
         """Return the names of the extended attributes."""
         if in_table(ino):
-            return await self._node(ino).attribute_names()
+            return await self.node(ino).attribute_names()
         number, _, position = unpack(ino)
         return self.numbers.tree(number).attribute_names(position)
 
     def retain(self, ino: int) -> None:
         """Count a reference of the kernel to *ino*."""
         if in_table(ino):
-            self._inodes.retain(ino)
+            self.inodes.retain(ino)
 
     def forget(self, ino: int, lookups: int) -> None:
         """Take back references of the kernel to *ino*."""
         if in_table(ino):
-            self._inodes.forget(ino, lookups)
+            self.inodes.forget(ino, lookups)
 
     def chunk_tree(self, node: Node) -> ChunkTree | None:
         """Return the chunk tree of a sharded array: the same one for as long as its chunks lie where they lie."""
-        if node.array is None:
-            return None
         known = self._chunk_trees.get(node.path)
+        if node.array is None:
+            if known is not None:
+                self.numbers.remove(self._chunk_trees.pop(node.path).number)
+            return None
         if known is not None and known.array.arrangement is node.array.arrangement:
             return known
         if known is not None:
@@ -167,15 +192,37 @@ class Tree:
         path = join_key(node.path, name)
         document = Document(self, path, node.document_stat.version)
         attributes = await document.attributes(0)
-        return attributes._replace(ino=self._inodes.number((Document, path, document.identity), document))
+        return attributes._replace(ino=self.inodes.number((Document, path, document.identity), document))
 
     async def lookup_stored(self, directory: str, name: str) -> Attributes:
         """Return the attributes of *name* as it is stored in *directory*."""
         try:
-            status = await self.store.stat(join_key(directory, name))
+            return await self.stored_attributes(join_key(directory, name))
         except (NotFoundError, NotADirectoryHereError):
-            return absent(self.ttl)
-        return self._stored(join_key(directory, name), status)
+            return absent(0.0 if self.is_writable else self.ttl)
+
+    async def stored_attributes(self, key: str) -> Attributes:
+        """Return the attributes of what is stored under *key*; raises `NotFoundError`."""
+        if is_reserved(key.rpartition("/")[2]):
+            raise NotFoundError(f"{key} is not shown")
+        return self._stored(key, await self.store.stat(key))
+
+    async def lookup_beside_chunks(self, directory: str, name: str) -> Attributes:
+        """Return the attributes of *name*, which is no chunk's, in a directory of chunks."""
+        return await self.lookup_stored(await self.place_beside_chunks(directory, name), name)
+
+    async def place_beside_chunks(self, directory: str, name: str) -> str:
+        """Return the directory of the store that holds *name*, which is no chunk's and lies among chunks.
+
+        That is the directory of the same path for what has been stored there, else one among the scratch.
+        """
+        if self.scratch is None:
+            return directory
+        try:
+            await self.store.stat(join_key(directory, name))
+        except (NotFoundError, NotADirectoryHereError):
+            return join_key(self.scratch, directory)
+        return directory
 
     async def list_stored(
         self, directory: str, cookie: int, generated: Mapping[str, Attributes], hides: Callable[[str], bool]
@@ -189,7 +236,11 @@ class Tree:
                 yield Batch(
                     attributes, [(name.encode(), attributes.ino, attributes.size, OTHERS + i + 1)], is_counted=True
                 )
-        names = sorted(entry.name for entry in await self.store.list(directory) if not hides(entry.name))
+        names = sorted(
+            entry.name
+            for entry in await self.store.list(directory)
+            if not is_reserved(entry.name) and not hides(entry.name)
+        )
         for start in range(max(0, skip - len(generated)), len(names), _BATCH):
             part = names[start : start + _BATCH]
             behind = OTHERS + len(generated) + start + 1
@@ -200,15 +251,73 @@ class Tree:
                         attributes, [(os.fsencode(name), attributes.ino, attributes.size, behind + i)], is_counted=True
                     )
 
+    async def list_beside_chunks(
+        self, directory: str, cookie: int, hides: Callable[[str], bool]
+    ) -> AsyncGenerator[Batch, None]:
+        """Yield the stored names in a directory of chunks that are no chunks', behind *cookie*."""
+        directories = [directory] if self.scratch is None else [directory, join_key(self.scratch, directory)]
+        for i, place in enumerate(directories):
+            first = OTHERS + i * _MANY  # the cookies of the second directory follow those of the first
+            if cookie >= first + _MANY or (cookie < OTHERS and cookie):
+                continue
+            within = cookie - first + OTHERS if cookie > first else 0
+            try:
+                async for batch in self.list_stored(place, within, {}, hides):
+                    rows = [(name, ino, size, behind + i * _MANY) for name, ino, size, behind in batch.rows]
+                    yield batch._replace(rows=rows)
+            except (NotFoundError, NotADirectoryHereError):
+                pass  # directories above inner chunks are more than those above shards
+
+    async def present(self, chunks: ChunkTree) -> ChunkTree:
+        """Return the chunk tree that the array of *chunks* has now; raises `StaleError` if it is none any more."""
+        path = chunks.array.arrangement.path
+        try:
+            found = self.chunk_tree(await self.hierarchy.node(path))
+        except NotFoundError:
+            found = None
+        if found is None:
+            raise StaleError(f"the array {path or 'at the root'} is gone")
+        return found
+
+    async def refresh(self, path: str) -> None:
+        """Look at the node at *path* again; inodes of chunks that lie elsewhere now are stale from here on."""
+        self.hierarchy.forget(path)
+        self.chunk_tree(await self.hierarchy.node(path))
+
+    async def lookup_document(self, directory: str) -> Attributes:
+        """Return the attributes of the document in *directory*, as it is now."""
+        await self.hierarchy.node(directory, fresh=True)
+        return await Directory(self, directory, None).lookup(DOCUMENT)
+
+    def moved(self, old: str, new: str) -> None:
+        """Follow a name that was moved in the store from *old* to *new*, with all below it."""
+        for path in [path for path in self._chunk_trees if is_below(path, old) or is_below(path, new)]:
+            self.numbers.remove(self._chunk_trees.pop(path).number)
+
+        def follow(_: object, node: TableNode) -> tuple[object, TableNode] | None:
+            if not isinstance(node, StoredNode) or isinstance(node, Document) or not is_below(node.path, old):
+                return None
+            moved = replace(node, path=new + node.path[len(old) :])
+            return (type(node), moved.path, moved.identity), moved
+
+        self.inodes.move(follow)
+
+    def keep_version(self, ino: int, chunks: ChunkTree, coords: Coords) -> None:
+        """Let *ino* stand for the version of a chunk that was published through the mount."""
+        if in_table(ino):
+            self.inodes.keep(ino, ChunkVersion(chunks, coords))
+
     def _stored(self, path: str, status: Stat) -> Attributes:
         kind = _KINDS.get(status.kind, StoredNode)
-        ino = self._inodes.number((kind, path, status.identity), kind(self, path, status.identity))
+        ino = self.inodes.number((kind, path, status.identity), kind(self, path, status.identity))
         return Attributes(ino, status.size, self.ttl, status)
 
-    def _node(self, ino: int) -> StoredNode:
-        return self._inodes.node(ino)
+    def node(self, ino: int) -> TableNode:
+        """Return the node of the table with the number *ino*."""
+        return self.inodes.node(ino)
 
     @property
-    def _inodes(self) -> InodeTable[StoredNode]:
+    def inodes(self) -> InodeTable[TableNode]:
+        """The table."""
         assert self._table is not None, "start() comes first"
         return self._table

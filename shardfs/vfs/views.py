@@ -30,6 +30,8 @@ class UnshardedV3:
         return documents
 
     def _generate(self, node: Node) -> Mapping[str, bytes]:
+        if node.document is None:
+            return {}
         if node.array is not None:
             return {DOCUMENT: encode_json(node.array.document)}
         if isinstance(node.metadata, GroupMetadata):

@@ -76,8 +76,9 @@ def test_a_fuse_option_that_is_not_known_or_cannot_be_honoured(
     assert done.returncode in (WRONG_USAGE, MACHINE)
     assert "nonsense" in one_line_of(done, done.returncode)
     said = one_line_of(background("-o", "ro,rw", source, place), WRONG_USAGE)
-    assert "-o rw" in said
-    assert "read-only" in said
+    assert "-o ro contradicts -o rw" in said
+    said = one_line_of(background("--write", "-o", "ro", source, place), WRONG_USAGE)
+    assert "-o ro contradicts --write" in said
 
 
 def test_no_fuse_option_makes_a_mount_that_umount_does_not_know(

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from shardfs import __version__
-from shardfs.cli import EXIT_STATUS, cli
+from shardfs.cli import cli
+from shardfs.commands import EXIT_STATUS
 from tests.support.commands import run
 from tests.support.corpus import CASES, array, sharding, write_case
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, command, environment
 
-COMMANDS = ["mount", "umount", "info", "verify", "refs", "stats"]
+COMMANDS = ["mount", "umount", "flush", "info", "verify", "refs", "stats", "recover", "compact"]
 each_report = pytest.mark.parametrize("arguments", [["info", "--shards"], ["verify"], ["refs"]], ids=" ".join)
 
 

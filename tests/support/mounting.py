@@ -51,6 +51,9 @@ def mount_command(
     page_cache: bool = False,
     allow_other: bool = False,
     log_file: Path | None = None,
+    write: bool = False,
+    shards: str | None = None,
+    auto_compact: float | None = None,
 ) -> list[str]:
     """The command line that mounts in the foreground."""
     options = []
@@ -60,6 +63,12 @@ def mount_command(
         options.append("--page-cache")
     if allow_other:
         options.append("--allow-other")
+    if write:
+        options.append("--write")
+    if shards is not None:
+        options.append(f"--shards={shards}")
+    if auto_compact is not None:
+        options.append(f"--auto-compact={auto_compact}")
     if log_file is not None:
         options.append(f"--log-file={log_file}")
     return command("mount", "--foreground", *options, source, path)

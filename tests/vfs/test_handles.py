@@ -67,7 +67,7 @@ batch_sizes = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 def test_replies_of_any_length_make_one_listing(cookies: list[int], sizes: list[int], rooms: list[int]) -> None:
     async def main() -> None:
         directory = Directory(cookies, sizes)
-        handle = DirectoryHandle(directory)
+        handle = DirectoryHandle(1, directory)
         found: list[int] = []
         for room in rooms * (len(cookies) + 1):
             taken = await reply(handle, found[-1] if found else 0, room)
@@ -89,7 +89,7 @@ def test_every_request_is_answered_from_its_cookie(
 ) -> None:
     async def main() -> None:
         directory = Directory(cookies, sizes)
-        handle = DirectoryHandle(directory)
+        handle = DirectoryHandle(1, directory)
         for cookie, room in requests:
             assert await reply(handle, cookie, room) == [each for each in cookies if each > cookie][:room]
         await handle.close()
@@ -101,7 +101,7 @@ def test_every_request_is_answered_from_its_cookie(
 @in_trio
 async def test_a_dropped_tail_is_answered_again_without_a_new_listing() -> None:
     directory = Directory(list(range(1, 21)), [8])
-    handle = DirectoryHandle(directory)
+    handle = DirectoryHandle(1, directory)
     assert await reply(handle, 0, 5) == [1, 2, 3, 4, 5]
     assert await reply(handle, 5, 2) == [6, 7]
     assert await reply(handle, 7, 3) == [8, 9, 10]
@@ -113,7 +113,7 @@ async def test_a_dropped_tail_is_answered_again_without_a_new_listing() -> None:
 @in_trio
 async def test_rewinding_starts_again() -> None:
     directory = Directory([1, 2, 3], [2])
-    handle = DirectoryHandle(directory)
+    handle = DirectoryHandle(1, directory)
     assert await reply(handle, 0, 9) == [1, 2, 3]
     directory.cookies = [2, 4]
     assert await reply(handle, 0, 9) == [2, 4]
@@ -124,7 +124,7 @@ async def test_rewinding_starts_again() -> None:
 @in_trio
 async def test_seeking_back_starts_from_there() -> None:
     directory = Directory(list(range(1, 21)), [3])
-    handle = DirectoryHandle(directory)
+    handle = DirectoryHandle(1, directory)
     await reply(handle, 0, 10)
     await reply(handle, 10, 5)
     assert await reply(handle, 4, 3) == [5, 6, 7]
@@ -136,7 +136,7 @@ async def test_seeking_back_starts_from_there() -> None:
 @in_trio
 async def test_little_is_kept_of_a_long_listing() -> None:
     directory = Directory(list(range(1, 10_001)), [100])
-    handle = DirectoryHandle(directory)
+    handle = DirectoryHandle(1, directory)
     cookie = 0
     while taken := await reply(handle, cookie, 30):
         cookie = taken[-1]
@@ -155,7 +155,7 @@ async def test_a_listing_that_fails_fails_each_time_and_can_be_tried_again() -> 
             raise OSError("not now")
         yield Batch(Attributes(0, 0, 0.0, STATUS), [row(1)])
 
-    handle = DirectoryHandle(listing)
+    handle = DirectoryHandle(1, listing)
     with pytest.raises(OSError, match="not now"):
         await reply(handle, 0, 9)
     assert await reply(handle, 0, 9) == [1]
@@ -163,7 +163,7 @@ async def test_a_listing_that_fails_fails_each_time_and_can_be_tried_again() -> 
 
 @in_trio
 async def test_closing_what_was_never_read_is_fine() -> None:
-    handle = DirectoryHandle(Directory([1], [1]))
+    handle = DirectoryHandle(1, Directory([1], [1]))
     await handle.close()
     await handle.close()
 
@@ -178,7 +178,7 @@ async def test_a_listing_that_failed_goes_on_where_it_failed() -> None:
                 raise failures.pop()
             yield Batch(Attributes(each, 0, 0.0, STATUS), [row(each)])
 
-    handle = DirectoryHandle(listing)
+    handle = DirectoryHandle(1, listing)
     await handle.seek(0)
     taken = [await handle.next_batch(), await handle.next_batch()]
     with pytest.raises(StoreError):

@@ -66,7 +66,7 @@ class Kernel:
 
 
 def known(tree: Tree) -> int:
-    return len(tree._inodes)
+    return len(tree.inodes)
 
 
 @pytest.fixture

@@ -1,0 +1,93 @@
+"""What the commands of the command line have in common: errors as one line and an exit status, help, arguments."""
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, ParamSpec
+
+import click
+
+from shardfs import __version__, errors
+
+EXIT_STATUS: Final[dict[type[errors.ShardfsError], int]] = {
+    errors.UsageError: 2,
+    errors.SourceError: 3,
+    errors.MountPointError: 4,
+    errors.FuseUnavailableError: 5,
+}
+"""Exit status by error.  Any other error is 1, and so is a `verify` that found damage."""
+
+P = ParamSpec("P")
+
+FOREVER: Final = float("inf")  # a command looks at everything once
+
+
+class Examples(click.Command):
+    """A command whose help ends with examples, line by line as they are written."""
+
+    def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:  # noqa: ANN401 - as click passes them
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        with formatter.section("Examples"):
+            for line in self.examples.strip().splitlines():
+                formatter.write(f"  {line.strip()}\n")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="shardfs")
+def cli() -> None:
+    """See the inner chunks of sharded Zarr arrays as ordinary files.
+
+    Mount a dataset, and every program that reads files reads its chunks:
+
+    \b
+      shardfs mount data.zarr /mnt/x      mount it
+      ls /mnt/x/image/c/0/0               every inner chunk is a file
+      shardfs umount /mnt/x               unmount it
+
+    \b
+    Exit status: 0 done; 1 failed, or damage found; 2 wrong usage; 3 SOURCE is missing
+    or unreadable; 4 the mount point cannot be used; 5 this machine cannot mount.
+    """
+
+
+def command(examples: str) -> Callable[[Callable[P, None]], click.Command]:
+    """Make a command of a function: its errors become one line on standard error and an exit status."""
+
+    def decorate(function: Callable[P, None]) -> click.Command:
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                function(*args, **kwargs)
+                if sys.stdout is not None:  # it was closed before we began
+                    sys.stdout.flush()
+            except errors.ShardfsError as error:
+                click.echo(f"shardfs: {error}", err=True)
+                sys.exit(EXIT_STATUS.get(type(error), 1))
+            except OSError as error:
+                if sys.stdout is not None:
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere
+                if not isinstance(error, BrokenPipeError):
+                    click.echo(f"shardfs: {errors.printable(str(error))}", err=True)
+                sys.exit(1)
+
+        return cli.command(cls=Examples, examples=examples)(run)
+
+    return decorate
+
+
+def no_nan(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    """Refuse what click takes for a number in any range."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is not in the range x>=0.")
+    return value
+
+
+source_argument = click.argument("source", metavar="SOURCE")
+mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=click.Path())
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

@@ -1,0 +1,88 @@
+"""Names that are to be changed: what one stands for, or would stand for, in a directory of the tree."""
+
+import os
+from dataclasses import dataclass
+
+from shardfs.dataset.hierarchy import DOCUMENT
+from shardfs.errors import NotADirectoryHereError, NotPermittedError
+from shardfs.format.sharding import Coords
+from shardfs.stores.base import is_reserved, join_key
+from shardfs.vfs.chunk_tree import ChunkTree
+from shardfs.vfs.inodes import in_table, unpack
+from shardfs.vfs.nodes import Directory
+from shardfs.vfs.tree import Tree
+
+
+@dataclass(frozen=True)
+class ChunkName:
+    """An inner chunk within the grid, there or not."""
+
+    chunks: ChunkTree
+    coords: Coords
+
+    @property
+    def path(self) -> str:
+        """The name, for messages."""
+        arrangement = self.chunks.array.arrangement
+        return join_key(arrangement.path, arrangement.key_encoding.encode(self.coords))
+
+
+@dataclass(frozen=True)
+class ChunkDirectoryName:
+    """A directory above chunks; *coords* are those that its path gives."""
+
+    chunks: ChunkTree
+    coords: Coords
+
+
+@dataclass(frozen=True)
+class DocumentName:
+    """The metadata document in the directory *directory*."""
+
+    directory: str
+
+    @property
+    def path(self) -> str:
+        """Its key."""
+        return join_key(self.directory, DOCUMENT)
+
+
+@dataclass(frozen=True)
+class PlainName:
+    """Anything else: stored as it is under the key *path*.  *is_scratch*: beside chunks, not in the dataset."""
+
+    path: str
+    is_scratch: bool = False
+
+
+Name = ChunkName | ChunkDirectoryName | DocumentName | PlainName
+
+
+async def resolve(tree: Tree, parent: int, name: bytes) -> Name:
+    """Return what *name* in the directory *parent* stands for; raises `NotPermittedError` for names of our own."""
+    text = os.fsdecode(name)
+    if is_reserved(text):
+        raise NotPermittedError(f"{text} is a name that shardfs keeps for itself")
+    if not in_table(parent):
+        number, _, position = unpack(parent)
+        chunks = tree.numbers.tree(number)
+        if chunks.owns(text):
+            return _of_chunks(chunks, await chunks.coords_of(position, text))
+        directory = chunks.stored_path(position)
+        place = await tree.place_beside_chunks(directory, text)
+        return PlainName(join_key(place, text), is_scratch=place != directory)
+    node = tree.node(parent)
+    if not isinstance(node, Directory):
+        raise NotADirectoryHereError("this is no directory")
+    if text == DOCUMENT and not tree.is_scratch(node.path):
+        return DocumentName(node.path)
+    known = tree.chunk_tree(await node.hierarchy_node())
+    if known is not None and known.owns_in_array(text):
+        return _of_chunks(known, await known.coords_of(None, text))
+    return PlainName(join_key(node.path, text), is_scratch=tree.is_scratch(node.path))
+
+
+def _of_chunks(chunks: ChunkTree, coords: Coords) -> ChunkName | ChunkDirectoryName:
+    grid = chunks.array.grid
+    is_root = bool(chunks.root) and not coords
+    return ChunkDirectoryName(chunks, coords) if is_root or len(coords) < grid.ndim else ChunkName(chunks, coords)

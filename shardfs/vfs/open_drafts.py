@@ -1,0 +1,137 @@
+"""Files that are being written and are published as a whole: inner chunks and documents."""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import trio
+
+from shardfs.errors import StaleError
+from shardfs.stores.base import Buffer, Stat
+from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.drafts import Draft
+from shardfs.vfs.names import ChunkName, DocumentName
+
+_PIECE_NBYTES: Final = 2**20
+
+
+class Readable(Protocol):
+    """An open file whose content a draft begins with."""
+
+    @property
+    def attributes(self) -> Attributes:
+        """Its attributes."""
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return bytes of it."""
+
+
+@dataclass(eq=False)
+class OpenDraft:
+    """What is written to one name by all who have it open, as on any file.
+
+    *base* is what the name stood for, as long as nothing was written; None if it begins empty.  *ino* is the number
+    that the first version published gets, if the file is new; *is_detached*: the name stands for something else now,
+    and nothing is published any more.
+    """
+
+    name: ChunkName | DocumentName
+    draft: Draft
+    ino: int
+    status: Stat
+    base: Readable | None
+    is_new: bool
+    is_dirty: bool = False
+    is_fresh: bool = False
+    """Whether it was made, or cut when it was opened, and nothing was written or published since."""
+    is_detached: bool = False
+    users: int = 0
+    mtime_ns: int | None = None
+    lock: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def nbytes(self) -> int:
+        """Present size."""
+        return self.base.attributes.size if self.base is not None else self.draft.nbytes
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return bytes as they were written."""
+        return await self.base.read(offset, nbytes) if self.base is not None else self.draft.read(offset, nbytes)
+
+    async def write(self, offset: int | None, data: Buffer) -> None:
+        """Write *data* at *offset*, None being the end."""
+        async with self.lock:
+            await self._load()
+            self.draft.write(self.draft.nbytes if offset is None else offset, data)
+            self._changed()
+
+    async def truncate(self, nbytes: int) -> None:
+        """Give the file another size."""
+        async with self.lock:
+            if nbytes == 0:
+                self.base = None
+            await self._load()
+            self.draft.truncate(nbytes)
+            self._changed()
+
+    def restart(self) -> None:
+        """Begin empty, as an open that truncates does."""
+        self.base = None
+        self.draft.truncate(0)
+        self.is_fresh = True
+
+    async def publish(self, publish: "Callable[[OpenDraft], Awaitable[None]]") -> None:
+        """Have *publish* make the present content that of the name."""
+        async with self.lock:
+            if self.is_detached:
+                return
+            await self._load()
+            await publish(self)
+            self.is_dirty = self.is_fresh = self.is_new = False
+            self.mtime_ns = None
+
+    def _changed(self) -> None:
+        self.is_dirty, self.is_fresh = True, False
+        self.mtime_ns = None
+        self.status = self.status._replace(mtime_ns=time.time_ns())
+
+    async def _load(self) -> None:
+        """Take over the content that the file had."""
+        if self.base is None:
+            return
+        try:
+            while self.draft.nbytes < self.base.attributes.size:
+                piece = await self.base.read(self.draft.nbytes, _PIECE_NBYTES)
+                if not piece:
+                    raise StaleError("a chunk ended early")  # noqa: TRY301
+                self.draft.write(self.draft.nbytes, piece)
+        except BaseException:
+            self.draft.truncate(0)
+            raise
+        self.base = None
+
+
+@dataclass(slots=True, eq=False)
+class DraftHandle:
+    """An open file that is published as a whole."""
+
+    ino: int
+    open_draft: OpenDraft
+    appends: bool = False
+    is_writable: bool = True
+    is_chunk = True
+
+    @property
+    def attributes(self) -> Attributes:
+        """Attributes of what was written so far."""
+        draft = self.open_draft
+        return Attributes(self.ino, draft.nbytes, 0.0, draft.status, draft.mtime_ns)
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return bytes as they were written."""
+        return await self.open_draft.read(offset, nbytes)
+
+    async def write(self, offset: int, data: Buffer) -> None:
+        """Write *data*, at the end if the file was opened so."""
+        await self.open_draft.write(None if self.appends else offset, data)

@@ -1,0 +1,123 @@
+"""Chunk files that came before the document of their array.
+
+They lie in the store as plain files.  When the document comes, and makes the array a sharded one, they are put aside
+at once, so that none is taken for a shard, and are then published one by one.
+"""
+
+import logging
+import stat
+from collections.abc import Callable
+from typing import Final
+
+from shardfs.dataset.hierarchy import Hierarchy
+from shardfs.dataset.walk import walk_files
+from shardfs.dataset.writer import Writer
+from shardfs.errors import NotADirectoryHereError, NotFoundError
+from shardfs.format.chunk_key import ChunkKeyEncoding, parse_coordinate
+from shardfs.stores.base import Kind, Store, join_key, prune
+
+log = logging.getLogger(__name__)
+
+_CHUNKS: Final = ".chunks"
+
+
+class Staging:
+    """The chunk files of new arrays, put aside below *directory* of the store, each array's below its own path.
+
+    *is_open* tells of a key whether a program is still writing that file; `absorb_file` is for when it is done.
+    """
+
+    def __init__(
+        self, store: Store, hierarchy: Hierarchy, writer: Writer, directory: str, is_open: Callable[[str], bool]
+    ) -> None:
+        self._store = store
+        self._hierarchy = hierarchy
+        self._writer = writer
+        self.directory = directory
+        self._is_open = is_open
+
+    def place(self, path: str) -> str:
+        """Return the directory that has the chunk files of the array at *path*."""
+        return "/".join(part for part in (self.directory, path, _CHUNKS) if part)
+
+    async def put_aside(self, path: str, encoding: ChunkKeyEncoding, ndim: int) -> str | None:
+        """Move what has names of chunks in the directory *path*; return where to, None if there is nothing."""
+        root, is_nested = encoding.root(ndim), encoding.is_nested(ndim)
+
+        def is_of_chunks(name: str) -> bool:
+            if root:
+                return name == root
+            return (parse_coordinate(name) if is_nested else encoding.decode(name, ndim)) is not None
+
+        names = [entry.name for entry in await self._store.list(path) if is_of_chunks(entry.name)]
+        if not names:
+            return None
+        place = self.place(path)
+        await self._store.make_directories(place)
+        for name in names:
+            await self._store.rename(join_key(path, name), join_key(place, name), exclusive=True)
+        await self._store.sync_directory(place)
+        return place
+
+    async def absorb(self, path: str) -> None:
+        """Publish the chunk files of the array at *path* that nobody is writing."""
+        place = self.place(path)
+        try:
+            keys = [key async for key in walk_files(self._store, place)]
+        except (NotFoundError, NotADirectoryHereError):
+            return
+        for key in keys:
+            if not self._is_open(key):
+                await self.absorb_file(key)
+        await prune(self._store, place)
+
+    async def absorb_file(self, key: str) -> None:
+        """Publish one chunk file that was put aside; one that is no chunk of its array is kept beside the chunks."""
+        path, _, name = key.removeprefix(f"{self.directory}/").rpartition(f"{_CHUNKS}/")
+        path = path.removesuffix("/")
+        array = (await self._hierarchy.node(path)).array
+        snapshot = await self._store.open(key)
+        coords = array.arrangement.key_encoding.decode(name, array.grid.ndim) if array is not None else None
+        if array is None or coords is None or not array.grid.contains(coords):
+            log.warning("%s is no chunk of the array that it was put into, and stays in %s", name, key)
+            return
+        status = snapshot.stat
+        array.arrangement.make_directory(coords[:-1])
+        await self._writer.put(
+            array,
+            coords,
+            snapshot.content(0, snapshot.size),
+            mtime_ns=status.mtime_ns,
+            mode=stat.S_IMODE(status.mode),
+            uid=status.uid,
+            gid=status.gid,
+        )
+        await self._store.unlink(key)
+
+    async def resume(self) -> None:
+        """Publish what an earlier mount put aside and did not come to publish."""
+        await self._resume("")
+
+    async def _resume(self, path: str) -> None:
+        try:
+            entries = await self._store.list(join_key(self.directory, path) if path else self.directory)
+        except (NotFoundError, NotADirectoryHereError):
+            return
+        for entry in entries:
+            if entry.name == _CHUNKS:
+                await self._resume_array(path)
+            elif entry.kind is Kind.DIRECTORY:
+                await self._resume(join_key(path, entry.name))
+
+    async def _resume_array(self, path: str) -> None:
+        try:
+            array = (await self._hierarchy.node(path)).array
+        except NotFoundError:
+            array = None
+        if array is not None:
+            await self.absorb(path)
+            return
+        place = self.place(path)  # its document never came
+        for entry in await self._store.list(place):
+            await self._store.rename(join_key(place, entry.name), join_key(path, entry.name), exclusive=True)
+        await prune(self._store, place)

@@ -1,0 +1,102 @@
+"""A tree that may be written to, from its start to its end: the journal is replayed, used, and emptied."""
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from shardfs.dataset.journal import Damage, Journal, JournalContents, read_journal
+from shardfs.dataset.lock import StateDirectory
+from shardfs.dataset.recovery import replay
+from shardfs.dataset.source import Source
+from shardfs.dataset.writer import Writer
+from shardfs.errors import ShardfsError
+from shardfs.stores.beneath import open_directory
+from shardfs.stores.durable import Disk
+from shardfs.vfs.drafts import DraftSpace
+from shardfs.vfs.editor import Editor
+from shardfs.vfs.tree import Tree
+
+log = logging.getLogger(__name__)
+
+_DISK: Final = Disk()
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What a writing mount has that a read-only one has not; *contents* is what its journal held at the beginning."""
+
+    source: Source
+    contents: JournalContents
+    journal: Journal
+    conflicts: Journal
+    writer: Writer
+    editor: Editor
+
+    @classmethod
+    def open(
+        cls,
+        source: Source,
+        tree: Tree,
+        state: StateDirectory,
+        chunks_per_shard: tuple[int, ...] | None = None,
+        auto_compact: float | None = None,
+        disk: Disk = _DISK,
+    ) -> "Writing":
+        """Open the journal in the directory *state*, whose lock the caller holds.
+
+        Raises `StoreError` for a journal that cannot be read.
+        """
+        directory = open_directory(state.journal)
+        contents = read_journal(directory)
+        journal = Journal(directory, disk, contents)
+        conflicts = Journal(open_directory(state.conflicts), disk)
+        writer = Writer(source, journal, conflicts, auto_compact=auto_compact)
+        editor = Editor(tree, writer, DraftSpace(state.drafts), chunks_per_shard=chunks_per_shard)
+        return cls(source, contents, journal, conflicts, writer, editor)
+
+    async def start(self) -> None:
+        """Bring into the store what an earlier mount published and did not commit."""
+        for damage in self.contents.damage:
+            _report(damage)
+        recovery = await replay(self.source, self.contents, self.writer.committer)
+        if recovery.pending:
+            log.info("%d chunks of an earlier mount are brought into their shards", len(recovery.pending))
+        await self.editor.start()
+        await self.commit()
+
+    async def run(self) -> None:
+        """Commit what is due, for as long as this is not cancelled."""
+        await self.writer.committer.run()
+
+    async def commit(self) -> bool:
+        """Commit everything that is pending; return whether that succeeded, as the log says if not."""
+        try:
+            await self.writer.committer.flush()
+        except ShardfsError as error:
+            log.error("what is pending stays in the journal, for the next mount: %s", error)  # noqa: TRY400
+            return False
+        return True
+
+    async def finish(self) -> None:
+        """Commit everything, and let go of the journal."""
+        await self.commit()
+        for journal in (self.journal, self.conflicts):
+            try:
+                await trio.to_thread.run_sync(journal.close)
+            except ShardfsError as error:
+                log.error("the journal is left as it is: %s", error)  # noqa: TRY400
+
+
+def _report(damage: Damage) -> None:
+    if damage.is_torn:
+        log.info("%s ends with %d bytes of a write that did not finish", damage.segment, damage.nbytes)
+    else:
+        log.error(
+            "%s is damaged: %d bytes at %d: %s; the segment is kept",
+            damage.segment,
+            damage.nbytes,
+            damage.offset,
+            damage.reason,
+        )
