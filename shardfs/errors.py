@@ -95,6 +95,10 @@ class NotPermittedError(ShardfsError):
     """An operation that is not possible on what the name stands for."""
 
 
+class UnsupportedError(ShardfsError):
+    """Something that nothing here has; programs then do without."""
+
+
 class CrossDeviceError(ShardfsError):
     """A name cannot be moved there; programs then copy and delete."""
 

@@ -155,7 +155,7 @@ class Array:
         """
         change = self.arrangement.pending.changes.get(coords)
         if change is not None:
-            state = await self._shards.state(self.arrangement, self.grid.locate(coords).shard)
+            state = await self._shards.state(self.arrangement, self.arrangement.locate(coords).shard)
             change = self.arrangement.pending.changes.get(coords)  # it may have been committed meanwhile
         if change is not None:
             if isinstance(change, Erase):
@@ -174,7 +174,7 @@ class Array:
                 if innermost is not state:
                     self._shards.touch(innermost)
                 return state, _extent(innermost.shard, run.entry + (last - run.first) * run.stride)
-        place = self.grid.locate(coords)
+        place = self.arrangement.locate(coords)
         state = await self._shards.state(self.arrangement, place.shard, fresh=fresh)
         state.check()
         innermost = await self._shards.innermost(self.arrangement, state, place)
@@ -194,7 +194,7 @@ class Array:
 
         None if there is no chunk.  Raises what keeps the index from being read.
         """
-        place = self.grid.locate(coords)
+        place = self.arrangement.locate(coords)
         state = await self._shards.state(self.arrangement, place.shard, fresh=True)
         state.check()
         shard = (await self._shards.innermost(self.arrangement, state, place)).shard
@@ -252,9 +252,9 @@ class Array:
             dimension.chunk_at(i * length)
             for i, length, dimension in zip(prefix, self.grid.chunk_shape, self.grid.shards.dimensions, strict=False)
         )
+        pending = [*self.arrangement.pending.children(outer)]  # first: what is committed meanwhile is stored then
         stored = await self._coverage.children(outer)
-        pending = self.arrangement.pending
-        for index in sorted({*stored, *pending.children(outer)}) if pending else stored:
+        for index in sorted({*stored, *pending}) if pending else stored:
             yield self.grid.covered(axis, index)
 
     async def rows(self, first: Coords, prefix: Coords = ()) -> AsyncGenerator[Coords, None]:

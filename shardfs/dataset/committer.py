@@ -16,12 +16,13 @@ from shardfs.dataset.hierarchy import is_below
 from shardfs.dataset.journal import Erase, Intent, Journal, Put
 from shardfs.dataset.open_shard import OpenShard, open_shard
 from shardfs.dataset.pending import Change, ShardPending
+from shardfs.dataset.quick_lock import QuickLock
 from shardfs.dataset.shards import Arrangement
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_shards
 from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, StoreError
 from shardfs.format.chunk_grid import ChunkGrid
-from shardfs.format.sharding import Coords
+from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Content, Edit, Kept
 
 log = logging.getLogger(__name__)
@@ -66,12 +67,13 @@ class Committer:
     def __init__(
         self, source: Source, journal: Journal, conflicts: Journal, *, auto_compact: float | None = None
     ) -> None:
-        self.lock = trio.Lock()
+        self.lock = QuickLock()
         self._source = source
         self._journal = journal
         self._conflicts = conflicts
         self._queue: dict[_Key, None] = {}
         self._failures: dict[_Key, tuple[ShardfsError, float]] = {}
+        self._unsettled: dict[_Key, list[int]] = {}
         self._busy: dict[_Key, trio.Event] = {}
         self._npending = 0
         self._auto_compact = auto_compact
@@ -285,7 +287,7 @@ class Committer:
         conflicts: list[Change] = []
         for coords, change in pending.changes.items():
             fits = array is not None and change.fingerprint == array.fingerprint and array.grid.contains(coords)
-            if fits and array is not None and array.grid.locate(coords) == arrangement.grid.locate(coords):
+            if fits and array is not None and _lies_alike(array.arrangement.grid, arrangement.grid, coords):
                 fitting.append(change)
             else:
                 conflicts.append(change)
@@ -350,10 +352,15 @@ class Committer:
                 statistics.committed_bytes += sum(
                     p.nbytes for p in job.assembly.splice.pieces if not isinstance(p, Kept)
                 )
-        except ShardfsError:
-            await self.finish(intents)  # what it began was undone
+        except ConflictError:
+            await self.finish(intents)  # nothing was changed
             raise
-        shards.committed(job.array, job.shard, stat)
+        except ShardfsError:
+            # Whether it was undone is not known for certain: the intent goes with the next commit of the shard.
+            self._unsettled.setdefault((job.array, job.shard), []).extend(intents)
+            raise
+        intents += self._unsettled.pop((job.array, job.shard), [])
+        shards.committed(job.array, job.shard, stat, is_new=job.edit.snapshot is None)
         self._note_append(job)
         statistics.commits += 1
         statistics.committed_chunks += len(job.contents)
@@ -439,3 +446,7 @@ def carry(journal: Journal, change: Change) -> Change:
     fields = {field.name: getattr(change, field.name) for field in dataclasses.fields(change)}
     del fields["sequence"]
     return journal.append_put(content=fields.pop("payload"), **fields)
+
+
+def _lies_alike(grid: ShardGrid, other: ShardGrid, coords: Coords) -> bool:
+    return grid is other or grid.locate(coords) == other.locate(coords)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from shardfs.dataset.shards import Arrangement
 from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError
@@ -15,8 +15,21 @@ _MAX_PREFIXES: Final = 1024
 _Branch = dict[int, "_Branch"]
 
 
+class _Listed(NamedTuple):
+    """When the store was asked to list, and what `Arrangement.listing` was then."""
+
+    time: float
+    listing: int
+
+
+_NEVER: Final = _Listed(float("-inf"), -1)
+
+
 class Coverage:
-    """The stored shards of one array, by their names alone, as they were listed at most *ttl* seconds ago."""
+    """The stored shards of one array, by their names alone, as they were listed at most *ttl* seconds ago.
+
+    Shards that commits of our own made or removed since are seen at once.
+    """
 
     def __init__(
         self, store: Store, array: Arrangement, *, ttl: float, clock: Callable[[], float] = time.monotonic
@@ -25,16 +38,16 @@ class Coverage:
         self._array = array
         self._ttl = ttl
         self._clock = clock
-        self._children: dict[Coords, tuple[float, Sequence[int]]] = {}
+        self._children: dict[Coords, tuple[_Listed, Sequence[int]]] = {}
         self._branches: _Branch = {}
-        self._listed = float("-inf")
+        self._listed = _NEVER
 
     async def children(self, prefix: Coords) -> Sequence[int]:
         """Return, in order, the next coordinates of the stored shards whose coordinates begin with *prefix*."""
         known = self._children.get(prefix)
-        if known is not None and self._clock() - known[0] < self._ttl:
+        if known is not None and self._is_current(known[0]):
             return known[1]
-        listed = self._clock()
+        listed = _Listed(self._clock(), self._array.listing)
         if self._array.key_encoding.is_nested(self._array.grid.ndim):
             found = await self._list_directory(prefix)
         else:
@@ -53,7 +66,10 @@ class Coverage:
     def forget(self) -> None:
         """List again when it is asked next."""
         self._children.clear()
-        self._listed = float("-inf")
+        self._listed = _NEVER
+
+    def _is_current(self, listed: "_Listed") -> bool:
+        return listed.listing == self._array.listing and self._clock() - listed.time < self._ttl
 
     async def any(self) -> bool:
         """Whether anything is stored where the shards are, be it none of the grid."""
@@ -79,8 +95,8 @@ class Coverage:
         return [index for entry in entries if (index := parse_coordinate(entry.name)) is not None]
 
     async def _all(self) -> _Branch:
-        if self._clock() - self._listed >= self._ttl:
-            array, listed = self._array, self._clock()
+        if not self._is_current(self._listed):
+            array, listed = self._array, _Listed(self._clock(), self._array.listing)
             branches: _Branch = {}
             for entry in await self._store.list(array.path):
                 branch = branches

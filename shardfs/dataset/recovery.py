@@ -5,6 +5,8 @@ shard: it is pending again if it fits the array and the shard as they are now, e
 """
 
 import logging
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -65,21 +67,22 @@ class Recovery:
 async def settle(source: Source, contents: JournalContents, recovery: Recovery, *, apply: bool) -> None:
     """Find out what became of the commits that were under way; with *apply*, take back those that were torn."""
     by_key: dict[str, list[Intent]] = {}
+    changes = {record.sequence: record for record in contents.records if isinstance(record, Put | Erase)}
     for record in contents.records:
         if isinstance(record, Intent):
             by_key.setdefault(record.key, []).append(record)
     for intents in by_key.values():
         for earlier, later in pairwise(intents):
-            recovery.commits.append((earlier, _outcome_before(earlier, later)))
-        outcome = await _outcome(source, intents[-1])
+            recovery.commits.append((earlier, _outcome_before(earlier, later, changes)))
+        outcome = await _outcome(source, intents[-1], _held(intents[-1], changes))
         recovery.commits.append((intents[-1], outcome))
         if apply:
-            await _take_back(source, intents[-1], outcome)
+            await _take_back(source, intents, outcome)
+            await _make_durable(source, intents[-1].key)
     for intent, outcome in recovery.commits:
         recovery.done.append(intent.sequence)
         if outcome is Outcome.COMPLETE:
-            for sequences in intent.records():
-                recovery.done += sequences
+            recovery.done += [change.sequence for change in _held(intent, changes)]
 
 
 async def classify(source: Source, contents: JournalContents, recovery: Recovery) -> None:
@@ -89,12 +92,14 @@ async def classify(source: Source, contents: JournalContents, recovery: Recovery
     for record in contents.records:
         if isinstance(record, Shrink):
             recovery.shrinks.append(record)
-        elif isinstance(record, Put | Erase) and record.sequence not in done:
+        elif isinstance(record, Put | Erase):
             before = latest.pop((record.path, record.coords), None)
             if before is not None:
                 recovery.done.append(before.sequence)
             latest[record.path, record.coords] = record
     for change in latest.values():
+        if change.sequence in done:
+            continue
         array, reason = await _fit(source, change)
         if reason is not None:
             recovery.conflicts.append(Conflict(change, reason))
@@ -110,8 +115,12 @@ async def replay(source: Source, contents: JournalContents, committer: Committer
     await settle(source, contents, recovery, apply=True)
     await classify(source, contents, recovery)
     for shrink in recovery.shrinks:
-        await _shrink(source, committer, shrink)
-        recovery.done.append(shrink.sequence)
+        try:
+            await _shrink(source, committer, shrink)
+        except ShardfsError as error:
+            log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
+        else:
+            recovery.done.append(shrink.sequence)
     await committer.sync()  # what was replaced is forgotten only when what replaced it is durable
     for array, change in recovery.pending:
         committer.add(array.arrangement, array.grid.locate(change.coords).shard, change)
@@ -129,15 +138,27 @@ def describe(conflict: Conflict) -> str:
     return f"{what} of chunk {'/'.join(map(str, change.coords))} of {change.path or 'the array'}: {conflict.reason}"
 
 
-def _outcome_before(earlier: Intent, later: Intent) -> Outcome:
+def _held(intent: Intent, changes: Mapping[int, Change]) -> list[Change]:
+    """Return the changes, of those that are not done, that a commit was to bring into its shard."""
+    sequences = list(changes)  # they ascend
+    found: list[Change] = []
+    for named in intent.records():
+        begin, end = bisect_left(sequences, named.start), bisect_left(sequences, named.stop)
+        found += [changes[sequence] for sequence in sequences[begin:end]]
+    return found
+
+
+def _outcome_before(earlier: Intent, later: Intent, changes: Mapping[int, Change]) -> Outcome:
     """Return what became of a commit that another one of the same shard followed: that found it complete, or not."""
+    found = {change.sequence for change in _held(later, changes)}
+    is_tried_again = any(change.sequence in found for change in _held(earlier, changes))
     is_complete = later.old_nbytes == earlier.planned_nbytes and (
         not later.old_index or later.old_index == earlier.planned_index
     )
-    return Outcome.COMPLETE if is_complete else Outcome.UNTOUCHED
+    return Outcome.COMPLETE if is_complete and not is_tried_again else Outcome.UNTOUCHED
 
 
-async def _outcome(source: Source, intent: Intent) -> Outcome:
+async def _outcome(source: Source, intent: Intent, changes: Sequence[Change]) -> Outcome:
     try:
         snapshot = await source.store.open(intent.key)
     except (NotFoundError, NotADirectoryHereError):
@@ -145,35 +166,48 @@ async def _outcome(source: Source, intent: Intent) -> Outcome:
     size, planned = snapshot.size, intent.planned_index
     level = await _level(source, intent)
     at_start = level is not None and level.index_at_start and not level.after
-    if size == intent.planned_nbytes and await _stands(snapshot, 0 if at_start else size - len(planned), planned):
-        return Outcome.COMPLETE
     file = snapshot.stat.file
     # The number of a device may be another one after a restart.
-    is_ours = intent.identity is not None and file is not None and file[1] == intent.identity[1]
-    if intent.is_replacement or not is_ours or not intent.old_nbytes <= size <= intent.planned_nbytes:
+    is_same_file = intent.identity is not None and file is not None and file[1] == intent.identity[1]
+    if size == intent.planned_nbytes and not (intent.is_replacement and is_same_file):
+        stands = await _stands(snapshot, 0 if at_start else size - len(planned), planned)
+        # A power cut may keep an index and lose what it speaks of; and versions may differ in nothing but payloads.
+        if stands and await _are_there(source, intent, changes):
+            return Outcome.COMPLETE
+    if intent.is_replacement or not is_same_file or not intent.old_nbytes <= size <= intent.planned_nbytes:
         return Outcome.UNTOUCHED
-    old_stands = await _stands(snapshot, intent.index_offset_old, intent.old_index)
     if at_start:
-        return Outcome.UNTOUCHED if old_stands and size == intent.old_nbytes else Outcome.HEAD_TORN
+        return await _outcome_at_start(snapshot, intent)
     if size == intent.old_nbytes:
         return Outcome.UNTOUCHED
-    if await _is_readable(source, intent):
+    # Without a checksum, anything reads like an index.
+    if level is None or (level.index_codecs.checksums and await _is_readable(source, intent)):
         return Outcome.UNTOUCHED
+    old_stands = await _stands(snapshot, intent.index_offset_old, intent.old_index)
     return Outcome.TORN if old_stands else Outcome.UNCLEAR
 
 
-async def _take_back(source: Source, intent: Intent, outcome: Outcome) -> None:
-    """Make the shard of a torn commit what it was before, and remove what a replacement left half-written."""
-    if is_reserved(intent.temporary.rpartition("/")[2]):
-        with suppress(NotFoundError, NotADirectoryHereError):
-            await source.store.unlink(intent.temporary)
+async def _outcome_at_start(snapshot: Snapshot, intent: Intent) -> Outcome:
+    old, planned = intent.old_index, intent.planned_index
+    if len(old) != len(planned) or snapshot.size < len(old):
+        return Outcome.UNCLEAR
+    head = bytes(await snapshot.read(0, len(old)))
+    if head == old and snapshot.size == intent.old_nbytes:
+        return Outcome.UNTOUCHED
+    is_ours = all(byte in (before, after) for byte, before, after in zip(head, old, planned, strict=True))
+    return Outcome.HEAD_TORN if is_ours else Outcome.UNTOUCHED
+
+
+async def _take_back(source: Source, intents: Sequence[Intent], outcome: Outcome) -> None:
+    """Make the shard of a torn commit what it was before, and remove what replacements left half-written."""
+    for intent in intents:
+        if is_reserved(intent.temporary.rpartition("/")[2]):
+            with suppress(NotFoundError, NotADirectoryHereError):
+                await source.store.unlink(intent.temporary)
+    intent = intents[-1]
     if outcome is Outcome.UNCLEAR:
         log.error("%s is not readable, and not as the journal expects it: it is left as it is", intent.key)
     if outcome not in (Outcome.TORN, Outcome.HEAD_TORN):
-        return
-    array = (await source.hierarchy.node(intent.path)).array
-    if array is None or array.arrangement.shard_key(intent.shard) != intent.key:
-        log.error("%s is no shard of an array any more: it is left as it is", intent.key)
         return
     log.warning("an append to %s was torn; it is taken back, and done again", intent.key)
     head = intent.old_index if outcome is Outcome.HEAD_TORN else b""
@@ -181,7 +215,51 @@ async def _take_back(source: Source, intent: Intent, outcome: Outcome) -> None:
     pieces = (MemoryContent(memoryview(head)), kept) if head else (kept,)
     async with source.store.edit(intent.key) as edit:
         await edit.splice(Splice(pieces))
-    source.shards.forget(array.arrangement, intent.shard)
+    array = (await source.hierarchy.node(intent.path)).array
+    if array is not None:
+        source.shards.forget(array.arrangement, intent.shard)
+
+
+async def _make_durable(source: Source, key: str) -> None:
+    """Make durable what an earlier process did to a shard and perhaps did not come to make so, names included."""
+    with suppress(NotFoundError, NotADirectoryHereError):
+        await (await source.store.open_live(key, writable=False)).sync()
+    while key:
+        key = key.rpartition("/")[0]
+        with suppress(NotFoundError, NotADirectoryHereError):
+            await source.store.sync_directory(key)
+
+
+async def _are_there(source: Source, intent: Intent, changes: Sequence[Change]) -> bool:
+    """Whether the shard of *intent* has what *changes* leave; also if that is no array any more."""
+    array = await _array(source, intent)
+    try:
+        for change in changes if array is not None else ():
+            if array is None or change.path != intent.path or not _is_within(array, change):
+                return False
+            if not await _is_there(array, change):
+                return False
+    except CorruptionError:
+        return False
+    return True
+
+
+async def _is_there(array: Array, change: Change) -> bool:
+    """Whether the stored chunk is what *change* leaves."""
+    _, extent = await array.find_stored(change.coords, fresh=True)
+    if extent is None or isinstance(change, Erase):
+        return extent is None and isinstance(change, Erase)
+    if extent.nbytes != change.payload.nbytes:
+        return False
+    for start in range(0, extent.nbytes, _PIECE_NBYTES):
+        nbytes = min(_PIECE_NBYTES, extent.nbytes - start)
+        if await extent.read(start, nbytes) != change.payload.read(start, nbytes):
+            return False
+    return True
+
+
+def _is_within(array: Array, change: Change) -> bool:
+    return len(change.coords) == array.grid.ndim and array.grid.contains(change.coords)
 
 
 async def _fit(source: Source, change: Change) -> tuple[Array | None, str | None]:
@@ -194,24 +272,15 @@ async def _fit(source: Source, change: Change) -> tuple[Array | None, str | None
         return None, None if isinstance(change, Erase) else "there is no such sharded array any more"
     if array.fingerprint != change.fingerprint:
         return array, "the metadata of the array has changed"
-    if len(change.coords) != array.grid.ndim or not array.grid.contains(change.coords):
+    if not _is_within(array, change):
         return array, "it lies outside the array now"
     try:
         entry = await array.stored_entry(change.coords)
         if entry == change.superseded:
             return array, None
-        if isinstance(change, Erase):
-            return (None, None) if entry is None else (array, _CHANGED)
-        _, extent = await array.find_stored(change.coords)
-        if extent is None or extent.nbytes != change.payload.nbytes:
-            return array, _CHANGED
-        for start in range(0, extent.nbytes, _PIECE_NBYTES):
-            nbytes = min(_PIECE_NBYTES, extent.nbytes - start)
-            if await extent.read(start, nbytes) != change.payload.read(start, nbytes):
-                return array, _CHANGED
+        return (None, None) if await _is_there(array, change) else (array, _CHANGED)
     except ShardfsError as error:
         return array, f"its shard cannot be read: {error}"
-    return None, None
 
 
 _CHANGED: Final = "another program has changed the chunk since"
@@ -232,19 +301,30 @@ async def _shrink(source: Source, committer: Committer, shrink: Shrink) -> None:
         log.warning("%s is not emptied outside its shape: %s", shrink.path or "the array", error)
 
 
-async def _level(source: Source, intent: Intent) -> ShardingLevel | None:
+async def _array(source: Source, intent: Intent) -> Array | None:
+    """Return the array whose shard *intent* is about; None if its key is not that of such a shard (any more)."""
     try:
         array = (await source.hierarchy.node(intent.path)).array
     except (NotFoundError, NotADirectoryHereError):
         return None
+    if array is None or len(intent.shard) != array.grid.ndim or array.arrangement.shard_key(intent.shard) != intent.key:
+        return None
+    return array
+
+
+async def _level(source: Source, intent: Intent) -> ShardingLevel | None:
+    array = await _array(source, intent)
     return array.grid.levels[0] if array is not None else None
 
 
 async def _is_readable(source: Source, intent: Intent) -> bool:
-    array = (await source.hierarchy.node(intent.path)).array
+    """Whether there is an index, which is not that of *intent* without what it speaks of."""
+    array = await _array(source, intent)
     if array is None:
         return True  # so that it is left alone
     state = await source.shards.state(array.arrangement, intent.shard, fresh=True)
+    if state.shard is not None and state.shard.index.encoded == intent.planned_index:
+        return False
     return not isinstance(state.error, CorruptionError)
 
 

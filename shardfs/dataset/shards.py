@@ -36,7 +36,8 @@ class Arrangement:
     """The shards of one array: where they are stored and what lies in them.  Compared by identity.
 
     *versions* are the versions of shards that were seen last, *own* those of chunks that were written through this
-    mount, *pending* the chunks among them that are not in their shards yet.
+    mount, *pending* the chunks among them that are not in their shards yet.  *listing* counts the commits that made or
+    removed a shard.
 
     The directories above chunks are there as far as the grid goes: *directories* is None.  Of an array that was made
     through the mount only those are that were made: next coordinates by those that lead to a directory.  Who makes an
@@ -50,6 +51,14 @@ class Arrangement:
     own: dict[Coords, OwnVersion] = field(default_factory=dict)
     pending: ArrayPending = field(default_factory=ArrayPending)
     directories: dict[Coords, set[int]] | None = None
+    listing: int = 0
+    _located: tuple[Coords | None, Place] = (None, Place((), (), ()))
+
+    def locate(self, coords: Coords) -> Place:
+        """Return where the inner chunk at *coords* lies: requests ask for one and the same several times."""
+        if self._located[0] != coords:
+            self._located = coords, self.grid.locate(coords)
+        return self._located[1]
 
     def has_directory(self, coords: Coords) -> bool:
         """Whether the directory to which *coords* lead is there, if the one above it is."""
@@ -163,9 +172,13 @@ class Shards:
             return False
         now = self.clock()
         if fresh or now - state.checked >= self.ttl or state.error is not None:
-            if state.snapshot is None or not (state.error is None or isinstance(state.error, CorruptionError)):
+            if state.snapshot is None and state.error is None:
+                is_current = await self.store.is_absent(state.key[0].shard_key(state.key[1]))
+            elif state.snapshot is None or not (state.error is None or isinstance(state.error, CorruptionError)):
                 return False  # what failed in passing is tried again
-            if not await state.snapshot.is_current():
+            else:
+                is_current = await state.snapshot.is_current()
+            if not is_current or self._states.get(state.key) is not state:
                 return False
             state.checked = now
         self.touch(state)
@@ -295,8 +308,11 @@ class Shards:
         self._nown -= len(version.own) - len(kept)
         version.own = kept
 
-    def committed(self, array: Arrangement, coords: Coords, stat: Stat | None) -> None:
-        """Note that a commit of our own left the shard at *coords* in the state *stat*, None if it is gone."""
+    def committed(self, array: Arrangement, coords: Coords, stat: Stat | None, *, is_new: bool) -> None:
+        """Note that a commit of our own left the shard at *coords* in the state *stat*, None if it is gone.
+
+        *is_new* says that there was no such shard before.
+        """
         version = array.versions.setdefault(coords, ShardVersion())
         if stat is None:
             version.stored = None
@@ -304,6 +320,8 @@ class Shards:
             if version.stored is None:
                 version.mtime_ns = stat.mtime_ns
             version.stored = hash(stat.version)
+        if is_new or stat is None:
+            array.listing += 1
         self.forget(array, coords)
 
     def forget(self, array: Arrangement, coords: Coords) -> None:

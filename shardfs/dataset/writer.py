@@ -20,8 +20,8 @@ from shardfs.stores.base import Content
 
 log = logging.getLogger(__name__)
 
-_IN_LOOP_NBYTES: Final = 256 * 2**10
-"""Up to this size a payload goes to the page cache in less time than a thread takes to begin."""
+_IN_LOOP_NBYTES: Final = 2**20
+"""Up to this size a payload goes to the page cache in about the time that a thread takes to begin and to end."""
 
 
 class Writer:
@@ -114,7 +114,7 @@ class Writer:
     async def _publish(
         self, array: Array, coords: Coords, append: Callable[[tuple[int, int] | None], Change], *, in_thread: bool
     ) -> None:
-        shard = array.grid.locate(coords).shard
+        shard = array.arrangement.locate(coords).shard
         if shard not in array.arrangement.pending.shards:
             async with self.source.store.edit(array.arrangement.shard_key(shard)):
                 pass  # raises, where the shard may not be written

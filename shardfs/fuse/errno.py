@@ -38,6 +38,7 @@ ERRNOS: Final[dict[type[errors.ShardfsError], int]] = {
     errors.NoSpaceError: errno.ENOSPC,
     errors.ReadOnlyError: errno.EROFS,
     errors.NotPermittedError: errno.EPERM,
+    errors.UnsupportedError: errno.EOPNOTSUPP,
     errors.CrossDeviceError: errno.EXDEV,
     errors.NameTooLongError: errno.ENAMETOOLONG,
     errors.NoAttributeError: errno.ENODATA,
@@ -58,6 +59,7 @@ _QUIET: Final = frozenset(
         errno.ENOTDIR,
         errno.EISDIR,
         errno.EXDEV,
+        errno.EOPNOTSUPP,
     }
 )
 

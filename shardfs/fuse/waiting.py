@@ -11,34 +11,16 @@ times in a row.
 import os
 import select
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final
 
 import pyfuse3
 import trio
 
+from shardfs.dataset.quick_lock import QuickLock
+
 _LOOKS: Final = 40
 _MOMENT_MS: Final = 1
 _BURST: Final = 64
-
-
-class _Lock:
-    """A lock that is taken without a pass of the event loop if it is free; whoever comes first has it."""
-
-    def __init__(self) -> None:
-        self._is_held = False
-        self._waiting = trio.lowlevel.ParkingLot()
-
-    async def __aenter__(self) -> None:
-        while self._is_held:
-            await self._waiting.park()
-        self._is_held = True
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._is_held = False
-        self._waiting.unpark()
 
 
 class _Lowlevel:
@@ -76,7 +58,7 @@ def _look(poll: select.poll) -> bool:
 class _Trio:
     """`trio`, with these two."""
 
-    Lock = _Lock
+    Lock = QuickLock
 
     def __init__(self, is_idle: Callable[[], bool]) -> None:
         self.lowlevel = _Lowlevel(is_idle)

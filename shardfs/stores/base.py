@@ -226,6 +226,9 @@ class Store(Protocol):
         Raises `NotFoundError`, `IsADirectoryHereError`, `AccessDeniedError`, `OutsideSourceError`, `StoreError`.
         """
 
+    async def is_absent(self, key: str) -> bool:
+        """Whether *key* stands for nothing; False if that cannot be told."""
+
     async def list(self, key: str) -> Sequence[Entry]:
         """Return the names in a directory, in no particular order."""
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from shardfs.errors import ExistsError, NoAttributeError, NotPermittedError, RefusedError
+from shardfs.errors import ExistsError, NoAttributeError, RefusedError, UnsupportedError
 from shardfs.stores.base import Stat
 from shardfs.stores.beneath import ITSELF, READ, WALK, WRITE, Descriptor, changing, open_beneath
 from shardfs.stores.durable import Disk
@@ -165,7 +165,7 @@ class LocalStore(LocalReader):
     async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
         """Set an extended attribute in the `user` namespace."""
         if not name.startswith(USER):
-            raise NotPermittedError(f"{key}: the attribute {name!r} is not one of users")
+            raise UnsupportedError(f"{key}: the attribute {name!r} is not one of users")
         with changing(key):
             itself = open_beneath(self._descriptor, key, ITSELF)
             self._disk.set_attribute(itself.path, name, value)

@@ -65,6 +65,16 @@ class LocalReader:
             parent, name = self._parent(key)
             return to_stat(os.stat(name, dir_fd=parent.fd, follow_symlinks=False))
 
+    async def is_absent(self, key: str) -> bool:
+        """Whether *key* stands for nothing, not even a link."""
+        try:
+            os.stat(key, dir_fd=self._descriptor.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        except (OSError, ValueError):
+            return False
+        return False
+
     async def open(self, key: str) -> LocalSnapshot:
         """Open a regular file."""
         descriptor, status = self._open(key)

@@ -19,6 +19,7 @@ from shardfs.errors import (
     NotFoundError,
     NotPermittedError,
     RefusedError,
+    UnsupportedError,
 )
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
 from shardfs.stores.base import Buffer, Content, Kind, Stat, join_key
@@ -81,12 +82,12 @@ class Editor:
             plain = await self._create_plain(target, mode, flags, owner)
             return self._add_writing(plain), plain.attributes, False
         opened = self._drafts.get(target)
-        if flags & os.O_EXCL and (opened is not None or await self._exists(target)):
+        # The kernel looked before, and there was nothing; who made it meanwhile made the file that is opened now.
+        base = await self._current(target) if opened is None else None
+        if flags & os.O_EXCL and (opened is not None or base is not None):
             raise ExistsError(f"{target.path} exists")
         if opened is None:
-            # The kernel looked before, and there was nothing; who made it meanwhile made the file that is opened now.
-            base = await self._current(target)
-            opened = self._begin(target, base, new_file(mode, owner.uid, owner.gid))
+            opened = self._begin(target, base, new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns()))
         elif flags & os.O_TRUNC:
             opened.restart()
         handle = self._use(opened, opened.ino, flags)
@@ -283,7 +284,7 @@ class Editor:
         """Return the attributes of *ino*, of what is being written as its writers see it."""
         opened = self._drafts_by_ino.get(ino)
         if opened is not None and (opened.is_dirty or opened.is_fresh):
-            return Attributes(ino, opened.nbytes, 0.0, opened.status, opened.mtime_ns)
+            return opened.attributes(ino)
         return await self._tree.attributes(ino)
 
     async def set_attributes(
@@ -323,7 +324,7 @@ class Editor:
         self._writer.check()
         node = self._tree.node(ino) if in_table(ino) else None
         if not isinstance(node, StoredNode):
-            raise NotPermittedError("chunks have no extended attributes of their own")
+            raise UnsupportedError("chunks have no extended attributes of their own")
         if value is None:
             await self._tree.store.remove_attribute(node.path, name)
         else:
@@ -347,7 +348,8 @@ class Editor:
     ) -> OpenDraft:
         """Begin to write a file."""
         ino = self._tree.inodes.reserve() if base is None else base.attributes.ino
-        opened = OpenDraft(name, Draft(self._space), ino, status, base, is_new=base is None, is_fresh=base is None)
+        is_new = base is None
+        opened = OpenDraft(name, Draft(self._space), ino, status, base, is_new, self._tree.ttl, is_fresh=is_new)
         if base is None:
             node = (
                 ChunkVersion(name.chunks, name.coords)
@@ -452,7 +454,7 @@ class Editor:
         array = (await self._tree.present(name.chunks)).array
         if not array.grid.contains(name.coords):
             raise RefusedError(f"{name.path} lies beyond the shape of its array by now")
-        arrangement, shard = array.arrangement, array.grid.locate(name.coords).shard
+        arrangement, shard = array.arrangement, array.arrangement.locate(name.coords).shard
         own, version = arrangement.own.get(name.coords), arrangement.versions.get(shard)
         before = own.mtime_ns if own is not None else version.mtime_ns if version is not None else 0
         now = time.time_ns()

@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-import trio
-
+from shardfs.dataset.quick_lock import QuickLock
 from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, Stat
 from shardfs.vfs.attributes import Attributes
@@ -31,6 +30,7 @@ class Readable(Protocol):
 class OpenDraft:
     """What is written to one name by all who have it open, as on any file.
 
+    The kernel may believe its attributes for *ttl* seconds until it is written: then the kernel asks again by itself.
     *base* is what the name stood for, as long as nothing was written; None if it begins empty.  *ino* is the number
     that the first version published gets, if the file is new; *is_detached*: the name stands for something else now,
     and nothing is published any more.
@@ -42,13 +42,19 @@ class OpenDraft:
     status: Stat
     base: Readable | None
     is_new: bool
+    ttl: float
     is_dirty: bool = False
     is_fresh: bool = False
     """Whether it was made, or cut when it was opened, and nothing was written or published since."""
     is_detached: bool = False
     users: int = 0
     mtime_ns: int | None = None
-    lock: trio.Lock = field(default_factory=trio.Lock)
+    lock: QuickLock = field(default_factory=QuickLock)
+
+    def attributes(self, ino: int) -> Attributes:
+        """Return the attributes of what was written so far, for the number *ino*."""
+        ttl = self.ttl if self.is_fresh else 0.0
+        return Attributes(ino, self.nbytes, ttl, self.status, self.mtime_ns)
 
     @property
     def nbytes(self) -> int:
@@ -125,8 +131,7 @@ class DraftHandle:
     @property
     def attributes(self) -> Attributes:
         """Attributes of what was written so far."""
-        draft = self.open_draft
-        return Attributes(self.ino, draft.nbytes, 0.0, draft.status, draft.mtime_ns)
+        return self.open_draft.attributes(self.ino)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes as they were written."""

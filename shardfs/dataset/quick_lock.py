@@ -1,0 +1,27 @@
+"""A lock that costs nothing while nobody else wants it."""
+
+from types import TracebackType
+
+import trio
+
+
+class QuickLock:
+    """A lock that is taken without a pass of the event loop if it is free; whoever comes first has it.
+
+    A pass takes some 25 µs, which is more than what most of those do who hold such a lock.
+    """
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    async def __aenter__(self) -> None:
+        while self._is_held:
+            await self._waiting.park()
+        self._is_held = True
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_held = False
+        self._waiting.unpark()
