@@ -241,12 +241,14 @@ def _mount_in_foreground(
                         )
                     )
 
-        serve(store, place, options, ready)
+        is_committed = serve(store, place, options, ready)
     except errors.ShardfsError as error:
         if pipe is None:
             raise
         pipe.fail(error)
         sys.exit(1)
+    if not is_committed:
+        sys.exit(1)  # the log says why
 
 
 class _Message(logging.Handler):

@@ -147,12 +147,9 @@ async def _show_journals(source: Source, state: StateDirectory, report: Recovery
     if not state.has_journal():
         return
     recovery = Recovery()
-    try:
-        contents = read_journal(open_directory(state.journal))
-        aside = read_journal(open_directory(state.conflicts))
-    except NotFoundError:
-        return
-    _report_damage(contents, report)
+    contents, aside = _read(state.journal), _read(state.conflicts)
+    for found in (contents, aside):
+        _report_damage(found, report)
     await settle(source, contents, recovery, apply=False)
     _report_commits(recovery, report, applied=False)
     await classify(source, contents, recovery)
@@ -165,6 +162,14 @@ async def _show_journals(source: Source, state: StateDirectory, report: Recovery
         if isinstance(record, Put | Erase):
             line = f"put aside: {describe(Conflict(record, 'it did not fit what was stored'))}"
             report.add("conflict", line, left=True)
+
+
+def _read(directory: str) -> JournalContents:
+    """Read a journal, which may not be there."""
+    try:
+        return read_journal(open_directory(directory))
+    except NotFoundError:
+        return JournalContents([], [], [], 0, 0)
 
 
 async def _report_torn(

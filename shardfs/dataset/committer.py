@@ -23,7 +23,7 @@ from shardfs.dataset.walk import walk_shards
 from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, StoreError
 from shardfs.format.chunk_grid import ChunkGrid
 from shardfs.format.sharding import Coords, ShardGrid
-from shardfs.stores.base import Content, Edit, Kept
+from shardfs.stores.base import Content, Edit
 
 log = logging.getLogger(__name__)
 
@@ -134,20 +134,24 @@ class Committer:
             self._wanted = trio.Event()
             due = self._due()
             if due:
-                await self._commit(due)
+                with trio.CancelScope(shield=True):  # half a commit would be left in the journal
+                    await self._commit(due)
             elif self._appended and not self._queue:
                 await self._compact(next(iter(self._appended)))
 
     async def flush(self, array: Arrangement | None = None, *, below: str | None = None) -> None:
-        """Commit all that is pending: of *array*, of the arrays at and below the path *below*, or of the source.
+        """Commit all that is pending now: of *array*, of the arrays at and below the path *below*, or of the source.
 
-        Raises what keeps it from being committed; what is pending stays so.
+        What is published meanwhile need not be.  Raises what keeps it from being committed; what is pending stays so.
         """
+        last = self._journal.last_sequence
         for _ in range(_ATTEMPTS):
             wanted = [
                 key
                 for key in self._queue
-                if (array is None or key[0] is array) and (below is None or is_below(key[0].path, below))
+                if (array is None or key[0] is array)
+                and (below is None or is_below(key[0].path, below))
+                and _is_older(key, last)
             ]
             if not wanted:
                 return
@@ -317,8 +321,13 @@ class Committer:
         if not jobs or self._journal.has_vanished:
             return  # what is in no journal any more is safer in its shard, whatever happens to this process
         async with self.lock:
-            for job in jobs:
-                job.intent = self._append_intent(job)
+            try:
+                for job in jobs:
+                    job.intent = self._append_intent(job)
+            except ShardfsError:
+                begun = [job.intent.sequence for job in jobs if job.intent is not None]
+                await trio.to_thread.run_sync(self._journal.finish, begun)
+                raise
             await trio.to_thread.run_sync(self._journal.sync)
 
     def _append_intent(self, job: _Job) -> Intent:
@@ -349,9 +358,7 @@ class Committer:
                 stat = None
             else:
                 stat = await job.edit.splice(job.assembly.splice)
-                statistics.committed_bytes += sum(
-                    p.nbytes for p in job.assembly.splice.pieces if not isinstance(p, Kept)
-                )
+                statistics.committed_bytes += job.edit.written_nbytes
         except ConflictError:
             await self.finish(intents)  # nothing was changed
             raise
@@ -408,7 +415,11 @@ class Committer:
             self._fail(key, error)
 
     def _fail(self, key: _Key, error: ShardfsError) -> None:
-        log.error("%d chunks stay pending: %s", len(key[0].pending.shards[key[1]].changes), error)
+        pending = key[0].pending.shards.get(key[1])
+        if pending is None:  # they were committed, and only the journal failed then
+            log.error("the journal: %s", error)
+            return
+        log.error("%d chunks stay pending: %s", len(pending.changes), error)
         self._failures[key] = error, trio.current_time() + _RETRY
 
     def _is_urgent(self) -> bool:
@@ -450,3 +461,9 @@ def carry(journal: Journal, change: Change) -> Change:
 
 def _lies_alike(grid: ShardGrid, other: ShardGrid, coords: Coords) -> bool:
     return grid is other or grid.locate(coords) == other.locate(coords)
+
+
+def _is_older(key: _Key, last: int) -> bool:
+    """Whether something of a shard is pending that is not behind the record *last*."""
+    pending = key[0].pending.shards.get(key[1])
+    return pending is None or any(change.sequence <= last for change in pending.changes.values())

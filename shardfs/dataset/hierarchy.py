@@ -116,6 +116,8 @@ class Hierarchy:
         """Forget what the directories at *path* and below were: they are gone, or another thing now."""
         for known in [known for known in self._left if is_below(known, path)]:
             del self._left[known]
+        for known in [known for known in self._arrays if is_below(known, path)]:
+            del self._arrays[known]
         self._as_stored = {known for known in self._as_stored if not is_below(known, path)}
         self.forget(path)
 

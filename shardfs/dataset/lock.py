@@ -4,10 +4,12 @@
 file description lock, so that it goes with the process that holds it, however that ends.
 """
 
+import errno
 import fcntl
 import json
 import os
 import socket
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -79,7 +81,9 @@ def locked(root: str) -> Iterator[StateDirectory]:
         for other in (*_ancestors(root), *_descendants(root)):
             _require_idle(root, StateDirectory(other))
         for directory in (state.journal, state.conflicts, state.drafts):
-            os.makedirs(directory, mode=0o700, exist_ok=True)
+            _make_directory(directory)
+        for directory in (state.path, root):  # a journal is not durable in a directory that is not
+            _sync(directory)
         yield state
     finally:
         _tidy(state)
@@ -90,7 +94,7 @@ def _lock(state: StateDirectory) -> int:
     path = os.path.join(state.path, "lock")
     try:
         while True:
-            os.makedirs(state.path, mode=0o700, exist_ok=True)
+            _make_directory(state.path)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -104,8 +108,20 @@ def _lock(state: StateDirectory) -> int:
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
     except OSError as error:
-        raise SourceError(f"{state.path} cannot be made, which is needed to write: {error.strerror}") from None
+        raise SourceError(f"{path} cannot be made, which is needed to write: {error.strerror}") from None
     return fd
+
+
+def _make_directory(path: str) -> None:
+    """Have a directory of our own; a link, which may come with a dataset and lead anywhere, is none."""
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(path, mode=0o700)
+        is_ours = stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be made, which is needed to write: {error.strerror}") from None
+    if not is_ours:
+        raise SourceError(f"{path}, which is needed to write, is no directory; move it away")
 
 
 def _require_idle(root: str, other: StateDirectory) -> None:
@@ -128,6 +144,18 @@ def _require_idle(root: str, other: StateDirectory) -> None:
             f"{other.root}, which overlaps {root}, has a journal of chunks that are not in their shards yet; "
             f"run `shardfs recover --apply {other.root}` first"
         )
+
+
+def _sync(directory: str) -> None:
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise SourceError(f"{directory} cannot be made durable: {error.strerror}") from None
 
 
 def _holder(path: str) -> str:

@@ -24,4 +24,5 @@ class QuickLock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._is_held = False
-        self._waiting.unpark()
+        if self._waiting:
+            self._waiting.unpark()

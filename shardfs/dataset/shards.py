@@ -88,13 +88,15 @@ class Arrangement:
 class ShardState:
     """What is known of the name of one shard: *shard* is open, or *error* says why not, or it is absent.
 
-    *generation* counts the versions that were seen under the name; *checked* is when the store was asked last.  *stat*
-    is the state of the file; None if there is none or it could not be opened.
+    *stored_key* is the key of the outermost shard; *generation* counts the versions that were seen under the name;
+    *checked* is when the store was asked last.  *stat* is the state of the file; None if there is none or it could not
+    be opened.
     """
 
     key: "_Key"
     checked: float
     generation: int = 0
+    stored_key: str = ""
     snapshot: Snapshot | None = None
     stat: Stat | None = None
     shard: OpenShard | None = None
@@ -173,7 +175,7 @@ class Shards:
         now = self.clock()
         if fresh or now - state.checked >= self.ttl or state.error is not None:
             if state.snapshot is None and state.error is None:
-                is_current = await self.store.is_absent(state.key[0].shard_key(state.key[1]))
+                is_current = await self.store.is_absent(state.stored_key)
             elif state.snapshot is None or not (state.error is None or isinstance(state.error, CorruptionError)):
                 return False  # what failed in passing is tried again
             else:
@@ -236,7 +238,7 @@ class Shards:
     async def _load(self, state_key: _Key) -> ShardState:
         array, coords, _ = state_key
         key = array.shard_key(coords)
-        state = ShardState(state_key, self.clock())
+        state = ShardState(state_key, self.clock(), stored_key=key)
         shape = array.grid.index_shape(coords)
         for attempt in range(_ATTEMPTS):
             try:
@@ -259,7 +261,7 @@ class Shards:
                 state.error = error if str(error).startswith(key) else type(error)(f"{key}: {error}")
             break
         if state.error:
-            log.error("unreadable shard: %s", state.error)
+            log.error("unreadable shard: %s; `shardfs recover` says whether it can be repaired", state.error)
         if state.stat is not None:
             version = self._version(array, coords, state.stat)
             state.generation = version.generation

@@ -12,7 +12,7 @@ import trio
 
 from shardfs.dataset.lock import StateDirectory, locked
 from shardfs.dataset.source import Source
-from shardfs.errors import FuseUnavailableError
+from shardfs.errors import FuseUnavailableError, ShardfsError
 from shardfs.fuse.operations import Operations
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
@@ -29,10 +29,11 @@ _OPEN_FILES: Final = 16384
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def serve(store: LocalStore, path: str, options: MountOptions, ready: Callable[[], None]) -> None:
+def serve(store: LocalStore, path: str, options: MountOptions, ready: Callable[[], None]) -> bool:
     """Mount *store* at *path* and answer requests until it is unmounted, or a signal comes.
 
-    *ready* is called when the mount answers.  Raises `SourceError` if it is to be written to, and another mount does.
+    *ready* is called when the mount answers.  Returns whether everything that was written is in the shards.  Raises
+    `SourceError` if it is to be written to, and another mount does, and what keeps a journal from being replayed.
     """
     with locked(store.root) if options.write else nullcontext() as state:
         source = Source.of(store, ttl=options.metadata_ttl, max_open=_raise_file_limit() // 4)
@@ -45,13 +46,12 @@ def serve(store: LocalStore, path: str, options: MountOptions, ready: Callable[[
                     "mount it with --write, or see `shardfs recover`",
                     store.url,
                 )
-            _mount(
+            return _mount(
                 Operations(tree, source.statistics, page_cache=options.page_cache), store, path, options, ready, None
             )
-            return
         writing = Writing.open(source, tree, state, options.chunks_per_shard, options.auto_compact)
         operations = WritingOperations(tree, writing.editor, source.statistics, page_cache=options.page_cache)
-        _mount(operations, store, path, options, ready, writing)
+        return _mount(operations, store, path, options, ready, writing)
 
 
 def _mount(
@@ -61,7 +61,7 @@ def _mount(
     options: MountOptions,
     ready: Callable[[], None],
     writing: Writing | None,
-) -> None:
+) -> bool:
     fuse_options = {
         "default_permissions",
         "rw" if options.write else "ro",
@@ -79,11 +79,15 @@ def _mount(
         raise FuseUnavailableError(f"{path} could not be mounted: {error}") from None
     clean = False
     try:
-        trio.run(_serve, operations.tree, writing, ready)
+        is_committed = trio.run(_serve, operations.tree, writing, ready)
         clean = True
+    except ShardfsError:
+        clean = True  # it could not begin, and nobody has seen it
+        raise
     finally:
         # A mount whose daemon failed is left to answer ENOTCONN: an empty directory would look like deleted data.
         pyfuse3.close(unmount=clean)
+    return is_committed
 
 
 def _option_value(text: str) -> str:
@@ -92,18 +96,18 @@ def _option_value(text: str) -> str:
     return shown.replace("\\", "\\\\").replace(",", "\\,")
 
 
-async def _serve(tree: Tree, writing: Writing | None, ready: Callable[[], None]) -> None:
+async def _serve(tree: Tree, writing: Writing | None, ready: Callable[[], None]) -> bool:
     await tree.start()
+    if writing is not None:
+        await writing.start()
     async with trio.open_nursery() as nursery:
         if writing is not None:
-            await writing.start()
             nursery.start_soon(writing.run)
         await nursery.start(_end_on_signal, writing)
         nursery.start_soon(_announce, ready)
         await pyfuse3.main()
         nursery.cancel_scope.cancel()
-    if writing is not None:
-        await writing.finish()
+    return writing is None or await writing.finish()
 
 
 async def _announce(ready: Callable[[], None]) -> None:

@@ -101,11 +101,11 @@ class WritingOperations(Operations):
         gid = attr.st_gid if fields.update_gid else None
         atime_ns = attr.st_atime_ns if fields.update_atime else None
         mtime_ns = attr.st_mtime_ns if fields.update_mtime else None
-        if fields.update_size:
-            await self._editor.truncate(inode, fh, attr.st_size)
+        changed = await self._editor.truncate(inode, fh, attr.st_size) if fields.update_size else None
         if any(value is not None for value in (mode, uid, gid, atime_ns, mtime_ns)):
             await self._editor.set_attributes(inode, mode=mode, uid=uid, gid=gid, atime_ns=atime_ns, mtime_ns=mtime_ns)
-        return self._entry(await self._editor.attributes(inode))
+            changed = None
+        return self._entry(changed or await self._editor.attributes(inode))
 
     @request
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:

@@ -156,6 +156,10 @@ class Edit(Protocol):
     def temporary(self) -> str:
         """The key that a new version may have until it is complete; nothing has it before `splice`, or after."""
 
+    @property
+    def written_nbytes(self) -> int:
+        """How many bytes `splice` wrote to the store."""
+
     async def splice(self, splice: Splice) -> Stat:
         """Store the new version durably and return its state, as `Store.open` will give it.
 

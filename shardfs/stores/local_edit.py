@@ -38,6 +38,7 @@ class LocalEdit:
     descriptor: Descriptor | None
     snapshot: LocalSnapshot | None
     temporary: str = field(init=False)
+    written_nbytes: int = field(init=False, default=0)
     _is_made: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +85,7 @@ class LocalEdit:
         self._require_unchanged()
         held = [] if change.form is Form.CUT else [s for s in list(self.snapshots) if s.hold(old, change.overwritten)]
         try:
-            await trio.to_thread.run_sync(change_in_place, self.disk, fd, old.size, change)
+            self.written_nbytes = await trio.to_thread.run_sync(change_in_place, self.disk, fd, old.size, change)
         finally:
             now = to_stat(os.fstat(fd))
             is_ours = now.size in (old.size, change.nbytes)
@@ -103,6 +104,7 @@ class LocalEdit:
         temporary = self.temporary.rpartition("/")[2]
         take_name = partial(self._take_name, temporary, directory.fd)
         self.descriptor, status = write_aside(self.disk, directory, temporary, rights, content, take_name)
+        self.written_nbytes = change.nbytes
         return status
 
     def _take_name(self, temporary: str, dir_fd: int, fd: int) -> None:

@@ -71,20 +71,24 @@ def arrange(splice: Splice, old_nbytes: int) -> Arranged:
     return Arranged(form, pieces, splice.tail_nbytes)
 
 
-def change_in_place(disk: Disk, fd: int, old_nbytes: int, change: Arranged) -> None:
-    """Make *change* of the open file, which has *old_nbytes* bytes, durably."""
+def change_in_place(disk: Disk, fd: int, old_nbytes: int, change: Arranged) -> int:
+    """Make *change* of the open file, which has *old_nbytes* bytes, durably; return how many bytes that wrote."""
+    written = change.nbytes - old_nbytes
     match change.form:
         case Form.APPENDED:
             if len(change.pieces) > 1:
                 with _taken_back_on_failure(disk, fd, old_nbytes):
-                    _append(disk, fd, old_nbytes, change)
+                    written += _append(disk, fd, old_nbytes, change)
         case Form.HEADED:
             _replace_head(disk, fd, old_nbytes, change)
+            written += change.overwritten
         case Form.CUT:
             disk.truncate(fd, change.pieces[0].nbytes)
             disk.sync(fd)
+            written = 0
         case Form.WRITTEN_NEW:
             raise ValueError("the change is not one in place")
+    return written
 
 
 def batches(pieces: Sequence[Piece], fd: int, start: int, stop: int) -> Iterator[list[memoryview]]:
@@ -104,7 +108,9 @@ def batches(pieces: Sequence[Piece], fd: int, start: int, stop: int) -> Iterator
         yield batch
 
 
-def _append(disk: Disk, fd: int, start: int, change: Arranged) -> None:
+def _append(disk: Disk, fd: int, start: int, change: Arranged) -> int:
+    """Append what is new; return how many bytes that wrote besides."""
+    copied = 0
     stop = change.nbytes
     tail = stop - change.tail_nbytes
     if stop - start <= BATCH_NBYTES:
@@ -114,10 +120,12 @@ def _append(disk: Disk, fd: int, start: int, change: Arranged) -> None:
     else:
         # Whoever opens the file meanwhile finds the old tail at its end, before and after the hole is filled.
         disk.pwrite(fd, [_read(fd, start - change.tail_nbytes, change.tail_nbytes)], tail)
+        copied = change.tail_nbytes
         _write(disk, fd, change.pieces, start, tail)
         disk.sync(fd)  # else a power cut may leave the new tail without what it speaks of
         disk.pwrite(fd, [_gathered(change.pieces, fd, tail, stop)], tail)
     disk.sync(fd)
+    return copied
 
 
 def _replace_head(disk: Disk, fd: int, old_nbytes: int, change: Arranged) -> None:

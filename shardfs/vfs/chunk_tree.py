@@ -51,6 +51,7 @@ class ChunkTree:
         self._positions = Positions.of(array.grid.grid_shape, nested=self._nested)
         self._prefixes: dict[int, Coords] = {}
         self._valid_until = float("-inf")
+        self._directory_template: tuple[float, Attributes] | None = None
 
     def owns(self, name: str) -> bool:
         """Whether *name*, in a directory of chunks, belongs to a chunk or to more of them, in the grid or not."""
@@ -97,6 +98,18 @@ class ChunkTree:
     def coords_at(self, position: int) -> Coords:
         """Return the coordinates of the chunk at *position*, or those that lead to the directory there."""
         return self._coords(position)
+
+    def directory_at(self, path: str) -> int | None:
+        """Return the position of the directory that *path*, from that of the array, leads to; None if it is none."""
+        names = path.split("/")
+        if self.root and names.pop(0) != self.root:
+            return None
+        grid_shape = self.array.grid.grid_shape
+        coords = tuple(index for name in names if (index := parse_coordinate(name)) is not None)
+        is_within = all(index < length for index, length in zip(coords, grid_shape, strict=False))
+        if not self._nested or len(coords) != len(names) or len(coords) >= self._ndim or not is_within:
+            return None
+        return self._positions.of_directory(coords)
 
     def is_chunk(self, position: int) -> bool:
         """Whether *position* is that of a chunk."""
@@ -280,8 +293,12 @@ class ChunkTree:
         return await self._directory_attributes(self._positions.of_directory(coords))
 
     async def _directory_attributes(self, position: int) -> Attributes:
-        attributes = await self._tree.directory_attributes(self.array.arrangement.path, self.root)
-        return attributes._replace(ino=pack(self.number, 0, position))
+        now, known = self._tree.hierarchy.clock(), self._directory_template
+        if known is None or known[0] <= now:
+            attributes = await self._tree.directory_attributes(self.array.arrangement.path, self.root)
+            known = self._directory_template = now + attributes.ttl, attributes
+        until, attributes = known
+        return attributes._replace(ino=pack(self.number, 0, position), ttl=until - now)
 
     async def _list_directories(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
         template = await self._directory_attributes(self._positions.of_directory((*prefix, 0)))

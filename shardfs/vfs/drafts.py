@@ -6,7 +6,7 @@ from typing import Final
 
 from shardfs.errors import StoreError
 from shardfs.stores.base import Buffer
-from shardfs.stores.beneath import Descriptor, translated
+from shardfs.stores.beneath import Descriptor, changing, translated
 
 _SPILL_NBYTES: Final = 4 * 2**20
 _MAX_MEMORY: Final = 64 * 2**20
@@ -53,11 +53,8 @@ class Draft:
         if self._file is None and (end > _SPILL_NBYTES or self._space.memory + end > _MAX_MEMORY):
             self._spill()
         if self._file is not None:
-            with translated("a draft"):
-                view = memoryview(data)
-                done = 0
-                while done < len(view):
-                    done += os.pwrite(self._file.fd, view[done:], offset + done)
+            with changing("a draft"):
+                _write(self._file.fd, data, offset)
         else:
             buffer = self._writable()
             if offset > len(buffer):
@@ -72,7 +69,7 @@ class Draft:
         if self._file is None and nbytes > _SPILL_NBYTES:
             self._spill()
         if self._file is not None:
-            with translated("a draft"):
+            with changing("a draft"):
                 os.ftruncate(self._file.fd, nbytes)
         elif nbytes == 0:
             self._buffer = b""
@@ -102,11 +99,11 @@ class Draft:
         self._accounted = nbytes
 
     def _spill(self) -> None:
-        with translated("the directory of drafts"):
+        with changing("the directory of drafts"):
             fd, path = tempfile.mkstemp(dir=self._space.directory)
             file = Descriptor(fd)
             os.unlink(path)
-            os.pwrite(fd, self._buffer, 0)
+            _write(fd, self._buffer, 0)
             os.ftruncate(fd, self.nbytes)
         self._account(0)
         self._buffer = b""
@@ -116,3 +113,11 @@ class Draft:
         if nbytes > _MAX_NBYTES:
             raise StoreError(f"a chunk of {nbytes} bytes is larger than shardfs takes")
         return nbytes
+
+
+def _write(fd: int, data: Buffer, offset: int) -> None:
+    """Write all of *data*: a disk that is nearly full takes a part of it."""
+    view = memoryview(data)
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], offset + done)

@@ -9,7 +9,7 @@ from shardfs.format.sharding import Coords
 from shardfs.stores.base import is_reserved, join_key
 from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.inodes import in_table, unpack
-from shardfs.vfs.nodes import Directory
+from shardfs.vfs.nodes import ChunkDirectory, Directory
 from shardfs.vfs.tree import Tree
 
 
@@ -65,13 +65,10 @@ async def resolve(tree: Tree, parent: int, name: bytes) -> Name:
         raise NotPermittedError(f"{text} is a name that shardfs keeps for itself")
     if not in_table(parent):
         number, _, position = unpack(parent)
-        chunks = tree.numbers.tree(number)
-        if chunks.owns(text):
-            return _of_chunks(chunks, await chunks.coords_of(position, text))
-        directory = chunks.stored_path(position)
-        place = await tree.place_beside_chunks(directory, text)
-        return PlainName(join_key(place, text), is_scratch=place != directory)
+        return await _resolve_in_chunks(tree, tree.numbers.tree(number), position, text)
     node = tree.node(parent)
+    if isinstance(node, ChunkDirectory):
+        return await _resolve_in_chunks(tree, node.chunks, node.position, text)
     if not isinstance(node, Directory):
         raise NotADirectoryHereError("this is no directory")
     if text == DOCUMENT and not tree.is_scratch(node.path):
@@ -80,6 +77,14 @@ async def resolve(tree: Tree, parent: int, name: bytes) -> Name:
     if known is not None and known.owns_in_array(text):
         return _of_chunks(known, await known.coords_of(None, text))
     return PlainName(join_key(node.path, text), is_scratch=tree.is_scratch(node.path))
+
+
+async def _resolve_in_chunks(tree: Tree, chunks: ChunkTree, position: int, text: str) -> Name:
+    if chunks.owns(text):
+        return _of_chunks(chunks, await chunks.coords_of(position, text))
+    directory = chunks.stored_path(position)
+    place = await tree.place_beside_chunks(directory, text)
+    return PlainName(join_key(place, text), is_scratch=place != directory)
 
 
 def _of_chunks(chunks: ChunkTree, coords: Coords) -> ChunkName | ChunkDirectoryName:

@@ -86,6 +86,42 @@ class ChunkVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkDirectory:
+    """A directory that was plain until the document of its array came, and is one of chunks now."""
+
+    chunks: "ChunkTree"
+    position: int
+
+    async def attributes(self, ino: int) -> Attributes:
+        """Return the attributes of the directory of chunks."""
+        return (await self.chunks.attributes(0, self.position))._replace(ino=ino)
+
+    async def lookup(self, name: str) -> Attributes:
+        """Return the attributes of *name* in the directory."""
+        return await self.chunks.lookup(self.position, name)
+
+    def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
+        """Yield the names in the directory behind *cookie*."""
+        return self.chunks.list(self.position, cookie)
+
+    async def open(self, ino: int) -> FileHandle:
+        """Say that this is no file."""
+        raise IsADirectoryHereError("this is a directory of chunks")
+
+    async def read_link(self) -> bytes:
+        """Say that this is no link."""
+        raise RefusedError("a directory of chunks is no symbolic link")
+
+    async def attribute(self, name: bytes) -> bytes:
+        """Say that there is none."""
+        raise NoAttributeError(f"no attribute {name!r}")
+
+    async def attribute_names(self) -> Sequence[bytes]:
+        """Return the names of the attributes: none."""
+        return []
+
+
+@dataclass(frozen=True, slots=True)
 class StoredNode:
     """Something that is shown as it is stored; *identity* tells whether *path* still stands for it.
 

@@ -33,7 +33,8 @@ class OpenDraft:
     The kernel may believe its attributes for *ttl* seconds until it is written: then the kernel asks again by itself.
     *base* is what the name stood for, as long as nothing was written; None if it begins empty.  *ino* is the number
     that the first version published gets, if the file is new; *is_detached*: the name stands for something else now,
-    and nothing is published any more.
+    and nothing is published any more.  *version* is the number of what was published last; *mtime_ns* its time, or the
+    one that the next version gets, None being the time when it is published.
     """
 
     name: ChunkName | DocumentName
@@ -49,7 +50,11 @@ class OpenDraft:
     is_detached: bool = False
     users: int = 0
     mtime_ns: int | None = None
+    version: int = field(init=False)
     lock: QuickLock = field(default_factory=QuickLock)
+
+    def __post_init__(self) -> None:
+        self.version = self.ino
 
     def attributes(self, ino: int) -> Attributes:
         """Return the attributes of what was written so far, for the number *ino*."""
@@ -85,6 +90,7 @@ class OpenDraft:
         """Begin empty, as an open that truncates does."""
         self.base = None
         self.draft.truncate(0)
+        self.mtime_ns = None
         self.is_fresh = True
 
     async def publish(self, publish: "Callable[[OpenDraft], Awaitable[None]]") -> None:
@@ -95,7 +101,6 @@ class OpenDraft:
             await self._load()
             await publish(self)
             self.is_dirty = self.is_fresh = self.is_new = False
-            self.mtime_ns = None
 
     def _changed(self) -> None:
         self.is_dirty, self.is_fresh = True, False

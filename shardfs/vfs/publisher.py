@@ -126,6 +126,9 @@ class Publisher:
                 array = (await self._tree.hierarchy.node(node.path)).array
                 if array is not None:
                     array.arrangement.directories = {}
+                    chunks = self._tree.chunk_tree(await self._tree.hierarchy.node(node.path))
+                    assert chunks is not None
+                    self._tree.became_chunks(chunks)
                 await self._staging.absorb(node.path)
                 await self._refresh_copies(node.path)
                 return

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from shardfs.dataset.hierarchy import Hierarchy
+from shardfs.dataset.pending import OwnVersion
 from shardfs.dataset.walk import walk_files
 from shardfs.dataset.writer import Writer
 from shardfs.errors import NotADirectoryHereError, NotFoundError
@@ -25,16 +26,28 @@ class Staging:
     """The chunk files of new arrays, put aside below *directory* of the store, each array's below its own path.
 
     *is_open* tells of a key whether a program is still writing that file; `absorb_file` is for when it is done.
+    *moved* hears of every name that is put aside, and of the new one.
     """
 
     def __init__(
-        self, store: Store, hierarchy: Hierarchy, writer: Writer, directory: str, is_open: Callable[[str], bool]
+        self,
+        store: Store,
+        hierarchy: Hierarchy,
+        writer: Writer,
+        directory: str,
+        is_open: Callable[[str], bool],
+        moved: Callable[[str, str], None],
+        scratch: str,
+        reserve: Callable[[], int],
     ) -> None:
         self._store = store
         self._hierarchy = hierarchy
         self._writer = writer
         self.directory = directory
         self._is_open = is_open
+        self._moved = moved
+        self._scratch = scratch
+        self._reserve = reserve
 
     def place(self, path: str) -> str:
         """Return the directory that has the chunk files of the array at *path*."""
@@ -56,6 +69,9 @@ class Staging:
         await self._store.make_directories(place)
         for name in names:
             await self._store.rename(join_key(path, name), join_key(place, name), exclusive=True)
+            self._moved(join_key(path, name), join_key(place, name))
+        # Both names are durable before there is a document that would make shards of the files.
+        await self._store.sync_directory(path)
         await self._store.sync_directory(place)
         return place
 
@@ -66,10 +82,42 @@ class Staging:
             keys = [key async for key in walk_files(self._store, place)]
         except (NotFoundError, NotADirectoryHereError):
             return
+        await self._make_directories(path, place)
         for key in keys:
-            if not self._is_open(key):
-                await self.absorb_file(key)
+            if await self._is_of_chunk(path, key[len(place) + 1 :]):
+                if not self._is_open(key):
+                    await self.absorb_file(key)
+            else:
+                await self._keep_beside(path, key, key[len(place) + 1 :])
         await prune(self._store, place)
+
+    async def _is_of_chunk(self, path: str, name: str) -> bool:
+        array = (await self._hierarchy.node(path)).array
+        return array is None or array.arrangement.key_encoding.decode(name, array.grid.ndim) is not None
+
+    async def _keep_beside(self, path: str, key: str, name: str) -> None:
+        """Keep a file that is no chunk, such as one that is about to be renamed, where names beside chunks are."""
+        beside = join_key(self._scratch, join_key(path, name))
+        await self._store.make_directories(beside.rpartition("/")[0])
+        await self._store.rename(key, beside, exclusive=True)
+        self._moved(key, beside)
+        self._moved(join_key(path, name), beside)
+
+    async def _make_directories(self, path: str, place: str) -> None:
+        """Let the array at *path* have the directories that are below *place*, also those without a file."""
+        array = (await self._hierarchy.node(path)).array
+        if array is None:
+            return
+        root, pending = array.arrangement.key_encoding.root(array.grid.ndim), [place]
+        while pending:
+            directory = pending.pop()
+            for entry in await self._store.list(directory):
+                if entry.kind is Kind.DIRECTORY:
+                    key = join_key(directory, entry.name)
+                    names = key[len(place) + 1 :].split("/")[bool(root) :]
+                    coords = [parse_coordinate(name) for name in names]
+                    array.arrangement.make_directory(tuple(index for index in coords if index is not None))
+                    pending.append(key)
 
     async def absorb_file(self, key: str) -> None:
         """Publish one chunk file that was put aside; one that is no chunk of its array is kept beside the chunks."""
@@ -92,6 +140,8 @@ class Staging:
             uid=status.uid,
             gid=status.gid,
         )
+        shards, shard = self._writer.source.shards, array.grid.locate(coords).shard
+        shards.own(array.arrangement, shard, coords, OwnVersion(self._reserve(), status.mtime_ns))
         await self._store.unlink(key)
 
     async def resume(self) -> None:

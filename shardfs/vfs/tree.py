@@ -14,7 +14,7 @@ from shardfs.vfs.attributes import Attributes, absent
 from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.handles import OTHERS, Batch, DirectoryHandle, FileHandle
 from shardfs.vfs.inodes import InodeTable, TreeNumbers, in_table, unpack
-from shardfs.vfs.nodes import ChunkVersion, Directory, Document, PlainFile, StoredNode, TableNode
+from shardfs.vfs.nodes import ChunkDirectory, ChunkVersion, Directory, Document, PlainFile, StoredNode, TableNode
 from shardfs.vfs.views import View
 
 _BATCH: Final = 256
@@ -104,6 +104,14 @@ class Tree:
     def file(self, number: int) -> FileHandle:
         """Return the open file with the handle *number*."""
         return self._open_files[number]
+
+    def files(self) -> list[tuple[int, FileHandle]]:
+        """Return the open files, and the numbers of their handles."""
+        return list(self._open_files.items())
+
+    def replace_file(self, number: int, handle: FileHandle) -> None:
+        """Let the handle *number* be that of *handle* from now on."""
+        self._open_files[number] = handle
 
     def close(self, number: int) -> None:
         """Close the open file with the handle *number*."""
@@ -289,6 +297,21 @@ class Tree:
         await self.hierarchy.node(directory, fresh=True)
         return await Directory(self, directory, None).lookup(DOCUMENT)
 
+    async def follow_document(self, document: Document) -> None:
+        """Let the number of a generated document go on standing for it when attributes of the stored one changed."""
+        directory = document.path.rpartition("/")[0]
+        status = (await self.hierarchy.node(directory, fresh=True)).document_stat
+        if status is None:
+            return
+        identity = status.version
+
+        def follow(_: object, node: TableNode) -> tuple[object, TableNode] | None:
+            if node != document:
+                return None
+            return (Document, document.path, identity), replace(document, identity=identity)
+
+        self.inodes.move(follow)
+
     def moved(self, old: str, new: str) -> None:
         """Follow a name that was moved in the store from *old* to *new*, with all below it."""
         for path in [path for path in self._chunk_trees if is_below(path, old) or is_below(path, new)]:
@@ -299,6 +322,20 @@ class Tree:
                 return None
             moved = replace(node, path=new + node.path[len(old) :])
             return (type(node), moved.path, moved.identity), moved
+
+        self.inodes.move(follow)
+
+    def became_chunks(self, chunks: ChunkTree) -> None:
+        """Let the directories that became ones of *chunks* go on under their numbers: programs work in them."""
+        above = chunks.array.arrangement.path
+
+        def follow(_: object, node: TableNode) -> tuple[object, TableNode] | None:
+            if not isinstance(node, Directory) or node.path == above or not is_below(node.path, above):
+                return None
+            position = chunks.directory_at(node.path[len(above) :].lstrip("/"))
+            if position is None:
+                return None
+            return (ChunkDirectory, chunks.number, position), ChunkDirectory(chunks, position)
 
         self.inodes.move(follow)
 

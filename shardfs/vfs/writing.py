@@ -79,14 +79,16 @@ class Writing:
             return False
         return True
 
-    async def finish(self) -> None:
-        """Commit everything, and let go of the journal."""
-        await self.commit()
+    async def finish(self) -> bool:
+        """Commit everything, and let go of the journal; return whether that succeeded, as the log says if not."""
+        is_committed = await self.commit()
         for journal in (self.journal, self.conflicts):
             try:
                 await trio.to_thread.run_sync(journal.close)
             except ShardfsError as error:
                 log.error("the journal is left as it is: %s", error)  # noqa: TRY400
+                is_committed = False
+        return is_committed
 
 
 def _report(damage: Damage) -> None:
