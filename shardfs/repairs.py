@@ -95,9 +95,10 @@ async def compact_source(store: LocalStore, threshold: float, force: bool, progr
 
 async def _apply_journals(source: Source, state: StateDirectory, report: RecoveryReport) -> None:
     directory, aside = open_directory(state.journal), open_directory(state.conflicts)
-    contents = read_journal(directory)
+    contents, put_aside = read_journal(directory), read_journal(aside)
     _report_damage(contents, report)
-    journal, conflicts = Journal(directory, Disk(), contents), Journal(aside, Disk(), read_journal(aside))
+    _report_damage(put_aside, report)
+    journal, conflicts = Journal(directory, Disk(), contents), Journal(aside, Disk(), put_aside)
     committer = Writer(source, journal, conflicts).committer
     recovery = await replay(source, contents, committer)
     _report_commits(recovery, report, applied=True)

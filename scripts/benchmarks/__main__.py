@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import listing, random_read, spec_example, zarr_read
+from . import listing, pack, pending, random_read, spec_example, update, zarr_read, zarr_write
 from .datasets import Dataset, random_chunks, shared_payloads
 from .peers import PEERS, is_installed
 from .placement import APART, FREE, TOGETHER, Placement
@@ -45,6 +45,18 @@ class Plan:
         name = "1-MiB-quick" if self.quick else "1-MiB"
         return random_chunks(self.work, name, shape, (256, 512, 512), (64, 128, 128))
 
+    def files_of_64_kib(self) -> Dataset:
+        """4,096 inner chunks for 8 shards, or 512 for one."""
+        shape = (256, 256, 512) if self.quick else (512, 512, 1024)
+        name = "64-KiB-many-quick" if self.quick else "64-KiB-many"
+        return random_chunks(self.work, name, shape, (256, 256, 512), (32, 32, 64))
+
+    def one_large_shard(self) -> Dataset:
+        """1,024 inner chunks of 512 KiB in one shard, or 64."""
+        shape = (256, 256, 256) if self.quick else (512, 512, 1024)
+        name = "one-shard-quick" if self.quick else "one-shard"
+        return random_chunks(self.work, name, shape, shape, (64, 64, 64), "uint16", unsharded=False)
+
     def a_million_chunks(self) -> Dataset:
         """1,048,576 inner chunks of 64 bytes in 32 shards, or those of one."""
         shape = (128, 128, 128) if self.quick else (512, 256, 512)
@@ -75,11 +87,34 @@ def _spec_example(plan: Plan) -> None:
     spec_example.run(plan.specification_example(), plan.peers, plan.placed(APART), plan.times(5), part)
 
 
+def _update(plan: Plan) -> None:
+    update.run(plan.one_large_shard(), plan.peers, plan.placed(FREE), plan.times(5))
+
+
+def _zarr_write(plan: Plan) -> None:
+    shards = [(128, 256, 256)] if plan.quick else [(256, 256, 256), (256, 512, 512)]
+    for shard in shards:
+        zarr_write.run(plan.work, plan.peers, shard, plan.placed(FREE), plan.times(3))
+
+
+def _pending(plan: Plan) -> None:
+    pending.run(plan.work, plan.peers, 256 if plan.quick else 1536, plan.placed(FREE), plan.times(1))
+
+
+def _pack(plan: Plan) -> None:
+    for dataset in (plan.files_of_64_kib(), plan.chunks_of_1_mib()):
+        pack.run(dataset, plan.peers, plan.placed(APART), plan.times(7))
+
+
 BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "random-read": _random_read,
     "zarr-read": _zarr_read,
     "listing": _listing,
     "spec-example": _spec_example,
+    "update": _update,
+    "pack": _pack,
+    "zarr-write": _zarr_write,
+    "pending": _pending,
 }
 
 

@@ -29,13 +29,14 @@ EMPTY = 2**64 - 1
 
 @dataclass(frozen=True)
 class Dataset:
-    """One uint8 array, whose inner chunks are stored as they are."""
+    """One array of unsigned integers, whose inner chunks are stored as they are."""
 
     name: str
     directory: Path
     shape: Coordinates
     shard: Coordinates
     inner: Coordinates
+    data_type: str = "uint8"
 
     @property
     def sharded(self) -> Path:
@@ -65,7 +66,7 @@ class Dataset:
     @property
     def chunk_bytes(self) -> int:
         """The size of every chunk file."""
-        return math.prod(self.inner)
+        return math.prod(self.inner) * np.dtype(self.data_type).itemsize
 
     @property
     def chunk_count(self) -> int:
@@ -86,14 +87,24 @@ def chunk_path(array: Path, coordinates: Coordinates) -> Path:
     return array.joinpath("c", *map(str, coordinates))
 
 
-def random_chunks(work: Path, name: str, shape: Coordinates, shard: Coordinates, inner: Coordinates) -> Dataset:
-    """An array of incompressible inner chunks, sharded and unsharded."""
-    dataset = Dataset(name, work / name, shape, shard, inner)
+def random_chunks(
+    work: Path,
+    name: str,
+    shape: Coordinates,
+    shard: Coordinates,
+    inner: Coordinates,
+    data_type: str = "uint8",
+    *,
+    unsharded: bool = True,
+) -> Dataset:
+    """An array of incompressible inner chunks, sharded and, if that is wanted, `unsharded` too."""
+    dataset = Dataset(name, work / name, shape, shard, inner, data_type)
     if _is_made(dataset):
         return dataset
     _write_documents(dataset)
-    dataset.unsharded.mkdir()
-    shutil.copy(dataset.document, dataset.unsharded / "zarr.json")
+    if unsharded:
+        dataset.unsharded.mkdir()
+        shutil.copy(dataset.document, dataset.unsharded / "zarr.json")
     places = list(np.ndindex(dataset.chunks_per_shard))
     index = _index_of(dataset, np.arange(len(places)))
     for shard_coordinates in dataset.shards():
@@ -101,9 +112,10 @@ def random_chunks(work: Path, name: str, shape: Coordinates, shard: Coordinates,
             for place in places:
                 payload = os.urandom(dataset.chunk_bytes)
                 file.write(payload)
-                chunk = _inner_coordinates(dataset, shard_coordinates, place)
-                with _create(chunk_path(dataset.unsharded, chunk)) as chunk_file:
-                    chunk_file.write(payload)
+                if unsharded:
+                    chunk = _inner_coordinates(dataset, shard_coordinates, place)
+                    with _create(chunk_path(dataset.unsharded, chunk)) as chunk_file:
+                        chunk_file.write(payload)
             file.write(_encode(index))
     _mark_made(dataset)
     return dataset
@@ -165,20 +177,20 @@ def _write_documents(dataset: Dataset) -> None:
         "name": "sharding_indexed",
         "configuration": {
             "chunk_shape": dataset.inner,
-            "codecs": [{"name": "bytes"}],
+            "codecs": [little_endian],
             "index_codecs": [little_endian, {"name": "crc32c"}],
             "index_location": "end",
         },
     }
     for path, chunk_shape, codec in (
         (dataset.sharded / "zarr.json", dataset.shard, sharding),
-        (dataset.document, dataset.inner, {"name": "bytes"}),
+        (dataset.document, dataset.inner, little_endian),
     ):
         document = {
             "zarr_format": 3,
             "node_type": "array",
             "shape": dataset.shape,
-            "data_type": "uint8",
+            "data_type": dataset.data_type,
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": 0,

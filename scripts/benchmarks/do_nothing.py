@@ -42,9 +42,9 @@ class DoNothing(pyfuse3.Operations):
         self._chunk = memoryview(bytes(range(256)) * (size // 256) + bytes(size % 256))
         self._document = memoryview(document)
         # The reply is sent before another request is read, so one object of each kind serves all requests.
-        self._directory = _attributes(stat.S_IFDIR | 0o755, 0)
-        self._file = _attributes(stat.S_IFREG | 0o644, size)
-        self._document_entry = _attributes(stat.S_IFREG | 0o644, len(document))
+        self._directory = attributes(stat.S_IFDIR | 0o755, 0)
+        self._file = attributes(stat.S_IFREG | 0o644, size)
+        self._document_entry = attributes(stat.S_IFREG | 0o644, len(document))
         self._open_chunk = pyfuse3.FileInfo(fh=self._files, direct_io=True)
         self._open_document = pyfuse3.FileInfo(fh=DOCUMENT)
         self._statvfs = pyfuse3.StatvfsData()
@@ -128,7 +128,8 @@ class DoNothing(pyfuse3.Operations):
         return self._statvfs
 
 
-def _attributes(mode: int, size: int) -> pyfuse3.EntryAttributes:
+def attributes(mode: int, size: int) -> pyfuse3.EntryAttributes:
+    """Attributes of something new, which the kernel may keep for a while."""
     entry = pyfuse3.EntryAttributes()
     entry.st_mode = pyfuse3.ModeT(mode)
     entry.st_size = size

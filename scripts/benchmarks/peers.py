@@ -39,11 +39,8 @@ class Mounted:
                     file.read_bytes()
 
     def server_seconds(self) -> float:
-        """The CPU time of the server until now, of all threads that live: other load does not touch it."""
-        if self.server is None:
-            return 0.0
-        threads = Path(f"/proc/{self.server}/task").glob("*/schedstat")
-        return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+        """The CPU time of the server until now."""
+        return cpu_seconds(self.server) if self.server is not None else 0.0
 
 
 Mount = Callable[[Dataset, Placement], AbstractContextManager[Mounted]]
@@ -56,10 +53,10 @@ SHARDFS = [sys.executable, "-m", "shardfs"]
 def do_nothing(dataset: Dataset, placement: Placement) -> Iterator[Mounted]:
     """The ceiling: constant answers through pyfuse3."""
     program = Path(__file__).with_name("do_nothing.py")
-    with _mountpoint() as root:
+    with mountpoint() as root:
         command = [sys.executable, str(program), str(root), "--document", str(dataset.document)]
         command += ["--grid", ",".join(map(str, dataset.grid)), "--size", str(dataset.chunk_bytes)]
-        with _foreground(command, root, placement) as server:
+        with foreground(command, root, placement) as server:
             yield Mounted(root, server)
 
 
@@ -73,7 +70,7 @@ def plain_files(dataset: Dataset, placement: Placement) -> Iterator[Mounted]:
 def squashfuse(dataset: Dataset, placement: Placement) -> Iterator[Mounted]:
     """A squashfs image of the same files, through libfuse in C."""
     image = archives.squashfs(dataset)
-    with _mountpoint() as root, _foreground(["squashfuse", "-f", str(image), str(root)], root, placement) as server:
+    with mountpoint() as root, foreground(["squashfuse", "-f", str(image), str(root)], root, placement) as server:
         yield Mounted(root, server, image)
 
 
@@ -82,14 +79,14 @@ def ratarmount(dataset: Dataset, placement: Placement) -> Iterator[Mounted]:
     """A tar archive of the same files, through Python."""
     archive = archives.tar(dataset)
     command = [_command("ratarmount") or "ratarmount", "-f", "--index-file", f"{archive}.index.sqlite", str(archive)]
-    with _mountpoint() as root, _foreground([*command, str(root)], root, placement) as server:
+    with mountpoint() as root, foreground([*command, str(root)], root, placement) as server:
         yield Mounted(root, server, archive)
 
 
 @contextmanager
 def shardfs(dataset: Dataset, placement: Placement) -> Iterator[Mounted]:
     """The sharded array itself."""
-    with _mountpoint() as root:
+    with mountpoint() as root:
         state = {"XDG_STATE_HOME": str(root.parent)}
         command = [*SHARDFS, "mount", str(dataset.sharded), str(root)]
         with placement.starting_server():
@@ -102,6 +99,12 @@ def shardfs(dataset: Dataset, placement: Placement) -> Iterator[Mounted]:
             raise
         finally:
             subprocess.run([*SHARDFS, "umount", str(root)], check=True, timeout=PATIENCE)
+
+
+def cpu_seconds(process: int) -> float:
+    """The CPU time of a process until now, of all threads that live: other load does not touch it."""
+    threads = Path(f"/proc/{process}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 PEERS: dict[str, Mount] = {
@@ -133,7 +136,7 @@ def _command(name: str) -> str | None:
 
 
 @contextmanager
-def _mountpoint() -> Iterator[Path]:
+def mountpoint() -> Iterator[Path]:
     """An empty directory in a temporary one, which is unmounted before it is removed, whatever happened."""
     parent = Path(tempfile.mkdtemp(prefix="shardfs-bench-")).resolve()
     root = parent / "root"
@@ -141,13 +144,13 @@ def _mountpoint() -> Iterator[Path]:
     try:
         yield root
     finally:
-        _unmount(root)
+        unmount(root)
         root.rmdir()
         shutil.rmtree(parent)
 
 
 @contextmanager
-def _foreground(command: list[str], root: Path, placement: Placement) -> Iterator[int]:
+def foreground(command: list[str], root: Path, placement: Placement) -> Iterator[int]:
     """Run a filesystem until the block is left, and wait for its end: it must not disturb what is measured next.
 
     Gives its process id.
@@ -163,7 +166,7 @@ def _foreground(command: list[str], root: Path, placement: Placement) -> Iterato
             os.stat(root)
             yield process.pid
         finally:
-            _unmount(root)
+            unmount(root)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
             process.kill()
@@ -176,7 +179,7 @@ def _is_mounted(root: Path) -> bool:
     return any(line.split(" ")[4] == escaped for line in Path("/proc/self/mountinfo").read_text().splitlines())
 
 
-def _unmount(root: Path) -> None:
+def unmount(root: Path) -> None:
     """Unmount, patiently while somebody still holds a file, and then by force."""
     deadline = time.monotonic() + PATIENCE
     while _is_mounted(root):

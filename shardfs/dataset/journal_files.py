@@ -7,6 +7,7 @@ nothing any more then.
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
 from shardfs.stores.base import Buffer
 from shardfs.stores.beneath import Descriptor, translate
 from shardfs.stores.durable import Disk
+
+log = logging.getLogger(__name__)
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -58,7 +61,7 @@ class JournalFiles:
         """Notice that somebody else removed a segment, or cut it before *end*."""
         status = os.fstat(segment.descriptor.fd)
         if (status.st_nlink == 0 or status.st_size < end) and not segment.is_removed:
-            raise self.fail("was cut short by another program") if status.st_nlink else self._vanished()
+            raise self._lost("was cut short by another program") if status.st_nlink else self._vanished()
 
     def create(self, number: int) -> Segment:
         """Make an empty segment."""
@@ -126,10 +129,15 @@ class JournalFiles:
 
     def _vanished(self) -> StoreError:
         self.has_vanished = True
-        return self.fail("has vanished")
+        return self._lost("has vanished")
 
     def _not_durable(self, error: OSError) -> StoreError:
-        return self.fail(f"could not be made durable: {error.strerror}")
+        return self._lost(f"could not be made durable: {error.strerror}")
+
+    def _lost(self, reason: str) -> StoreError:
+        error = self.fail(reason)
+        log.error("the mount is read-only from now on: %s", error)
+        return error
 
     def _explained(self, error: OSError) -> ShardfsError:
         if error.errno in _NO_SPACE:

@@ -55,6 +55,16 @@ class StateDirectory:
         return f"{DIRECTORY}/scratch"
 
     @property
+    def staged_key(self) -> str:
+        """The key in the store of the directory for chunk files of arrays that are being made."""
+        return f"{DIRECTORY}/staged"
+
+    @property
+    def drafts_key(self) -> str:
+        """The key in the store of the directory `drafts`."""
+        return f"{DIRECTORY}/drafts"
+
+    @property
     def torn_key(self) -> str:
         """The key in the store of the directory for what was cut off torn shards."""
         return f"{DIRECTORY}/torn"

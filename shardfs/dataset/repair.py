@@ -15,6 +15,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_nodes, walk_shards
 from shardfs.errors import CorruptionError, ExistsError, StaleError
+from shardfs.format.shard_index import ShardIndex
 from shardfs.format.sharding import Coords, Place, ShardGrid
 from shardfs.format.splice import IndexLayout
 from shardfs.format.torn import find_last_index, torn_entries
@@ -47,7 +48,7 @@ class TornShard:
 
 
 async def find_torn(source: Source) -> AsyncIterator[TornShard]:
-    """Yield every shard of *source* whose index cannot be read."""
+    """Yield every shard of *source* whose index cannot be read, or can be none."""
     async for node in walk_nodes(source):
         if node.array is None:
             continue
@@ -55,6 +56,9 @@ async def find_torn(source: Source) -> AsyncIterator[TornShard]:
             state = await node.array.shard(shard)
             if isinstance(state.error, CorruptionError) and state.snapshot is not None:
                 yield await _examine(node.array, shard, state.snapshot, str(state.error))
+            elif state.shard is not None and _is_no_index(node.array, state.shard.index):
+                reason = "entries of its index name bytes that it does not have"
+                yield await _examine(node.array, shard, state.shard.snapshot, reason)
 
 
 async def repair(source: Source, torn: TornShard, directory: str) -> str:
@@ -71,6 +75,15 @@ async def repair(source: Source, torn: TornShard, directory: str) -> str:
         await edit.splice(Splice((Kept(0, torn.stop),)))
     source.shards.forget(torn.array.arrangement, torn.shard)
     return place
+
+
+def _is_no_index(array: Array, index: ShardIndex) -> bool:
+    """Whether an index that no checksum vouches for cannot be one that was written."""
+    level = array.grid.levels[0]
+    if level.after or level.index_at_start or level.index_codecs.checksums:
+        return False
+    entries = index.run(0, 1, index.nentries)
+    return not bool((entries.sound | entries.empty).all())
 
 
 async def _examine(array: Array, shard: Coords, snapshot: Snapshot, reason: str) -> TornShard:

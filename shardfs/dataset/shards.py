@@ -261,7 +261,9 @@ class Shards:
                 state.error = error if str(error).startswith(key) else type(error)(f"{key}: {error}")
             break
         if state.error:
-            log.error("unreadable shard: %s; `shardfs recover` says whether it can be repaired", state.error)
+            is_damaged = isinstance(state.error, CorruptionError) and state.snapshot is not None
+            hint = "; `shardfs recover` tells whether it can be repaired" if is_damaged else ""
+            log.error("unreadable shard: %s%s", state.error, hint)
         if state.stat is not None:
             version = self._version(array, coords, state.stat)
             state.generation = version.generation

@@ -3,7 +3,6 @@
 `Writer` is the way in for everything that changes chunks; its `Committer` brings what is pending into shards.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -14,11 +13,9 @@ from shardfs.dataset.committer import Committer
 from shardfs.dataset.journal import Erase, Journal, Put, Shrink
 from shardfs.dataset.pending import Change
 from shardfs.dataset.source import Source
-from shardfs.errors import ReadOnlyError, ShardfsError
+from shardfs.errors import ReadOnlyError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
-
-log = logging.getLogger(__name__)
 
 _IN_LOOP_NBYTES: Final = 2**20
 """Up to this size a payload goes to the page cache in about the time that a thread takes to begin and to end."""
@@ -97,9 +94,6 @@ class Writer:
             self._syncing = trio.Event()
             try:
                 await trio.to_thread.run_sync(self.journal.sync)
-            except ShardfsError as error:
-                log.error("the mount is read-only from now on: %s", error)  # noqa: TRY400 - deliberate
-                raise
             finally:
                 self._syncing.set()
                 self._syncing = None

@@ -50,7 +50,7 @@ def serve(store: LocalStore, path: str, options: MountOptions, ready: Callable[[
                 Operations(tree, source.statistics, page_cache=options.page_cache), store, path, options, ready, None
             )
         writing = Writing.open(source, tree, state, options.chunks_per_shard, options.auto_compact)
-        operations = WritingOperations(tree, writing.editor, source.statistics, page_cache=options.page_cache)
+        operations = WritingOperations(tree, writing, source.statistics, page_cache=options.page_cache)
         return _mount(operations, store, path, options, ready, writing)
 
 

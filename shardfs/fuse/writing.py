@@ -24,8 +24,9 @@ from shardfs.fuse.errno import request
 from shardfs.fuse.operations import Operations
 from shardfs.stores.base import Kind
 from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.editor import Editor, Owner
+from shardfs.vfs.names import Owner
 from shardfs.vfs.tree import Tree
+from shardfs.vfs.writing import Writing
 
 _EXCHANGE: Final = pyfuse3.RENAME_EXCHANGE
 _NOREPLACE: Final = pyfuse3.RENAME_NOREPLACE
@@ -34,9 +35,10 @@ _NOREPLACE: Final = pyfuse3.RENAME_NOREPLACE
 class WritingOperations(Operations):
     """All requests, of a mount that may be written to."""
 
-    def __init__(self, tree: Tree, editor: Editor, statistics: Statistics, *, page_cache: bool) -> None:
+    def __init__(self, tree: Tree, writing: Writing, statistics: Statistics, *, page_cache: bool) -> None:
         super().__init__(tree, statistics, page_cache=page_cache)
-        self._editor = editor
+        self._editor = writing.editor
+        self._files = writing.files
 
     @request
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
@@ -48,8 +50,11 @@ class WritingOperations(Operations):
         """Open a file."""
         if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
             number, handle = await self.tree.open(inode)
+            if self._files.drafts.of_ino(inode) is not None:
+                # The page cache would end at the size that the kernel knows, which is that of what is being written.
+                return FileInfo(fh=FileHandleT(number), direct_io=True, keep_cache=False)
             return self._opened(number, handle.is_chunk)
-        number, is_direct = await self._editor.open(inode, flags)
+        number, is_direct = await self._files.open(inode, flags)
         return self._opened(number, is_direct)
 
     @request
@@ -57,23 +62,23 @@ class WritingOperations(Operations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, pyfuse3.EntryAttributes]:
         """Make a file and open it."""
-        number, attributes, is_direct = await self._editor.create(parent_inode, name, mode, flags, _owner(ctx))
+        number, attributes, is_direct = await self._files.create(parent_inode, name, mode, flags, _owner(ctx))
         return self._opened(number, is_direct), self._entry(attributes)
 
     @request
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Write to an open file."""
-        return await self._editor.write(fh, off, buf)
+        return await self._files.write(fh, off, buf)
 
     @request
     async def flush(self, fh: FileHandleT) -> None:
         """Publish what was written to an open file, which somebody closes."""
-        await self._editor.flush(fh)
+        await self._files.flush(fh)
 
     @request
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         """Make durable what was written to an open file."""
-        await self._editor.sync(fh)
+        await self._files.sync(fh)
 
     @request
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
@@ -83,7 +88,7 @@ class WritingOperations(Operations):
     @request
     async def release(self, fh: FileHandleT) -> None:
         """Close an open file."""
-        await self._editor.close(fh)
+        await self._files.close(fh)
 
     @request
     async def setattr(
@@ -101,7 +106,7 @@ class WritingOperations(Operations):
         gid = attr.st_gid if fields.update_gid else None
         atime_ns = attr.st_atime_ns if fields.update_atime else None
         mtime_ns = attr.st_mtime_ns if fields.update_mtime else None
-        changed = await self._editor.truncate(inode, fh, attr.st_size) if fields.update_size else None
+        changed = await self._files.truncate(inode, fh, attr.st_size) if fields.update_size else None
         if any(value is not None for value in (mode, uid, gid, atime_ns, mtime_ns)):
             await self._editor.set_attributes(inode, mode=mode, uid=uid, gid=gid, atime_ns=atime_ns, mtime_ns=mtime_ns)
             changed = None

@@ -76,6 +76,9 @@ class LocalSnapshot:
     @contextmanager
     def mapped(self) -> Iterator[memoryview]:
         """Map the file into memory, to search it; for commands only: a file that is cut meanwhile ends the process."""
+        if not self._size:  # there is no mapping of nothing
+            yield memoryview(b"")
+            return
         with mmap.mmap(self._descriptor.fd, self._size, prot=mmap.PROT_READ) as mapping:
             view = memoryview(mapping)
             try:

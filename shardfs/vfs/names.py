@@ -58,6 +58,14 @@ class PlainName:
 Name = ChunkName | ChunkDirectoryName | DocumentName | PlainName
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who asks: the owner of what is new."""
+
+    uid: int
+    gid: int
+
+
 async def resolve(tree: Tree, parent: int, name: bytes) -> Name:
     """Return what *name* in the directory *parent* stands for; raises `NotPermittedError` for names of our own."""
     text = os.fsdecode(name)

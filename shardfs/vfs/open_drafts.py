@@ -1,5 +1,6 @@
 """Files that are being written and are published as a whole: inner chunks and documents."""
 
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -9,8 +10,11 @@ from shardfs.dataset.quick_lock import QuickLock
 from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, Stat
 from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.drafts import Draft
+from shardfs.vfs.drafts import Draft, DraftSpace
+from shardfs.vfs.handles import ChunkHandle, DocumentHandle
 from shardfs.vfs.names import ChunkName, DocumentName
+from shardfs.vfs.nodes import ChunkVersion, Document
+from shardfs.vfs.tree import Tree
 
 _PIECE_NBYTES: Final = 2**20
 
@@ -145,3 +149,70 @@ class DraftHandle:
     async def write(self, offset: int, data: Buffer) -> None:
         """Write *data*, at the end if the file was opened so."""
         await self.open_draft.write(None if self.appends else offset, data)
+
+
+class OpenDrafts:
+    """The drafts that are open, by the names that they are published under and by the numbers of their handles."""
+
+    def __init__(self, tree: Tree, space: DraftSpace) -> None:
+        self._tree = tree
+        self._space = space
+        self._by_name: dict[ChunkName | DocumentName, OpenDraft] = {}
+        self._by_ino: dict[int, OpenDraft] = {}
+
+    def get(self, name: ChunkName | DocumentName) -> OpenDraft | None:
+        """Return the draft that is published under *name*."""
+        return self._by_name.get(name)
+
+    def of_ino(self, ino: int) -> OpenDraft | None:
+        """Return the draft that a handle with the number *ino* writes."""
+        return self._by_ino.get(ino)
+
+    def items(self) -> list[tuple[ChunkName | DocumentName, OpenDraft]]:
+        """Return all that have a name, with it."""
+        return list(self._by_name.items())
+
+    def begin(
+        self, name: ChunkName | DocumentName, base: ChunkHandle | DocumentHandle | None, status: Stat
+    ) -> OpenDraft:
+        """Begin to write a file."""
+        ino = self._tree.inodes.reserve() if base is None else base.attributes.ino
+        is_new = base is None
+        opened = OpenDraft(name, Draft(self._space), ino, status, base, is_new, self._tree.ttl, is_fresh=is_new)
+        if base is None:
+            node = (
+                ChunkVersion(name.chunks, name.coords)
+                if isinstance(name, ChunkName)
+                else Document(self._tree, name.path, ino)
+            )
+            self._tree.inodes.keep(ino, node)
+        self._by_name[name] = opened
+        return opened
+
+    def use(self, opened: OpenDraft, ino: int, flags: int) -> DraftHandle:
+        """Return a handle of *opened* with the number *ino*."""
+        opened.users += 1
+        self._by_ino[ino] = opened
+        return DraftHandle(ino, opened, appends=bool(flags & os.O_APPEND))
+
+    def end(self, opened: OpenDraft) -> None:
+        """Forget a file that nobody writes any more."""
+        if self._by_name.get(opened.name) is opened:
+            del self._by_name[opened.name]
+        numbers = [ino for ino, other in self._by_ino.items() if other is opened]
+        for ino in numbers:
+            del self._by_ino[ino]
+        opened.draft.close()
+
+    def detach(self, name: ChunkName | DocumentName) -> None:
+        """Let go of the name of an open file: something else has it from now on."""
+        opened = self._by_name.pop(name, None)
+        if opened is not None:
+            opened.is_detached = True
+
+    def rename(self, opened: OpenDraft, name: ChunkName | DocumentName) -> None:
+        """Publish *opened* under another name from now on."""
+        if self._by_name.get(opened.name) is opened:
+            del self._by_name[opened.name]
+        opened.name, opened.is_detached = name, False
+        self._by_name[name] = opened

@@ -6,16 +6,16 @@ at once, so that none is taken for a shard, and are then published one by one.
 
 import logging
 import stat
-from collections.abc import Callable
 from typing import Final
 
-from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.pending import OwnVersion
 from shardfs.dataset.walk import walk_files
 from shardfs.dataset.writer import Writer
 from shardfs.errors import NotADirectoryHereError, NotFoundError
 from shardfs.format.chunk_key import ChunkKeyEncoding, parse_coordinate
-from shardfs.stores.base import Kind, Store, join_key, prune
+from shardfs.stores.base import Kind, join_key, prune
+from shardfs.vfs.plain_writers import PlainWriters
+from shardfs.vfs.tree import Tree
 
 log = logging.getLogger(__name__)
 
@@ -25,29 +25,16 @@ _CHUNKS: Final = ".chunks"
 class Staging:
     """The chunk files of new arrays, put aside below *directory* of the store, each array's below its own path.
 
-    *is_open* tells of a key whether a program is still writing that file; `absorb_file` is for when it is done.
-    *moved* hears of every name that is put aside, and of the new one.
+    What a program is still writing, as *plain* knows, is published by `absorb_file` when it is done.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        hierarchy: Hierarchy,
-        writer: Writer,
-        directory: str,
-        is_open: Callable[[str], bool],
-        moved: Callable[[str, str], None],
-        scratch: str,
-        reserve: Callable[[], int],
-    ) -> None:
-        self._store = store
-        self._hierarchy = hierarchy
-        self._writer = writer
+    def __init__(self, tree: Tree, writer: Writer, plain: PlainWriters, directory: str) -> None:
         self.directory = directory
-        self._is_open = is_open
-        self._moved = moved
-        self._scratch = scratch
-        self._reserve = reserve
+        self._tree = tree
+        self._store = tree.store
+        self._hierarchy = tree.hierarchy
+        self._writer = writer
+        self._plain = plain
 
     def place(self, path: str) -> str:
         """Return the directory that has the chunk files of the array at *path*."""
@@ -69,7 +56,7 @@ class Staging:
         await self._store.make_directories(place)
         for name in names:
             await self._store.rename(join_key(path, name), join_key(place, name), exclusive=True)
-            self._moved(join_key(path, name), join_key(place, name))
+            self._plain.follow(join_key(path, name), join_key(place, name))
         # Both names are durable before there is a document that would make shards of the files.
         await self._store.sync_directory(path)
         await self._store.sync_directory(place)
@@ -85,7 +72,7 @@ class Staging:
         await self._make_directories(path, place)
         for key in keys:
             if await self._is_of_chunk(path, key[len(place) + 1 :]):
-                if not self._is_open(key):
+                if not self._plain.has(key):
                     await self.absorb_file(key)
             else:
                 await self._keep_beside(path, key, key[len(place) + 1 :])
@@ -97,11 +84,12 @@ class Staging:
 
     async def _keep_beside(self, path: str, key: str, name: str) -> None:
         """Keep a file that is no chunk, such as one that is about to be renamed, where names beside chunks are."""
-        beside = join_key(self._scratch, join_key(path, name))
+        beside = join_key(self._tree.scratch or "", join_key(path, name))
         await self._store.make_directories(beside.rpartition("/")[0])
         await self._store.rename(key, beside, exclusive=True)
-        self._moved(key, beside)
-        self._moved(join_key(path, name), beside)
+        for old in (key, join_key(path, name)):
+            self._plain.follow(old, beside)
+            self._tree.moved(old, beside)
 
     async def _make_directories(self, path: str, place: str) -> None:
         """Let the array at *path* have the directories that are below *place*, also those without a file."""
@@ -141,7 +129,7 @@ class Staging:
             gid=status.gid,
         )
         shards, shard = self._writer.source.shards, array.grid.locate(coords).shard
-        shards.own(array.arrangement, shard, coords, OwnVersion(self._reserve(), status.mtime_ns))
+        shards.own(array.arrangement, shard, coords, OwnVersion(self._tree.inodes.reserve(), status.mtime_ns))
         await self._store.unlink(key)
 
     async def resume(self) -> None:

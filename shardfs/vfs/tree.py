@@ -118,7 +118,13 @@ class Tree:
         del self._open_files[number]
 
     def open_directory(self, ino: int) -> int:
-        """Open a directory; returns the number of the handle."""
+        """Open a directory; returns the number of the handle.
+
+        Raises `StaleError` for one of an array that has changed: the kernel looks the path up again then, which it does
+        not do when a listing fails.
+        """
+        if not in_table(ino):
+            self.numbers.tree(unpack(ino)[0])
 
         def listing(cookie: int) -> AsyncGenerator[Batch, None]:
             if in_table(ino):

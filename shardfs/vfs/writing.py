@@ -14,8 +14,15 @@ from shardfs.dataset.writer import Writer
 from shardfs.errors import ShardfsError
 from shardfs.stores.beneath import open_directory
 from shardfs.stores.durable import Disk
+from shardfs.vfs.contents import Contents
 from shardfs.vfs.drafts import DraftSpace
 from shardfs.vfs.editor import Editor
+from shardfs.vfs.gate import Gate
+from shardfs.vfs.open_drafts import OpenDrafts
+from shardfs.vfs.open_files import OpenFiles
+from shardfs.vfs.plain_writers import PlainWriters
+from shardfs.vfs.publisher import Publisher
+from shardfs.vfs.staging import Staging
 from shardfs.vfs.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -32,6 +39,8 @@ class Writing:
     journal: Journal
     conflicts: Journal
     writer: Writer
+    staging: Staging
+    files: OpenFiles
     editor: Editor
 
     @classmethod
@@ -53,8 +62,13 @@ class Writing:
         journal = Journal(directory, disk, contents)
         conflicts = Journal(open_directory(state.conflicts), disk)
         writer = Writer(source, journal, conflicts, auto_compact=auto_compact)
-        editor = Editor(tree, writer, DraftSpace(state.drafts), chunks_per_shard=chunks_per_shard)
-        return cls(source, contents, journal, conflicts, writer, editor)
+        plain, drafts, gate = PlainWriters(), OpenDrafts(tree, DraftSpace(state.drafts)), Gate()
+        staging = Staging(tree, writer, plain, state.staged_key)
+        publisher = Publisher(tree, writer, staging, chunks_per_shard=chunks_per_shard)
+        names = Contents(tree, writer, publisher, drafts, state.drafts_key)
+        files = OpenFiles(tree, writer, publisher, names, drafts, plain, staging, gate)
+        editor = Editor(tree, writer, publisher, names, files, gate)
+        return cls(source, contents, journal, conflicts, writer, staging, files, editor)
 
     async def start(self) -> None:
         """Bring into the store what an earlier mount published and did not commit."""
@@ -63,7 +77,7 @@ class Writing:
         recovery = await replay(self.source, self.contents, self.writer.committer)
         if recovery.pending:
             log.info("%d chunks of an earlier mount are brought into their shards", len(recovery.pending))
-        await self.editor.start()
+        await self.staging.resume()
         await self.commit()
 
     async def run(self) -> None:

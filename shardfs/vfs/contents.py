@@ -1,0 +1,196 @@
+"""What names that are changed hold: looked at, made, and removed, whatever their kind."""
+
+import os
+import secrets
+import stat
+import time
+from contextlib import suppress
+from typing import Final
+
+from shardfs.dataset.hierarchy import DOCUMENT
+from shardfs.dataset.pending import OwnVersion
+from shardfs.dataset.writer import Writer
+from shardfs.errors import (
+    IsADirectoryHereError,
+    NotADirectoryHereError,
+    NotFoundError,
+    RefusedError,
+    ShardfsError,
+)
+from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
+from shardfs.stores.base import Content, Kind, Stat, join_key
+from shardfs.stores.memory import MemoryContent
+from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.handles import ChunkHandle, DocumentHandle, PlainHandle
+from shardfs.vfs.inodes import in_table, unpack
+from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Name, Owner, PlainName
+from shardfs.vfs.nodes import ChunkVersion, Document, PlainFile
+from shardfs.vfs.open_drafts import OpenDrafts
+from shardfs.vfs.publisher import Publisher
+from shardfs.vfs.tree import Tree
+
+_PIECE_NBYTES: Final = 2**20
+
+
+class Contents:
+    """The files of a tree by their names: inner chunks, documents, and what is stored as it is.
+
+    *copies* is the directory of the store where plain files are made before they get their names.
+    """
+
+    def __init__(self, tree: Tree, writer: Writer, publisher: Publisher, drafts: OpenDrafts, copies: str) -> None:
+        self._tree = tree
+        self._writer = writer
+        self._publisher = publisher
+        self._drafts = drafts
+        self._copies = copies
+
+    async def name_of(self, ino: int) -> ChunkName | DocumentName:
+        """Return the name of a chunk or a document by its number; raises `IsADirectoryHereError` for anything else."""
+        if not in_table(ino):
+            number, _, position = unpack(ino)
+            chunks = self._tree.numbers.tree(number)
+            if chunks.is_chunk(position):
+                return ChunkName(chunks, chunks.coords_at(position))
+            raise IsADirectoryHereError("this is a directory of chunks")
+        node = self._tree.node(ino)
+        if isinstance(node, ChunkVersion):
+            return ChunkName(node.chunks, node.coords)
+        if isinstance(node, Document) or (isinstance(node, PlainFile) and self.is_document(node)):
+            return DocumentName(node.path.rpartition("/")[0])
+        raise IsADirectoryHereError("this is no regular file")
+
+    async def open_to_read(self, ino: int) -> ChunkHandle | DocumentHandle:
+        """Open a chunk or a document by its number."""
+        handle = await self._tree.open_file(ino)
+        if isinstance(handle, PlainHandle):  # a document that is shown as it is stored
+            text = bytes(await handle.read(0, MAX_DOCUMENT_NBYTES + 1))
+            return DocumentHandle(handle.attributes, text)
+        assert isinstance(handle, ChunkHandle | DocumentHandle)
+        return handle
+
+    def is_document(self, node: PlainFile) -> bool:
+        """Whether a file is a document that is shown as it is stored: it is published as a whole, too."""
+        directory, _, name = node.path.rpartition("/")
+        return name == DOCUMENT and not self._tree.is_scratch(directory)
+
+    async def current(self, name: ChunkName | DocumentName) -> ChunkHandle | DocumentHandle | None:
+        """Open what *name* stands for, None if it is nothing."""
+        try:
+            if isinstance(name, ChunkName):
+                return await name.chunks.version(name.coords)
+            attributes = await self._tree.lookup_document(name.directory)
+        except NotFoundError:
+            return None
+        return await self.open_to_read(attributes.ino) if attributes.ino else None
+
+    async def exists(self, name: Name) -> bool:
+        """Whether *name* stands for anything."""
+        match name:
+            case ChunkName():
+                return (await name.chunks.array.find(name.coords, fresh=True))[1] is not None
+            case DocumentName():
+                return (await self._tree.hierarchy.node(name.directory, fresh=True)).document is not None
+            case PlainName():
+                try:
+                    await self._tree.store.stat(name.path)
+                except NotFoundError:
+                    return False
+                return True
+            case ChunkDirectoryName():
+                return True
+
+    async def content_of(self, name: ChunkName | DocumentName | PlainName) -> tuple[Attributes, Content]:
+        """Return attributes and content of the file *name*; raises `NotFoundError`."""
+        if isinstance(name, PlainName):
+            attributes = await self._tree.stored_attributes(name.path)
+            if attributes.status.kind is Kind.DIRECTORY:
+                raise IsADirectoryHereError(f"{name.path} is a directory")
+            snapshot = await self._tree.store.open(name.path)
+            return attributes, snapshot.content(0, snapshot.size)
+        handle = await self.current(name)
+        if handle is None:
+            raise NotFoundError(f"{name.path} does not exist")
+        content = handle.extent.content() if isinstance(handle, ChunkHandle) else MemoryContent(memoryview(handle.text))
+        return handle.attributes, content
+
+    async def put_chunk(self, name: ChunkName, content: Content, status: Stat, ino: int, mtime_ns: int | None) -> int:
+        """Publish *content* as a chunk, as the version *ino*, and return its time: now, unless it brings one."""
+        array = (await self._tree.present(name.chunks)).array
+        if not array.grid.contains(name.coords):
+            raise RefusedError(f"{name.path} lies beyond the shape of its array by now")
+        arrangement, shard = array.arrangement, array.arrangement.locate(name.coords).shard
+        own, version = arrangement.own.get(name.coords), arrangement.versions.get(shard)
+        before = own.mtime_ns if own is not None else version.mtime_ns if version is not None else 0
+        now = time.time_ns()
+        mtime_ns = mtime_ns if mtime_ns is not None else now if now > before else before + 1
+        mode, uid, gid = stat.S_IMODE(status.mode), status.uid, status.gid
+        await self._writer.put(array, name.coords, content, mtime_ns=mtime_ns, mode=mode, uid=uid, gid=gid)
+        self._writer.source.shards.own(arrangement, shard, name.coords, OwnVersion(ino, mtime_ns))
+        return mtime_ns
+
+    async def put(
+        self, name: Name, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
+    ) -> None:
+        """Make *content* that of the file *name*, which may be there; *ino* is the number that it brings."""
+        status = attributes.status
+        mtime_ns = attributes.mtime_ns if attributes.mtime_ns is not None else status.mtime_ns
+        match name:
+            case ChunkName():
+                self._drafts.detach(name)
+                number = self._tree.inodes.reserve() if ino is None else ino
+                await self.put_chunk(name, content, status, number, mtime_ns)
+                self._tree.keep_version(number, name.chunks, name.coords)
+            case DocumentName():
+                self._drafts.detach(name)
+                text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
+                mode = stat.S_IMODE(status.mode)
+                await self._publisher.publish(name.directory, text, mode=mode, exclusive=exclusive)
+                await self.set_document_time(name, mtime_ns)
+            case PlainName():
+                await self.make_scratch(name)
+                copy = join_key(self._copies, secrets.token_hex(8))
+                file = await self._tree.store.create(copy, stat.S_IMODE(status.mode), exclusive=True)
+                for start in range(0, content.nbytes, _PIECE_NBYTES):
+                    await file.write(start, content.read(start, min(_PIECE_NBYTES, content.nbytes - start)))
+                file.set_attributes(mtime_ns=mtime_ns, atime_ns=status.atime_ns)
+                try:
+                    await self._tree.store.rename(copy, name.path, exclusive=exclusive)
+                except ShardfsError:
+                    await self._tree.store.unlink(copy)
+                    raise
+
+    async def remove(self, name: ChunkName | DocumentName | PlainName) -> None:
+        """Remove a file; raises `NotFoundError`."""
+        match name:
+            case ChunkName():
+                if not await self.exists(name):
+                    raise NotFoundError(f"{name.path} does not exist")
+                await self._writer.erase(name.chunks.array, name.coords, mtime_ns=time.time_ns())
+                self._drafts.detach(name)
+            case DocumentName():
+                await self._publisher.remove(name.directory)
+                self._drafts.detach(name)
+            case PlainName():
+                await self._tree.store.unlink(name.path)
+
+    async def make_scratch(self, name: PlainName) -> None:
+        """Make the directory of a name beside chunks, which is nowhere yet."""
+        if name.is_scratch:
+            await self._tree.store.make_directories(name.path.rpartition("/")[0])
+
+    async def remove_scratch(self, directory: str) -> None:
+        """Remove the scratch directory of a directory of chunks; raises `NotEmptyError`."""
+        assert self._tree.scratch is not None
+        with suppress(NotFoundError, NotADirectoryHereError):
+            await self._tree.store.rmdir(join_key(self._tree.scratch, directory))
+
+    async def own(self, path: str, owner: Owner) -> None:
+        """Give what is new to who asked for it, where we may."""
+        if os.geteuid() == 0 and (owner.uid, owner.gid) != (0, 0):
+            await self._tree.store.set_attributes(path, uid=owner.uid, gid=owner.gid)
+
+    async def set_document_time(self, name: DocumentName, mtime_ns: int) -> None:
+        """Give a document another modification time."""
+        await self._tree.store.set_attributes(name.path, mtime_ns=mtime_ns)
+        await self._tree.refresh(name.directory)

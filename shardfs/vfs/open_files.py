@@ -1,0 +1,244 @@
+"""Open files that are written, and what becomes of them when they are closed or their names are moved."""
+
+import os
+import stat
+import time
+from typing import Final
+
+from shardfs.dataset.hierarchy import is_below
+from shardfs.dataset.writer import Writer
+from shardfs.errors import (
+    ExistsError,
+    IsADirectoryHereError,
+)
+from shardfs.stores.base import Buffer
+from shardfs.vfs.attributes import Attributes, new_file
+from shardfs.vfs.contents import Contents
+from shardfs.vfs.gate import Gate
+from shardfs.vfs.handles import PlainHandle
+from shardfs.vfs.inodes import in_table
+from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Name, Owner, PlainName, resolve
+from shardfs.vfs.nodes import PlainFile
+from shardfs.vfs.open_drafts import DraftHandle, OpenDraft, OpenDrafts
+from shardfs.vfs.plain_writers import PlainWriters
+from shardfs.vfs.publisher import Publisher
+from shardfs.vfs.staging import Staging
+from shardfs.vfs.tree import Tree
+
+_PIECE_NBYTES: Final = 2**20
+
+
+class OpenFiles:
+    """The writing half of open files."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        writer: Writer,
+        publisher: Publisher,
+        contents: Contents,
+        drafts: OpenDrafts,
+        plain: PlainWriters,
+        staging: Staging,
+        gate: Gate,
+    ) -> None:
+        self.drafts = drafts
+        self.plain = plain
+        self._tree = tree
+        self._writer = writer
+        self._publisher = publisher
+        self._contents = contents
+        self._staging = staging
+        self._gate = gate
+
+    async def create(
+        self, parent: int, name: bytes, mode: int, flags: int, owner: Owner
+    ) -> tuple[int, Attributes, bool]:
+        """Make a file and open it; returns its handle, its attributes, and whether it is read directly."""
+        self._writer.check()
+        async with self._gate.passing():
+            target = await resolve(self._tree, parent, name)
+            if isinstance(target, ChunkDirectoryName):
+                raise IsADirectoryHereError("this is a directory of chunks")
+            if isinstance(target, PlainName):
+                plain = await self._create_plain(target, mode, flags, owner)
+                return self._add_writing(plain), plain.attributes, False
+            opened = self.drafts.get(target)
+            # The kernel looked before, and there was nothing; who made it meanwhile made the file that is opened now.
+            base = await self._contents.current(target) if opened is None else None
+            if flags & os.O_EXCL and (opened is not None or base is not None):
+                raise ExistsError(f"{target.path} exists")
+            if opened is None:
+                opened = self.drafts.begin(
+                    target, base, new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
+                )
+            elif flags & os.O_TRUNC:
+                opened.restart()
+            handle = self.drafts.use(opened, opened.ino, flags)
+            self._tree.retain(opened.ino)
+            return self._tree.add_file(handle), handle.attributes, True
+
+    async def open(self, ino: int, flags: int) -> tuple[int, bool]:
+        """Open a file to write; returns its handle, and whether it is read directly."""
+        self._writer.check()
+        node = self._tree.node(ino) if in_table(ino) else None
+        if isinstance(node, PlainFile) and not self._contents.is_document(node):
+            plain = await node.open_live(ino, writable=True)
+            if flags & os.O_TRUNC:
+                await plain.file.truncate(0)
+            return self._add_writing(plain), False
+        target = await self._contents.name_of(ino)
+        opened = self.drafts.get(target)
+        if opened is None or opened.ino != ino:
+            base = await self._contents.open_to_read(ino)
+            if opened is None:
+                opened = self.drafts.begin(target, base, base.attributes.status)
+        if flags & os.O_TRUNC:
+            opened.restart()
+        return self._tree.add_file(self.drafts.use(opened, ino, flags)), True
+
+    async def write(self, number: int, offset: int, data: Buffer) -> int:
+        """Write to an open file."""
+        handle = self._tree.file(number)
+        if isinstance(handle, DraftHandle):
+            self._writer.check()
+            self._writer.committer.check_room()
+            await handle.write(offset, data)
+            return len(data)
+        return await self.plain[number].file.write(offset, data)
+
+    async def flush(self, number: int) -> None:
+        """Publish what was written to an open file and is not published yet."""
+        handle = self._tree.file(number)
+        if isinstance(handle, DraftHandle) and handle.open_draft.is_dirty:
+            await self.publish(handle.open_draft)
+
+    async def sync(self, number: int) -> None:
+        """Make durable what was written to an open file."""
+        handle = self._tree.file(number)
+        if isinstance(handle, DraftHandle):
+            await self.flush(number)
+            await self._writer.sync()
+        elif number in self.plain:
+            await self.plain[number].file.sync()
+
+    async def close(self, number: int) -> None:
+        """Close an open file; one that was made, or cut when it was opened, and not written is published now."""
+        handle = self._tree.file(number)
+        self._tree.close(number)
+        plain = self.plain.pop(number, None)
+        if plain is not None:
+            if is_below(plain.key, self._staging.directory) and not self.plain.has(plain.key):
+                async with self._gate.passing():
+                    await self._staging.absorb_file(plain.key)
+        elif isinstance(handle, DraftHandle):
+            opened = handle.open_draft
+            opened.users -= 1
+            try:
+                if opened.is_fresh and not opened.users:
+                    await self.publish(opened)
+            finally:
+                if not opened.users:
+                    self.drafts.end(opened)
+
+    async def truncate(self, ino: int, number: int | None, nbytes: int) -> Attributes:
+        """Give a file another size: one that is open, or, without the number of a handle, at once.
+
+        Returns its attributes then: a chunk that was cut is another version, and *ino* is out of date.
+        """
+        self._writer.check()
+        if number is not None:
+            handle = self._tree.file(number)
+            if isinstance(handle, DraftHandle):
+                await handle.open_draft.truncate(nbytes)
+            else:
+                await self.plain[number].file.truncate(nbytes)
+            return self._tree.file(number).attributes
+        number, _ = await self.open(ino, os.O_WRONLY)
+        try:
+            await self.truncate(ino, number, nbytes)
+            await self.flush(number)
+            return self._tree.file(number).attributes
+        finally:
+            await self.close(number)
+
+    async def publish(self, opened: OpenDraft) -> None:
+        """Make what was written the content of the name."""
+
+        async def publish(opened: OpenDraft) -> None:
+            status, draft = opened.status, opened.draft
+            if isinstance(opened.name, ChunkName):
+                ino = opened.ino if opened.is_new else self._tree.inodes.reserve()
+                mtime_ns = await self._contents.put_chunk(opened.name, draft, status, ino, opened.mtime_ns)
+                opened.version, opened.mtime_ns = ino, mtime_ns
+            else:
+                text = bytes(draft.read(0, draft.nbytes))
+                async with self._gate.closed():
+                    await self._publisher.publish(opened.name.directory, text, mode=stat.S_IMODE(status.mode))
+                if opened.mtime_ns is not None:
+                    await self._contents.set_document_time(opened.name, opened.mtime_ns)
+
+        await opened.publish(publish)
+
+    async def hand_over_plain(self, old: PlainName, new: Name) -> None:
+        """Let those who write the file *old*, which became the chunk or document *new*, write that from now on."""
+        assert not isinstance(new, PlainName | ChunkDirectoryName)
+        writing = [(number, handle) for number, handle in self.plain.items() if handle.key == old.path]
+        if not writing:
+            return
+        base = await self._contents.current(new)
+        assert base is not None
+        opened = self.drafts.begin(new, base, base.attributes.status)
+        for number, handle in writing:
+            del self.plain[number]
+            self._tree.replace_file(number, self.drafts.use(opened, handle.ino, 0))
+
+    async def hand_over_draft(self, opened: OpenDraft, new: Name) -> None:
+        """Let those who write *opened*, whose name became *new*, write that from now on."""
+        assert not isinstance(new, ChunkDirectoryName)
+        if not isinstance(new, PlainName):
+            current = await self._contents.current(new)
+            assert current is not None
+            opened.version = current.attributes.ino
+            self.drafts.rename(opened, new)
+            return
+        file = await self._tree.store.open_live(new.path, writable=True)
+        for number, handle in self._tree.files():
+            if isinstance(handle, DraftHandle) and handle.open_draft is opened:
+                self.plain[number] = PlainHandle(handle.ino, new.path, file, self._tree.ttl)
+                self._tree.replace_file(number, self.plain[number])
+        opened.users = 0
+        self.drafts.end(opened)
+
+    async def move_drafts(self, old: str, new: str) -> None:
+        """Follow a directory that was moved from *old* to *new*: what is being written below it has other names."""
+        for name, opened in self.drafts.items():
+            path = name.directory if isinstance(name, DocumentName) else name.chunks.array.arrangement.path
+            if not is_below(path, old):
+                continue
+            path = new + path[len(old) :]
+            if isinstance(name, DocumentName):
+                self.drafts.rename(opened, DocumentName(path))
+                continue
+            chunks = self._tree.chunk_tree(await self._tree.hierarchy.node(path))
+            if chunks is None:
+                self.drafts.detach(name)
+            else:
+                self.drafts.rename(opened, ChunkName(chunks, name.coords))
+
+    async def _create_plain(self, name: PlainName, mode: int, flags: int, owner: Owner) -> PlainHandle:
+        await self._contents.make_scratch(name)
+        is_new = not await self._contents.exists(name)
+        file = await self._tree.store.create(name.path, mode, exclusive=bool(flags & os.O_EXCL))
+        if is_new:
+            await self._contents.own(name.path, owner)
+        elif flags & os.O_TRUNC:
+            await file.truncate(0)
+        attributes = await self._tree.stored_attributes(name.path)
+        self._tree.retain(attributes.ino)
+        return PlainHandle(attributes.ino, name.path, file, self._tree.ttl)
+
+    def _add_writing(self, handle: PlainHandle) -> int:
+        number = self._tree.add_file(handle)
+        self.plain[number] = handle
+        return number

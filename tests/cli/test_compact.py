@@ -1,0 +1,344 @@
+"""`shardfs compact`: shards without dead bytes, in C order, atomically, and only where nothing is lost by it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Background
+from tests.support.changing import ChangingArray
+from tests.support.commands import SOURCE, WRONG_USAGE, one_line_of, run, run_json
+from tests.support.corpus import BIG, C_ORDER, CRC32C, GZIP, LITTLE, array, sharding, transpose, write_case
+from tests.support.corpus import CASES as CASES_OF_CORPUS
+from tests.support.daemons import kill_daemon
+from tests.support.damage import ENTRY_FAULTS, edit
+from tests.support.datasets import files_below, store
+from tests.support.encoder import Layout
+from tests.support.mounting import PATIENCE, Mounter, command, environment
+from tests.support.readers import READERS, assert_same, read_zarr
+
+SHARD = "c/0/0"
+WASTEFUL = Layout(gaps=True, order="reversed")
+
+
+def document(*after: Any, **members: Any) -> dict[str, Any]:
+    """An array of two shards of 2 × 3 inner chunks, which have 6 elements of 4 bytes."""
+    return array((4, 18), (4, 9), sharding((2, 3), LITTLE, **members), *after)
+
+
+def use_of(source: Path) -> dict[str, dict[str, Any]]:
+    """What `info --shards` says of every shard, by its key."""
+    described = run_json("info", "--shards", "--json", source)
+    return {use["key"]: use for item in described for use in item.get("shards", ())}
+
+
+def compact(source: Path, *arguments: str) -> list[str]:
+    done = run("compact", *arguments, source)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+CASES = ["gaps", "gaps-start", "reversed", "everything-at-once", "stored-beyond"]
+PLAIN = [case for case in CASES_OF_CORPUS if case.name in CASES]
+NESTED = [case for case in CASES_OF_CORPUS if case.name in ("gaps-nested", "foreign-prefix-nested", "shared-nested")]
+
+
+def dead_bytes(path: Path) -> dict[str, int]:
+    return {key: use["dead"] for key, use in use_of(path).items()}
+
+
+@pytest.mark.parametrize("index_location", ["start", "end"])
+@pytest.mark.parametrize(
+    "index_codecs", [[LITTLE], [BIG, CRC32C, CRC32C], [transpose(2, 0, 1), LITTLE, CRC32C]], ids=str
+)
+def test_a_compacted_shard_is_byte_for_byte_what_a_plain_writer_writes(
+    tmp_path: Path, index_location: str, index_codecs: list[Any]
+) -> None:
+    stored = document(index_location=index_location, index_codecs=index_codecs)
+    for name, layout in {"wasteful": WASTEFUL, "plain": C_ORDER}.items():
+        store(tmp_path / name, stored, absent=[(1, 1), (0, 5)], layout=layout)
+    assert files_below(tmp_path / "wasteful") != files_below(tmp_path / "plain")
+    compact(tmp_path, "--threshold", "0", "--force")
+    assert files_below(tmp_path / "wasteful") == files_below(tmp_path / "plain")
+
+
+def test_no_dead_byte_is_left_whatever_the_layout_and_the_values_stay(tmp_path: Path) -> None:
+    values = {case.name: write_case(case, tmp_path / case.name).values for case in [*PLAIN, *NESTED]}
+    assert any(dead_bytes(tmp_path).values())
+    compact(tmp_path, "--threshold", "0", "--force")
+    for name, expected in values.items():
+        assert_same(read_zarr(tmp_path / name), expected)
+    assert {key: dead for key, dead in dead_bytes(tmp_path).items() if dead} == {}
+    files = files_below(tmp_path)
+    assert compact(tmp_path, "--threshold", "0", "--force") == ["0 shards compacted, 0 dead bytes removed"]
+    assert files_below(tmp_path) == files
+
+
+def test_values_are_the_same_natively_and_the_file_gets_smaller_by_its_dead_bytes(tmp_path: Path) -> None:
+    changing = ChangingArray(tmp_path / "a")
+    path = tmp_path / "a"
+    new = changing.chunks(2)
+    for key, entry in (("c/0/0", 0), ("c/0/1", 1), ("c/0/0", 0), ("c/1/1", 3)):
+        changing.append(SHARD, entry, new[key])
+    values = {name: read(path) for name, read in READERS.items()}
+    before = use_of(tmp_path)
+    untouched = (path / "c/1/0").stat()
+    dead = before["a/c/0/0"]["dead"]
+    assert dead > 0
+    assert compact(tmp_path, "--threshold", "0.01") == [f"1 shards compacted, {dead:,} dead bytes removed"]
+    after = use_of(tmp_path)
+    assert after["a/c/0/0"]["dead"] == 0
+    assert after["a/c/0/0"]["size"] == before["a/c/0/0"]["size"] - dead
+    for name, read in READERS.items():
+        assert_same(read(path), values[name])
+    # In C order: the payloads follow each other as their entries do.
+    shard = (path / SHARD).read_bytes()
+    offsets = np.frombuffer(shard[-68:-4], "<u8").reshape(4, 2)
+    assert offsets[0, 0] == 0
+    assert (offsets[1:, 0] == offsets[:-1].sum(axis=1)).all()
+    assert (path / "c/1/0").stat().st_ino == untouched.st_ino
+    assert not (tmp_path / ".shardfs").exists()
+    assert compact(tmp_path, "--threshold", "0.01") == ["0 shards compacted, 0 dead bytes removed"]
+
+
+def test_only_shards_from_the_threshold_on_are_rewritten(tmp_path: Path) -> None:
+    for number in range(4):  # with 0, 1, 2 and 3 superseded copies of one chunk
+        changing = ChangingArray(tmp_path / f"a{number}")
+        for _ in range(number):
+            changing.append(SHARD, 0, changing.chunks(1)["c/0/0"])
+    shares = {key: use["dead"] / use["size"] for key, use in use_of(tmp_path).items() if key.endswith(SHARD)}
+    assert shares[f"a0/{SHARD}"] == 0
+    threshold = shares[f"a2/{SHARD}"]
+    numbers = {key: (tmp_path / key).stat().st_ino for key in shares}
+    assert compact(tmp_path, "--threshold", repr(threshold))[-1].startswith("2 shards compacted, ")
+    changed = {key for key in shares if (tmp_path / key).stat().st_ino != numbers[key]}
+    assert changed == {f"a2/{SHARD}", f"a3/{SHARD}"}
+
+
+def test_the_default_threshold_is_half(tmp_path: Path) -> None:
+    store(tmp_path, array((4, 6), (4, 6), sharding((2, 3))))
+    data = (tmp_path / SHARD).read_bytes()  # 4 chunks of 24 bytes, an index of 68
+    other_offsets = [(0, 24), (24, 24), (48, 24), (72, 24)]
+    for gap, count in ((96 + 68 - 1, 0), (96 + 68, 1)):
+        index = np.array(other_offsets, "<u8").tobytes()
+        crc = google_crc32c.value(index).to_bytes(4, "little")
+        (tmp_path / SHARD).write_bytes(data[:96] + b"\0" * gap + index + crc)
+        assert compact(tmp_path)[-1].startswith(f"{count} shards compacted")
+
+
+@pytest.mark.parametrize("threshold", ["-0.1", "1.1", "nan", "half"])
+def test_a_threshold_that_is_no_share_is_wrong_usage(tmp_path: Path, threshold: str) -> None:
+    assert run("compact", "--threshold", threshold, tmp_path).returncode == WRONG_USAGE
+
+
+FOREIGN = {"hdf5": b"\x89HDF\r\n\x1a\n", "tiff": b"II*\0", "bigtiff": b"MM\0+", "other": b"anything"}
+
+
+def test_a_shard_behind_a_foreign_prefix_is_left_unless_forced(tmp_path: Path) -> None:
+    values = {}
+    for name, magic in FOREIGN.items():
+        store(tmp_path / name, document(), layout=Layout(foreign_prefix=400))
+        with open(tmp_path / name / SHARD, "r+b") as file:
+            file.write(magic)
+        values[name] = read_zarr(tmp_path / name)
+    before = files_below(tmp_path)
+    lines = compact(tmp_path, "--threshold", "0")
+    assert sorted(lines[:-1]) == sorted(
+        f"left as it is: {name}/c/0/{j}: it begins with bytes that are no chunk's: another format may own them "
+        "(--force compacts it)"
+        for name in FOREIGN
+        for j in range(2)
+    )
+    assert lines[-1] == "0 shards compacted, 0 dead bytes removed"
+    assert files_below(tmp_path) == before
+    assert compact(tmp_path, "--force")[-1] == f"{2 * len(FOREIGN)} shards compacted, {2 * len(FOREIGN) * 400:,} " + (
+        "dead bytes removed"
+    )
+    for name, expected in values.items():
+        assert_same(read_zarr(tmp_path / name), expected)
+        assert len((tmp_path / name / SHARD).read_bytes()) == 6 * 24 + 6 * 16 + 4
+
+
+def test_a_foreign_prefix_stays_a_reason_after_appends(tmp_path: Path) -> None:
+    store(tmp_path, array((4, 6), (4, 6), sharding((2, 3))), layout=Layout(foreign_prefix=50))
+    shard = (tmp_path / SHARD).read_bytes()
+    for _ in range(3):
+        entries = np.frombuffer(shard[-68:-4], "<u8").reshape(4, 2).copy()
+        entries[0] = len(shard), 24
+        index = entries.tobytes()
+        shard += b"x" * 24 + index + google_crc32c.value(index).to_bytes(4, "little")
+    (tmp_path / SHARD).write_bytes(shard)
+    assert "another format may own them" in compact(tmp_path, "--threshold", "0")[0]
+    assert (tmp_path / SHARD).read_bytes() == shard
+
+
+def test_a_superseded_first_chunk_is_no_foreign_prefix(tmp_path: Path) -> None:
+    changing = ChangingArray(tmp_path / "a")
+    changing.append(SHARD, 0, changing.chunks(2)["c/0/0"])
+    changing.append(SHARD, 1, changing.chunks(2)["c/0/1"])
+    assert compact(tmp_path, "--threshold", "0.1")[-1].startswith("1 shards compacted, ")
+
+
+def test_a_shard_with_a_damaged_entry_is_left_as_it_is(tmp_path: Path) -> None:
+    for name, fault in ENTRY_FAULTS.items():
+        store(tmp_path / name, array((8, 12), (8, 6), sharding((4, 3))), layout=Layout(gaps=True))
+        edit(tmp_path / name / SHARD, fault)
+    before = files_below(tmp_path)
+    lines = compact(tmp_path, "--threshold", "0", "--force")
+    for name in ENTRY_FAULTS:
+        assert [line for line in lines if line.startswith(f"left as it is: {name}/{SHARD}: ")]
+        assert (tmp_path / name / SHARD).read_bytes() == before[f"{name}/{SHARD}"]
+        assert (tmp_path / name / "c/0/1").read_bytes() != before[f"{name}/c/0/1"]  # its neighbour is compacted
+    assert lines[-1].startswith(f"{len(ENTRY_FAULTS)} shards compacted, ")
+
+
+def test_a_torn_shard_is_left_as_it_is(tmp_path: Path) -> None:
+    store(tmp_path, document(), layout=Layout(gaps=True))
+    with open(tmp_path / SHARD, "ab") as file:
+        file.write(b"torn")
+    before = (tmp_path / SHARD).read_bytes()
+    compact(tmp_path, "--threshold", "0", "--force")
+    assert (tmp_path / SHARD).read_bytes() == before
+
+
+@pytest.mark.parametrize("after", [(GZIP,), (CRC32C,)], ids=["gzip", "crc32c"])
+def test_shards_that_are_encoded_as_a_whole_are_left_alone(tmp_path: Path, after: tuple[Any, ...]) -> None:
+    """Which bytes are dead cannot be told, and each write makes them anew without any."""
+    store(tmp_path, document(*after), layout=Layout(gaps=True))
+    before = files_below(tmp_path)
+    assert compact(tmp_path, "--threshold", "0") == ["0 shards compacted, 0 dead bytes removed"]
+    assert files_below(tmp_path) == before
+
+
+def test_who_has_the_old_shard_open_reads_on(tmp_path: Path, mount: Mounter) -> None:
+    changing = ChangingArray(tmp_path / "source")
+    changing.append(SHARD, 1, changing.chunks(2)["c/0/1"])
+    expected = (tmp_path / "source" / SHARD).read_bytes()
+    mounted = mount(tmp_path / "source")
+    with open(tmp_path / "source" / SHARD, "rb") as native, open(mounted.path / "c/0/1", "rb", buffering=0) as chunk:
+        assert compact(tmp_path / "source", "--threshold", "0.01")[-1].startswith("1 shards compacted")
+        assert native.read() == expected
+        assert chunk.read() == changing.chunks(2)["c/0/1"]
+        assert (tmp_path / "source" / SHARD).stat().st_ino != os.fstat(native.fileno()).st_ino
+    assert (mounted.path / "c/0/1").read_bytes() == changing.chunks(2)["c/0/1"]
+    assert (mounted.path / "c/1/1").read_bytes() == changing.chunks(1)["c/1/1"]
+
+
+def test_mode_and_owner_of_the_shard_stay_and_no_temporary_file_is_left(tmp_path: Path) -> None:
+    changing = ChangingArray(tmp_path / "a")
+    changing.append(SHARD, 1, changing.chunks(2)["c/0/1"])
+    os.chmod(tmp_path / "a" / SHARD, 0o604)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "a" / SHARD, 1234, 4321)
+    before, names = (tmp_path / "a" / SHARD).stat(), sorted(tmp_path.rglob("*"))
+    compact(tmp_path, "--threshold", "0.01")
+    after = (tmp_path / "a" / SHARD).stat()
+    assert after.st_ino != before.st_ino
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert sorted(tmp_path.rglob("*")) == names
+
+
+def test_a_reader_never_sees_anything_but_a_whole_shard(tmp_path: Path) -> None:
+    values = np.arange(64 * 512).reshape(64, 512).astype(np.uint8)
+    changing = ChangingArray(tmp_path / "a")
+    expected = read_zarr(tmp_path / "a")
+    assert values.shape == expected.shape
+    done, failures, reads = threading.Event(), [], 0
+
+    def read() -> None:
+        nonlocal reads
+        while not done.is_set():
+            try:
+                if not np.array_equal(read_zarr(tmp_path / "a"), expected):
+                    failures.append("other values")
+            except Exception as error:
+                failures.append(repr(error))
+            reads += 1
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        for _ in range(4):
+            changing.append(SHARD, 0, changing.chunks(1)["c/0/0"])
+            changing.append("c/1/0", 3, changing.chunks(1)["c/3/1"])
+            assert compact(tmp_path, "--threshold", "0.01")[-1].startswith("2 shards compacted")
+    finally:
+        done.set()
+        thread.join(PATIENCE)
+    assert reads > 4
+    # An append by `ChangingArray` is one write, which a reader may see between its size and its end; nothing else is.
+    assert not failures
+
+
+def test_a_source_that_is_written_is_refused_and_so_is_one_with_a_journal(
+    background: Background, source: Path, place: Path
+) -> None:
+    assert background("--write", source, place).returncode == 0
+    (place / "c/0/0").write_bytes(b"a" * 24)
+    said = one_line_of(run("compact", source), SOURCE)
+    assert "is written already" in said
+    kill_daemon(place)
+    run("umount", place)
+    before = files_below(source)
+    said = one_line_of(run("compact", source), SOURCE)
+    assert f"shardfs recover --apply {source}" in said or "shardfs recover --apply file://" in said
+    after = files_below(source)
+    del before[".shardfs/lock"], after[".shardfs/lock"]
+    assert after == before
+    assert run("recover", "--apply", source).returncode == 0
+    assert compact(source, "--threshold", "0.01")[-1].startswith("1 shards compacted")
+
+
+def test_progress_is_shown_on_a_terminal_and_nowhere_else(tmp_path: Path) -> None:
+    changing = ChangingArray(tmp_path / "a")
+
+    def waste() -> None:
+        changing.append(SHARD, 1, changing.chunks(2)["c/0/1"])
+
+    waste()
+    assert run("compact", "--threshold", "0.01", tmp_path).stderr == ""
+    waste()
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command("compact", "--threshold", "0.01", tmp_path),
+        env=environment() | {"TERM": "xterm"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while data := os.read(ours, 4096):
+            shown += data
+    except OSError:  # as Linux says that the other end is closed
+        pass
+    os.close(ours)
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert b"compacting" in shown
+    assert b"100%" in shown
+    assert output.startswith(b"1 shards compacted")
+    assert b"compacting" not in output
+
+
+def test_an_array_that_is_shown_as_stored_is_not_touched(tmp_path: Path) -> None:
+    store(tmp_path / "sharded", document(), layout=C_ORDER)
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/zarr.json").write_text("{}")
+    (tmp_path / "plain/c").mkdir()
+    (tmp_path / "plain/c/0").write_bytes(b"\0" * 1000)
+    before = files_below(tmp_path)
+    assert compact(tmp_path, "--threshold", "0", "--force") == ["0 shards compacted, 0 dead bytes removed"]
+    assert files_below(tmp_path) == before
+
+
+def test_a_source_that_is_not_there_is_told(tmp_path: Path) -> None:
+    assert "nowhere does not exist" in one_line_of(run("compact", "nowhere", cwd=tmp_path), SOURCE)

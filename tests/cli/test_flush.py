@@ -1,0 +1,172 @@
+"""`shardfs flush`: what was written is in the shards when it returns, or it says why not."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Background
+from tests.support.commands import FAILED, MOUNT_POINT, one_line_of, run, run_json
+from tests.support.corpus import GZIP, LITTLE, array, sharding
+from tests.support.daemons import kill_daemon
+from tests.support.datasets import store
+from tests.support.mounting import Mounter
+from tests.support.readers import READERS, read_zarr
+
+CODECS = {
+    "plain": [sharding((2, 3), LITTLE)],
+    "index-at-start": [sharding((2, 3), LITTLE, index_location="start")],
+    "nested": [sharding((4, 6), sharding((2, 3), LITTLE))],
+    "gzip-around": [sharding((2, 3), LITTLE), GZIP],
+}
+
+
+def test_after_it_the_chunks_are_in_the_shards_natively(mount: Mounter, tmp_path: Path) -> None:
+    values = {}
+    for name, codecs in CODECS.items():
+        store(tmp_path / "source" / name, array((8, 12), (4, 6), *codecs), absent=[(3, 3)])
+        values[name] = read_zarr(tmp_path / "source" / name)
+    root = mount(tmp_path / "source", write=True).path
+    for number, key in enumerate(("c/0/0", "c/1/1", "c/3/3")):
+        new = np.arange(100 * number, 100 * number + 6, dtype="<i4").reshape(2, 3)
+        i, j = map(int, key.split("/")[1:])
+        for name, expected in values.items():
+            (root / name / key).write_bytes(new.tobytes())
+            expected[2 * i : 2 * i + 2, 3 * j : 3 * j + 3] = new
+    for name, expected in values.items():
+        (root / name / "c/0/3").unlink()
+        expected[0:2, 9:12] = 0
+    before = run_json("stats", "--json", root)
+    done = run("flush", root)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    for name, expected in values.items():
+        assert np.array_equal(READERS["zarr"](tmp_path / "source" / name), expected)
+        if name != "gzip-around":  # tensorstore knows no codec around shards
+            assert np.array_equal(READERS["tensorstore"](tmp_path / "source" / name), expected)
+        assert np.array_equal(read_zarr(root / name), expected)
+    after = run_json("stats", "--json", root)
+    assert after["commits"] > before["commits"]
+    assert not list((tmp_path / "source/.shardfs/conflicts").iterdir())
+
+
+def test_with_nothing_pending_it_changes_nothing(mount: Mounter, source: Path) -> None:
+    before = {path: path.lstat() for path in source.rglob("*")}
+    root = mount(source, write=True).path
+    assert run("flush", root).returncode == 0
+    assert run_json("stats", "--json", root)["commits"] == 0
+    assert {path: path.lstat() for path in before} == before
+
+
+def test_what_is_not_published_yet_is_not_committed(mount: Mounter, source: Path) -> None:
+    root = mount(source, write=True).path
+    before = (source / "c/0/0").read_bytes()
+    with open(root / "c/0/0", "r+b", buffering=0) as file:
+        file.write(b"1" * 24)
+        assert run("flush", root).returncode == 0
+        assert (source / "c/0/0").read_bytes() == before
+    assert run("flush", root).returncode == 0
+    assert (source / "c/0/0").read_bytes() != before
+
+
+def test_any_spelling_of_the_mount_point_will_do(mount: Mounter, source: Path, tmp_path: Path) -> None:
+    root = mount(source, write=True).path
+    before = (source / "c/0/0").stat().st_size
+    (tmp_path / "link").symlink_to(root)
+    for spelling in (root.name, f"{root}/", tmp_path / "link"):
+        (root / "c/0/0").write_bytes(b"1" * 24)
+        assert run("flush", spelling, cwd=root.parent).returncode == 0
+        after = (source / "c/0/0").stat().st_size
+        assert after > before
+        before = after
+
+
+def test_what_is_no_mount_of_shardfs_is_told(tmp_path: Path, mount: Mounter, source: Path) -> None:
+    root = mount(source, write=True).path
+    for path in (tmp_path, tmp_path / "nowhere", root / "c", root / "c/0/0"):
+        assert one_line_of(run("flush", path), MOUNT_POINT) == f"{path} is not a mount of shardfs"
+
+
+def test_a_mount_that_cannot_be_written_to_is_told(mount: Mounter, source: Path) -> None:
+    root = mount(source).path
+    said = one_line_of(run("flush", root), FAILED)
+    assert said == f"{root} could not be flushed: Read-only file system; its log says more"
+
+
+def test_a_dead_mount_is_told(background: Background, source: Path, place: Path) -> None:
+    assert background("--write", source, place).returncode == 0
+    kill_daemon(place)
+    said = one_line_of(run("flush", place), FAILED)
+    assert said == f"{place} could not be flushed: Transport endpoint is not connected; its log says more"
+
+
+@contextmanager
+def immutable(path: Path) -> Iterator[None]:
+    """Keep even root from changing a file."""
+    done = subprocess.run(["chattr", "+i", path], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("files cannot be made immutable here")
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", path], check=True)
+
+
+def test_what_cannot_be_committed_is_told_and_stays_pending_until_it_can(mount: Mounter, source: Path) -> None:
+    before = (source / "c/0/0").read_bytes()
+    mounted = mount(source, write=True, expect=(r"chunks stay pending: c/0/0", r"setxattr: c/0/0"))
+    (mounted.path / "c/0/0").write_bytes(b"1" * 24)
+    (mounted.path / "c/3/3").write_bytes(b"2" * 24)  # of another shard, which is not in its way
+    with immutable(source / "c/0/0"):
+        said = one_line_of(run("flush", mounted.path), FAILED)
+        assert said.startswith(f"{mounted.path} could not be flushed: ")
+        assert (source / "c/0/0").read_bytes() == before
+        assert (mounted.path / "c/0/0").read_bytes() == b"1" * 24
+        assert b"2" * 24 in (source / "c/1/1").read_bytes()
+    assert "1 chunks stay pending: c/0/0" in mounted.log
+    assert run("flush", mounted.path).returncode == 0
+    assert (source / "c/0/0").read_bytes().startswith(before)
+    assert b"1" * 24 in (source / "c/0/0").read_bytes()
+
+
+def test_a_torn_shard_is_not_appended_to(mount: Mounter, source: Path) -> None:
+    mounted = mount(
+        source,
+        write=True,
+        expect=(r"unreadable shard", r"chunks stay pending", r"(setxattr|flush|open|create|lookup): "),
+    )
+    (mounted.path / "c/0/0").write_bytes(b"1" * 24)
+    with open(source / "c/0/0", "ab") as file:
+        file.write(b"torn")
+    torn = (source / "c/0/0").read_bytes()
+    assert one_line_of(run("flush", mounted.path), FAILED).startswith(f"{mounted.path} could not be flushed: ")
+    assert (source / "c/0/0").read_bytes() == torn
+    with pytest.raises(OSError, match="Input/output error"):
+        (mounted.path / "c/0/1").write_bytes(b"2" * 24)
+    os.truncate(source / "c/0/0", len(torn) - 4)  # it is mended
+    assert run("flush", mounted.path).returncode == 0
+    assert (source / "c/0/0").read_bytes().startswith(torn[:-4])
+    assert b"1" * 24 in (source / "c/0/0").read_bytes()
+
+
+def test_new_shards_have_the_mode_of_their_chunks(mount: Mounter, tmp_path: Path) -> None:
+    store(tmp_path / "source", array((8, 12), (4, 6), sharding((2, 3))), absent=list(np.ndindex(4, 4)))
+    root = mount(tmp_path / "source", write=True).path
+    fd = os.open(root / "c/0/0", os.O_WRONLY | os.O_CREAT, 0o640)
+    os.write(fd, b"1" * 24)
+    os.close(fd)
+    assert not (tmp_path / "source/c/0/0").exists()
+    assert run("flush", root).returncode == 0
+    assert stat.S_IMODE((tmp_path / "source/c/0/0").stat().st_mode) == 0o640 & ~umask()
+
+
+def umask() -> int:
+    found = os.umask(0o22)
+    os.umask(found)
+    return found

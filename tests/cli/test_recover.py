@@ -1,0 +1,546 @@
+"""`shardfs recover`: what a killed mount, or another program that was killed, left behind, and its repair."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Background
+from tests.support.commands import FAILED, SOURCE, one_line_of, run, run_json
+from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, sharding, transpose
+from tests.support.daemons import kill_daemon
+from tests.support.datasets import files_below, store
+from tests.support.encoder import EMPTY, Layout, encode_array, named
+from tests.support.mounting import Mounter
+from tests.support.readers import READERS, read_zarr
+
+SHARD = "c/0/0"
+CHUNKS_PER_SHARD = (2, 3)
+KEYS = [f"c/{i}/{j}" for i in range(2) for j in range(3)]
+ABSENT = (1, 1)  # entry 4
+
+
+def document(*after: Any, index_codecs: tuple[Any, ...] = (LITTLE, CRC32C), **members: Any) -> dict[str, Any]:
+    """An array of two shards of 2 × 3 inner chunks, which have 6 elements of 4 bytes."""
+    return array((4, 18), (4, 9), sharding((2, 3), index_codecs=index_codecs, **members), *after)
+
+
+@dataclass(frozen=True)
+class Index:
+    """The index of a shard, as its codecs store it at the end."""
+
+    codecs: tuple[Any, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.encode(self.empty()))
+
+    def empty(self) -> np.ndarray:
+        return np.full((*self.shape, 2), EMPTY, np.uint64)
+
+    def encode(self, entries: np.ndarray) -> bytes:
+        return encode_array(self.codecs, entries)
+
+    def decode(self, shard: bytes) -> np.ndarray:
+        """The entries of a shard, found without decoding: each place is marked, and looked up where it is stored."""
+        count = self.empty().size
+        places = self.encode(np.arange(count, dtype=np.uint64).reshape(*self.shape, 2))[: 8 * count]
+        order = ">u8" if named(self.codecs[-1 - self.checksums])[1].get("endian") == "big" else "<u8"
+        stored = np.frombuffer(shard[len(shard) - self.nbytes :][: 8 * count], order)
+        entries = np.empty(count, np.uint64)
+        entries[np.frombuffer(places, order)] = stored
+        return entries.reshape(*self.shape, 2)
+
+    @property
+    def checksums(self) -> int:
+        return sum(named(codec)[0] == "crc32c" for codec in self.codecs)
+
+    def appended(self, shard: bytes, payloads: Mapping[int, bytes]) -> bytes:
+        """The shard after an append of new payloads for some entries."""
+        entries = self.decode(shard)
+        for entry, payload in payloads.items():
+            entries.reshape(-1, 2)[entry] = len(shard), len(payload)
+            shard += payload
+        return shard + self.encode(entries)
+
+
+PLAIN = Index((LITTLE, CRC32C), CHUNKS_PER_SHARD)
+RANDOM = np.random.default_rng(7)
+NEW = {1: RANDOM.bytes(50), 4: RANDOM.bytes(30)}
+"""An append that replaces one chunk and writes one that was absent."""
+
+
+def sums(directory: Path) -> dict[str, str]:
+    """Checksums of all that is stored, but for what shardfs keeps for itself."""
+    found = {name: data for name, data in files_below(directory).items() if not name.startswith(".shardfs")}
+    return {name: hashlib.sha256(data).hexdigest() for name, data in found.items()}
+
+
+def all_but_the_lock(directory: Path) -> dict[str, bytes]:
+    return {name: data for name, data in files_below(directory).items() if name != ".shardfs/lock"}
+
+
+def torn_of(report: Any) -> dict[str, Any]:
+    """The findings of torn shards by their keys."""
+    assert {found["kind"] for found in report["findings"]} <= {"torn"}
+    return {found["shard"]: found for found in report["findings"]}
+
+
+def names(found: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    return found["lost"], found["rolled_back"]
+
+
+def write_torn(directory: Path, document: dict[str, Any], index: Index, step: int) -> dict[str, int]:
+    """Arrays below *directory*, the first shard of each torn by an append that was cut at another place; by that place.
+
+    That is every place where a payload or a number of the index begins or ends, those around it, and each *step*-th.
+    """
+    store(directory / "sound", document, absent=[ABSENT])
+    old = (directory / "sound" / SHARD).read_bytes()
+    new = index.appended(old, NEW)
+    payload = sum(map(len, NEW.values()))
+    tail = len(new) - len(old)
+    edges = {0, len(NEW[1]), *range(payload, payload + 96 + 1, 16 * step), tail}
+    cuts = {edge + beside for edge in edges for beside in (-1, 0, 1)} | set(range(1, tail, step))
+    found = {}
+    for cut in sorted(cut for cut in cuts if 0 < cut < tail):
+        name = f"cut-{cut:03}"
+        (directory / name / "c/0").mkdir(parents=True)
+        for key in ("zarr.json", "c/0/1"):
+            (directory / name / key).write_bytes((directory / "sound" / key).read_bytes())
+        (directory / name / SHARD).write_bytes(new[: len(old) + cut])
+        found[name] = cut
+    return found
+
+
+INDEXES = {
+    "little": (LITTLE, CRC32C),
+    "big": (BIG, CRC32C),
+    "two-checksums": (LITTLE, CRC32C, CRC32C),
+    "transposed": (transpose(2, 1, 0), LITTLE, CRC32C),
+    "transposed-big-two-checksums": (transpose(1, 0, 2), BIG, CRC32C, CRC32C),
+}
+each_index = pytest.mark.parametrize("codecs", INDEXES.values(), ids=INDEXES)
+
+
+@each_index
+def test_an_append_cut_anywhere_is_taken_back_and_its_tail_is_kept(tmp_path: Path, codecs: tuple[Any, ...]) -> None:
+    index = Index(codecs, CHUNKS_PER_SHARD)
+    arrays = write_torn(tmp_path, document(index_codecs=codecs), index, 32)
+    before, torn = sums(tmp_path), {name: (tmp_path / name / SHARD).read_bytes() for name in arrays}
+    old = (tmp_path / "sound" / SHARD).read_bytes()
+
+    shown = run_json("recover", "--json", tmp_path, status=FAILED)
+    assert shown["left"]
+    assert {key: found["tail_nbytes"] for key, found in torn_of(shown).items()} == {
+        f"{name}/{SHARD}": nbytes for name, nbytes in arrays.items()
+    }
+    assert {found["stop"] for found in torn_of(shown).values()} == {len(old)}
+    assert all(found["left"] for found in shown["findings"])
+    assert sums(tmp_path) == before
+    assert not (tmp_path / ".shardfs").exists()
+
+    applied = run_json("recover", "--apply", "--json", tmp_path)
+    assert not applied["left"]
+    assert {key: names(found) for key, found in torn_of(applied).items()} == {
+        key: names(found) for key, found in torn_of(shown).items()
+    }
+    for name in arrays:
+        found = torn_of(applied)[f"{name}/{SHARD}"]
+        assert (tmp_path / found["kept"]).read_bytes() == torn[name][len(old) :]
+        assert found["kept"].startswith(".shardfs/torn/")
+        assert (tmp_path / name / SHARD).read_bytes() == old
+    unchanged = {name: digest for name, digest in before.items() if name.partition("/")[0] == "sound"}
+    unchanged |= {name: digest for name, digest in before.items() if not name.endswith(SHARD)}
+    after = sums(tmp_path)
+    assert after.keys() == before.keys()
+    assert {name: after[name] for name in unchanged} == unchanged
+
+
+@each_index
+def test_the_chunks_that_an_append_had_are_named_as_far_as_its_index_tells(
+    tmp_path: Path, codecs: tuple[Any, ...]
+) -> None:
+    index = Index(codecs, CHUNKS_PER_SHARD)
+    arrays = write_torn(tmp_path, document(index_codecs=codecs), index, 1)
+    # Where each number of entries 1 and 4 lies in the stored index.
+    marks = np.zeros((6, 2), np.uint64)
+    marks[1], marks[4] = 1, 4
+    stored = index.encode(marks.reshape(2, 3, 2))
+    order = named(codecs[-1 - index.checksums])[1]["endian"]
+    numbers = np.frombuffer(stored[: 6 * 16], "<u8" if order == "little" else ">u8")
+    ends = {entry: 8 * (int(np.flatnonzero(numbers == entry)[-1]) + 1) for entry in (1, 4)}
+    payload = sum(map(len, NEW.values()))
+    found = torn_of(run_json("recover", "--json", tmp_path, status=FAILED))
+    expected = {
+        f"{name}/{SHARD}": (["c/1/1"] * (nbytes - payload >= ends[4]), ["c/0/1"] * (nbytes - payload >= ends[1]))
+        for name, nbytes in arrays.items()
+    }
+    assert {key: names(item) for key, item in found.items()} == expected
+
+
+def test_the_report_for_people_names_the_lost_and_the_rolled_back(tmp_path: Path) -> None:
+    store(tmp_path, document(), absent=[ABSENT])
+    old = (tmp_path / SHARD).read_bytes()
+    new = PLAIN.appended(old, NEW)
+    (tmp_path / SHARD).write_bytes(new[:-1])
+    done = run("recover", tmp_path)
+    assert (done.returncode, done.stderr) == (FAILED, "")
+    tail = len(new) - 1 - len(old)
+    assert done.stdout == (f"torn: {SHARD}: its last {tail} bytes can be cut off; lost: c/1/1; rolled back: c/0/1\n")
+    done = run("recover", "--apply", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"repaired: {SHARD}: its last {tail} bytes are in .shardfs/torn/")
+    assert done.stdout.endswith("; lost: c/1/1; rolled back: c/0/1\n")
+
+
+def test_where_it_cannot_be_told_what_the_tail_had_the_report_says_so(tmp_path: Path) -> None:
+    store(tmp_path, document())
+    with open(tmp_path / SHARD, "ab") as file:
+        file.write(RANDOM.bytes(1000))
+    done = run("recover", tmp_path)
+    assert done.returncode == FAILED
+    assert "its last 1,000 bytes can be cut off; which chunks had newer versions in them cannot be told" in done.stdout
+
+
+@pytest.mark.parametrize("nbytes", [1, 67, 3000])
+def test_garbage_behind_a_shard_is_cut_off(tmp_path: Path, nbytes: int) -> None:
+    store(tmp_path, document())
+    old = (tmp_path / SHARD).read_bytes()
+    values = read_zarr(tmp_path)
+    new = PLAIN.appended(old, {0: old[24:48]})  # a whole append: its index is the last one
+    garbage = RANDOM.bytes(nbytes)
+    (tmp_path / SHARD).write_bytes(new + garbage)
+    found = torn_of(run_json("recover", "--apply", "--json", tmp_path))[SHARD]
+    assert (found["stop"], found["tail_nbytes"]) == (len(new), nbytes)
+    assert names(found) == ([], [])
+    assert (tmp_path / found["kept"]).read_bytes() == garbage
+    assert (tmp_path / SHARD).read_bytes() == new
+    values[0:2, 0:3] = values[0:2, 3:6]
+    for read in READERS.values():
+        assert np.array_equal(read(tmp_path), values)
+
+
+def test_a_second_run_changes_nothing_and_a_second_tear_does_not_overwrite_the_first_tail(tmp_path: Path) -> None:
+    store(tmp_path, document(), absent=[ABSENT])
+    old = (tmp_path / SHARD).read_bytes()
+    (tmp_path / SHARD).write_bytes(old + b"first")
+    kept = torn_of(run_json("recover", "--apply", "--json", tmp_path))[SHARD]["kept"]
+    files = all_but_the_lock(tmp_path)
+    for arguments in (["recover", "--apply"], ["recover"]):
+        done = run(*arguments, tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "nothing to recover\n", "")
+        assert all_but_the_lock(tmp_path) == files
+    assert run_json("recover", "--json", tmp_path) == {"left": False, "findings": []}
+    (tmp_path / SHARD).write_bytes(old + b"second")
+    again = torn_of(run_json("recover", "--apply", "--json", tmp_path))[SHARD]["kept"]
+    assert ((tmp_path / kept).read_bytes(), (tmp_path / again).read_bytes()) == (b"first", b"second")
+
+
+def untouched(path: Path) -> tuple[int, ...]:
+    """All of a file's state but when it was read."""
+    status = path.stat()
+    return status.st_ino, status.st_mode, status.st_nlink, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def test_mode_of_a_repaired_shard_stays_and_other_files_are_not_touched(tmp_path: Path) -> None:
+    store(tmp_path, document())
+    os.chmod(tmp_path / SHARD, 0o640)
+    with open(tmp_path / SHARD, "ab") as file:
+        file.write(b"torn")
+    os.link(tmp_path / "c/0/1", tmp_path / "notes")
+    others = (tmp_path / "zarr.json", tmp_path / "c/0/1", tmp_path / "notes")
+    before = [untouched(path) for path in others]
+    number = (tmp_path / SHARD).stat().st_ino
+    assert run("recover", "--apply", tmp_path).returncode == 0
+    assert [untouched(path) for path in others] == before
+    assert (tmp_path / SHARD).stat().st_mode & 0o7777 == 0o640
+    assert (tmp_path / SHARD).stat().st_ino == number
+
+
+def test_of_nested_shards_the_chunks_of_the_changed_inner_shard_are_named(tmp_path: Path) -> None:
+    nested = array((8, 6), (8, 6), sharding((4, 6), sharding((2, 3), index_codecs=[LITTLE, CRC32C])))
+    chunks = store(tmp_path, nested, absent=[(2, 0), (2, 1), (3, 0), (3, 1)])
+    old = (tmp_path / SHARD).read_bytes()
+    index = Index((LITTLE, CRC32C), (2, 1))
+    first = index.decode(old).reshape(-1, 2)[0]
+    inner = old[int(first[0]) : int(first.sum())]  # the inner shard that is there, stored once more for both entries
+    new = index.appended(old, {0: inner, 1: inner})
+    (tmp_path / SHARD).write_bytes(new[:-2])
+    found = torn_of(run_json("recover", "--apply", "--json", tmp_path))[SHARD]
+    assert found["lost"] == ["c/2/0", "c/2/1", "c/3/0", "c/3/1"]
+    assert found["rolled_back"] == sorted(chunks)
+    assert (tmp_path / SHARD).read_bytes() == old
+    assert run("verify", "--data", tmp_path).returncode == 0
+
+
+UNREPAIRABLE = {
+    "no-checksum": (document(index_codecs=(LITTLE,)), lambda data: data + b"12345", "has no checksum"),
+    "index-at-start": (
+        document(index_location="start"),
+        lambda data: b"\1" * 60 + data[60:],
+        "its index is at the start",
+    ),
+    "gzip-around": (document(GZIP), lambda data: data[:-9], "it is encoded as a whole"),
+    "crc32c-around": (document(CRC32C), lambda data: data + b"1", "it is encoded as a whole"),
+    "empty": (document(), lambda data: b"", "there is no valid index in it"),
+    "shorter-than-an-index": (document(), lambda data: data[-60:], "there is no valid index in it"),
+    "only-payload": (document(), lambda data: data[:100], "there is no valid index in it"),
+    "index-flipped": (
+        document(),
+        lambda data: data[:-20] + bytes([data[-20] ^ 1]) + data[-19:],
+        "there is no valid index in it",
+    ),
+    "half-rewritten": (document(), lambda data: data[: len(data) // 2], "there is no valid index in it"),
+}
+
+
+def test_what_cannot_be_repaired_is_reported_with_the_reason_and_left_as_it_is(tmp_path: Path) -> None:
+    for name, (each, change, _) in UNREPAIRABLE.items():
+        store(tmp_path / name, each)
+        path = tmp_path / name / SHARD
+        path.write_bytes(change(path.read_bytes()))
+    store(tmp_path / "sound", document())
+    before = sums(tmp_path)
+    for arguments in (["recover", "--json"], ["recover", "--apply", "--json"]):
+        report = run_json(*arguments, tmp_path, status=FAILED)
+        assert report["left"]
+        found = torn_of(report)
+        assert found.keys() == {f"{name}/{SHARD}" for name in UNREPAIRABLE}
+        for name, (_, _, reason) in UNREPAIRABLE.items():
+            assert reason in found[f"{name}/{SHARD}"]["message"]
+            assert found[f"{name}/{SHARD}"]["left"]
+        assert sums(tmp_path) == before
+    assert not (tmp_path / ".shardfs").exists()
+
+
+def test_a_whole_rewrite_that_was_killed_half_way_is_reported_not_repaired(tmp_path: Path) -> None:
+    """As by a library that writes the new shard over the old one; the old index was overwritten, or its bytes were."""
+    store(tmp_path, document(), layout=Layout(order="reversed"))
+    old = (tmp_path / SHARD).read_bytes()
+    store(tmp_path / "new", document(), values=np.arange(1000, 1072).reshape(4, 18).astype(np.int32))
+    new = (tmp_path / "new" / SHARD).read_bytes()
+    assert len(new) == len(old)
+    (tmp_path / SHARD).write_bytes(new[:-30])  # truncated first, as by open(..., "wb")
+    found = torn_of(run_json("recover", "--apply", "--json", tmp_path, status=FAILED))
+    assert "there is no valid index in it" in found[SHARD]["message"]
+    assert (tmp_path / SHARD).read_bytes() == new[:-30]
+
+
+def test_a_repaired_array_reads_as_before_and_can_be_written(tmp_path: Path, mount: Mounter) -> None:
+    store(tmp_path / "a", document())
+    values = read_zarr(tmp_path / "a")
+    with open(tmp_path / "a" / SHARD, "ab") as file:
+        file.write(b"torn")
+    readonly = mount(tmp_path / "a", expect=("unreadable shard", "c/0/0", "read: ", "open: ", "lookup: "))
+    with pytest.raises(OSError, match="Input/output error"):
+        (readonly.path / "c/0/0").read_bytes()
+    assert "shardfs recover" in readonly.log
+    readonly.unmount()
+    assert run("recover", "--apply", tmp_path / "a").returncode == 0
+    written = mount(tmp_path / "a", write=True)
+    chunk = (written.path / "c/0/0").read_bytes()
+    (written.path / "c/0/1").write_bytes(chunk)
+    written.unmount()
+    values[0:2, 3:6] = values[0:2, 0:3]
+    assert np.array_equal(read_zarr(tmp_path / "a"), values)
+
+
+def killed_mount(background: Background, source: Path, place: Path, chunks: Mapping[str, bytes | None]) -> None:
+    """Publish *chunks* (None removes one) through a mount whose daemon is killed before it commits them."""
+    assert background("--write", source, place).returncode == 0
+    for key, data in chunks.items():
+        if data is None:
+            (place / key).unlink()
+        else:
+            (place / key).write_bytes(data)
+    kill_daemon(place)
+    assert run("umount", place).returncode == 0
+
+
+def test_the_journal_of_a_killed_mount_is_shown_and_applied(background: Background, source: Path, place: Path) -> None:
+    values, before = read_zarr(source), sums(source)
+    new = np.arange(100, 106, dtype="<i4").reshape(2, 3)
+    killed_mount(background, source, place, {"c/0/0": new.tobytes(), "c/3/3": None})
+    shown = run_json("recover", "--json", source, status=FAILED)
+    assert [(found["kind"], found["message"], found["left"]) for found in shown["findings"]] == [
+        ("pending", "journal: new bytes of chunk 0/0 of the array", True),
+        ("pending", "journal: removal of chunk 3/3 of the array", True),
+    ]
+    assert sums(source) == before
+    assert run("recover", source).stdout.splitlines() == [found["message"] for found in shown["findings"]]
+    done = run("recover", "--apply", source)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2 chunks were brought into their shards\n", "")
+    values[0:2, 0:3] = new
+    values[6:8, 9:12] = 0
+    for read in READERS.values():
+        assert np.array_equal(read(source), values)
+    assert not (source / ".shardfs").exists()
+    done = run("recover", "--apply", source)
+    assert (done.returncode, done.stdout) == (0, "nothing to recover\n")
+
+
+def test_the_last_of_several_versions_of_a_chunk_is_applied(background: Background, source: Path, place: Path) -> None:
+    assert background("--write", source, place).returncode == 0
+    for number in range(3):
+        (place / "c/0/0").write_bytes(bytes([number]) * 24)
+    (place / "c/0/1").unlink()
+    (place / "c/0/1").write_bytes(b"again" * 3)
+    kill_daemon(place)
+    assert run("umount", place).returncode == 0
+    assert run("recover", source).stdout.count("\n") == 2
+    assert run("recover", "--apply", source).stdout == "2 chunks were brought into their shards\n"
+    assert read_zarr_chunk(source, "c/0/0") == bytes([2]) * 24
+    assert read_zarr_chunk(source, "c/0/1") == b"again" * 3
+
+
+def read_zarr_chunk(source: Path, key: str) -> bytes:
+    """An inner chunk of an array without nesting, by the index of its shard."""
+    i, j = map(int, key.split("/")[1:])
+    stored = json.loads((source / "zarr.json").read_text())
+    inner = stored["codecs"][0]["configuration"]["chunk_shape"]
+    shape = stored["chunk_grid"]["configuration"]["chunk_shape"]
+    per_shard = tuple(n // m for n, m in zip(shape, inner, strict=True))
+    shard = (source / "c" / str(i // per_shard[0]) / str(j // per_shard[1])).read_bytes()
+    offset, nbytes = Index((LITTLE, CRC32C), per_shard).decode(shard)[i % per_shard[0], j % per_shard[1]].tolist()
+    return shard[offset : offset + nbytes]
+
+
+def test_a_change_that_does_not_fit_any_more_is_a_conflict_that_only_apply_applies(
+    background: Background, source: Path, place: Path, mount: Mounter
+) -> None:
+    killed_mount(background, source, place, {"c/0/0": b"a" * 24, "c/0/1": b"b" * 24})
+    shard = (source / SHARD).read_bytes()
+    other = Index((LITTLE, CRC32C), (2, 2)).appended(shard, {0: b"c" * 24})  # by another program
+    (source / SHARD).write_bytes(other)
+    shown = run("recover", source)
+    assert shown.returncode == FAILED
+    assert shown.stdout.splitlines() == [
+        "journal: new bytes of chunk 0/1 of the array",
+        "conflict: the new bytes of chunk 0/0 of the array: another program has changed the chunk since",
+    ]
+    # A writing mount replays what fits, and keeps the rest.
+    mount(source, write=True, expect=("the new bytes of chunk 0/0",)).unmount()
+    assert (read_zarr_chunk(source, "c/0/0"), read_zarr_chunk(source, "c/0/1")) == (b"c" * 24, b"b" * 24)
+    shown = run("recover", source)
+    assert shown.returncode == FAILED
+    assert shown.stdout == "put aside: the new bytes of chunk 0/0 of the array: it did not fit what was stored\n"
+    done = run("recover", "--apply", source)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("applied: the new bytes of chunk 0/0 of the array")
+    assert read_zarr_chunk(source, "c/0/0") == b"a" * 24
+    assert run("recover", source).stdout == "nothing to recover\n"
+    assert not (source / ".shardfs").exists()
+
+
+def test_apply_applies_a_conflict_at_once_too(background: Background, source: Path, place: Path) -> None:
+    killed_mount(background, source, place, {"c/0/0": b"a" * 24})
+    shard = (source / SHARD).read_bytes()
+    (source / SHARD).write_bytes(Index((LITTLE, CRC32C), (2, 2)).appended(shard, {0: b"c" * 24}))
+    done = run("recover", "--apply", source)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "applied: the new bytes of chunk 0/0" in done.stdout
+    assert read_zarr_chunk(source, "c/0/0") == b"a" * 24
+    assert run("recover", source).stdout == "nothing to recover\n"
+
+
+def test_what_cannot_be_applied_is_kept_and_named_every_time(background: Background, source: Path, place: Path) -> None:
+    killed_mount(background, source, place, {"c/0/0": b"a" * 24})
+    stored = (source / "zarr.json").read_text()
+    (source / "zarr.json").write_text(json.dumps(json.loads(stored) | {"data_type": "uint32"}))
+    before = sums(source)
+    for _ in range(2):
+        done = run("recover", "--apply", source)
+        assert done.returncode == FAILED
+        assert "cannot be applied: the new bytes of chunk 0/0 of the array: the metadata of the array has changed" in (
+            done.stdout
+        )
+        assert sums(source) == before
+    (source / "zarr.json").write_text(stored)  # what it was published for is back
+    done = run("recover", "--apply", source)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_zarr_chunk(source, "c/0/0") == b"a" * 24
+
+
+def test_a_journal_and_a_torn_shard_are_both_repaired(background: Background, source: Path, place: Path) -> None:
+    killed_mount(background, source, place, {"c/2/0": b"a" * 24})
+    old = (source / SHARD).read_bytes()
+    with open(source / SHARD, "ab") as file:
+        file.write(b"torn by another program")
+    report = run_json("recover", "--json", source, status=FAILED)
+    assert [found["kind"] for found in report["findings"]] == ["pending", "torn"]
+    report = run_json("recover", "--apply", "--json", source)
+    assert not report["left"]
+    assert (source / SHARD).read_bytes() == old
+    assert read_zarr_chunk(source, "c/2/0") == b"a" * 24
+
+
+def test_it_repairs_a_torn_shard_that_the_journal_has_changes_for(
+    background: Background, source: Path, place: Path
+) -> None:
+    killed_mount(background, source, place, {"c/0/0": b"a" * 24})
+    with open(source / SHARD, "ab") as file:
+        file.write(b"torn by another program")
+    for _ in range(2):  # what is in a shard that cannot be read is decided when it can
+        done = run("recover", "--apply", source)
+    assert done.returncode == 0, done.stdout
+    assert read_zarr_chunk(source, "c/0/0") == b"a" * 24
+    assert run("recover", source).stdout == "nothing to recover\n"
+
+
+def test_a_source_that_is_mounted_to_write_is_refused(mount: Mounter, source: Path) -> None:
+    mounted = mount(source, write=True)
+    (mounted.path / "c/0/0").write_bytes(b"a" * 24)
+    said = one_line_of(run("recover", "--apply", source), SOURCE)
+    assert said.startswith(f"{source} is written already, by process {mounted.process.pid} on ")
+    mounted.unmount()
+    assert run("recover", "--apply", source).stdout == "nothing to recover\n"
+
+
+def test_a_source_that_is_mounted_to_read_is_repaired(mount: Mounter, source: Path) -> None:
+    old = (source / SHARD).read_bytes()
+    with open(source / SHARD, "ab") as file:
+        file.write(b"torn")
+    mounted = mount(source, expect=("unreadable shard", "open: ", "lookup: ", "c/0/0"), metadata_ttl=3600)
+    with pytest.raises(OSError, match="Input/output error"):
+        (mounted.path / "c/0/0").read_bytes()
+    assert run("recover", "--apply", source).returncode == 0
+    assert (mounted.path / "c/0/0").read_bytes() == old[:24]
+
+
+def test_a_read_only_mount_says_that_there_is_a_journal_and_leaves_it_alone(
+    background: Background, source: Path, place: Path, mount: Mounter
+) -> None:
+    old = read_zarr_chunk(source, "c/0/0")
+    killed_mount(background, source, place, {"c/0/0": b"a" * 24})
+    journal = {name: data for name, data in files_below(source / ".shardfs").items() if name.endswith(".journal")}
+    assert journal
+    mounted = mount(source)
+    assert (mounted.path / "c/0/0").read_bytes() == old
+    assert sorted(os.listdir(mounted.path)) == ["c", "zarr.json"]
+    mounted.unmount()
+    assert "has a journal of chunks that are not in their shards yet" in mounted.log
+    assert "shardfs recover" in mounted.log
+    assert journal.items() <= files_below(source / ".shardfs").items()
+
+
+def test_a_source_that_is_not_there_is_told(tmp_path: Path) -> None:
+    for arguments in (["recover"], ["recover", "--apply"]):
+        assert "nowhere does not exist" in one_line_of(run(*arguments, "nowhere", cwd=tmp_path), SOURCE)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_only_looking_leaves_nothing_behind(source: Path) -> None:
+    before = sorted(source.rglob("*"))
+    assert run("recover", source).stdout == "nothing to recover\n"
+    assert run("recover", "--apply", source).stdout == "nothing to recover\n"
+    assert sorted(source.rglob("*")) == before

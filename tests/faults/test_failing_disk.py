@@ -1,0 +1,226 @@
+"""A writing tree whose disk fails at one of its calls, without FUSE: whoever writes hears of it, nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trio
+
+import shardfs
+from shardfs.dataset.array import Array
+from shardfs.dataset.lock import locked
+from shardfs.dataset.source import Source
+from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
+from shardfs.stores.local import LocalStore
+from shardfs.stores.memory import MemoryContent
+from shardfs.vfs.tree import Tree
+from shardfs.vfs.views import UnshardedV3
+from shardfs.vfs.writing import Writing
+from tests.support.damage import document
+from tests.support.datasets import store
+from tests.support.lossy_disk import Fault, LossyDisk
+from tests.support.opened import in_trio
+
+NEW, NEWER = b"n" * 48, b"m" * 48
+ERRORS = pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A sharded array of 2 × 4 inner chunks in two shards."""
+    store(tmp_path / "source", document())
+    return tmp_path / "source"
+
+
+@dataclass(frozen=True)
+class Opened:
+    writing: Writing
+    array: Array
+    disk: LossyDisk
+
+    async def put(self, data: bytes, *coords: int) -> None:
+        content = MemoryContent(memoryview(data))
+        await self.writing.writer.put(self.array, coords, content, mtime_ns=1, mode=0o644, uid=0, gid=0)
+
+    async def read(self, *coords: int) -> bytes:
+        extent = (await self.array.find(coords))[1]
+        assert extent is not None
+        return bytes(await extent.read(0, extent.nbytes))
+
+
+@asynccontextmanager
+async def opened(root: Path, *, journal: bool) -> AsyncIterator[Opened]:
+    """Open *root* to write; the disk of the *journal*, or that of the shards, is one that can fail."""
+    failing, sound = LossyDisk(root), LossyDisk(root)
+    with locked(str(root)) as state:
+        local = LocalStore(str(root), disk=sound if journal else failing)
+        source = Source.of(local, ttl=1.0)
+        tree = Tree(local, source.hierarchy, UnshardedV3(), ttl=1.0, scratch=state.scratch_key)
+        await tree.start()
+        writing = Writing.open(source, tree, state, disk=failing if journal else sound)
+        await writing.start()
+        array = (await source.hierarchy.node("")).array
+        assert array is not None
+        yield Opened(writing, array, failing)
+
+
+async def stored(root: Path, *coords: int) -> bytes | None:
+    """Return a chunk as it is in its shard, read without this tree."""
+    return await trio.to_thread.run_sync(lambda: shardfs.open(root)[""].read_chunk(coords))
+
+
+async def calls_of_a_commit(root: Path) -> list[str]:
+    async with opened(root, journal=False) as tree:
+        await tree.put(NEW, 0, 0)
+        before = len(tree.disk.calls)
+        assert await tree.writing.commit()
+        names = tree.disk.names[before:]
+        await tree.writing.finish()
+    return names
+
+
+@ERRORS
+@in_trio
+async def test_a_commit_that_fails_at_any_call_is_done_again_and_then_complete(
+    source: Path, tmp_path: Path, number: int
+) -> None:
+    store(tmp_path / "same", document())
+    calls = await calls_of_a_commit(tmp_path / "same")
+    assert {"pwrite", "sync"} <= set(calls)
+    for at, name in enumerate(calls):
+        payload = bytes([at]) * 48
+        async with opened(source, journal=False) as tree:
+            others = await tree.read(1, 1)
+            await tree.put(payload, 0, 0)
+            tree.disk.faults[len(tree.disk.calls) + at] = Fault(OSError(number, "a test's"))
+            assert not await tree.writing.commit(), name
+            assert await tree.read(0, 0) == payload
+            assert await tree.read(1, 1) == others
+            assert await stored(source, 1, 1) == others  # natively the shard was readable all the time
+            assert await tree.writing.commit(), name
+            assert await stored(source, 0, 0) == payload
+            assert await tree.writing.finish()
+        assert not (source / ".shardfs").exists()
+
+
+@ERRORS
+@in_trio
+async def test_a_commit_that_fails_till_the_end_is_for_the_next_mount(source: Path, number: int) -> None:
+    async with opened(source, journal=False) as tree:
+        await tree.put(NEW, 0, 0)
+        start = len(tree.disk.calls)
+        tree.disk.faults.update({start + at: Fault(OSError(number, "a test's")) for at in range(100)})
+        assert not await tree.writing.commit()
+        assert not await tree.writing.finish()
+    assert await stored(source, 0, 0) != NEW
+    async with opened(source, journal=False) as tree:
+        assert await tree.writing.finish()
+    assert await stored(source, 0, 0) == NEW
+
+
+@ERRORS
+@pytest.mark.parametrize("nbytes", [48, 3 * 2**20])
+@in_trio
+async def test_a_journal_that_cannot_be_written_is_an_error_to_the_writer_and_goes_on(
+    source: Path, number: int, nbytes: int
+) -> None:
+    async with opened(source, journal=True) as tree:
+        old = await tree.read(0, 0)
+        for at in range(4):
+            start = len(tree.disk.calls)
+            tree.disk.faults = {start + at: Fault(OSError(number, "a test's"))}
+            try:
+                await tree.put(bytes(nbytes), 0, 0)
+            except ShardfsError as error:
+                assert isinstance(error, NoSpaceError if number == errno.ENOSPC else StoreError)  # noqa: PT017
+                assert await tree.read(0, 0) == old
+            else:
+                old = bytes(nbytes)
+                assert len(tree.disk.calls) <= start + at  # it has fewer calls
+        tree.disk.faults = {}
+        await tree.put(NEW, 0, 0)
+        assert await tree.read(0, 0) == NEW
+        assert await tree.writing.finish()
+    assert await stored(source, 0, 0) == NEW
+
+
+@in_trio
+async def test_a_failed_sync_makes_the_mount_read_only_and_keeps_what_is_pending_for_the_next_one(
+    source: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "shardfs")
+    async with opened(source, journal=True) as tree:
+        await tree.put(NEW, 0, 0)
+        await tree.writing.writer.sync()
+        await tree.put(NEWER, 0, 1)
+        start = len(tree.disk.calls)
+        tree.disk.faults[start] = Fault(OSError(errno.EIO, "a test's"))
+        with pytest.raises(StoreError, match="could not be made durable"):
+            await tree.writing.writer.sync()
+        assert tree.disk.calls[start].name == "sync"
+        for _ in range(2):  # never a success, though the disk is well again
+            with pytest.raises(ReadOnlyError):
+                await tree.writing.writer.sync()
+            with pytest.raises(ReadOnlyError):
+                await tree.put(b"more", 0, 2)
+            with pytest.raises(ReadOnlyError):
+                await tree.writing.writer.erase(tree.array, (0, 2), mtime_ns=1)
+        assert await tree.read(0, 0) == NEW
+        assert await tree.read(0, 1) == NEWER
+        assert await tree.read(0, 2)
+        assert caplog.text.count("the mount is read-only from now on") == 1
+        assert not await tree.writing.finish()
+    assert await stored(source, 0, 0) != NEW
+    async with opened(source, journal=True) as tree:
+        assert await tree.read(0, 0) == NEW
+        assert await tree.read(0, 1) == NEWER
+        assert await tree.writing.finish()
+    assert await stored(source, 0, 0) == NEW
+    assert await stored(source, 0, 1) == NEWER
+
+
+@in_trio
+async def test_a_sync_that_fails_within_a_commit_makes_the_mount_read_only(
+    source: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(source, journal=True) as tree:
+        await tree.put(NEW, 0, 0)
+        tree.disk.faults = {
+            len(tree.disk.calls) + at: Fault(OSError(errno.EIO, "a test's")) for at in range(1, 3)
+        }  # the intent is written first
+        assert not await tree.writing.commit()
+        assert "could not be made durable" in caplog.text
+        assert "read-only" in caplog.text
+        with pytest.raises(ReadOnlyError):
+            await tree.put(NEWER, 0, 0)
+        assert await tree.read(0, 0) == NEW
+        assert not await tree.writing.finish()
+    async with opened(source, journal=True) as tree:
+        assert await tree.writing.finish()
+    assert await stored(source, 0, 0) == NEW
+
+
+@in_trio
+async def test_many_writers_hear_of_one_failed_sync(source: Path) -> None:
+    async with opened(source, journal=True) as tree:
+        await tree.put(NEW, 0, 0)
+        tree.disk.faults[len(tree.disk.calls)] = Fault(OSError(errno.EIO, "a test's"))
+        failed = []
+
+        async def sync() -> None:
+            try:
+                await tree.writing.writer.sync()
+            except ShardfsError:
+                failed.append(True)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(sync)
+        assert len(failed) == 8
+        await tree.writing.finish()

@@ -1,0 +1,380 @@
+"""Zarr libraries and everyday tools write through the mount; what is stored then is read natively."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.support.commands import run_json
+from tests.support.corpus import C_ORDER, CASES, GZIP, LITTLE, Case, array, ramp, sharding, write_case
+from tests.support.datasets import by_key, files_below
+from tests.support.mounting import Mounter
+from tests.support.readers import READERS, assert_same
+from tests.support.writers import (
+    WRITERS,
+    assert_packed,
+    assert_sound,
+    document_of,
+    flush,
+    open_tensorstore,
+    tool,
+    unmount,
+    write_zarr,
+)
+
+BY_NAME = {case.name: case for case in CASES}
+WRITTEN = [
+    BY_NAME[name]
+    for name in (
+        "0d",
+        "0d-nested",
+        "1d-ragged",
+        "3d-ragged",
+        "index-start-big-2-crc32c",
+        "index-transpose-201-start",
+        "nested-2",
+        "nested-3-mixed",
+        "nested-2-between-gzip-crc32c",
+        "transpose-201",
+        "transpose-three-levels",
+        "after-gzip",
+        "after-crc32c",
+        "after-everything",
+        "rectilinear-mixed",
+        "rectilinear-transpose",
+        "rectilinear-nested",
+        "bounded",
+        "keys-v2-dot",
+        "keys-v2-slash",
+        "keys-default-dot",
+        "keys-default-dot-0d",
+        "zero-length-2d",
+    )
+]
+
+
+def assert_natively(source: Path, case: Case, encoded: Path, expected: np.ndarray) -> None:
+    """Every library that reads the array as the encoder wrote it to *encoded* reads it as it is stored in *source*."""
+    for read in READERS.values():
+        try:
+            assert_same(read(encoded), case.encode().values)
+        except Exception:
+            continue
+        assert_same(read(source), expected)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_whole_array_is_written_and_read_natively(mount: Mounter, tmp_path: Path, writer: str) -> None:
+    for case in WRITTEN:
+        (tmp_path / "source" / case.name).mkdir(parents=True)
+        (tmp_path / "source" / case.name / "zarr.json").write_text(json.dumps(case.document))
+        write_case(case, tmp_path / "encoded" / case.name)
+    mounted = mount(tmp_path / "source", write=True)
+    for case in WRITTEN:
+        WRITERS[writer](mounted.path / case.name, case.values)
+        assert_same(READERS["zarr"](mounted.path / case.name), case.values)
+    unmount(mounted)
+    assert_sound(tmp_path / "source")
+    assert_packed(tmp_path / "source", sum(len(replace(case, absent=frozenset()).encode().inner) for case in WRITTEN))
+    again = mount(tmp_path / "source")
+    for case in WRITTEN:
+        assert_same(READERS["zarr"](again.path / case.name), case.values)
+        assert_natively(tmp_path / "source" / case.name, case, tmp_path / "encoded" / case.name, case.values)
+
+
+class ZarrPython:
+    """An array that is open in zarr-python."""
+
+    def __init__(self, path: Path) -> None:
+        self.array = zarr.open_array(str(path), mode="r+")
+
+    def write(self, selection: Any, value: Any) -> None:
+        self.array[selection] = value
+
+    def resize(self, shape: tuple[int, ...]) -> None:
+        self.array.resize(shape)
+
+
+class Tensorstore:
+    """An array that is open in tensorstore."""
+
+    def __init__(self, path: Path) -> None:
+        self.array = open_tensorstore(path)
+
+    def write(self, selection: Any, value: Any) -> None:
+        self.array[selection].write(value).result()
+
+    def resize(self, shape: tuple[int, ...]) -> None:
+        self.array = self.array.resize(exclusive_max=shape).result()
+
+
+LIVES = [
+    "1d-ragged", "nested-3-mixed", "transpose-10", "after-everything",
+    "index-start-little-1-crc32c", "rectilinear-runs", "keys-v2-dot", "bounded",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIVES)
+@pytest.mark.parametrize("library", [ZarrPython, Tensorstore])
+def test_a_history_leaves_what_it_leaves_in_a_plain_directory(
+    mount: Mounter, tmp_path: Path, library: Callable[[Path], ZarrPython | Tensorstore], name: str
+) -> None:
+    case = BY_NAME[name]
+    write_case(case, tmp_path / "source" / name)
+    write_case(case, tmp_path / "encoded")
+    mounted = mount(tmp_path / "source", write=True)
+    shutil.copytree(mounted.path / name, tmp_path / "plain")
+    arrays = [library(mounted.path / name), library(tmp_path / "plain")]
+    shape = list(case.values.shape)
+    chance = random.Random(name)
+    for step in range(11):
+        if step % 5 == 4 and name != "bounded":  # whose shards end with the array
+            shape = [max(1, length + chance.randint(-6, 6)) for length in shape]
+            for each in arrays:
+                each.resize(tuple(shape))
+        elif step % 5 == 2:
+            flush(mounted)
+        else:
+            bounds = [sorted(chance.sample(range(length + 1), 2)) for length in shape]
+            selection = tuple(slice(*pair) for pair in bounds)
+            value = case.document["fill_value"] if step % 5 == 3 else chance.randint(1, 100)
+            for each in arrays:
+                each.write(selection, value)
+        assert_same(READERS["zarr"](mounted.path / name), READERS["zarr"](tmp_path / "plain"))
+        shown, plain = files_below(mounted.path / name), files_below(tmp_path / "plain")
+        assert {key for key in shown if "zarr.json" not in key} == {key for key in plain if "zarr.json" not in key}
+    expected = READERS["zarr"](tmp_path / "plain")
+    unmount(mounted)
+    assert_sound(tmp_path / "source")
+    assert_natively(tmp_path / "source" / name, case, tmp_path / "encoded", expected)
+    assert_same(READERS["zarr"](mount(tmp_path / "source").path / name), expected)
+
+
+def test_zarr_python_manages_groups_and_arrays(mount: Mounter, tmp_path: Path) -> None:
+    """The same calls on the mount and in a plain directory; then what is stored is compared."""
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="4")
+    for root in (mounted.path, tmp_path / "plain"):
+        group = zarr.open_group(str(root), mode="a", attributes={"title": "root"})
+        image = group.create_array(
+            "image", shape=(8, 10), chunks=(2, 2), dtype="i4", fill_value=7, dimension_names=("y", "x")
+        )
+        image[:] = 1
+        image[0:2, 0:4] = 7  # two chunks go
+        image.attrs["unit"] = "m"
+        image.append(np.full((3, 10), 5, "i4"), axis=0)
+        image.resize((5, 13))
+        image.resize((9, 13))
+        group.create_array("gone", data=np.ones((4, 4)), chunks=(2, 2))
+        del group["gone"]
+        deep = group.require_group("deep")
+        deep.create_array("again", data=np.ones((9, 9), "u1"), chunks=(2, 2))
+        deep.create_array("again", data=np.full((6, 6), 3, "u1"), chunks=(3, 3), overwrite=True)
+        zarr.open_array(str(root / "mode-w"), mode="w", shape=(6, 6), chunks=(3, 3), dtype="u2")[:] = 1
+        zarr.open_array(str(root / "mode-w"), mode="w", shape=(6,), chunks=(3,), dtype="u2")[:] = 2
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Consolidated metadata")
+            zarr.consolidate_metadata(str(root))
+    names = ("image", "deep/again", "mode-w")
+    documents = ("", "deep", *names)
+    assert files_below(mounted.path).keys() == files_below(tmp_path / "plain").keys()
+    for name in documents:
+        assert document_of(mounted.path / name) == document_of(tmp_path / "plain" / name)
+    unmount(mounted)
+    assert_sound(tmp_path / "source")
+    for name in names:
+        for read in READERS.values():
+            assert_same(read(tmp_path / "source" / name), READERS["zarr"](tmp_path / "plain" / name))
+    opened = zarr.open_group(str(tmp_path / "source"), mode="r", use_consolidated=True)
+    assert sorted(path for path, _ in opened.members(max_depth=None)) == ["deep", "deep/again", "image", "mode-w"]
+    for name in names:
+        stored = opened[name]
+        assert isinstance(stored, zarr.Array)
+        assert stored.shards is not None
+        assert_same(np.asarray(stored[...]), READERS["zarr"](tmp_path / "plain" / name))
+
+
+@pytest.mark.parametrize("grown_first", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_a_shrink_cut_off_is_fill_value_after_growing_again(
+    mount: Mounter, tmp_path: Path, axis: int, grown_first: bool
+) -> None:
+    document = array((16, 16), (8, 8), sharding((2, 2), LITTLE, GZIP), fill_value=9)
+    values = ramp((16, 16), "int32")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "zarr.json").write_text(json.dumps(document))
+    mounted = mount(tmp_path / "source", write=True)
+    write_zarr(mounted.path, values)
+    opened = zarr.open_array(str(mounted.path), mode="r+")
+    shape = [16, 16]
+    if grown_first:
+        shape[axis] = 24
+        opened.resize(tuple(shape))
+        flush(mounted)
+    for length in (6, 20):
+        shape[axis] = length
+        opened.resize(tuple(shape))
+    expected = np.full(shape, 9, "i4")
+    kept = (slice(0, 6 if axis == 0 else 16), slice(0, 6 if axis == 1 else 16))
+    expected[kept] = values[kept]
+    assert_same(READERS["zarr"](mounted.path), expected)
+    unmount(mounted)
+    for read in READERS.values():
+        assert_same(read(tmp_path / "source"), expected)
+    assert_sound(tmp_path / "source")
+
+
+def test_tensorstore_does_not_read_again_what_a_commit_left_as_it_was(mount: Mounter, tmp_path: Path) -> None:
+    document = array((16, 16), (16, 16), sharding((4, 4)))
+    write_case(Case("a", document, ramp((16, 16), "int32"), frozenset(), C_ORDER, ""), tmp_path / "source")
+    mounted = mount(tmp_path / "source", write=True)
+    opened = open_tensorstore(
+        mounted.path, context={"cache_pool": {"total_bytes_limit": 10**7}}, recheck_cached_data=True
+    )
+
+    def requests() -> dict[str, int]:
+        counts: dict[str, int] = run_json("stats", "--json", mounted.path)["requests"]
+        return counts
+
+    first = np.asarray(opened.read().result())
+    before = requests()
+    assert before["read"] >= 16
+    opened[0:4, 0:4].write(5).result()
+    flush(mounted)
+    middle = requests()
+    second = np.asarray(opened.read().result())
+    after = requests()
+    assert after.get("read", 0) - middle.get("read", 0) <= 1  # of the chunk that was written, at most
+    first = first.copy()
+    first[0:4, 0:4] = 5
+    assert_same(second, first)
+
+
+TOOLS = {
+    "cp": lambda new, chunk: tool("cp", new, chunk),
+    "cat": lambda new, chunk: tool("sh", "-c", f"cat '{new}' > '{chunk}'"),
+    "mv": lambda new, chunk: tool("mv", new, chunk),
+    "dd": lambda new, chunk: tool("dd", f"if={new}", f"of={chunk}", "bs=7", "status=none"),
+    "dd-notrunc": lambda new, chunk: tool("dd", f"if={new}", f"of={chunk}", "bs=16", "conv=notrunc", "status=none"),
+    "rsync": lambda new, chunk: tool("rsync", "-a", new, chunk),
+    "tar": lambda new, chunk: tool("sh", "-c", f"tar cf - -C '{new.parent}' {new.name} | tar xf - -C '{chunk.parent}'"),
+    "install": lambda new, chunk: tool("install", "-m", "600", new, chunk),
+    "ln": lambda new, chunk: (os.unlink(chunk), shutil.copy(new, f"{chunk}.tmp"), os.link(f"{chunk}.tmp", chunk),
+                              os.unlink(f"{chunk}.tmp")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_tool_replaces_a_chunk(mount: Mounter, tmp_path: Path, name: str) -> None:
+    if name == "rsync" and not shutil.which("rsync"):
+        pytest.skip("rsync is not installed")
+    document = array((8, 8), (8, 8), sharding((4, 4)))
+    case = Case("a", document, ramp((8, 8), "int32"), frozenset(), C_ORDER, "")
+    chunks = by_key(document, write_case(case, tmp_path / "source"))
+    mounted = mount(tmp_path / "source", write=True)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "1").write_bytes(bytes(range(64)))
+    TOOLS[name](tmp_path / "new" / "1", mounted.path / "c/0/1")
+    for _ in range(2):
+        assert (mounted.path / "c/0/1").read_bytes() == bytes(range(64))
+        assert sorted(files_below(mounted.path)) == ["c/0/0", "c/0/1", "c/1/0", "c/1/1", "zarr.json"]
+        flush(mounted)
+    unmount(mounted)
+    expected = case.values.copy()
+    expected[0:4, 4:8] = np.arange(64, dtype="u1").view("<i4").reshape(4, 4)
+    assert chunks["c/0/1"] != bytes(range(64))
+    for read in READERS.values():
+        assert_same(read(tmp_path / "source"), expected)
+    assert_sound(tmp_path / "source")
+
+
+def test_tools_change_parts_of_chunks_documents_and_trees(mount: Mounter, tmp_path: Path) -> None:
+    document = array((8, 8), (4, 8), sharding((2, 2)), attributes={"title": "old"})
+    case = Case("a", document, ramp((8, 8), "int32"), frozenset(), C_ORDER, "")
+    for name in ("one", "two"):
+        write_case(case, tmp_path / "source" / name)
+    mounted = mount(tmp_path / "source", write=True)
+    one, expected = mounted.path / "one", case.values.copy()
+    with open(one / "c/0/0", "r+b") as file:
+        file.seek(4)
+        file.write(np.array([77], "<i4").tobytes())
+    expected[0, 1] = 77
+    tool("truncate", "-s", "4", one / "c/0/1")
+    tool("truncate", "-s", "16", one / "c/0/1")
+    expected[0, 3], expected[1, 2:4] = 0, 0
+    with open(one / "c/0/2", "ab") as file:
+        file.truncate(12)
+        file.write(np.array([5], "<i4").tobytes())
+    expected[1, 5] = 5
+    tool("sed", "-i", "s/old/new/", one / "zarr.json")
+    tool("rm", "-r", one / "c/3")
+    expected[6:8] = 0
+    tool("cp", one / "c/0/0", one / "c/2/3")
+    expected[4:6, 6:8] = expected[0:2, 0:2]
+    tool("mv", one / "c/2/0", one / "c/2/1")
+    expected[4:6, 2:4], expected[4:6, 0:2] = expected[4:6, 0:2].copy(), 0
+    tool("rm", "-r", mounted.path / "two")
+    assert sorted(os.listdir(mounted.path)) == ["one"]
+    assert_same(READERS["zarr"](one), expected)
+    unmount(mounted)
+    assert sorted(os.listdir(tmp_path / "source")) == ["one"]
+    assert document_of(tmp_path / "source" / "one") == document | {"attributes": {"title": "new"}}
+    for read in READERS.values():
+        assert_same(read(tmp_path / "source" / "one"), expected)
+    assert_sound(tmp_path / "source")
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_an_array_is_renamed_with_its_chunks(mount: Mounter, tmp_path: Path, is_flushed: bool) -> None:
+    case = BY_NAME["nested-2"]
+    (tmp_path / "source" / "old").mkdir(parents=True)
+    (tmp_path / "source" / "old" / "zarr.json").write_text(json.dumps(case.document))
+    mounted = mount(tmp_path / "source", write=True)
+    write_zarr(mounted.path / "old", case.values)
+    if is_flushed:
+        flush(mounted)
+    tool("mv", mounted.path / "old", mounted.path / "new")
+    assert sorted(os.listdir(mounted.path)) == ["new"]
+    assert_same(READERS["tensorstore"](mounted.path / "new"), case.values)
+    unmount(mounted)
+    for read in READERS.values():
+        assert_same(read(tmp_path / "source" / "new"), case.values)
+    assert_sound(tmp_path / "source")
+
+
+def test_tensorstore_creates_resizes_and_deletes(mount: Mounter, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="2,4")
+    metadata = {
+        "shape": [10, 12],
+        "data_type": "uint16",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}},
+    }
+    opened = open_tensorstore(mounted.path / "a", create=True, metadata=metadata)
+    values = np.arange(1, 121, dtype="u2").reshape(10, 12)
+    opened[...].write(values).result()
+    opened = opened.resize(exclusive_max=[4, 20]).result()
+    opened = opened.resize(exclusive_max=[10, 20]).result()
+    opened[9, 19].write(3).result()
+    expected = np.zeros((10, 20), "u2")
+    expected[:4, :12], expected[9, 19] = values[:4], 3
+    assert_same(READERS["tensorstore"](mounted.path / "a"), expected)
+    open_tensorstore(mounted.path / "b", create=True, metadata=metadata)[...].write(values).result()
+    open_tensorstore(mounted.path / "b", create=True, delete_existing=True, metadata=metadata)
+    assert sorted(files_below(mounted.path / "b")) == ["zarr.json"]
+    unmount(mounted)
+    for read in READERS.values():
+        assert_same(read(tmp_path / "source" / "a"), expected)
+        assert_same(read(tmp_path / "source" / "b"), np.zeros((10, 12), "u2"))
+    assert_sound(tmp_path / "source")

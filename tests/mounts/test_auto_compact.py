@@ -1,0 +1,172 @@
+"""`mount --write --auto-compact RATIO`: shards that the mount appended to are rewritten when it is idle, unnoticed."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.commands import WRONG_USAGE, run
+from tests.support.corpus import array, sharding
+from tests.support.datasets import LONG_AGO, store
+from tests.support.encoder import Layout
+from tests.support.mounting import PATIENCE, Mount, Mounter
+from tests.support.readers import READERS, read_zarr
+
+KEY, NEIGHBOUR, ELSEWHERE = "c/0/0", "c/1/1", "c/3/3"
+SHARD, OTHER = "c/0/0", "c/1/1"
+SIZE = 4 * 24 + 4 * 16 + 4
+
+
+def document() -> dict[str, object]:
+    """An array of four shards of 2 × 2 inner chunks of 24 bytes."""
+    return array((8, 12), (4, 6), sharding((2, 3)))
+
+
+def flush(mounted: Mount) -> None:
+    os.setxattr(mounted.path, "user.shardfs.flush", b"")
+
+
+def waste(mounted: Mount, times: int = 4) -> None:
+    """Replace one chunk again and again, each time with an append."""
+    for number in range(times):
+        (mounted.path / KEY).write_bytes(bytes([number]) * 24)
+        flush(mounted)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for what the mount does by itself, seconds after it got idle."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        select.select([], [], [], 0.05)
+
+
+def size(mounted: Mount, key: str = SHARD) -> int:
+    return (mounted.source / key).stat().st_size
+
+
+def attributes(root: Path) -> dict[str, tuple[int, int, int]]:
+    """Inode number, time and size of every chunk."""
+    found = {}
+    for path in (root / "c").rglob("*"):
+        if path.is_file():
+            status = path.stat()
+            found[str(path.relative_to(root))] = status.st_ino, status.st_mtime_ns, status.st_size
+    return found
+
+
+def test_it_happens_when_idle_and_nobody_notices(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    store(source, document())
+    mounted = mount(source, write=True, auto_compact=0.5, metadata_ttl=0)
+    old = (mounted.path / KEY).read_bytes()
+    with open(mounted.path / KEY, "rb", buffering=0) as before, open(source / SHARD, "rb") as native:
+        waste(mounted)
+        appended = size(mounted)
+        assert appended == SIZE + 4 * (24 + 68)  # it waits until the mount is idle
+        seen, values = attributes(mounted.path), read_zarr(mounted.path)
+        number = (source / SHARD).stat().st_ino
+        with (
+            open(mounted.path / KEY, "rb", buffering=0) as latest,
+            open(mounted.path / NEIGHBOUR, "rb", buffering=0) as beside,
+        ):
+            neighbour = (mounted.path / NEIGHBOUR).read_bytes()
+            eventually(lambda: size(mounted) == SIZE)
+            assert (source / SHARD).stat().st_ino != number
+            assert attributes(mounted.path) == seen
+            assert (latest.read(), beside.read(), before.read()) == (bytes([3]) * 24, neighbour, old)
+            assert [os.fstat(file.fileno()).st_size for file in (latest, beside, before)] == [24] * 3
+            assert os.fstat(latest.fileno()).st_ino == seen[KEY][0]
+            assert len(native.read()) == appended
+    assert np.array_equal(read_zarr(mounted.path), values)
+    for read in READERS.values():
+        assert np.array_equal(read(source), values)
+    (mounted.path / KEY).write_bytes(b"after" * 4)  # and it goes on
+    mounted.unmount()
+    assert (source / SHARD).read_bytes()[SIZE:][:20] == b"after" * 4
+
+
+def test_only_what_the_mount_appended_to_is_compacted_and_only_from_the_ratio_on(
+    mount: Mounter, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    store(source, document(), layout=Layout(gaps=True, order="reversed"))
+    with open(source / OTHER, "r+b") as file:  # dead bytes that others left, more than half
+        data = file.read()
+        index = data[-68:]
+        file.seek(0)
+        file.write(data[:-68] + b"\0" * 1000 + index)
+    others = {key: (source / key).read_bytes() for key in ("c/0/1", "c/1/0", OTHER)}
+    mounted = mount(source, write=True, auto_compact=0.5)
+    (mounted.path / "c/0/3").write_bytes(b"1" * 24)  # too little to be compacted
+    flush(mounted)
+    others["c/0/1"] = (source / "c/0/1").read_bytes()
+    assert (mounted.path / ELSEWHERE).read_bytes()
+    store(tmp_path / "second", document())
+    waste(mounted, 3)
+    number = (source / SHARD).stat().st_ino
+    dead = size(mounted) - SIZE
+    assert dead >= 0.5 * size(mounted)
+    eventually(lambda: (source / SHARD).stat().st_ino != number or is_left_alone(mounted))
+    assert {key: (source / key).read_bytes() for key in others} == others
+    mounted.unmount()
+    assert {key: (source / key).read_bytes() for key in others} == others
+
+
+def is_left_alone(mounted: Mount) -> bool:
+    """Whether the mount has had the time to compact and did not: the bytes at the beginning may be another format's."""
+    return time.time() - (mounted.source / SHARD).stat().st_mtime > 5
+
+
+def test_a_foreign_prefix_stays(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    store(source / "foreign", document(), layout=Layout(foreign_prefix=8))
+    store(source / "plain", document())
+    foreign = (source / "foreign" / SHARD).read_bytes()
+    mounted = mount(source, write=True, auto_compact=0.1)
+    for number in range(3):
+        for name in ("foreign", "plain"):  # the plain one comes last
+            (mounted.path / name / KEY).write_bytes(bytes([number]) * 24)
+        flush(mounted)
+    eventually(lambda: (source / "plain" / SHARD).stat().st_size == SIZE)
+    # Of both, the one that was appended to first would have been compacted first.
+    assert (source / "foreign" / SHARD).read_bytes().startswith(foreign)
+    mounted.unmount()
+    assert (source / "foreign" / SHARD).read_bytes().startswith(foreign)
+
+
+def test_without_the_option_nothing_is_compacted(mount: Mounter, tmp_path: Path) -> None:
+    store(tmp_path / "with", document())
+    store(tmp_path / "without", document())
+    compacting = mount(tmp_path / "with", write=True, auto_compact=0.5)
+    other = mount(tmp_path / "without", write=True)
+    waste(other)
+    waste(compacting)
+    eventually(lambda: size(compacting) == SIZE)
+    assert size(other) == SIZE + 4 * (24 + 68)
+    other.unmount()
+    assert size(other) == SIZE + 4 * (24 + 68)
+
+
+def test_times_of_chunks_that_nobody_wrote_stay_those_of_the_shard(mount: Mounter, tmp_path: Path) -> None:
+    store(tmp_path / "source", document())
+    mounted = mount(tmp_path / "source", write=True, auto_compact=0.5, metadata_ttl=0)
+    waste(mounted)
+    eventually(lambda: size(mounted) == SIZE)
+    assert (tmp_path / "source" / SHARD).stat().st_mtime_ns != LONG_AGO
+    times = {key: mtime for key, (_, mtime, _) in attributes(mounted.path).items()}
+    assert times.pop(KEY) != LONG_AGO
+    assert set(times.values()) == {LONG_AGO}
+
+
+@pytest.mark.parametrize("ratio", ["0", "-1", "1.5", "nan", "much"])
+def test_a_ratio_that_is_no_share_is_wrong_usage(tmp_path: Path, ratio: str) -> None:
+    (tmp_path / "place").mkdir()
+    done = run("mount", "--write", f"--auto-compact={ratio}", tmp_path, tmp_path / "place")
+    assert (done.returncode, done.stdout) == (WRONG_USAGE, "")

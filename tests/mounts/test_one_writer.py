@@ -1,0 +1,286 @@
+"""One writing mount at a time for a dataset: who is refused, what a dead one leaves, and how a writing mount ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import shardfs
+from tests.support.commands import FAILED, SOURCE, one_line_of, run
+from tests.support.corpus import array, sharding
+from tests.support.datasets import store
+from tests.support.mounting import PATIENCE, Mount, Mounter, environment, mount_command
+
+DOCUMENT = array((8, 12), (4, 6), sharding((2, 3)))
+GROUP = {"zarr_format": 3, "node_type": "group"}
+NEW = b"n" * 24
+"""What tests write as a chunk; its bytes are nobody's business but the reader's."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A group with two arrays."""
+    for name in ("image", "labels"):
+        store(tmp_path / "lake/data" / name, DOCUMENT)
+    (tmp_path / "lake/data/zarr.json").write_text(json.dumps(GROUP))
+    return tmp_path / "lake/data"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "place").mkdir()
+    return tmp_path / "place"
+
+
+def refusal(source: Path, place: Path) -> str:
+    """The one line with which a second writing mount is refused."""
+    line = one_line_of(run("mount", "--write", source, place, XDG_STATE_HOME=str(place.parent)), SOURCE)
+    assert not os.path.ismount(place)
+    return line
+
+
+def leave_journal(mounted: Mount, name: str = "c/0/0") -> None:
+    """Publish a chunk, and let the daemon die before it is committed."""
+    (mounted.path / name).write_bytes(NEW)
+    mounted.process.kill()
+    mounted.process.wait(PATIENCE)
+
+
+def stored(source: Path) -> bytes | None:
+    return shardfs.open(source)["image"].read_chunk((0, 0))
+
+
+@pytest.mark.parametrize("second", ["data", "data/image", ".", "link"], ids=["same", "child", "parent", "link"])
+def test_a_second_writing_mount_is_refused_and_told_who_has_it(
+    mount: Mounter, source: Path, place: Path, second: str
+) -> None:
+    (source.parent / "link").symlink_to("data/image")
+    first = mount(source, write=True)
+    line = refusal(source.parent / second, place)
+    assert f"process {first.process.pid} on {socket.gethostname()}" in line
+    assert str(source) in line
+    assert (first.path / "image/c/0/0").read_bytes() != NEW
+    (first.path / "image/c/0/0").write_bytes(NEW)  # the first one is not disturbed
+    first.unmount()
+    assert stored(source) == NEW
+
+
+@pytest.mark.parametrize("command", [("recover", "--apply"), ("compact",)], ids=["recover", "compact"])
+def test_commands_that_change_a_source_are_refused_while_it_is_written(
+    mount: Mounter, source: Path, command: tuple[str, ...]
+) -> None:
+    first = mount(source, write=True)
+    (first.path / "image/c/0/0").write_bytes(NEW)
+    assert f"process {first.process.pid} on" in one_line_of(run(*command, source), SOURCE)
+    first.unmount()
+    assert stored(source) == NEW
+
+
+def test_recover_shows_what_is_pending_of_a_mount_that_lives_and_disturbs_nothing(mount: Mounter, source: Path) -> None:
+    first = mount(source, write=True)
+    (first.path / "image/c/0/0").write_bytes(NEW)
+    done = run("recover", source)
+    assert (done.returncode, done.stderr) == (FAILED, "")
+    assert "chunk 0/0 of image" in done.stdout
+    first.unmount()
+    assert stored(source) == NEW
+    assert run("recover", source).stdout == "nothing to recover\n"
+
+
+def test_siblings_are_written_at_the_same_time(mount: Mounter, source: Path) -> None:
+    mounts = [mount(source / name, write=True) for name in ("image", "labels")]
+    for mounted in mounts:
+        (mounted.path / "c/0/0").write_bytes(NEW)
+        mounted.unmount()
+        assert shardfs.open(mounted.source)[""].read_chunk((0, 0)) == NEW
+
+
+def test_read_only_mounts_are_fine_beside_a_writing_one(mount: Mounter, source: Path) -> None:
+    before = mount(source, metadata_ttl=0)
+    writing = mount(source, write=True)
+    after = mount(source / "image", metadata_ttl=0)
+    (writing.path / "image/c/0/0").write_bytes(NEW)
+    assert (before.path / "image/c/0/0").read_bytes() != NEW
+    assert run("flush", writing.path).returncode == 0
+    assert (before.path / "image/c/0/0").read_bytes() == (after.path / "c/0/0").read_bytes() == NEW
+
+
+def test_the_lock_of_a_killed_daemon_is_not_in_the_way(mount: Mounter, source: Path) -> None:
+    leave_journal(mount(source / "image", write=True))
+    assert (source / "image/.shardfs/lock").exists()
+    again = mount(source / "image", write=True)
+    assert (again.path / "c/0/0").read_bytes() == NEW
+    again.unmount()
+    assert stored(source) == NEW
+    assert not (source / "image/.shardfs").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 28, b"[]", b'{"host": "elsewhere", "pid": 1}', b"\xff{"])
+def test_a_lock_file_that_nobody_holds_is_not_in_the_way_whatever_it_says(
+    mount: Mounter, source: Path, content: bytes
+) -> None:
+    (source / ".shardfs").mkdir()
+    (source / ".shardfs/lock").write_bytes(content)
+    mount(source, write=True).unmount()
+    assert not (source / ".shardfs").exists()
+
+
+@pytest.mark.parametrize(("dead", "next_one"), [("image", "."), (".", "image")], ids=["in-a-child", "in-a-parent"])
+def test_a_journal_that_overlaps_refuses_with_the_way_out(
+    mount: Mounter, source: Path, place: Path, dead: str, next_one: str
+) -> None:
+    leave_journal(mount(source / dead, write=True), "c/0/0" if dead == "image" else "image/c/0/0")
+    line = refusal(source / next_one, place)
+    way_out = f"shardfs recover --apply {source / dead}"
+    assert way_out in line
+    assert run(*way_out.split()[1:]).returncode == 0
+    assert stored(source) == NEW
+    mount(source / next_one, write=True).unmount()
+
+
+def test_a_read_only_mount_says_that_there_is_a_journal_and_leaves_it(mount: Mounter, source: Path) -> None:
+    leave_journal(mount(source, write=True), "image/c/0/0")
+    reading = mount(source)
+    assert (reading.path / "image/c/0/0").read_bytes() != NEW
+    reading.unmount()
+    assert "journal" in reading.log
+    assert "shardfs recover" in reading.log
+    assert "chunk 0/0 of image" in run("recover", source).stdout
+
+
+@pytest.mark.parametrize("missing", ["conflicts", "drafts", "lock"])
+def test_recover_shows_a_journal_whatever_else_is_missing_beside_it(mount: Mounter, source: Path, missing: str) -> None:
+    leave_journal(mount(source, write=True), "image/c/0/0")
+    path = source / ".shardfs" / missing
+    path.unlink() if path.is_file() else path.rmdir()
+    done = run("recover", source)
+    assert done.returncode == FAILED
+    assert "chunk 0/0 of image" in done.stdout
+    assert run("recover", "--apply", source).returncode == 0
+    assert stored(source) == NEW
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_commit_and_unmount(mount: Mounter, source: Path, number: signal.Signals) -> None:
+    mounted = mount(source, write=True)
+    (mounted.path / "image/c/0/0").write_bytes(NEW)
+    mounted.process.send_signal(number)
+    assert mounted.process.wait(PATIENCE) == 0
+    assert not mounted.is_mounted
+    assert stored(source) == NEW
+    assert not (source / ".shardfs").exists()
+
+
+def test_a_signal_commits_what_was_published_while_files_are_open(mount: Mounter, source: Path) -> None:
+    mounted = mount(source, write=True)
+    with open(mounted.path / "image/c/0/0", "wb", buffering=0) as file:
+        file.write(NEW)
+        os.fsync(file.fileno())
+        file.write(b"and what nobody was told is safe")
+        mounted.process.terminate()
+        assert mounted.process.wait(PATIENCE) == 0
+        with pytest.raises(OSError, match="not connected"):
+            file.write(b"more")
+        with pytest.raises(OSError, match="not connected"):
+            file.close()
+    assert stored(source) == NEW
+
+
+def test_umount_and_fusermount_commit(mount: Mounter, source: Path) -> None:
+    for number, end in enumerate((lambda mounted: run("umount", mounted.path), Mount.unmount)):
+        mounted = mount(source, write=True)
+        (mounted.path / "image/c/0/0").write_bytes(NEW + bytes([number]))
+        end(mounted)
+        assert mounted.process.wait(PATIENCE) == 0
+        assert stored(source) == NEW + bytes([number])
+        assert sorted(os.listdir(source)) == ["image", "labels", "zarr.json"]
+
+
+def spoil(source: Path) -> None:
+    """Make the commit of what is pending in `image/c/0/0` impossible."""
+    (source / "image/c/0/0").unlink()
+    (source / "image/c/0/0").mkdir()
+
+
+def mend(source: Path, kept: bytes) -> None:
+    (source / "image/c/0/0").rmdir()
+    (source / "image/c/0/0").write_bytes(kept)
+
+
+def test_umount_fails_if_the_commit_fails_and_the_journal_is_kept(mount: Mounter, source: Path, place: Path) -> None:
+    kept = (source / "image/c/0/0").read_bytes()
+    started = run("mount", "--write", "--log-file", place.parent / "log", source, place)
+    assert started.returncode == 0
+    (place / "image/c/0/0").write_bytes(NEW)
+    spoil(source)
+    line = one_line_of(run("umount", place), FAILED)
+    assert "is unmounted" in line
+    assert "stays in the journal" in line
+    assert not os.path.ismount(place)
+    assert "stays in the journal" in (place.parent / "log").read_text()
+    assert "chunk 0/0 of image" in run("recover", source).stdout
+    mend(source, kept)
+    mount(source, write=True).unmount()
+    assert stored(source) == NEW
+
+
+@pytest.mark.parametrize("end", ["fusermount", "signal"])
+def test_a_daemon_in_the_foreground_ends_with_1_if_the_commit_fails(source: Path, place: Path, end: str) -> None:
+    with subprocess.Popen(
+        mount_command(source, place, write=True), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline()
+        (place / "image/c/0/0").write_bytes(NEW)
+        spoil(source)
+        if end == "signal":
+            process.terminate()
+        else:
+            subprocess.run(["fusermount3", "-u", place], check=True)
+        _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == FAILED, said
+    assert b"stays in the journal" in said
+    assert b"Traceback" not in said
+    assert not os.path.ismount(place)
+    assert "chunk 0/0 of image" in run("recover", source).stdout
+
+
+def test_a_directory_of_ours_that_is_a_link_is_never_followed(source: Path, place: Path) -> None:
+    """A dataset may come from anywhere, and with it a link to a directory that has files called `lock`."""
+    outside = source.parent / "outside"
+    (outside / "empty").mkdir(parents=True)
+    (outside / "lock").write_text("somebody's")
+    for name in ("", "lock", "journal", "conflicts", "drafts"):
+        if name:
+            (source / ".shardfs").mkdir()
+        (source / ".shardfs" / name).symlink_to(outside / ("lock" if name == "lock" else ""))
+        assert ".shardfs" in refusal(source, place)
+        assert run("recover", "--apply", source).returncode == SOURCE
+        assert (outside / "lock").read_text() == "somebody's"
+        assert sorted(os.listdir(outside)) == ["empty", "lock"]
+        shutil.rmtree(source / ".shardfs") if name else (source / ".shardfs").unlink()
+
+
+@pytest.mark.parametrize("name", ["", "journal", "lock"])
+def test_a_file_or_directory_in_the_place_of_ours_is_named(source: Path, place: Path, name: str) -> None:
+    path = source / ".shardfs" / name
+    path.parent.mkdir(exist_ok=True)
+    path.mkdir() if name == "lock" else path.write_text("somebody's")
+    assert str(path) in refusal(source, place)
+    assert path.exists()
+
+
+def test_what_keeps_a_mount_from_beginning_is_one_line_and_leaves_nothing_mounted(source: Path, place: Path) -> None:
+    (source / ".shardfs").mkdir()
+    (source / ".shardfs/staged").symlink_to("/etc")
+    done = run("mount", "--write", "--log-file", place.parent / "log", source, place)
+    assert ".shardfs/staged" in one_line_of(done, FAILED)
+    assert "Traceback" not in (place.parent / "log").read_text()
+    assert os.listdir(place) == []

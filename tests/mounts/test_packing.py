@@ -1,0 +1,262 @@
+"""Unsharded arrays copied into a mount with `--shards`: a packer, in whatever order the files come, and back."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tarfile
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.support.datasets import files_below
+from tests.support.mounting import Mounter
+from tests.support.readers import READERS, assert_same
+from tests.support.writers import assert_packed, assert_sound, document_of, flush, tool, unmount
+
+SHAPE, CHUNKS = (16, 24, 9), (2, 2, 2)  # the last shard of the last axis overhangs
+VALUES = np.arange(1, 1 + 16 * 24 * 9, dtype="u2").reshape(SHAPE)
+NCHUNKS = 8 * 12 * 5
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A group with an unsharded array, and one in a group below, consolidated."""
+    path = tmp_path_factory.mktemp("plain") / "data.zarr"
+    for name in ("image", "deep/image"):
+        zarr.create_array(str(path), name=name, data=VALUES, chunks=CHUNKS, attributes={"name": name})
+    (path / "image" / "notes.txt").write_text("plain\n")
+    consolidate(path)
+    return path
+
+
+def consolidate(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Consolidated metadata")
+        zarr.consolidate_metadata(str(path))
+
+
+def keys_of(directory: Path) -> list[str]:
+    return sorted(files_below(directory))
+
+
+def copy_files(source: Path, target: Path, keys: list[str], way: str, workers: int) -> None:
+    """Copy files one by one in the order of *keys*, by several workers, as rclone does or as cp."""
+
+    def copy(key: str) -> None:
+        path = target / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = (source / key).read_bytes()
+        if way == "rename":
+            temporary = path.with_name(f"{path.name}.{random.getrandbits(32):08x}.partial")
+            temporary.write_bytes(data)
+            temporary.rename(path)
+        else:
+            with open(path, "wb") as file:
+                for start in range(0, len(data), 100):
+                    file.write(data[start : start + 100])
+                    file.flush()
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(copy, keys))
+
+
+def assert_native(directory: Path, expected: np.ndarray = VALUES) -> None:
+    for read in READERS.values():
+        assert_same(read(directory), expected)
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        assert_same(READERS["zarr"](directory), expected)
+
+
+def assert_group_is_packed(source: Path) -> None:
+    """The two arrays of `plain` are in complete shards, with metadata that says so in both places."""
+    for name in ("image", "deep/image"):
+        assert_native(source / name)
+        document = document_of(source / name)
+        assert [codec["name"] for codec in document["codecs"]] == ["sharding_indexed"]
+        assert document["chunk_grid"]["configuration"]["chunk_shape"] == [8, 8, 8]
+        assert document["attributes"] == {"name": name}
+        assert document_of(source)["consolidated_metadata"]["metadata"][name] == document
+        opened = zarr.open_group(str(source), mode="r", use_consolidated=True)[name]
+        assert isinstance(opened, zarr.Array)
+        assert (opened.shards, opened.chunks) == ((8, 8, 8), CHUNKS)
+        assert_same(np.asarray(opened[...]), VALUES)
+        assert keys_of(source / name / "c") == sorted(f"{i}/{j}/{k}" for i in "01" for j in "012" for k in "01")
+    assert_packed(source, 2 * NCHUNKS)
+    assert (source / "image" / "notes.txt").read_text() == "plain\n"
+    assert_sound(source)
+
+
+@pytest.mark.parametrize("copy", [("cp", "-r"), ("cp", "-a"), ("rsync", "-a")], ids=" ".join)
+def test_a_copier_packs_and_unpacks(mount: Mounter, tmp_path: Path, plain: Path, copy: tuple[str, str]) -> None:
+    if not shutil.which(copy[0]):
+        pytest.skip(f"{copy[0]} is not installed")
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    tool(*copy, plain, mounted.path)
+    tool(*copy, mounted.path / plain.name, tmp_path / "out-before")
+    flush(mounted)
+    tool(*copy, mounted.path / plain.name, tmp_path / "out-after")
+    unmount(mounted)
+    assert_group_is_packed(tmp_path / "source" / plain.name)
+    tool(*copy, mount(tmp_path / "source").path / plain.name, tmp_path / "out-later")
+    for out in ("out-before", "out-after", "out-later"):
+        copied = tmp_path / out / plain.name if copy[0] == "rsync" else tmp_path / out
+        assert_unpacked(copied, plain)
+
+
+def assert_unpacked(copied: Path, plain: Path) -> None:
+    """Chunks are equal byte for byte, documents as JSON: the stored one was rewritten."""
+    found, expected = files_below(copied), files_below(plain)
+    assert found.keys() == expected.keys()
+    for key, data in expected.items():
+        if not key.endswith("zarr.json"):
+            assert found[key] == data, key
+        else:
+            assert document_of((copied / key).parent) == document_of((plain / key).parent), key
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("way", ["rename", "in-place"])
+@pytest.mark.parametrize("order", ["shuffled", "documents-last", "children-first", "one-array-at-a-time"])
+def test_files_may_come_in_any_order(
+    mount: Mounter, tmp_path: Path, plain: Path, order: str, way: str, workers: int
+) -> None:
+    keys = keys_of(plain)
+    random.Random(f"{order}{way}{workers}").shuffle(keys)
+    if order == "documents-last":
+        keys.sort(key=lambda key: key.endswith("zarr.json"))
+    elif order == "children-first":
+        keys.sort(key=lambda key: -key.count("/"))
+    elif order == "one-array-at-a-time":
+        keys.sort(key=lambda key: key.startswith("deep"))
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    copy_files(plain, mounted.path, keys, way, workers)
+    shown = files_below(mounted.path)
+    assert shown.keys() == set(keys)
+    unmount(mounted)
+    assert_group_is_packed(tmp_path / "source")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_tar_unpacks_into_shards_in_any_order(mount: Mounter, tmp_path: Path, plain: Path, seed: int) -> None:
+    keys = keys_of(plain)
+    random.Random(seed).shuffle(keys)
+    with tarfile.open(tmp_path / "all.tar", "w") as archive:
+        for key in keys:
+            archive.add(plain / key, key)
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="4")
+    tool("tar", "-xf", tmp_path / "all.tar", "-C", mounted.path)
+    unmount(mounted)
+    assert_group_is_packed(tmp_path / "source")
+
+
+def test_chunks_without_a_document_wait_for_it_in_the_next_mount(mount: Mounter, tmp_path: Path, plain: Path) -> None:
+    keys = [key for key in keys_of(plain / "image") if key != "zarr.json"]
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    copy_files(plain / "image", mounted.path, keys, "in-place", 1)
+    assert files_below(mounted.path) == {key: (plain / "image" / key).read_bytes() for key in keys}
+    unmount(mounted)
+    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    copy_files(plain / "image", mounted.path, ["zarr.json"], "rename", 1)
+    unmount(mounted)
+    assert_native(tmp_path / "source")
+    assert_packed(tmp_path / "source", NCHUNKS)
+    assert_sound(tmp_path / "source")
+
+
+def test_zarr_python_creates_a_sharded_array_without_knowing(mount: Mounter, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    created = zarr.create_array(str(mounted.path), name="a/b", data=VALUES, chunks=CHUNKS)
+    assert created.shards is None
+    assert_same(READERS["zarr"](mounted.path / "a" / "b"), VALUES)
+    unmount(mounted)
+    assert_native(tmp_path / "source" / "a" / "b")
+    assert_packed(tmp_path / "source", NCHUNKS)
+    assert_sound(tmp_path / "source")
+
+
+def test_an_array_of_another_rank_is_stored_as_written(mount: Mounter, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    values = np.arange(1, 13).reshape(3, 4)
+    zarr.create_array(str(tmp_path / "flat.zarr"), data=values, chunks=(2, 2))
+    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    tool("cp", "-r", tmp_path / "flat.zarr", mounted.path)
+    assert any("flat.zarr" in line and "2" in line and "3" in line for line in mounted.log.splitlines()), mounted.log
+    unmount(mounted)
+    assert files_below(tmp_path / "source" / "flat.zarr") == files_below(tmp_path / "flat.zarr")
+    assert_native(tmp_path / "source" / "flat.zarr", values)
+
+
+@pytest.mark.parametrize("chunks_first", [False, True])
+def test_without_the_option_an_array_is_stored_as_written(
+    mount: Mounter, tmp_path: Path, plain: Path, chunks_first: bool
+) -> None:
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True)
+    keys = sorted(keys_of(plain), key=lambda key: key.endswith("zarr.json") == chunks_first)
+    copy_files(plain, mounted.path, keys, "rename", 2)
+    unmount(mounted)
+    assert files_below(tmp_path / "source") == files_below(plain)
+
+
+ENCODINGS = {
+    "default-dot": {"name": "default", "separator": "."},
+    "v2-dot": {"name": "v2", "separator": "."},
+    "v2-slash": {"name": "v2", "separator": "/"},
+}
+
+
+@pytest.mark.parametrize("order", ["document-first", "document-last"])
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_other_key_encodings_are_packed(mount: Mounter, tmp_path: Path, name: str, order: str) -> None:
+    plain = tmp_path / "plain.zarr"
+    zarr.create_array(str(plain), data=VALUES, chunks=CHUNKS, chunk_key_encoding=ENCODINGS[name])
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    keys = sorted(keys_of(plain), key=lambda key: (key == "zarr.json") == (order == "document-last"))
+    copy_files(plain, mounted.path, keys, "rename", 3)
+    assert keys_of(mounted.path) == sorted(keys)
+    unmount(mounted)
+    assert_native(tmp_path / "source")
+    assert_packed(tmp_path / "source", NCHUNKS)
+    assert_sound(tmp_path / "source")
+
+
+def test_a_second_rsync_transfers_nothing(mount: Mounter, tmp_path: Path, plain: Path) -> None:
+    if not shutil.which("rsync"):
+        pytest.skip("rsync is not installed")
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    arguments = ("rsync", "-a", "--itemize-changes", f"{plain / 'image'}/", mounted.path / "image")
+    assert tool(*arguments).count(b">f+++") == NCHUNKS + 2
+    again = [line for line in tool(*arguments).decode().splitlines() if line.startswith((">f", "<f"))]
+    flush(mounted)
+    after = [line for line in tool(*arguments).decode().splitlines() if line.startswith((">f", "<f"))]
+    # The document is another text with another size than the plain one.
+    assert {line.split(" ", 1)[1] for line in again + after} <= {"zarr.json"}
+    unmount(mounted)
+    assert_native(tmp_path / "source" / "image")
+    assert_packed(tmp_path / "source", NCHUNKS)
+
+
+@pytest.mark.parametrize("first", ["zarr.json", "c"])
+def test_packed_files_keep_their_times(mount: Mounter, tmp_path: Path, plain: Path, first: str) -> None:
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    for name in sorted(("c", "zarr.json"), key=lambda name: name != first):
+        tool("cp", "-a", plain / "image" / name, mounted.path)
+    for step in ("pending", "committed"):
+        for key in keys_of(plain / "image" / "c"):
+            copied, original = os.stat(mounted.path / "c" / key), os.stat(plain / "image" / "c" / key)
+            assert (copied.st_mtime_ns, copied.st_size) == (original.st_mtime_ns, original.st_size), (step, key)
+        flush(mounted)

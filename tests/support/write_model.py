@@ -1,0 +1,431 @@
+"""A plain directory that keeps the promises of a writing mount: what the state machine holds the mount against.
+
+Every operation is done by the operating system in a directory, but for what differs by design:
+
+- What is written to a chunk or a document is published as a whole, when a descriptor is closed or synced, when its
+  name is cut, and when it is renamed; all who write one name share what they write; a reader keeps the version that
+  it opened.  `Draft` is that, and a published version is a file of its own, put in place by rename.
+- Directories of chunks are there as far as the grid goes; a name beyond the grid is `EINVAL` to writers, and not there
+  to readers.
+- A chunk or a document has one name only: a link to it is `EPERM`, a link that becomes one is a copy.
+- What becomes a document must be one, or is `EINVAL`; then nothing is changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.support.corpus import GZIP, LITTLE, array, extension, sharding
+from tests.support.datasets import store
+from tests.support.encoder import EMPTY, SHARDING, Coordinates, chunk_key, named
+
+GROUP = b'{"zarr_format": 3, "node_type": "group"}'
+GRID = (4, 4)
+"""Inner chunks of each array along its axes; shards hold two by two of them."""
+
+
+def _keys(name: str, separator: str) -> dict[str, Any]:
+    return {"chunk_key_encoding": {"name": name, "configuration": {"separator": separator}}}
+
+
+_INNER = sharding((1, 1), LITTLE)
+_START = extension(
+    SHARDING, chunk_shape=(1, 1), codecs=[LITTLE], index_codecs=[LITTLE, extension("crc32c")], index_location="start"
+)
+ARRAYS = {
+    "plain": array((4, 4), (2, 2), _INNER),
+    "flat": array((4, 4), (2, 2), _INNER, **_keys("default", ".")),
+    "v2": array((4, 4), (2, 2), _INNER, **_keys("v2", ".")),
+    "deep": array((4, 4), (4, 2), sharding((2, 2), _INNER)),
+    "start": array((4, 4), (2, 2), _START),
+    "around": array((4, 4), (2, 2), _INNER, GZIP),
+}
+"""Arrays by name, in a group `g`: each is written by another way."""
+
+_CHUNK = re.compile(r"g/(\w+)/(?:(c)[/.])?(\d+)[./](\d+)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a path is by its name: `chunk`, `document`, or `file` for all others."""
+
+    kind: str
+    is_within: bool = True
+    """Whether it lies within the grid, for a chunk."""
+
+
+def place(path: str) -> Place:
+    """Return what *path*, relative to the root, stands for."""
+    if path.rpartition("/")[2] == "zarr.json":
+        return Place("document")
+    found = _CHUNK.fullmatch(path)
+    if found is None or found[1] not in ARRAYS:
+        return Place("file")
+    coordinates = tuple(map(int, found.group(3, 4)))
+    if path != f"g/{found[1]}/{chunk_key(ARRAYS[found[1]], coordinates)}":
+        return Place("file")
+    return Place("chunk", all(n < m for n, m in zip(coordinates, GRID, strict=True)))
+
+
+def chunk_path(name: str, coordinates: Coordinates) -> str:
+    """Return the path of a chunk of the array *name*."""
+    return f"g/{name}/{chunk_key(ARRAYS[name], coordinates)}"
+
+
+def is_nested(name: str) -> bool:
+    """Whether the chunks of the array *name* lie in directories."""
+    return "/" in chunk_key(ARRAYS[name], (0, 0))
+
+
+def make_source(directory: Path) -> None:
+    """Write the arrays, each without some of its chunks, beside plain files."""
+    (directory / "g/folder").mkdir(parents=True)
+    for path in ("zarr.json", "g/zarr.json"):
+        (directory / path).write_bytes(GROUP)
+    (directory / "g/notes.txt").write_bytes(b"notes")
+    absent = [(0, 1), (2, 2), (2, 3), (3, 2), (3, 3)]
+    for name, document in ARRAYS.items():
+        store(directory / "g" / name, document, np.arange(16, dtype="int32").reshape(GRID), absent)
+
+
+def stored_chunks(directory: Path, name: str) -> dict[str, bytes]:
+    """Read the chunks of the array *name* out of its shards, by their paths."""
+    document, found = ARRAYS[name], {}
+    shape = document["chunk_grid"]["configuration"]["chunk_shape"]
+    for shard in product(*(range(n // m) for n, m in zip(GRID, shape, strict=True))):
+        path = directory / "g" / name / chunk_key(document, shard)
+        if not path.exists():
+            continue
+        data = path.read_bytes()
+        if len(document["codecs"]) > 1:
+            data = gzip.decompress(data)
+        for inner, chunk in _inner_chunks(document["codecs"][0], data, tuple(shape)).items():
+            at = tuple(s * m + i for s, m, i in zip(shard, shape, inner, strict=True))
+            found[chunk_path(name, at)] = chunk
+    return found
+
+
+def _inner_chunks(codec: Any, data: bytes, shape: Coordinates) -> dict[Coordinates, bytes]:
+    """Return the innermost chunks of a shard of the shape *shape*, whose elements are chunks."""
+    configuration = named(codec)[1]
+    inner = configuration["chunk_shape"]
+    counts = tuple(n // m for n, m in zip(shape, inner, strict=True))
+    nbytes = 16 * int(np.prod(counts)) + 4
+    stored = data[:nbytes] if configuration.get("index_location") == "start" else data[-nbytes:]
+    index = np.frombuffer(stored[:-4], "<u8").reshape(*counts, 2)
+    found = {}
+    for at in product(*map(range, counts)):
+        offset, length = map(int, index[at])
+        if (offset, length) == (EMPTY, EMPTY):
+            continue
+        chunk = data[offset : offset + length]
+        assert len(chunk) == length
+        if named(configuration["codecs"][0])[0] != SHARDING:
+            found[at] = chunk
+            continue
+        for below, innermost in _inner_chunks(configuration["codecs"][0], chunk, tuple(inner)).items():
+            found[tuple(a * m + b for a, m, b in zip(at, inner, below, strict=True))] = innermost
+    return found
+
+
+@dataclass(eq=False)
+class Draft:
+    """What is written to a chunk or a document by all who have it open."""
+
+    path: str | None
+    """Its name, None if that stands for something else now."""
+    content: bytearray
+    is_dirty: bool = False
+    is_fresh: bool = False
+    users: int = 0
+
+
+@dataclass(eq=False)
+class Handle:
+    """An open file: of the directory (*fd*), under the name *path*, or a draft."""
+
+    flags: int
+    fd: int = -1
+    path: str | None = None
+    draft: Draft | None = None
+
+    @property
+    def is_writable(self) -> bool:
+        return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+
+class RefusedError(OSError):
+    """What the mount refuses, and a plain directory does not."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, os.strerror(number))
+
+
+@dataclass
+class Model:
+    """The plain directory *root*, and what is open in it."""
+
+    root: Path
+    drafts: dict[str, Draft] = field(default_factory=dict)
+    handles: list[Handle] = field(default_factory=list)
+    _versions: int = 0
+
+    # Open files
+
+    def open(self, path: str, flags: int) -> Handle:
+        where = place(path)
+        if where.kind == "file" or flags == os.O_RDONLY:
+            handle = Handle(flags, os.open(self._at(path), flags, 0o644), path)
+        else:
+            handle = Handle(flags, draft=self._open_draft(path, flags, is_within=where.is_within))
+        self.handles.append(handle)
+        return handle
+
+    def _open_draft(self, path: str, flags: int, *, is_within: bool) -> Draft:
+        exists, draft = self._at(path).is_file(), self.drafts.get(path)
+        if not exists and not flags & os.O_CREAT:
+            raise RefusedError(errno.ENOENT)
+        if not is_within:
+            raise RefusedError(errno.EINVAL)
+        if flags & os.O_EXCL and flags & os.O_CREAT and (exists or draft is not None):
+            raise RefusedError(errno.EEXIST)
+        if draft is None:
+            content = self._at(path).read_bytes() if exists else b""
+            draft = self.drafts[path] = Draft(path, bytearray(content), is_fresh=not exists)
+        if flags & os.O_TRUNC:
+            draft.content.clear()
+            draft.is_fresh = True
+        draft.users += 1
+        return draft
+
+    def read(self, handle: Handle, offset: int, nbytes: int) -> bytes:
+        if handle.draft is None:
+            return os.pread(handle.fd, nbytes, offset)
+        return bytes(handle.draft.content[offset : offset + nbytes])
+
+    def write(self, handle: Handle, offset: int, data: bytes) -> None:
+        if handle.draft is None:
+            os.pwrite(handle.fd, data, offset)
+            return
+        if not data:
+            return  # the kernel sends no such write
+        content = handle.draft.content
+        start = len(content) if handle.flags & os.O_APPEND else offset
+        content.extend(bytes(max(0, start - len(content))))
+        content[start : start + len(data)] = data
+        handle.draft.is_dirty, handle.draft.is_fresh = True, False
+
+    def ftruncate(self, handle: Handle, nbytes: int) -> None:
+        if handle.draft is None:
+            os.ftruncate(handle.fd, nbytes)
+        else:
+            _cut(handle.draft, nbytes)
+
+    def size(self, handle: Handle) -> int:
+        return os.fstat(handle.fd).st_size if handle.draft is None else len(handle.draft.content)
+
+    def sync(self, handle: Handle) -> None:
+        if handle.draft is not None and handle.draft.is_dirty:
+            self._publish(handle.draft)
+
+    def abandon(self) -> None:
+        """End as a process that is killed does, and the mount with it: what was not published is lost."""
+        for handle in self.handles:
+            if handle.fd >= 0:
+                os.close(handle.fd)
+        self.handles.clear()
+        self.drafts.clear()
+
+    def close(self, handle: Handle) -> None:
+        self.handles.remove(handle)
+        draft = handle.draft
+        if draft is None:
+            os.close(handle.fd)
+            return
+        draft.users -= 1
+        try:
+            if draft.is_dirty:
+                self._publish(draft)
+        finally:
+            if not draft.users:
+                if draft.is_fresh and not draft.is_dirty:  # published at release, whose errors nobody sees
+                    with suppress(OSError):
+                        self._publish(draft)
+                if draft.path is not None and self.drafts.get(draft.path) is draft:
+                    del self.drafts[draft.path]
+
+    def truncate(self, path: str, nbytes: int) -> None:
+        if place(path).kind == "file":
+            os.truncate(self._at(path), nbytes)
+            return
+        handle = self.open(path, os.O_WRONLY)
+        assert handle.draft is not None
+        _cut(handle.draft, nbytes)
+        self.close(handle)
+
+    # Names
+
+    def rename(self, old: str, new: str) -> None:
+        source, target = place(old), place(new)
+        self._at(old).lstat()
+        if not (source.is_within and target.is_within):
+            raise RefusedError(errno.EINVAL)
+        if old == new:
+            return
+        draft = self.drafts.get(old)
+        if draft is not None and draft.is_dirty:
+            self._publish(draft)
+        if target.kind == "document":
+            _require_document(self._at(old).read_bytes())
+        if source.kind == "file" == target.kind:
+            os.rename(self._at(old), self._at(new))
+            if not self._at(old).exists():
+                self._move_handles(old, new)
+            return
+        if self._at(old).is_dir() and not self._at(new).exists():
+            raise RefusedError(errno.EISDIR)
+        if source.kind == "file" and self._at(old).is_file() and not self._at(new).is_dir():
+            self._separate(old)
+        os.rename(self._at(old), self._at(new))
+        if target.kind == "file":
+            self._move_handles(new, None)
+        self._detach(new)
+        if draft is not None:
+            del self.drafts[old]
+            self._let_go(draft, new) if target.kind == "file" else self._take_over(draft, new)
+        elif source.kind == "file":
+            self._hand_over(old, new)
+
+    def link(self, old: str, new: str) -> None:
+        if place(old).kind != "file":
+            self._at(old).lstat()
+            if self._at(new).exists():
+                raise RefusedError(errno.EEXIST)
+            raise RefusedError(errno.EPERM)
+        where = place(new)
+        if where.kind == "file":
+            os.link(self._at(old), self._at(new))
+            return
+        content = self._at(old).read_bytes()
+        if self._at(new).exists():
+            raise RefusedError(errno.EEXIST)
+        if not where.is_within:
+            raise RefusedError(errno.EINVAL)
+        if where.kind == "document":
+            _require_document(content)
+        self._detach(new)
+        self._replace(new, content)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(self._at(path))
+        self._detach(path)
+        self._move_handles(path, None)
+
+    def mkdir(self, path: str) -> None:
+        is_beyond = re.fullmatch(r"g/\w+/c/[4-9]", path)
+        if is_beyond or (place(path).kind == "chunk" and not self._at(path).exists()):
+            raise RefusedError(errno.EINVAL)
+        os.mkdir(self._at(path))
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(self._at(path))
+        if re.fullmatch(r"g/\w+/c(/[0-3])?", path):
+            os.mkdir(self._at(path))  # it is there again, as it was before
+
+    def make_directories(self) -> None:
+        """Make the directories of chunks."""
+        for name in filter(is_nested, ARRAYS):
+            for n in range(GRID[0]):
+                (self.root / f"g/{name}/c/{n}").mkdir(parents=True, exist_ok=True)
+
+    # Inside
+
+    def _at(self, path: str) -> Path:
+        return self.root / path
+
+    def _publish(self, draft: Draft) -> None:
+        if draft.path is None:
+            return
+        if place(draft.path).kind == "document":
+            _require_document(bytes(draft.content))
+        self._replace(draft.path, bytes(draft.content))
+        draft.is_dirty = draft.is_fresh = False
+
+    def _replace(self, path: str, content: bytes) -> None:
+        self._versions += 1
+        version = self.root.parent / f"version-{self._versions}"
+        version.write_bytes(content)
+        version.rename(self._at(path))
+
+    def _detach(self, path: str) -> None:
+        draft = self.drafts.pop(path, None)
+        if draft is not None:
+            draft.path = None
+
+    def _separate(self, path: str) -> None:
+        """Let a file that becomes a chunk be a file of its own, which those who read it do not see change."""
+        self._replace(path, self._at(path).read_bytes())
+
+    def _move_handles(self, old: str, new: str | None) -> None:
+        """Follow a name, with all below it, that became *new*; None if it stands for nothing now."""
+        if new is not None:
+            self._move_handles(new, None)
+        for handle in self.handles:
+            if handle.path is not None and f"{handle.path}/".startswith(f"{old}/"):
+                handle.path = None if new is None else new + handle.path[len(old) :]
+
+    def _take_over(self, draft: Draft, new: str) -> None:
+        """Let those who write a chunk or a document that has the name *new* now write that."""
+        draft.path, self.drafts[new] = new, draft
+
+    def _hand_over(self, old: str, new: str) -> None:
+        """Let those who write the file *old*, which became the chunk or document *new*, write that."""
+        writers = [handle for handle in self.handles if handle.path == old and handle.is_writable]
+        if writers:
+            self.drafts[new] = Draft(new, bytearray(self._at(new).read_bytes()), users=len(writers))
+        for handle in writers:
+            os.close(handle.fd)
+            handle.fd, handle.path, handle.draft = -1, None, self.drafts[new]
+
+    def _let_go(self, draft: Draft, path: str) -> None:
+        """Let those who write a draft that became a plain file write that."""
+        for handle in self.handles:
+            if handle.draft is draft:
+                handle.draft, handle.path = None, path
+                handle.fd = os.open(self._at(path), handle.flags & (os.O_ACCMODE | os.O_APPEND))
+
+
+def _cut(draft: Draft, nbytes: int) -> None:
+    del draft.content[nbytes:]
+    draft.content.extend(bytes(nbytes - len(draft.content)))
+    draft.is_dirty, draft.is_fresh = True, False
+
+
+def _require_document(content: bytes) -> None:
+    try:
+        document = json.loads(content)
+    except ValueError:
+        raise RefusedError(errno.EINVAL) from None
+    members = {**document, "attributes": {}} if isinstance(document, dict) else None
+    if members != {**json.loads(GROUP), "attributes": {}}:
+        raise RefusedError(errno.EINVAL)
+
+
+def outcome(operation: Callable[[], Any]) -> Any:
+    """Return what *operation* returns, or the name of its error."""
+    try:
+        return operation()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
