@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
-from shardfs.dataset.committer import Committer, carry
+from shardfs.dataset.commit import carry
+from shardfs.dataset.committer import Committer
 from shardfs.dataset.compaction import compact, find_wasteful
 from shardfs.dataset.journal import Erase, Journal, JournalContents, Put, read_journal
 from shardfs.dataset.lock import StateDirectory, locked

@@ -1,29 +1,25 @@
 """Commits: what is pending is brought into its shards, each with one append or written new as a whole."""
 
-import dataclasses
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Final
 
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.assembly import Assembly, assemble
+from shardfs.dataset.commit import Commit, Commits, carry
 from shardfs.dataset.hierarchy import is_below
-from shardfs.dataset.journal import Erase, Intent, Journal, Put
-from shardfs.dataset.open_shard import OpenShard, open_shard
+from shardfs.dataset.journal import Journal, Put
 from shardfs.dataset.pending import Change, ShardPending
-from shardfs.dataset.quick_lock import QuickLock
 from shardfs.dataset.shards import Arrangement
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_shards
 from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, StoreError
 from shardfs.format.chunk_grid import ChunkGrid
 from shardfs.format.sharding import Coords, ShardGrid
-from shardfs.stores.base import Content, Edit
+from shardfs.stores.base import Content
 
 log = logging.getLogger(__name__)
 
@@ -42,38 +38,22 @@ _FULL: Final = 0.5  # of the journal: then shards are committed that are not idl
 _Key = tuple[Arrangement, Coords]
 
 
-@dataclass(slots=True)
-class _Job:
-    """One shard that is being changed: *contents* of chunks, None for those that go, by the *records* that say so."""
-
-    array: Arrangement
-    shard: Coords
-    contents: Mapping[Coords, Content | None]
-    records: Sequence[Change]
-    edit: Edit
-    old: OpenShard | None
-    assembly: Assembly
-    intent: Intent | None = None
-
-
 class Committer:
     """The pending changes of a source, on their way into shards.
 
-    `run` belongs to a nursery of the caller; without it, nothing is committed but by `flush`.  *lock* is held around
-    each use of the journal.  Shards that were appended to are compacted when nothing is pending, from the share
-    *auto_compact* of dead bytes on.
+    `run` belongs to a nursery of the caller; without it, nothing is committed but by `flush`.  Shards that were
+    appended to are compacted when nothing is pending, from the share *auto_compact* of dead bytes on.
     """
 
     def __init__(
         self, source: Source, journal: Journal, conflicts: Journal, *, auto_compact: float | None = None
     ) -> None:
-        self.lock = QuickLock()
+        self.commits = Commits(source, journal)
         self._source = source
         self._journal = journal
         self._conflicts = conflicts
         self._queue: dict[_Key, None] = {}
         self._failures: dict[_Key, tuple[ShardfsError, float]] = {}
-        self._unsettled: dict[_Key, list[int]] = {}
         self._busy: dict[_Key, trio.Event] = {}
         self._npending = 0
         self._auto_compact = auto_compact
@@ -137,7 +117,8 @@ class Committer:
                 with trio.CancelScope(shield=True):  # half a commit would be left in the journal
                     await self._commit(due)
             elif self._appended and not self._queue:
-                await self._compact(next(iter(self._appended)))
+                with trio.CancelScope(shield=True):
+                    await self._compact(next(iter(self._appended)))
 
     async def flush(self, array: Arrangement | None = None, *, below: str | None = None) -> None:
         """Commit all that is pending now: of *array*, of the arrays at and below the path *below*, or of the source.
@@ -162,11 +143,16 @@ class Committer:
         raise StoreError("shards are changed by another program again and again; what is pending stays so")
 
     async def rewrite(
-        self, array: Arrangement, shard: Coords, contents: Mapping[Coords, Content | None], *, compact: bool = False
+        self,
+        array: Arrangement,
+        shard: Coords,
+        contents: Mapping[Coords, Content | None] | None,
+        *,
+        compact: bool = False,
     ) -> None:
         """Change chunks of one shard for which there are no records, or make it *compact*.
 
-        What is pending for the shard was committed before.
+        Without *contents* the shard goes, whatever is in it.  What is pending for the shard was committed before.
         """
         for _ in range(_ATTEMPTS):
             try:
@@ -175,9 +161,9 @@ class Committer:
                     stack.enter_context(self._alone((array, shard)))
                     edit = await stack.enter_async_context(self._source.store.edit(array.shard_key(shard)))
                     if edit.snapshot is not None:
-                        job = await self._plan(array, shard, contents, (), edit, compact=compact)
-                        await self._write_intents([job])
-                        await self._execute(job)
+                        job = await self.commits.plan(array, shard, contents, (), edit, compact=compact)
+                        await self.commits.announce([job])
+                        await self.commits.finish(await self.commits.execute(job))
             except ConflictError as error:
                 log.info("%s; once more", error)
             else:
@@ -201,8 +187,11 @@ class Committer:
     async def empty_outside(self, array: Array, shape: tuple[int, ...]) -> None:
         """Remove every stored chunk of *array* that does not overlap *shape*."""
         inside = ChunkGrid.regular(shape, array.grid.chunk_shape).shape
-        shards = [shard async for shard in walk_shards(array)]
-        for shard in shards:
+        for shard in [shard async for shard in walk_shards(array)]:
+            starts = (array.grid.covered(axis, index).start for axis, index in enumerate(shard))
+            if any(start >= n for start, n in zip(starts, inside, strict=True)):
+                await self.rewrite(array.arrangement, shard, None)
+                continue
             outside: dict[Coords, Content | None] = {
                 coords: None
                 async for coords in array.chunks_of(shard)
@@ -221,7 +210,7 @@ class Committer:
     async def _commit_batch(self, keys: Sequence[_Key]) -> None:
         """Commit some shards, which share one sync of the journal."""
         async with AsyncExitStack() as stack:
-            jobs: list[_Job] = []
+            jobs: list[Commit] = []
             for key in keys:
                 pending = key[0].pending.shards.get(key[1])
                 if pending is None:
@@ -233,14 +222,16 @@ class Committer:
                     if job is not None:
                         jobs.append(job)
             try:
-                await self._write_intents(jobs)
+                await self.commits.announce(jobs)
             except ShardfsError as error:
                 for job in jobs:
                     self._fail((job.array, job.shard), error)
                 return
             for job in jobs:
                 with self._failing((job.array, job.shard)):
-                    await self._execute(job)
+                    intents = await self.commits.execute(job)
+                    self._note_append(job)
+                    await self._forget(job.array, job.shard, job.records, *intents)
 
     @contextmanager
     def _alone(self, key: _Key) -> Iterator[None]:
@@ -252,7 +243,7 @@ class Committer:
             del self._busy[key]
             event.set()
 
-    async def _prepare(self, key: _Key, pending: ShardPending, edits: AsyncExitStack) -> _Job | None:
+    async def _prepare(self, key: _Key, pending: ShardPending, edits: AsyncExitStack) -> Commit | None:
         """Lock a shard and plan its next version; None if there is nothing to do."""
         array, shard = key
         records = await self._without_conflicts(key, pending)
@@ -265,23 +256,7 @@ class Committer:
             await self._forget(array, shard, records)
             return None
         contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
-        return await self._plan(array, shard, contents, records, edit)
-
-    async def _plan(
-        self,
-        array: Arrangement,
-        shard: Coords,
-        contents: Mapping[Coords, Content | None],
-        records: Sequence[Change],
-        edit: Edit,
-        *,
-        compact: bool = False,
-    ) -> _Job:
-        old = None
-        if edit.snapshot is not None and len(records) < array.grid.nchunks_of(shard):
-            old = await open_shard(array.grid.levels[0], array.grid.index_shape(shard), edit.snapshot)
-        assembly = await assemble(array.grid, shard, old, contents, compact=compact)
-        return _Job(array, shard, contents, records, edit, old, assembly)
+        return await self.commits.plan(array, shard, contents, records, edit)
 
     async def _without_conflicts(self, key: _Key, pending: ShardPending) -> Sequence[Change]:
         """Return the changes of a shard that still fit their array; the others are put aside."""
@@ -310,70 +285,13 @@ class Committer:
         """Keep changes that do not fit what is stored now, durably, for `shardfs recover`."""
         if not conflicts:
             return
-        async with self.lock:
+        async with self.commits.lock:
             for change in conflicts:
                 await trio.to_thread.run_sync(carry, self._conflicts, change)
             await trio.to_thread.run_sync(self._conflicts.sync)
-        await self.finish([change.sequence for change in conflicts])
+        await self.commits.finish([change.sequence for change in conflicts])
 
-    async def _write_intents(self, jobs: Sequence[_Job]) -> None:
-        """Make durable what is about to happen to the shards, and what is to come into them."""
-        if not jobs or self._journal.has_vanished:
-            return  # what is in no journal any more is safer in its shard, whatever happens to this process
-        async with self.lock:
-            try:
-                for job in jobs:
-                    job.intent = self._append_intent(job)
-            except ShardfsError:
-                begun = [job.intent.sequence for job in jobs if job.intent is not None]
-                await trio.to_thread.run_sync(self._journal.finish, begun)
-                raise
-            await trio.to_thread.run_sync(self._journal.sync)
-
-    def _append_intent(self, job: _Job) -> Intent:
-        snapshot, assembly, old = job.edit.snapshot, job.assembly, job.old
-        is_replacement = not assembly.is_append
-        return self._journal.append_intent(
-            path=job.array.path,
-            shard=job.shard,
-            key=job.array.shard_key(job.shard),
-            identity=snapshot.stat.file if snapshot is not None else None,
-            old_nbytes=snapshot.size if snapshot is not None else 0,
-            planned_nbytes=assembly.splice.nbytes if assembly.splice is not None else 0,
-            index_offset_old=old.index_offset if old is not None else 0,
-            is_replacement=is_replacement,
-            temporary=job.edit.temporary if is_replacement else "",
-            old_index=old.index.encoded if old is not None and assembly.is_append else b"",
-            planned_index=assembly.proof,
-            records=[record.sequence for record in job.records],
-        )
-
-    async def _execute(self, job: _Job) -> None:
-        """Store the next version of a shard, and forget what it holds."""
-        intents = [job.intent.sequence] if job.intent is not None else []
-        shards, statistics = self._source.shards, self._source.statistics
-        try:
-            if job.assembly.splice is None:
-                await job.edit.delete()
-                stat = None
-            else:
-                stat = await job.edit.splice(job.assembly.splice)
-                statistics.committed_bytes += job.edit.written_nbytes
-        except ConflictError:
-            await self.finish(intents)  # nothing was changed
-            raise
-        except ShardfsError:
-            # Whether it was undone is not known for certain: the intent goes with the next commit of the shard.
-            self._unsettled.setdefault((job.array, job.shard), []).extend(intents)
-            raise
-        intents += self._unsettled.pop((job.array, job.shard), [])
-        shards.committed(job.array, job.shard, stat, is_new=job.edit.snapshot is None)
-        self._note_append(job)
-        statistics.commits += 1
-        statistics.committed_chunks += len(job.contents)
-        await self._forget(job.array, job.shard, job.records, *intents)
-
-    def _note_append(self, job: _Job) -> None:
+    def _note_append(self, job: Commit) -> None:
         """Remember a shard that was appended to, to compact it."""
         if self._auto_compact is None:
             return
@@ -391,18 +309,7 @@ class Committer:
         self._failures.pop((array, shard), None)
         if shard not in array.pending.shards:
             self._queue.pop((array, shard), None)
-        await self.finish([*(record.sequence for record in records), *more])
-
-    async def sync(self) -> None:
-        """Make durable all that the journal has."""
-        await trio.to_thread.run_sync(self._journal.sync)
-
-    async def finish(self, sequences: Sequence[int]) -> None:
-        """Note that records need not be remembered any more."""
-        if self._journal.has_vanished:
-            return
-        async with self.lock:
-            await trio.to_thread.run_sync(self._journal.finish, sequences)
+        await self.commits.finish([*(record.sequence for record in records), *more])
 
     @contextmanager
     def _failing(self, key: _Key) -> Iterator[None]:
@@ -448,15 +355,6 @@ class Committer:
         ready = [key for key in self._queue if key not in self._failures]
         full = [key for key in ready if len(key[0].pending.shards[key[1]].changes) == key[0].grid.nchunks_of(key[1])]
         return full or ready[: max(_BATCH, len(ready) // 2)]
-
-
-def carry(journal: Journal, change: Change) -> Change:
-    """Append a change, of this journal or another one, to *journal*; returns the new record."""
-    if isinstance(change, Erase):
-        return journal.append(change)
-    fields = {field.name: getattr(change, field.name) for field in dataclasses.fields(change)}
-    del fields["sequence"]
-    return journal.append_put(content=fields.pop("payload"), **fields)
 
 
 def _lies_alike(grid: ShardGrid, other: ShardGrid, coords: Coords) -> bool:

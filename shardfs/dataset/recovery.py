@@ -121,13 +121,13 @@ async def replay(source: Source, contents: JournalContents, committer: Committer
             log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
         else:
             recovery.done.append(shrink.sequence)
-    await committer.sync()  # what was replaced is forgotten only when what replaced it is durable
+    await committer.commits.sync()  # what was replaced is forgotten only when what replaced it is durable
     for array, change in recovery.pending:
         committer.add(array.arrangement, array.grid.locate(change.coords).shard, change)
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
     await committer.put_aside([conflict.change for conflict in recovery.conflicts])
-    await committer.finish(sorted(recovery.done))
+    await committer.commits.finish(sorted(recovery.done))
     return recovery
 
 

@@ -79,7 +79,7 @@ class Writer:
         What lies outside its new shape then is removed by `Committer.empty_outside`.
         """
         self.check()
-        async with self.committer.lock:
+        async with self.committer.commits.lock:
             record = self.journal.append(Shrink(0, path, shape))
         await self.sync()
         return record
@@ -116,7 +116,7 @@ class Writer:
             # A record names the entry that it supersedes, which a commit is about to change.
             while (busy := self.committer.busy(array.arrangement, shard)) is not None:
                 await busy.wait()
-            async with self.committer.lock:
+            async with self.committer.commits.lock:
                 if self.committer.busy(array.arrangement, shard) is not None:
                     continue
                 self.check()

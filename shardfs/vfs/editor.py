@@ -20,6 +20,7 @@ from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.contents import Contents
 from shardfs.vfs.gate import Gate
+from shardfs.vfs.handles import ChunkHandle
 from shardfs.vfs.inodes import in_table
 from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Owner, PlainName, resolve
 from shardfs.vfs.nodes import Directory, Document, PlainFile, StoredNode
@@ -162,11 +163,18 @@ class Editor:
             self._tree.hierarchy.abandon(target.path)
 
     async def attributes(self, ino: int) -> Attributes:
-        """Return the attributes of *ino*, of what is being written as its writers see it."""
+        """Return the attributes of *ino*, of what is being written as its writers see it, if nobody reads it.
+
+        The kernel does not say whose handle it asks for.
+        """
         opened = self._drafts.of_ino(ino)
-        if opened is not None and (opened.is_dirty or opened.is_fresh):
+        if opened is not None and (opened.is_dirty or opened.is_fresh) and not self._is_read(ino):
             return opened.attributes(ino)
         return await self._tree.attributes(ino)
+
+    def _is_read(self, ino: int) -> bool:
+        """Whether somebody reads the version *ino*, whose size must not be that of what is being written."""
+        return any(isinstance(handle, ChunkHandle) and handle.attributes.ino == ino for _, handle in self._tree.files())
 
     async def set_attributes(
         self,

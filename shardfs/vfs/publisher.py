@@ -108,7 +108,7 @@ class Publisher:
         shrink = await self._writer.shrink(node.path, stored.shape)
         await self._store(node, document, edited.document, written, mode=mode, exclusive=exclusive)
         await committer.empty_outside(array, edited.shape)
-        await committer.finish([shrink.sequence])
+        await committer.commits.finish([shrink.sequence])
 
     async def _new_array(
         self, node: Node, edited: ArrayMetadata, written: bytes, *, mode: int, exclusive: bool

@@ -62,8 +62,11 @@ class Staging:
         await self._store.sync_directory(place)
         return place
 
-    async def absorb(self, path: str) -> None:
-        """Publish the chunk files of the array at *path* that nobody is writing."""
+    async def absorb(self, path: str, *, again: bool = False) -> None:
+        """Publish the chunk files of the array at *path* that nobody is writing.
+
+        *again*: an earlier mount did so, and did not come to the end; a chunk that is there was published by it.
+        """
         place = self.place(path)
         try:
             keys = [key async for key in walk_files(self._store, place)]
@@ -73,7 +76,7 @@ class Staging:
         for key in keys:
             if await self._is_of_chunk(path, key[len(place) + 1 :]):
                 if not self._plain.has(key):
-                    await self.absorb_file(key)
+                    await self.absorb_file(key, again=again)
             else:
                 await self._keep_beside(path, key, key[len(place) + 1 :])
         await prune(self._store, place)
@@ -107,7 +110,7 @@ class Staging:
                     array.arrangement.make_directory(tuple(index for index in coords if index is not None))
                     pending.append(key)
 
-    async def absorb_file(self, key: str) -> None:
+    async def absorb_file(self, key: str, *, again: bool = False) -> None:
         """Publish one chunk file that was put aside; one that is no chunk of its array is kept beside the chunks."""
         path, _, name = key.removeprefix(f"{self.directory}/").rpartition(f"{_CHUNKS}/")
         path = path.removesuffix("/")
@@ -116,6 +119,9 @@ class Staging:
         coords = array.arrangement.key_encoding.decode(name, array.grid.ndim) if array is not None else None
         if array is None or coords is None or not array.grid.contains(coords):
             log.warning("%s is no chunk of the array that it was put into, and stays in %s", name, key)
+            return
+        if again and (await array.find(coords))[1] is not None:
+            await self._store.unlink(key)
             return
         status = snapshot.stat
         array.arrangement.make_directory(coords[:-1])
@@ -153,7 +159,7 @@ class Staging:
         except NotFoundError:
             array = None
         if array is not None:
-            await self.absorb(path)
+            await self.absorb(path, again=True)
             return
         place = self.place(path)  # its document never came
         for entry in await self._store.list(place):

@@ -129,7 +129,7 @@ def test_a_foreign_prefix_stays(mount: Mounter, tmp_path: Path) -> None:
     store(source / "foreign", document(), layout=Layout(foreign_prefix=8))
     store(source / "plain", document())
     foreign = (source / "foreign" / SHARD).read_bytes()
-    mounted = mount(source, write=True, auto_compact=0.1)
+    mounted = mount(source, write=True, auto_compact=0.1, metadata_ttl=0)
     for number in range(3):
         for name in ("foreign", "plain"):  # the plain one comes last
             (mounted.path / name / KEY).write_bytes(bytes([number]) * 24)

@@ -1,0 +1,146 @@
+"""Commits of single shards: planned, announced in the journal, stored.
+
+The order is what makes them safe: the intent is durable before the shard is touched, the shard is durable before the
+journal forgets, and what cannot be taken back for certain stays announced.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from shardfs.dataset.assembly import Assembly, assemble
+from shardfs.dataset.journal import Erase, Intent, Journal
+from shardfs.dataset.open_shard import OpenShard, open_shard
+from shardfs.dataset.pending import Change
+from shardfs.dataset.quick_lock import QuickLock
+from shardfs.dataset.shards import Arrangement
+from shardfs.dataset.source import Source
+from shardfs.errors import ConflictError, ShardfsError
+from shardfs.format.sharding import Coords
+from shardfs.stores.base import Content, Edit
+
+
+@dataclass(slots=True)
+class Commit:
+    """A change of one shard: *contents* of chunks, None for those that go, by the *records* that say so."""
+
+    array: Arrangement
+    shard: Coords
+    contents: Mapping[Coords, Content | None]
+    records: Sequence[Change]
+    edit: Edit
+    old: OpenShard | None
+    assembly: Assembly
+    intent: Intent | None = None
+
+
+class Commits:
+    """How commits are made.  *lock* is held around each use of the journal."""
+
+    def __init__(self, source: Source, journal: Journal) -> None:
+        self.lock = QuickLock()
+        self._source = source
+        self._journal = journal
+        self._unsettled: dict[tuple[Arrangement, Coords], list[int]] = {}
+
+    async def plan(
+        self,
+        array: Arrangement,
+        shard: Coords,
+        contents: Mapping[Coords, Content | None] | None,
+        records: Sequence[Change],
+        edit: Edit,
+        *,
+        compact: bool = False,
+    ) -> Commit:
+        """Plan the next version of the shard that *edit* holds, in which chunks have other *contents*.
+
+        Without *contents* the shard goes, unread.
+        """
+        if contents is None:
+            return Commit(array, shard, {}, records, edit, None, Assembly(None))
+        old = None
+        if edit.snapshot is not None and len(records) < array.grid.nchunks_of(shard):
+            old = await open_shard(array.grid.levels[0], array.grid.index_shape(shard), edit.snapshot)
+        assembly = await assemble(array.grid, shard, old, contents, compact=compact)
+        return Commit(array, shard, contents, records, edit, old, assembly)
+
+    async def announce(self, commits: Sequence[Commit]) -> None:
+        """Make durable what is about to happen to the shards, and what is to come into them."""
+        if not commits or self._journal.has_vanished:
+            return  # what is in no journal any more is safer in its shard, whatever happens to this process
+        async with self.lock:
+            try:
+                for commit in commits:
+                    commit.intent = self._append_intent(commit)
+            except ShardfsError:
+                begun = [commit.intent.sequence for commit in commits if commit.intent is not None]
+                await trio.to_thread.run_sync(self._journal.finish, begun)
+                raise
+            await trio.to_thread.run_sync(self._journal.sync)
+            # An earlier attempt on the same shard does not matter any more: this one found it whole.
+            settled = [n for commit in commits for n in self._unsettled.pop((commit.array, commit.shard), [])]
+            await trio.to_thread.run_sync(self._journal.finish, settled)
+
+    def _append_intent(self, commit: Commit) -> Intent:
+        snapshot, assembly, old = commit.edit.snapshot, commit.assembly, commit.old
+        is_replacement = not assembly.is_append
+        return self._journal.append_intent(
+            path=commit.array.path,
+            shard=commit.shard,
+            key=commit.array.shard_key(commit.shard),
+            identity=snapshot.stat.file if snapshot is not None else None,
+            old_nbytes=snapshot.size if snapshot is not None else 0,
+            planned_nbytes=assembly.splice.nbytes if assembly.splice is not None else 0,
+            index_offset_old=old.index_offset if old is not None else 0,
+            is_replacement=is_replacement,
+            temporary=commit.edit.temporary if is_replacement else "",
+            old_index=old.index.encoded if old is not None and assembly.is_append else b"",
+            planned_index=assembly.proof,
+            records=[record.sequence for record in commit.records],
+        )
+
+    async def execute(self, commit: Commit) -> list[int]:
+        """Store the next version of a shard; returns the intents that are to be finished with its records."""
+        intents = [commit.intent.sequence] if commit.intent is not None else []
+        statistics = self._source.statistics
+        try:
+            if commit.assembly.splice is None:
+                await commit.edit.delete()
+                stat = None
+            else:
+                stat = await commit.edit.splice(commit.assembly.splice)
+                statistics.committed_bytes += commit.edit.written_nbytes
+        except ConflictError:
+            await self.finish(intents)  # nothing was changed
+            raise
+        except ShardfsError:
+            # Whether it was undone is not known for certain.
+            self._unsettled.setdefault((commit.array, commit.shard), []).extend(intents)
+            raise
+        self._source.shards.committed(commit.array, commit.shard, stat, is_new=commit.edit.snapshot is None)
+        statistics.commits += 1
+        statistics.committed_chunks += len(commit.contents)
+        return intents
+
+    async def sync(self) -> None:
+        """Make durable all that the journal has."""
+        await trio.to_thread.run_sync(self._journal.sync)
+
+    async def finish(self, sequences: Sequence[int]) -> None:
+        """Note that records need not be remembered any more."""
+        if self._journal.has_vanished:
+            return
+        async with self.lock:
+            await trio.to_thread.run_sync(self._journal.finish, sequences)
+
+
+def carry(journal: Journal, change: Change) -> Change:
+    """Append a change, of this journal or another one, to *journal*; returns the new record."""
+    if isinstance(change, Erase):
+        return journal.append(change)
+    fields = {field.name: getattr(change, field.name) for field in dataclasses.fields(change)}
+    del fields["sequence"]
+    return journal.append_put(content=fields.pop("payload"), **fields)
