@@ -26,7 +26,10 @@ from shardfs.stores.url import open_store
 
 
 def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    return None if value is None else parse_chunks_per_shard(value)
+    try:
+        return None if value is None else parse_chunks_per_shard(value)
+    except errors.UsageError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @command(

@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final
 
 import trio
@@ -109,15 +109,14 @@ class Committer:
     async def run(self) -> None:
         """Commit what is due, for as long as this is not cancelled."""
         while True:
-            with trio.move_on_at(self._next_time()):
+            with trio.move_on_at(self._next_time()) as idle:
                 await self._wanted.wait()
             self._wanted = trio.Event()
             due = self._due()
-            if due:
-                with trio.CancelScope(shield=True):  # half a commit would be left in the journal
+            with trio.CancelScope(shield=True):  # half a commit would be left in the journal
+                if due:
                     await self._commit(due)
-            elif self._appended and not self._queue:
-                with trio.CancelScope(shield=True):
+                elif idle.cancelled_caught and self._appended and not self._queue:
                     await self._compact(next(iter(self._appended)))
 
     async def flush(self, array: Arrangement | None = None, *, below: str | None = None) -> None:
@@ -158,7 +157,9 @@ class Committer:
             try:
                 async with AsyncExitStack() as stack:
                     await stack.enter_async_context(self._work)
-                    stack.enter_context(self._alone((array, shard)))
+                    await stack.enter_async_context(self._alone((array, shard)))
+                    if compact and shard in array.pending.shards:
+                        return  # what is pending names entries that would move; its commit is followed by another turn
                     edit = await stack.enter_async_context(self._source.store.edit(array.shard_key(shard)))
                     if edit.snapshot is not None:
                         job = await self.commits.plan(array, shard, contents, (), edit, compact=compact)
@@ -216,7 +217,7 @@ class Committer:
                 if pending is None:
                     self._queue.pop(key, None)
                     continue
-                stack.enter_context(self._alone(key))
+                await stack.enter_async_context(self._alone(key))
                 with self._failing(key):
                     job = await self._prepare(key, pending, stack)
                     if job is not None:
@@ -233,10 +234,13 @@ class Committer:
                     self._note_append(job)
                     await self._forget(job.array, job.shard, job.records, *intents)
 
-    @contextmanager
-    def _alone(self, key: _Key) -> Iterator[None]:
+    @asynccontextmanager
+    async def _alone(self, key: _Key) -> AsyncIterator[None]:
         """Keep everybody from publishing in a shard."""
-        event = self._busy[key] = trio.Event()
+        async with (
+            self.commits.lock
+        ):  # who publishes at this moment has seen the entries as they are, and is waited for
+            event = self._busy[key] = trio.Event()
         try:
             yield
         finally:
@@ -301,6 +305,7 @@ class Committer:
             self._begun.add(key)
         if job.assembly.is_append and key in self._begun:
             self._appended[key] = None
+            self._wanted.set()  # `run` counts from now on for how long nothing happens
 
     async def _forget(self, array: Arrangement, shard: Coords, records: Sequence[Change], *more: int) -> None:
         for record in records:

@@ -5,4 +5,8 @@ May import the rooms below (`dataset`, `stores`, `format`); knows no FUSE, so al
 The flow of a request enters with an inode number (`Tree`), which is a node of the table (`nodes`: directories, files
 that pass through, generated documents) or a position in a chunk tree (`chunk_tree`: arithmetic, no table), and leaves
 with `Attributes`, a handle to read from, or a listing.
+
+A request that changes something enters with the numbers and names that the kernel gives (`Editor`, `OpenFiles`), which
+`names.resolve` makes names with a kind, and leaves into the journal (chunks), by a `Publisher` (documents), or into the
+store (anything else).
 """
