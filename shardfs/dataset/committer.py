@@ -32,6 +32,7 @@ _PAUSE: Final = 0.25
 _BATCH: Final = 16
 _ATTEMPTS: Final = 8
 _MAX_PENDING: Final = 100_000
+_MAX_TOLD: Final = 10
 _FULL: Final = 0.5  # of the journal: then shards are committed that are not idle
 
 
@@ -265,7 +266,7 @@ class Committer:
     async def _without_conflicts(self, key: _Key, pending: ShardPending) -> Sequence[Change]:
         """Return the changes of a shard that still fit their array; the others are put aside."""
         arrangement, shard = key
-        array = (await self._source.hierarchy.node(arrangement.path)).array
+        array = (await self._source.hierarchy.node(arrangement.path, fresh=True)).array
         fitting: list[Change] = []
         conflicts: list[Change] = []
         for coords, change in pending.changes.items():
@@ -277,9 +278,11 @@ class Committer:
         if conflicts:
             log.error(
                 "%d chunks of %s were published for metadata that another program has changed since; they are kept, "
-                "and `shardfs recover` shows them",
+                "and `shardfs recover` shows them: %s%s",
                 len(conflicts),
                 arrangement.path or "the array",
+                ", ".join("/".join(map(str, change.coords)) for change in conflicts[:_MAX_TOLD]),
+                ", …" if len(conflicts) > _MAX_TOLD else "",
             )
             await self.put_aside(conflicts)
             await self._forget(arrangement, shard, conflicts)

@@ -1,7 +1,7 @@
 """Compaction: shards with dead bytes are written anew, in C order, without them."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -27,8 +27,9 @@ class Candidate:
 
 
 async def find_wasteful(source: Source, threshold: float, *, force: bool) -> AsyncIterator[Candidate]:
-    """Yield the shards of which at least the share *threshold* is dead bytes.
+    """Yield the shards of which at least the share *threshold* is dead bytes that a rewrite removes.
 
+    Those within shards that are enclosed stay: a commit rewrites an enclosed shard without any, so others left them.
     One that begins with bytes that no index of it ever named may be another file too, HDF5 or TIFF for example, and
     gets a reason not to be compacted, unless *force*.
     """
@@ -37,10 +38,15 @@ async def find_wasteful(source: Source, threshold: float, *, force: bool) -> Asy
             continue
         async for shard in walk_shards(node.array):
             use = await measure(node.array, shard)
-            if use.error is not None or not use.dead or use.dead < threshold * use.size:
-                continue
             opened = (await node.array.shard(shard)).shard
-            is_foreign = not force and opened is not None and await _has_foreign_prefix(node.array, shard, opened)
+            if use.error is not None or not use.dead or opened is None:
+                continue
+            if len(node.array.grid.levels) > 1:  # shards within it are moved as they are
+                removable = max(opened.index.shard_nbytes - opened.index.live_nbytes, 0)
+                use = replace(use, live=use.size - min(use.dead, removable))
+            if not use.dead or use.dead < threshold * use.size:
+                continue
+            is_foreign = not force and await _has_foreign_prefix(node.array, shard, opened)
             reason = "it begins with bytes that are no chunk's: another format may own them" if is_foreign else None
             yield Candidate(node.array, shard, use, reason)
 

@@ -1,5 +1,6 @@
 """The files and directories of one sharded array's chunks: computed from inode numbers, kept nowhere."""
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from itertools import groupby, repeat
 from typing import TYPE_CHECKING, Final
@@ -50,6 +51,7 @@ class ChunkTree:
         self._nested = encoding.is_nested(self._ndim)
         self._positions = Positions.of(array.grid.grid_shape, nested=self._nested)
         self._prefixes: dict[int, Coords] = {}
+        self._removals: Counter[int] = Counter()  # of directories, by their positions
         self._valid_until = float("-inf")
         self._directory_template: tuple[float, Attributes] | None = None
 
@@ -298,15 +300,29 @@ class ChunkTree:
             attributes = await self._tree.directory_attributes(self.array.arrangement.path, self.root)
             known = self._directory_template = now + attributes.ttl, attributes
         until, attributes = known
-        return attributes._replace(ino=pack(self.number, 0, position), ttl=until - now)
+        return attributes._replace(ino=self._directory_ino(position), ttl=until - now)
+
+    def removed(self, coords: Coords) -> None:
+        """Give a directory another number: it was removed, and to the kernel the old one is dead if anybody has it."""
+        self._removals[self._positions.of_directory(coords)] += 1
+
+    def _directory_ino(self, position: int) -> int:
+        return pack(self.number, self._removals[position] if self._removals else 0, position)
+
+    def _directory_inos(self, position: int, numbers: Sequence[int]) -> Sequence[int]:
+        """Return the inode numbers of directories beside each other, the first of which is at *position*."""
+        if not self._removals:
+            return _shifted(numbers, pack(self.number, 0, position))
+        return [self._directory_ino(position + n) for n in numbers]
 
     async def _list_directories(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
-        template = await self._directory_attributes(self._positions.of_directory((*prefix, 0)))
+        position = self._positions.of_directory((*prefix, 0))
+        template = await self._directory_attributes(position)
         made = self.array.arrangement.directories
         if made is not None:
-            rows = [
-                (b"%d" % n, template.ino + n, template.size, n + 1) for n in sorted(made.get(prefix, ())) if n >= start
-            ]
+            found = [n for n in sorted(made.get(prefix, ())) if n >= start]
+            inos = self._directory_inos(position, found)
+            rows = [(b"%d" % n, ino, template.size, n + 1) for n, ino in zip(found, inos, strict=True)]
             if rows:
                 yield Batch(template, rows)
             return
@@ -314,7 +330,7 @@ class ChunkTree:
             for first in range(max(start, covered.start), covered.stop, _BATCH):
                 numbers = range(first, min(first + _BATCH, covered.stop))
                 sizes = repeat(template.size, len(numbers))
-                names, inos = _decimals(numbers), _shifted(numbers, template.ino)
+                names, inos = _decimals(numbers), self._directory_inos(position, numbers)
                 yield Batch(template, list(zip(names, inos, sizes, _shifted(numbers, 1), strict=True)))
 
     async def _list_row(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:

@@ -147,6 +147,7 @@ class Editor:
                     raise NotEmptyError("there are chunks in the directory")
                 await self._contents.remove_scratch(chunks.directory_of(target.coords))
                 chunks.array.arrangement.remove_directory(target.coords)
+                chunks.removed(target.coords)
                 if not target.coords and chunks.root:
                     node = await self._tree.hierarchy.node(chunks.array.arrangement.path)
                     await self._publisher.prune(node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import mmap
 import os
 import stat
 import subprocess
@@ -208,6 +209,13 @@ def test_times_of_chunks_last_as_long_as_the_mount(mount: Mounter, tmp_path: Pat
     assert (second.path / ELSEWHERE).stat().st_mtime_ns == LONG_AGO
 
 
+def test_times_of_directories_of_chunks_are_accepted_and_do_not_change(root: Path) -> None:
+    os.utime(root / "c/0", ns=(1, 5))
+    os.chmod(root / "c/0", 0o700)
+    assert (root / "c/0").stat().st_mtime_ns == LONG_AGO
+    assert stat.S_IMODE((root / "c/0").stat().st_mode) == stat.S_IMODE((root / "c").stat().st_mode)
+
+
 def test_mode_and_owner_of_chunks_are_accepted_and_stay_the_shards(root: Path, flush: Callable[[], None]) -> None:
     before = (root / KEY).stat()
     os.chmod(root / KEY, 0o600)
@@ -352,6 +360,32 @@ def test_truncate_without_a_handle_is_published_at_once(root: Path) -> None:
     assert (root / KEY).read_bytes() == old[:5] + b"\0\0\0"
 
 
+def test_while_a_chunk_is_written_in_place_its_size_is_that_of_what_is_written(root: Path) -> None:
+    old = (root / KEY).read_bytes()
+    with opened(root / KEY) as reader, opened(root / KEY, os.O_WRONLY) as fd:
+        os.write(fd, b"1" * 100)
+        assert (root / KEY).stat().st_size == os.fstat(reader).st_size == 100
+        assert os.pread(reader, 200, 0) == (root / KEY).read_bytes() == old
+        os.fsync(fd)
+        assert (os.pread(reader, 200, 0), (root / KEY).read_bytes()) == (old, b"1" * 100)
+    assert (root / KEY).stat().st_size == 100
+
+
+def test_writing_in_place_makes_another_version_that_open_files_do_not_see(root: Path) -> None:
+    old, number = (root / KEY).read_bytes(), (root / KEY).stat().st_ino
+    with opened(root / KEY) as reader:
+        with opened(root / KEY, os.O_WRONLY) as fd:
+            os.write(fd, b"1")
+        assert (root / KEY).read_bytes() == b"1" + old[1:]
+        assert (root / KEY).stat().st_ino != number
+        assert os.pread(reader, 100, 0) == old
+
+
+def test_a_file_that_is_written_cannot_be_mapped_shared(root: Path) -> None:
+    with opened(root / KEY, os.O_RDWR) as fd, refuses(errno.ENODEV):
+        mmap.mmap(fd, NBYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
 # Attributes
 
 
@@ -400,6 +434,19 @@ def test_directories_of_chunks_are_there_and_go_when_they_are_empty(root: Path) 
     for name in ("c/0", "c/1", "c/2", "c/3", "c"):
         os.rmdir(root / name)
     assert os.listdir(root) == ["zarr.json"]
+    assert (root / "c/0").is_dir()  # not listed, but there all the same
+
+
+def test_a_directory_of_chunks_that_was_removed_can_be_written_in_while_somebody_has_the_old_one(root: Path) -> None:
+    with opened(root / "c/0"), opened(root / KEY):
+        for i, j in np.ndindex(4, 4):
+            (root / f"c/{i}/{j}").unlink()
+        for name in ("c/0", "c/1", "c/2", "c/3", "c"):
+            os.rmdir(root / name)
+        (root / KEY).write_bytes(b"1" * NBYTES)
+        assert (root / KEY).read_bytes() == b"1" * NBYTES
+        assert sorted(os.listdir(root / "c")) == ["0", "1"]
+        assert os.listdir(root / "c/0") == ["0"]
 
 
 def test_names_beyond_the_grid_are_refused(root: Path) -> None:
