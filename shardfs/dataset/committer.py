@@ -57,6 +57,7 @@ class Committer:
         self._failures: dict[_Key, tuple[ShardfsError, float]] = {}
         self._busy: dict[_Key, trio.Event] = {}
         self._npending = 0
+        self._nput_aside = 0
         self._auto_compact = auto_compact
         self._appended: dict[_Key, None] = {}
         self._begun: set[_Key] = set()
@@ -124,8 +125,9 @@ class Committer:
         """Commit all that is pending now: of *array*, of the arrays at and below the path *below*, or of the source.
 
         What is published meanwhile need not be.  Raises what keeps it from being committed; what is pending stays so.
+        Raises `ConflictError` if something did not fit its array any more and was put aside.
         """
-        last = self._journal.last_sequence
+        last, nput_aside = self._journal.last_sequence, self._nput_aside
         for _ in range(_ATTEMPTS):
             wanted = [
                 key
@@ -135,6 +137,11 @@ class Committer:
                 and _is_older(key, last)
             ]
             if not wanted:
+                if self._nput_aside > nput_aside:
+                    raise ConflictError(
+                        f"{self._nput_aside - nput_aside} chunks were put aside: their arrays were changed by another "
+                        "program; `shardfs recover` shows them"
+                    )
                 return
             await self._commit(wanted)
             for key in wanted:
@@ -292,6 +299,7 @@ class Committer:
         """Keep changes that do not fit what is stored now, durably, for `shardfs recover`."""
         if not conflicts:
             return
+        self._nput_aside += len(conflicts)
         async with self.commits.lock:
             for change in conflicts:
                 await trio.to_thread.run_sync(carry, self._conflicts, change)

@@ -11,12 +11,16 @@ class QuickLock:
     A pass takes some 25 µs, which is more than what most of those do who hold such a lock.
     """
 
+    __slots__ = ("_is_held", "_waiting")
+
     def __init__(self) -> None:
         self._is_held = False
-        self._waiting = trio.lowlevel.ParkingLot()
+        self._waiting: trio.lowlevel.ParkingLot | None = None
 
     async def __aenter__(self) -> None:
         while self._is_held:
+            if self._waiting is None:
+                self._waiting = trio.lowlevel.ParkingLot()
             await self._waiting.park()
         self._is_held = True
 

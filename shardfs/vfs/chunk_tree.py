@@ -122,14 +122,18 @@ class ChunkTree:
 
         Raises `NotFoundError` if there is none.
         """
+        found = await self.current(coords, fresh=fresh)
+        if found is None:
+            raise NotFoundError("there is no such chunk") if ino is None else StaleError("the chunk was removed")
+        if ino is not None and found.attributes.ino != ino:
+            raise StaleError("the chunk was replaced")
+        return found
+
+    async def current(self, coords: Coords, *, fresh: bool = True) -> ChunkHandle | None:
+        """Return the chunk at *coords* as it is, open; None if there is none."""
         await self._check()
         state, extent = await self.array.find(coords, fresh=fresh)
-        if extent is None:
-            raise NotFoundError("there is no such chunk") if ino is None else StaleError("the chunk was removed")
-        attributes = self._chunk_attributes(coords, state, extent)
-        if ino is not None and attributes.ino != ino:
-            raise StaleError("the chunk was replaced")
-        return ChunkHandle(attributes, extent)
+        return None if extent is None else ChunkHandle(self._chunk_attributes(coords, state, extent), extent)
 
     async def attributes(self, generation: int, position: int) -> Attributes:
         """Return the attributes of version *generation* of a chunk, or of a directory of chunks."""

@@ -76,9 +76,9 @@ class Contents:
 
     async def current(self, name: ChunkName | DocumentName) -> ChunkHandle | DocumentHandle | None:
         """Open what *name* stands for, None if it is nothing."""
+        if isinstance(name, ChunkName):
+            return await name.chunks.current(name.coords)
         try:
-            if isinstance(name, ChunkName):
-                return await name.chunks.version(name.coords)
             attributes = await self._tree.lookup_document(name.directory)
         except NotFoundError:
             return None

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import TracebackType
 
 import trio
 
@@ -10,34 +11,47 @@ class Gate:
     """Many tasks pass at a time, or one has it closed; who comes while it is closed, or about to be, waits."""
 
     def __init__(self) -> None:
-        self._npassing = 0
-        self._closed: trio.Event | None = None
-        self._empty = trio.Event()
+        self._passage = Passage(self)
+        self.npassing = 0
+        self.closed_by: trio.Event | None = None
+        self.empty = trio.Event()
 
-    @asynccontextmanager
-    async def passing(self) -> AsyncIterator[None]:
-        """Work on names, which go on standing for what they stand for."""
-        while self._closed is not None:
-            await self._closed.wait()
-        self._npassing += 1
-        try:
-            yield
-        finally:
-            self._npassing -= 1
-            if not self._npassing:
-                self._empty.set()
+    def passing(self) -> "Passage":
+        """Work on names in an `async with`: they go on standing for what they stand for."""
+        return self._passage
 
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
         """Change what names stand for, while nobody works on them."""
-        while self._closed is not None:
-            await self._closed.wait()
-        self._closed = trio.Event()
+        while self.closed_by is not None:
+            await self.closed_by.wait()
+        self.closed_by = trio.Event()
         try:
-            while self._npassing:
-                self._empty = trio.Event()
-                await self._empty.wait()
+            while self.npassing:
+                self.empty = trio.Event()
+                await self.empty.wait()
             yield
         finally:
-            self._closed.set()
-            self._closed = None
+            self.closed_by.set()
+            self.closed_by = None
+
+
+class Passage:
+    """The way through a gate: without a generator, as every request that changes a name goes it."""
+
+    __slots__ = ("_gate",)
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def __aenter__(self) -> None:
+        while self._gate.closed_by is not None:
+            await self._gate.closed_by.wait()
+        self._gate.npassing += 1
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._gate.npassing -= 1
+        if not self._gate.npassing:
+            self._gate.empty.set()
