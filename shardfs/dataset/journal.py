@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
 from shardfs.dataset.journal_files import JournalFiles
-from shardfs.dataset.journal_payload import Payload
+from shardfs.dataset.journal_payload import Payload, flat, read_exactly
 from shardfs.dataset.journal_reading import Damage, JournalContents, read_journal
 from shardfs.dataset.journal_records import (
     MAX_NAMED,
@@ -34,7 +34,7 @@ from shardfs.dataset.journal_records import (
     pack_ranges,
 )
 from shardfs.dataset.journal_segments import HEADER_NBYTES, RECORD_NBYTES, Segment, checksum, pack_record
-from shardfs.errors import NoSpaceError, StoreError
+from shardfs.errors import NoSpaceError
 from shardfs.stores.base import Buffer, Content
 from shardfs.stores.beneath import Descriptor
 from shardfs.stores.durable import Disk
@@ -172,9 +172,9 @@ class Journal:
         """Append the new bytes of an inner chunk; raises as `append` does, and what reading *content* raises."""
         meta = meta_of_put(path, coords, fingerprint, superseded, mtime_ns, mode, uid, gid)
         if isinstance(content, bytes | bytearray | memoryview):
-            placed = self._append([_Draft(Kind.PUT, meta, [_flat(content)])])[0]
+            placed = self._append([_Draft(Kind.PUT, meta, [flat(content)])])[0]
         elif content.nbytes <= _PIECE_NBYTES:
-            placed = self._append([_Draft(Kind.PUT, meta, [_read(content, 0, content.nbytes)])])[0]
+            placed = self._append([_Draft(Kind.PUT, meta, [read_exactly(content, 0, content.nbytes)])])[0]
         else:
             placed = self._append_in_pieces(_Draft(Kind.PUT, meta), content)
         return Put(placed.sequence, path, coords, fingerprint, superseded, mtime_ns, mode, uid, gid, placed.payload)
@@ -312,7 +312,7 @@ class Journal:
         sequence = self._sequence + 1
         try:
             for start in range(0, nbytes, _PIECE_NBYTES):
-                piece = _read(content, start, min(_PIECE_NBYTES, nbytes - start))
+                piece = read_exactly(content, start, min(_PIECE_NBYTES, nbytes - start))
                 found = checksum(piece, found)
                 self._files.write(segment, [piece], offset + start)
             head = pack_record(segment.salt, sequence, draft.kind, draft.meta, nbytes, found)
@@ -389,14 +389,3 @@ class Journal:
         if not self._segments or self._segments[0].live:
             return False
         return self._segments[0] is not self._active or self._active.end >= self._segment_nbytes
-
-
-def _flat(data: Buffer) -> Buffer:
-    return data if isinstance(data, bytes) else memoryview(data).cast("B")
-
-
-def _read(content: Content, offset: int, nbytes: int) -> Buffer:
-    piece = _flat(content.read(offset, nbytes))
-    if len(piece) != nbytes:
-        raise StoreError(f"{content.nbytes} bytes were to be published, and ended before")
-    return piece

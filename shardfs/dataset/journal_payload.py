@@ -9,7 +9,7 @@ import numpy as np
 import trio
 
 from shardfs.errors import StoreError
-from shardfs.stores.base import Buffer
+from shardfs.stores.base import Buffer, Content
 from shardfs.stores.beneath import Descriptor, translate
 
 
@@ -53,3 +53,16 @@ class Payload:
     def _check(self, offset: int, nbytes: int) -> None:
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
             raise ValueError(f"bytes {offset} to {offset + nbytes} of a payload of {self.nbytes}")
+
+
+def flat(data: Buffer) -> Buffer:
+    """Return *data* as bytes, whatever the items of a view are."""
+    return data if isinstance(data, bytes) else memoryview(data).cast("B")
+
+
+def read_exactly(content: Content, offset: int, nbytes: int) -> Buffer:
+    """Read a piece of what is to be published; raises `StoreError` if it ends before."""
+    piece = flat(content.read(offset, nbytes))
+    if len(piece) != nbytes:
+        raise StoreError(f"{content.nbytes} bytes were to be published, and ended before")
+    return piece

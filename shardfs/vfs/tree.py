@@ -12,7 +12,7 @@ from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, Stat, Store, is_reserved, join_key
 from shardfs.vfs.attributes import Attributes, absent
 from shardfs.vfs.chunk_tree import ChunkTree
-from shardfs.vfs.handles import OTHERS, Batch, DirectoryHandle, FileHandle
+from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle, DirectoryHandle, FileHandle
 from shardfs.vfs.inodes import InodeTable, TreeNumbers, in_table, unpack
 from shardfs.vfs.nodes import ChunkDirectory, ChunkVersion, Directory, Document, PlainFile, StoredNode, TableNode
 from shardfs.vfs.views import View
@@ -78,10 +78,11 @@ class Tree:
             number, generation, position = unpack(ino)
             return await self.numbers.tree(number).attributes(generation, position)
         except ShardfsError:
-            for handle in self._open_files.values():
-                if handle.attributes.ino == ino:
-                    return handle.attributes
-            raise
+            handles = [handle for handle in self._open_files.values() if handle.attributes.ino == ino]
+            if not handles:
+                raise
+            # A reader must be told the size of what it reads; a writer knows what it wrote.
+            return next((h for h in handles if isinstance(h, ChunkHandle)), handles[0]).attributes
 
     async def open(self, ino: int) -> tuple[int, FileHandle]:
         """Open a file; returns the number of the handle too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -158,3 +159,45 @@ def test_a_ratio_that_is_no_share_is_wrong_usage(tmp_path: Path, ratio: str) -> 
     (tmp_path / "place").mkdir()
     done = run("mount", "--write", f"--auto-compact={ratio}", tmp_path, tmp_path / "place")
     assert (done.returncode, done.stdout) == (WRONG_USAGE, "")
+
+
+def test_a_commit_never_shows_as_another_version_of_chunks_that_it_does_not_touch(
+    mount: Mounter, tmp_path: Path
+) -> None:
+    """Also while it is under way, to who asks again and again."""
+    store(tmp_path / "source", document())
+    mounted = mount(tmp_path / "source", write=True, auto_compact=0.5, metadata_ttl=0)
+    (mounted.path / KEY).write_bytes(b"0" * 24)
+    expected = {key: seen for key, seen in attributes(mounted.path).items() if key != KEY}
+    number = (mounted.path / NEIGHBOUR).stat().st_ino
+    done, seen = threading.Event(), set()
+
+    def look() -> None:
+        while not done.is_set():
+            status = (mounted.path / NEIGHBOUR).stat()
+            seen.add((status.st_ino, status.st_mtime_ns))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        waste(mounted, 30)
+        eventually(lambda: size(mounted) == SIZE)
+    finally:
+        done.set()
+        watcher.join(PATIENCE)
+    assert seen == {(number, LONG_AGO)}
+    assert {key: now for key, now in attributes(mounted.path).items() if key != KEY} == expected
+
+
+def test_chunks_that_another_program_changed_before_a_commit_are_new_versions(mount: Mounter, tmp_path: Path) -> None:
+    store(tmp_path / "source", document())
+    mounted = mount(tmp_path / "source", write=True, metadata_ttl=3600)
+    before = attributes(mounted.path)
+    (mounted.path / KEY).write_bytes(b"0" * 24)
+    published = (mounted.path / KEY).stat().st_ino
+    os.utime(tmp_path / "source" / SHARD)  # that is a change, for all that anybody can know
+    flush(mounted)
+    after = attributes(mounted.path)
+    in_shard = {"c/0/1", "c/1/0", "c/1/1"}
+    assert {key for key in after if after[key][0] != before[key][0]} == {KEY, *in_shard}
+    assert after[KEY][0] == published

@@ -94,7 +94,7 @@ def times(root: Path) -> dict[str, int]:
 # Inode numbers and times
 
 
-def test_the_inode_number_is_stable_through_a_commit_and_new_after_a_replacement(
+def test_the_inode_number_stays_through_a_commit_and_changes_with_the_chunk(
     root: Path, flush: Callable[[], None]
 ) -> None:
     before = numbers(root)

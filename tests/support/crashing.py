@@ -22,7 +22,7 @@ from shardfs.dataset.source import Source
 from shardfs.stores.durable import Disk
 from shardfs.stores.local import LocalStore
 from shardfs.stores.memory import MemoryContent
-from shardfs.vfs.editor import Owner
+from shardfs.vfs.names import Owner
 from shardfs.vfs.tree import Tree
 from shardfs.vfs.views import UnshardedV3
 from shardfs.vfs.writing import Writing
@@ -238,13 +238,14 @@ class Process:
     async def _rename(self, operation: Operation, ledger: Ledger) -> None:
         """Write beside the chunk, and move it there."""
         (number,) = operation.chunks
-        editor, owner = self.writing.editor, Owner(os.geteuid(), os.getegid())
+        editor, files = self.writing.editor, self.writing.files
+        owner = Owner(os.geteuid(), os.getegid())
         directory = await find(self.tree, f"{operation.path}/c")
         name = f"{number}.partial".encode()
-        handle, _, _ = await editor.create(directory.ino, name, 0o644, os.O_CREAT | os.O_WRONLY, owner)
-        await editor.write(handle, 0, payload_of(operation.path, operation.seed + number))
-        await editor.flush(handle)
-        await editor.close(handle)
+        handle, _, _ = await files.create(directory.ino, name, 0o644, os.O_CREAT | os.O_WRONLY, owner)
+        await files.write(handle, 0, payload_of(operation.path, operation.seed + number))
+        await files.flush(handle)
+        await files.close(handle)
         await editor.rename(directory.ino, name, directory.ino, str(number).encode(), exclusive=False, owner=owner)
         ledger.publish(operation.path, number, operation.seed + number)
 
@@ -256,16 +257,16 @@ class Process:
 
     async def _edit(self, path: str, change: Callable[[dict[str, Any]], None]) -> None:
         """Replace the document as a program does that knows of no shards."""
-        editor = self.writing.editor
+        files = self.writing.files
         node = await self.writing.source.hierarchy.node(path)
         assert node.array is not None
         document = dict(node.array.document)
         change(document)
         attributes = await find(self.tree, f"{path}/zarr.json")
-        handle, _ = await editor.open(attributes.ino, os.O_WRONLY | os.O_TRUNC)
-        await editor.write(handle, 0, json.dumps(document).encode())
-        await editor.flush(handle)
-        await editor.close(handle)
+        handle, _ = await files.open(attributes.ino, os.O_WRONLY | os.O_TRUNC)
+        await files.write(handle, 0, json.dumps(document).encode())
+        await files.flush(handle)
+        await files.close(handle)
 
     async def _sync(self, *_: object) -> None:
         await self.writing.writer.sync()
