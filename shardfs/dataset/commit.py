@@ -105,22 +105,24 @@ class Commits:
     async def execute(self, commit: Commit) -> list[int]:
         """Store the next version of a shard; returns the intents that are to be finished with its records."""
         intents = [commit.intent.sequence] if commit.intent is not None else []
-        statistics = self._source.statistics
-        try:
-            if commit.assembly.splice is None:
-                await commit.edit.delete()
-                stat = None
-            else:
-                stat = await commit.edit.splice(commit.assembly.splice)
-                statistics.committed_bytes += commit.edit.written_nbytes
-        except ConflictError:
-            await self.finish(intents)  # nothing was changed
-            raise
-        except ShardfsError:
-            # Whether it was undone is not known for certain.
-            self._unsettled.setdefault((commit.array, commit.shard), []).extend(intents)
-            raise
-        self._source.shards.committed(commit.array, commit.shard, stat, is_new=commit.edit.snapshot is None)
+        statistics, shards = self._source.statistics, self._source.shards
+        snapshot = commit.edit.snapshot
+        with shards.changing(commit.array, commit.shard, snapshot.stat if snapshot is not None else None):
+            try:
+                if commit.assembly.splice is None:
+                    await commit.edit.delete()
+                    stat = None
+                else:
+                    stat = await commit.edit.splice(commit.assembly.splice)
+                    statistics.committed_bytes += commit.edit.written_nbytes
+            except ConflictError:
+                await self.finish(intents)  # nothing was changed
+                raise
+            except ShardfsError:
+                # Whether it was undone is not known for certain.
+                self._unsettled.setdefault((commit.array, commit.shard), []).extend(intents)
+                raise
+            shards.committed(commit.array, commit.shard, stat, is_new=snapshot is None)
         statistics.commits += 1
         statistics.committed_chunks += len(commit.contents)
         return intents

@@ -3,8 +3,8 @@
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -143,6 +143,7 @@ class Shards:
         self._states: OrderedDict[_Key, ShardState] = OrderedDict()
         self._loading: dict[_Key, trio.Event] = {}
         self._outdated: set[_Key] = set()
+        self._changing: set[tuple[Arrangement, Coords]] = set()
         self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
         self._max_own = max_own
         self._nown = 0
@@ -277,7 +278,7 @@ class Shards:
             version = array.versions[coords] = ShardVersion(stored, 0, stat.mtime_ns)
         elif version.stored is None:  # chunks were published before there was a shard
             version.stored, version.mtime_ns = stored, stat.mtime_ns
-        elif version.stored != stored:
+        elif version.stored != stored and (array, coords) not in self._changing:
             version.stored, version.mtime_ns = stored, stat.mtime_ns
             self._statistics.replaced_shards += 1
             self._supersede(array, version)
@@ -311,6 +312,22 @@ class Shards:
         kept = {coords for coords in version.own if coords in array.own}
         self._nown -= len(version.own) - len(kept)
         version.own = kept
+
+    @contextmanager
+    def changing(self, array: Arrangement, coords: Coords, stat: Stat | None) -> Iterator[None]:
+        """Take what the shard at *coords* becomes, as long as the block lasts, for the version *stat* that it was.
+
+        A commit of our own shows to others before it is `committed`, and makes no other version of the chunks that it
+        does not touch.
+        """
+        if stat is not None:
+            self._version(array, coords, stat)
+        self._changing.add((array, coords))
+        try:
+            yield
+        finally:
+            self._changing.discard((array, coords))
+            self.forget(array, coords)
 
     def committed(self, array: Arrangement, coords: Coords, stat: Stat | None, *, is_new: bool) -> None:
         """Note that a commit of our own left the shard at *coords* in the state *stat*, None if it is gone.
