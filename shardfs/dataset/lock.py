@@ -16,8 +16,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from shardfs.errors import SourceError
-from shardfs.format.chunk_key import parse_coordinate
+from shardfs.dataset.hierarchy import DOCUMENT
+from shardfs.dataset.walk import holds_chunks
+from shardfs.errors import ShardfsError, SourceError
+from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, parse_document
+from shardfs.stores.beneath import READ
 
 DIRECTORY: Final = ".shardfs"
 _FLOCK: Final = "hhqqi4x"
@@ -186,20 +189,31 @@ def _ancestors(root: str) -> Iterator[str]:
 
 
 def _descendants(root: str) -> Iterator[str]:
-    """Yield the directories below *root* that have a directory of ours; those of chunks are not looked into."""
+    """Yield the directories below *root* that have a directory of ours; those of chunks are not looked into.
+
+    What is called like one may be an array: the levels of an image pyramid are `0`, `1` and so on.
+    """
     pending = [root]
     while pending:
         path = pending.pop()
         with suppress(OSError), os.scandir(path) as entries:
+            is_array = _is_array(path)
             for entry in entries:
-                if entry.name == "c" or parse_coordinate(entry.name) is not None:
-                    continue
-                if not entry.is_dir(follow_symlinks=False):
+                if not entry.is_dir(follow_symlinks=False) or (is_array and holds_chunks(entry.name)):
                     continue
                 if entry.name != DIRECTORY:
                     pending.append(entry.path)
                 elif path != root:
                     yield path
+
+
+def _is_array(directory: str) -> bool:
+    """Whether a directory has the document of an array; what cannot be told is none, and looked into."""
+    try:
+        with open(os.open(os.path.join(directory, DOCUMENT), READ), "rb") as file:
+            return isinstance(parse_document(file.read(MAX_DOCUMENT_NBYTES + 1)), ArrayMetadata)
+    except (OSError, ShardfsError):
+        return False
 
 
 def _tidy(state: StateDirectory) -> None:

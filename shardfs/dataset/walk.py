@@ -41,7 +41,7 @@ async def walk_nodes(source: Source) -> AsyncIterator[Node]:
         is_array = isinstance(node.metadata, ArrayMetadata)
         names = sorted(entry.name for entry in entries if entry.kind is Kind.DIRECTORY)
         pending += [
-            (join_key(path, name), node.stat) for name in reversed(names) if not (is_array and _holds_chunks(name))
+            (join_key(path, name), node.stat) for name in reversed(names) if not (is_array and holds_chunks(name))
         ]
 
 
@@ -73,5 +73,6 @@ async def walk_shards(array: Array, prefix: Coords = ()) -> AsyncIterator[Coords
             yield coords
 
 
-def _holds_chunks(name: str) -> bool:
+def holds_chunks(name: str) -> bool:
+    """Whether a name in the directory of an array leads to chunks."""
     return name == "c" or parse_coordinate(name) is not None

@@ -267,7 +267,7 @@ TOOLS = {
     "mv": lambda new, chunk: tool("mv", new, chunk),
     "dd": lambda new, chunk: tool("dd", f"if={new}", f"of={chunk}", "bs=7", "status=none"),
     "dd-notrunc": lambda new, chunk: tool("dd", f"if={new}", f"of={chunk}", "bs=16", "conv=notrunc", "status=none"),
-    "rsync": lambda new, chunk: tool("rsync", "-a", new, chunk),
+    "rsync": lambda new, chunk: tool("rsync", "-aI", new, chunk),
     "tar": lambda new, chunk: tool("sh", "-c", f"tar cf - -C '{new.parent}' {new.name} | tar xf - -C '{chunk.parent}'"),
     "install": lambda new, chunk: tool("install", "-m", "600", new, chunk),
     "ln": lambda new, chunk: (os.unlink(chunk), shutil.copy(new, f"{chunk}.tmp"), os.link(f"{chunk}.tmp", chunk),

@@ -72,6 +72,15 @@ def test_a_second_writing_mount_is_refused_and_told_who_has_it(
     assert stored(source) == NEW
 
 
+@pytest.mark.parametrize("name", ["0", "c"])
+def test_an_array_that_is_called_like_a_directory_of_chunks_is_refused_too(
+    mount: Mounter, source: Path, place: Path, name: str
+) -> None:
+    (source / "image").rename(source / name)
+    first = mount(source / name, write=True)
+    assert f"process {first.process.pid} on {socket.gethostname()}" in refusal(source, place)
+
+
 @pytest.mark.parametrize("command", [("recover", "--apply"), ("compact",)], ids=["recover", "compact"])
 def test_commands_that_change_a_source_are_refused_while_it_is_written(
     mount: Mounter, source: Path, command: tuple[str, ...]
