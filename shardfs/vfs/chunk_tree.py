@@ -1,11 +1,11 @@
 """The files and directories of one sharded array's chunks: computed from inode numbers, kept nowhere."""
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from itertools import groupby, repeat
+from collections.abc import AsyncGenerator, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
-from shardfs.dataset.array import Array, Extent, ListedRun
+from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.journal import Put
 from shardfs.dataset.shards import ShardState
 from shardfs.errors import (
@@ -20,14 +20,14 @@ from shardfs.errors import (
 from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, absent, new_file, unreadable
-from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle, Row
+from shardfs.vfs.chunk_rows import BATCH, ChunkRows, decimals, shifted
+from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle
 from shardfs.vfs.inodes import pack
 from shardfs.vfs.positions import Positions
 
 if TYPE_CHECKING:
     from shardfs.vfs.tree import Tree
 
-_BATCH: Final = 1024
 _MAX_PREFIXES: Final = 8192
 _SHARD: Final = b"user.shardfs.shard"
 _OFFSET: Final = b"user.shardfs.offset"
@@ -50,6 +50,7 @@ class ChunkTree:
         self._ndim = array.grid.ndim
         self._nested = encoding.is_nested(self._ndim)
         self._positions = Positions.of(array.grid.grid_shape, nested=self._nested)
+        self._rows = ChunkRows(self.number, array.arrangement, self._positions, self._keep_version)
         self._prefixes: dict[int, Coords] = {}
         self._removals: Counter[int] = Counter()  # of directories, by their positions
         self._valid_until = float("-inf")
@@ -207,6 +208,9 @@ class ChunkTree:
             attributes = await self._directory_attributes(0)
             yield Batch(attributes, [(self.root.encode(), attributes.ino, attributes.size, 1)])
 
+    def _keep_version(self, ino: int, coords: Coords) -> None:
+        self._tree.keep_version(ino, self, coords)
+
     async def _has_root(self) -> bool:
         arrangement = self.array.arrangement
         return await self.array.has_shards() if arrangement.directories is None else arrangement.has_directory(())
@@ -316,7 +320,7 @@ class ChunkTree:
     def _directory_inos(self, position: int, numbers: Sequence[int]) -> Sequence[int]:
         """Return the inode numbers of directories beside each other, the first of which is at *position*."""
         if not self._removals:
-            return _shifted(numbers, pack(self.number, 0, position))
+            return shifted(numbers, pack(self.number, 0, position))
         return [self._directory_ino(position + n) for n in numbers]
 
     async def _list_directories(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
@@ -331,15 +335,15 @@ class ChunkTree:
                 yield Batch(template, rows)
             return
         async for covered in self.array.covered(prefix):
-            for first in range(max(start, covered.start), covered.stop, _BATCH):
-                numbers = range(first, min(first + _BATCH, covered.stop))
+            for first in range(max(start, covered.start), covered.stop, BATCH):
+                numbers = range(first, min(first + BATCH, covered.stop))
                 sizes = repeat(template.size, len(numbers))
-                names, inos = _decimals(numbers), self._directory_inos(position, numbers)
-                yield Batch(template, list(zip(names, inos, sizes, _shifted(numbers, 1), strict=True)))
+                names, inos = decimals(numbers), self._directory_inos(position, numbers)
+                yield Batch(template, list(zip(names, inos, sizes, shifted(numbers, 1), strict=True)))
 
     async def _list_row(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
         async for run in self.array.list_row(prefix, start):
-            for batch in self._batches(run, prefix):
+            for batch in self._rows.batches(run, prefix, self._ttl(run.state)):
                 yield batch
 
     async def _list_flat(self, start: int) -> AsyncGenerator[Batch, None]:
@@ -353,7 +357,7 @@ class ChunkTree:
         first = self._positions.coords(self._positions.bases[-1] + start)
         async for prefix in self.array.rows(first[:-1]):
             async for run in self.array.list_row(prefix, first[-1] if prefix == first[:-1] else 0):
-                for batch in self._batches(run, prefix):
+                for batch in self._rows.batches(run, prefix, self._ttl(run.state)):
                     yield batch
 
     async def _list_only_chunk(self) -> AsyncGenerator[Batch, None]:
@@ -366,58 +370,3 @@ class ChunkTree:
             attributes = unreadable(None)._replace(ino=pack(self.number, 0, position))
         if attributes.ino:
             yield Batch(attributes, [(name.encode(), attributes.ino, attributes.size, 1)], is_counted=True)
-
-    def _batches(self, run: ListedRun, prefix: Coords) -> Iterable[Batch]:
-        """Turn a run of chunks into rows; those that cannot be read get attributes that are not kept."""
-        row = self._positions.of_chunk((*prefix, 0))
-        ino = pack(self.number, run.state.generation, row)
-        cookie = 1 if self._nested else row - self._positions.bases[-1] + 1
-        broken = unreadable(run.state.stat)
-        sound = broken._replace(ttl=self._ttl(run.state))
-        has_own = bool(self.array.arrangement.own)
-        for start in range(0, run.length, _BATCH):
-            numbers, sizes, damaged = run.chunks(start, min(start + _BATCH, run.length))
-            if self._nested:
-                names = _decimals(numbers)
-            else:
-                names = [self._encoding.encode((*prefix, n)).encode() for n in numbers]
-            rows: Sequence[Row] = list(
-                zip(names, _shifted(numbers, ino), sizes, _shifted(numbers, cookie), strict=True)
-            )
-            if has_own:
-                rows = self._with_own(rows, numbers, prefix)
-            if damaged is None:
-                if rows:
-                    yield Batch(sound, rows, is_counted=has_own)
-                continue
-            for is_damaged, group in groupby(zip(damaged, rows, strict=True), key=lambda pair: pair[0]):
-                yield Batch(broken if is_damaged else sound, [listed for _, listed in group], is_counted=has_own)
-
-    def _with_own(self, rows: Sequence[Row], numbers: Sequence[int], prefix: Coords) -> Sequence[Row]:
-        """Return *rows* with the inode numbers of versions that were published through the mount."""
-        own = self.array.arrangement.own
-        listed = []
-        for row, number in zip(rows, numbers, strict=True):
-            version = own.get((*prefix, number))
-            if version is None:
-                listed.append(row)
-            else:
-                self._tree.keep_version(version.ino, self, (*prefix, number))
-                listed.append((row[0], version.ino, row[2], row[3]))
-        return listed
-
-
-def _shifted(numbers: Sequence[int], distance: int) -> Sequence[int]:
-    if isinstance(numbers, range):
-        return range(numbers.start + distance, numbers.stop + distance)
-    return [n + distance for n in numbers]
-
-
-def _decimals(numbers: Sequence[int]) -> list[bytes]:
-    """Return the names of coordinates; a row is listed again and again, so those of one are kept ready."""
-    if isinstance(numbers, range) and numbers.stop <= len(_DECIMALS):
-        return _DECIMALS[numbers.start : numbers.stop]
-    return [b"%d" % n for n in numbers]
-
-
-_DECIMALS: Final = [b"%d" % n for n in range(4096)]

@@ -1,0 +1,88 @@
+"""Listings of chunks: runs that share a shard, turned into rows with names, numbers and cookies."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Final
+
+from shardfs.dataset.array import ListedRun
+from shardfs.dataset.shards import Arrangement
+from shardfs.format.sharding import Coords
+from shardfs.vfs.attributes import unreadable
+from shardfs.vfs.handles import Batch, Row
+from shardfs.vfs.inodes import pack
+from shardfs.vfs.positions import Positions
+
+BATCH: Final = 1024
+
+
+class ChunkRows:
+    """Makes the rows of the chunk tree *number*.
+
+    *keep* is called with the number and the coordinates of every version that was published through the mount.
+    """
+
+    def __init__(
+        self, number: int, arrangement: Arrangement, positions: Positions, keep: Callable[[int, Coords], None]
+    ) -> None:
+        self._number = number
+        self._arrangement = arrangement
+        self._positions = positions
+        self._keep = keep
+        self._nested = arrangement.key_encoding.is_nested(arrangement.grid.ndim)
+
+    def batches(self, run: ListedRun, prefix: Coords, ttl: float) -> Iterable[Batch]:
+        """Yield the chunks of *run*, of the row below *prefix*; the kernel may believe them for *ttl* seconds.
+
+        Those that cannot be read get attributes that are not kept.
+        """
+        row = self._positions.of_chunk((*prefix, 0))
+        ino = pack(self._number, run.state.generation, row)
+        cookie = 1 if self._nested else row - self._positions.bases[-1] + 1
+        broken = unreadable(run.state.stat)
+        sound = broken._replace(ttl=ttl)
+        has_own = bool(self._arrangement.own)
+        for start in range(0, run.length, BATCH):
+            numbers, sizes, damaged = run.chunks(start, min(start + BATCH, run.length))
+            if self._nested:
+                names = decimals(numbers)
+            else:
+                names = [self._arrangement.key_encoding.encode((*prefix, n)).encode() for n in numbers]
+            rows: Sequence[Row] = list(zip(names, shifted(numbers, ino), sizes, shifted(numbers, cookie), strict=True))
+            if has_own:
+                rows = self._with_own(rows, numbers, prefix)
+            if damaged is None:
+                if rows:
+                    yield Batch(sound, rows, is_counted=has_own)
+                continue
+            for is_damaged, group in groupby(zip(damaged, rows, strict=True), key=lambda pair: pair[0]):
+                yield Batch(broken if is_damaged else sound, [listed for _, listed in group], is_counted=has_own)
+
+    def _with_own(self, rows: Sequence[Row], numbers: Sequence[int], prefix: Coords) -> Sequence[Row]:
+        """Return *rows* with the inode numbers of versions that were published through the mount."""
+        own = self._arrangement.own
+        listed = []
+        for row, number in zip(rows, numbers, strict=True):
+            version = own.get((*prefix, number))
+            if version is None:
+                listed.append(row)
+            else:
+                self._keep(version.ino, (*prefix, number))
+                listed.append((row[0], version.ino, row[2], row[3]))
+        return listed
+
+
+def shifted(numbers: Sequence[int], distance: int) -> Sequence[int]:
+    """Return *numbers*, each larger by *distance*."""
+    if isinstance(numbers, range):
+        return range(numbers.start + distance, numbers.stop + distance)
+    return [n + distance for n in numbers]
+
+
+def decimals(numbers: Sequence[int]) -> list[bytes]:
+    """Return the names of coordinates; a row is listed again and again, so those of one are kept ready."""
+    if isinstance(numbers, range) and numbers.stop <= len(_DECIMALS):
+        return _DECIMALS[numbers.start : numbers.stop]
+    return [b"%d" % n for n in numbers]
+
+
+_DECIMALS: Final = [b"%d" % n for n in range(4096)]
