@@ -8,16 +8,13 @@ from typing import Final
 
 import trio
 
-from shardfs.dataset.array import Array
 from shardfs.dataset.commit import Commit, Commits, carry
 from shardfs.dataset.hierarchy import is_below
 from shardfs.dataset.journal import Journal, Put
 from shardfs.dataset.pending import Change, ShardPending
 from shardfs.dataset.shards import Arrangement
 from shardfs.dataset.source import Source
-from shardfs.dataset.walk import walk_shards
 from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, StoreError
-from shardfs.format.chunk_grid import ChunkGrid
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Content
 
@@ -30,6 +27,7 @@ _SMALL_IDLE: Final = 30.0
 _RETRY: Final = 5.0
 _PAUSE: Final = 0.25
 _BATCH: Final = 16
+_BATCH_INDEX_NBYTES: Final = 4 * 2**20
 _ATTEMPTS: Final = 8
 _MAX_PENDING: Final = 100_000
 _MAX_TOLD: Final = 10
@@ -61,9 +59,11 @@ class Committer:
         self._auto_compact = auto_compact
         self._appended: dict[_Key, None] = {}
         self._begun: set[_Key] = set()
+        self._next = math.inf  # when `run` looks again by itself
         self._work = trio.Lock()
         self._wanted = trio.Event()
         self._progress = trio.Event()
+        self._nwaiting = 0
 
     @property
     def npending(self) -> int:
@@ -77,9 +77,8 @@ class Committer:
             self._npending += 1
         else:
             self._journal.forget(before.sequence, change.sequence)
-        is_first = not self._queue
         self._queue.setdefault((array, shard))
-        if is_first or self._is_urgent():
+        if self._due_at((array, shard)) < self._next or self._is_urgent():
             self._wanted.set()
 
     def has_room(self, nbytes: int) -> bool:
@@ -94,9 +93,18 @@ class Committer:
 
     async def make_room(self) -> None:
         """Wait until something was committed; raises what keeps the rest from being committed, if nothing was."""
+        if not self._queue:
+            for under_way in self._busy.values():
+                await under_way.wait()
+                return
+            raise NoSpaceError("the journal is full of what no commit finishes; unmount, and mount again")
         progress, before = self._progress, self._npending
         self._wanted.set()
-        await progress.wait()
+        self._nwaiting += 1
+        try:
+            await progress.wait()
+        finally:
+            self._nwaiting -= 1
         if self._npending >= before:
             for error, _ in self._failures.values():
                 raise error.with_traceback(None)
@@ -111,7 +119,8 @@ class Committer:
     async def run(self) -> None:
         """Commit what is due, for as long as this is not cancelled."""
         while True:
-            with trio.move_on_at(self._next_time()) as idle:
+            self._next = self._next_time()
+            with trio.move_on_at(self._next) as idle:
                 await self._wanted.wait()
             self._wanted = trio.Event()
             due = self._due()
@@ -193,26 +202,10 @@ class Committer:
         except ShardfsError as error:
             log.error("%s is not compacted: %s", array.shard_key(shard), error)  # noqa: TRY400
 
-    async def empty_outside(self, array: Array, shape: tuple[int, ...]) -> None:
-        """Remove every stored chunk of *array* that does not overlap *shape*."""
-        inside = ChunkGrid.regular(shape, array.grid.chunk_shape).shape
-        for shard in [shard async for shard in walk_shards(array)]:
-            starts = (array.grid.covered(axis, index).start for axis, index in enumerate(shard))
-            if any(start >= n for start, n in zip(starts, inside, strict=True)):
-                await self.rewrite(array.arrangement, shard, None)
-                continue
-            outside: dict[Coords, Content | None] = {
-                coords: None
-                async for coords in array.chunks_of(shard)
-                if any(i >= n for i, n in zip(coords, inside, strict=True))
-            }
-            if outside:
-                await self.rewrite(array.arrangement, shard, outside)
-
     async def _commit(self, keys: Sequence[_Key]) -> None:
         async with self._work:
-            for start in range(0, len(keys), _BATCH):
-                await self._commit_batch(keys[start : start + _BATCH])
+            for batch in _batches(keys):
+                await self._commit_batch(batch)
                 self._progress.set()
                 self._progress = trio.Event()
 
@@ -273,7 +266,7 @@ class Committer:
     async def _without_conflicts(self, key: _Key, pending: ShardPending) -> Sequence[Change]:
         """Return the changes of a shard that still fit their array; the others are put aside."""
         arrangement, shard = key
-        array = (await self._source.hierarchy.node(arrangement.path, fresh=True)).array
+        array = await self._source.hierarchy.array(arrangement.path, fresh=True)
         fitting: list[Change] = []
         conflicts: list[Change] = []
         for coords, change in pending.changes.items():
@@ -284,8 +277,8 @@ class Committer:
                 conflicts.append(change)
         if conflicts:
             log.error(
-                "%d chunks of %s were published for metadata that another program has changed since; they are kept, "
-                "and `shardfs recover` shows them: %s%s",
+                "%d chunks of %s were published for metadata that another program has changed or removed; they are "
+                "kept, and `shardfs recover` shows them: %s%s",
                 len(conflicts),
                 arrangement.path or "the array",
                 ", ".join("/".join(map(str, change.coords)) for change in conflicts[:_MAX_TOLD]),
@@ -346,6 +339,12 @@ class Committer:
         self._failures[key] = error, trio.current_time() + _RETRY
 
     def _is_urgent(self) -> bool:
+        """Whether shards are committed that are not idle.
+
+        Somebody may wait for room though little is live: one old record keeps its segment and all behind it.
+        """
+        if self._nwaiting:
+            return True
         return self._journal.live_nbytes > _FULL * self._journal.max_nbytes or self._npending > _FULL * _MAX_PENDING
 
     def _due_at(self, key: _Key) -> float:
@@ -371,6 +370,22 @@ class Committer:
         ready = [key for key in self._queue if key not in self._failures]
         full = [key for key in ready if len(key[0].pending.shards[key[1]].changes) == key[0].grid.nchunks_of(key[1])]
         return full or ready[: max(_BATCH, len(ready) // 2)]
+
+
+def _batches(keys: Sequence[_Key]) -> Iterator[Sequence[_Key]]:
+    """Yield shards that are committed together: few with short indexes, and what may take much memory alone."""
+    batch: list[_Key] = []
+    nbytes = 0
+    for array, shard in keys:
+        is_large = array.grid.is_large(array.grid.index_shape(shard))
+        cost = _BATCH_INDEX_NBYTES if is_large else array.grid.index_nbytes(shard)
+        if batch and (nbytes + cost > _BATCH_INDEX_NBYTES or len(batch) == _BATCH):
+            yield batch
+            batch, nbytes = [], 0
+        batch.append((array, shard))
+        nbytes += cost
+    if batch:
+        yield batch
 
 
 def _lies_alike(grid: ShardGrid, other: ShardGrid, coords: Coords) -> bool:

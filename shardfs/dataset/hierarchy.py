@@ -100,6 +100,13 @@ class Hierarchy:
         self._remember(node, now)
         return node
 
+    async def array(self, path: str, *, fresh: bool = False) -> Array | None:
+        """Return the sharded array at *path*; None if there is none, or nothing at all."""
+        try:
+            return (await self.node(path, fresh=fresh)).array
+        except (NotFoundError, NotADirectoryHereError):
+            return None
+
     def forget(self, path: str) -> None:
         """Look at the node at *path*, and at all below it, again when they are wanted next."""
         for known in [known for known in self._nodes if is_below(known, path)]:

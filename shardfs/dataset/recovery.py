@@ -17,6 +17,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
 from shardfs.dataset.journal import Erase, Intent, JournalContents, Put, Shrink
 from shardfs.dataset.pending import Change
+from shardfs.dataset.shrinking import empty_outside
 from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, NotUnshardable, ShardfsError
 from shardfs.format.metadata import ArrayMetadata, parse_node
@@ -215,7 +216,7 @@ async def _take_back(source: Source, intents: Sequence[Intent], outcome: Outcome
     pieces = (MemoryContent(memoryview(head)), kept) if head else (kept,)
     async with source.store.edit(intent.key) as edit:
         await edit.splice(Splice(pieces))
-    array = (await source.hierarchy.node(intent.path)).array
+    array = await source.hierarchy.array(intent.path)
     if array is not None:
         source.shards.forget(array.arrangement, intent.shard)
 
@@ -264,10 +265,7 @@ def _is_within(array: Array, change: Change) -> bool:
 
 async def _fit(source: Source, change: Change) -> tuple[Array | None, str | None]:
     """Return the array that *change* is for, and why it does not fit; neither if there is nothing to do."""
-    try:
-        array = (await source.hierarchy.node(change.path)).array
-    except (NotFoundError, NotADirectoryHereError):
-        array = None
+    array = await source.hierarchy.array(change.path)
     if array is None:
         return None, None if isinstance(change, Erase) else "there is no such sharded array any more"
     if array.fingerprint != change.fingerprint:
@@ -296,17 +294,14 @@ async def _shrink(source: Source, committer: Committer, shrink: Shrink) -> None:
         former = parse_node({**metadata.document, "shape": list(shrink.shape)})
         assert isinstance(former, ArrayMetadata)
         array = Array.open(shrink.path, unshard(former), source.shards, node.array.fingerprint)
-        await committer.empty_outside(array, metadata.shape)
+        await empty_outside(committer, array, metadata.shape)
     except (NotFoundError, NotADirectoryHereError, NotUnshardable) as error:
         log.warning("%s is not emptied outside its shape: %s", shrink.path or "the array", error)
 
 
 async def _array(source: Source, intent: Intent) -> Array | None:
     """Return the array whose shard *intent* is about; None if its key is not that of such a shard (any more)."""
-    try:
-        array = (await source.hierarchy.node(intent.path)).array
-    except (NotFoundError, NotADirectoryHereError):
-        return None
+    array = await source.hierarchy.array(intent.path)
     if array is None or len(intent.shard) != array.grid.ndim or array.arrangement.shard_key(intent.shard) != intent.key:
         return None
     return array

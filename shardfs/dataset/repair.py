@@ -4,7 +4,7 @@ A shard whose index is at the end and has a checksum may hold an older index, fr
 short.  Everything that this index names is there still; what came behind it is cut off, and kept in a file of its own.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, product
 from typing import Final
@@ -26,7 +26,7 @@ _PIECE_NBYTES: Final = 2**20
 
 @dataclass(frozen=True)
 class TornShard:
-    """A shard that cannot be read, of *size* bytes.
+    """A shard that cannot be read: its state *version*, of *size* bytes.
 
     The index that ends at *stop* is the last valid one, None if there is none, and *reason* says why.  *changed* are
     the chunks of which the tail seems to have had newer versions: with *lost*, those that had none before.
@@ -36,6 +36,7 @@ class TornShard:
     shard: Coords
     key: str
     size: int
+    version: Hashable
     stop: int | None
     reason: str
     changed: Sequence[Coords] = ()
@@ -68,7 +69,7 @@ async def repair(source: Source, torn: TornShard, directory: str) -> str:
     """
     assert torn.stop is not None
     async with source.store.edit(torn.key) as edit:
-        if edit.snapshot is None or edit.snapshot.size != torn.size:
+        if edit.snapshot is None or edit.snapshot.stat.version != torn.version:
             raise StaleError(f"{torn.key} was changed meanwhile")
         kept = join_key(directory, torn.key.replace("/", "_"))
         place = await _keep_tail(source, edit.snapshot, torn.stop, kept)
@@ -88,7 +89,7 @@ def _is_no_index(array: Array, index: ShardIndex) -> bool:
 
 async def _examine(array: Array, shard: Coords, snapshot: Snapshot, reason: str) -> TornShard:
     level = array.grid.levels[0]
-    key = array.arrangement.shard_key(shard)
+    key, found = array.arrangement.shard_key(shard), (snapshot.size, snapshot.stat.version)
     layout = IndexLayout(level.index_codecs, array.grid.index_shape(shard), level.index_at_start)
     why_not = None
     if level.after:
@@ -98,23 +99,23 @@ async def _examine(array: Array, shard: Coords, snapshot: Snapshot, reason: str)
     elif not level.index_codecs.checksums:
         why_not = "its index has no checksum by which an older one could be known"
     if why_not is not None:
-        return TornShard(array, shard, key, snapshot.size, None, f"{reason}; it cannot be repaired: {why_not}")
+        return TornShard(array, shard, key, *found, None, f"{reason}; it cannot be repaired: {why_not}")
     return await trio.to_thread.run_sync(_search, array, shard, snapshot, layout, reason)
 
 
 def _search(array: Array, shard: Coords, snapshot: Snapshot, layout: IndexLayout, reason: str) -> TornShard:
-    key = array.arrangement.shard_key(shard)
+    key, found = array.arrangement.shard_key(shard), (snapshot.size, snapshot.stat.version)
     with snapshot.mapped() as data:
         offset = find_last_index(layout, data)
         if offset is None:
-            return TornShard(array, shard, key, snapshot.size, None, f"{reason}; there is no valid index in it")
+            return TornShard(array, shard, key, *found, None, f"{reason}; there is no valid index in it")
         stop = offset + layout.nbytes
         last = layout.codecs.decode(bytes(data[offset:stop]), layout.chunks_per_shard, offset)
         entries = torn_entries(layout, last, stop, data)
     changed = [coords for entry in entries for coords in _chunks_of(array.grid, shard, entry)]
     empty = {entry for entry in entries if last.entry(entry) is None}
     lost = [coords for entry in empty for coords in _chunks_of(array.grid, shard, entry)]
-    return TornShard(array, shard, key, snapshot.size, stop, reason, changed, lost)
+    return TornShard(array, shard, key, *found, stop, reason, changed, lost)
 
 
 def _chunks_of(grid: ShardGrid, shard: Coords, entry: int) -> Iterator[Coords]:

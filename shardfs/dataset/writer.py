@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -12,8 +13,9 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
 from shardfs.dataset.journal import Erase, Journal, Put, Shrink
 from shardfs.dataset.pending import Change
+from shardfs.dataset.shards import Arrangement
 from shardfs.dataset.source import Source
-from shardfs.errors import ReadOnlyError
+from shardfs.errors import ConflictError, ReadOnlyError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
 
@@ -31,6 +33,7 @@ class Writer:
         self.journal = journal
         self.committer = Committer(source, journal, conflicts, auto_compact=auto_compact)
         self._syncing: trio.Event | None = None
+        self._arrangements: dict[str, Arrangement] = {}  # to which something was published last, by path
 
     def check(self) -> None:
         """Raise the error that keeps anything from being published."""
@@ -76,7 +79,7 @@ class Writer:
     async def shrink(self, path: str, shape: tuple[int, ...]) -> Shrink:
         """Note durably that the array at *path*, which has the shape *shape*, is about to be made smaller.
 
-        What lies outside its new shape then is removed by `Committer.empty_outside`.
+        What lies outside its new shape then is removed by `shrinking.empty_outside`.
         """
         self.check()
         async with self.committer.commits.lock:
@@ -109,19 +112,31 @@ class Writer:
         self, array: Array, coords: Coords, append: Callable[[tuple[int, int] | None], Change], *, in_thread: bool
     ) -> None:
         shard = array.arrangement.locate(coords).shard
-        if shard not in array.arrangement.pending.shards:
-            async with self.source.store.edit(array.arrangement.shard_key(shard)):
-                pass  # raises, where the shard may not be written
         while True:
+            while (former := self._former(array.arrangement)) is not None:
+                with suppress(ConflictError):  # it was put aside, as the log says
+                    await self.committer.flush(former)
             # A record names the entry that it supersedes, which a commit is about to change.
             while (busy := self.committer.busy(array.arrangement, shard)) is not None:
                 await busy.wait()
+            if shard not in array.arrangement.pending.shards:
+                async with self.source.store.edit(array.arrangement.shard_key(shard)):
+                    pass  # raises, where the shard may not be written
             async with self.committer.commits.lock:
-                if self.committer.busy(array.arrangement, shard) is not None:
+                if self.committer.busy(array.arrangement, shard) or self._former(array.arrangement):
                     continue
                 self.check()
                 superseded = await array.stored_entry(coords)
                 change = await trio.to_thread.run_sync(append, superseded) if in_thread else append(superseded)
+                self._arrangements[array.arrangement.path] = array.arrangement
                 self.committer.add(array.arrangement, shard, change)
                 self.source.statistics.published += 1
                 return
+
+    def _former(self, arrangement: Arrangement) -> Arrangement | None:
+        """Return the arrangement that an array had before another program changed its shape, if that has changes.
+
+        They are older, and must not come into a shard after what is published now.
+        """
+        former = self._arrangements.get(arrangement.path, arrangement)
+        return former if former is not arrangement and former.pending else None

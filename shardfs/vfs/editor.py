@@ -61,7 +61,8 @@ class Editor:
         opened = self._drafts.get(moving) if isinstance(moving, ChunkName | DocumentName) else None
         if opened is not None and opened.is_dirty:
             await self._files.publish(opened)
-        async with self._gate_for(new_name):
+        is_directory = isinstance(moving, PlainName) and await self._is_directory(moving)
+        async with self._gate_for(new_name, is_directory=is_directory):
             old, new = await resolve(self._tree, parent, name), await resolve(self._tree, new_parent, new_name)
             if old == new:
                 return
@@ -235,9 +236,16 @@ class Editor:
         """Bring everything that is pending into shards."""
         await self._writer.committer.flush()
 
-    def _gate_for(self, new_name: bytes) -> AbstractAsyncContextManager[None]:
-        """Return what to hold while *new_name* is taken: a document may make an array of the directory."""
-        return self._gate.closed() if new_name == DOCUMENT.encode() else self._gate.passing()
+    def _gate_for(self, new_name: bytes, *, is_directory: bool = False) -> AbstractAsyncContextManager[None]:
+        """Return what to hold while *new_name* is taken: a document may make an array of the directory.
+
+        A directory may be or hold arrays, in which nothing is published while it moves.
+        """
+        return self._gate.closed() if is_directory or new_name == DOCUMENT.encode() else self._gate.passing()
+
+    async def _is_directory(self, name: PlainName) -> bool:
+        """Whether *name* stands for a directory that may be or hold arrays."""
+        return not name.is_scratch and (await self._tree.store.stat(name.path)).kind is Kind.DIRECTORY
 
     async def _rename_plain(self, old: PlainName, new: PlainName, *, exclusive: bool) -> None:
         store, hierarchy = self._tree.store, self._tree.hierarchy

@@ -168,8 +168,9 @@ class OpenFiles:
         async def publish(opened: OpenDraft) -> None:
             status, draft = opened.status, opened.draft
             if isinstance(opened.name, ChunkName):
-                ino = opened.ino if opened.is_new else self._tree.inodes.reserve()
-                mtime_ns = await self._contents.put_chunk(opened.name, draft, status, ino, opened.mtime_ns)
+                async with self._gate.passing():  # else a new shape may come between the look at the array and the end
+                    ino = opened.ino if opened.is_new else self._tree.inodes.reserve()
+                    mtime_ns = await self._contents.put_chunk(opened.name, draft, status, ino, opened.mtime_ns)
                 opened.version, opened.mtime_ns = ino, mtime_ns
             else:
                 text = bytes(draft.read(0, draft.nbytes))

@@ -6,6 +6,7 @@ from contextlib import suppress
 import trio
 
 from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.dataset.shrinking import empty_outside
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     ExistsError,
@@ -107,7 +108,7 @@ class Publisher:
             return
         shrink = await self._writer.shrink(node.path, stored.shape)
         await self._store(node, document, edited.document, written, mode=mode, exclusive=exclusive)
-        await committer.empty_outside(array, edited.shape)
+        await empty_outside(committer, array, edited.shape)
         await committer.commits.finish([shrink.sequence])
 
     async def _new_array(

@@ -1,0 +1,263 @@
+"""When commits happen, and what they meet: busy shards, arrays that are gone, documents that change."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from shardfs.dataset.commit import Commit
+from shardfs.dataset.repair import find_torn, repair
+from shardfs.dataset.shrinking import empty_outside
+from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, StaleError
+from shardfs.stores.memory import MemoryContent
+from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.names import Owner
+from tests.support.crashing import INNER, PER_SHARD, Process, QuickDisk, make_source
+from tests.support.opened import find
+
+OWNER = {"mode": 0o644, "uid": os.geteuid(), "gid": os.getegid()}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_source(tmp_path / "source")
+    return tmp_path / "source"
+
+
+async def put(process: Process, number: int, data: bytes, path: str = "end") -> None:
+    content = MemoryContent(memoryview(data))
+    await process.writing.writer.put(await process.array(path), (number,), content, mtime_ns=1, **OWNER)
+
+
+def test_a_chunk_that_is_closed_while_its_array_is_resized_is_one_of_the_resized_array(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        files, writer = process.writing.files, process.writing.writer
+        await put(process, 0, b"old")
+        attributes = await find(process.tree, "end/c/0")
+        number, _ = await files.open(attributes.ino, os.O_WRONLY | os.O_TRUNC)
+        await files.write(number, 0, b"new")
+        execute = writer.committer.commits.execute
+
+        async def meanwhile(commit: object) -> list[int]:
+            nursery.start_soon(files.flush, number)
+            await wait_all_tasks_blocked()
+            return await execute(commit)  # type: ignore[arg-type]
+
+        document = dict((await process.array("end")).document)
+        document["shape"] = [document["shape"][0] + INNER]
+        text = json.dumps(document).encode()
+        ino = (await find(process.tree, "end/zarr.json")).ino
+        handle, _ = await files.open(ino, os.O_WRONLY | os.O_TRUNC)
+        await files.write(handle, 0, text)
+        async with trio.open_nursery() as nursery:
+            writer.committer.commits.execute = meanwhile  # type: ignore[method-assign,assignment]
+            await files.flush(handle)
+            writer.committer.commits.execute = execute  # type: ignore[method-assign]
+        attributes = await find(process.tree, "end/c/0")
+        _, opened = await process.tree.open(attributes.ino)
+        assert bytes(await opened.read(0, 9)) == b"new"
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("gone", ["end", "end/zarr.json"])
+def test_what_was_published_in_an_array_that_another_program_removed_is_put_aside(root: Path, gone: str) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        await put(process, 0, b"new")
+        shutil.rmtree(root / gone) if (root / gone).is_dir() else (root / gone).unlink()
+        with pytest.raises(ConflictError, match="put aside"):
+            await process.writing.writer.committer.flush()
+        assert process.writing.writer.committer.npending == 0
+        assert process.writing.conflicts.live == 1
+
+    trio.run(main)
+
+
+def test_who_publishes_in_a_shard_that_is_rewritten_waits_however_long_that_takes(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        committer, array = process.writing.writer.committer, await process.array("end")
+        await put(process, 0, b"old")
+        await committer.flush()
+        is_begun = trio.Event()
+        execute = committer.commits.execute
+
+        async def slowly(commit: object) -> list[int]:
+            is_begun.set()
+            await trio.sleep(3600)
+            return await execute(commit)  # type: ignore[arg-type]
+
+        committer.commits.execute = slowly  # type: ignore[method-assign,assignment]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: committer.rewrite(array.arrangement, (0,), {}, compact=True))
+            await is_begun.wait()
+            await put(process, 0, b"new")
+        committer.commits.execute = execute  # type: ignore[method-assign]
+        await committer.flush()
+        found = await array.extent((0,))
+        assert found is not None
+        assert bytes(await found.read(0, 9)) == b"new"
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_an_unreadable_shard_keeps_no_other_from_being_emptied_outside_a_shape(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        committer = process.writing.writer.committer
+        for number in (0, PER_SHARD):
+            await put(process, number, b"new")
+        await committer.flush()
+        (root / "end/c/0").write_bytes(b"torn")
+        with pytest.raises(CorruptionError):
+            await empty_outside(committer, await process.array("end"), (INNER,))
+        assert not (root / "end/c/1").exists()
+
+    trio.run(main)
+
+
+def test_a_shard_that_was_mended_meanwhile_is_not_cut(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        await put(process, 0, b"old")
+        await process.writing.writer.committer.flush()
+        shard = root / "end/c/0"
+        whole = shard.read_bytes()
+        shard.write_bytes(whole + b"torn")
+        torn = [torn async for torn in find_torn(process.writing.source)]
+        shard.write_bytes(b"new!" + whole)  # of the same size
+        with pytest.raises(StaleError):
+            await repair(process.writing.source, torn[0], ".shardfs/torn")
+        assert len(shard.read_bytes()) == len(whole) + 4
+
+    trio.run(main)
+
+
+def test_shards_that_take_much_memory_are_committed_one_after_the_other(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        commits, announced = process.writing.writer.committer.commits, []
+        announce = commits.announce
+
+        async def counted(jobs: Sequence[Commit]) -> None:
+            announced.append(len(jobs))
+            await announce(jobs)
+
+        commits.announce = counted  # type: ignore[method-assign]
+        for path in ("end", "encoded"):
+            for number in (0, PER_SHARD):
+                await put(process, number, b"new", path)
+            await process.writing.writer.committer.flush()
+        assert announced == [2, 1, 1]
+
+    trio.run(main)
+
+
+def test_a_shard_that_is_due_earlier_is_not_kept_waiting_by_one_that_is_due_later(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        committer = process.writing.writer.committer
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(committer.run)
+            await put(process, 0, b"less than an index")
+            await trio.sleep(1)
+            await put(process, PER_SHARD, b"more than an index" * 100)
+            await trio.sleep(4)
+            assert (root / "end/c/1").exists()
+            assert not (root / "end/c/0").exists()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_who_waits_for_room_waits_for_no_shard_that_only_keeps_old_segments(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        journal, committer = process.writing.journal, process.writing.writer.committer
+        journal.max_nbytes, journal._segment_nbytes = 15_000, 4_000
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(committer.run)
+            await put(process, 0, b"less than an index")
+            while journal.has_room(INNER):
+                await put(process, 0, bytes(INNER), "unchecked")
+                await trio.sleep(3)
+            began = trio.current_time()
+            await put(process, 0, bytes(INNER), "unchecked")
+            assert trio.current_time() - began < 1
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_no_room_is_an_error_where_nothing_is_pending_that_could_make_some(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        journal, committer = process.writing.journal, process.writing.writer.committer
+        await process.writing.writer.shrink("end", (INNER,))
+        journal.max_nbytes = 1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(committer.run)
+            with pytest.raises(NoSpaceError):
+                await put(process, 0, b"new")
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_what_was_published_before_another_program_resized_the_array_comes_before_what_is_published_then(
+    root: Path,
+) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        committer = process.writing.writer.committer
+        await put(process, 0, b"old")
+        await committer.flush()
+        await put(process, 0, b"new")
+        document = json.loads((root / "end/zarr.json").read_text())
+        document["shape"] = [document["shape"][0] + INNER]
+        (root / "end/zarr.json").write_text(json.dumps(document))
+        await put(process, 0, b"newer")
+        await put(process, 1, b"other")
+        await committer.flush((await process.array("end")).arrangement)
+        await committer.flush()
+        found = await (await process.array("end")).extent((0,))
+        assert found is not None
+        assert bytes(await found.read(0, 9)) == b"newer"
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_a_chunk_that_is_closed_while_its_array_is_moved_is_one_of_the_moved_array(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        files, writer = process.writing.files, process.writing.writer
+        await put(process, 0, b"old")
+        attributes = await find(process.tree, "end/c/0")
+        number, _ = await files.open(attributes.ino, os.O_WRONLY | os.O_TRUNC)
+        await files.write(number, 0, b"new")
+        execute = writer.committer.commits.execute
+
+        async def meanwhile(commit: object) -> list[int]:
+            nursery.start_soon(files.flush, number)
+            await wait_all_tasks_blocked()
+            return await execute(commit)  # type: ignore[arg-type]
+
+        owner = Owner(os.geteuid(), os.getegid())
+        async with trio.open_nursery() as nursery:
+            writer.committer.commits.execute = meanwhile  # type: ignore[method-assign,assignment]
+            await process.writing.editor.rename(ROOT, b"end", ROOT, b"moved", exclusive=False, owner=owner)
+            writer.committer.commits.execute = execute  # type: ignore[method-assign]
+        attributes = await find(process.tree, "moved/c/0")
+        _, opened = await process.tree.open(attributes.ino)
+        assert bytes(await opened.read(0, 9)) == b"new"
+
+    trio.run(main)
