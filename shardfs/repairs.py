@@ -69,7 +69,7 @@ async def compact_source(store: LocalStore, threshold: float, force: bool, progr
     source = Source.of(store, ttl=_FOREVER)
     lines = []
     with locked(store.root) as state:
-        if state.has_journal():
+        if state.has_pending():
             raise SourceError(f"{store.url} has a journal; run `shardfs recover --apply {store.url}` first")
         journal, conflicts = (Journal(open_directory(path), Disk()) for path in (state.journal, state.conflicts))
         writer = Writer(source, journal, conflicts)

@@ -5,8 +5,9 @@ journal forgets, and what cannot be taken back for certain stays announced.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import trio
 
@@ -20,6 +21,10 @@ from shardfs.dataset.source import Source
 from shardfs.errors import ConflictError, ShardfsError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, Edit
+
+BATCH: Final = 16
+_INDEX_NBYTES: Final = 4 * 2**20
+"""How many shards are committed together, and how long their indexes may be in all."""
 
 
 @dataclass(slots=True)
@@ -146,3 +151,19 @@ def carry(journal: Journal, change: Change) -> Change:
     fields = {field.name: getattr(change, field.name) for field in dataclasses.fields(change)}
     del fields["sequence"]
     return journal.append_put(content=fields.pop("payload"), **fields)
+
+
+def batches(keys: Sequence[tuple[Arrangement, Coords]]) -> Iterator[Sequence[tuple[Arrangement, Coords]]]:
+    """Yield shards that are committed together: few with short indexes, and what may take much memory alone."""
+    batch: list[tuple[Arrangement, Coords]] = []
+    nbytes = 0
+    for array, shard in keys:
+        is_large = array.grid.is_large(array.grid.index_shape(shard))
+        cost = _INDEX_NBYTES if is_large else array.grid.index_nbytes(shard)
+        if batch and (nbytes + cost > _INDEX_NBYTES or len(batch) == BATCH):
+            yield batch
+            batch, nbytes = [], 0
+        batch.append((array, shard))
+        nbytes += cost
+    if batch:
+        yield batch

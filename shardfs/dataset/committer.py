@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from shardfs.dataset.commit import Commit, Commits, carry
+from shardfs.dataset.commit import BATCH, Commit, Commits, batches, carry
 from shardfs.dataset.hierarchy import is_below
 from shardfs.dataset.journal import Journal, Put
 from shardfs.dataset.pending import Change, ShardPending
@@ -26,8 +26,6 @@ _SMALL_IDLE: Final = 30.0
 
 _RETRY: Final = 5.0
 _PAUSE: Final = 0.25
-_BATCH: Final = 16
-_BATCH_INDEX_NBYTES: Final = 4 * 2**20
 _ATTEMPTS: Final = 8
 _MAX_PENDING: Final = 100_000
 _MAX_TOLD: Final = 10
@@ -53,6 +51,7 @@ class Committer:
         self._conflicts = conflicts
         self._queue: dict[_Key, None] = {}
         self._failures: dict[_Key, tuple[ShardfsError, float]] = {}
+        self._room_at_failure = 0
         self._busy: dict[_Key, trio.Event] = {}
         self._npending = 0
         self._nput_aside = 0
@@ -86,8 +85,8 @@ class Committer:
         return self._journal.has_room(nbytes) and self._npending < _MAX_PENDING
 
     def check_room(self) -> None:
-        """Raise `NoSpaceError` if what is pending cannot be committed for want of room."""
-        for error, _ in self._failures.values():
+        """Raise `NoSpaceError` if what is pending cannot be committed for want of room, and nobody made any since."""
+        for error, _ in self._failures.values() if self._journal.room() <= self._room_at_failure else ():
             if isinstance(error, NoSpaceError):
                 raise NoSpaceError(f"nothing more is taken until there is room: {error}")
 
@@ -98,6 +97,8 @@ class Committer:
                 await under_way.wait()
                 return
             raise NoSpaceError("the journal is full of what no commit finishes; unmount, and mount again")
+        if len(self._failures) >= len(self._queue):
+            self._raise_failure()
         progress, before = self._progress, self._npending
         self._wanted.set()
         self._nwaiting += 1
@@ -106,8 +107,11 @@ class Committer:
         finally:
             self._nwaiting -= 1
         if self._npending >= before:
-            for error, _ in self._failures.values():
-                raise error.with_traceback(None)
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        for error, _ in self._failures.values():
+            raise error.with_traceback(None)
 
     def busy(self, array: Arrangement, shard: Coords) -> trio.Event | None:
         """Return what tells when the change of a shard that is under way is done; None if there is none.
@@ -204,7 +208,7 @@ class Committer:
 
     async def _commit(self, keys: Sequence[_Key]) -> None:
         async with self._work:
-            for batch in _batches(keys):
+            for batch in batches(keys):
                 await self._commit_batch(batch)
                 self._progress.set()
                 self._progress = trio.Event()
@@ -213,11 +217,16 @@ class Committer:
         """Commit some shards, which share one sync of the journal."""
         async with AsyncExitStack() as stack:
             jobs: list[Commit] = []
+            locked: set[str] = set()
             for key in keys:
                 pending = key[0].pending.shards.get(key[1])
                 if pending is None:
                     self._queue.pop(key, None)
                     continue
+                stored_key = key[0].shard_key(key[1])
+                if stored_key in locked:
+                    continue  # the same file, by the document of before a resize: it stays in the queue, and comes next
+                locked.add(stored_key)
                 await stack.enter_async_context(self._alone(key))
                 with self._failing(key):
                     job = await self._prepare(key, pending, stack)
@@ -337,13 +346,14 @@ class Committer:
             return
         log.error("%d chunks stay pending: %s", len(pending.changes), error)
         self._failures[key] = error, trio.current_time() + _RETRY
+        self._room_at_failure = self._journal.room()
 
     def _is_urgent(self) -> bool:
         """Whether shards are committed that are not idle.
 
         Somebody may wait for room though little is live: one old record keeps its segment and all behind it.
         """
-        if self._nwaiting:
+        if self._nwaiting or self._journal.is_full:
             return True
         return self._journal.live_nbytes > _FULL * self._journal.max_nbytes or self._npending > _FULL * _MAX_PENDING
 
@@ -369,23 +379,7 @@ class Committer:
             return due
         ready = [key for key in self._queue if key not in self._failures]
         full = [key for key in ready if len(key[0].pending.shards[key[1]].changes) == key[0].grid.nchunks_of(key[1])]
-        return full or ready[: max(_BATCH, len(ready) // 2)]
-
-
-def _batches(keys: Sequence[_Key]) -> Iterator[Sequence[_Key]]:
-    """Yield shards that are committed together: few with short indexes, and what may take much memory alone."""
-    batch: list[_Key] = []
-    nbytes = 0
-    for array, shard in keys:
-        is_large = array.grid.is_large(array.grid.index_shape(shard))
-        cost = _BATCH_INDEX_NBYTES if is_large else array.grid.index_nbytes(shard)
-        if batch and (nbytes + cost > _BATCH_INDEX_NBYTES or len(batch) == _BATCH):
-            yield batch
-            batch, nbytes = [], 0
-        batch.append((array, shard))
-        nbytes += cost
-    if batch:
-        yield batch
+        return full or ready[: max(BATCH, len(ready) // 2)]
 
 
 def _lies_alike(grid: ShardGrid, other: ShardGrid, coords: Coords) -> bool:

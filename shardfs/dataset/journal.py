@@ -130,7 +130,7 @@ class Journal:
     @property
     def is_full(self) -> bool:
         """Whether nothing should be appended before something is done."""
-        return not self.has_room(0)
+        return self.nbytes >= self._limit() and bool(self.live)
 
     @property
     def is_failed(self) -> bool:
@@ -153,8 +153,16 @@ class Journal:
         return self._synced_sequence
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether a payload of *nbytes* bytes may be appended now; an empty journal takes any."""
-        return self.nbytes + nbytes < self.max_nbytes or not self.live
+        """Whether a payload of *nbytes* bytes may be appended now; an empty journal takes any, and each takes none."""
+        return self.nbytes + nbytes < (self._limit() if nbytes else self.max_nbytes) or not self.live
+
+    def room(self) -> int:
+        """Return how many bytes the disk has room for."""
+        return self._files.room()
+
+    def _limit(self) -> int:
+        """Return how large all segments may get; the disk must have as much room besides, for the shards."""
+        return min(self.max_nbytes, (self.room() + self.nbytes) // 2)
 
     def append_put(
         self,
@@ -385,7 +393,8 @@ class Journal:
             self._replaced.clear()
 
     def _is_finished(self) -> bool:
-        """Whether the oldest segment can go; the one that is written stays until it is full."""
+        """Whether the oldest segment can go; the one that is written stays until it, or the disk, is full."""
         if not self._segments or self._segments[0].live:
             return False
-        return self._segments[0] is not self._active or self._active.end >= self._segment_nbytes
+        segment = self._segments[0]
+        return segment is not self._active or segment.end >= min(self._segment_nbytes, self._limit())

@@ -57,6 +57,11 @@ class JournalFiles:
         self.failed = f"the journal in {self._where} {reason}"
         return StoreError(self.failed)
 
+    def room(self) -> int:
+        """Return how many bytes the disk has room for."""
+        status = os.fstatvfs(self._directory.fd)
+        return status.f_bavail * status.f_frsize
+
     def look(self, segment: Segment, end: int) -> None:
         """Notice that somebody else removed a segment, or cut it before *end*."""
         status = os.fstat(segment.descriptor.fd)

@@ -74,11 +74,11 @@ class StateDirectory:
 
     def has_journal(self) -> bool:
         """Whether there may be changes that were published and are not in the store."""
-        for directory in (self.journal, self.conflicts):
-            with suppress(OSError):
-                if any(name.endswith(".journal") for name in os.listdir(directory)):
-                    return True
-        return False
+        return self.has_pending() or _has_segments(self.conflicts)
+
+    def has_pending(self) -> bool:
+        """Whether there may be some that the next mount brings there; those that were put aside are not."""
+        return _has_segments(self.journal)
 
 
 @contextmanager
@@ -123,6 +123,12 @@ def _lock(state: StateDirectory) -> int:
     except OSError as error:
         raise SourceError(f"{path} cannot be made, which is needed to write: {error.strerror}") from None
     return fd
+
+
+def _has_segments(directory: str) -> bool:
+    with suppress(OSError):
+        return any(name.endswith(".journal") for name in os.listdir(directory))
+    return False
 
 
 def _make_directory(path: str) -> None:

@@ -131,7 +131,7 @@ class Shards:
         clock: Callable[[], float] = time.monotonic,
         max_nbytes: int = 64 * 2**20,
         max_open: int = 512,
-        max_own: int = 200_000,
+        max_own: int = 100_000,
     ) -> None:
         self.store = store
         self._statistics = statistics

@@ -80,7 +80,7 @@ def request(
         try:
             return await handler(self, *args, **kwargs)
         except errors.ShardfsError as error:
-            number = ERRNOS[type(error)]
+            number = ERRNOS.get(type(error), errno.EIO)
             if number not in _QUIET:
                 log.error("%s: %s", name, error)  # noqa: TRY400 - a deliberate error needs no traceback
         except pyfuse3.FUSEError as error:

@@ -55,7 +55,7 @@ class WritingOperations(Operations):
                 return FileInfo(fh=FileHandleT(number), direct_io=True, keep_cache=False)
             return self._opened(number, handle.is_chunk)
         number, is_direct = await self._files.open(inode, flags)
-        return self._opened(number, is_direct)
+        return _opened_to_write(number, is_direct)
 
     @request
     async def create(
@@ -63,7 +63,7 @@ class WritingOperations(Operations):
     ) -> tuple[FileInfo, pyfuse3.EntryAttributes]:
         """Make a file and open it."""
         number, attributes, is_direct = await self._files.create(parent_inode, name, mode, flags, _owner(ctx))
-        return self._opened(number, is_direct), self._entry(attributes)
+        return _opened_to_write(number, is_direct), self._entry(attributes)
 
     @request
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
@@ -136,7 +136,6 @@ class WritingOperations(Operations):
             parent_inode_new,
             name_new,
             exclusive=bool(flags & _NOREPLACE),
-            owner=_owner(ctx),
         )
 
     @request
@@ -194,6 +193,11 @@ class WritingOperations(Operations):
         if attributes.status.kind is not Kind.DIRECTORY:
             entry.entry_timeout = 0.0  # a rename or a link through the mount may make the name another file's
         return entry
+
+
+def _opened_to_write(number: int, is_direct: bool) -> FileInfo:
+    # Whatever `--page-cache` says: what is written to a mapping after the last close is published by nobody.
+    return FileInfo(fh=FileHandleT(number), direct_io=is_direct, keep_cache=False)
 
 
 def _owner(ctx: RequestContext) -> Owner:

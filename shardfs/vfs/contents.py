@@ -126,6 +126,7 @@ class Contents:
         mtime_ns = mtime_ns if mtime_ns is not None else now if now > before else before + 1
         mode, uid, gid = stat.S_IMODE(status.mode), status.uid, status.gid
         await self._writer.put(array, name.coords, content, mtime_ns=mtime_ns, mode=mode, uid=uid, gid=gid)
+        arrangement.make_directory(name.coords[:-1])  # which may have been removed while the file was written
         self._writer.source.shards.own(arrangement, shard, name.coords, OwnVersion(ino, mtime_ns))
         return mtime_ns
 
@@ -137,24 +138,26 @@ class Contents:
         mtime_ns = attributes.mtime_ns if attributes.mtime_ns is not None else status.mtime_ns
         match name:
             case ChunkName():
-                self._drafts.detach(name)
                 number = self._tree.inodes.reserve() if ino is None else ino
-                await self.put_chunk(name, content, status, number, mtime_ns)
+                async with self._drafts.lock(name):
+                    await self.put_chunk(name, content, status, number, mtime_ns)
+                    self._drafts.detach(name)
                 self._tree.keep_version(number, name.chunks, name.coords)
             case DocumentName():
-                self._drafts.detach(name)
                 text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
                 mode = stat.S_IMODE(status.mode)
-                await self._publisher.publish(name.directory, text, mode=mode, exclusive=exclusive)
+                async with self._drafts.lock(name):
+                    await self._publisher.publish(name.directory, text, mode=mode, exclusive=exclusive)
+                    self._drafts.detach(name)
                 await self.set_document_time(name, mtime_ns)
             case PlainName():
                 await self.make_scratch(name)
                 copy = join_key(self._copies, secrets.token_hex(8))
                 file = await self._tree.store.create(copy, stat.S_IMODE(status.mode), exclusive=True)
-                for start in range(0, content.nbytes, _PIECE_NBYTES):
-                    await file.write(start, content.read(start, min(_PIECE_NBYTES, content.nbytes - start)))
-                file.set_attributes(mtime_ns=mtime_ns, atime_ns=status.atime_ns)
                 try:
+                    for start in range(0, content.nbytes, _PIECE_NBYTES):
+                        await file.write(start, content.read(start, min(_PIECE_NBYTES, content.nbytes - start)))
+                    file.set_attributes(mtime_ns=mtime_ns, atime_ns=status.atime_ns)
                     await self._tree.store.rename(copy, name.path, exclusive=exclusive)
                 except ShardfsError:
                     await self._tree.store.unlink(copy)
@@ -166,11 +169,14 @@ class Contents:
             case ChunkName():
                 if not await self.exists(name):
                     raise NotFoundError(f"{name.path} does not exist")
-                await self._writer.erase(name.chunks.array, name.coords, mtime_ns=time.time_ns())
-                self._drafts.detach(name)
+                async with self._drafts.lock(name):
+                    array = (await self._tree.present(name.chunks)).array
+                    await self._writer.erase(array, name.coords, mtime_ns=time.time_ns())
+                    self._drafts.detach(name)
             case DocumentName():
-                await self._publisher.remove(name.directory)
-                self._drafts.detach(name)
+                async with self._drafts.lock(name):
+                    await self._publisher.remove(name.directory)
+                    self._drafts.detach(name)
             case PlainName():
                 await self._tree.store.unlink(name.path)
 

@@ -45,14 +45,12 @@ class Draft:
         if not data:
             return
         end = self._check(offset + len(data))
-        if self._file is None and self.nbytes == offset == 0 and end <= _SPILL_NBYTES:
-            self._account(end)
-            self._buffer = bytes(data)
-            self.nbytes = end
-            return
         if self._file is None and (end > _SPILL_NBYTES or self._space.memory + end > _MAX_MEMORY):
             self._spill()
-        if self._file is not None:
+        if self._file is None and self.nbytes == offset == 0:
+            self._account(end)
+            self._buffer = bytes(data)
+        elif self._file is not None:
             with changing("a draft"):
                 _write(self._file.fd, data, offset)
         else:
@@ -83,11 +81,12 @@ class Draft:
             self._account(nbytes)
         self.nbytes = nbytes
 
-    def close(self) -> None:
-        """Let go of the bytes."""
+    def clear(self) -> None:
+        """Let go of all bytes."""
         self._account(0)
         self._buffer = b""
         self._file = None
+        self.nbytes = 0
 
     def _writable(self) -> bytearray:
         if not isinstance(self._buffer, bytearray):

@@ -14,13 +14,14 @@ from shardfs.errors import (
     NotFoundError,
     NotPermittedError,
     RefusedError,
+    StaleError,
     UnsupportedError,
 )
 from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.contents import Contents
 from shardfs.vfs.gate import Gate
-from shardfs.vfs.handles import ChunkHandle
+from shardfs.vfs.handles import ChunkHandle, PlainHandle
 from shardfs.vfs.inodes import in_table
 from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Owner, PlainName, resolve
 from shardfs.vfs.nodes import Directory, Document, PlainFile, StoredNode
@@ -52,9 +53,7 @@ class Editor:
                 raise IsADirectoryHereError("this is a directory of chunks")
             await self._contents.remove(target)
 
-    async def rename(
-        self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool, owner: Owner
-    ) -> None:
+    async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> None:
         """Move a file or a directory, in place of what the new name stands for, or if *exclusive* only if nothing."""
         self._writer.check()
         moving = await resolve(self._tree, parent, name)
@@ -200,10 +199,12 @@ class Editor:
         if opened is not None and opened.is_new:
             return  # a document that is not stored yet
         try:
+            if opened is None and not isinstance(node, Document):
+                await node.attributes(ino)  # raises, if another file has the name
             await self._tree.store.set_attributes(node.path, **changes)
-        except NotFoundError:
-            for handle in self._files.plain.values():
-                if handle.ino == ino:
+        except (NotFoundError, StaleError):
+            for _, handle in self._tree.files():
+                if isinstance(handle, PlainHandle) and handle.ino == ino:
                     handle.file.set_attributes(**changes)
                     return
             raise

@@ -73,11 +73,10 @@ class InodeTable(Generic[N]):
         """Let *ino*, which `reserve` or `number` gave out, stand for *node*, whatever it stood for."""
         row = self._rows.get(ino)
         if row is None:
-            self._rows[ino] = _Row(ino, node, 0)
-            self._numbers[ino] = ino
+            self._rows[ino] = _Row(None, node, 0)  # such a node is found by its number only
             self._new.add(ino)
         elif row.node != node:
-            self._rekey(ino, row, ino)
+            self._rekey(ino, row, None)
             row.node = node
 
     def move(self, change: Callable[[object, N], tuple[object, N] | None]) -> None:
@@ -92,7 +91,8 @@ class InodeTable(Generic[N]):
         if self._numbers.get(row.key) == ino:
             del self._numbers[row.key]
         row.key = key
-        self._numbers[key] = ino
+        if key is not None:
+            self._numbers[key] = ino
 
     def node(self, ino: int) -> N:
         """Return the node with the number *ino*."""
@@ -110,9 +110,8 @@ class InodeTable(Generic[N]):
 
     def sweep(self) -> None:
         """Forget what the kernel was told of in vain."""
-        for ino in self._new:
+        for ino in list(self._new):
             self._drop(ino)
-        self._new.clear()
 
     def forget(self, ino: int, lookups: int) -> None:
         """Take back *lookups* references of the kernel."""
@@ -124,6 +123,7 @@ class InodeTable(Generic[N]):
             self._drop(ino)
 
     def _drop(self, ino: int) -> None:
+        self._new.discard(ino)
         key = self._rows.pop(ino).key
         if self._numbers.get(key) == ino:
             del self._numbers[key]

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -90,17 +91,18 @@ class OpenDraft:
             self.draft.truncate(nbytes)
             self._changed()
 
-    def restart(self) -> None:
+    async def restart(self) -> None:
         """Begin empty, as an open that truncates does."""
-        self.base = None
-        self.draft.truncate(0)
-        self.mtime_ns = None
-        self.is_fresh = True
+        async with self.lock:
+            self.base = None
+            self.draft.clear()
+            self.mtime_ns = None
+            self.is_fresh = True
 
     async def publish(self, publish: "Callable[[OpenDraft], Awaitable[None]]") -> None:
-        """Have *publish* make the present content that of the name."""
+        """Have *publish* make the present content that of the name, unless somebody did, or has the name, by now."""
         async with self.lock:
-            if self.is_detached:
+            if self.is_detached or not (self.is_dirty or self.is_fresh):
                 return
             await self._load()
             await publish(self)
@@ -122,7 +124,7 @@ class OpenDraft:
                     raise StaleError("a chunk ended early")  # noqa: TRY301
                 self.draft.write(self.draft.nbytes, piece)
         except BaseException:
-            self.draft.truncate(0)
+            self.draft.clear()
             raise
         self.base = None
 
@@ -134,7 +136,6 @@ class DraftHandle:
     ino: int
     open_draft: OpenDraft
     appends: bool = False
-    is_writable: bool = True
     is_chunk = True
 
     @property
@@ -202,7 +203,15 @@ class OpenDrafts:
         numbers = [ino for ino, other in self._by_ino.items() if other is opened]
         for ino in numbers:
             del self._by_ino[ino]
-        opened.draft.close()
+        opened.draft.clear()
+
+    def lock(self, name: ChunkName | DocumentName) -> AbstractAsyncContextManager[None]:
+        """Return what to hold while something else takes *name*: what is being published under it comes first.
+
+        Who holds it must not wait for the gate.
+        """
+        opened = self._by_name.get(name)
+        return nullcontext() if opened is None else opened.lock
 
     def detach(self, name: ChunkName | DocumentName) -> None:
         """Let go of the name of an open file: something else has it from now on."""

@@ -3,7 +3,6 @@
 import os
 import stat
 import time
-from typing import Final
 
 from shardfs.dataset.hierarchy import is_below
 from shardfs.dataset.writer import Writer
@@ -24,8 +23,6 @@ from shardfs.vfs.plain_writers import PlainWriters
 from shardfs.vfs.publisher import Publisher
 from shardfs.vfs.staging import Staging
 from shardfs.vfs.tree import Tree
-
-_PIECE_NBYTES: Final = 2**20
 
 
 class OpenFiles:
@@ -63,39 +60,39 @@ class OpenFiles:
             if isinstance(target, PlainName):
                 plain = await self._create_plain(target, mode, flags, owner)
                 return self._add_writing(plain), plain.attributes, False
-            opened = self.drafts.get(target)
             # The kernel looked before, and there was nothing; who made it meanwhile made the file that is opened now.
-            base = await self._contents.current(target) if opened is None else None
+            base = await self._contents.current(target) if self.drafts.get(target) is None else None
+            opened = self.drafts.get(target)
             if flags & os.O_EXCL and (opened is not None or base is not None):
                 raise ExistsError(f"{target.path} exists")
             if opened is None:
-                opened = self.drafts.begin(
-                    target, base, new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
-                )
-            elif flags & os.O_TRUNC:
-                opened.restart()
+                new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
+                opened = self.drafts.begin(target, base, new if base is None else base.attributes.status)
             handle = self.drafts.use(opened, opened.ino, flags)
             self._tree.retain(opened.ino)
+            if flags & os.O_TRUNC:
+                await opened.restart()
             return self._tree.add_file(handle), handle.attributes, True
 
     async def open(self, ino: int, flags: int) -> tuple[int, bool]:
         """Open a file to write; returns its handle, and whether it is read directly."""
         self._writer.check()
-        node = self._tree.node(ino) if in_table(ino) else None
-        if isinstance(node, PlainFile) and not self._contents.is_document(node):
-            plain = await node.open_live(ino, writable=True)
+        async with self._gate.passing():
+            node = self._tree.node(ino) if in_table(ino) else None
+            if isinstance(node, PlainFile) and not self._contents.is_document(node):
+                plain = await node.open_live(ino, writable=True)
+                if flags & os.O_TRUNC:
+                    await plain.file.truncate(0)
+                return self._add_writing(plain), False
+            target = await self._contents.name_of(ino)
+            opened = self.drafts.get(target)
+            if opened is None or opened.ino != ino:
+                base = await self._contents.open_to_read(ino)
+                opened = self.drafts.get(target) or self.drafts.begin(target, base, base.attributes.status)
+            handle = self.drafts.use(opened, ino, flags)
             if flags & os.O_TRUNC:
-                await plain.file.truncate(0)
-            return self._add_writing(plain), False
-        target = await self._contents.name_of(ino)
-        opened = self.drafts.get(target)
-        if opened is None or opened.ino != ino:
-            base = await self._contents.open_to_read(ino)
-            if opened is None:
-                opened = self.drafts.begin(target, base, base.attributes.status)
-        if flags & os.O_TRUNC:
-            opened.restart()
-        return self._tree.add_file(self.drafts.use(opened, ino, flags)), True
+                await opened.restart()
+            return self._tree.add_file(handle), True
 
     async def write(self, number: int, offset: int, data: Buffer) -> int:
         """Write to an open file."""
@@ -174,12 +171,12 @@ class OpenFiles:
                 opened.version, opened.mtime_ns = ino, mtime_ns
             else:
                 text = bytes(draft.read(0, draft.nbytes))
-                async with self._gate.closed():
-                    await self._publisher.publish(opened.name.directory, text, mode=stat.S_IMODE(status.mode))
+                await self._publisher.publish(opened.name.directory, text, mode=stat.S_IMODE(status.mode))
                 if opened.mtime_ns is not None:
                     await self._contents.set_document_time(opened.name, opened.mtime_ns)
 
-        await opened.publish(publish)
+        async with self._gate.passing() if isinstance(opened.name, ChunkName) else self._gate.closed():
+            await opened.publish(publish)
 
     async def hand_over_plain(self, old: PlainName, new: Name) -> None:
         """Let those who write the file *old*, which became the chunk or document *new*, write that from now on."""

@@ -11,7 +11,7 @@ from shardfs.dataset.lock import StateDirectory
 from shardfs.dataset.recovery import replay
 from shardfs.dataset.source import Source
 from shardfs.dataset.writer import Writer
-from shardfs.errors import ShardfsError
+from shardfs.errors import ConflictError, ShardfsError
 from shardfs.stores.beneath import open_directory
 from shardfs.stores.durable import Disk
 from shardfs.vfs.contents import Contents
@@ -88,6 +88,9 @@ class Writing:
         """Commit everything that is pending; return whether that succeeded, as the log says if not."""
         try:
             await self.writer.committer.flush()
+        except ConflictError as error:
+            log.error("%s", error)  # noqa: TRY400
+            return False
         except ShardfsError as error:
             log.error("what is pending stays in the journal, for the next mount: %s", error)  # noqa: TRY400
             return False

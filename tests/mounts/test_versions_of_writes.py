@@ -350,6 +350,45 @@ def test_what_is_written_after_a_rename_onto_a_chunk_is_seen_at_close(root: Path
     assert (root / KEY).read_bytes() == b"before and after"
 
 
+def test_what_is_written_is_published_after_another_file_could_not_take_the_name(root: Path) -> None:
+    edited = {**json.loads((root / "zarr.json").read_text()), "attributes": {"edited": True}}
+    (root / "broken").write_bytes(b"{")
+    with opened(root / "zarr.json", os.O_RDWR) as fd:
+        with refuses(errno.EINVAL):
+            os.rename(root / "broken", root / "zarr.json")
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(edited).encode(), 0)
+    assert json.loads((root / "zarr.json").read_text()) == edited
+
+
+def test_a_chunk_is_there_although_its_directory_was_removed_while_it_was_written(
+    mount: Mounter, tmp_path: Path
+) -> None:
+    plain = document(codecs=[LITTLE])
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="2,2")
+    (mounted.path / "array/c/0").mkdir(parents=True)
+    (mounted.path / "array/zarr.json").write_text(json.dumps(plain))
+    with opened(mounted.path / "array" / KEY, os.O_WRONLY | os.O_CREAT) as fd:
+        os.write(fd, b"1" * NBYTES)
+        os.rmdir(mounted.path / "array/c/0")
+    assert (mounted.path / "array" / KEY).read_bytes() == b"1" * NBYTES
+
+
+@pytest.mark.parametrize("flags", [os.O_RDWR, os.O_RDONLY])
+def test_attributes_set_through_a_descriptor_are_those_of_its_file_whoever_has_the_name(root: Path, flags: int) -> None:
+    for name in ("old", "new"):
+        (root / name).write_bytes(b"")
+        (root / name).chmod(0o644)
+    with opened(root / "old", flags) as fd:
+        os.rename(root / "new", root / "old")
+        os.fchmod(fd, 0o600)
+        os.utime(fd, ns=(1, 1))
+        assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o600
+    assert stat.S_IMODE((root / "old").stat().st_mode) == 0o644
+    assert (root / "old").stat().st_mtime_ns != 1
+
+
 def test_truncate_without_a_handle_is_published_at_once(root: Path) -> None:
     old = (root / KEY).read_bytes()
     os.truncate(root / KEY, 5)
@@ -387,6 +426,12 @@ def test_writing_in_place_makes_another_version_that_open_files_do_not_see(root:
 def test_a_file_that_is_written_cannot_be_mapped_shared(root: Path) -> None:
     with opened(root / KEY, os.O_RDWR) as fd, refuses(errno.ENODEV):
         mmap.mmap(fd, NBYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def test_nor_with_the_page_cache(mount: Mounter, tmp_path: Path) -> None:
+    store(tmp_path / "source", document())
+    mounted = mount(tmp_path / "source", write=True, page_cache=True)
+    test_a_file_that_is_written_cannot_be_mapped_shared(mounted.path)
 
 
 # Attributes

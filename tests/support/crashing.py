@@ -246,7 +246,7 @@ class Process:
         await files.write(handle, 0, payload_of(operation.path, operation.seed + number))
         await files.flush(handle)
         await files.close(handle)
-        await editor.rename(directory.ino, name, directory.ino, str(number).encode(), exclusive=False, owner=owner)
+        await editor.rename(directory.ino, name, directory.ino, str(number).encode(), exclusive=False)
         ledger.publish(operation.path, number, operation.seed + number)
 
     async def _resize(self, operation: Operation, _: Ledger) -> None:

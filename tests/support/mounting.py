@@ -84,6 +84,7 @@ class Mount:
     log_file: Path
     expected: list[str] = field(default_factory=list)
     was_ready: bool = False
+    ends: tuple[int, ...] = (0, -signal.SIGKILL)
 
     def expect(self, *patterns: str) -> None:
         """Declare error lines of the log, as regular expressions, that this test provokes."""
@@ -104,11 +105,12 @@ class Mount:
         assert found
         return 1024 * int(found[1])
 
-    def unmount(self) -> None:
-        """Unmount as a user does, and wait for the daemon."""
+    def unmount(self, status: int = 0) -> None:
+        """Unmount as a user does, and wait for the daemon, which ends with *status*."""
+        self.ends = (status, -signal.SIGKILL)
         done = subprocess.run(["fusermount3", "-u", str(self.path)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert self.process.wait(PATIENCE) == 0, self.log
+        assert self.process.wait(PATIENCE) == status, self.log
 
     def end(self) -> None:
         """Leave nothing behind, whatever the test did; then judge how the daemon ended, and its log."""
@@ -126,7 +128,7 @@ class Mount:
         if self.process.stdout:
             self.process.stdout.close()
         assert failure is None, f"{failure}\n{self.log}"
-        ends = (0, -signal.SIGKILL) if self.was_ready else (self.process.returncode,)  # tests may kill it
+        ends = self.ends if self.was_ready else (self.process.returncode,)  # tests may kill it
         assert self.process.returncode in ends, f"the daemon ended with {self.process.returncode}\n{self.log}"
         bad = [line for line in self.log.splitlines() if _BAD_LINE.search(line) and not self._is_expected(line)]
         assert not bad, "the log has errors that the test did not expect:\n" + self.log

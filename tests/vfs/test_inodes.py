@@ -130,3 +130,12 @@ def test_numbers_of_trees_run_out_with_a_message(monkeypatch: pytest.MonkeyPatch
     assert [numbers.add("tree") for _ in range(7)] == list(range(1, 8))
     with pytest.raises(StoreError, match="mount again"):
         numbers.add("tree")
+
+
+def test_what_the_kernel_forgets_before_it_counts_is_swept_once() -> None:
+    table: InodeTable[str] = InodeTable("root")
+    ino = table.reserve()
+    table.keep(ino, "version")
+    table.forget(ino, 1)  # of a reference from before the number was forgotten and kept again
+    table.sweep()
+    assert len(table) == 1

@@ -1,0 +1,98 @@
+"""Directories that are moved, and documents that are changed, while chunks are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import run
+from threading import Event, Thread
+
+from tests.support.corpus import LITTLE, array, sharding
+from tests.support.datasets import store
+from tests.support.mounting import Mounter
+
+NBYTES = 24
+KEYS = [f"c/{i}/{j}" for i in range(4) for j in range(4)]
+FLUSH = "import os, sys; os.setxattr(sys.argv[1], 'user.shardfs.flush', b'')"
+
+
+def new_source(tmp_path: Path) -> Path:
+    """One array of four shards of 2 × 2 inner chunks."""
+    store(tmp_path / "source/0", array((8, 12), (4, 6), sharding((2, 3), LITTLE)))
+    return tmp_path / "source"
+
+
+def flush(path: Path) -> None:
+    run([sys.executable, "-c", FLUSH, path], check=True, timeout=10)
+
+
+@contextmanager
+def written(directory: Callable[[], Path]) -> Iterator[dict[str, bytes]]:
+    """Write chunks all the time, each by one thread of four; yields what each holds."""
+    noted: dict[str, bytes] = {}
+    end = Event()
+
+    def write(keys: list[str]) -> None:
+        count = 0
+        while not end.is_set():
+            for key in keys:
+                count += 1
+                try:
+                    with open(directory() / key, "r+b") as file:
+                        file.write(b"%024d" % count)
+                except FileNotFoundError:
+                    continue  # the directory has just been moved
+                noted[key] = b"%024d" % count
+
+    threads = [Thread(target=write, args=(KEYS[first::4],)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield noted
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_what_is_written_while_the_directory_of_an_array_is_moved_goes_along(mount: Mounter, tmp_path: Path) -> None:
+    mounted = mount(new_source(tmp_path), write=True)
+    now = mounted.path / "0"
+    with written(lambda: now) as noted:
+        for number in range(1, 15):
+            time.sleep(0.05)
+            now = now.rename(mounted.path / str(number))
+    flush(mounted.path)
+    assert {key: (now / key).read_bytes() for key in noted} == noted
+
+
+def test_what_is_written_while_an_array_is_resized_is_there(mount: Mounter, tmp_path: Path) -> None:
+    mounted = mount(new_source(tmp_path), write=True)
+    path = mounted.path / "0"
+    document = json.loads((path / "zarr.json").read_text())
+    with written(lambda: path) as noted:
+        for number in range(1, 30):
+            time.sleep(0.03)
+            (path / "new").write_text(json.dumps({**document, "shape": [8, 12 + 4 * (number % 5)]}))
+            (path / "new").rename(path / "zarr.json")
+    for _ in range(2):
+        assert {key: (path / key).read_bytes() for key in noted} == noted
+        flush(mounted.path)
+
+
+def test_chunks_of_one_shard_from_before_and_after_a_resize_by_another_program(mount: Mounter, tmp_path: Path) -> None:
+    source = new_source(tmp_path)
+    mounted = mount(source, write=True, metadata_ttl=0)
+    (mounted.path / "0/c/0/0").write_bytes(b"1" * NBYTES)
+    document = json.loads((source / "0/zarr.json").read_text())
+    (source / "new").write_text(json.dumps({**document, "shape": [8, 24]}))
+    os.rename(source / "new", source / "0/zarr.json")
+    (mounted.path / "0/c/0/1").write_bytes(b"2" * NBYTES)
+    flush(mounted.path)
+    assert (mounted.path / "0/c/0/0").read_bytes() == b"1" * NBYTES
+    assert (mounted.path / "0/c/0/1").read_bytes() == b"2" * NBYTES
