@@ -185,7 +185,6 @@ def create_with_zarr(path: Path, **options: Any) -> None:
         {"dtype": str},
         {"dtype": "bool", "chunk_key_encoding": {"name": "v2", "separator": "."}},
     ],
-    ids=lambda options: "-".join(str(value)[:40] for value in options.values()),
 )
 def test_arrays_of_zarr_python_take_its_edits(options: dict[str, Any], tmp_path: Path) -> None:
     create_with_zarr(tmp_path / "stored", **options)
