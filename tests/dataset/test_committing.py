@@ -18,7 +18,6 @@ from shardfs.dataset.shrinking import empty_outside
 from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, StaleError
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.inodes import ROOT
-from shardfs.vfs.names import Owner
 from tests.support.crashing import INNER, PER_SHARD, Process, QuickDisk, make_source
 from tests.support.opened import find
 
@@ -251,10 +250,9 @@ def test_a_chunk_that_is_closed_while_its_array_is_moved_is_one_of_the_moved_arr
             await wait_all_tasks_blocked()
             return await execute(commit)  # type: ignore[arg-type]
 
-        owner = Owner(os.geteuid(), os.getegid())
         async with trio.open_nursery() as nursery:
             writer.committer.commits.execute = meanwhile  # type: ignore[method-assign,assignment]
-            await process.writing.editor.rename(ROOT, b"end", ROOT, b"moved", exclusive=False, owner=owner)
+            await process.writing.editor.rename(ROOT, b"end", ROOT, b"moved", exclusive=False)
             writer.committer.commits.execute = execute  # type: ignore[method-assign]
         attributes = await find(process.tree, "moved/c/0")
         _, opened = await process.tree.open(attributes.ino)
