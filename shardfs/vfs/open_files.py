@@ -9,6 +9,7 @@ from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     ExistsError,
     IsADirectoryHereError,
+    StaleError,
 )
 from shardfs.stores.base import Buffer
 from shardfs.vfs.attributes import Attributes, new_file
@@ -86,8 +87,12 @@ class OpenFiles:
                 return self._add_writing(plain), False
             target = await self._contents.name_of(ino)
             opened = self.drafts.get(target)
-            if opened is None or opened.ino != ino:
-                base = await self._contents.open_to_read(ino)
+            if opened is None:
+                # What was replaced since the kernel looked is opened as it is now.  The kernel would look only once
+                # more, and writers that take turns on one name, with lock files renamed onto it, may be faster.
+                base = await self._contents.current(target)
+                if base is None:
+                    raise StaleError(f"{target.path} was removed")
                 opened = self.drafts.get(target) or self.drafts.begin(target, base, base.attributes.status)
             handle = self.drafts.use(opened, ino, flags)
             if flags & os.O_TRUNC:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -45,8 +46,10 @@ def written(directory: Callable[[], Path]) -> Iterator[dict[str, bytes]]:
                 try:
                     with open(directory() / key, "r+b") as file:
                         file.write(b"%024d" % count)
-                except FileNotFoundError:
-                    continue  # the directory has just been moved
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ESTALE):
+                        raise
+                    continue  # the directory has just been moved, or the array resized, once more
                 noted[key] = b"%024d" % count
 
     threads = [Thread(target=write, args=(KEYS[first::4],)) for first in range(4)]
