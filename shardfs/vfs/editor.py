@@ -60,8 +60,9 @@ class Editor:
         opened = self._drafts.get(moving) if isinstance(moving, ChunkName | DocumentName) else None
         if opened is not None and opened.is_dirty:
             await self._files.publish(opened)
-        is_directory = isinstance(moving, PlainName) and await self._is_directory(moving)
-        async with self._gate_for(new_name, is_directory=is_directory):
+        # Nothing is published below a directory that moves, or under the name of a chunk between its move and its end.
+        alone = not isinstance(moving, PlainName) or await self._is_directory(moving)
+        async with self._gate_for(new_name, alone=alone):
             old, new = await resolve(self._tree, parent, name), await resolve(self._tree, new_parent, new_name)
             if old == new:
                 return
@@ -237,12 +238,9 @@ class Editor:
         """Bring everything that is pending into shards."""
         await self._writer.committer.flush()
 
-    def _gate_for(self, new_name: bytes, *, is_directory: bool = False) -> AbstractAsyncContextManager[None]:
-        """Return what to hold while *new_name* is taken: a document may make an array of the directory.
-
-        A directory may be or hold arrays, in which nothing is published while it moves.
-        """
-        return self._gate.closed() if is_directory or new_name == DOCUMENT.encode() else self._gate.passing()
+    def _gate_for(self, new_name: bytes, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
+        """Return what to hold while *new_name* is taken: a document may make an array of the directory."""
+        return self._gate.closed() if alone or new_name == DOCUMENT.encode() else self._gate.passing()
 
     async def _is_directory(self, name: PlainName) -> bool:
         """Whether *name* stands for a directory that may be or hold arrays."""

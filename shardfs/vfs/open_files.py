@@ -3,6 +3,7 @@
 import os
 import stat
 import time
+from typing import Final
 
 from shardfs.dataset.hierarchy import is_below
 from shardfs.dataset.writer import Writer
@@ -24,6 +25,8 @@ from shardfs.vfs.plain_writers import PlainWriters
 from shardfs.vfs.publisher import Publisher
 from shardfs.vfs.staging import Staging
 from shardfs.vfs.tree import Tree
+
+_PIECE_NBYTES: Final = 2**20
 
 
 class OpenFiles:
@@ -170,9 +173,8 @@ class OpenFiles:
         async def publish(opened: OpenDraft) -> None:
             status, draft = opened.status, opened.draft
             if isinstance(opened.name, ChunkName):
-                async with self._gate.passing():  # else a new shape may come between the look at the array and the end
-                    ino = opened.ino if opened.is_new else self._tree.inodes.reserve()
-                    mtime_ns = await self._contents.put_chunk(opened.name, draft, status, ino, opened.mtime_ns)
+                ino = opened.ino if opened.is_new else self._tree.inodes.reserve()
+                mtime_ns = await self._contents.put_chunk(opened.name, draft, status, ino, opened.mtime_ns)
                 opened.version, opened.mtime_ns = ino, mtime_ns
             else:
                 text = bytes(draft.read(0, draft.nbytes))
@@ -180,6 +182,7 @@ class OpenFiles:
                 if opened.mtime_ns is not None:
                     await self._contents.set_document_time(opened.name, opened.mtime_ns)
 
+        # The gate once, and before the draft's lock: whoever closes it waits for all who passed.
         async with self._gate.passing() if isinstance(opened.name, ChunkName) else self._gate.closed():
             await opened.publish(publish)
 
@@ -206,6 +209,10 @@ class OpenFiles:
             self.drafts.rename(opened, new)
             return
         file = await self._tree.store.open_live(new.path, writable=True)
+        if opened.is_dirty:  # it was written since it was published for the move
+            await file.truncate(0)
+            for start in range(0, opened.draft.nbytes, _PIECE_NBYTES):
+                await file.write(start, opened.draft.read(start, _PIECE_NBYTES))
         for number, handle in self._tree.files():
             if isinstance(handle, DraftHandle) and handle.open_draft is opened:
                 self.plain[number] = PlainHandle(handle.ino, new.path, file, self._tree.ttl)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -257,5 +258,57 @@ def test_a_chunk_that_is_closed_while_its_array_is_moved_is_one_of_the_moved_arr
         attributes = await find(process.tree, "moved/c/0")
         _, opened = await process.tree.open(attributes.ino)
         assert bytes(await opened.read(0, 9)) == b"new"
+
+    trio.run(main)
+
+
+def test_a_flush_that_waits_for_its_draft_does_not_stop_who_closes_the_gate(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        files = process.writing.files
+        await put(process, 0, b"old")
+        number, _ = await files.open((await find(process.tree, "end/c/0")).ino, os.O_WRONLY)
+        await files.write(number, 0, b"new")
+        opened = files.drafts.of_ino((await find(process.tree, "end/c/0")).ino)
+        assert opened is not None
+        with trio.fail_after(10):
+            # The lock is held as by a write that must read the chunk first.
+            async with trio.open_nursery() as nursery, opened.lock:
+                nursery.start_soon(files.flush, number)
+                await wait_all_tasks_blocked()
+                move = partial(process.writing.editor.rename, ROOT, b"end", ROOT, b"moved", exclusive=False)
+                nursery.start_soon(move)
+                await wait_all_tasks_blocked()
+        _, shown = await process.tree.open((await find(process.tree, "moved/c/0")).ino)
+        assert bytes(await shown.read(0, 9)) == b"new"
+
+    trio.run(main)
+
+
+def test_what_is_written_to_a_chunk_while_it_is_renamed_is_there_under_the_new_name(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        files, contents = process.writing.files, process.writing.files._contents
+        await put(process, 0, b"old")
+        number, _ = await files.open((await find(process.tree, "end/c/0")).ino, os.O_WRONLY)
+        await files.write(number, 0, b"new")
+        remove = contents.remove
+
+        async def meanwhile(name: object) -> None:
+            await files.write(number, 3, b"er")
+            nursery.start_soon(files.flush, number)
+            await wait_all_tasks_blocked()
+            await remove(name)  # type: ignore[arg-type]
+
+        directory = (await find(process.tree, "end/c")).ino
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                contents.remove = meanwhile  # type: ignore[method-assign,assignment]
+                await process.writing.editor.rename(directory, b"0", directory, b"1", exclusive=False)
+        array = await process.array("end")
+        assert await array.extent((0,)) is None
+        found = await array.extent((1,))
+        assert found is not None
+        assert bytes(await found.read(0, 9)) == b"newer"
 
     trio.run(main)
