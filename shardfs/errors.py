@@ -55,6 +55,14 @@ class StoreError(ShardfsError):
     """The store failed; whether the thing exists is not known."""
 
 
+class UnknownOutcomeError(StoreError):
+    """A change was sent and no valid reply came: it may have been made, or not."""
+
+
+class UnreachableError(StoreError):
+    """The store does not answer: the next request would fail as this one did."""
+
+
 class CorruptionError(ShardfsError):
     """Stored bytes contradict the format: the data they stand for cannot be given."""
 

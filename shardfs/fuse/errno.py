@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 import pyfuse3
 
 from shardfs import errors
+from shardfs.stores.belief import one_request
 
 if TYPE_CHECKING:
     from shardfs.fuse.operations import Operations
@@ -28,6 +29,8 @@ ERRNOS: Final[dict[type[errors.ShardfsError], int]] = {
     errors.IsADirectoryHereError: errno.EISDIR,
     errors.AccessDeniedError: errno.EACCES,
     errors.StoreError: errno.EIO,
+    errors.UnknownOutcomeError: errno.EIO,
+    errors.UnreachableError: errno.EIO,
     errors.CorruptionError: errno.EIO,
     errors.OutsideSourceError: errno.EIO,
     errors.StaleError: errno.ESTALE,
@@ -78,7 +81,8 @@ def request(
         self.statistics.requests[name] += 1
         self.pending += 1
         try:
-            return await handler(self, *args, **kwargs)
+            with one_request():
+                return await handler(self, *args, **kwargs)
         except errors.ShardfsError as error:
             number = ERRNOS.get(type(error), errno.EIO)
             if number not in _QUIET:
