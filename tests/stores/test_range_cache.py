@@ -1,0 +1,819 @@
+"""The cache of ranges: what it gives back, what it notices, what it evicts, and what it bears."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shardfs.errors import UsageError
+from shardfs.stores.durable import Disk
+from shardfs.stores.range_cache import RangeCache
+from shardfs.stores.range_entry import BLOCK_NBYTES, parse_file_name
+from shardfs.stores.s3.counts import Counts
+
+MIB = 2**20
+NAME, ETAG = "http://localhost bucket key", '"etag"'
+
+
+class Clock:
+    """Stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class FailingDisk(Disk):
+    """Fails with `error`, while it is set, when an entry is written; a part is written first."""
+
+    error: int | None = None
+
+    def pwrite(self, fd: int, buffers: Any, offset: int) -> None:
+        if self.error is not None:
+            super().pwrite(fd, [bytes(buffers[0])[:1]], offset)
+            raise OSError(self.error, os.strerror(self.error))
+        super().pwrite(fd, buffers, offset)
+
+
+class CountingDisk(Disk):
+    """Remembers what was marked as used."""
+
+    def __init__(self) -> None:
+        self.marked = 0
+
+    def utime(self, *args: Any) -> None:
+        self.marked += 1
+        super().utime(*args)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "cache"
+
+
+Make = Callable[..., RangeCache]
+
+
+@pytest.fixture
+def make(directory: Path, clock: Clock) -> Make:
+    """Make a cache as each mount makes its own, in the same directory."""
+
+    def make(max_nbytes: int = 64 * MIB, **arguments: Any) -> RangeCache:
+        arguments.setdefault("counts", Counts())
+        return RangeCache(str(directory), max_nbytes, clock=clock, **arguments)
+
+    return make
+
+
+def some_bytes(nbytes: int, seed: int = 0) -> bytes:
+    return Random(seed).randbytes(nbytes)
+
+
+def entries(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.glob("*/*") if parse_file_name(path.name))
+
+
+def only_entry(directory: Path) -> Path:
+    (path,) = entries(directory)
+    return path
+
+
+def disk_nbytes(directory: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in entries(directory))
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def watch_listings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets an element with each directory that is listed."""
+    calls: list[int] = []
+    scandir = os.scandir
+
+    def watched(fd: int) -> Any:
+        calls.append(fd)
+        return scandir(fd)
+
+    monkeypatch.setattr(os, "scandir", watched)
+    return calls
+
+
+# What it gives back
+
+
+@pytest.mark.parametrize("nbytes", [1, 100, BLOCK_NBYTES - 1, BLOCK_NBYTES, BLOCK_NBYTES + 1, 3 * BLOCK_NBYTES + 7])
+def test_every_part_of_what_was_added_is_found(make: Make, nbytes: int) -> None:
+    cache, data = make(), some_bytes(nbytes)
+    cache.add(NAME, ETAG, 1000, data)
+    edges = sorted({0, 1, nbytes // 2, nbytes - 1, nbytes, *range(0, nbytes, BLOCK_NBYTES)})
+    for begin in edges:
+        for end in edges:
+            if begin < end <= nbytes:
+                assert cache.find(NAME, ETAG, 1000 + begin, end - begin) == data[begin:end]
+
+
+def test_what_is_not_wholly_there_is_not_found(make: Make) -> None:
+    counts = Counts()
+    cache = make(counts=counts)
+    cache.add(NAME, ETAG, 100, b"x" * 100)
+    for offset, nbytes in [(99, 1), (99, 2), (200, 1), (199, 2), (0, 300)]:
+        assert cache.find(NAME, ETAG, offset, nbytes) is None
+    assert cache.find("another", ETAG, 100, 100) is None
+    assert cache.find(NAME, "another", 100, 100) is None
+    assert counts.cache_hits == counts.cache_bytes == counts.cache_damaged == 0
+
+
+def test_what_follows_in_the_same_entry_comes_along_if_it_is_asked_for(make: Make) -> None:
+    counts = Counts()
+    cache, data = make(counts=counts), some_bytes(3 * BLOCK_NBYTES)
+    cache.add(NAME, ETAG, 1000, data)
+    cache.add(NAME, ETAG, 1000 + len(data), b"another entry")
+    assert cache.find(NAME, ETAG, 1100, 50, ahead_nbytes=BLOCK_NBYTES) == data[100 : 150 + BLOCK_NBYTES]
+    assert cache.find(NAME, ETAG, 1000 + len(data) - 60, 50, ahead_nbytes=200) == data[-60:]
+    assert counts.cache_bytes == 50 + BLOCK_NBYTES + 60
+
+
+def test_hits_and_their_bytes_are_counted(make: Make) -> None:
+    counts = Counts()
+    cache = make(counts=counts)
+    cache.add(NAME, ETAG, 0, b"x" * 100)
+    cache.find(NAME, ETAG, 0, 100)
+    cache.find(NAME, ETAG, 10, 20)
+    assert (counts.cache_hits, counts.cache_bytes) == (2, 120)
+
+
+def test_name_and_etag_are_kept_apart(make: Make) -> None:
+    cache = make()
+    cache.add("ab", "c", 0, b"first")
+    assert cache.find("a", "bc", 0, 5) is None
+
+
+@pytest.mark.parametrize("name", ["", "ä/\U0001f600", "a\udcff\ud800", "a\0b", "../../x", "x" * 5000])
+def test_any_name_will_do(make: Make, directory: Path, name: str) -> None:
+    cache = make()
+    cache.add(name, name, 0, b"data")
+    assert cache.find(name, name, 0, 4) == b"data"
+    assert only_entry(directory).parent.parent == directory
+
+
+def test_any_buffer_will_do(make: Make) -> None:
+    cache = make()
+    cache.add("a", ETAG, 0, bytearray(b"abcdef"))
+    cache.add("b", ETAG, 0, memoryview(b"abcdef")[1:5])
+    assert cache.find("a", ETAG, 0, 6) == b"abcdef"
+    assert cache.find("b", ETAG, 0, 4) == b"bcde"
+
+
+def test_later_mounts_find_it(make: Make) -> None:
+    make().add(NAME, ETAG, 7, b"data")
+    assert make().find(NAME, ETAG, 8, 2) == b"at"
+
+
+def test_mounts_find_what_others_add_a_second_later_at_most(make: Make, clock: Clock) -> None:
+    ours, theirs = make(), make()
+    assert ours.find(NAME, ETAG, 0, 4) is None
+    theirs.add(NAME, ETAG, 0, b"data")
+    clock.pass_by(1)
+    assert ours.find(NAME, ETAG, 0, 4) == b"data"
+
+
+def test_a_directory_is_listed_once_a_second_at_most(make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = make()
+    cache.add(NAME, ETAG, 0, b"data")
+    calls = watch_listings(monkeypatch)
+    for _ in range(10):
+        assert cache.find(NAME, ETAG, 100, 4) is None
+    clock.pass_by(0.9)
+    assert cache.find(NAME, ETAG, 100, 4) is None
+    assert len(calls) == 1
+    clock.pass_by(0.2)
+    assert cache.find(NAME, ETAG, 100, 4) is None
+    assert len(calls) == 2
+
+
+def test_what_another_mount_evicted_is_not_found(make: Make, directory: Path) -> None:
+    counts = Counts()
+    cache = make(counts=counts)
+    cache.add(NAME, ETAG, 0, b"data")
+    only_entry(directory).unlink()
+    assert cache.find(NAME, ETAG, 0, 4) is None
+    assert counts.cache_damaged == 0
+    cache.add(NAME, ETAG, 0, b"data")
+    assert cache.find(NAME, ETAG, 0, 4) == b"data"
+
+
+def test_what_a_listing_does_not_show_any_more_may_be_added_again(make: Make, directory: Path, clock: Clock) -> None:
+    cache = make()
+    cache.add(NAME, ETAG, 0, b"x" * 100)
+    only_entry(directory).unlink()
+    clock.pass_by(2)
+    assert cache.find(NAME, ETAG, 200, 1) is None
+    cache.add(NAME, ETAG, 10, b"x" * 10)
+    assert len(entries(directory)) == 1
+
+
+def test_what_lies_within_a_new_entry_goes(make: Make, directory: Path) -> None:
+    cache, data = make(), some_bytes(1000)
+    for begin, end in [(100, 200), (300, 400), (350, 600), (0, 50)]:
+        cache.add(NAME, ETAG, begin, data[begin:end])
+    assert len(entries(directory)) == 4
+    cache.add(NAME, ETAG, 100, data[100:500])
+    assert len(entries(directory)) == 3
+    assert cache.find(NAME, ETAG, 350, 250) == data[350:600]
+    assert cache.find(NAME, ETAG, 100, 400) == data[100:500]
+    cache.add(NAME, ETAG, 120, data[120:300])
+    assert len(entries(directory)) == 3
+
+
+def test_another_version_takes_the_place_of_the_old_one(make: Make, directory: Path) -> None:
+    cache = make()
+    cache.add(NAME, "1", 0, b"old")
+    cache.add(NAME, "1", 50, b"old")
+    cache.add("other", "1", 0, b"old")
+    cache.add(NAME, "2", 0, b"new")
+    assert cache.find(NAME, "1", 0, 3) is None
+    assert cache.find(NAME, "2", 0, 3) == b"new"
+    assert cache.find("other", "1", 0, 3) == b"old"
+    assert len(entries(directory)) == 2
+
+
+# Damage
+
+
+def damage_nothing_but_size(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def claim_more(path: Path) -> None:
+    key = parse_file_name(path.name)
+    assert key is not None
+    path.rename(path.with_name((key[:24] + (2**62).to_bytes(8, "big")).hex()))
+
+
+def make_a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def make_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "magic": lambda path: flip(path, 0),
+    "format": lambda path: flip(path, 8),
+    "name": lambda path: flip(path, 43),
+    "etag": lambda path: flip(path, 75),
+    "offset": lambda path: flip(path, 80),
+    "nbytes": lambda path: flip(path, 88),
+    "checksum": lambda path: flip(path, 92),
+    "first byte": lambda path: flip(path, -100),
+    "last byte": lambda path: flip(path, -1),
+    "shortened": lambda path: os.truncate(path, 150),
+    "empty": lambda path: os.truncate(path, 0),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "longer": damage_nothing_but_size,
+    "link": make_a_link,
+    "pipe": make_a_pipe,
+}
+every_damage = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+
+
+@every_damage
+@pytest.mark.parametrize("is_later", [False, True], ids=["same mount", "later mount"])
+def test_damage_is_noticed_counted_and_mended(
+    make: Make, directory: Path, damage: Callable[[Path], None], is_later: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts = Counts()
+    cache = make(counts=counts)
+    cache.add(NAME, ETAG, 5, b"x" * 100)
+    path = only_entry(directory)
+    damage(path)
+    if is_later:
+        cache = make(counts=counts)
+    for _ in range(3):
+        assert cache.find(NAME, ETAG, 5, 100) is None
+    assert counts.cache_damaged == 1
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert str(directory) in record.getMessage()
+    assert not os.path.lexists(path)
+    cache.add(NAME, ETAG, 5, b"x" * 100)
+    assert cache.find(NAME, ETAG, 5, 100) == b"x" * 100
+
+
+def test_damage_that_several_threads_find_at_once_is_counted_once(make: Make, directory: Path) -> None:
+    counts, nthreads = Counts(), 8
+    cache = make(counts=counts)
+    cache.add(NAME, ETAG, 0, some_bytes(4 * BLOCK_NBYTES))
+    flip(only_entry(directory), -1)
+    barrier = threading.Barrier(nthreads)
+
+    def find(_: int) -> memoryview | None:
+        barrier.wait()
+        return cache.find(NAME, ETAG, 0, 4 * BLOCK_NBYTES)
+
+    with ThreadPoolExecutor(nthreads) as pool:
+        assert list(pool.map(find, range(nthreads))) == [None] * nthreads
+    assert counts.cache_damaged == 1
+
+
+def test_a_name_that_claims_more_than_there_is_hides_nothing(make: Make, directory: Path) -> None:
+    counts = Counts()
+    cache = make()
+    cache.add(NAME, ETAG, 0, b"x" * 100)
+    claim_more(only_entry(directory))
+    cache.add(NAME, ETAG, 10, b"x" * 200)
+    later = make(counts=counts)
+    assert later.find(NAME, ETAG, 10, 200) == b"x" * 200
+    assert counts.cache_damaged == 1
+
+
+def test_an_entry_under_the_name_of_another_is_damage(make: Make, directory: Path) -> None:
+    counts = Counts()
+    cache = make(counts=counts)
+    cache.add(NAME, ETAG, 0, b"x" * 100)
+    first = only_entry(directory)
+    cache.add("other", ETAG, 0, b"y" * 100)
+    (second,) = set(entries(directory)) - {first}
+    shutil.copy(second, first)
+    assert cache.find(NAME, ETAG, 0, 100) is None
+    assert counts.cache_damaged == 1
+
+
+def test_a_small_read_checks_only_the_blocks_it_touches(make: Make, directory: Path) -> None:
+    counts = Counts()
+    cache, data = make(counts=counts), some_bytes(4 * BLOCK_NBYTES)
+    cache.add(NAME, ETAG, 0, data)
+    flip(only_entry(directory), -1)
+    assert cache.find(NAME, ETAG, 0, 3 * BLOCK_NBYTES) == data[: 3 * BLOCK_NBYTES]
+    assert cache.find(NAME, ETAG, 3 * BLOCK_NBYTES - 1, 2) is None
+    assert counts.cache_damaged == 1
+
+
+def test_a_foreign_name_in_a_drawer_is_left_alone(make: Make, directory: Path, clock: Clock) -> None:
+    cache = make()
+    cache.add(NAME, ETAG, 0, b"data")
+    drawer = only_entry(directory).parent
+    foreign = [drawer / "notes.txt", drawer / ("A" * 64), drawer / ("0" * 64)]
+    for path in foreign:
+        path.write_bytes(b"mine")
+    clock.pass_by(2)
+    assert cache.find(NAME, ETAG, 100, 1) is None
+    assert make(0).find(NAME, ETAG, 0, 4) is None
+    assert all(path.read_bytes() == b"mine" for path in foreign)
+
+
+# Eviction
+
+
+def test_the_directory_never_stays_larger_than_it_may(make: Make, directory: Path) -> None:
+    cache = make(MIB)
+    for i in range(100):
+        cache.add(f"{i}", ETAG, 0, some_bytes(30_000, i))
+        assert disk_nbytes(directory) <= MIB
+    assert disk_nbytes(directory) >= MIB * 3 // 4
+    assert cache.find("99", ETAG, 0, 30_000) == some_bytes(30_000, 99)
+
+
+def test_what_was_not_used_for_longest_goes_first(make: Make, clock: Clock) -> None:
+    ours, theirs = make(MIB), make(MIB)
+    for i in range(25):
+        ours.add(f"{i}", ETAG, 0, bytes(30_000))
+        clock.pass_by(100)
+    for i in (0, 7):
+        assert theirs.find(f"{i}", ETAG, 0, 100) is not None
+        clock.pass_by(100)
+    for i in range(25, 35):
+        ours.add(f"{i}", ETAG, 0, bytes(30_000))
+        clock.pass_by(100)
+    kept = {i for i in range(35) if ours.find(f"{i}", ETAG, 0, 1) is not None}
+    assert {0, 7} <= kept
+    others = sorted(kept - {0, 7})
+    assert others == [i for i in range(others[0], 35) if i != 7]
+    assert others[0] > 1
+
+
+def test_an_entry_is_marked_as_used_once_a_minute_at_most(make: Make, clock: Clock) -> None:
+    disk = CountingDisk()
+    cache = make(disk=disk)
+    cache.add(NAME, ETAG, 0, b"data")
+    disk.marked = 0
+    for _ in range(59):
+        clock.pass_by(1)
+        cache.find(NAME, ETAG, 0, 4)
+    assert disk.marked == 0
+    for _ in range(10):
+        clock.pass_by(1)
+        cache.find(NAME, ETAG, 0, 4)
+    assert disk.marked == 1
+
+
+def test_a_clock_that_was_set_back_does_not_keep_an_entry_forever(make: Make, directory: Path, clock: Clock) -> None:
+    cache = make()
+    cache.add(NAME, ETAG, 0, b"data")
+    clock.pass_by(-10_000)
+    cache.find(NAME, ETAG, 0, 4)
+    assert only_entry(directory).stat().st_mtime == clock.now
+
+
+def test_what_is_larger_than_a_quarter_is_not_kept(make: Make, directory: Path) -> None:
+    cache = make(MIB)
+    cache.add(NAME, ETAG, 0, bytes(MIB // 4 + 1))
+    assert entries(directory) == []
+    cache.add(NAME, ETAG, 0, bytes(MIB // 4))
+    assert len(entries(directory)) == 1
+
+
+def test_a_mount_with_less_room_evicts_what_is_too_much_at_once(make: Make, directory: Path) -> None:
+    cache = make(4 * MIB)
+    for i in range(40):
+        cache.add(f"{i}", ETAG, 0, bytes(60_000))
+    assert disk_nbytes(directory) > MIB
+    make(MIB)
+    assert disk_nbytes(directory) <= MIB
+
+
+def test_everything_is_counted_after_each_tenth_that_was_added(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = make(40 * MIB)
+    calls = watch_listings(monkeypatch)
+    counted: list[int] = []
+    for i in range(60):  # each takes 204 KiB on the disk, and a tenth is 4 MiB
+        cache.add(NAME, ETAG, i * MIB, bytes(200 * 1024))
+        if calls:
+            counted.append(i)
+            calls.clear()
+    assert counted == [20, 41]
+
+
+def test_what_others_are_seen_to_add_is_counted(make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = make(40 * MIB), make(40 * MIB)
+    for i in range(20):
+        theirs.add(NAME, ETAG, i * MIB, bytes(200 * 1024))
+    clock.pass_by(2)
+    assert ours.find(NAME, ETAG, 0, 1) is not None
+    calls = watch_listings(monkeypatch)
+    ours.add(NAME, ETAG, 30 * MIB, bytes(200 * 1024))
+    assert calls
+
+
+def test_several_mounts_exceed_the_size_by_a_tenth_each_at_most(make: Make, directory: Path) -> None:
+    mounts = [make(4 * MIB) for _ in range(3)]
+    for i in range(300):
+        mounts[i % 3].add(f"{i}", ETAG, 0, bytes(40_000))
+        if i % 10 == 0:
+            assert disk_nbytes(directory) <= 4 * MIB * 1.3 + 45_056
+
+
+# What it bears
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_a_disk_that_takes_nothing_is_said_once_and_tried_again(
+    make: Make, directory: Path, clock: Clock, caplog: pytest.LogCaptureFixture, error: int
+) -> None:
+    disk = FailingDisk()
+    cache = make(disk=disk)
+    cache.add("old", ETAG, 0, b"data")
+    disk.error = error
+    for i in range(300):
+        cache.add(f"{i}", ETAG, 0, b"data")
+        clock.pass_by(1)
+    assert cache.find("old", ETAG, 0, 4) == b"data"
+    (record,) = caplog.records
+    assert str(directory) in record.getMessage()
+    assert not list(directory.glob("new-*"))
+    disk.error = None
+    clock.pass_by(60)
+    cache.add("new", ETAG, 0, b"data")
+    assert cache.find("new", ETAG, 0, 4) == b"data"
+
+
+def test_what_cannot_be_opened_for_now_is_no_damage(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts = Counts()
+    cache = make(counts=counts)
+    cache.add(NAME, ETAG, 0, b"data")
+
+    def fail(*args: Any, **kwargs: Any) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "open", fail)
+        assert cache.find(NAME, ETAG, 0, 4) is None
+    assert "Too many open files" in caplog.text
+    assert counts.cache_damaged == 0
+    assert cache.find(NAME, ETAG, 0, 4) == b"data"
+
+
+def test_a_directory_that_vanished_is_made_again(make: Make, directory: Path, clock: Clock) -> None:
+    cache = make()
+    cache.add("old", ETAG, 0, b"data")
+    shutil.rmtree(directory)
+    assert cache.find("old", ETAG, 0, 4) is None
+    cache.add("a", ETAG, 0, b"data")
+    clock.pass_by(60)
+    cache.add("a", ETAG, 0, b"data")
+    assert cache.find("a", ETAG, 0, 4) == b"data"
+    assert make().find("a", ETAG, 0, 4) == b"data"
+
+
+def test_another_directory_of_the_same_name_is_not_written(make: Make, directory: Path, clock: Clock) -> None:
+    cache = make()
+    shutil.rmtree(directory)
+    directory.mkdir(mode=0o700)
+    (directory / "thesis.txt").write_text("mine")
+    for _ in range(3):
+        cache.add("a", ETAG, 0, b"data")
+        clock.pass_by(60)
+    assert os.listdir(directory) == ["thesis.txt"]
+
+
+def test_a_drawer_that_is_a_link_is_not_followed(make: Make, directory: Path, tmp_path: Path) -> None:
+    cache = make()
+    cache.add(NAME, ETAG, 0, b"data")
+    drawer = only_entry(directory).parent
+    drawer.rename(tmp_path / "elsewhere")
+    drawer.symlink_to(tmp_path / "elsewhere")
+    before = os.listdir(tmp_path / "elsewhere")
+    assert cache.find(NAME, ETAG, 0, 4) is None
+    cache.add(NAME, ETAG, 0, b"other data")
+    assert make(0).find(NAME, ETAG, 0, 4) is None
+    assert os.listdir(tmp_path / "elsewhere") == before
+
+
+def test_no_descriptor_stays_open(make: Make) -> None:
+    cache = make(MIB)
+    before = len(os.listdir("/proc/self/fd"))
+    for i in range(50):
+        cache.add(f"{i}", ETAG, 0, bytes(30_000))
+        cache.find(f"{i // 2}", ETAG, 0, 1)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_threads_share_a_cache(make: Make) -> None:
+    cache, content, failures = make(4 * MIB), some_bytes(MIB), []
+
+    def work(seed: int) -> None:
+        random = Random(seed)
+        for _ in range(100):
+            offset, nbytes = random.randrange(MIB - 50_000), random.randrange(1, 50_000)
+            name = f"{random.randrange(6)}"
+            found = cache.find(name, ETAG, offset, nbytes)
+            if found is None:
+                cache.add(name, ETAG, offset, content[offset : offset + nbytes])
+            elif found != content[offset : offset + nbytes]:
+                failures.append((name, offset, nbytes))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+WORK = """
+import sys
+from random import Random
+from shardfs.stores.range_cache import RangeCache
+from shardfs.stores.s3.counts import Counts
+content, random, counts = Random(0).randbytes(2**20), Random(int(sys.argv[2])), Counts()
+cache = RangeCache(sys.argv[1], 2**22, counts)
+for _ in range(200):
+    offset, nbytes, name = random.randrange(2**20 - 50000), random.randrange(1, 50000), str(random.randrange(6))
+    found = cache.find(name, "e", offset, nbytes)
+    if found is None:
+        cache.add(name, "e", offset, content[offset : offset + nbytes])
+    else:
+        assert found == content[offset : offset + nbytes]
+assert not counts.cache_damaged
+"""
+
+
+def test_processes_share_a_directory(directory: Path) -> None:
+    command = [sys.executable, "-c", WORK, str(directory)]
+    processes = [subprocess.Popen([*command, str(seed)], stderr=subprocess.PIPE) for seed in range(3)]
+    for process in processes:
+        _, stderr = process.communicate(timeout=120)
+        assert (process.returncode, stderr) == (0, b"")
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(make: Make, directory: Path) -> None:
+    make()
+    (directory / "new-0123456789abcdef").write_bytes(b"half an ent")
+    seen: list[list[str]] = []
+
+    class Watching(Disk):
+        """Starts another mount while an entry is written."""
+
+        is_watching = False
+
+        def pwrite(self, fd: int, buffers: Any, offset: int) -> None:
+            super().pwrite(fd, buffers, offset)
+            if self.is_watching:
+                make()
+                seen.append(sorted(path.name for path in directory.glob("new-*")))
+
+    disk = Watching()
+    cache = make(disk=disk)
+    assert not list(directory.glob("new-*"))
+    disk.is_watching = True
+    cache.add(NAME, ETAG, 0, b"data")
+    ((name,),) = seen
+    assert name != "new-0123456789abcdef"
+    assert cache.find(NAME, ETAG, 0, 4) == b"data"
+
+
+# The directory
+
+
+def test_nobody_else_can_read_it(make: Make, directory: Path) -> None:
+    make().add(NAME, ETAG, 0, b"data")
+    path = only_entry(directory)
+    assert [p.stat().st_mode & 0o777 for p in (directory, path.parent, path)] == [0o700, 0o700, 0o600]
+
+
+def test_backup_programs_know_it_as_a_cache(make: Make, directory: Path) -> None:
+    make()
+    assert (directory / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55")
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "CACHEDIR.TAG"])
+def test_a_directory_with_something_else_in_it_is_refused_and_untouched(make: Make, directory: Path, name: str) -> None:
+    directory.mkdir(parents=True)
+    (directory / name).write_text("mine")
+    with pytest.raises(UsageError, match=r"cache is not empty"):
+        make(0)
+    assert {path.name: path.read_text() for path in directory.iterdir()} == {name: "mine"}
+
+
+def test_an_empty_directory_is_taken(make: Make, directory: Path) -> None:
+    directory.mkdir(parents=True, mode=0o755)
+    cache = make()
+    cache.add(NAME, ETAG, 0, b"data")
+    assert cache.find(NAME, ETAG, 0, 4) == b"data"
+
+
+@pytest.mark.parametrize("nbytes", [0, 10])
+def test_a_tag_that_was_cut_short_by_a_crash_is_completed(make: Make, directory: Path, nbytes: int) -> None:
+    make()
+    os.truncate(directory / "CACHEDIR.TAG", nbytes)
+    make()
+    assert (directory / "CACHEDIR.TAG").stat().st_size > 10
+
+
+def test_a_file_in_its_place_is_an_error_that_names_it(make: Make, directory: Path) -> None:
+    directory.parent.mkdir()
+    directory.write_text("mine")
+    with pytest.raises(UsageError, match=f"{directory} is not a directory"):
+        make()
+    assert directory.read_text() == "mine"
+
+
+def test_a_directory_that_cannot_be_written_is_an_error_that_names_it(make: Make, directory: Path) -> None:
+    make()
+    disk = FailingDisk()
+    disk.error = errno.EROFS
+    with pytest.raises(UsageError, match=f"{directory}.*Read-only file system"):
+        make(disk=disk)
+
+
+def test_a_directory_that_others_may_write_is_refused(make: Make, directory: Path) -> None:
+    make()
+    directory.chmod(0o770)
+    with pytest.raises(UsageError, match=f"chmod 700 {directory}"):
+        make()
+
+
+def test_a_directory_of_somebody_else_is_refused(make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make()
+    monkeypatch.setattr(os, "geteuid", lambda: directory.stat().st_uid + 1)
+    with pytest.raises(UsageError, match="somebody else"):
+        make()
+
+
+# A model
+
+OBJECT_NBYTES = 3 * BLOCK_NBYTES
+VERSIONS = [(name, etag) for name in "ab" for etag in "12"]
+CONTENT = {version: some_bytes(OBJECT_NBYTES, seed) for seed, version in enumerate(VERSIONS)}
+positions = st.integers(0, OBJECT_NBYTES) | st.sampled_from(range(0, OBJECT_NBYTES + 1, BLOCK_NBYTES // 2))
+ranges = st.tuples(positions, positions).map(sorted).filter(lambda bounds: bounds[0] < bounds[1])
+versions = st.sampled_from(VERSIONS)
+mounts = st.integers(0, 1)
+
+
+class TwoMounts(RuleBasedStateMachine):
+    """Two mounts with one directory: what they find is right, and what is there they find."""
+
+    max_nbytes = 64 * MIB
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp())
+        self.clock = Clock()
+        self.counts = Counts()
+        self.mounts = [self.start(), self.start()]
+        self.added: dict[tuple[str, str], list[tuple[int, int]]] = {version: [] for version in VERSIONS}
+
+    def start(self) -> RangeCache:
+        return RangeCache(str(self.directory), self.max_nbytes, self.counts, clock=self.clock)
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.directory)
+
+    @rule(mount=mounts, version=versions, bounds=ranges)
+    def add(self, mount: int, version: tuple[str, str], bounds: tuple[int, int]) -> None:
+        begin, end = bounds
+        self.clock.pass_by(70)
+        if self.mounts[mount].find(*version, begin, end - begin) is not None:
+            return  # what is there is not fetched, and so not added
+        self.mounts[mount].add(*version, begin, CONTENT[version][begin:end])
+        self.added[version].append((begin, end))
+        for other in VERSIONS:
+            if other[0] == version[0] and other != version:
+                self.added[other].clear()
+
+    @rule(mount=mounts, version=versions, bounds=ranges)
+    def find(self, mount: int, version: tuple[str, str], bounds: tuple[int, int]) -> None:
+        begin, end = bounds
+        self.clock.pass_by(70)
+        found = self.mounts[mount].find(*version, begin, end - begin)
+        if found is not None:
+            assert found == CONTENT[version][begin:end]
+        else:
+            assert not self.is_kept(version, begin, end)
+
+    def is_kept(self, version: tuple[str, str], begin: int, end: int) -> bool:
+        return any(first <= begin and end <= last for first, last in self.added[version])
+
+    @rule(mount=mounts)
+    def remount(self, mount: int) -> None:
+        self.mounts[mount] = self.start()
+
+    @precondition(lambda self: entries(self.directory))
+    @rule(place=st.integers(0, 1000), at=st.integers(0, 10**6), how=st.sampled_from(["flip", "cut", "remove"]))
+    def harm(self, place: int, at: int, how: str) -> None:
+        paths = entries(self.directory)
+        path = paths[place % len(paths)]
+        match how:
+            case "flip":
+                flip(path, at % path.stat().st_size)
+            case "cut":
+                os.truncate(path, at % path.stat().st_size)
+            case "remove":
+                path.unlink()
+        for bounds in self.added.values():
+            bounds.clear()
+
+
+class TwoSmallMounts(TwoMounts):
+    """The same with little room: what is found is right, and the room is enough."""
+
+    max_nbytes = 384 * 1024
+
+    def is_kept(self, version: tuple[str, str], begin: int, end: int) -> bool:
+        return False
+
+    @invariant()
+    def the_room_is_kept(self) -> None:
+        assert disk_nbytes(self.directory) <= self.max_nbytes * 1.2 + OBJECT_NBYTES
+
+
+SETTINGS = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestTwoMounts = TwoMounts.TestCase
+TestTwoMounts.settings = SETTINGS
+TestTwoSmallMounts = TwoSmallMounts.TestCase
+TestTwoSmallMounts.settings = SETTINGS
