@@ -1,12 +1,13 @@
 """What every store offers: `Store`, `Snapshot`, one version of one object, and `Edit`, one change of one object."""
 
 import enum
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, cast
 
 from shardfs.errors import NotADirectoryHereError, NotEmptyError, NotFoundError
+from shardfs.stores.address import Address
 
 Buffer = bytes | bytearray | memoryview
 
@@ -101,8 +102,11 @@ class Snapshot(Protocol):
     def mapped(self) -> AbstractContextManager[memoryview]:
         """Give all bytes of this version, to search them in a command."""
 
+    def expect(self, offset: int, nbytes: int) -> None:
+        """Say that *nbytes* bytes from *offset* are likely to be read soon, in order."""
+
     async def is_current(self) -> bool:
-        """Whether the name that was opened still stands for this version."""
+        """Whether the name that was opened still stands for this version, as far as the store believes."""
 
     async def accept_growth(self, offset: int, content: Buffer) -> bool:
         """Accept the present state of the object as this version, if it only grew; return whether it is accepted.
@@ -151,6 +155,10 @@ class Edit(Protocol):
     @property
     def snapshot(self) -> Snapshot | None:
         """The object as the change finds it; None if there is none."""
+
+    @property
+    def can_delete(self) -> bool:
+        """Whether `delete` removes the object as this change finds it, and no other."""
 
     @property
     def temporary(self) -> str:
@@ -212,20 +220,55 @@ def is_reserved(name: str) -> bool:
 
 
 class Store(Protocol):
-    """Named bytes below one source."""
+    """Named bytes below one source.
+
+    A remote store believes what it saw of names for *ttl* seconds, and asks again then; a local one looks each time.
+    """
 
     @property
     def url(self) -> str:
         """The source, as a user may write it."""
 
+    @property
+    def address(self) -> Address:
+        """What names the source for good, however it was reached."""
+
+    @property
+    def root(self) -> str | None:
+        """Absolute path of the source, where the store is a directory of this machine."""
+
+    @property
+    def ttl(self) -> float:
+        """For how many seconds what was seen may be believed."""
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether a new version of an object is a new object, to which nothing can be appended in place."""
+
+    @property
+    def directory_stat(self) -> Stat | None:
+        """The state that all directories share, where the store keeps none of its own for them."""
+
+    def statistics(self) -> Mapping[str, object]:
+        """Return what the store counted, as plain values."""
+
     def url_of(self, key: str) -> str:
         """Return the URL under which other programs find *key*."""
+
+    async def check(self) -> None:
+        """Raise `SourceError` for what keeps the source from being read; a local one was looked at when opened."""
 
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*, of the link itself if it is one; raises `NotFoundError`."""
 
-    async def open(self, key: str) -> Snapshot:
+    def forget(self, key: str) -> None:
+        """Ask again for *key* when it is wanted next."""
+
+    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
         """Open a file; symbolic links are followed within the source only.
+
+        *head_nbytes* bytes at its beginning, or *tail_nbytes* at its end, are read next: a remote store fetches them
+        in the same request.
 
         Raises `NotFoundError`, `IsADirectoryHereError`, `AccessDeniedError`, `OutsideSourceError`, `StoreError`.
         """
@@ -251,11 +294,36 @@ class Store(Protocol):
     async def capacity(self) -> Capacity:
         """Return how much room there is."""
 
+    async def start_writing(self, directory: str, *, single_writer: bool) -> None:
+        """Begin to change the store, as is done once before anything is.
+
+        Names that are reserved, and files on their way to a remote store, live in *directory*, a directory of this
+        machine whose lock the caller holds.  Raises `SourceError` where the store cannot be written safely by
+        several, unless there is only a *single_writer*.
+        """
+
+    async def run(self) -> None:
+        """Bring to a remote store what is on its way there, for as long as this is not cancelled."""
+
+    async def flush(self) -> None:
+        """Bring everything to the store that is on its way there; raises what keeps it from getting there."""
+
+    async def check_writable(self, key: str) -> None:
+        """Raise what is known to keep a regular file from being changed or made; asks no remote store."""
+
     def edit(
-        self, key: str, *, mode: int | None = None, uid: int | None = None, gid: int | None = None
+        self,
+        key: str,
+        *,
+        head_nbytes: int = 0,
+        tail_nbytes: int = 0,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
     ) -> AbstractAsyncContextManager[Edit]:
         """Begin a change of a regular file, alone; *mode*, *uid* and *gid* are for a file that is new.
 
+        *head_nbytes* and *tail_nbytes* are those of `open`.
         Modes are exact, without a umask; None is what the system gives.  Directories that a new file needs are made.
         Raises `StoreError` if another program keeps the file locked.
         """

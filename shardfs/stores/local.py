@@ -20,7 +20,7 @@ from shardfs.stores.durable import Disk
 from shardfs.stores.file_lock import open_locked, unlock
 from shardfs.stores.local_edit import LocalEdit
 from shardfs.stores.local_live import LocalFile, change_attributes
-from shardfs.stores.local_reader import USER, LocalReader
+from shardfs.stores.local_reader import TTL, USER, LocalReader
 from shardfs.stores.local_snapshot import LocalSnapshot, to_stat
 from shardfs.stores.new_file import Rights, rename_to_absent, temporary_name, write_aside
 
@@ -31,15 +31,36 @@ _DIRECTORY: Final = READ | os.O_DIRECTORY
 class LocalStore(LocalReader):
     """A directory of this machine, which is changed through *disk* only."""
 
-    def __init__(self, root: str, disk: Disk = _DISK) -> None:
+    def __init__(self, root: str, disk: Disk = _DISK, *, ttl: float = TTL) -> None:
         """Open *root*; raises `SourceError` if it is not a directory that can be read."""
-        super().__init__(root)
+        super().__init__(root, ttl=ttl)
         self._disk = disk
         self._making_directories = trio.Lock()
 
+    async def start_writing(self, directory: str, *, single_writer: bool) -> None:
+        """Do nothing: reserved names live in the source, and its lock keeps other mounts away."""
+
+    async def run(self) -> None:
+        """Return: nothing is ever on its way."""
+
+    async def flush(self) -> None:
+        """Return: nothing is ever on its way."""
+
+    async def check_writable(self, key: str) -> None:
+        """Raise what keeps a regular file from being changed or made."""
+        async with self.edit(key):
+            pass
+
     @asynccontextmanager
     async def edit(
-        self, key: str, *, mode: int | None = None, uid: int | None = None, gid: int | None = None
+        self,
+        key: str,
+        *,
+        head_nbytes: int = 0,
+        tail_nbytes: int = 0,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
     ) -> AsyncIterator[LocalEdit]:
         """Begin a change of a regular file, alone."""
         _require_name(key)

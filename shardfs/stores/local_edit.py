@@ -37,6 +37,7 @@ class LocalEdit:
     make_directories: Callable[[str], Awaitable[None]]
     descriptor: Descriptor | None
     snapshot: LocalSnapshot | None
+    can_delete: bool = field(init=False, default=True)
     temporary: str = field(init=False)
     written_nbytes: int = field(init=False, default=0)
     _is_made: bool = field(init=False, default=False)

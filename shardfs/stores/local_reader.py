@@ -6,7 +6,7 @@ times as much.  Reads run there too where the page cache has the bytes (`RWF_NOW
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 from weakref import WeakSet
 
@@ -18,19 +18,27 @@ from shardfs.errors import (
     NoAttributeError,
     SourceError,
 )
+from shardfs.stores.address import Address
 from shardfs.stores.base import Capacity, Entry, Kind, Stat
 from shardfs.stores.beneath import ITSELF, READ, WALK, Descriptor, open_beneath, translated
 from shardfs.stores.local_snapshot import LocalSnapshot, to_stat
 
 USER: Final = b"user."
+TTL: Final = 1.0
+"""For how many seconds what was seen is believed by default; to look again costs microseconds."""
+
 _LARGE_DIRECTORY: Final = 64 * 2**10  # bytes, some thousand names
 
 
 class LocalReader:
     """A directory of this machine, of which nothing is changed."""
 
-    def __init__(self, root: str) -> None:
+    rewrites = False
+    directory_stat = None
+
+    def __init__(self, root: str, *, ttl: float = TTL) -> None:
         """Open *root*; raises `SourceError` if it is not a directory that can be read."""
+        self.ttl = ttl
         if "\0" in root:
             raise SourceError(f"{root} has a NUL in it")
         self._root = os.path.realpath(root)
@@ -55,9 +63,24 @@ class LocalReader:
         """The source, as a user may write it."""
         return self._root
 
+    @property
+    def address(self) -> Address:
+        """The source by its absolute path."""
+        return Address(self._root)
+
     def url_of(self, key: str) -> str:
         """Return the `file://` URL of *key*; names are not quoted, as fsspec takes them."""
         return f"file://{self._path(key)}"
+
+    def statistics(self) -> Mapping[str, object]:
+        """Return nothing: what the system does with local files is for it to count."""
+        return {}
+
+    def forget(self, key: str) -> None:
+        """Do nothing: names are looked at each time."""
+
+    async def check(self) -> None:
+        """Do nothing: opening it was looking at it."""
 
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*."""
@@ -75,7 +98,7 @@ class LocalReader:
             return False
         return False
 
-    async def open(self, key: str) -> LocalSnapshot:
+    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> LocalSnapshot:
         """Open a regular file."""
         descriptor, status = self._open(key)
         return self._snapshot(key, descriptor, status)

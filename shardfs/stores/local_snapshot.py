@@ -69,6 +69,9 @@ class LocalSnapshot:
         self._check(offset)
         return buffer
 
+    def expect(self, offset: int, nbytes: int) -> None:
+        """Do nothing: the kernel reads ahead by itself."""
+
     def content(self, offset: int, nbytes: int) -> "SnapshotContent":
         """Return *nbytes* bytes from *offset*, which are read later."""
         return SnapshotContent(self, offset, nbytes)

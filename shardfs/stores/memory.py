@@ -39,6 +39,9 @@ class MemorySnapshot:
         """Return *nbytes* bytes from *offset*."""
         return self.data[offset : offset + nbytes]
 
+    def expect(self, offset: int, nbytes: int) -> None:
+        """Do nothing: the bytes are here."""
+
     @contextmanager
     def mapped(self) -> Iterator[memoryview]:
         """Give the bytes, to search them."""

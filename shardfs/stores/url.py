@@ -1,26 +1,128 @@
 """From what a user writes as SOURCE to a store."""
 
+from dataclasses import dataclass, fields
+from os.path import abspath, lexists
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from shardfs.errors import SourceError
+from shardfs.errors import SourceError, UsageError
+from shardfs.stores.base import Store
 from shardfs.stores.local import LocalStore
+from shardfs.stores.local_reader import TTL as LOCAL_TTL
+from shardfs.stores.s3.location import Location, S3Options
+
+DEFAULT_CACHE_NBYTES: Final = 10 * 2**30
+
+_S3: Final = "s3://"
+_S3_LIBRARIES: Final = ("boto3", "botocore", "obstore")
 
 
-def open_store(source: str) -> LocalStore:
-    """Open the store that *source*, a path or a `file://` URL, names; raises `SourceError`."""
+@dataclass(frozen=True, slots=True)
+class StoreOptions(S3Options):
+    """How to reach a remote source, and what to keep of it; a local one takes none of these.
+
+    What is None comes from the environment and the AWS configuration files: credentials always do.  *cache* is a
+    directory of this machine for what was fetched, also for later mounts, of up to *cache_nbytes* bytes.
+    """
+
+    cache: str | None = None
+    cache_nbytes: int = DEFAULT_CACHE_NBYTES
+
+    def __post_init__(self) -> None:
+        if self.anonymous and self.request_payer:
+            raise UsageError("--request-payer contradicts --anonymous: only a request that is signed can be billed")
+        if self.max_connections < 1:
+            raise UsageError("--max-connections is at least 1")
+        if self.cache == "":
+            raise UsageError("--cache is empty; was a variable never set?")
+        if self.cache_nbytes < 1:
+            raise UsageError("--cache-size is at least 1 byte")
+        if self.cache is None and self.cache_nbytes != DEFAULT_CACHE_NBYTES:
+            raise UsageError("--cache-size is for a cache: add --cache DIR")
+
+    def to_arguments(self) -> list[str]:
+        """Return the options as arguments of `shardfs mount`, in whatever directory that is run."""
+        named = {"profile": self.profile, "region": self.region, "endpoint-url": self.endpoint_url}
+        return [
+            *(f"--{name}={value}" for name, value in named.items() if value is not None),
+            *(["--anonymous"] if self.anonymous else []),
+            *(["--request-payer"] if self.request_payer else []),
+            f"--max-connections={self.max_connections}",
+            *([f"--cache={abspath(self.cache)}", f"--cache-size={self.cache_nbytes}"] if self.cache else []),
+        ]
+
+
+_DEFAULTS: Final = StoreOptions()
+
+
+def open_store(source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | None = None) -> Store:
+    """Open the store that *source*, a path, a `file://` or an `s3://` URL, names.
+
+    What was seen is believed for *ttl* seconds; None is 1 for a directory of this machine, and 60 for a bucket.
+    Raises `SourceError`, and `UsageError` for options that the source does not have.  A remote store is not asked
+    anything yet: see `Store.check`.
+    """
+    place = _parse(source)
+    if isinstance(place, Location):
+        return _open_s3(place, options, ttl)
+    for field in fields(options):
+        if getattr(options, field.name) != field.default:
+            name = "cache-size" if field.name == "cache_nbytes" else field.name.replace("_", "-")
+            raise UsageError(f"--{name} is for s3:// sources, and {source} is on this machine")
+    return LocalStore(place, ttl=LOCAL_TTL if ttl is None else ttl)
+
+
+def resolve(source: str) -> tuple[str, str | None]:
+    """Return the URL of *source* that is good in any working directory, and its path if it is on this machine.
+
+    Raises `SourceError` for what is known without asking a remote store.
+    """
+    place = _parse(source)
+    if isinstance(place, Location):
+        return place.url, None
+    store = LocalStore(place)
+    return store.url, store.root
+
+
+def _parse(source: str) -> str | Location:
+    """Return the path or the place in a bucket that *source* names."""
     if not source:
         raise SourceError("SOURCE is empty; was a variable never set?")
     if "://" not in source:
-        return LocalStore(source)
+        if source.startswith(("s3:/", "file:/")) and not lexists(source):
+            url = source.replace(":/", "://", 1)
+            raise SourceError(f"{source} does not exist; if {url} is meant, note that a pathlib.Path is no URL")
+        return source
+    if source[: len(_S3)].lower() == _S3:
+        return Location.parse(_S3 + source[len(_S3) :])
     try:
         parts = urlsplit(source)
     except ValueError as error:
         raise SourceError(f"{source} is no URL: {error}") from None
     if parts.scheme != "file":
-        raise SourceError(f"{source}: {parts.scheme}:// is not supported; SOURCE is a path or a file:// URL")
+        raise SourceError(f"{source}: {parts.scheme}:// is not supported; SOURCE is a path, a file:// or an s3:// URL")
     if parts.netloc not in ("", "localhost"):
         raise SourceError(f"{source} names the host {parts.netloc}; a file:// URL has three slashes: file:///path")
     path = unquote(parts.path, errors="surrogateescape")
     if not path or parts.query or parts.fragment:
         raise SourceError(f"{source} names no file; write ? and # in its path as %3F and %23")
-    return LocalStore(path)
+    return path
+
+
+def _open_s3(location: Location, options: StoreOptions, ttl: float | None) -> Store:
+    try:
+        # Only here: they load two large libraries, which an installation without S3 does not have.
+        from shardfs.stores.range_cache import RangeCache
+        from shardfs.stores.s3.client import S3Client
+        from shardfs.stores.s3.counts import Counts
+        from shardfs.stores.s3.reader import TTL
+        from shardfs.stores.s3.store import S3Store
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _S3_LIBRARIES:
+            raise
+        raise SourceError(f"{location.url}: S3 needs two more libraries: pip install 'shardfs[s3]'") from None
+    counts = Counts()
+    client = S3Client(location.bucket, options, counts)
+    cache = RangeCache(options.cache, options.cache_nbytes, counts) if options.cache is not None else None
+    ttl = TTL if ttl is None else ttl
+    return S3Store(client, location, counts, ttl=ttl, cache=cache, max_connections=options.max_connections)

@@ -1,0 +1,18 @@
+"""An S3 bucket, or a part of one, as a store.
+
+Two client libraries stay at the bottom (`session`, `getting`, `vendor_errors`): obstore, which reads fast, and boto3,
+which can do all that changes an object.  Everything above speaks of objects, ranges, parts and conditions.
+
+A read enters with a key (`reader.S3Reader.open`), passes what was seen a while ago (`names`, `seen`) and the ranges
+that were fetched (`fetching`, and the cache on the local disk), and leaves through `client.S3Client`.  A change enters
+with a new version of one object (`edit.S3Edit.splice`), is cut into parts (`parts`, pure), and is made on the condition
+that nobody else was faster.  Files that pass through wait on the local disk (`outbox`) until they are sent.
+
+- the store: `store` (writing) on `passing` and `renames` (names) on `overlay` (reading, with what is on this machine)
+- names: `names` from `seen` and `listing`; `local_names` are those that only this mount knows
+- reading objects: `reader`, `snapshot`, `fetching`, `segments`; `succession` carries open files over our own changes
+- changing shards: `edit`, `parts`, `bodies`, `uploads`, `transactions`; `probe` says which conditions hold at all
+- files and documents: `whole_objects`; `copies` in their `places`, open as `live`, sent by `outbox`
+- requests: `client`, `getting`, `streaming`, `retrying`, `session`, `failures`, `vendor_errors`
+- values: `location`, `objects`, `properties`, `counts`
+"""

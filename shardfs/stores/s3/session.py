@@ -1,0 +1,246 @@
+"""Both libraries, set up alike: credentials, region, endpoint, timeouts; neither tries again by itself."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import boto3
+import botocore.exceptions
+import obstore
+from botocore import UNSIGNED, xform_name
+from botocore.client import BaseClient
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.response import StreamingBody
+from obstore.auth.boto3 import Boto3CredentialProvider
+from obstore.store import S3Store as ObjectStore
+
+from shardfs.errors import SourceError
+from shardfs.stores.s3.failures import EXPIRED, Cause, FailedRequest, Failure
+from shardfs.stores.s3.location import S3Options
+from shardfs.stores.s3.vendor_errors import NO_CREDENTIALS, failures
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, GetResult
+    from obstore.store import ClientConfig
+
+_DEFAULT_REGION: Final = "us-east-1"
+_CREDENTIALS_LAST: Final = timedelta(minutes=9)
+"""For how long obstore keeps what it was given: botocore renews credentials with at least 10 minutes left."""
+
+_RENEWAL_SECONDS: Final = 10.0
+_RENEWED: Final = Failure(Cause.NOT_SENT, "the credentials had expired, and are looked for again")
+
+_NO_ENDPOINT: Final = (
+    "--endpoint-url, or AWS_ENDPOINT_URL, is no URL of a server, such as https://minio.example.org:9000"
+)
+
+_WORKS_ALONE: Final = frozenset({"CompleteMultipartUpload", "CopyObject", "UploadPartCopy"})
+"""Operations for which the server moves bytes by itself, while it says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds: to connect, of silence, of silence while the server moves bytes by itself, and for a whole GET."""
+
+    connect: float = 5.0
+    silence: float = 30.0
+    work: float = 300.0
+    whole: float = 3600.0
+
+
+@dataclass(slots=True)
+class _Libraries:
+    """Both, with credentials that were found at one time."""
+
+    session: boto3.session.Session
+    credentials: Credentials | None
+    quick: BaseClient
+    patient: BaseClient
+    store: ObjectStore | None = None
+
+    def frozen(self) -> object:
+        """Return what requests are signed with; libraries renew it where they can."""
+        return self.credentials and self.credentials.get_frozen_credentials()
+
+
+class Session:
+    """Both libraries for one bucket; safe to use from several threads.
+
+    *endpoint_url* and *region* are the ones that are used, whoever named them.
+    """
+
+    def __init__(self, bucket: str, options: S3Options, timeouts: Timeouts) -> None:
+        """Raise `SourceError` for a profile, credentials or an endpoint that are missing or make no sense."""
+        self._bucket = bucket
+        self._options = options
+        self._timeouts = timeouts
+        self._lock = threading.Lock()
+        self._renewed = float("-inf")
+        session = _session(options)
+        self.region: str = session.region_name or _DEFAULT_REGION
+        self._certificates = _certificates(session)
+        self._libraries = self._set_up(session)
+        self.endpoint_url = _checked(self._libraries.quick.meta.endpoint_url)
+
+    def call(self, operation: str, **arguments: object) -> dict[str, Any]:
+        """Send a request of boto3 for the bucket, once, and return the reply; raises `FailedRequest`."""
+        if self._options.request_payer and operation != "HeadBucket":
+            arguments["RequestPayer"] = "requester"
+        with self._sending() as libraries:
+            client = libraries.patient if operation in _WORKS_ALONE else libraries.quick
+            reply: dict[str, Any] = getattr(client, xform_name(operation))(Bucket=self._bucket, **arguments)
+        return reply
+
+    def get(self, key: str, options: "GetOptions") -> tuple["GetResult", memoryview]:
+        """Get an object, or a range of it, by obstore, once; raises `FailedRequest`."""
+        with self._sending() as libraries:
+            libraries.frozen()  # what goes wrong is clearer here than through obstore
+            result = obstore.get(self._obstore_of(libraries), key, options=options)
+            return result, memoryview(result.bytes())
+
+    def read(self, body: StreamingBody, nbytes: int) -> bytes:
+        """Return up to *nbytes* bytes of the body of a reply; raises `FailedRequest`."""
+        with failures(self.endpoint_url, self.region), closing(body):
+            data: bytes = body.read(nbytes)
+        return data
+
+    @contextmanager
+    def _sending(self) -> Iterator["_Libraries"]:
+        libraries = self._libraries
+        try:
+            with failures(self.endpoint_url, self.region):
+                yield libraries
+        except FailedRequest as error:
+            if error.failure.code in EXPIRED and self._renew(libraries):
+                raise FailedRequest(_RENEWED) from None
+            raise
+
+    def _renew(self, used: "_Libraries") -> bool:
+        """Replace *used*, whose credentials have expired: another program may have renewed them on disk.
+
+        Returns whether there are others now; not more often than every few seconds, for they may have expired too.
+        """
+        with self._lock:
+            if self._libraries is used and time.monotonic() >= self._renewed + _RENEWAL_SECONDS:
+                self._renewed = time.monotonic()
+                with suppress(SourceError):
+                    self._libraries = self._set_up(_session(self._options))
+            return self._libraries is not used
+
+    def _set_up(self, session: boto3.session.Session) -> "_Libraries":
+        credentials = None if self._options.anonymous else _credentials(session)
+        silence, work = self._timeouts.silence, self._timeouts.work
+        return _Libraries(session, credentials, self._client(session, silence), self._client(session, work))
+
+    def _obstore_of(self, libraries: "_Libraries") -> ObjectStore:
+        """Return the store of obstore, made when it is first needed: one that came through a fork would hang."""
+        with self._lock:
+            if libraries.store is None:
+                libraries.store = self._make_store(libraries.session)
+            return libraries.store
+
+    def _make_store(self, session: boto3.session.Session) -> ObjectStore:
+        timeouts = self._timeouts
+        client_options: ClientConfig = {
+            "allow_http": self.endpoint_url.startswith("http://"),
+            "connect_timeout": timedelta(seconds=timeouts.connect),
+            "read_timeout": timedelta(seconds=timeouts.silence),
+            "timeout": timedelta(seconds=timeouts.whole),
+        }
+        if self._certificates is not None:
+            client_options["root_certificate"] = self._certificates
+        anonymous = self._options.anonymous
+        return ObjectStore(
+            self._bucket,
+            # All that the environment could set otherwise is given.
+            endpoint=self.endpoint_url,
+            region=self.region,
+            skip_signature=anonymous,
+            request_payer=self._options.request_payer,
+            virtual_hosted_style_request=False,
+            client_options=client_options,
+            retry_config={"max_retries": 0},
+            credential_provider=None if anonymous else Boto3CredentialProvider(session, ttl=_CREDENTIALS_LAST),
+        )
+
+    def _client(self, session: boto3.session.Session, silence: float) -> BaseClient:
+        config = Config(
+            signature_version=UNSIGNED if self._options.anonymous else None,
+            connect_timeout=self._timeouts.connect,
+            read_timeout=silence,
+            max_pool_connections=self._options.max_connections,
+            retries={"total_max_attempts": 1},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": "path"},
+        )
+        try:
+            client = session.client(
+                "s3", region_name=self.region, endpoint_url=self._options.endpoint_url, config=config
+            )
+        except botocore.exceptions.InvalidRegionError:
+            raise SourceError(f"{self.region} is no AWS region") from None
+        except ValueError:
+            raise SourceError(_NO_ENDPOINT) from None
+        # A client follows a bucket to its region by itself otherwise, as obstore does not.
+        client.meta.events.register("before-parameter-build.s3", _stay_in_region)
+        return client
+
+
+def _stay_in_region(context: dict[str, Any], **_: object) -> None:
+    context["s3_redirect"]["redirected"] = True
+
+
+def _checked(endpoint_url: str) -> str:
+    """Return *endpoint_url*, wherever it is from, if it names a server; it is not quoted, for it may hold a secret."""
+    parts = urlsplit(endpoint_url)
+    if "@" in parts.netloc:
+        raise SourceError("the URL of the S3 endpoint holds a password; credentials come from elsewhere")
+    try:
+        is_server = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port
+        is_server = False
+    if not is_server or parts.query or parts.fragment:
+        raise SourceError(_NO_ENDPOINT)
+    return endpoint_url
+
+
+def _session(options: S3Options) -> boto3.session.Session:
+    region = options.region or os.environ.get("AWS_REGION")
+    try:
+        return boto3.session.Session(profile_name=options.profile, region_name=region)
+    except botocore.exceptions.ProfileNotFound as error:
+        raise SourceError(f"there is no AWS profile {error.kwargs['profile']}; `aws configure` makes one") from None
+    except botocore.exceptions.BotoCoreError as error:
+        raise SourceError(f"the AWS configuration cannot be read ({type(error).__name__})") from None
+
+
+def _certificates(session: boto3.session.Session) -> bytes | None:
+    """Return the certificates that boto3 trusts, if they are not its own."""
+    path = session._session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise SourceError(f"the certificates in {path} cannot be read: {error.strerror}") from None
+
+
+def _credentials(session: boto3.session.Session) -> Credentials:
+    try:
+        credentials = session.get_credentials()
+    except botocore.exceptions.PartialCredentialsError:
+        raise SourceError("the AWS credentials are incomplete; `aws configure` sets them") from None
+    except botocore.exceptions.BotoCoreError as error:
+        raise SourceError(f"{NO_CREDENTIALS} ({type(error).__name__})") from None
+    if credentials is None:
+        raise SourceError(NO_CREDENTIALS)
+    return credentials

@@ -1,0 +1,85 @@
+"""The stores that have to behave alike."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shardfs.stores.base import Store
+from shardfs.stores.local import LocalStore
+from shardfs.stores.memory_store import MemoryStore
+from shardfs.stores.s3.client import S3Client
+from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.location import Location, S3Options
+from shardfs.stores.s3.store import S3Store
+from tests.support.fake_s3 import FakeS3
+
+PREFIX = "data.zarr"
+STORES = ["memory", "local", "s3", "s3 server"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A store with nothing in it: *begin* opens it to be changed, *again* opens what is stored then, to be read."""
+
+    name: str
+    begin: Callable[[], Awaitable[Store]]
+    again: Callable[[Store], Awaitable[Store]]
+
+
+async def _same(store: Store) -> Store:
+    return store
+
+
+def memory() -> Subject:
+    async def begin() -> Store:
+        return MemoryStore()
+
+    return Subject("memory", begin, _same)
+
+
+def local(directory: Path) -> Subject:
+    async def begin() -> Store:
+        directory.mkdir(parents=True)  # noqa: ASYNC240
+        return LocalStore(str(directory))
+
+    async def again(_: Store) -> Store:
+        return LocalStore(str(directory))
+
+    return Subject("local", begin, again)
+
+
+def s3(client: S3Client, directory: Path, name: str) -> Subject:
+    """*name* is part of the bucket, with local files in *directory*."""
+    location = Location("bucket", name)
+
+    async def begin() -> Store:
+        directory.mkdir(parents=True)  # noqa: ASYNC240
+        store = S3Store(client, location, Counts())
+        await store.start_writing(str(directory), single_writer=False)
+        return store
+
+    async def again(store: Store) -> Store:
+        await store.flush()
+        return S3Store(client, location, Counts())
+
+    return Subject("s3", begin, again)
+
+
+@pytest.fixture(params=STORES)
+def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
+    """Each kind of store."""
+    match request.param:
+        case "memory":
+            return memory()
+        case "local":
+            return local(tmp_path / "source")
+        case "s3":
+            return s3(FakeS3().client, tmp_path / "state", PREFIX)
+        case _:
+            bucket = request.getfixturevalue("s3_bucket")
+            client = S3Client(bucket.name, S3Options(endpoint_url=bucket.endpoint_url), Counts())
+            return s3(client, tmp_path / "state", PREFIX)

@@ -1,0 +1,450 @@
+"""What every store does, in memory, on a local disk and on S3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any
+
+import pytest
+import trio
+
+from shardfs.errors import (
+    ConflictError,
+    ExistsError,
+    IsADirectoryHereError,
+    NoAttributeError,
+    NotADirectoryHereError,
+    NotEmptyError,
+    NotFoundError,
+    RefusedError,
+    StaleError,
+)
+from shardfs.stores.base import Entry, Kept, Kind, Splice, Stat, Store, prune
+from tests.stores.conformance.conftest import Subject
+from tests.stores.splices import content
+
+
+def with_store(test: Callable[..., Any]) -> Callable[..., None]:
+    """Run a test on a store with `zarr.json`, `d/f` and the empty directory `e`."""
+
+    @wraps(test)
+    def run(subject: Subject) -> None:
+        async def main() -> None:
+            store = await subject.begin()
+            await store.replace("zarr.json", b"{}")
+            await store.make_directories("d")
+            await store.replace("d/f", b"0123456789")
+            await store.mkdir("e", 0o755)
+            await test(store, subject)
+
+        trio.run(main)
+
+    del run.__wrapped__  # type: ignore[attr-defined]  # whose arguments are no fixtures
+    return run
+
+
+def state(status: Stat) -> tuple[Any, ...]:
+    """What is equal of two states of one version: S3 tells the time of a change only when it is asked."""
+    return status.kind, status.size, status.version, status.identity, status.mode
+
+
+async def states(store: Store, key: str) -> set[tuple[Any, ...]]:
+    """The state of *key* by each way to it."""
+    directory, _, name = key.rpartition("/")
+    listed = (await store.stat_in(directory, [name]))[0]
+    assert listed is not None
+    return {state(await store.stat(key)), state((await store.open(key)).stat), state(listed)}
+
+
+async def names(store: Store, key: str = "") -> dict[str, Kind]:
+    return {entry.name: entry.kind for entry in await store.list(key) if not entry.name.startswith(".shardfs")}
+
+
+async def read(store: Store, key: str) -> bytes:
+    snapshot = await store.open(key)
+    return bytes(await snapshot.read(0, snapshot.size))
+
+
+async def put(store: Store, key: str, data: bytes) -> None:
+    file = await store.create(key, 0o644, exclusive=False)
+    await file.truncate(0)
+    await file.write(0, data)
+
+
+# Names and states
+
+
+@with_store
+async def test_names_have_states(store: Store, subject: Subject) -> None:
+    for opened in (store, await subject.again(store)):
+        assert (await opened.stat("")).kind is Kind.DIRECTORY
+        assert (await opened.stat("d")).kind is Kind.DIRECTORY
+        status = await opened.stat("d/f")
+        assert (status.kind, status.size) == (Kind.FILE, 10)
+        with pytest.raises(NotFoundError):
+            await opened.stat("d/g")
+        with pytest.raises(NotFoundError):
+            await opened.stat("x/y")
+        assert [s and s.kind for s in await opened.stat_in("", ["d", "x", "zarr.json"])] == [
+            Kind.DIRECTORY,
+            None,
+            Kind.FILE,
+        ]
+        assert await states(opened, "d/f") == {state(status)}
+        assert await opened.is_absent("x")
+        assert await opened.is_absent("d/g")
+        assert not await opened.is_absent("d/f")
+
+
+@with_store
+async def test_directories_are_listed(store: Store, subject: Subject) -> None:
+    assert await names(store) == {"d": Kind.DIRECTORY, "e": Kind.DIRECTORY, "zarr.json": Kind.FILE}
+    assert list(await store.list("d")) == [Entry("f", Kind.FILE)]
+    assert await names(store, "e") == {}
+    with pytest.raises(NotFoundError):
+        await store.list("x")
+    with pytest.raises(NotADirectoryHereError):
+        await store.list("zarr.json")
+    assert await names(await subject.again(store), "d") == {"f": Kind.FILE}
+
+
+@with_store
+async def test_urls_end_with_the_key(store: Store, subject: Subject) -> None:
+    assert store.url_of("d/f").endswith("d/f")
+    assert store.ttl >= 0
+    assert (await store.capacity()).name_max >= 255
+    await store.check()
+    store.forget("d/f")
+    assert await read(store, "d/f") == b"0123456789"
+
+
+@with_store
+async def test_what_has_no_attributes_says_so(store: Store, subject: Subject) -> None:
+    assert list(await store.attributes("d/f")) == []
+    with pytest.raises(NoAttributeError):
+        await store.attribute("d/f", b"user.none")
+
+
+# Versions
+
+
+@with_store
+async def test_ranges_are_read_exactly(store: Store, subject: Subject) -> None:
+    for opened in (store, await subject.again(store)):
+        for hints in ({}, {"head_nbytes": 4}, {"tail_nbytes": 4}, {"tail_nbytes": 100}):
+            snapshot = await opened.open("d/f", **hints)
+            assert snapshot.size == snapshot.stat.size == 10
+            snapshot.expect(0, 10)
+            assert bytes(await snapshot.read(0, 10)) == b"0123456789"
+            assert bytes(await snapshot.read(3, 4)) == b"3456"
+            assert bytes(await snapshot.read(10, 0)) == b""
+            assert bytes(await snapshot.read_live(8, 100)) == b"89"
+            part = snapshot.content(2, 5)
+            assert part.nbytes == 5
+            assert bytes(await trio.to_thread.run_sync(part.read, 1, 3)) == b"345"
+            with snapshot.mapped() as view:
+                assert bytes(view) == b"0123456789"
+                view.release()
+
+
+@with_store
+async def test_an_empty_file_is_one(store: Store, subject: Subject) -> None:
+    await store.replace("empty", b"")
+    for opened in (store, await subject.again(store)):
+        snapshot = await opened.open("empty", tail_nbytes=8)
+        assert snapshot.size == 0
+        assert bytes(await snapshot.read(0, 0)) == b""
+
+
+@with_store
+async def test_what_is_no_file_is_not_opened(store: Store, subject: Subject) -> None:
+    with pytest.raises(NotFoundError):
+        await store.open("d/g")
+    with pytest.raises(IsADirectoryHereError):
+        await store.open("d")
+    with pytest.raises(NotFoundError):
+        await store.open_live("d/g", writable=False)
+    with pytest.raises(IsADirectoryHereError):
+        await store.open_live("d", writable=True)
+
+
+@with_store
+async def test_an_open_version_is_kept_or_stale_and_never_mixed(store: Store, subject: Subject) -> None:
+    snapshot = await store.open("d/f")
+    before = await store.stat("d/f")
+    assert await snapshot.is_current()
+    after = await store.replace("d/f", b"ABCDEFGHIJ")
+    assert after.version != before.version
+    assert not await snapshot.is_current()
+    with suppress(StaleError):
+        assert bytes(await snapshot.read(2, 4)) == b"2345"
+    assert await read(store, "d/f") == b"ABCDEFGHIJ"
+    assert await states(store, "d/f") == {state(after)}
+
+
+# Changes of one object
+
+
+@with_store
+async def test_edits_make_new_versions_of_old_ranges_and_new_content(store: Store, subject: Subject) -> None:
+    async with store.edit("d/f", tail_nbytes=2) as edit:
+        assert edit.snapshot is not None
+        assert bytes(await edit.snapshot.read(8, 2)) == b"89"
+        status = await edit.splice(Splice((Kept(0, 3), content(b"abc"), Kept(5, 2), content(b"zz")), 2))
+    assert await states(store, "d/f") == {state(status)}
+    async with store.edit("d/f") as edit:
+        await edit.splice(Splice((Kept(0, 10), content(b"appended"), content(b"zz")), 2))
+    for opened in (store, await subject.again(store)):
+        assert await read(opened, "d/f") == b"012abc56zzappendedzz"
+
+
+@with_store
+async def test_an_edit_of_a_new_file_makes_its_directories(store: Store, subject: Subject) -> None:
+    async with store.edit("new/a/b") as edit:
+        assert edit.snapshot is None
+        await edit.splice(Splice((content(b"data"),)))
+    for opened in (store, await subject.again(store)):
+        assert await read(opened, "new/a/b") == b"data"
+        assert await names(opened, "new") == {"a": Kind.DIRECTORY}
+
+
+@with_store
+async def test_an_edit_deletes(store: Store, subject: Subject) -> None:
+    async with store.edit("d/f") as edit:
+        assert edit.can_delete
+        await edit.delete()
+    assert await (await subject.again(store)).is_absent("d/f")
+    with pytest.raises(NotFoundError):
+        await store.open("d/f")
+    async with store.edit("d/f") as edit:
+        with pytest.raises(NotFoundError):
+            await edit.delete()
+
+
+@with_store
+async def test_an_edit_of_what_is_not_that_any_more_is_a_conflict(store: Store, subject: Subject) -> None:
+    async with store.edit("d/f") as edit:
+        await store.replace("d/f", b"other")
+        with pytest.raises(ConflictError):
+            await edit.splice(Splice((Kept(0, 5), content(b"x"))))
+    assert await read(store, "d/f") == b"other"
+    async with store.edit("d/new") as edit:
+        await store.replace("d/new", b"made meanwhile")
+        with pytest.raises(ConflictError):
+            await edit.splice(Splice((content(b"x"),)))
+    assert await read(store, "d/new") == b"made meanwhile"
+
+
+@with_store
+async def test_an_edit_that_changes_nothing_changes_nothing(store: Store, subject: Subject) -> None:
+    before = await store.stat("d/f")
+    async with store.edit("d/f"):
+        pass
+    await store.check_writable("d/f")
+    assert await store.stat("d/f") == before
+
+
+# Documents
+
+
+@with_store
+async def test_documents_are_replaced_or_made_only_if_absent(store: Store, subject: Subject) -> None:
+    assert (await store.replace("zarr.json", b"[1]")).size == 3
+    with pytest.raises(ExistsError):
+        await store.replace("zarr.json", b"x", exclusive=True)
+    status = await store.replace("d/zarr.json", b"{}", exclusive=True, mode=0o644)
+    assert await states(store, "d/zarr.json") == {state(status)}
+    with pytest.raises(ExistsError):
+        await store.replace("d", b"x", exclusive=True)
+    opened = await subject.again(store)
+    assert await read(opened, "zarr.json") == b"[1]"
+    assert await read(opened, "d/zarr.json") == b"{}"
+
+
+# Files that pass through
+
+
+@with_store
+async def test_files_that_pass_through_are_seen_at_once(store: Store, subject: Subject) -> None:
+    file = await store.create("d/new", 0o644, exclusive=True)
+    assert await file.write(3, b"abc") == 3
+    assert file.stat().size == (await store.stat("d/new")).size == 6
+    assert bytes(await file.read(0, 100)) == b"\0\0\0abc"
+    assert await read(store, "d/new") == b"\0\0\0abc"
+    await file.truncate(4)
+    await file.sync()
+    other = await store.open_live("d/new", writable=False)
+    await file.write(4, b"more")
+    assert bytes(await other.read(0, 100)) == b"\0\0\0amore"
+    assert await names(store, "d") == {"f": Kind.FILE, "new": Kind.FILE}
+    assert await read(await subject.again(store), "d/new") == b"\0\0\0amore"
+
+
+@with_store
+async def test_stored_files_are_written(store: Store, subject: Subject) -> None:
+    file = await store.open_live("d/f", writable=True)
+    await file.write(2, b"xx")
+    assert bytes(await file.read(0, 100)) == b"01xx456789"
+    again = await store.create("d/f", 0o600, exclusive=False)
+    await again.truncate(5)
+    assert await read(store, "d/f") == b"01xx4"
+    assert await read(await subject.again(store), "d/f") == b"01xx4"
+
+
+@with_store
+async def test_files_are_made_where_they_can_be(store: Store, subject: Subject) -> None:
+    for key in ("d/f", "d", "e"):
+        with pytest.raises(ExistsError):
+            await store.create(key, 0o644, exclusive=True)
+    with pytest.raises(IsADirectoryHereError):
+        await store.create("d", 0o644, exclusive=False)
+    with pytest.raises(NotFoundError):
+        await store.create("x/new", 0o644, exclusive=True)
+    with pytest.raises(NotADirectoryHereError):
+        await store.create("zarr.json/new", 0o644, exclusive=True)
+
+
+@with_store
+async def test_times_are_set(store: Store, subject: Subject) -> None:
+    file = await store.create("d/new", 0o644, exclusive=True)
+    assert file.set_attributes(mtime_ns=10**18).mtime_ns == 10**18
+    status = await store.set_attributes("d/new", mtime_ns=2 * 10**18)
+    assert status.mtime_ns == 2 * 10**18
+    assert status == await store.stat("d/new")
+    with pytest.raises(NotFoundError):
+        await store.set_attributes("x", mtime_ns=1)
+
+
+# Names that change
+
+
+@with_store
+async def test_files_are_removed(store: Store, subject: Subject) -> None:
+    await put(store, "d/new", b"x")
+    await store.unlink("d/new")
+    await store.unlink("d/f")
+    for key, error in (("d/f", NotFoundError), ("x", NotFoundError), ("d", IsADirectoryHereError)):
+        with pytest.raises(error):
+            await store.unlink(key)
+    assert await names(store, "d") == {}
+    assert await (await subject.again(store)).is_absent("d/f")
+
+
+@with_store
+async def test_directories_are_made_and_removed(store: Store, subject: Subject) -> None:
+    await store.mkdir("e/g", 0o755)
+    assert await names(store, "e") == {"g": Kind.DIRECTORY}
+    for key, error in (
+        ("e", ExistsError),
+        ("zarr.json", ExistsError),
+        ("x/y", NotFoundError),
+        ("zarr.json/y", NotADirectoryHereError),
+    ):
+        with pytest.raises(error):
+            await store.mkdir(key, 0o755)
+    for key, error in (
+        ("e", NotEmptyError),
+        ("d", NotEmptyError),
+        ("x", NotFoundError),
+        ("zarr.json", NotADirectoryHereError),
+    ):
+        with pytest.raises(error):
+            await store.rmdir(key)
+    await store.rmdir("e/g")
+    await store.rmdir("e")
+    await store.unlink("d/f")
+    await store.rmdir("d")
+    assert await names(store) == {"zarr.json": Kind.FILE}
+    with pytest.raises(NotFoundError):
+        await store.stat("d")
+
+
+@with_store
+async def test_directories_are_made_with_all_above_them(store: Store, subject: Subject) -> None:
+    await store.make_directories("a/b/c")
+    await store.make_directories("a/b/c")
+    await store.make_directories("d")
+    await store.sync_directory("d")
+    assert (await store.stat("a/b/c")).kind is Kind.DIRECTORY
+    await put(store, "a/b/c/f", b"x")
+    await store.unlink("a/b/c/f")
+    await prune(store, "a")
+    assert await names(store) == {"d": Kind.DIRECTORY, "e": Kind.DIRECTORY, "zarr.json": Kind.FILE}
+
+
+@with_store
+async def test_files_are_moved(store: Store, subject: Subject) -> None:
+    await put(store, "new", b"waits")
+    await store.rename("d/f", "e/f", exclusive=True)
+    await store.rename("new", "d/new", exclusive=True)
+    for key, to in (("e/f", "d/new"), ("d/new", "zarr.json")):
+        with pytest.raises(ExistsError):
+            await store.rename(key, to, exclusive=True)
+    for key, to, error in (
+        ("x", "y", NotFoundError),
+        ("d/new", "x/y", NotFoundError),
+        ("d/new", "e", IsADirectoryHereError),
+    ):
+        with pytest.raises(error):
+            await store.rename(key, to, exclusive=False)
+    await store.rename("d/new", "e/f", exclusive=False)
+    await store.rename("e/f", "e/f", exclusive=False)
+    assert await names(store, "d") == {}
+    for opened in (store, await subject.again(store)):
+        assert await read(opened, "e/f") == b"waits"
+        assert await opened.is_absent("d/f")
+
+
+@with_store
+async def test_directories_of_new_files_are_moved(store: Store, subject: Subject) -> None:
+    await store.make_directories("e/g/h")
+    await put(store, "e/g/new", b"x")
+    for to, error in (("d", NotEmptyError), ("zarr.json", NotADirectoryHereError), ("e/g/h/i", RefusedError)):
+        with pytest.raises(error):
+            await store.rename("e/g", to, exclusive=False)
+    await store.rename("e/g", "g", exclusive=True)
+    assert await names(store, "e") == {}
+    assert await names(store, "g") == {"h": Kind.DIRECTORY, "new": Kind.FILE}
+    await store.rename("g", "e", exclusive=False)
+    assert await read(await subject.again(store), "e/new") == b"x"
+
+
+@with_store
+async def test_names_may_be_odd_and_files_large(store: Store, subject: Subject) -> None:
+    data = bytes(range(256)) * (9 * 2**20 // 256)
+    odd = ["%41 b?#&+=~*[x].txt", "ü 漢", "a\\b'\"", ".hidden", "-x"]
+    for name in odd:
+        await put(store, f"e/{name}", name.encode())
+    await put(store, "e/large", data)
+    await store.rename("e/large", "e/larger +", exclusive=True)
+    await store.flush()
+    await store.rename("e/larger +", "e/largest %", exclusive=True)
+    await store.rename(f"e/{odd[0]}", f"d/{odd[0]}", exclusive=True)
+    for opened in (store, await subject.again(store)):
+        assert set(await names(opened, "e")) == {*odd[1:], "largest %"}
+        assert await read(opened, "e/largest %") == data
+        assert await read(opened, f"d/{odd[0]}") == odd[0].encode()
+        for name in odd[1:]:
+            assert await read(opened, f"e/{name}") == name.encode()
+
+
+# What shardfs keeps for itself
+
+
+@with_store
+async def test_reserved_names_are_names_as_others(store: Store, subject: Subject) -> None:
+    await store.make_directories(".shardfs/scratch/a")
+    await put(store, ".shardfs/scratch/a/f", b"x")
+    await store.rename(".shardfs/scratch/a/f", "d/new", exclusive=True)
+    assert await read(store, "d/new") == b"x"
+    await store.rename("d/new", ".shardfs/scratch/a/g", exclusive=True)
+    assert await names(store, ".shardfs/scratch/a") == {"g": Kind.FILE}
+    assert await read(store, ".shardfs/scratch/a/g") == b"x"
+    assert await (await subject.again(store)).is_absent("d/new")
+    await store.rename("d", ".shardfs/scratch/d", exclusive=True)
+    assert await read(store, ".shardfs/scratch/d/f") == b"0123456789"
+    assert "d" not in await names(store)
+    await store.rename(".shardfs/scratch/d", "d", exclusive=True)
+    assert await read(await subject.again(store), "d/f") == b"0123456789"

@@ -1,0 +1,95 @@
+"""Hosts that change the objects of one bucket, each with its own memory of what it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import trio
+
+from shardfs.stores.base import Splice, Stat
+from shardfs.stores.s3.client import S3Client
+from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.edit import S3Edit, Writing
+from shardfs.stores.s3.location import Location, S3Options
+from shardfs.stores.s3.probe import Conditions
+from shardfs.stores.s3.reader import S3Reader
+from shardfs.stores.s3.retrying import Backoff
+from shardfs.stores.s3.session import Timeouts
+from shardfs.stores.s3.snapshot import S3Snapshot
+from shardfs.stores.s3.uploads import Uploads
+from tests.support.s3_server import Bucket
+
+HONOURED: Final = Conditions(put=True, copy=True, complete=True, delete=True)
+IGNORED: Final = Conditions(put=False, copy=False, complete=False, delete=False)
+PREFIX: Final = "data/x.zarr"
+
+T = TypeVar("T")
+
+
+def run(function: Callable[[], Awaitable[T]]) -> T:
+    """Run an asynchronous part of a test, for a bounded time."""
+
+    async def bounded() -> T:
+        with trio.fail_after(60):
+            return await function()
+
+    return trio.run(bounded)
+
+
+@dataclass
+class Host:
+    """One host; keys are those of a store below PREFIX."""
+
+    writing: Writing
+    reader: S3Reader
+    counts: Counts
+    directory: Path
+
+    @property
+    def client(self) -> S3Client:
+        return self.writing.client
+
+    @property
+    def remembered(self) -> list[Path]:
+        """The files in which uploads are remembered."""
+        return sorted(self.directory.glob("uploads/*"))
+
+    async def found(self, key: str) -> S3Snapshot | None:
+        """The object as a change finds it."""
+        return None if await self.reader.is_absent(key) else await self.reader.open(key, tail_nbytes=1)
+
+    async def edit(self, key: str) -> S3Edit:
+        return S3Edit(self.writing, key, await self.found(key))
+
+    async def splice(self, key: str, splice: Splice) -> Stat:
+        return await (await self.edit(key)).splice(splice)
+
+
+def host(
+    bucket: Bucket,
+    directory: Path,
+    *,
+    conditions: Conditions = HONOURED,
+    single_writer: bool = False,
+    silence: float = 10.0,
+    attempts: int = 6,
+) -> Host:
+    """Begin a host whose files are in *directory*, with no waits between attempts."""
+    directory.mkdir(parents=True, exist_ok=True)
+    counts = Counts()
+    client = S3Client(
+        bucket.name,
+        S3Options(endpoint_url=bucket.endpoint_url),
+        counts,
+        timeouts=Timeouts(silence=silence, work=silence),
+        backoff=Backoff(attempts=attempts, pause=lambda seconds: None),
+    )
+    location = Location(bucket.name, PREFIX)
+    reader = S3Reader(client, location, counts)
+    reader.keeps_properties = True
+    uploads = Uploads(str(directory / "uploads"), location, counts)
+    writing = Writing(client, location, reader, uploads, conditions, single_writer, str(directory))
+    return Host(writing, reader, counts, directory)

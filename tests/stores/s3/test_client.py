@@ -1,0 +1,367 @@
+"""Every operation of the client against a real server, without faults."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import pytest
+import trio
+
+from shardfs.errors import ConflictError, NotFoundError, RefusedError, StoreError
+from shardfs.stores.s3.getting import is_plain
+from shardfs.stores.s3.objects import Condition, Properties, Range
+from tests.stores.s3.clients import PLAIN, Memory, Tried, client_of, run
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import ACCESS_KEY, Bucket
+
+MIB = 2**20
+KEYS = [
+    *["plain/c/0/1", "a b", " lead", "trail ", "a/ /b", "100%", "a%20b", "a%2Fb", "a+b", "a#b", "a?b=c&d", "~t", "a~"],
+    *["*", "[a]", "{a}", "(a)", "a:b", "a;b", "a@b", "a$b", "a,b", "a'b", 'a"b', "<a>", "a|b", "a\\b", "a^b", "a`b"],
+    *["a!b", "a=b", "ünï", "日本", "😀", "e\u0301", "\u00e9", "a\u200bb", "..a", "a..", "...", ".a", "a\x85b"],
+    *["a//b", "//", "/lead", "trail/", "a\tb", "a\nb", "a\x7fb", "a/./b", "a/../b", ".", ".."],
+]
+"""No two of them are the same object, and some look so."""
+NOT_PLAIN = {"a//b", "//", "/lead", "trail/", "a\tb", "a\nb", "a\x7fb", "a/./b", "a/../b", ".", ".."}
+
+
+@pytest.fixture
+def tried(s3_bucket: Bucket) -> Tried:
+    return client_of(s3_bucket)
+
+
+@pytest.fixture
+def proxied(s3_bucket: Bucket, s3_proxy: S3Proxy) -> Tried:
+    return client_of(s3_bucket.through(s3_proxy.url))
+
+
+@pytest.mark.parametrize(
+    ("part", "offset", "data"),
+    [
+        (None, 0, b"0123456789"),
+        (Range(2, 3), 2, b"234"),
+        (Range(8, 10), 8, b"89"),
+        (Range(0, 10), 0, b"0123456789"),
+        (Range(-4, 4), 6, b"6789"),
+        (Range(-10, 10), 0, b"0123456789"),
+        (Range(-40, 40), 0, b"0123456789"),
+        (Range(10, 1), 10, b""),
+        (Range(100, 7), 10, b""),
+        (Range(3, 0), 3, b""),
+    ],
+)
+@pytest.mark.parametrize("key", ["plain", "not//plain"])
+def test_a_range_is_what_the_object_has_of_it(
+    s3_bucket: Bucket, tried: Tried, key: str, part: Range | None, offset: int, data: bytes
+) -> None:
+    etag = s3_bucket.put(key, b"0123456789")
+    fetched = run(partial(tried.client.get, key, part, etag=etag))
+    assert (fetched.offset, bytes(fetched.data)) == (offset, data)
+    assert (fetched.stat.size, fetched.stat.etag) == (10, etag)
+    assert fetched.stat.mtime_ns == int(s3_bucket.head(key)["LastModified"].timestamp()) * 10**9
+    assert tried.counts.bytes_received == len(data)
+    assert tried.counts.requests == ({"GetObject": 1} if data else tried.counts.requests)
+
+
+@pytest.mark.parametrize("part", [None, Range(-5, 5), Range(0, 5), Range(0, 0)])
+@pytest.mark.parametrize("key", ["plain", "not//plain"])
+def test_of_an_empty_object_every_range_is_empty(s3_bucket: Bucket, tried: Tried, key: str, part: Range | None) -> None:
+    etag = s3_bucket.put(key, b"")
+    fetched = run(partial(tried.client.get, key, part))
+    assert (fetched.stat.size, fetched.stat.etag, fetched.offset, bytes(fetched.data)) == (0, etag, 0, b"")
+
+
+def test_every_key_is_the_object_of_that_name(s3_bucket: Bucket, tried: Tried) -> None:
+    async def main() -> None:
+        for key in KEYS:
+            await tried.client.put(key, Memory(key.encode()), PLAIN)
+        listed = await tried.client.list_page("", delimiter="")
+        assert [key for key, _ in listed.objects] == sorted(KEYS, key=str.encode)
+        for key in KEYS:
+            fetched = await tried.client.get(key)
+            assert bytes(fetched.data) == key.encode(), key
+            assert (await tried.client.head(key))[0] == fetched.stat
+            await tried.client.copy(key, "copy/of" + key)
+            assert bytes((await tried.client.get("copy/of" + key)).data) == key.encode()
+            await tried.client.delete(key)
+            with pytest.raises(NotFoundError):
+                await tried.client.get(key)
+
+    assert s3_bucket.keys() == []
+    trio.run(main)
+    assert {key for key in KEYS if not is_plain(key)} == NOT_PLAIN
+
+
+def test_what_is_not_utf8_is_nothing_and_cannot_be_stored(tried: Tried) -> None:
+    for reading in (tried.client.get, tried.client.head, tried.client.list_page):
+        with pytest.raises(NotFoundError, match="not UTF-8"):
+            run(partial(reading, "a\udcff"))
+    with pytest.raises(RefusedError, match="not UTF-8"):
+        run(partial(tried.client.put, "a\udcff", Memory(b""), PLAIN))
+    assert not tried.counts.requests
+
+
+@pytest.mark.parametrize("key", ["plain", "not//plain"])
+def test_another_version_is_a_conflict(s3_bucket: Bucket, tried: Tried, key: str) -> None:
+    old = s3_bucket.put(key, b"old")
+    s3_bucket.put(key, b"new")
+    for part in (None, Range(0, 1), Range(-1, 1), Range(7, 1), Range(0, 0)):
+        with pytest.raises(ConflictError, match=key):
+            run(partial(tried.client.get, key, part, etag=old))
+    s3_bucket.delete(key)
+    with pytest.raises(ConflictError):
+        run(partial(tried.client.get, key, etag=old))
+    assert tried.counts.conflicts == 6
+    assert tried.counts.retries == 0
+
+
+def test_that_a_key_is_missing_is_told_from_a_missing_bucket(s3_bucket: Bucket, tried: Tried) -> None:
+    for asking in (tried.client.get, tried.client.head):
+        with pytest.raises(NotFoundError, match=f"s3://{s3_bucket.name}/nothing does not exist"):
+            run(partial(asking, "nothing"))
+    assert run(partial(tried.client.list_page, "nothing/")) == ([], [], None)
+    client = client_of(Bucket("nothing-at-all", s3_bucket.endpoint_url)).client
+    condition = Condition('"etag"')
+    for call in (
+        partial(client.get, "key"),
+        partial(client.get, "key", etag='"etag"'),
+        partial(client.get, "not//plain"),
+        partial(client.head, "key"),
+        partial(client.list_page, ""),
+        partial(client.put, "key", Memory(b""), PLAIN),
+        partial(client.put, "key", Memory(b""), PLAIN, condition=condition),
+        partial(client.delete, "key"),
+        partial(client.create_upload, "key", PLAIN),
+        partial(client.list_uploads, ""),
+    ):
+        with pytest.raises(StoreError, match="the bucket nothing-at-all does not exist") as failed:
+            run(call)
+        assert type(failed.value) is StoreError, call
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, MIB, MIB + 1, 5 * MIB + 3])
+def test_what_is_stored_is_the_content_read_in_pieces(s3_bucket: Bucket, tried: Tried, nbytes: int) -> None:
+    content = Memory(os.urandom(nbytes))
+    etag = run(partial(tried.client.put, "key", content, PLAIN))
+    assert s3_bucket.get("key") == content.data
+    assert s3_bucket.etag("key") == etag
+    assert max((count for _, count in content.reads), default=0) <= MIB
+    assert tried.counts.bytes_sent == nbytes
+    assert tried.counts.requests == {"PutObject": 1}
+
+
+def test_a_content_may_read_through_the_client_that_stores_it(s3_bucket: Bucket) -> None:
+    s3_bucket.put("old", b"x" * (3 * MIB))
+    client = client_of(s3_bucket, max_connections=1).client
+
+    class Old:
+        nbytes = 3 * MIB
+
+        def read(self, offset: int, nbytes: int) -> memoryview:
+            return client.get_blocking("old", Range(offset, nbytes)).data
+
+    run(partial(client.put, "new", Old(), PLAIN))
+    assert s3_bucket.get("new") == s3_bucket.get("old")
+
+
+@pytest.mark.parametrize("nbytes", [10, 3 * MIB])
+@pytest.mark.parametrize(
+    "error", [StoreError("the old bytes are gone"), OSError("a disk"), FileNotFoundError("a file")]
+)
+def test_what_keeps_content_from_being_read_is_what_the_caller_gets(
+    s3_bucket: Bucket, tried: Tried, nbytes: int, error: Exception
+) -> None:
+    class Broken(Memory):
+        def read(self, offset: int, nbytes: int) -> bytes:
+            if self.reads and offset:
+                raise error
+            return super().read(offset, nbytes) if self.nbytes > MIB else self._fail()
+
+        def _fail(self) -> bytes:
+            raise error
+
+    with pytest.raises(type(error)) as failed:
+        run(partial(tried.client.put, "key", Broken(b"x" * nbytes), PLAIN, condition=Condition(None)))
+    assert failed.value is error
+    assert s3_bucket.keys() == []
+    assert tried.counts.retries == 0
+
+
+def test_content_that_is_shorter_than_it_says_is_not_stored(s3_bucket: Bucket, tried: Tried) -> None:
+    class Short(Memory):
+        def read(self, offset: int, nbytes: int) -> bytes:
+            return super().read(offset, nbytes)[:-1]
+
+    with pytest.raises(StoreError, match="came as"):
+        run(partial(tried.client.put, "key", Short(b"x" * (2 * MIB)), PLAIN))
+    assert s3_bucket.keys() == []
+
+
+PROPERTIES = Properties(
+    {
+        "ContentType": "application/x-test",
+        "CacheControl": "no-store",
+        "ContentDisposition": "attachment",
+        "ContentEncoding": "identity",
+        "ContentLanguage": "de",
+        "Expires": "Wed, 21 Oct 2015 07:28:00 GMT",
+        "StorageClass": "STANDARD_IA",
+    },
+    {"name": "value", "shardfs-transactions": "0123 4567"},
+)
+
+
+def test_properties_survive_every_way_to_make_an_object(tried: Tried) -> None:
+    async def main() -> None:
+        client = tried.client
+        await client.put("put", Memory(b"data"), PROPERTIES)
+        upload = await client.create_upload("uploaded", PROPERTIES)
+        part = await client.upload_part("uploaded", upload, 1, Memory(b"data"))
+        await client.complete_upload("uploaded", upload, [part], condition=None)
+        await client.copy("put", "copied")
+        for key in ("put", "uploaded", "copied"):
+            stat, properties = await client.head(key)
+            assert properties == PROPERTIES, key
+            assert stat == (await client.get(key)).stat
+
+    trio.run(main)
+
+
+def test_encryption_is_sent_as_it_is_found() -> None:
+    from shardfs.stores.s3.properties import properties_of, to_arguments, to_copy_arguments
+
+    reply = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "arn", "BucketKeyEnabled": True, "ExpiresString": "soon"}
+    properties = properties_of({**reply, "ContentType": "a/b", "ContentLength": 5, "Metadata": {"a": "b"}})
+    encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "arn", "BucketKeyEnabled": True}
+    assert to_arguments(properties) == {**encryption, "ContentType": "a/b", "Metadata": {"a": "b"}}
+    assert to_copy_arguments(properties) == encryption
+
+
+def test_conditions_of_put_hold(s3_bucket: Bucket, tried: Tried) -> None:
+    async def main() -> None:
+        put = partial(tried.client.put, "key")
+        first = await put(Memory(b"1"), PLAIN, condition=Condition(None))
+        with pytest.raises(ConflictError):
+            await put(Memory(b"2"), PLAIN, condition=Condition(None))
+        second = await put(Memory(b"3"), PLAIN, condition=Condition(first))
+        with pytest.raises(ConflictError):
+            await put(Memory(b"4" * (3 * MIB)), PLAIN, condition=Condition(first))
+        with pytest.raises(ConflictError):
+            await tried.client.put("absent", Memory(b"5"), PLAIN, condition=Condition(second))
+        with pytest.raises(ConflictError):
+            await tried.client.delete("key", condition=Condition(first))
+        await tried.client.delete("key", condition=Condition(second))
+        await tried.client.delete("key")
+
+    trio.run(main)
+    assert s3_bucket.keys() == []
+    assert tried.counts.conflicts == 4
+
+
+def test_an_upload_is_made_of_old_and_new_bytes(s3_bucket: Bucket, tried: Tried) -> None:
+    old, new = os.urandom(6 * MIB), os.urandom(MIB + 5)
+    etag = s3_bucket.put("key", old)
+
+    async def main() -> None:
+        client = tried.client
+        upload = await client.create_upload("key", PROPERTIES)
+        with pytest.raises(ConflictError):
+            await client.copy_part("key", upload, 1, 0, 5 * MIB, condition=Condition('"other"'))
+        parts = [await client.copy_part("key", upload, 1, 0, 5 * MIB + 7, condition=Condition(etag))]
+        parts.append(await client.upload_part("key", upload, 2, Memory(new)))
+        with pytest.raises(ConflictError):
+            await client.complete_upload("key", upload, parts, condition=Condition('"other"'))
+        done = await client.complete_upload("key", upload, parts, condition=Condition(etag))
+        assert (await client.head("key"))[0].etag == done
+
+    trio.run(main)
+    assert s3_bucket.get("key") == old[: 5 * MIB + 7] + new
+    assert tried.counts.bytes_sent == len(new)
+    assert tried.counts.bytes_received == 0
+
+
+def test_uploads_under_way_are_listed_and_given_up(s3_bucket: Bucket, tried: Tried) -> None:
+    async def main() -> None:
+        client = tried.client
+        keys = ["data/a", "data/ü b+%20", "other"]
+        uploads = {key: await client.create_upload(key, PLAIN) for key in keys}
+        found = await client.list_uploads("data/")
+        assert {upload.key: upload.upload_id for upload in found} == {key: uploads[key] for key in keys[:2]}
+        assert all(upload.initiated > 1.7e9 for upload in found)
+        for key, upload_id in uploads.items():
+            await client.abort_upload(key, upload_id)
+            await client.abort_upload(key, upload_id)
+        assert await client.list_uploads("") == []
+        with pytest.raises(ConflictError):
+            await client.upload_part("other", uploads["other"], 1, Memory(b"x"))
+
+    trio.run(main)
+
+
+def test_listings_come_in_pages(s3_bucket: Bucket, tried: Tried) -> None:
+    names = [f"d/{i}" for i in range(5)]
+    etags = {key: s3_bucket.put(key, key.encode()) for key in [*names, "d/sub/x", "d/sub/y", "e"]}
+
+    async def main() -> None:
+        page = await tried.client.list_page("d/", limit=2)
+        objects, prefixes = list(page.objects), list(page.prefixes)
+        while page.token is not None:
+            page = await tried.client.list_page("d/", token=page.token, limit=2)
+            objects += page.objects
+            prefixes += page.prefixes
+        assert tried.counts.requests["ListObjectsV2"] == 3
+        assert {key: stat.etag for key, stat in objects} == {key: etags[key] for key in names}
+        assert [stat.size for _, stat in objects] == [3] * 5
+        assert prefixes == ["d/sub/"]
+        everything = await tried.client.list_page("d/", delimiter="")
+        assert [key for key, _ in everything.objects] == [*names, "d/sub/x", "d/sub/y"]
+        assert objects[0][1] == (await tried.client.head("d/0"))[0]
+
+    trio.run(main)
+
+
+def test_no_more_requests_than_connections_are_under_way(s3_bucket: Bucket, s3_proxy: S3Proxy) -> None:
+    s3_bucket.put("key", b"x")
+    tried = client_of(s3_bucket.through(s3_proxy.url), max_connections=3)
+    s3_proxy.latency = 0.02
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):
+                nursery.start_soon(tried.client.get, "key")
+
+    trio.run(main)
+    assert s3_proxy.log.max_in_flight("GetObject") == 3
+    assert s3_proxy.log.operations() == tried.counts.requests == {"GetObject": 12}
+
+
+def test_both_libraries_sign_with_the_same_credentials(proxied: Tried, s3_bucket: Bucket, s3_proxy: S3Proxy) -> None:
+    run(partial(proxied.client.put, "key", Memory(b"x"), PLAIN))
+    run(partial(proxied.client.get, "key"))
+    signed = [request.headers["authorization"] for request in s3_proxy.log]
+    assert len(signed) == 2
+    assert all(f"Credential={ACCESS_KEY}/" in header for header in signed)
+    assert all("/us-east-1/s3/" in header for header in signed)
+    assert not any("x-amz-request-payer" in request.headers for request in s3_proxy.log)
+
+
+def test_the_requester_pays_for_every_request_if_asked(s3_bucket: Bucket, s3_proxy: S3Proxy) -> None:
+    client = client_of(s3_bucket.through(s3_proxy.url), request_payer=True).client
+
+    async def main() -> None:
+        await client.put("key", Memory(b"x"), PLAIN)
+        await client.get("key")
+        await client.head("key")
+        await client.list_page("")
+        upload = await client.create_upload("key", PLAIN)
+        part = await client.copy_part("key", upload, 1, 0, 1, condition=None)
+        await client.upload_part("key", upload, 2, Memory(b"y"))
+        await client.complete_upload("key", upload, [part], condition=None)
+        await client.abort_upload("key", await client.create_upload("key", PLAIN))
+        await client.list_uploads("")
+        await client.copy("key", "copy")
+        await client.delete("key")
+
+    trio.run(main)
+    assert {request.operation for request in s3_proxy.log if "x-amz-request-payer" not in request.headers} == set()

@@ -1,0 +1,513 @@
+"""The client behind a proxy that breaks what it should: what is sent again, what is not, and what is said."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import pytest
+import trio
+
+from shardfs.errors import (
+    AccessDeniedError,
+    ConflictError,
+    NotFoundError,
+    ShardfsError,
+    StoreError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
+from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.failures import Cause, FailedRequest, Failure
+from shardfs.stores.s3.failures import Request as Named
+from shardfs.stores.s3.objects import Condition, Range
+from shardfs.stores.s3.retrying import Backoff, Sender
+from tests.stores.s3.clients import HASTY, PLAIN, Memory, Tried, client_of, run
+from tests.support.s3_faults import (
+    Before,
+    Fault,
+    Hang,
+    HangMidBody,
+    Ignore,
+    LostReply,
+    LostRequest,
+    Reply,
+    Truncated,
+)
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import ACCESS_KEY, SECRET_KEY, Bucket
+
+MIB = 2**20
+ABSENT = Condition(None)
+PASSING = [
+    Reply(500, "InternalError"),
+    Reply(502, "BadGateway"),
+    Reply(503, "SlowDown"),
+    Reply(503, "ServiceUnavailable"),
+    Reply(504, "GatewayTimeout"),
+    Reply(429, "TooManyRequests"),
+    Reply(400, "RequestTimeout"),
+    Reply(400, "ThrottlingException"),
+    LostRequest(),
+    LostReply(),
+]
+ids = pytest.mark.parametrize("key", ["plain", "not//plain"])
+
+
+@pytest.fixture
+def bucket(s3_bucket: Bucket, s3_proxy: S3Proxy) -> Bucket:
+    return s3_bucket.through(s3_proxy.url)
+
+
+@pytest.fixture
+def tried(bucket: Bucket) -> Tried:
+    return client_of(bucket)
+
+
+@pytest.fixture
+def hasty(bucket: Bucket) -> Tried:
+    return client_of(bucket, timeouts=HASTY)
+
+
+@ids
+@pytest.mark.parametrize("fault", [*PASSING, Truncated(0), Truncated(MIB - 1)], ids=str)
+def test_a_read_is_sent_again_until_all_of_it_came(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, key: str, fault: Fault
+) -> None:
+    data = bytes(range(256)) * (MIB // 256)
+    s3_bucket.put(key, data)
+    s3_proxy.fail("GetObject", fault, times=3)
+    assert bytes(run(partial(tried.client.get, key, Range(-2 * MIB, 2 * MIB))).data) == data
+    assert tried.pauses == [0.1, 0.2, 0.4]
+    assert tried.counts.requests == s3_proxy.log.operations() == {"GetObject": 4}
+    assert (tried.counts.retries, tried.counts.bytes_received) == (3, MIB)
+
+
+@ids
+@pytest.mark.parametrize("nbytes", [None, 0, 100])
+def test_a_read_that_hangs_is_given_up_and_sent_again(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, hasty: Tried, key: str, nbytes: int | None
+) -> None:
+    s3_bucket.put(key, b"x" * MIB)
+    fault = Hang() if nbytes is None else HangMidBody(nbytes)
+    s3_proxy.fail("GetObject", fault)
+    assert bytes(run(partial(hasty.client.get, key)).data) == b"x" * MIB
+    assert hasty.counts.retries == 1
+    fault.release()
+
+
+WITH_A_BODY = ["ListObjectsV2", "CreateMultipartUpload", "UploadPartCopy", "CopyObject", "ListMultipartUploads"]
+WITHOUT = ["PutObject", "UploadPart", "AbortMultipartUpload", "DeleteObject"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "operations"),
+    [
+        *[(fault, [*WITH_A_BODY, *WITHOUT]) for fault in PASSING],
+        *[(fault, ["HeadObject"]) for fault in PASSING if not isinstance(fault, Reply) or fault.status != 400],
+        (Truncated(20), WITH_A_BODY),
+        (Reply(200, "InternalError"), ["CopyObject", "UploadPartCopy"]),
+    ],
+    ids=str,
+)
+def test_what_changes_nothing_or_the_same_twice_is_sent_again(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, fault: Fault, operations: list[str]
+) -> None:
+    for operation in operations:
+        s3_proxy.fail(operation, fault)
+
+    async def main() -> None:
+        client = tried.client
+        await client.put("key", Memory(b"x" * (2 * MIB)), PLAIN)
+        await client.list_page("")
+        upload = await client.create_upload("key", PLAIN)
+        await client.copy_part("key", upload, 1, 0, 5, condition=Condition(s3_bucket.etag("key")))
+        await client.upload_part("key", upload, 2, Memory(b"y" * (2 * MIB)))
+        await client.list_uploads("")
+        await client.abort_upload("key", upload)
+        await client.copy("key", "copy")
+        await client.delete("copy")
+
+    trio.run(main)
+    assert tried.counts.requests == s3_proxy.log.operations()
+    assert tried.counts.retries == len(operations)
+    assert s3_bucket.objects() == {"key": b"x" * (2 * MIB)}
+
+
+def test_after_six_attempts_one_error_says_what_failed(
+    s3_proxy: S3Proxy, tried: Tried, caplog: pytest.LogCaptureFixture, bucket: Bucket
+) -> None:
+    s3_proxy.fail("GetObject", Reply(503, "SlowDown"), times=None)
+    with pytest.raises(StoreError, match=f"GetObject of s3://{bucket.name}/a\\\\nb failed 6 times: SlowDown 503"):
+        run(partial(tried.client.get, "a\nb"))
+    assert tried.pauses == [0.1, 0.2, 0.4, 0.8, 1.6]
+    assert tried.counts.requests == s3_proxy.log.operations() == {"GetObject": 6}
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("shardfs")]
+    assert lines == [
+        f"GetObject of s3://{bucket.name}/a\\nb: SlowDown 503; trying again ({number} of 6)" for number in range(2, 7)
+    ]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_pauses_do_not_grow_beyond_a_bound() -> None:
+    pauses: list[float] = []
+    backoff = Backoff(attempts=10, pause=pauses.append, jitter=max)
+    for attempt in range(1, 10):
+        backoff.wait(attempt)
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+
+
+def test_a_server_that_is_down_is_a_failure_and_never_a_missing_key(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried
+) -> None:
+    s3_bucket.put("key", b"x")
+    with s3_proxy.down():
+        for call in (
+            partial(tried.client.get, "key"),
+            partial(tried.client.get, "not//plain"),
+            partial(tried.client.head, "key"),
+            partial(tried.client.list_page, ""),
+            partial(tried.client.put, "key", Memory(b"y"), PLAIN, condition=ABSENT),
+        ):
+            with pytest.raises(StoreError, match=f"failed 6 times: {s3_proxy.url} cannot be reached: the connection"):
+                run(call)
+    assert bytes(run(partial(tried.client.get, "key")).data) == b"x"
+
+
+async def _put(client_: Tried, condition: Condition | None) -> None:
+    await client_.client.put("key", Memory(b"new"), PLAIN, condition=condition)
+
+
+async def _put_large(client_: Tried, condition: Condition | None) -> None:
+    await client_.client.put("key", Memory(b"n" * (3 * MIB)), PLAIN, condition=condition)
+
+
+async def _delete(client_: Tried, condition: Condition | None) -> None:
+    await client_.client.delete("key", condition=condition)
+
+
+async def _complete(client_: Tried, condition: Condition | None) -> None:
+    upload = await client_.client.create_upload("key", PLAIN)
+    part = await client_.client.upload_part("key", upload, 1, Memory(b"new"))
+    await client_.client.complete_upload("key", upload, [part], condition=condition)
+
+
+CHANGES = [
+    pytest.param(_put, "PutObject", id="put"),
+    pytest.param(_put_large, "PutObject", id="put-large"),
+    pytest.param(_delete, "DeleteObject", id="delete"),
+    pytest.param(_complete, "CompleteMultipartUpload", id="complete"),
+]
+conditional_changes = pytest.mark.parametrize(("change", "operation"), CHANGES)
+
+
+@conditional_changes
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *[Reply(500, "InternalError"), Reply(502, "BadGateway"), Reply(504, "GatewayTimeout"), LostRequest()],
+        *[LostReply(), Reply(500, "InternalError", forwarded=True)],
+    ],
+    ids=str,
+)
+def test_a_conditional_change_without_a_reply_is_sent_once_and_its_outcome_is_unknown(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, change: object, operation: str, fault: Fault
+) -> None:
+    etag = s3_bucket.put("key", b"old")
+    s3_proxy.fail(operation, fault)
+    with pytest.raises(UnknownOutcomeError, match=f"{operation} of s3://{s3_bucket.name}/key: .*may have been"):
+        run(partial(change, tried, Condition(etag)))
+    assert s3_proxy.log.operations()[operation] == tried.counts.requests[operation] == 1
+    assert (tried.counts.retries, tried.counts.conflicts, tried.pauses) == (0, 0, [])
+    changed = s3_bucket.keys() != ["key"] or s3_bucket.get("key") != b"old"
+    assert changed == (isinstance(fault, LostReply) or (isinstance(fault, Reply) and fault.forwarded))
+
+
+@conditional_changes
+def test_a_conditional_change_that_hangs_has_an_unknown_outcome(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, hasty: Tried, change: object, operation: str
+) -> None:
+    etag = s3_bucket.put("key", b"old")
+    fault = Hang()
+    s3_proxy.fail(operation, fault)
+    with pytest.raises(UnknownOutcomeError, match="no answer in time"):
+        run(partial(change, hasty, Condition(etag)))
+    assert hasty.counts.requests[operation] == 1
+    fault.release()
+
+
+def test_a_completed_upload_has_an_unknown_outcome_without_a_condition_too(s3_proxy: S3Proxy, tried: Tried) -> None:
+    s3_proxy.fail("CompleteMultipartUpload", LostReply())
+    with pytest.raises(UnknownOutcomeError):
+        run(partial(_complete, tried, None))
+
+
+def test_a_reply_that_is_cut_short_leaves_the_outcome_unknown(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried
+) -> None:
+    etag = s3_bucket.put("key", b"old")
+    s3_proxy.fail("CompleteMultipartUpload", Truncated(60))
+    with pytest.raises(UnknownOutcomeError):
+        run(partial(_complete, tried, Condition(etag)))
+    assert s3_bucket.get("key") == b"new"
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("InternalError", UnknownOutcomeError),
+        ("SlowDown", UnknownOutcomeError),
+        ("PreconditionFailed", ConflictError),
+        ("NoSuchUpload", ConflictError),
+    ],
+)
+def test_an_error_in_a_reply_of_success_is_an_error(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, code: str, error: type[ShardfsError]
+) -> None:
+    etag = s3_bucket.put("key", b"old")
+    s3_proxy.fail("CompleteMultipartUpload", Reply(200, code))
+    with pytest.raises(error):
+        run(partial(_complete, tried, Condition(etag)))
+    assert tried.counts.requests["CompleteMultipartUpload"] == 1
+
+
+@conditional_changes
+@pytest.mark.parametrize(
+    "fault", [Reply(503, "SlowDown"), Reply(503, "ServiceUnavailable"), Reply(400, "RequestTimeout")], ids=str
+)
+def test_a_conditional_change_that_was_refused_for_now_is_sent_again(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, change: object, operation: str, fault: Fault
+) -> None:
+    etag = s3_bucket.put("key", b"old")
+    s3_proxy.fail(operation, fault, times=2)
+    run(partial(change, tried, Condition(etag)))
+    assert tried.counts.requests[operation] == 3
+    assert tried.counts.retries == 2
+
+
+@conditional_changes
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (412, "PreconditionFailed"),
+        (409, "ConditionalRequestConflict"),
+        (409, "OperationAborted"),
+        (404, "NoSuchKey"),
+        (404, "NoSuchUpload"),
+    ],
+)
+def test_that_somebody_else_was_first_is_a_conflict_at_once(
+    s3_proxy: S3Proxy, tried: Tried, change: object, operation: str, status: int, code: str
+) -> None:
+    s3_proxy.fail(operation, Reply(status, code))
+    with pytest.raises(ConflictError, match=r"s3://.*/key was changed by somebody else"):
+        run(partial(change, tried, Condition('"etag"')))
+    assert (tried.counts.conflicts, tried.counts.retries) == (1, 0)
+
+
+def test_an_unconditional_change_that_meets_another_is_sent_again(s3_proxy: S3Proxy, tried: Tried) -> None:
+    s3_proxy.fail("PutObject", Reply(409, "OperationAborted"))
+    run(partial(_put, tried, None))
+    assert (tried.counts.conflicts, tried.counts.retries) == (0, 1)
+
+
+@ids
+def test_a_server_that_ignores_conditions_of_reads_is_noticed(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, key: str
+) -> None:
+    old = s3_bucket.put(key, b"old")
+    s3_bucket.put(key, b"new")
+    s3_proxy.fail(None, Ignore("If-Match"), times=None)
+    with pytest.raises(ConflictError):
+        run(partial(tried.client.get, key, Range(0, 2), etag=old))
+
+
+@ids
+def test_a_server_that_ignores_ranges_is_noticed(s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, key: str) -> None:
+    s3_bucket.put(key, b"0123456789")
+    s3_proxy.fail("GetObject", Ignore("Range"), times=None)
+    for part in (Range(2, 3), Range(-3, 3)):
+        with pytest.raises(StoreError, match="does not give what the object has"):
+            run(partial(tried.client.get, key, part))
+    s3_bucket.put(key, b"")
+    assert bytes(run(partial(tried.client.get, key, Range(-3, 3))).data) == b""
+
+
+def test_an_object_that_grows_while_it_is_asked_for_is_asked_for_again(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried
+) -> None:
+    s3_bucket.put("key", b"0123")
+    s3_proxy.fail("HeadObject", Before(lambda: s3_bucket.put("key", b"0123456789")))
+    assert bytes(run(partial(tried.client.get, "key", Range(5, 2))).data) == b"56"
+
+
+@ids
+@pytest.mark.parametrize(
+    ("reply", "error", "words"),
+    [
+        (Reply(403, "AccessDenied"), AccessDeniedError, "AccessDenied 403.*no permission"),
+        (Reply(403, "InvalidAccessKeyId"), AccessDeniedError, "credentials are wrong"),
+        (Reply(403, "SignatureDoesNotMatch"), AccessDeniedError, "credentials are wrong"),
+        (Reply(403, "RequestTimeTooSkewed"), StoreError, "the clock of this machine is wrong"),
+        (Reply(403, "InvalidObjectState"), StoreError, "archived"),
+        (Reply(301, "PermanentRedirect"), StoreError, "another region.*--region"),
+        (Reply(400, "AuthorizationHeaderMalformed"), StoreError, "another region.*--region"),
+        (Reply(404, "NoSuchBucket"), StoreError, "bucket .* does not exist"),
+        (Reply(404, "NoSuchKey"), NotFoundError, "does not exist"),
+        (Reply(400, "SomethingElse"), StoreError, "SomethingElse 400"),
+    ],
+    ids=lambda value: value.code if isinstance(value, Reply) else "",
+)
+def test_a_refusal_is_said_at_once_and_in_our_words(
+    s3_proxy: S3Proxy, tried: Tried, key: str, reply: Reply, error: type[ShardfsError], words: str
+) -> None:
+    for operation, call in (
+        ("GetObject", partial(tried.client.get, key)),
+        ("PutObject", partial(tried.client.put, key, Memory(b"x"), PLAIN)),
+    ):
+        s3_proxy.fail(operation, reply)
+        with pytest.raises(error, match=words) as failed:
+            run(call)
+        assert type(failed.value) is error
+        assert "made by the test" not in str(failed.value)
+    assert tried.counts.retries == 0
+
+
+@ids
+@pytest.mark.parametrize("code", ["", "404 page not found", "NotFound"])
+def test_a_404_that_is_not_in_the_words_of_s3_is_no_absence(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, key: str, code: str
+) -> None:
+    s3_proxy.fail("GetObject", Reply(404, code), times=None)
+    with pytest.raises(NotFoundError):
+        run(partial(tried.client.get, key))
+    assert s3_proxy.log.operations() == {"GetObject": 1, "HeadObject": 1, "HeadBucket": 1}
+    s3_bucket.put(key, b"data")
+    with pytest.raises(StoreError, match="does not give what the object has"):
+        run(partial(tried.client.get, key))
+    s3_bucket.delete(key)
+    s3_proxy.fail("HeadBucket", Reply(404, code))
+    with pytest.raises(StoreError, match=r"bucket .* does not exist"):
+        run(partial(tried.client.get, key))
+
+
+@pytest.mark.parametrize("status", [301, 400])
+def test_the_region_of_a_bucket_is_named_where_the_server_tells(s3_proxy: S3Proxy, tried: Tried, status: int) -> None:
+    reply = Reply(status, "PermanentRedirect", {"x-amz-bucket-region": "eu-west-7"})
+    s3_proxy.fail("HeadObject", reply)
+    s3_proxy.fail("ListObjectsV2", reply)
+    for call in (partial(tried.client.head, "key"), partial(tried.client.list_page, "")):
+        with pytest.raises(StoreError, match=r"is in another region \(eu-west-7\): --region eu-west-7"):
+            run(call)
+    assert s3_proxy.log.operations() == {"HeadObject": 1, "ListObjectsV2": 1}
+
+
+def test_a_bad_request_in_the_right_region_is_no_other_region(s3_proxy: S3Proxy, tried: Tried) -> None:
+    s3_proxy.fail("HeadObject", Reply(400, "", {"x-amz-bucket-region": "us-east-1"}))
+    with pytest.raises(StoreError, match=r"HeadObject of .* failed: status 400"):
+        run(partial(tried.client.head, "key"))
+
+
+@pytest.mark.parametrize("reply", [Reply(404, "NoSuchBucket"), Reply(500, "InternalError")], ids=str)
+def test_no_key_is_missing_while_the_bucket_is_not_there(s3_proxy: S3Proxy, tried: Tried, reply: Reply) -> None:
+    s3_proxy.fail("HeadBucket", reply, times=None)
+    with pytest.raises(StoreError):
+        run(partial(tried.client.head, "nothing"))
+
+
+def test_a_key_is_missing_in_a_bucket_that_may_not_be_listed(s3_proxy: S3Proxy, tried: Tried) -> None:
+    s3_proxy.fail("HeadBucket", Reply(403, "AccessDenied"))
+    with pytest.raises(NotFoundError):
+        run(partial(tried.client.head, "nothing"))
+
+
+def test_no_credential_is_said(
+    s3_proxy: S3Proxy, tried: Tried, caplog: pytest.LogCaptureFixture, s3_bucket: Bucket
+) -> None:
+    said = []
+    for fault in (*PASSING, Reply(403, "SignatureDoesNotMatch"), Reply(403, "InvalidAccessKeyId"), Truncated(1)):
+        s3_bucket.put("key", b"x" * MIB)
+        s3_proxy.heal()
+        s3_proxy.fail(None, fault, times=None)
+        for call in (partial(tried.client.get, "key"), partial(tried.client.list_page, "")):
+            with pytest.raises(ShardfsError) as failed:
+                run(call)
+            said.append(str(failed.value))
+    s3_proxy.heal()
+    said += [record.getMessage() for record in caplog.records]
+    assert len(said) > 100
+    for secret in (ACCESS_KEY, SECRET_KEY, "Signature="):
+        assert not any(secret in line for line in said)
+
+
+def test_a_read_is_abandoned_when_it_is_cancelled(s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried) -> None:
+    s3_bucket.put("key", b"x")
+    fault = Hang()
+    rule = s3_proxy.fail("GetObject", fault)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tried.client.get, "key")
+            await trio.to_thread.run_sync(rule.wait)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert s3_proxy.log.of("GetObject")[0].status is None
+    fault.release()
+
+
+def test_a_change_is_finished_when_it_is_cancelled(s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried) -> None:
+    fault = Hang()
+    rule = s3_proxy.fail("PutObject", fault)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tried.client.put, "key", Memory(b"x"), PLAIN)
+            await trio.to_thread.run_sync(rule.wait)
+            nursery.cancel_scope.cancel()
+            fault.release()
+
+    trio.run(main)
+    assert s3_bucket.get("key") == b"x"
+
+
+def test_what_is_cancelled_is_not_sent_again() -> None:
+    counts = Counts()
+    sender = Sender(Backoff(), counts)
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+
+            def attempt() -> None:
+                trio.from_thread.run_sync(scope.cancel)
+                raise FailedRequest(Failure(Cause.REPLY, "SlowDown 503", 503, "SlowDown"))
+
+            await trio.to_thread.run_sync(sender.send, Named("PutObject", "bucket", "key"), attempt)
+        assert scope.cancelled_caught
+
+    trio.run(main)
+    assert counts.requests == {"PutObject": 1}
+
+
+@ids
+@pytest.mark.parametrize("nbytes", [None, 0, 100])
+def test_a_server_that_stays_silent_is_given_up_after_the_second_time(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, hasty: Tried, key: str, nbytes: int | None
+) -> None:
+    s3_bucket.put(key, b"x" * MIB)
+    fault = Hang() if nbytes is None else HangMidBody(nbytes)
+    s3_proxy.fail("GetObject", fault, times=None)
+    with pytest.raises(UnreachableError, match="failed 2 times: no answer in time"):
+        run(partial(hasty.client.get, key))
+    assert hasty.counts.requests == {"GetObject": 2}
+    fault.release()
+
+
+def test_other_failures_between_do_not_make_up_for_silence(s3_proxy: S3Proxy, hasty: Tried) -> None:
+    first, second = Hang(), Hang()
+    rules = [s3_proxy.fail("GetObject", fault) for fault in (first, Reply(503, "SlowDown"), LostRequest(), second)]
+    with pytest.raises(UnreachableError, match="failed 4 times: no answer in time"):
+        run(partial(hasty.client.get, "key"))
+    rules[-1].wait()  # a slow proxy may read the last one after it was given up
+    first.release()
+    second.release()

@@ -1,0 +1,637 @@
+"""Objects are changed once, on the condition that nobody else was faster, whatever becomes of the replies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from shardfs.errors import ConflictError, NotFoundError, StaleError, StoreError, UnsupportedError
+from shardfs.stores.base import Buffer, Kept, Splice
+from shardfs.stores.s3.edit import S3Edit
+from shardfs.stores.s3.objects import TRANSACTIONS
+from shardfs.stores.s3.parts import MIB
+from tests.stores.s3.hosts import IGNORED, PREFIX, Host, host, run
+from tests.stores.splices import content
+from tests.support.s3_faults import Before, Hang, LostReply, LostRequest, Reply, Then
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket
+
+KEY = "a/c/0"
+OBJECT = f"{PREFIX}/{KEY}"
+SMALL = bytes(i * 7 % 251 for i in range(10_000))
+LARGE = bytes(range(256)) * (6 * MIB // 256)
+INDEX = b"i" * 100
+
+
+def append(old: bytes, *new: bytes) -> Splice:
+    """A splice that replaces the last 100 bytes, as an append to a shard does."""
+    return Splice((Kept(0, len(old) - 100), *(content(data) for data in new), content(INDEX)), 100)
+
+
+def appended(old: bytes, *new: bytes) -> bytes:
+    return old[:-100] + b"".join(new) + INDEX
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def operations(proxy: S3Proxy) -> list[str]:
+    return [request.operation for request in proxy.log]
+
+
+@pytest.fixture
+def here(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path) -> Host:
+    """A host whose requests pass the proxy."""
+    return host(s3_bucket.through(s3_proxy.url), tmp_path / "here")
+
+
+@pytest.fixture
+def there(s3_bucket: Bucket, tmp_path: Path) -> Host:
+    """Another host, whose requests meet no faults."""
+    return host(s3_bucket, tmp_path / "there")
+
+
+def no_trace(bucket: Bucket, *hosts: Host) -> bool:
+    return not bucket.uploads() and not any(one.remembered for one in hosts)
+
+
+# What is stored
+
+
+@pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
+def test_an_append_replaces_the_index_and_keeps_the_payload(s3_bucket: Bucket, here: Host, old: bytes) -> None:
+    s3_bucket.put(OBJECT, old)
+    stat = run(lambda: here.splice(KEY, append(old, b"new", b"more")))
+    assert s3_bucket.get(OBJECT) == appended(old, b"new", b"more")
+    assert stat.size == len(old) + 7
+    assert no_trace(s3_bucket, here)
+
+
+@pytest.mark.parametrize(
+    "splice",
+    [
+        Splice((content(b"h" * 100), Kept(100, len(LARGE) - 100), content(b"payload"))),
+        Splice((Kept(5 * MIB, MIB), content(b"x"), Kept(0, 5 * MIB + 1), content(INDEX)), 100),
+        Splice((Kept(MIB, 5 * MIB), content(b"x" * MIB), Kept(0, 5 * MIB), content(INDEX)), 100),
+        Splice((Kept(0, 2 * MIB), Kept(3 * MIB, 20), Kept(4 * MIB, 20), content(INDEX)), 100),
+        Splice((Kept(3, 5),)),
+        Splice((Kept(0, len(LARGE)),)),
+        Splice((content(b"s" * (6 * MIB)),)),
+        Splice(()),
+    ],
+    ids=["head", "moved", "two copies", "compacted", "cut short", "copied", "replaced", "emptied"],
+)
+def test_any_splice_gives_the_bytes_that_it_says(s3_bucket: Bucket, here: Host, splice: Splice) -> None:
+    s3_bucket.put(OBJECT, LARGE)
+    expected = b"".join(
+        LARGE[p.offset : p.offset + p.nbytes] if isinstance(p, Kept) else bytes(p.read(0, p.nbytes))
+        for p in splice.pieces
+    )
+    run(lambda: here.splice(KEY, splice))
+    assert s3_bucket.get(OBJECT) == expected
+    assert no_trace(s3_bucket, here)
+
+
+def test_a_new_object_is_stored_with_one_request(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
+    async def main() -> None:
+        edit = await here.edit(KEY)
+        assert edit.snapshot is None
+        s3_proxy.log.clear()
+        await edit.splice(Splice((content(SMALL),)))
+        assert edit.written_nbytes == len(SMALL)
+
+    run(main)
+    assert operations(s3_proxy) == ["PutObject"]
+    assert s3_bucket.get(OBJECT) == SMALL
+
+
+def test_the_state_is_the_one_that_is_found_afterwards(s3_bucket: Bucket, here: Host, there: Host) -> None:
+    s3_bucket.put(OBJECT, LARGE)
+    stat = run(lambda: here.splice(KEY, append(LARGE, b"new")))
+
+    async def found() -> None:
+        assert (await here.reader.stat(KEY)).version == stat.version
+        assert (await there.reader.open(KEY, tail_nbytes=1)).stat.version == stat.version
+
+    run(found)
+
+
+@pytest.mark.parametrize(
+    ("old", "expected"),
+    [
+        (SMALL, ["GetObject", "GetObject", "PutObject"]),
+        (LARGE, ["CompleteMultipartUpload", "CreateMultipartUpload", "GetObject", "UploadPart", "UploadPartCopy"]),
+    ],
+    ids=["small", "large"],
+)
+def test_many_chunks_are_appended_with_few_requests_besides_that_for_the_index(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, old: bytes, expected: list[str]
+) -> None:
+    s3_bucket.put(OBJECT, old)
+    chunks = [bytes([i]) * 1000 for i in range(200)]
+
+    async def main() -> int:
+        edit = S3Edit(here.writing, KEY, await here.reader.open(KEY, tail_nbytes=100))
+        await edit.splice(append(old, *chunks))
+        return edit.written_nbytes
+
+    written = run(main)
+    assert s3_bucket.get(OBJECT) == appended(old, *chunks)
+    assert sorted(operations(s3_proxy)) == expected
+    assert written == (200_100 if old is LARGE else len(old) + 200_000)
+
+
+@pytest.mark.parametrize(("key", "kind"), [(KEY, "application/octet-stream"), ("a/zarr.json", "application/json")])
+def test_a_new_object_has_the_content_type_of_its_name(s3_bucket: Bucket, here: Host, key: str, kind: str) -> None:
+    run(lambda: here.splice(key, Splice((content(b"{}"),))))
+    assert s3_bucket.head(f"{PREFIX}/{key}")["ContentType"] == kind
+
+
+def test_content_type_storage_class_and_user_metadata_survive(s3_bucket: Bucket, here: Host) -> None:
+    properties = {
+        "ContentType": "application/x-shard",
+        "CacheControl": "max-age=60",
+        "StorageClass": "STANDARD_IA",
+        "Metadata": {"owner": "me"},
+    }
+    for old in (SMALL, LARGE):
+        s3_bucket.put(OBJECT, old, **properties)
+        run(lambda old=old: here.splice(KEY, append(old, b"new")))
+        here.reader.forget(KEY)
+        head = s3_bucket.head(OBJECT)
+        assert head["ContentType"] == "application/x-shard"
+        assert head["CacheControl"] == "max-age=60"
+        assert head["StorageClass"] == "STANDARD_IA"
+        assert head["Metadata"]["owner"] == "me"
+
+
+def test_the_last_sixteen_transactions_are_listed(s3_bucket: Bucket, here: Host) -> None:
+    async def main() -> list[str]:
+        seen: list[str] = []
+        for i in range(20):
+            await here.splice(KEY, Splice((content(bytes([i])),)))
+            seen.append(s3_bucket.head(OBJECT)["Metadata"][TRANSACTIONS])
+        return seen
+
+    seen = [chain.split(",") for chain in run(main)]
+    last = [chain[-1] for chain in seen]
+    assert len(set(last)) == 20
+    assert seen[-1] == last[-16:]
+
+
+def test_a_change_of_what_was_written_before_needs_no_other_request(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy
+) -> None:
+    s3_bucket.put(OBJECT, LARGE, ContentType="application/x-shard")
+
+    async def main() -> None:
+        await here.splice(KEY, append(LARGE, b"new"))
+        s3_proxy.log.clear()
+        edit = S3Edit(here.writing, KEY, await here.reader.open(KEY))
+        await edit.splice(append(appended(LARGE, b"new"), b"newer"))
+
+    run(main)
+    assert sorted(operations(s3_proxy)) == [
+        "CompleteMultipartUpload",
+        "CreateMultipartUpload",
+        "UploadPart",
+        "UploadPartCopy",
+    ]
+    assert s3_bucket.head(OBJECT)["ContentType"] == "application/x-shard"
+
+
+def test_what_was_open_reads_on_what_was_kept_and_nothing_else(s3_bucket: Bucket, here: Host) -> None:
+    s3_bucket.put(OBJECT, LARGE)
+
+    async def main() -> None:
+        opened = await here.reader.open(KEY, tail_nbytes=10)
+        await here.splice(KEY, append(LARGE, b"new"))
+        assert bytes(await opened.read(5, 20)) == LARGE[5:25]
+        with pytest.raises(StaleError):
+            await opened.read(len(LARGE) - 150, 100)
+
+    run(main)
+
+
+def test_who_reads_what_is_kept_waits_until_it_is_known_what_became_of_a_change(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy
+) -> None:
+    s3_bucket.put(OBJECT, LARGE)
+    settling = Hang()
+
+    async def main() -> None:
+        opened = await here.reader.open(KEY, tail_nbytes=10)
+        s3_proxy.fail("CompleteMultipartUpload", LostReply())
+        looked = s3_proxy.fail("HeadObject", settling)
+        refused = s3_proxy.fail("GetObject", Before(lambda: None))
+        read: list[bytes] = []
+
+        async def reader() -> None:
+            read.append(bytes(await opened.read(5, 20)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.splice, KEY, append(LARGE, b"new"))
+            await trio.to_thread.run_sync(looked.wait)
+            nursery.start_soon(reader)
+            await trio.to_thread.run_sync(refused.wait)
+            await trio.to_thread.run_sync(lambda: until(lambda: 412 in [request.status for request in s3_proxy.log]))
+            settling.release()
+        assert read == [LARGE[5:25]]
+
+    run(main)
+
+
+# Who was first
+
+
+@pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
+def test_of_two_hosts_the_second_is_refused_and_nothing_is_lost(
+    s3_bucket: Bucket, here: Host, there: Host, old: bytes
+) -> None:
+    s3_bucket.put(OBJECT, old)
+
+    async def main() -> None:
+        ours = await here.edit(KEY)
+        await there.splice(KEY, append(old, b"theirs"))
+        with pytest.raises(ConflictError):
+            await ours.splice(append(old, b"ours"))
+        assert s3_bucket.get(OBJECT) == appended(old, b"theirs")
+        await here.splice(KEY, append(appended(old, b"theirs"), b"ours"))
+
+    run(main)
+    assert s3_bucket.get(OBJECT) == appended(old, b"theirs", b"ours")
+    assert no_trace(s3_bucket, here, there)
+
+
+def test_every_request_depends_on_the_version_that_was_found(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
+    etags = {old: s3_bucket.put(f"{PREFIX}/{len(old)}", old) for old in (SMALL, LARGE)}
+
+    async def main() -> None:
+        for old in etags:
+            edit = await here.edit(str(len(old)))
+            s3_proxy.log.clear()
+            await edit.splice(append(old, b"new"))
+            conditions = {
+                request.operation: request.headers.get("if-match", request.headers.get("x-amz-copy-source-if-match"))
+                for request in s3_proxy.log
+                if request.operation not in ("HeadObject", "CreateMultipartUpload", "UploadPart")
+            }
+            assert set(conditions.values()) == {etags[old]}
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "operation", ["GetObject", "PutObject", "CompleteMultipartUpload", "UploadPartCopy", "UploadPart"]
+)
+def test_a_host_that_is_faster_at_the_last_moment_wins(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str
+) -> None:
+    old = SMALL if operation in ("GetObject", "PutObject") else LARGE
+    s3_bucket.put(OBJECT, old)
+
+    async def main() -> None:
+        edit = await here.edit(KEY)
+        s3_proxy.fail(operation, Before(lambda: s3_bucket.put(OBJECT, b"theirs")))
+        with pytest.raises(ConflictError):
+            await edit.splice(append(old, b"ours"))
+
+    run(main)
+    assert s3_bucket.get(OBJECT) == b"theirs"
+    assert no_trace(s3_bucket, here)
+
+
+@pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
+def test_an_object_that_is_deleted_meanwhile_is_a_conflict(s3_bucket: Bucket, here: Host, old: bytes) -> None:
+    s3_bucket.put(OBJECT, old)
+
+    async def main() -> None:
+        edit = await here.edit(KEY)
+        s3_bucket.delete(OBJECT)
+        with pytest.raises(ConflictError):
+            await edit.splice(append(old, b"ours"))
+        assert (await here.found(KEY)) is None
+
+    run(main)
+    assert s3_bucket.keys() == []
+    assert no_trace(s3_bucket, here)
+
+
+def test_of_two_new_objects_the_first_stays(s3_bucket: Bucket, here: Host) -> None:
+    async def main() -> None:
+        edit = await here.edit(KEY)
+        s3_bucket.put(OBJECT, b"theirs")
+        with pytest.raises(ConflictError):
+            await edit.splice(Splice((content(b"ours"),)))
+
+    run(main)
+    assert s3_bucket.get(OBJECT) == b"theirs"
+
+
+@pytest.mark.parametrize(("status", "code"), [(409, "ConditionalRequestConflict"), (412, "PreconditionFailed")])
+@pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
+def test_refusals_are_conflicts_and_leave_nothing_behind(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str, status: int, code: str
+) -> None:
+    old = SMALL if operation == "PutObject" else LARGE
+    s3_bucket.put(OBJECT, old)
+    s3_proxy.fail(operation, Reply(status, code))
+
+    async def main() -> None:
+        with pytest.raises(ConflictError):
+            await here.splice(KEY, append(old, b"ours"))
+
+    run(main)
+    assert s3_bucket.get(OBJECT) == old
+    assert no_trace(s3_bucket, here)
+
+
+def test_an_edit_makes_one_change(here: Host) -> None:
+    async def main() -> None:
+        edit = await here.edit(KEY)
+        await edit.splice(Splice((content(b"x"),)))
+        with pytest.raises(ValueError, match="one change"):
+            await edit.delete()
+
+    run(main)
+
+
+# Replies that are lost
+
+
+@pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
+@pytest.mark.parametrize("fault", [LostReply(), LostRequest(), Reply(500, "InternalError", forwarded=True)], ids=repr)
+def test_a_change_whose_reply_is_lost_is_made_once(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str, fault: LostReply
+) -> None:
+    old = SMALL if operation == "PutObject" else LARGE
+    s3_bucket.put(OBJECT, old)
+    s3_proxy.fail(operation, fault)
+    stat = run(lambda: here.splice(KEY, append(old, b"ours")))
+    assert s3_bucket.get(OBJECT) == appended(old, b"ours")
+    assert stat.version == (s3_bucket.etag(OBJECT), len(old) + 4)
+    assert len(s3_bucket.head(OBJECT)["Metadata"][TRANSACTIONS]) == 16
+    assert no_trace(s3_bucket, here)
+
+
+@pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
+def test_a_change_that_hangs_is_made_once(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, operation: str) -> None:
+    old = SMALL if operation == "PutObject" else LARGE
+    s3_bucket.put(OBJECT, old)
+    here = host(s3_bucket.through(s3_proxy.url), tmp_path, silence=1.0)
+    hang = Hang()
+    s3_proxy.fail(operation, hang)
+    run(lambda: here.splice(KEY, append(old, b"ours")))
+    assert s3_bucket.get(OBJECT) == appended(old, b"ours")
+    hang.release()
+    assert no_trace(s3_bucket, here)
+
+
+@pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
+def test_a_lost_reply_is_success_though_another_host_has_changed_the_object_since(
+    s3_bucket: Bucket, here: Host, there: Host, s3_proxy: S3Proxy, operation: str
+) -> None:
+    old = SMALL if operation == "PutObject" else LARGE
+    s3_bucket.put(OBJECT, old)
+
+    def theirs() -> None:
+        run(lambda: there.splice(KEY, append(appended(old, b"ours"), b"theirs")))
+
+    s3_proxy.fail(operation, Then(theirs))
+
+    async def main() -> None:
+        stat = await here.splice(KEY, append(old, b"ours"))
+        found = await here.found(KEY)
+        assert found is not None
+        assert stat.version != found.stat.version
+        assert found.size == len(old) + 10
+
+    run(main)
+    assert s3_bucket.get(OBJECT) == appended(old, b"ours", b"theirs")
+
+
+@pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
+def test_a_lost_request_is_a_conflict_if_another_host_was_first(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str
+) -> None:
+    old = SMALL if operation == "PutObject" else LARGE
+    s3_bucket.put(OBJECT, old)
+    s3_proxy.fail(operation, LostRequest())
+    s3_proxy.fail("HeadObject", Before(lambda: s3_bucket.put(OBJECT, b"theirs")), after=1)
+
+    async def main() -> None:
+        with pytest.raises(ConflictError):
+            await here.splice(KEY, append(old, b"ours"))
+
+    run(main)
+    assert s3_bucket.get(OBJECT) == b"theirs"
+    assert no_trace(s3_bucket, here)
+
+
+@pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
+def test_a_request_that_arrives_late_is_no_conflict_with_itself(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, operation: str
+) -> None:
+    old = SMALL if operation == "PutObject" else LARGE
+    etag = s3_bucket.put(OBJECT, old)
+    here = host(s3_bucket.through(s3_proxy.url), tmp_path, silence=1.0)
+    late = Hang()
+
+    def arrive() -> None:
+        late.release()
+        until(lambda: s3_bucket.etag(OBJECT) != etag)
+
+    s3_proxy.fail(operation, late)
+    s3_proxy.fail(operation, Before(arrive))
+    stat = run(lambda: here.splice(KEY, append(old, b"ours")))
+    assert s3_bucket.get(OBJECT) == appended(old, b"ours")
+    assert stat.version == (s3_bucket.etag(OBJECT), len(old) + 4)
+
+
+def test_a_conflict_after_a_lost_request_is_one(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
+    s3_bucket.put(OBJECT, LARGE)
+    s3_proxy.fail("CompleteMultipartUpload", LostRequest())
+    s3_proxy.fail("CompleteMultipartUpload", Reply(409, "ConditionalRequestConflict"))
+
+    async def main() -> None:
+        with pytest.raises(ConflictError):
+            await here.splice(KEY, append(LARGE, b"ours"))
+
+    run(main)
+    assert operations(s3_proxy).count("CompleteMultipartUpload") == 2
+    assert no_trace(s3_bucket, here)
+
+
+def test_what_cannot_be_told_is_said(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path) -> None:
+    s3_bucket.put(OBJECT, SMALL)
+    here = host(s3_bucket.through(s3_proxy.url), tmp_path, attempts=2)
+    s3_proxy.fail("PutObject", LostReply())
+    s3_proxy.fail("HeadObject", LostReply(), times=None, after=1)
+
+    async def main() -> None:
+        with pytest.raises(StoreError, match="not known") as caught:
+            await here.splice(KEY, append(SMALL, b"ours"))
+        assert not isinstance(caught.value, ConflictError)
+
+    run(main)
+
+
+def test_a_change_that_never_arrives_ends_in_an_error(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
+    s3_bucket.put(OBJECT, LARGE)
+    s3_proxy.fail("CompleteMultipartUpload", LostRequest(), times=None)
+
+    async def main() -> None:
+        with pytest.raises(StoreError, match="was not made") as caught:
+            await here.splice(KEY, append(LARGE, b"ours"))
+        assert not isinstance(caught.value, ConflictError)
+
+    run(main)
+    assert s3_bucket.get(OBJECT) == LARGE
+    assert no_trace(s3_bucket, here)
+
+
+@pytest.mark.parametrize("operation", ["CreateMultipartUpload", "UploadPart", "UploadPartCopy", "GetObject"])
+@pytest.mark.parametrize("fault", [LostReply(), Reply(503, "SlowDown")], ids=repr)
+def test_everything_before_is_tried_again(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str, fault: LostReply
+) -> None:
+    old = SMALL if operation == "GetObject" else LARGE
+    s3_bucket.put(OBJECT, old)
+
+    async def main() -> None:
+        edit = await here.edit(KEY)
+        s3_proxy.fail(operation, fault)
+        await edit.splice(append(old, b"ours"))
+
+    run(main)
+    assert s3_bucket.get(OBJECT) == appended(old, b"ours")
+    assert no_trace(s3_bucket, here)
+
+
+def test_content_that_cannot_be_read_is_what_the_change_fails_with(s3_bucket: Bucket, here: Host) -> None:
+    class Broken:
+        nbytes = 3 * MIB
+
+        def read(self, offset: int, nbytes: int) -> Buffer:
+            raise StoreError("the journal is damaged")
+
+    s3_bucket.put(OBJECT, LARGE)
+
+    async def main() -> None:
+        for kept in (Kept(0, len(LARGE)), Kept(0, 5)):
+            with pytest.raises(StoreError, match="the journal is damaged"):
+                await here.splice(KEY, Splice((kept, Broken())))
+
+    run(main)
+    assert s3_bucket.get(OBJECT) == LARGE
+    assert no_trace(s3_bucket, here)
+
+
+def test_many_old_bytes_that_are_sent_are_held_on_disk(s3_bucket: Bucket, here: Host) -> None:
+    old = LARGE * 5
+    s3_bucket.put(OBJECT, old)
+    ranges = [Kept(i * 3 * MIB, 2 * MIB) for i in range(10)]
+    run(lambda: here.splice(KEY, Splice((*ranges, content(INDEX)), 100)))
+    assert s3_bucket.get(OBJECT) == b"".join(old[k.offset : k.offset + k.nbytes] for k in ranges) + INDEX
+
+
+# Deleting
+
+
+def test_an_object_is_deleted_if_it_is_the_one_that_was_found(s3_bucket: Bucket, here: Host) -> None:
+    s3_bucket.put(OBJECT, SMALL)
+
+    async def main() -> None:
+        edit = await here.edit(KEY)
+        await edit.delete()
+        assert await here.reader.is_absent(KEY)
+
+    run(main)
+    assert s3_bucket.keys() == []
+
+
+def test_an_object_that_is_not_there_cannot_be_deleted(here: Host) -> None:
+    async def main() -> None:
+        with pytest.raises(NotFoundError):
+            await (await here.edit(KEY)).delete()
+
+    run(main)
+
+
+def test_an_object_is_not_deleted_where_the_condition_would_be_ignored(s3_bucket: Bucket, tmp_path: Path) -> None:
+    s3_bucket.put(OBJECT, SMALL)
+    here = host(s3_bucket, tmp_path, conditions=IGNORED)
+
+    async def main() -> None:
+        with pytest.raises(UnsupportedError):
+            await (await here.edit(KEY)).delete()
+
+    run(main)
+    assert s3_bucket.get(OBJECT) == SMALL
+
+
+def test_a_deletion_whose_reply_is_lost_is_made(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
+    s3_bucket.put(OBJECT, SMALL)
+    s3_proxy.fail("DeleteObject", LostReply())
+
+    async def main() -> None:
+        await (await here.edit(KEY)).delete()
+
+    run(main)
+    assert s3_bucket.keys() == []
+
+
+# A single writer, where conditions are ignored
+
+
+@pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
+def test_a_single_writer_needs_no_conditions(unconditional_bucket: Bucket, tmp_path: Path, old: bytes) -> None:
+    here = host(unconditional_bucket, tmp_path, conditions=IGNORED, single_writer=True)
+    unconditional_bucket.put(OBJECT, old)
+
+    async def main() -> None:
+        await here.splice(KEY, append(old, b"ours"))
+        assert unconditional_bucket.get(OBJECT) == appended(old, b"ours")
+        await (await here.edit(KEY)).delete()
+
+    run(main)
+    assert unconditional_bucket.keys() == []
+
+
+@pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
+def test_a_single_writer_looks_whether_it_is_alone(unconditional_bucket: Bucket, tmp_path: Path, old: bytes) -> None:
+    here = host(unconditional_bucket, tmp_path, conditions=IGNORED, single_writer=True)
+    unconditional_bucket.put(OBJECT, old)
+
+    async def main() -> None:
+        splice, delete = await here.edit(KEY), await here.edit(KEY)
+        unconditional_bucket.put(OBJECT, b"theirs")
+        with pytest.raises(ConflictError):
+            await splice.splice(append(old, b"ours"))
+        with pytest.raises(ConflictError):
+            await delete.delete()
+
+    run(main)
+    assert unconditional_bucket.get(OBJECT) == b"theirs"
+
+
+@pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
+def test_a_single_writer_finds_an_object_deleted(unconditional_bucket: Bucket, tmp_path: Path, old: bytes) -> None:
+    here = host(unconditional_bucket, tmp_path, conditions=IGNORED, single_writer=True)
+    unconditional_bucket.put(OBJECT, old)
+
+    async def main() -> None:
+        edit = await here.edit(KEY)
+        unconditional_bucket.delete(OBJECT)
+        with pytest.raises(ConflictError):
+            await edit.splice(append(old, b"ours"))
+
+    run(main)
+    assert unconditional_bucket.keys() == []

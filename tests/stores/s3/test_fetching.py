@@ -1,0 +1,459 @@
+"""Exactly which requests readers of one object cause, whatever they read and when."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import trio
+
+from shardfs.errors import StaleError, StoreError
+from shardfs.stores.base import Buffer
+from shardfs.stores.coalesce import MAX_GAP, WINDOW_NBYTES
+from shardfs.stores.range_cache import RangeCache
+from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.fetching import GATHER_SECONDS
+from shardfs.stores.s3.snapshot import S3Snapshot
+from tests.support.fake_s3 import FakeS3, Request
+from tests.support.s3_reading import LATENCY, get, on_mock_clock, pattern, reader_of
+
+KIB, MIB = 2**10, 2**20
+CHUNK = 64 * KIB
+SMALL = pattern(40 * KIB)
+LARGE = pattern(4 * MIB) * 8
+
+
+async def opened(data: bytes, **options: object) -> tuple[FakeS3, S3Snapshot, str]:
+    """A bucket with the object "k", open, and its ETag; the log is empty."""
+    fake = FakeS3(latency=LATENCY)
+    etag = fake.store("k", data).etag
+    snapshot = await reader_of(fake, **options).open("k")
+    fake.take_log()
+    return fake, snapshot, etag
+
+
+async def read_all(snapshot: S3Snapshot, *ranges: tuple[int, int]) -> list[Buffer]:
+    """Read ranges, from start to before stop, at the same time."""
+    found: dict[int, Buffer] = {}
+
+    async def read(i: int, start: int, stop: int) -> None:
+        found[i] = await snapshot.read(start, stop - start)
+
+    async with trio.open_nursery() as nursery:
+        for i, (start, stop) in enumerate(ranges):
+            nursery.start_soon(read, i, start, stop)
+    return [found[i] for i in range(len(ranges))]
+
+
+@on_mock_clock
+async def test_a_cold_range_costs_one_request_of_exactly_its_bytes() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+    assert bytes(await snapshot.read(5 * MIB, CHUNK)) == LARGE[5 * MIB : 5 * MIB + CHUNK]
+    assert bytes(await snapshot.read(MIB, CHUNK)) == LARGE[MIB : MIB + CHUNK]
+    assert fake.take_log() == [get("k", 5 * MIB, 5 * MIB + CHUNK, etag), get("k", MIB, MIB + CHUNK, etag)]
+
+
+@on_mock_clock
+async def test_reading_nothing_costs_nothing() -> None:
+    fake, snapshot, _ = await opened(SMALL)
+    assert bytes(await snapshot.read(len(SMALL), 0)) == b""
+    assert fake.take_log() == []
+
+
+@on_mock_clock
+async def test_neighbours_that_are_wanted_at_the_same_time_are_one_request() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+    start = 3 * MIB
+    ranges = [(start + i * CHUNK, start + (i + 1) * CHUNK) for i in range(8)]
+    assert [bytes(found) for found in await read_all(snapshot, *ranges)] == [LARGE[a:b] for a, b in ranges]
+    assert fake.take_log() == [get("k", start, start + 8 * CHUNK, etag)]
+
+
+@on_mock_clock
+async def test_a_small_gap_between_neighbours_is_fetched_along() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+    far = MIB + CHUNK + MAX_GAP
+    await read_all(snapshot, (MIB, MIB + CHUNK), (far, far + CHUNK))
+    assert fake.take_log() == [get("k", MIB, far + CHUNK, etag)]
+
+
+@on_mock_clock
+async def test_what_is_far_apart_is_fetched_in_parallel() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+    before = trio.current_time()
+    ranges = [(i * 4 * MIB, i * 4 * MIB + CHUNK) for i in range(8)]
+    await read_all(snapshot, *ranges)
+    assert sorted(fake.take_log()) == sorted(get("k", start, stop, etag) for start, stop in ranges)
+    assert fake.most_in_flight == 8
+    assert trio.current_time() - before == pytest.approx(LATENCY + GATHER_SECONDS)
+
+
+@on_mock_clock
+async def test_more_is_gathered_while_all_connections_are_busy() -> None:
+    fake, snapshot, etag = await opened(LARGE, max_connections=1)
+    found = []
+
+    async def read(start: int, wait: float) -> None:
+        await trio.sleep(wait)
+        found.append(bytes(await snapshot.read(start, CHUNK)) == LARGE[start : start + CHUNK])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, 0, 0)
+        for i in range(4):
+            nursery.start_soon(read, 8 * MIB + i * CHUNK, 0.003 * (i + 1))
+    assert found == [True] * 5
+    assert fake.take_log() == [get("k", 0, CHUNK, etag), get("k", 8 * MIB, 8 * MIB + 4 * CHUNK, etag)]
+    assert fake.most_in_flight == 1
+
+
+@on_mock_clock
+async def test_what_is_in_flight_is_not_asked_for_again() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+
+    async def read_late() -> None:
+        await trio.sleep(LATENCY / 2)
+        assert bytes(await snapshot.read(MIB + 10, 100)) == LARGE[MIB + 10 : MIB + 110]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(snapshot.read, MIB, CHUNK)
+        nursery.start_soon(read_late)
+    assert fake.take_log() == [get("k", MIB, MIB + CHUNK, etag)]
+
+
+@on_mock_clock
+async def test_only_what_is_not_in_flight_is_asked_for() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+
+    async def read_late(start: int, stop: int) -> None:
+        await trio.sleep(LATENCY / 2)
+        assert bytes(await snapshot.read(start, stop - start)) == LARGE[start:stop]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(snapshot.read, 8 * MIB, CHUNK)
+        nursery.start_soon(read_late, 8 * MIB - 10, 8 * MIB + 10)
+    assert fake.take_log() == [get("k", 8 * MIB, 8 * MIB + CHUNK, etag), get("k", 8 * MIB - 10, 8 * MIB, etag)]
+
+
+@pytest.mark.parametrize("nbytes", [CHUNK, 100_000, 7 * MIB, 8 * MIB, 20 * MIB + 5, 32 * MIB])
+@on_mock_clock
+async def test_an_object_that_is_expected_in_order_takes_a_request_for_each_8_mib(nbytes: int) -> None:
+    fake, snapshot, _ = await opened(LARGE)
+    snapshot.expect(0, nbytes)
+    step = 60_000  # so that reads lie across the ends of windows
+    for start in range(0, nbytes, step):
+        stop = min(start + step, nbytes)
+        assert bytes(await snapshot.read(start, stop - start)) == LARGE[start:stop]
+    log = fake.take_log()
+    assert len(log) <= max(1, nbytes // WINDOW_NBYTES)
+    assert fetched(log) == [(0, nbytes)]
+
+
+def fetched(log: list[Request]) -> list[tuple[int, int]]:
+    """The ranges of requests that follow each other, joined; those that overlap stay apart."""
+    joined: list[tuple[int, int]] = []
+    for request in log:
+        assert request.range is not None
+        first, last = map(int, request.range.split("-"))
+        if joined and joined[-1][1] == first:
+            joined[-1] = (joined[-1][0], last + 1)
+        else:
+            joined.append((first, last + 1))
+    return joined
+
+
+@on_mock_clock
+async def test_parallel_readers_in_order_take_no_more_requests_than_one() -> None:
+    fake, snapshot, _ = await opened(LARGE)
+    snapshot.expect(0, len(LARGE))
+    todo = iter(range(0, len(LARGE), CHUNK))
+
+    async def reader() -> None:
+        for start in todo:
+            assert bytes(await snapshot.read(start, CHUNK)) == LARGE[start : start + CHUNK]
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(reader)
+    assert fetched(fake.take_log()) == [(0, len(LARGE))]
+
+
+@on_mock_clock
+async def test_the_second_read_in_order_fetches_ahead_when_nothing_was_expected() -> None:
+    fake, snapshot, etag = await opened(LARGE[:MIB])
+    for i in range(4):
+        await snapshot.read(i * CHUNK, CHUNK)
+    assert fake.take_log() == [get("k", 0, CHUNK, etag), get("k", CHUNK, MIB, etag)]
+
+
+@on_mock_clock
+async def test_reads_in_order_of_an_expected_chunk_stay_within_it() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+    snapshot.expect(MIB, 3 * MIB)
+    for i in range(3):
+        await snapshot.read((1 + i) * MIB, MIB)
+    assert fake.take_log() == [get("k", MIB, 4 * MIB, etag)]
+
+
+@on_mock_clock
+async def test_fetching_ahead_stops_at_what_is_in_memory() -> None:
+    fake = FakeS3()
+    etag = fake.store("k", LARGE[:MIB]).etag
+    snapshot = await reader_of(fake).open("k", tail_nbytes=1000)
+    snapshot.expect(0, MIB)
+    assert bytes(await snapshot.read(0, MIB)) == LARGE[:MIB]
+    assert fake.take_log() == [Request("GetObject", "k", "-1000"), get("k", 0, MIB - 1000, etag)]
+
+
+@on_mock_clock
+async def test_readers_who_each_read_all_of_an_object_take_no_more_requests_than_one() -> None:
+    fake, snapshot, _ = await opened(LARGE)
+    snapshot.expect(0, len(LARGE))
+
+    async def reader(number: int) -> None:
+        await trio.sleep(number * LATENCY / 3)  # so that none reads what the others are reading
+        for start in range(0, len(LARGE), CHUNK):
+            assert bytes(await snapshot.read(start, CHUNK)) == LARGE[start : start + CHUNK]
+
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(reader, number)
+    assert fetched(fake.take_log()) == [(0, len(LARGE))]
+
+
+@on_mock_clock
+async def test_memory_is_bounded_and_keeps_what_was_used_last() -> None:
+    fake = FakeS3()
+    for name in "abc":
+        fake.store(name, pattern(MIB, seed=ord(name)))
+    store = reader_of(fake, memory_nbytes=2 * MIB)
+    snapshots = {name: await store.open(name) for name in "abc"}
+    for name in "abc":
+        snapshots[name].expect(0, MIB)
+        await snapshots[name].read(0, CHUNK)
+        await snapshots["a"].read(CHUNK, CHUNK)
+    fake.take_log()
+    for name in "acb":
+        await snapshots[name].read(5 * CHUNK, CHUNK)
+    assert [request.key for request in fake.take_log()] == ["b"]
+
+
+@on_mock_clock
+async def test_a_failure_reaches_all_who_asked_each_as_an_error_of_its_own_and_is_forgotten() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+    errors: list[StoreError] = []
+
+    async def fail(request: Request) -> None:
+        raise StoreError("SlowDown")
+
+    async def read() -> None:
+        try:
+            await snapshot.read(MIB, CHUNK)
+        except StoreError as error:
+            errors.append(error)
+            fake.before = None
+            assert bytes(await snapshot.read(MIB, CHUNK)) == LARGE[MIB : MIB + CHUNK]
+
+    fake.before = fail
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(read)
+    assert [str(error) for error in errors] == ["SlowDown"] * 3
+    assert len({id(error) for error in errors}) == 3
+    assert fake.take_log() == [get("k", MIB, MIB + CHUNK, etag)] * 2
+
+
+@pytest.mark.parametrize("when", [0.0005, LATENCY / 2])
+@pytest.mark.parametrize("place", [0, 1])
+@on_mock_clock
+async def test_a_reader_that_is_cancelled_breaks_no_other(when: float, place: int) -> None:
+    """Whoever gathers, or makes the request, may go: another reader does it then."""
+    fake, snapshot, etag = await opened(LARGE)
+    found = []
+    scopes = [trio.CancelScope() for _ in range(3)]
+
+    async def read(scope: trio.CancelScope) -> None:
+        with scope:
+            found.append(bytes(await snapshot.read(MIB, CHUNK)))
+
+    async with trio.open_nursery() as nursery:
+        for scope in scopes:
+            nursery.start_soon(read, scope)
+        await trio.sleep(when)
+        scopes[place].cancel()
+    assert found == [LARGE[MIB : MIB + CHUNK]] * 2
+    assert set(fake.take_log()) == {get("k", MIB, MIB + CHUNK, etag)}
+
+
+@on_mock_clock
+async def test_what_nobody_wants_any_more_is_not_fetched() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+    with trio.move_on_after(0.0005):
+        await snapshot.read(8 * MIB, CHUNK)
+    with trio.move_on_after(LATENCY / 2):
+        await snapshot.read(16 * MIB, CHUNK)
+    assert fake.take_log() == [get("k", 16 * MIB, 16 * MIB + CHUNK, etag)]
+    for start in (8 * MIB + 10, 16 * MIB + 10):
+        await snapshot.read(start, 10)
+        assert fake.take_log() == [get("k", start, start + 10, etag)]
+
+
+@on_mock_clock
+async def test_a_reader_that_is_cancelled_at_any_moment_leaves_nothing_to_be_fetched() -> None:
+    """Readers are woken in random order: when the plan is made, the one that is cancelled may be in it, or not."""
+    fake, snapshot, etag = await opened(LARGE)
+
+    async def cancel(scope: trio.CancelScope, steps: int) -> None:
+        await trio.sleep(GATHER_SECONDS)
+        for _ in range(steps):
+            await trio.lowlevel.checkpoint()
+        scope.cancel()
+
+    async def read(scope: trio.CancelScope) -> None:
+        with scope:
+            await snapshot.read(16 * MIB, CHUNK)
+
+    for i in range(40):
+        scope = trio.CancelScope()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(snapshot.read, 8 * MIB, CHUNK)
+            nursery.start_soon(read, scope)
+            nursery.start_soon(cancel, scope, i % 4)
+        await snapshot.read(16 * MIB + 10, 10)
+        assert fake.take_log()[-1] == get("k", 16 * MIB + 10, 16 * MIB + 20, etag)
+
+
+@on_mock_clock
+async def test_one_who_joined_a_flight_and_is_cancelled_does_not_end_it_for_others() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+
+    async def read(after: float, seconds: float) -> None:
+        await trio.sleep(after * LATENCY)
+        with trio.move_on_after(seconds * LATENCY):
+            await snapshot.read(MIB, CHUNK)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, 0, 9)
+        nursery.start_soon(read, 0.2, 0.2)
+        nursery.start_soon(read, 0.6, 9)
+    assert fake.take_log() == [get("k", MIB, MIB + CHUNK, etag)]
+
+
+@on_mock_clock
+async def test_a_read_elsewhere_does_not_end_reading_in_order() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+    snapshot.expect(0, 16 * MIB)
+    await snapshot.read(0, 8 * MIB)
+    await snapshot.read(20 * MIB, CHUNK)
+    await snapshot.read(8 * MIB, CHUNK)
+    assert fake.take_log() == [
+        get("k", 0, 8 * MIB, etag),
+        get("k", 20 * MIB, 20 * MIB + CHUNK, etag),
+        get("k", 8 * MIB, 16 * MIB, etag),
+    ]
+
+
+@on_mock_clock
+async def test_a_server_that_ignores_conditions_mixes_no_versions() -> None:
+    fake, snapshot, _ = await opened(SMALL)
+    fake.store("k", pattern(len(SMALL), seed=1))
+    honest = fake._get
+    fake._get = lambda key, part, _: honest(key, part, None)  # type: ignore[method-assign]
+    with pytest.raises(StaleError):
+        await snapshot.read(0, 100)
+    with pytest.raises(StaleError):
+        await trio.to_thread.run_sync(snapshot.read_blocking, 0, 100)
+
+
+@on_mock_clock
+async def test_snapshots_of_one_version_share_what_is_in_flight() -> None:
+    fake = FakeS3(latency=LATENCY)
+    etag = fake.store("k", LARGE).etag
+    store = reader_of(fake)
+    first, second = await store.open("k"), await store.open("k")
+    fake.take_log()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(first.read, MIB, CHUNK)
+        nursery.start_soon(second.read, MIB, CHUNK)
+    assert fake.take_log() == [get("k", MIB, MIB + CHUNK, etag)]
+
+
+@on_mock_clock
+async def test_nothing_is_kept_of_a_version_that_nobody_has_open() -> None:
+    fake = FakeS3()
+    fake.store("k", SMALL)
+    store = reader_of(fake)
+    await (await store.open("k")).read(0, 10)
+    gc.collect()
+    assert not store._versions
+    assert store._fetching.segments.nbytes == 0
+
+
+def cache_in(directory: Path) -> RangeCache:
+    return RangeCache(str(directory), 2**30, Counts())
+
+
+@on_mock_clock
+async def test_what_the_disk_has_is_not_fetched_again(tmp_path: Path) -> None:
+    fake, snapshot, _ = await opened(LARGE, cache=cache_in(tmp_path))
+    await snapshot.read(MIB, CHUNK)
+    fake.take_log()
+    store = reader_of(fake, cache=cache_in(tmp_path))  # another mount
+    again = await store.open("k")
+    assert bytes(await again.read(MIB + 10, 100)) == LARGE[MIB + 10 : MIB + 110]
+    assert fake.take_log() == [Request("HeadObject", "k")]
+
+
+@on_mock_clock
+async def test_a_second_pass_over_an_object_comes_from_the_disk_alone(tmp_path: Path) -> None:
+    fake, snapshot, _ = await opened(LARGE, cache=cache_in(tmp_path))
+    ranges = [(start, min(start + 60_000, len(LARGE))) for start in range(0, len(LARGE), 60_000)]
+    snapshot.expect(0, len(LARGE))
+    for start, stop in ranges:
+        await snapshot.read(start, stop - start)
+    fake.take_log()
+    counts = Counts()
+    again = await reader_of(fake, cache=RangeCache(str(tmp_path), 2**30, counts)).open("k")
+    again.expect(0, len(LARGE))
+    for start, stop in ranges:
+        assert bytes(await again.read(start, stop - start)) == LARGE[start:stop]
+    assert fake.take_log() == [Request("HeadObject", "k")]
+    assert counts.cache_hits < len(ranges) / 10  # for what is read in order is taken from the disk ahead
+
+
+@on_mock_clock
+async def test_nothing_is_taken_from_the_disk_ahead_of_random_reads(tmp_path: Path) -> None:
+    fake, snapshot, _ = await opened(LARGE, cache=cache_in(tmp_path))
+    await snapshot.read(0, len(LARGE))
+    counts = Counts()
+    again = await reader_of(fake, cache=RangeCache(str(tmp_path), 2**30, counts)).open("k")
+    for start in (5 * MIB, 2 * MIB, 4 * MIB):
+        assert bytes(await again.read(start, CHUNK)) == LARGE[start : start + CHUNK]
+    assert counts.cache_bytes == 3 * CHUNK
+
+
+@on_mock_clock
+async def test_what_the_disk_has_of_another_version_or_server_is_fetched(tmp_path: Path) -> None:
+    fake, snapshot, _ = await opened(SMALL, cache=cache_in(tmp_path))
+    await snapshot.read(0, 100)
+    changed = pattern(len(SMALL), seed=1)
+    fake.store("k", changed)
+    again = await reader_of(fake, cache=cache_in(tmp_path)).open("k")
+    assert bytes(await again.read(0, 100)) == changed[:100]
+    fake.take_log()
+    fake.endpoint_url = "http://localhost:2"
+    other = await reader_of(fake, cache=cache_in(tmp_path)).open("k")
+    await other.read(0, 100)
+    assert len(fake.take_log()) == 2
+
+
+@on_mock_clock
+async def test_an_index_on_the_disk_makes_opening_free_while_the_version_is_believed(tmp_path: Path) -> None:
+    fake, _, _ = await opened(SMALL)
+    await reader_of(fake, cache=cache_in(tmp_path)).open("k", tail_nbytes=100)
+    fake.take_log()
+    store = reader_of(fake, cache=cache_in(tmp_path))
+    await store.list("")
+    snapshot = await store.open("k", tail_nbytes=100)
+    assert bytes(await snapshot.read(len(SMALL) - 100, 100)) == SMALL[-100:]
+    assert fake.take_log() == [Request("ListObjectsV2", "")]

@@ -1,0 +1,354 @@
+"""Directories from listings: each name once, each page once, and only what a file system can show."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import trio
+
+from shardfs.errors import NotADirectoryHereError, NotFoundError, StoreError
+from shardfs.stores.base import Entry, Kind
+from shardfs.stores.s3.listing import Listings
+from shardfs.stores.s3.location import Location
+from shardfs.stores.s3.objects import ObjectStat
+from shardfs.stores.s3.reader import S3Reader
+from shardfs.stores.s3.seen import Known
+from tests.support.fake_s3 import FakeS3, Request
+from tests.support.s3_reading import LATENCY, TTL, lists, on_mock_clock, reader_of
+
+FILE, DIRECTORY = Kind.FILE, Kind.DIRECTORY
+
+
+def bucket(*keys: str, **options: int) -> FakeS3:
+    fake = FakeS3(latency=LATENCY, **options)
+    for key in keys:
+        fake.store(key, key.encode())
+    return fake
+
+
+async def names(store: S3Reader, key: str) -> list[Entry]:
+    return sorted(await store.list(key))
+
+
+@on_mock_clock
+async def test_names_are_those_of_objects_and_of_prefixes() -> None:
+    fake = bucket("zarr.json", "c/0/0", "c/0/1", "c/1/0", "d.txt")
+    assert await names(reader_of(fake), "") == [
+        Entry("c", DIRECTORY),
+        Entry("d.txt", FILE),
+        Entry("zarr.json", FILE),
+    ]
+    assert await names(reader_of(fake), "c/0") == [Entry("0", FILE), Entry("1", FILE)]
+    assert fake.take_log() == lists("", "c/0/")
+
+
+@on_mock_clock
+async def test_only_what_lies_below_the_source_is_listed() -> None:
+    fake = bucket("a/b/x", "a/bc/y", "a/b.txt", "a/b/c/z")
+    assert await names(reader_of(fake, prefix="a/b"), "") == [Entry("c", DIRECTORY), Entry("x", FILE)]
+    assert await names(reader_of(fake, prefix="a/b"), "c") == [Entry("z", FILE)]
+    assert fake.take_log() == lists("a/b/", "a/b/c/")
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 10, 11])
+@on_mock_clock
+async def test_all_pages_are_read_each_once(page_size: int) -> None:
+    keys = [f"f{i}" for i in range(5)] + [f"d{i}/x" for i in range(5)]
+    fake = bucket(*keys, page_size=page_size)
+    assert await names(reader_of(fake), "") == [
+        *(Entry(f"d{i}", DIRECTORY) for i in range(5)),
+        *(Entry(f"f{i}", FILE) for i in range(5)),
+    ]
+    assert fake.take_log() == lists("") * -(-10 // page_size)
+
+
+@on_mock_clock
+async def test_a_name_that_is_an_object_and_a_directory_is_a_directory() -> None:
+    fake = bucket("a", "a/b", page_size=1)
+    store = reader_of(fake)
+    assert await names(store, "") == [Entry("a", DIRECTORY)]
+    assert (await store.stat("a")).kind is DIRECTORY
+    assert (await reader_of(fake).stat("a")).kind is DIRECTORY
+
+
+@on_mock_clock
+async def test_an_object_can_stand_for_a_directory_that_is_empty() -> None:
+    fake = bucket("a/", "b/", "b/c")
+    store = reader_of(fake)
+    assert await names(store, "") == [Entry("a", DIRECTORY), Entry("b", DIRECTORY)]
+    assert await names(store, "a") == []
+    assert await names(store, "b") == [Entry("c", FILE)]
+
+
+@on_mock_clock
+async def test_the_source_may_be_empty() -> None:
+    assert await names(reader_of(FakeS3()), "") == []
+
+
+@on_mock_clock
+async def test_names_that_no_file_system_can_show_are_hidden_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    fake = bucket("a//b", "./x", "../y", "a/..", "n\0ul", "ok", "//z", ".hidden", "...")
+    store = reader_of(fake)
+    with caplog.at_level(logging.WARNING):
+        assert await names(store, "") == [
+            Entry("...", FILE),
+            Entry(".hidden", FILE),
+            Entry("a", DIRECTORY),
+            Entry("ok", FILE),
+        ]
+        assert await names(store, "a") == []
+    assert len(caplog.messages) == 1
+    fake.take_log()
+    for key in ("a//b", "./x", "a/..", "n\0ul"):
+        with pytest.raises(NotFoundError):
+            await store.stat(key)
+        with pytest.raises(NotFoundError):
+            await store.open(key)
+    assert fake.take_log() == []
+
+
+@on_mock_clock
+async def test_a_missing_directory_is_not_found_and_a_file_is_none() -> None:
+    fake = bucket("a", "b/c")
+    store = reader_of(fake)
+    with pytest.raises(NotFoundError):
+        await store.list("x")
+    assert fake.take_log() == lists("x/", "x")
+    with pytest.raises(NotFoundError):
+        await store.list("x/y")
+    assert fake.take_log() == []
+    with pytest.raises(NotADirectoryHereError):
+        await store.list("a")
+    assert fake.take_log() == lists("a/", "")  # the second name in the same directory
+    with pytest.raises(NotADirectoryHereError):
+        await store.list("a")
+    assert fake.take_log() == []
+
+
+@on_mock_clock
+async def test_a_directory_is_listed_once_however_many_ask() -> None:
+    fake = bucket(*(f"f{i}" for i in range(6)), page_size=2)
+    store = reader_of(fake)
+    counts: list[int] = []
+
+    async def ask() -> None:
+        counts.append(len(await store.list("")))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(ask)
+    assert counts == [6] * 5
+    assert fake.take_log() == lists("") * 3
+
+
+@on_mock_clock
+async def test_a_listing_goes_on_when_the_one_who_began_it_is_cancelled() -> None:
+    fake = bucket(*(f"f{i}" for i in range(6)), page_size=2)
+    store = reader_of(fake)
+    found: list[int] = []
+
+    async def begin() -> None:
+        with trio.move_on_after(1.5 * LATENCY):
+            await store.list("")
+
+    async def ask() -> None:
+        found.append(len(await store.list("")))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(begin)
+        await trio.sleep(LATENCY / 2)
+        nursery.start_soon(ask)
+        await trio.sleep(1.5 * LATENCY)
+        nursery.start_soon(ask)
+    assert found == [6, 6]
+    assert fake.take_log() == lists("") * 4  # the second page was cancelled
+
+
+@on_mock_clock
+async def test_a_failure_is_no_empty_directory_and_is_forgotten() -> None:
+    fake = bucket("a/x", "a/y", page_size=1)
+
+    async def fail(request: Request) -> None:
+        if len(fake.log) == 2:
+            raise StoreError("InternalError")
+
+    fake.before = fail
+    store = reader_of(fake)
+    with pytest.raises(StoreError):
+        await store.list("a")
+    assert await names(store, "a") == [Entry("x", FILE), Entry("y", FILE)]
+
+
+@on_mock_clock
+async def test_a_listing_is_believed_for_a_time_and_answers_for_its_names() -> None:
+    fake = bucket("a/x", "a/y", "a/z/1")
+    store = reader_of(fake)
+    await store.list("a")
+    fake.take_log()
+    assert (await store.stat("a")).kind is DIRECTORY
+    assert (await store.stat("a/x")).size == 3
+    assert (await store.stat("a/z")).kind is DIRECTORY
+    assert await store.is_absent("a/none")
+    for key in ("a/none", "a/none/below", "a/x/below"):
+        with pytest.raises(NotFoundError):
+            await store.stat(key)
+    stats = await store.stat_in("a", ["z", "none", "x"])
+    assert [stat and stat.kind for stat in stats] == [DIRECTORY, None, FILE]
+    assert len(await store.list("a")) == 3
+    assert fake.take_log() == []
+    await trio.sleep(TTL)
+    await store.list("a")
+    assert fake.take_log() == lists("a/")
+
+
+@on_mock_clock
+async def test_what_was_forgotten_is_asked_for_again_and_the_rest_is_not() -> None:
+    fake = bucket("a/x", "a/y")
+    store = reader_of(fake)
+    await store.list("a")
+    fake.take_log()
+    fake.remove("a/x")
+    store.forget("a/x")
+    with pytest.raises(NotFoundError):
+        await store.stat("a/x")
+    assert (await store.stat("a/y")).size == 3
+    assert fake.take_log() == lists("a/x")
+    assert await names(store, "a") == [Entry("y", FILE)]
+
+
+@on_mock_clock
+async def test_a_lookup_goes_on_to_the_name_that_it_is_about() -> None:
+    """`key-1` sorts before `key/`."""
+    fake = bucket(*(f"k-{i}" for i in range(12)), "k/x")
+    assert (await reader_of(fake).stat("k")).kind is DIRECTORY
+    assert fake.take_log() == lists("k", "k")
+    many = bucket("k", *(f"k{i}" for i in range(50)))
+    assert (await reader_of(many).stat("k")).kind is FILE
+    assert many.take_log() == lists("k")
+
+
+@on_mock_clock
+async def test_our_own_changes_correct_what_was_listed() -> None:
+    fake = bucket("a/x", "a/y")
+    store = reader_of(fake)
+    await store.list("")
+    await store.list("a")
+    fake.take_log()
+    store.note("a/x", None)
+    store.note("a/new", ObjectStat(7, '"e"', 1))
+    store.note("b/c/d", ObjectStat(8, '"f"', 1))
+    assert await names(store, "a") == [Entry("new", FILE), Entry("y", FILE)]
+    assert await names(store, "") == [Entry("a", DIRECTORY), Entry("b", DIRECTORY)]
+    assert (await store.stat("b/c")).kind is DIRECTORY
+    assert (await store.stat("a/new")).size == 7
+    assert await store.is_absent("a/x")
+    assert fake.take_log() == []
+
+
+@on_mock_clock
+async def test_a_directory_goes_with_the_last_name_in_it_unless_an_object_stands_for_it() -> None:
+    fake = bucket("a/b/x", "m/", "m/x")
+    store = reader_of(fake)
+    for key in ("", "a", "a/b", "m"):
+        await store.list(key)
+    fake.take_log()
+    store.note("a/b/x", None)
+    store.note("m/x", None)
+    assert await names(store, "") == [Entry("m", DIRECTORY)]
+    store.note_directory("m", exists=False)
+    store.note_directory("n", exists=True)
+    assert await names(store, "") == [Entry("n", DIRECTORY)]
+    assert fake.take_log() == []
+
+
+@on_mock_clock
+async def test_our_own_change_while_a_listing_is_on_its_way_is_not_lost() -> None:
+    fake = bucket("a", "b", "c", page_size=1)
+    store = reader_of(fake)
+
+    async def change() -> None:
+        await trio.sleep(1.5 * LATENCY)
+        store.note("a", None)
+        store.note("new", ObjectStat(7, '"e"', 1))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(change)
+        assert await names(store, "") == [Entry("b", FILE), Entry("c", FILE), Entry("new", FILE)]
+    assert (await store.stat("new")).size == 7
+
+
+@on_mock_clock
+async def test_the_names_that_are_kept_are_bounded() -> None:
+    fake = bucket(*(f"{directory}/{i}" for directory in "abc" for i in range(4)))
+    listings = Listings(fake.client, Location("bucket", ""), ttl=TTL, clock=trio.current_time, max_names=8)
+    for key in "abac":
+        await listings.list(key)
+    assert [key for key in "abc" if listings.find(key)] == ["a", "c"]
+    listings.put("a", "new", Known(ObjectStat(1, '"e"', 1), False))
+    assert len(await names_of(listings, "a")) == 5
+
+
+async def names_of(listings: Listings, key: str) -> list[str]:
+    return sorted((await listings.list(key)).names)
+
+
+@on_mock_clock
+async def test_a_listing_corrects_what_was_seen_before_it() -> None:
+    fake = bucket("a/x")
+    store = reader_of(fake)
+    assert await store.is_absent("a/new")
+    old = await store.stat("a/x")
+    fake.store("a/new", b"1")
+    fake.store("a/x", b"changed")
+    await trio.sleep(1)
+    await store.list("a")
+    fake.take_log()
+    assert (await store.stat("a/new")).size == 1
+    assert (await store.stat("a/x")).version != old.version
+    assert fake.take_log() == []
+
+
+@on_mock_clock
+async def test_what_is_no_directory_stays_none_when_it_is_opened() -> None:
+    fake = bucket("a")
+    store = reader_of(fake)
+    await store.stat("a")
+    await store.open("a", head_nbytes=1)
+    fake.take_log()
+    with pytest.raises(NotADirectoryHereError):
+        await store.list("a")
+    assert fake.take_log() == []
+
+
+@on_mock_clock
+async def test_names_that_are_asked_for_in_one_directory_take_two_requests_however_many_they_are() -> None:
+    fake = bucket("a/x")
+    store = reader_of(fake)
+    for number in range(9):
+        with pytest.raises(NotFoundError):
+            await store.stat(f"a/{number}.partial")
+    assert fake.take_log() == lists("a/0.partial", "a/")
+
+
+@on_mock_clock
+async def test_a_directory_of_many_pages_is_not_listed_for_the_sake_of_its_names() -> None:
+    fake = bucket(*(f"a/{number:05}" for number in range(2500)))
+    store = reader_of(fake)
+    for number in range(4):
+        with pytest.raises(NotFoundError):
+            await store.stat(f"a/{number}.partial")
+    assert fake.take_log() == lists("a/0.partial", "a/", *(f"a/{number}.partial" for number in (1, 2, 3)))
+
+
+@on_mock_clock
+async def test_what_another_host_made_is_found_once_it_was_forgotten_though_its_directory_was_not_there() -> None:
+    fake = bucket("x")
+    store = reader_of(fake)
+    await store.list("")
+    fake.store("a/b/c", b"1")
+    with pytest.raises(NotFoundError):
+        await store.open("a/b/c")
+    store.forget("a/b/c")
+    assert (await store.open("a/b/c")).size == 1
+    assert (await store.stat("a")).kind is Kind.DIRECTORY

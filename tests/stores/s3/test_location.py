@@ -1,0 +1,72 @@
+"""What an `s3://` URL names, and what keys there are called."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardfs.errors import SourceError
+from shardfs.stores.s3.location import Location
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket", "prefix"),
+    [
+        ("s3://bucket", "bucket", ""),
+        ("s3://bucket/", "bucket", ""),
+        ("s3://bucket/data.zarr", "bucket", "data.zarr"),
+        ("s3://bucket/a/b/data.zarr/", "bucket", "a/b/data.zarr"),
+        ("s3://bucket/a/b//", "bucket", "a/b"),
+        ("s3://bucket//a", "bucket", "/a"),
+        ("s3://my.old_Bucket-1/x", "my.old_Bucket-1", "x"),
+        ("s3://bucket/100%/a%20b?c#d/ü *", "bucket", "100%/a%20b?c#d/ü *"),
+        ("s3://bucket/...", "bucket", "..."),
+    ],
+)
+def test_names_are_taken_as_they_are(url: str, bucket: str, prefix: str) -> None:
+    location = Location.parse(url)
+    assert location == Location(bucket, prefix)
+    assert Location.parse(location.url) == location
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("s3://", "names no bucket"),
+        ("s3:///key", "names no bucket"),
+        ("s3://b/key", "names no bucket"),
+        ("s3://buc ket/key", "names no bucket"),
+        ("s3://arn:aws:s3:eu-west-1:1:accesspoint/x", "names no bucket"),
+        ("https://bucket/key", "not an s3:// URL"),
+        ("s3://bucket/a/../b", "in it, which mean nothing"),
+        ("s3://bucket/./b", "in it, which mean nothing"),
+        ("s3://bucket/a\udcff", "not UTF-8"),
+        ("s3://bucket/" + "ü" * 501, "too long"),
+    ],
+)
+def test_what_is_no_place_in_a_bucket_is_refused(url: str, why: str) -> None:
+    with pytest.raises(SourceError, match=why):
+        Location.parse(url)
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(SourceError, match="no credentials in it") as refused:
+        Location.parse("s3://AKIAKEY:secret@bucket/key")
+    assert "AKIAKEY" not in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_keys_of_a_store_lie_below_its_prefix() -> None:
+    location = Location("bucket", "a/data.zarr")
+    assert location.object_key("c/0") == "a/data.zarr/c/0"
+    assert location.object_key("") == location.directory_prefix("") == "a/data.zarr/"
+    assert location.directory_prefix("c") == "a/data.zarr/c/"
+    assert location.url_of("c/0") == "s3://bucket/a/data.zarr/c/0"
+    assert location.url == "s3://bucket/a/data.zarr"
+
+
+def test_keys_of_a_whole_bucket_are_those_of_the_store() -> None:
+    location = Location("bucket", "")
+    assert location.object_key("c/0") == "c/0"
+    assert location.object_key("") == location.directory_prefix("") == ""
+    assert location.directory_prefix("c") == "c/"
+    assert location.url == "s3://bucket"

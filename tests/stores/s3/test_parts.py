@@ -1,0 +1,191 @@
+"""A new version is made of parts that S3 takes, with as little traffic as that needs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.errors import StoreError
+from shardfs.stores.base import Content, Kept, Splice
+from shardfs.stores.s3.parts import (
+    GIB,
+    MIB,
+    Copied,
+    Limits,
+    Part,
+    Sent,
+    Slice,
+    kept_prefix,
+    plan_fetches,
+    plan_parts,
+)
+from tests.stores.splices import Counted, content
+
+OLD = bytes(i * 7 % 251 for i in range(300))
+SMALL = Limits(min_part=10, max_part=40, max_parts=60, max_object=2000)
+
+new_content = st.binary(max_size=60).map(content)
+kept = st.tuples(st.integers(0, len(OLD)), st.integers(0, len(OLD))).map(
+    lambda pair: Kept(min(pair), abs(pair[1] - pair[0]))
+)
+splices = st.lists(new_content | kept, max_size=12).map(lambda pieces: Splice(tuple(pieces)))
+
+
+def bytes_of(*pieces: Kept | Content) -> bytes:
+    parts = []
+    for piece in pieces:
+        if isinstance(piece, Kept):
+            parts.append(OLD[piece.offset : piece.offset + piece.nbytes])
+        else:
+            parts.append(bytes(piece.read(0, piece.nbytes)))
+    return b"".join(parts)
+
+
+def applied(parts: Sequence[Part]) -> bytes:
+    return b"".join(
+        bytes_of(*part.pieces) if isinstance(part, Sent) else bytes_of(Kept(part.offset, part.nbytes)) for part in parts
+    )
+
+
+@given(splices)
+def test_the_parts_are_the_new_version(splice: Splice) -> None:
+    assert applied(plan_parts(splice, len(OLD), SMALL)) == bytes_of(*splice.pieces)
+
+
+@given(splices)
+def test_every_part_is_one_that_s3_takes(splice: Splice) -> None:
+    parts = plan_parts(splice, len(OLD), SMALL)
+    assert 1 <= len(parts) <= SMALL.max_parts
+    assert all(part.nbytes <= SMALL.max_part for part in parts)
+    assert all(part.nbytes >= SMALL.min_part for part in parts[:-1])
+    assert parts[-1].nbytes > 0 or parts == (Sent(()),)
+
+
+@given(splices)
+def test_what_is_sent_goes_in_one_part_between_copies(splice: Splice) -> None:
+    parts = plan_parts(splice, len(OLD), SMALL)
+    for run in (list(run) for is_sent, run in itertools.groupby(parts, lambda part: isinstance(part, Sent)) if is_sent):
+        assert len(run) == max(1, -(-sum(part.nbytes for part in run) // SMALL.max_part))
+
+
+@given(splices)
+def test_at_each_seam_less_than_two_smallest_parts_of_old_bytes_are_sent(splice: Splice) -> None:
+    parts = plan_parts(splice, len(OLD), SMALL)
+    sent = sum(p.nbytes for part in parts if isinstance(part, Sent) for p in part.pieces if isinstance(p, Kept))
+    small = sum(piece.nbytes for piece in joined(splice) if isinstance(piece, Kept) and piece.nbytes < SMALL.min_part)
+    seams = sum(isinstance(piece, Kept) and piece.nbytes >= SMALL.min_part for piece in joined(splice))
+    assert sent - small <= seams * (2 * SMALL.min_part - 1)
+
+
+def joined(splice: Splice) -> list[Kept | Content]:
+    pieces: list[Kept | Content] = []
+    for piece in splice.pieces:
+        last = pieces[-1] if pieces else None
+        if not piece.nbytes:
+            continue
+        if isinstance(piece, Kept) and isinstance(last, Kept) and last.offset + last.nbytes == piece.offset:
+            pieces[-1] = Kept(last.offset, last.nbytes + piece.nbytes)
+        else:
+            pieces.append(piece)
+    return pieces
+
+
+@given(splices)
+def test_fetches_give_all_old_bytes_in_order(splice: Splice) -> None:
+    fetched = b""
+    for fetch in plan_fetches(splice.pieces):
+        data = OLD[fetch.offset : fetch.offset + fetch.nbytes]
+        assert len(data) == fetch.nbytes
+        for piece in fetch.kept:
+            start = piece.offset - fetch.offset
+            assert 0 <= start <= start + piece.nbytes <= fetch.nbytes
+            fetched += data[start : start + piece.nbytes]
+    assert fetched == bytes_of(*(piece for piece in splice.pieces if isinstance(piece, Kept)))
+
+
+@given(splices)
+def test_the_kept_prefix_is_common_to_both_versions(splice: Splice) -> None:
+    nbytes = kept_prefix(splice)
+    assert bytes_of(*splice.pieces)[:nbytes] == OLD[:nbytes]
+    assert nbytes <= sum(piece.nbytes for piece in splice.pieces if isinstance(piece, Kept))
+
+
+def test_an_append_copies_the_old_payload_and_sends_all_new_content_in_one_part() -> None:
+    payloads = [Counted(64 * 1024) for _ in range(500)]
+    old, index = 10 * GIB, 1_000_004
+    parts = plan_parts(Splice((Kept(0, old - index), *payloads, Counted(index)), index), old)
+    assert [type(part) for part in parts] == [Copied, Copied, Sent]
+    assert sum(part.nbytes for part in parts[:2]) == old - index
+    assert len(parts[2].pieces) == 501
+
+
+def test_a_new_head_is_sent_with_as_many_old_bytes_as_make_a_part() -> None:
+    parts = plan_parts(Splice((Counted(MIB), Kept(MIB, 20 * MIB), Counted(5))), 21 * MIB)
+    assert [part.nbytes for part in parts] == [5 * MIB, 16 * MIB, 5]
+    assert isinstance(parts[0], Sent)
+    assert parts[0].pieces[1] == Kept(MIB, 4 * MIB)
+    assert parts[1] == Copied(5 * MIB, 16 * MIB)
+
+
+def test_a_seam_is_filled_from_both_sides_if_neither_has_enough() -> None:
+    parts = plan_parts(Splice((Kept(0, 7 * MIB), Counted(MIB), Kept(8 * MIB, 7 * MIB), Counted(MIB))), 15 * MIB)
+    assert parts[0] == Copied(0, 5 * MIB)
+    assert isinstance(parts[1], Sent)
+    assert [piece.nbytes for piece in parts[1].pieces] == [2 * MIB, MIB, 2 * MIB]
+    assert parts[2] == Copied(10 * MIB, 5 * MIB)
+
+
+def test_a_range_that_fills_no_part_beside_its_neighbour_is_sent() -> None:
+    parts = plan_parts(Splice((Counted(1), Kept(0, 6 * MIB), Counted(MIB))), 6 * MIB)
+    assert len(parts) == 1
+    assert isinstance(parts[0], Sent)
+
+
+def test_small_objects_are_one_part_that_is_sent() -> None:
+    (part,) = plan_parts(Splice((Kept(0, 5 * MIB - 1), Counted(10 * MIB))), 6 * MIB)
+    assert isinstance(part, Sent)
+
+
+def test_an_empty_object_is_one_part() -> None:
+    assert plan_parts(Splice(()), 100) == (Sent(()),)
+
+
+def test_content_larger_than_a_part_is_cut() -> None:
+    parts = plan_parts(Splice((Counted(11 * GIB),)), 0)
+    assert len(parts) == 3
+    assert sum(part.nbytes for part in parts) == 11 * GIB
+    assert all(isinstance(piece, Slice) for part in parts if isinstance(part, Sent) for piece in part.pieces)
+
+
+def test_more_ranges_than_parts_are_sent_in_larger_parts() -> None:
+    ranges = [Kept(i * 7 * MIB, 6 * MIB + (i % 7) * MIB // 8) for i in range(12_000)]
+    parts = plan_parts(Splice(tuple(ranges)), 84_000 * MIB)
+    assert len(parts) <= 10_000
+    assert sum(part.nbytes for part in parts) == sum(piece.nbytes for piece in ranges)
+
+
+def test_what_s3_has_no_room_for_is_refused() -> None:
+    with pytest.raises(StoreError, match="an object of S3 may have"):
+        plan_parts(Splice((Kept(0, 5 * 1024 * GIB), Counted(1))), 5 * 1024 * GIB)
+
+
+@pytest.mark.parametrize("piece", [Kept(1, 300), Kept(-1, 5), Kept(0, 301)])
+def test_keeping_what_is_not_there_is_a_mistake(piece: Kept) -> None:
+    with pytest.raises(ValueError, match="300 bytes"):
+        plan_parts(Splice((piece,)), 300)
+
+
+def test_ranges_that_are_near_are_fetched_with_one_request() -> None:
+    near = [Kept(i * 100_000, 64_000) for i in range(20)]
+    far = Kept(10 * MIB, 1)
+    assert [(fetch.offset, len(fetch.kept)) for fetch in plan_fetches([*near, far])] == [(0, 20), (10 * MIB, 1)]
+
+
+def test_one_request_fetches_a_bounded_number_of_bytes() -> None:
+    fetches = list(plan_fetches([Kept(0, GIB), Kept(GIB + 5, GIB)]))
+    assert max(fetch.nbytes for fetch in fetches) <= 8 * MIB
+    assert sum(piece.nbytes for fetch in fetches for piece in fetch.kept) == 2 * GIB

@@ -1,0 +1,153 @@
+"""An endpoint is tried before several hosts rely on it, and nothing is left there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardfs.errors import SourceError
+from shardfs.stores.s3.probe import Conditions, probe
+from tests.stores.s3.hosts import HONOURED, Host, host, run
+from tests.support.s3_faults import Fault, Ignore, LostReply, Reply
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket
+
+
+@pytest.fixture
+def here(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path) -> Host:
+    return host(s3_bucket.through(s3_proxy.url), tmp_path)
+
+
+def probed(one: Host) -> Conditions:
+    return run(lambda: probe(one.client, one.writing.location, one.writing.uploads))
+
+
+def nothing_is_left(bucket: Bucket, one: Host) -> bool:
+    return not bucket.keys() and not bucket.uploads() and not one.remembered
+
+
+def test_an_endpoint_that_honours_conditions_is_found_out(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
+    conditions = probed(here)
+    assert conditions.put
+    assert conditions.copy
+    assert conditions.complete
+    assert conditions.is_safe
+    assert s3_proxy.log.operations() == {
+        "PutObject": 3,
+        "CreateMultipartUpload": 1,
+        "UploadPartCopy": 1,
+        "UploadPart": 1,
+        "CompleteMultipartUpload": 1,
+        "AbortMultipartUpload": 1,
+        "DeleteObject": 2,
+    }
+    assert nothing_is_left(s3_bucket, here)
+
+
+def test_it_touches_only_a_key_of_its_own(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
+    probed(here)
+    (key,) = {request.key for request in s3_proxy.log}
+    assert key.startswith("data/x.zarr/.shardfs-probe-")
+
+
+def test_an_endpoint_that_ignores_conditions_is_found_out(unconditional_bucket: Bucket, tmp_path: Path) -> None:
+    one = host(unconditional_bucket, tmp_path)
+    conditions = probed(one)
+    assert not conditions.copy
+    assert not conditions.complete
+    assert not conditions.is_safe
+    assert nothing_is_left(unconditional_bucket, one)
+
+
+@pytest.mark.parametrize(
+    ("operation", "header", "ignored"),
+    [
+        ("PutObject", "if-match", "put"),
+        ("PutObject", "if-none-match", "put"),
+        ("UploadPartCopy", "x-amz-copy-source-if-match", "copy"),
+        ("CompleteMultipartUpload", "if-match", "complete"),
+        ("DeleteObject", "if-match", "delete"),
+    ],
+)
+def test_each_condition_that_is_ignored_is_noticed(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str, header: str, ignored: str
+) -> None:
+    s3_proxy.fail(operation, Ignore(header), times=None)
+    conditions = probed(here)
+    assert not getattr(conditions, ignored)
+    assert all(getattr(conditions, name) for name in ("put", "copy", "complete") if name != ignored)
+    assert nothing_is_left(s3_bucket, here)
+
+
+@pytest.mark.parametrize("status", [400, 501])
+@pytest.mark.parametrize(
+    ("operation", "refused"), [("UploadPartCopy", "copy"), ("CompleteMultipartUpload", "complete")]
+)
+def test_a_condition_that_is_refused_as_unknown_is_not_honoured(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str, refused: str, status: int
+) -> None:
+    s3_proxy.fail(operation, Reply(status, "NotImplemented"))
+    assert not getattr(probed(here), refused)
+    assert nothing_is_left(s3_bucket, here)
+
+
+def test_an_endpoint_that_knows_no_conditional_put_is_found_out(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy
+) -> None:
+    s3_proxy.fail(
+        lambda request: request.operation == "PutObject" and "if-none-match" in request.headers,
+        Reply(501, "NotImplemented"),
+        times=None,
+    )
+    conditions = probed(here)
+    assert not conditions.put
+    assert conditions.complete
+    assert nothing_is_left(s3_bucket, here)
+
+
+@pytest.mark.parametrize(
+    "operation", ["PutObject", "CreateMultipartUpload", "UploadPartCopy", "CompleteMultipartUpload", "DeleteObject"]
+)
+def test_a_lost_reply_does_not_mislead(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str) -> None:
+    s3_proxy.fail(operation, LostReply())
+    assert probed(here).is_safe
+    assert nothing_is_left(s3_bucket, here)
+
+
+def test_no_permission_to_write_is_said(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
+    s3_proxy.fail("PutObject", Reply(403, "AccessDenied"), times=None)
+    with pytest.raises(SourceError, match=r"^s3://.*/data/x.zarr cannot be written: "):
+        probed(here)
+
+
+def test_whoever_may_not_delete_may_write(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
+    s3_proxy.fail("DeleteObject", Reply(403, "AccessDenied"), times=None)
+    conditions = probed(here)
+    assert conditions.is_safe
+    assert not conditions.delete
+
+
+@pytest.mark.parametrize("fault", [Reply(500, "InternalError"), Reply(400, "InvalidRequest")], ids=repr)
+@pytest.mark.parametrize("operation", ["CreateMultipartUpload", "UploadPartCopy", "UploadPart"])
+def test_a_failure_leaves_nothing_behind(
+    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str, fault: Fault
+) -> None:
+    s3_proxy.fail(operation, fault, times=None)
+    with pytest.raises(SourceError):
+        probed(here)
+    assert not s3_bucket.keys()
+    assert not s3_bucket.uploads()
+
+
+def test_what_is_missing_is_said_in_one_line_with_the_way_out() -> None:
+    line = Conditions(put=True, copy=False, complete=False, delete=True).missing("s3://bucket/x.zarr")
+    assert line == (
+        "the endpoint of s3://bucket/x.zarr does not honour conditions on part copy, complete: with several writers "
+        "changes would be lost; mount with --single-writer if this is the only one"
+    )
+
+
+def test_an_endpoint_without_conditional_delete_is_safe() -> None:
+    assert Conditions(put=True, copy=True, complete=True, delete=False).is_safe
+    assert HONOURED.is_safe

@@ -1,0 +1,227 @@
+"""Where credentials, region and endpoint come from, and what is said where they are missing or wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from shardfs.errors import AccessDeniedError, SourceError, StoreError
+from shardfs.stores.s3.client import S3Client
+from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.location import S3Options
+from tests.stores.s3.clients import PLAIN, Memory, client_of, run
+from tests.support.s3_faults import Reply
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket
+
+pytestmark = pytest.mark.usefixtures("aws_environment")
+
+
+@pytest.fixture
+def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+
+
+@pytest.fixture
+def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_credentials: None) -> Path:
+    """The user's configuration file, which is empty."""
+    path = tmp_path / "config"
+    path.touch()
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(path))
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    return path
+
+
+def profile(name: str, key: str, **settings: str) -> str:
+    lines = {"aws_access_key_id": key, "aws_secret_access_key": "secret", **settings}
+    return f"[{name}]\n" + "".join(f"{option} = {value}\n" for option, value in lines.items())
+
+
+def refusal(**options: object) -> str:
+    with pytest.raises(SourceError) as refused:
+        S3Client("bucket", S3Options(**options), Counts())
+    return str(refused.value)
+
+
+def test_without_credentials_the_ways_out_are_named(no_credentials: None) -> None:
+    said = refusal()
+    assert all(way in said for way in ("aws configure", "--profile", "--anonymous"))
+
+
+def test_half_of_the_credentials_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert "incomplete" in refusal()
+
+
+def test_a_profile_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(profile="nobody") == "there is no AWS profile nobody; `aws configure` makes one"
+    monkeypatch.setenv("AWS_PROFILE", "no-one")
+    assert refusal() == "there is no AWS profile no-one; `aws configure` makes one"
+
+
+@pytest.mark.parametrize("endpoint", ["minio:9000", "ftp://minio", "http://", "http://a b", "http://host/?x=1", "-"])
+def test_an_endpoint_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    assert "is no URL of a server" in refusal(endpoint_url=endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    assert "is no URL of a server" in refusal()
+
+
+def test_a_password_in_an_endpoint_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://user:hush@minio:9000")
+    said = refusal()
+    assert "holds a password" in said
+    assert "hush" not in said
+
+
+def test_a_region_that_is_none_is_named() -> None:
+    assert refusal(region="not a region") == "not a region is no AWS region"
+
+
+def test_certificates_that_cannot_be_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/nothing/here.pem")
+    assert refusal() == "the certificates in /nothing/here.pem cannot be read: No such file or directory"
+
+
+def both(client: S3Client) -> None:
+    """Use both libraries."""
+    run(partial(client.put, "key", Memory(b"data"), PLAIN))
+    assert bytes(run(partial(client.get, "key")).data) == b"data"
+
+
+def signatures(proxy: S3Proxy) -> list[list[str]]:
+    """Key, day and region that requests were signed with, in order."""
+    headers = [request.headers["authorization"] for request in proxy.log]
+    return [header.partition("Credential=")[2].partition("/s3/")[0].split("/") for header in headers]
+
+
+def test_a_profile_gives_credentials_region_and_endpoint_to_both_libraries(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, configuration: Path
+) -> None:
+    settings = {"region": "eu-west-7", "endpoint_url": s3_proxy.url}
+    configuration.write_text(profile("default", "DEFAULT") + profile("profile other", "OTHER", **settings))
+    client = client_of(s3_bucket, profile="other", endpoint_url=None).client
+    for call in (partial(client.get, "key"), partial(client.list_page, "")):
+        with pytest.raises(StoreError, match=r"is in another region.*--region"):
+            run(call)
+    assert len(s3_proxy.log) == 2
+    assert {(key, region) for key, _, region in signatures(s3_proxy)} == {("OTHER", "eu-west-7")}
+
+
+def test_without_a_region_it_is_the_first_one(s3_bucket: Bucket, s3_proxy: S3Proxy, configuration: Path) -> None:
+    configuration.write_text(profile("default", "KEY"))
+    both(client_of(s3_bucket.through(s3_proxy.url)).client)
+    assert {(key, region) for key, _, region in signatures(s3_proxy)} == {("KEY", "us-east-1")}
+
+
+def test_an_option_goes_before_the_environment(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_REGION", "eu-west-9")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-9")
+    both(client_of(s3_bucket.through(s3_proxy.url), region="us-east-1").client)
+    assert {region for _, _, region in signatures(s3_proxy)} == {"us-east-1"}
+
+
+def test_what_obstore_reads_from_the_environment_changes_nothing(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    monkeypatch.setenv("AWS_REQUEST_PAYER", "true")
+    monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
+    both(client_of(s3_bucket.through(s3_proxy.url)).client)
+    assert all("authorization" in request.headers for request in s3_proxy.log)
+    assert not any("x-amz-request-payer" in request.headers for request in s3_proxy.log)
+
+
+def test_anonymous_requests_are_not_signed(s3_bucket: Bucket, s3_proxy: S3Proxy, no_credentials: None) -> None:
+    both(client_of(s3_bucket.through(s3_proxy.url), anonymous=True).client)
+    assert [request.headers.get("authorization") for request in s3_proxy.log] == [None, None]
+
+
+def test_credentials_that_expired_are_taken_from_the_file_again(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, configuration: Path
+) -> None:
+    configuration.write_text(profile("default", "OLD"))
+    tried = client_of(s3_bucket.through(s3_proxy.url))
+    both(tried.client)
+    configuration.write_text(profile("default", "NEW"))
+    both(tried.client)
+    s3_proxy.fail("GetObject", Reply(400, "ExpiredToken"))
+    s3_proxy.log.clear()
+    assert bytes(run(partial(tried.client.get, "key")).data) == b"data"
+    both(tried.client)
+    assert [key for key, _, _ in signatures(s3_proxy)] == ["OLD", "NEW", "NEW", "NEW"]
+    assert tried.counts.retries == 1
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_credentials_that_expired_and_are_not_renewed_are_an_error_soon(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, configuration: Path, is_gone: bool
+) -> None:
+    configuration.write_text(profile("default", "OLD"))
+    tried = client_of(s3_bucket.through(s3_proxy.url))
+    if is_gone:
+        configuration.unlink()
+    s3_proxy.fail(None, Reply(400, "ExpiredToken"), times=2 if is_gone else 3)
+    for call in (partial(tried.client.get, "key"), partial(tried.client.list_page, "")):
+        with pytest.raises(AccessDeniedError, match="credentials have expired"):
+            run(call)
+    assert tried.counts.retries == (0 if is_gone else 1)
+    both(tried.client)
+
+
+def test_credentials_that_cannot_be_had_are_an_error_of_both_libraries(s3_bucket: Bucket, configuration: Path) -> None:
+    found = configuration.with_name("credentials.json")
+    configuration.write_text(f"[default]\ncredential_process = cat {found}\n")
+    soon = datetime.now(UTC) + timedelta(minutes=1)  # so that they are looked for again each time
+    keys = {"AccessKeyId": "KEY", "SecretAccessKey": "secret", "Expiration": soon.isoformat()}
+    found.write_text(json.dumps({"Version": 1, **keys}))
+    client = client_of(s3_bucket).client
+    both(client)
+    found.unlink()
+    for call in (partial(client.get, "key"), partial(client.head, "key"), partial(client.list_page, "")):
+        with pytest.raises(AccessDeniedError, match="was not sent: no credentials can be had"):
+            run(call)
+    found.write_text(json.dumps({"Version": 1, **keys}))
+    both(client)
+
+
+FORK = """
+import os, sys
+from shardfs.stores.s3.client import S3Client
+from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.location import S3Options
+client = S3Client(sys.argv[1], S3Options(), Counts())
+child = os.fork()
+if child == 0:
+    os._exit(0 if bytes(client.get_blocking("key").data) == b"data" else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_client_that_was_made_and_not_used_before_a_fork_works_after_it(s3_bucket: Bucket) -> None:
+    s3_bucket.put("key", b"data")
+    environment = {**os.environ, **s3_bucket.environment}
+    assert subprocess.run([sys.executable, "-c", FORK, s3_bucket.name], env=environment, timeout=60).returncode == 0
+
+
+def test_no_network_is_an_error_that_names_the_endpoint(s3_bucket: Bucket) -> None:
+    for endpoint, reason in (
+        ("http://127.0.0.1:1", "the connection is refused"),
+        ("http://nothing.invalid", "its name is not known"),
+        (s3_bucket.endpoint_url.replace("http:", "https:"), "TLS failed"),
+    ):
+        client = client_of(s3_bucket.through(endpoint)).client
+        for call in (partial(client.get, "key"), partial(client.list_page, "")):
+            with pytest.raises(StoreError, match=f"{endpoint} cannot be reached: {reason}"):
+                run(call)

@@ -1,0 +1,540 @@
+"""What a store on S3 makes of documents, names and directories, and what it keeps on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from shardfs.errors import (
+    ConflictError,
+    CrossDeviceError,
+    ExistsError,
+    IsADirectoryHereError,
+    NameTooLongError,
+    NotADirectoryHereError,
+    NotEmptyError,
+    NotFoundError,
+    NotPermittedError,
+    ReadOnlyError,
+    RefusedError,
+    SourceError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
+from shardfs.stores.base import Kind, Splice, Store
+from shardfs.stores.s3 import renames
+from shardfs.stores.s3.objects import Condition, Properties
+from tests.stores.splices import content
+from tests.support.fake_s3 import FakeS3, Request
+from tests.support.s3_reading import on_mock_clock
+from tests.support.s3_writing import PREFIX, TTL, changes, names, objects, put_file, store_of, text, writing
+
+
+@pytest.fixture
+def fake() -> FakeS3:
+    fake = FakeS3()
+    fake.store(f"{PREFIX}/zarr.json", b"{}")
+    fake.store(f"{PREFIX}/a/c/0", b"shard")
+    return fake
+
+
+def operations(fake: FakeS3) -> list[str]:
+    return [request.operation for request in fake.take_log()]
+
+
+# Documents
+
+
+@on_mock_clock
+async def test_a_document_is_replaced_at_once_and_keeps_its_properties(fake: FakeS3, tmp_path: Path) -> None:
+    properties = Properties({"ContentType": "text/plain", "CacheControl": "no-cache"}, {"owner": "me"})
+    fake.store(f"{PREFIX}/zarr.json", b"{}", properties)
+    store = await writing(fake, tmp_path)
+    status = await store.replace("zarr.json", b"[1]")
+    assert objects(fake)["zarr.json"] == b"[1]"
+    assert fake.objects[f"{PREFIX}/zarr.json"].properties == properties
+    assert status == await store.stat("zarr.json") == (await store.open("zarr.json")).stat
+    await store.replace("a/zarr.json", b"{}")
+    assert fake.objects[f"{PREFIX}/a/zarr.json"].properties.headers == {"ContentType": "application/json"}
+
+
+@on_mock_clock
+async def test_a_document_that_was_replaced_is_replaced_again_in_one_request(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    await store.replace("zarr.json", b"1")
+    fake.take_log()
+    await store.replace("zarr.json", b"2")
+    assert operations(fake) == ["PutObject"]
+
+
+@on_mock_clock
+async def test_of_two_hosts_that_make_one_document_only_if_it_is_absent_one_wins(fake: FakeS3, tmp_path: Path) -> None:
+    here, there = await writing(fake, tmp_path / "here"), await writing(fake, tmp_path / "there")
+    for store in (here, there):
+        await store.mkdir("b", 0o755)
+    won: list[str] = []
+
+    async def make(store: Store, who: str) -> None:
+        try:
+            await store.replace("b/zarr.json", who.encode(), exclusive=True)
+        except ExistsError:
+            return
+        won.append(who)
+
+    fake.latency = 0.1
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(make, here, "here")
+        nursery.start_soon(make, there, "there")
+    assert len(won) == 1
+    assert objects(fake)["b/zarr.json"] == won[0].encode()
+    for store in (here, there):
+        with pytest.raises(ExistsError):
+            await store.replace("b/zarr.json", b"x", exclusive=True)
+
+
+@on_mock_clock
+async def test_a_document_that_was_made_and_not_confirmed_is_made(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    await store.mkdir("b", 0o755)
+    real = fake.put
+
+    async def lose_reply(*args: Any, condition: Condition | None = None) -> str:
+        fake.put = real  # type: ignore[method-assign]
+        await real(*args, condition=condition)
+        raise UnknownOutcomeError("no reply")
+
+    fake.put = lose_reply  # type: ignore[method-assign]
+    await store.replace("b/zarr.json", b"{}", exclusive=True)
+    assert objects(fake)["b/zarr.json"] == b"{}"
+    assert fake.objects[f"{PREFIX}/b/zarr.json"].properties.headers == {"ContentType": "application/json"}
+    assert [r.operation for r in fake.take_log()].count("PutObject") == 1
+
+
+@on_mock_clock
+async def test_a_document_takes_the_place_of_a_file_that_waits(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    await put_file(store, "b.json", b"waits")
+    with pytest.raises(ExistsError):
+        await store.replace("b.json", b"{}", exclusive=True)
+    await store.replace("b.json", b"{}")
+    await store.flush()
+    assert objects(fake)["b.json"] == b"{}"
+    with pytest.raises(IsADirectoryHereError):
+        await store.replace("a", b"{}")
+
+
+# Shards
+
+
+@on_mock_clock
+async def test_an_edit_of_an_object_that_is_known_begins_without_a_request(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    await store.open("a/c/0", tail_nbytes=5)
+    fake.take_log()
+    async with store.edit("a/c/0", tail_nbytes=5) as edit:
+        assert fake.take_log() == []
+        status = await edit.splice(Splice((content(b"new"),)))
+    assert status == (await store.open("a/c/0")).stat == await store.stat("a/c/0")
+    assert objects(fake)["a/c/0"] == b"new"
+
+
+@on_mock_clock
+async def test_an_edit_of_what_another_host_changed_is_a_conflict(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    async with store.edit("a/c/0") as edit:
+        fake.store(f"{PREFIX}/a/c/0", b"of another host")
+        with pytest.raises(ConflictError):
+            await edit.splice(Splice((content(b"new"),)))
+    async with store.edit("a/c/0") as edit:
+        assert edit.snapshot is not None
+        assert edit.snapshot.size == len(b"of another host")
+
+
+@on_mock_clock
+async def test_an_edit_sends_a_file_that_waits_under_the_same_name_first(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    await put_file(store, "a/c/1", b"written as a file")
+    async with store.edit("a/c/1") as edit:
+        assert edit.snapshot is not None
+        assert bytes(await edit.snapshot.read(0, 7)) == b"written"
+        await edit.splice(Splice((content(b"new"),)))
+    await store.flush()
+    assert objects(fake)["a/c/1"] == b"new"
+    file = await store.create("a/c/2", 0o644, exclusive=True)
+    with pytest.raises(ConflictError):
+        async with store.edit("a/c/2"):
+            pass
+    del file
+
+
+# Names that shardfs keeps for itself
+
+
+@on_mock_clock
+async def test_reserved_names_live_on_this_machine_and_take_no_request(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/.shardfs/of-a-local-copy", b"x")
+    store = await writing(fake, tmp_path)
+    await store.make_directories(".shardfs/scratch/a")
+    file = await store.create(".shardfs/scratch/a/f", 0o600, exclusive=True)
+    await file.write(0, b"data")
+    await store.rename(".shardfs/scratch/a/f", ".shardfs/scratch/a/g", exclusive=True)
+    await store.link(".shardfs/scratch/a/g", ".shardfs/scratch/a/h")
+    await store.symlink(".shardfs/scratch/a/l", b"g")
+    await store.set_attributes(".shardfs/scratch/a/g", mode=0o640)
+    assert (await store.stat(".shardfs/scratch/a/g")).mode & 0o777 == 0o640
+    assert await store.read_link(".shardfs/scratch/a/l") == b"g"
+    assert {entry.name for entry in await store.list(".shardfs/scratch/a")} == {"g", "h", "l"}
+    assert bytes(await (await store.open(".shardfs/scratch/a/g")).read(0, 4)) == b"data"
+    assert [s and s.size for s in await store.stat_in(".shardfs/scratch/a", ["g", "x"])] == [4, None]
+    await store.replace(".shardfs/scratch/a/doc", b"{}")
+    async with store.edit(".shardfs/scratch/a/shard") as edit:
+        await edit.splice(Splice((content(b"x"),)))
+    await store.sync_directory(".shardfs/scratch/a")
+    await store.unlink(".shardfs/scratch/a/doc")
+    await store.check_writable(".shardfs/scratch/a/g")
+    assert await store.is_absent(".shardfs/of-a-local-copy")
+    assert (await store.open_live(".shardfs/scratch/a/g", writable=False)).stat().size == 4
+    assert (tmp_path / ".shardfs" / "scratch" / "a" / "g").read_bytes() == b"data"
+    assert fake.take_log() == []
+    assert {entry.name for entry in await store.list("")} == {".shardfs", "a", "zarr.json"}
+
+
+@on_mock_clock
+async def test_names_move_between_the_side_and_the_bucket(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    await store.make_directories(".shardfs/drafts")
+    file = await store.create(".shardfs/drafts/1", 0o600, exclusive=True)
+    await file.write(0, b"draft")
+    await store.rename(".shardfs/drafts/1", "a/notes", exclusive=True)
+    assert await text(store, "a/notes") == b"draft"
+    assert (await store.stat("a/notes")).mode & 0o777 == 0o644
+    await store.flush()
+    assert objects(fake)["a/notes"] == b"draft"
+    await store.rename("a/notes", ".shardfs/drafts/2", exclusive=True)
+    assert (tmp_path / ".shardfs" / "drafts" / "2").read_bytes() == b"draft"
+    assert "a/notes" not in objects(fake)
+    await put_file(store, "b", b"waits")
+    await store.rename("b", ".shardfs/drafts/3", exclusive=True)
+    await store.flush()
+    assert (tmp_path / ".shardfs" / "drafts" / "3").read_bytes() == b"waits"
+    assert "b" not in objects(fake)
+
+
+@on_mock_clock
+async def test_a_directory_is_put_aside_with_what_is_stored_and_what_waits_and_comes_back(
+    fake: FakeS3, tmp_path: Path
+) -> None:
+    store = await writing(fake, tmp_path)
+    fake.store(f"{PREFIX}/new/c/0/0", b"stored")
+    await put_file(store, "new/c/0/1", b"waits")
+    await store.make_directories("new/c/1/empty")
+    await store.make_directories(".shardfs/staged/new")
+    await store.rename("new/c", ".shardfs/staged/new/c", exclusive=True)
+    aside = tmp_path / ".shardfs" / "staged" / "new" / "c"
+    assert {str(p.relative_to(aside)) for p in aside.rglob("*")} == {"0", "0/0", "0/1", "1", "1/empty"}
+    assert (aside / "0" / "0").read_bytes() == b"stored"
+    assert not [key for key in objects(fake) if key.startswith("new/")]
+    assert await names(store, "new") == set()
+    with pytest.raises(NotFoundError):
+        await store.stat("new/c")
+    await store.rename(".shardfs/staged/new/c", "new/c", exclusive=True)
+    assert await names(store, "new/c/0") == {"0", "1"}
+    await store.flush()
+    assert objects(fake)["new/c/0/0"] == b"stored"
+    assert objects(fake)["new/c/0/1"] == b"waits"
+
+
+# Files that are moved and removed
+
+
+@on_mock_clock
+async def test_an_object_that_is_moved_is_copied_by_s3(fake: FakeS3, tmp_path: Path) -> None:
+    properties = Properties({"ContentType": "text/x-notes"})
+    fake.store(f"{PREFIX}/d/f", b"content", properties)
+    store = await writing(fake, tmp_path)
+    await store.rename("d/f", "g", exclusive=True)
+    assert changes(fake) == {"CopyObject": 1, "DeleteObject": 1}
+    assert objects(fake)["g"] == b"content"
+    assert fake.objects[f"{PREFIX}/g"].properties == properties
+    assert (await store.stat("g")).size == 7
+    with pytest.raises(NotFoundError):
+        await store.stat("d/f")
+    assert await names(store, "d") == set()
+    assert await names(store) == {"a", "d", "g", "zarr.json"}
+
+
+@on_mock_clock
+async def test_an_object_too_large_for_one_copy_goes_through_this_machine(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renames, "MAX_WHOLE_NBYTES", 3)
+    fake.store(f"{PREFIX}/f", b"content")
+    store = await writing(fake, tmp_path)
+    await store.rename("f", "g", exclusive=True)
+    await store.flush()
+    assert changes(fake) == {"DeleteObject": 1, "PutObject": 1}
+    assert objects(fake)["g"] == b"content"
+    assert "f" not in objects(fake)
+
+
+@on_mock_clock
+async def test_a_file_that_waits_is_moved_here_over_what_the_bucket_has(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"old f")
+    fake.store(f"{PREFIX}/g", b"old g")
+    store = await writing(fake, tmp_path)
+    await put_file(store, "f", b"new f")
+    with pytest.raises(ExistsError):
+        await store.rename("f", "g", exclusive=True)
+    await store.rename("f", "g", exclusive=False)
+    assert changes(fake) == {"DeleteObject": 1}
+    assert await text(store, "g") == b"new f"
+    await store.flush()
+    assert objects(fake)["g"] == b"new f"
+    assert "f" not in objects(fake)
+
+
+@on_mock_clock
+async def test_an_object_moves_over_a_file_that_waits(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"object")
+    store = await writing(fake, tmp_path)
+    await put_file(store, "g", b"waits")
+    await store.rename("f", "g", exclusive=False)
+    assert await text(store, "g") == b"object"
+    await store.flush()
+    assert objects(fake)["g"] == b"object"
+
+
+@on_mock_clock
+async def test_who_writes_an_object_follows_its_new_name(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"object")
+    store = await writing(fake, tmp_path)
+    file = await store.open_live("f", writable=True)
+    await store.rename("f", "g", exclusive=False)
+    await file.write(0, b"OBJECT")
+    await store.flush()
+    assert objects(fake)["g"] == b"OBJECT"
+    assert "f" not in objects(fake)
+
+
+@on_mock_clock
+async def test_a_file_is_not_removed_or_moved_while_it_is_sent(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    for key, change in (("f", store.unlink), ("g", lambda key: store.rename(key, "moved", exclusive=False))):
+        await put_file(store, key, b"data")
+        async with trio.open_nursery() as nursery:
+
+            async def remove(request: Request, nursery: trio.Nursery = nursery, change: Any = change) -> None:
+                fake.before = None
+                nursery.start_soon(change, request.key.removeprefix(f"{PREFIX}/"))
+                await trio.testing.wait_all_tasks_blocked()
+
+            fake.before = remove
+            nursery.start_soon(store.flush)
+        assert key not in objects(fake)
+    await store.flush()
+    assert objects(fake)["moved"] == b"data"
+
+
+@on_mock_clock
+async def test_removing_what_is_not_there_or_a_directory_is_refused(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    with pytest.raises(NotFoundError):
+        await store.unlink("nothing")
+    with pytest.raises(IsADirectoryHereError):
+        await store.unlink("a")
+    await store.unlink("zarr.json")
+    with pytest.raises(NotFoundError):
+        await store.unlink("zarr.json")
+    assert changes(fake) == {"DeleteObject": 1}
+
+
+# Directories
+
+
+@on_mock_clock
+async def test_a_made_directory_is_there_until_it_is_removed_and_takes_no_change(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    await store.mkdir("d", 0o755)
+    await store.mkdir("d/e", 0o755)
+    assert await store.stat("d/e") == store.directory_stat
+    assert await names(store, "d") == {"e"}
+    assert [s and s.kind for s in await store.stat_in("", ["d", "a", "x"])] == [Kind.DIRECTORY, Kind.DIRECTORY, None]
+    await trio.sleep(2 * TTL)
+    assert await names(store) == {"a", "d", "zarr.json"}
+    with pytest.raises(NotEmptyError):
+        await store.rmdir("d")
+    await store.rmdir("d/e")
+    await store.rmdir("d")
+    with pytest.raises(NotFoundError):
+        await store.stat("d")
+    for key, error in (("a", ExistsError), ("zarr.json", ExistsError), ("x/y", NotFoundError)):
+        with pytest.raises(error):
+            await store.mkdir(key, 0o755)
+    with pytest.raises(NotADirectoryHereError):
+        await store.mkdir("zarr.json/d", 0o755)
+    assert changes(fake) == {}
+
+
+@on_mock_clock
+async def test_a_directory_whose_last_file_was_removed_stays_until_it_is_removed(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    with pytest.raises(NotEmptyError):
+        await store.rmdir("a/c")
+    await store.unlink("a/c/0")
+    await trio.sleep(2 * TTL)
+    assert await names(store, "a/c") == set()
+    await store.rmdir("a/c")
+    await trio.sleep(2 * TTL)
+    assert await names(store, "a") == set()
+    await store.rmdir("a")
+    assert await names(store) == {"zarr.json"}
+
+
+@on_mock_clock
+async def test_a_directory_that_another_host_emptied_is_gone_after_a_while(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    await store.mkdir("d", 0o755)
+    await put_file(store, "d/f", b"x")
+    await store.flush()
+    fake.remove(f"{PREFIX}/d/f")
+    await trio.sleep(2 * TTL)
+    assert await names(store) == {"a", "zarr.json"}
+
+
+@on_mock_clock
+async def test_the_object_that_stands_for_a_directory_goes_with_it(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/d/", b"")
+    store = await writing(fake, tmp_path)
+    assert await names(store, "d") == set()
+    await store.rmdir("d")
+    assert "d/" not in objects(fake)
+    with pytest.raises(NotFoundError):
+        await store.stat("d")
+
+
+@on_mock_clock
+async def test_a_directory_moves_only_if_s3_has_nothing_of_it(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    with pytest.raises(CrossDeviceError):
+        await store.rename("a", "b", exclusive=True)
+    await store.make_directories("d/e")
+    await put_file(store, "d/e/f", b"waits")
+    file = await store.open_live("d/e/f", writable=True)
+    await store.mkdir("taken", 0o755)
+    with pytest.raises(ExistsError):
+        await store.rename("d", "taken", exclusive=True)
+    with pytest.raises(NotEmptyError):
+        await store.rename("d", "a", exclusive=False)
+    with pytest.raises(NotADirectoryHereError):
+        await store.rename("d", "zarr.json", exclusive=False)
+    with pytest.raises(IsADirectoryHereError):
+        await store.rename("zarr.json", "d", exclusive=False)
+    with pytest.raises(RefusedError):
+        await store.rename("d", "d/e/x", exclusive=False)
+    await store.rename("d", "taken", exclusive=False)
+    await file.write(0, b"WAITS")
+    assert await names(store) == {"a", "taken", "zarr.json"}
+    await store.flush()
+    assert objects(fake)["taken/e/f"] == b"WAITS"
+
+
+# What S3 has not
+
+
+@on_mock_clock
+async def test_what_objects_do_not_have_is_refused_as_other_file_systems_do(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    with pytest.raises(NotPermittedError):
+        await store.link("zarr.json", "second")
+    with pytest.raises(NotPermittedError):
+        await store.symlink("link", b"zarr.json")
+    with pytest.raises(UnsupportedError):
+        await store.set_attribute("zarr.json", b"user.x", b"1")
+    with pytest.raises(UnsupportedError):
+        await store.remove_attribute("zarr.json", b"user.x")
+    assert await store.attributes("zarr.json") == []
+    before = await store.stat("zarr.json")
+    assert await store.set_attributes("zarr.json", mode=0o600, uid=1, gid=1, mtime_ns=1) == before
+    assert changes(fake) == {}
+
+
+@on_mock_clock
+async def test_names_that_s3_cannot_have_are_refused_before_they_wait_for_ever(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    deep = "/".join(["x" * 200] * 5)
+    await store.make_directories(deep)
+    for key, error in ((f"a/{chr(0xDC80)}", RefusedError), (f"{deep}/{'y' * 50}", NameTooLongError)):
+        with pytest.raises(error):
+            await store.create(key, 0o644, exclusive=True)
+        with pytest.raises(error):
+            await store.mkdir(key, 0o755)
+        with pytest.raises(error):
+            await store.rename("zarr.json", key, exclusive=False)
+    await store.flush()
+    assert changes(fake) == {}
+
+
+# Beginning to write
+
+
+CHANGES = {
+    "create": lambda s: s.create("new", 0o644, exclusive=True),
+    "open_live": lambda s: s.open_live("zarr.json", writable=True),
+    "replace": lambda s: s.replace("zarr.json", b"x"),
+    "unlink": lambda s: s.unlink("zarr.json"),
+    "mkdir": lambda s: s.mkdir("d", 0o755),
+    "rmdir": lambda s: s.rmdir("a"),
+    "rename": lambda s: s.rename("zarr.json", "new", exclusive=True),
+    "link": lambda s: s.link("zarr.json", "new"),
+    "symlink": lambda s: s.symlink("new", b"x"),
+    "make_directories": lambda s: s.make_directories("d"),
+    "set_attributes": lambda s: s.set_attributes("zarr.json", mode=0o600),
+    "set_attribute": lambda s: s.set_attribute("zarr.json", b"user.x", b"x"),
+    "remove_attribute": lambda s: s.remove_attribute("zarr.json", b"user.x"),
+    "sync_directory": lambda s: s.sync_directory("a"),
+    "check_writable": lambda s: s.check_writable("a/c/0"),
+    "edit": lambda s: s.edit("a/c/0").__aenter__(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@on_mock_clock
+async def test_nothing_is_changed_before_writing_has_begun(fake: FakeS3, change: Any) -> None:
+    store = store_of(fake)
+    with pytest.raises(ReadOnlyError):
+        await change(store)
+    assert changes(fake) == {}
+    assert await text(store, "zarr.json") == b"{}"
+    await store.flush()
+
+
+class Careless(FakeS3):
+    """A server that knows no conditions."""
+
+    def _require(self, key: str, condition: Condition | None) -> None:
+        pass
+
+
+@on_mock_clock
+async def test_a_server_that_ignores_conditions_takes_a_single_writer(tmp_path: Path) -> None:
+    careless = Careless()
+    careless.store(f"{PREFIX}/zarr.json", b"{}")
+    store = store_of(careless)
+    with pytest.raises(SourceError, match="--single-writer"):
+        await store.start_writing(str(tmp_path), single_writer=False)
+    with pytest.raises(ReadOnlyError):
+        await store.unlink("zarr.json")
+    await store.start_writing(str(tmp_path), single_writer=True)
+    with pytest.raises(ExistsError):
+        await store.replace("zarr.json", b"x", exclusive=True)
+    await store.replace("new.json", b"x", exclusive=True)
+    assert objects(careless) == {"zarr.json": b"{}", "new.json": b"x"}
+
+
+@on_mock_clock
+async def test_counts_are_told(fake: FakeS3) -> None:
+    store = store_of(fake)
+    assert store.statistics()["requests"] == {}

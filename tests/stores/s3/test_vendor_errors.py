@@ -1,0 +1,233 @@
+"""What is made of the words of the libraries, and of the codes of S3."""
+
+from __future__ import annotations
+
+import botocore.exceptions as boto
+import obstore.exceptions
+import pytest
+from botocore.parsers import ResponseParserError
+
+from shardfs.errors import (
+    AccessDeniedError,
+    ConflictError,
+    NameTooLongError,
+    NoSpaceError,
+    NotFoundError,
+    ShardfsError,
+    StoreError,
+    UnknownOutcomeError,
+    UnreachableError,
+    UnsupportedError,
+)
+from shardfs.stores.s3.failures import Cause, FailedRequest, Failure, Request, error_of, may_repeat
+from shardfs.stores.s3.vendor_errors import NOT_PARTIAL, OTHER_RANGE, SILENT, TRUNCATED, failures, of_boto3, of_obstore
+
+ENDPOINT = "https://s3.example.org"
+GET = Request("GetObject", "bucket", "key")
+PUT_IF = Request("PutObject", "bucket", "key", is_conditional=True, is_repeatable=False)
+
+
+def status_dump(status: int, body: str, key: str = "key") -> Exception:
+    """What obstore 0.12 raises for a reply that is an error; *body* as Rust quotes it."""
+    return obstore.exceptions.GenericError(
+        f"Generic S3 error: Error performing GET {ENDPOINT}/bucket/{key} in 1ms - Server returned {status}: {body}\n\n"
+        "Debug source:\n"
+        "Generic {\n"
+        f'    path: "{key}",\n'
+        "    source: RetryError(\n"
+        "        RetryErrorImpl {\n"
+        "            method: GET,\n"
+        f"            uri: Some(\n                {ENDPOINT}/bucket/{key},\n            ),\n"
+        "            inner: Status {\n"
+        f"                status: {status},\n"
+        f'                body: Some(\n                    "{body}",\n                ),\n'
+        "            },\n        },\n    ),\n}"
+    )
+
+
+def http_dump(kind: str, inner: str) -> Exception:
+    """What obstore 0.12 raises where there is no reply."""
+    return obstore.exceptions.GenericError(
+        "Generic S3 error: HTTP error: error sending request\n\nDebug source:\n"
+        'Generic {\n    store: "S3",\n    source: HttpError {\n'
+        f"        kind: {kind},\n        source: {inner},\n    }},\n}}"
+    )
+
+
+def source_dump(source: str) -> Exception:
+    return obstore.exceptions.GenericError(
+        f'Generic S3 error: x\n\nDebug source:\nGeneric {{\n    store: "S3",\n    source: {source}\n}}'
+    )
+
+
+def client_error(status: int, code: str, operation: str = "GetObject", **error: str) -> Exception:
+    response = {"Error": {"Code": code, **error}, "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": {}}}
+    return boto.ClientError(response, operation)
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (status_dump(503, "<Error><Code>SlowDown</Code></Error>"), (503, "SlowDown", None)),
+        (status_dump(502, "<html>Bad Gateway</html>"), (502, "", None)),
+        (
+            status_dump(400, "<Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region>"),
+            (400, "AuthorizationHeaderMalformed", "eu-west-1"),
+        ),
+        (
+            status_dump(404, "<Code>NoSuchKey</Code>", key="status: 503, <Code>SlowDown</Code>"),
+            (404, "NoSuchKey", None),
+        ),
+        (status_dump(403, "<Code>AWS4-HMAC Credential=KEY</Code>"), (403, "", None)),
+        (status_dump(403, f"<Code>{'A' * 65}</Code>"), (403, "", None)),
+        (source_dump("RetryError {\n        inner: BareRedirect,\n    }"), (301, "PermanentRedirect", None)),
+    ],
+)
+def test_status_and_code_are_read_from_what_obstore_says(
+    error: Exception, failure: tuple[int, str, str | None]
+) -> None:
+    found = of_obstore(error, ENDPOINT)
+    assert found.cause is Cause.REPLY
+    assert (found.status, found.code, found.region) == failure
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (source_dump("NotPartial,"), NOT_PARTIAL),
+        (source_dump('ParseContentRange {\n        value: "bytes 0--1/0",\n    },'), NOT_PARTIAL),
+        (source_dump("UnexpectedRange {\n        expected: 0..10,\n        actual: 0..3,\n    },"), OTHER_RANGE),
+        (http_dump("Interrupted", "Custom { error: IncompleteBody }"), TRUNCATED),
+        (http_dump("Interrupted", "Os { code: 104 }"), Failure(Cause.NO_REPLY, "the connection was broken")),
+        (http_dump("Timeout", "TimedOut"), SILENT),
+        (
+            http_dump("Connect", "ConnectError(\n    ConnectionRefused"),
+            Failure(Cause.NOT_SENT, f"{ENDPOINT} cannot be reached: the connection is refused"),
+        ),
+        (
+            http_dump("Connect", 'ConnectError(\n    "dns error"'),
+            Failure(Cause.NOT_SENT, f"{ENDPOINT} cannot be reached: its name is not known"),
+        ),
+        (
+            http_dump("Connect", "InvalidCertificate(UnknownIssuer)"),
+            Failure(Cause.NOT_SENT, f"{ENDPOINT} cannot be reached: TLS failed"),
+        ),
+        (obstore.exceptions.GenericError("of another version"), Failure(Cause.NO_REPLY, "the reply makes no sense")),
+    ],
+)
+def test_why_there_is_no_reply_is_read_from_what_obstore_says(error: Exception, expected: Failure) -> None:
+    assert of_obstore(error, ENDPOINT) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "words"),
+    [
+        (
+            boto.EndpointConnectionError(endpoint_url="u", error="[Errno 111] Connection refused"),
+            Cause.NOT_SENT,
+            "refus",
+        ),
+        (boto.EndpointConnectionError(endpoint_url="u", error="NameResolutionError"), Cause.NOT_SENT, "name is not"),
+        (boto.ConnectTimeoutError(endpoint_url="u", error="timed out"), Cause.NOT_SENT, "no answer in time"),
+        (boto.ReadTimeoutError(endpoint_url="u"), Cause.NO_REPLY, "no answer in time"),
+        (boto.ConnectionClosedError(endpoint_url="u"), Cause.NO_REPLY, "broken"),
+        (boto.IncompleteReadError(actual_bytes=1, expected_bytes=2), Cause.NO_REPLY, "cut short"),
+        (boto.SSLError(endpoint_url="u", error="certificate"), Cause.NO_REPLY, "TLS"),
+        (boto.HTTPClientError(error="x"), Cause.NO_REPLY, "broken"),
+        (ResponseParserError("x"), Cause.NO_REPLY, "no sense"),
+        (boto.NoCredentialsError(), Cause.NO_CREDENTIALS, "aws configure"),
+        (boto.UnauthorizedSSOTokenError(), Cause.NO_CREDENTIALS, "aws sso login"),
+        (client_error(403, "AccessDenied", "AssumeRole"), Cause.NO_CREDENTIALS, "no credentials"),
+        (boto.ParamValidationError(report="x"), Cause.REPLY, "none that S3 takes"),
+        (client_error(403, "AccessDenied"), Cause.REPLY, "AccessDenied 403"),
+        (client_error(404, "404"), Cause.REPLY, "status 404"),
+        (client_error(403, "Signature=secret"), Cause.REPLY, "status 403"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_what_boto3_says_becomes_our_words(error: Exception, cause: Cause, words: str) -> None:
+    failure = of_boto3(error, ENDPOINT)
+    assert failure.cause is cause
+    assert words in failure.reason
+    assert "secret" not in failure.reason
+
+
+def test_only_another_region_than_ours_is_told() -> None:
+    for region, told in (("eu-west-1", None), ("us-east-1", "eu-west-1")):
+        with pytest.raises(FailedRequest) as failed, failures(ENDPOINT, region):
+            raise client_error(400, "AuthorizationHeaderMalformed", Region="eu-west-1")
+        assert failed.value.failure.region == told
+
+
+def test_errors_that_are_not_of_the_libraries_pass() -> None:
+    with pytest.raises(StoreError, match="ours"), failures(ENDPOINT, "us-east-1"):
+        raise StoreError("ours")
+
+
+def reply(status: int, code: str = "", region: str | None = None) -> Failure:
+    return Failure(Cause.REPLY, f"{code} {status}", status, code, region)
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (reply(404, "NoSuchKey"), NotFoundError),
+        (reply(404), NotFoundError),
+        (reply(404, "NoSuchBucket"), StoreError),
+        (reply(403), AccessDeniedError),
+        (reply(401), AccessDeniedError),
+        (reply(400, "ExpiredToken"), AccessDeniedError),
+        (reply(400, "InvalidToken"), AccessDeniedError),
+        (reply(403, "RequestTimeTooSkewed"), StoreError),
+        (reply(400, "KeyTooLongError"), NameTooLongError),
+        (reply(507, "XMinioStorageFull"), NoSpaceError),
+        (reply(501, "NotImplemented"), UnsupportedError),
+        (reply(405, "MethodNotAllowed"), UnsupportedError),
+        (reply(412), ConflictError),
+        (reply(404, "NoSuchUpload"), ConflictError),
+        (reply(301), StoreError),
+        (reply(418, "Teapot"), StoreError),
+        (Failure(Cause.NO_CREDENTIALS, "none"), AccessDeniedError),
+        (Failure(Cause.NOT_SENT, "down"), UnreachableError),
+        (SILENT, UnreachableError),
+        (TRUNCATED, StoreError),
+    ],
+    ids=str,
+)
+def test_every_failure_of_a_read_becomes_an_error(failure: Failure, error: type[ShardfsError]) -> None:
+    assert type(error_of(GET, failure, 1)) is error
+
+
+@pytest.mark.parametrize(
+    ("failure", "repeated", "error"),
+    [
+        (reply(503, "SlowDown"), True, StoreError),
+        (reply(400, "RequestTimeout"), True, StoreError),
+        (Failure(Cause.NOT_SENT, "down"), True, UnreachableError),
+        (SILENT, False, UnknownOutcomeError),
+        (reply(500, "InternalError"), False, UnknownOutcomeError),
+        (reply(500, "SlowDown"), False, UnknownOutcomeError),
+        (reply(504), False, UnknownOutcomeError),
+        (Failure(Cause.NO_REPLY, "gone"), False, UnknownOutcomeError),
+        (reply(501, "NotImplemented"), False, UnsupportedError),
+        (reply(507, "XMinioStorageFull"), False, NoSpaceError),
+        (reply(409, "OperationAborted"), False, ConflictError),
+        (reply(404, "NoSuchKey"), False, ConflictError),
+        (reply(404, "NoSuchBucket"), False, StoreError),
+        (reply(403, "AccessDenied"), False, AccessDeniedError),
+    ],
+    ids=str,
+)
+def test_a_conditional_change_is_repeated_only_if_it_was_not_made(
+    failure: Failure, repeated: bool, error: type[ShardfsError]
+) -> None:
+    assert may_repeat(PUT_IF, failure) == repeated
+    assert type(error_of(PUT_IF, failure, 1)) is error
+
+
+def test_a_message_names_the_end_of_a_long_key_and_is_one_line() -> None:
+    said = str(error_of(Request("GetObject", "bucket", "a/" * 500 + "end\n"), reply(400, "ExpiredToken"), 1))
+    assert said.startswith("GetObject of s3://bucket/…")
+    assert "a/end\\n was refused (ExpiredToken): the credentials have expired" in said
+    assert "\n" not in said
+    assert len(said) < 300
