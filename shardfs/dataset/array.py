@@ -280,6 +280,8 @@ class Array:
             for segment in self.grid.row(prefix, range(max(start, covered.start), covered.stop)):
                 run = await self._run(prefix, segment)
                 if run is not None:
+                    if run.shard is not None:
+                        run.shard.expect()
                     yield run
 
     async def _run(self, prefix: Coords, segment: Segment) -> ListedRun | None:

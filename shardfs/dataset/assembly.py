@@ -15,7 +15,7 @@ from shardfs.dataset.open_shard import OpenShard, open_inner_shard
 from shardfs.errors import StoreError
 from shardfs.format.encoding import encode
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords, Place, ShardGrid, ShardingLevel
-from shardfs.format.splice import Added, Index, IndexLayout, SplicePlan, plan_splice
+from shardfs.format.splice import Added, Index, IndexLayout, SplicePlan, plan_empty, plan_splice
 from shardfs.format.splice import Kept as KeptRange
 from shardfs.stores.base import Buffer, Content, Kept, Splice
 from shardfs.stores.memory import MemoryContent
@@ -70,16 +70,23 @@ async def assemble(
     changes: Mapping[Coords, Content | None],
     *,
     compact: bool = False,
+    drop_index: bool = False,
+    keep_empty: bool = False,
 ) -> Assembly:
     """Plan the next version of the shard at *shard*, with *changes* to its chunks: new bytes, or None to remove one.
 
-    *old* is the shard as it is now.  Raises `CorruptionError` if what has to be copied cannot be read.
+    *old* is the shard as it is now.  *drop_index*: an index that is replaced need not stay among the payloads.
+    *keep_empty*: a shard without any chunk stays, with an index that says so.  Raises `CorruptionError` if what has to
+    be copied cannot be read.
     """
     level, shape = grid.levels[0], grid.index_shape(shard)
     located = [_Change(grid.locate(coords), content) for coords, content in changes.items()]
-    plan, contents = await _plan(grid, 0, shape, old, located, compact=compact or bool(level.after))
+    compact = compact or bool(level.after)
+    plan, contents = await _plan(grid, 0, shape, old, located, compact=compact, drop_index=drop_index)
     if plan.is_empty:
-        return Assembly(None)
+        if not keep_empty:
+            return Assembly(None)
+        plan = plan_empty(IndexLayout(level.index_codecs, shape, level.index_at_start))
     if level.after:
         whole = await _encoded(level, _join(plan, contents, old))
         proof = whole[-_PROOF_NBYTES:]
@@ -107,6 +114,7 @@ async def _plan(
     changes: Sequence[_Change],
     *,
     compact: bool,
+    drop_index: bool = False,
 ) -> tuple[SplicePlan, dict[int, Content]]:
     """Plan one shard of the level *depth*; returns the contents of its new entries too."""
     level = grid.levels[depth]
@@ -126,6 +134,7 @@ async def _plan(
         {entry: content.nbytes for entry, content in contents.items()},
         [entry for entry, content in replaced.items() if content is None],
         compact=compact,
+        drop_index=drop_index,
     )
     return plan, contents
 

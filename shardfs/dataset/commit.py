@@ -64,13 +64,19 @@ class Commits:
 
         Without *contents* the shard goes, unread.
         """
-        if contents is None:
-            return Commit(array, shard, {}, records, edit, None, Assembly(None))
         old = None
-        if edit.snapshot is not None and len(records) < array.grid.nchunks_of(shard):
+        if contents is not None and edit.snapshot is not None and len(records) < array.grid.nchunks_of(shard):
             old = await open_shard(array.grid.levels[0], array.grid.index_shape(shard), edit.snapshot)
-        assembly = await assemble(array.grid, shard, old, contents, compact=compact)
-        return Commit(array, shard, contents, records, edit, old, assembly)
+        assembly = await assemble(
+            array.grid,
+            shard,
+            old,
+            contents or {},
+            compact=compact,
+            drop_index=self._source.store.rewrites,
+            keep_empty=not edit.can_delete,
+        )
+        return Commit(array, shard, contents or {}, records, edit, old, assembly)
 
     async def announce(self, commits: Sequence[Commit]) -> None:
         """Make durable what is about to happen to the shards, and what is to come into them."""
@@ -91,7 +97,7 @@ class Commits:
 
     def _append_intent(self, commit: Commit) -> Intent:
         snapshot, assembly, old = commit.edit.snapshot, commit.assembly, commit.old
-        is_replacement = not assembly.is_append
+        is_replacement = not assembly.is_append or self._source.store.rewrites
         return self._journal.append_intent(
             path=commit.array.path,
             shard=commit.shard,

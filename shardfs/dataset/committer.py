@@ -3,20 +3,23 @@
 import logging
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final
 
 import trio
 
-from shardfs.dataset.commit import BATCH, Commit, Commits, batches, carry
-from shardfs.dataset.hierarchy import is_below
+from shardfs.dataset.aside import Aside
+from shardfs.dataset.backoff import Backoff
+from shardfs.dataset.commit import BATCH, Commit, Commits, batches
+from shardfs.dataset.hierarchy import DOCUMENT, is_below
 from shardfs.dataset.journal import Journal, Put
+from shardfs.dataset.open_shard import index_place
 from shardfs.dataset.pending import Change, ShardPending
 from shardfs.dataset.shards import Arrangement
 from shardfs.dataset.source import Source
-from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, StoreError
-from shardfs.format.sharding import Coords, ShardGrid
-from shardfs.stores.base import Content
+from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, StoreError, UnreachableError
+from shardfs.format.sharding import Coords
+from shardfs.stores.base import Content, Edit, join_key
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +29,8 @@ _SMALL_IDLE: Final = 30.0
 
 _RETRY: Final = 5.0
 _PAUSE: Final = 0.25
-_ATTEMPTS: Final = 8
+_ATTEMPTS: Final = 24
 _MAX_PENDING: Final = 100_000
-_MAX_TOLD: Final = 10
 _FULL: Final = 0.5  # of the journal: then shards are committed that are not idle
 
 
@@ -46,15 +48,16 @@ class Committer:
         self, source: Source, journal: Journal, conflicts: Journal, *, auto_compact: float | None = None
     ) -> None:
         self.commits = Commits(source, journal)
+        self.aside = Aside(source.hierarchy, conflicts, self.commits)
         self._source = source
         self._journal = journal
-        self._conflicts = conflicts
         self._queue: dict[_Key, None] = {}
         self._failures: dict[_Key, tuple[ShardfsError, float]] = {}
+        self._backoff: Backoff[_Key] = Backoff()
         self._room_at_failure = 0
+        self._unreachable: UnreachableError | None = None  # in the commit under way
         self._busy: dict[_Key, trio.Event] = {}
         self._npending = 0
-        self._nput_aside = 0
         self._auto_compact = auto_compact
         self._appended: dict[_Key, None] = {}
         self._begun: set[_Key] = set()
@@ -140,7 +143,7 @@ class Committer:
         What is published meanwhile need not be.  Raises what keeps it from being committed; what is pending stays so.
         Raises `ConflictError` if something did not fit its array any more and was put aside.
         """
-        last, nput_aside = self._journal.last_sequence, self._nput_aside
+        last, nput_aside = self._journal.last_sequence, self.aside.count
         for _ in range(_ATTEMPTS):
             wanted = [
                 key
@@ -150,12 +153,13 @@ class Committer:
                 and _is_older(key, last)
             ]
             if not wanted:
-                if self._nput_aside > nput_aside:
+                if self.aside.count > nput_aside:
                     raise ConflictError(
-                        f"{self._nput_aside - nput_aside} chunks were put aside: their arrays were changed by another "
+                        f"{self.aside.count - nput_aside} chunks were put aside: their arrays were changed by another "
                         "program; `shardfs recover` shows them"
                     )
                 return
+            await self._backoff.wait(wanted)
             await self._commit(wanted)
             for key in wanted:
                 if key in self._failures:
@@ -181,14 +185,17 @@ class Committer:
                     await stack.enter_async_context(self._alone((array, shard)))
                     if compact and shard in array.pending.shards:
                         return  # what is pending names entries that would move; its commit is followed by another turn
-                    edit = await stack.enter_async_context(self._source.store.edit(array.shard_key(shard)))
+                    edit = await stack.enter_async_context(self._edit((array, shard)))
                     if edit.snapshot is not None:
                         job = await self.commits.plan(array, shard, contents, (), edit, compact=compact)
                         await self.commits.announce([job])
                         await self.commits.finish(await self.commits.execute(job))
             except ConflictError as error:
                 log.info("%s; once more", error)
+                self._backoff.note((array, shard))
+                await self._backoff.wait([(array, shard)])
             else:
+                self._backoff.forget((array, shard))
                 return
         raise StoreError(f"{array.shard_key(shard)} is changed by another program again and again")
 
@@ -208,6 +215,7 @@ class Committer:
 
     async def _commit(self, keys: Sequence[_Key]) -> None:
         async with self._work:
+            self._unreachable = None
             for batch in batches(keys):
                 await self._commit_batch(batch)
                 self._progress.set()
@@ -215,6 +223,8 @@ class Committer:
 
     async def _commit_batch(self, keys: Sequence[_Key]) -> None:
         """Commit some shards, which share one sync of the journal."""
+        for path in {array.path for array, _ in keys}:
+            self._source.store.forget(join_key(path, DOCUMENT))  # another host may have changed it a moment ago
         async with AsyncExitStack() as stack:
             jobs: list[Commit] = []
             locked: set[str] = set()
@@ -222,6 +232,9 @@ class Committer:
                 pending = key[0].pending.shards.get(key[1])
                 if pending is None:
                     self._queue.pop(key, None)
+                    continue
+                if self._unreachable is not None:  # the others would take as long to fail, one after the other
+                    self._fail(key, self._unreachable)
                     continue
                 stored_key = key[0].shard_key(key[1])
                 if stored_key in locked:
@@ -238,11 +251,19 @@ class Committer:
                 for job in jobs:
                     self._fail((job.array, job.shard), error)
                 return
-            for job in jobs:
-                with self._failing((job.array, job.shard)):
-                    intents = await self.commits.execute(job)
-                    self._note_append(job)
-                    await self._forget(job.array, job.shard, job.records, *intents)
+            if not self._source.store.rewrites:
+                for job in jobs:
+                    await self._execute(job)
+                return
+            async with trio.open_nursery() as nursery:  # a remote store takes its time for each
+                for job in jobs:
+                    nursery.start_soon(self._execute, job)
+
+    async def _execute(self, job: Commit) -> None:
+        with self._failing((job.array, job.shard)):
+            intents = await self.commits.execute(job)
+            self._note_append(job)
+            await self._forget(job.array, job.shard, job.records, *intents)
 
     @asynccontextmanager
     async def _alone(self, key: _Key) -> AsyncIterator[None]:
@@ -260,53 +281,24 @@ class Committer:
     async def _prepare(self, key: _Key, pending: ShardPending, edits: AsyncExitStack) -> Commit | None:
         """Lock a shard and plan its next version; None if there is nothing to do."""
         array, shard = key
-        records = await self._without_conflicts(key, pending)
+        records, conflicts = await self.aside.sort_out(array, pending)
+        if conflicts:
+            await self._forget(array, shard, conflicts)
         if not records:
             return None
         first = next((record for record in records if isinstance(record, Put)), None)
         owner = {} if first is None else {"mode": first.mode, "uid": first.uid, "gid": first.gid}
-        edit = await edits.enter_async_context(self._source.store.edit(array.shard_key(shard), **owner))
+        edit = await edits.enter_async_context(self._edit(key, **owner))
         if edit.snapshot is None and first is None:
             await self._forget(array, shard, records)
             return None
         contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
         return await self.commits.plan(array, shard, contents, records, edit)
 
-    async def _without_conflicts(self, key: _Key, pending: ShardPending) -> Sequence[Change]:
-        """Return the changes of a shard that still fit their array; the others are put aside."""
-        arrangement, shard = key
-        array = await self._source.hierarchy.array(arrangement.path, fresh=True)
-        fitting: list[Change] = []
-        conflicts: list[Change] = []
-        for coords, change in pending.changes.items():
-            fits = array is not None and change.fingerprint == array.fingerprint and array.grid.contains(coords)
-            if fits and array is not None and _lies_alike(array.arrangement.grid, arrangement.grid, coords):
-                fitting.append(change)
-            else:
-                conflicts.append(change)
-        if conflicts:
-            log.error(
-                "%d chunks of %s were published for metadata that another program has changed or removed; they are "
-                "kept, and `shardfs recover` shows them: %s%s",
-                len(conflicts),
-                arrangement.path or "the array",
-                ", ".join("/".join(map(str, change.coords)) for change in conflicts[:_MAX_TOLD]),
-                ", …" if len(conflicts) > _MAX_TOLD else "",
-            )
-            await self.put_aside(conflicts)
-            await self._forget(arrangement, shard, conflicts)
-        return fitting
-
-    async def put_aside(self, conflicts: Sequence[Change]) -> None:
-        """Keep changes that do not fit what is stored now, durably, for `shardfs recover`."""
-        if not conflicts:
-            return
-        self._nput_aside += len(conflicts)
-        async with self.commits.lock:
-            for change in conflicts:
-                await trio.to_thread.run_sync(carry, self._conflicts, change)
-            await trio.to_thread.run_sync(self._conflicts.sync)
-        await self.commits.finish([change.sequence for change in conflicts])
+    def _edit(self, key: _Key, **owner: int) -> AbstractAsyncContextManager[Edit]:
+        array, shard = key
+        place = index_place(array.grid.levels[0], array.grid.index_shape(shard))
+        return self._source.store.edit(array.shard_key(shard), **place, **owner)
 
     def _note_append(self, job: Commit) -> None:
         """Remember a shard that was appended to, to compact it."""
@@ -325,6 +317,7 @@ class Committer:
             array.pending.remove(shard, record)
         self._npending -= len(records)
         self._failures.pop((array, shard), None)
+        self._backoff.forget((array, shard))
         if shard not in array.pending.shards:
             self._queue.pop((array, shard), None)
         await self.commits.finish([*(record.sequence for record in records), *more])
@@ -336,7 +329,11 @@ class Committer:
             yield
         except ConflictError as error:
             log.info("%s; its next commit takes it as it is then", error)
+            self._failures.pop(key, None)  # an earlier one is not why
+            self._backoff.note(key)
         except ShardfsError as error:
+            if isinstance(error, UnreachableError):
+                self._unreachable = error
             self._fail(key, error)
 
     def _fail(self, key: _Key, error: ShardfsError) -> None:
@@ -363,6 +360,8 @@ class Committer:
         pending = array.pending.shards[shard]
         if key in self._failures:
             return self._failures[key][1]
+        if (again_at := self._backoff.again_at(key)) is not None:
+            return again_at
         index_nbytes = array.grid.index_nbytes(shard)
         return pending.touched + (_IDLE if pending.payload_nbytes >= index_nbytes else _SMALL_IDLE)
 
@@ -380,10 +379,6 @@ class Committer:
         ready = [key for key in self._queue if key not in self._failures]
         full = [key for key in ready if len(key[0].pending.shards[key[1]].changes) == key[0].grid.nchunks_of(key[1])]
         return full or ready[: max(BATCH, len(ready) // 2)]
-
-
-def _lies_alike(grid: ShardGrid, other: ShardGrid, coords: Coords) -> bool:
-    return grid is other or grid.locate(coords) == other.locate(coords)
 
 
 def _is_older(key: _Key, last: int) -> bool:

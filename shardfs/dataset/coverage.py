@@ -9,6 +9,7 @@ from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundErro
 from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Store, join_key
+from shardfs.stores.belief import is_believed, seen_at
 
 _MAX_PREFIXES: Final = 1024
 
@@ -47,7 +48,7 @@ class Coverage:
         known = self._children.get(prefix)
         if known is not None and self._is_current(known[0]):
             return known[1]
-        listed = _Listed(self._clock(), self._array.listing)
+        listed = _Listed(seen_at(self._clock()), self._array.listing)
         if self._array.key_encoding.is_nested(self._array.grid.ndim):
             found = await self._list_directory(prefix)
         else:
@@ -69,7 +70,7 @@ class Coverage:
         self._listed = _NEVER
 
     def _is_current(self, listed: "_Listed") -> bool:
-        return listed.listing == self._array.listing and self._clock() - listed.time < self._ttl
+        return listed.listing == self._array.listing and is_believed(listed.time, self._clock(), self._ttl)
 
     async def any(self) -> bool:
         """Whether anything is stored where the shards are, be it none of the grid."""
@@ -96,7 +97,7 @@ class Coverage:
 
     async def _all(self) -> _Branch:
         if not self._is_current(self._listed):
-            array, listed = self._array, _Listed(self._clock(), self._array.listing)
+            array, listed = self._array, _Listed(seen_at(self._clock()), self._array.listing)
             branches: _Branch = {}
             for entry in await self._store.list(array.path):
                 branch = branches

@@ -26,6 +26,7 @@ from shardfs.format.fingerprint import fingerprint
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, GroupMetadata, parse_document
 from shardfs.format.unshard import unshard
 from shardfs.stores.base import Stat, Store, join_key
+from shardfs.stores.belief import is_believed, seen_at
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ _MAX_NODES: Final = 4096
 _MAX_NODES_NBYTES: Final = 64 * 2**20
 _ATTEMPTS: Final = 4
 _THREAD_NBYTES: Final = 256 * 2**10
+_FIRST_NBYTES: Final = 256 * 2**10  # most documents are shorter, and are one request then
 _SETTLED_NS: Final = 2 * 10**9
 _VERDICTS: Final = (MetadataError, NotUnshardable, CorruptionError, IsADirectoryHereError, AccessDeniedError)
 """What makes a node be shown as stored; a passing error is passed on instead."""
@@ -86,7 +88,7 @@ class Hierarchy:
         while True:
             known = self._nodes.get(path)
             now = self.clock()
-            if known is not None and not fresh and now - known[1] < self._ttl:
+            if known is not None and not fresh and is_believed(known[1], now, self._ttl):
                 return known[0]
             if path not in self._loading:
                 break
@@ -97,8 +99,18 @@ class Hierarchy:
         finally:
             del self._loading[path]
             event.set()
-        self._remember(node, now)
+        self._remember(node, seen_at(now))
         return node
+
+    def last_seen(self, path: str) -> Node | None:
+        """Return the node at *path* as it was shown last, however long ago; None if it is not known."""
+        known = self._nodes.get(path)
+        return known[0] if known is not None else None
+
+    async def look_again(self, path: str) -> Node:
+        """Return the node at *path* as it is now, whatever the store believes."""
+        self._store.forget(join_key(path, DOCUMENT))
+        return await self.node(path, fresh=True)
 
     async def array(self, path: str, *, fresh: bool = False) -> Array | None:
         """Return the sharded array at *path*; None if there is none, or nothing at all."""
@@ -173,8 +185,9 @@ class Hierarchy:
             return Node(path, stat) if left is None else replace(left, stat=stat)
         except _VERDICTS as error:
             reason = str(error)
-            # Whoever has read an array's document must not be given shards in place of its chunks.
-            if path in self._arrays and isinstance(error, AccessDeniedError):
+            # Whoever has read an array's document must not be given shards in place of its chunks.  Of a remote source
+            # that holds for all: credentials expire, and are renewed.
+            if isinstance(error, AccessDeniedError) and (path in self._arrays or self._store.root is None):
                 raise
             if path in self._arrays and _is_being_written(self._arrays[path][1], document_stat):
                 raise StoreError(f"{key} is being written: {reason}") from None
@@ -186,7 +199,7 @@ class Hierarchy:
         """Read a document of one version, also while another program is writing it."""
         attempts = _ATTEMPTS
         while True:
-            snapshot = await self._store.open(key)
+            snapshot = await self._store.open(key, head_nbytes=_FIRST_NBYTES)
             if snapshot.size > MAX_DOCUMENT_NBYTES:
                 raise MetadataError(f"the document has {snapshot.size} bytes, more than {MAX_DOCUMENT_NBYTES}")
             try:

@@ -1,7 +1,8 @@
-"""The directory of our own beside the data, and the lock in it: one writing mount at a time for a dataset.
+"""The directory of our own, and the lock in it: of a source on this machine, one writing mount at a time.
 
-`.shardfs` in the source has the journal, the changes that were put aside, names beside chunks, and the lock: an open
-file description lock, so that it goes with the process that holds it, however that ends.
+`.shardfs` has the journal, the changes that were put aside, names beside chunks, and the lock: an open file description
+lock, so that it goes with the process that holds it, however that ends.  It lies beside the data where the source is a
+directory of this machine, else where `shardfs.dataset.host_state` puts it.
 """
 
 import errno
@@ -14,7 +15,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.walk import holds_chunks
@@ -23,12 +24,22 @@ from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, parse_do
 from shardfs.stores.beneath import READ
 
 DIRECTORY: Final = ".shardfs"
-_FLOCK: Final = "hhqqi4x"
+FLOCK: Final = "hhqqi4x"
+
+
+class Holder(NamedTuple):
+    """Who has a lock, as far as that is known."""
+
+    pid: int | None = None
+    host: str | None = None
+
+    def __str__(self) -> str:
+        return "another process" if self.pid is None else f"process {self.pid} on {self.host}"
 
 
 @dataclass(frozen=True)
 class StateDirectory:
-    """`.shardfs` of the source at the absolute path *root*."""
+    """`.shardfs` in the directory at the absolute path *root*: the source itself, or a slot of a remote one."""
 
     root: str
 
@@ -51,6 +62,16 @@ class StateDirectory:
     def drafts(self) -> str:
         """The directory for large files that are being written."""
         return os.path.join(self.path, "drafts")
+
+    @property
+    def plain(self) -> str:
+        """The directory for files on their way to a remote store."""
+        return os.path.join(self.path, "plain")
+
+    @property
+    def lock(self) -> str:
+        """The file that is locked by the process that writes."""
+        return os.path.join(self.path, "lock")
 
     @property
     def scratch_key(self) -> str:
@@ -89,40 +110,67 @@ def locked(root: str) -> Iterator[StateDirectory]:
     left changes that are not in the store, which only a mount of the same source may bring there.
     """
     state = StateDirectory(root)
-    fd = _lock(state)
+    fd = try_lock(state)
+    if fd is None:
+        raise SourceError(f"{root} is written already, by {_read_holder(state)}; unmount it there first")
     try:
         for other in (*_ancestors(root), *_descendants(root)):
             _require_idle(root, StateDirectory(other))
-        for directory in (state.journal, state.conflicts, state.drafts):
-            _make_directory(directory)
-        for directory in (state.path, root):  # a journal is not durable in a directory that is not
-            _sync(directory)
+        prepare(state)
         yield state
     finally:
-        _tidy(state)
+        tidy(state)
         os.close(fd)
 
 
-def _lock(state: StateDirectory) -> int:
-    path = os.path.join(state.path, "lock")
+def try_lock(state: StateDirectory) -> int | None:
+    """Lock a directory of our own, which is made if there is none; return the descriptor that holds the lock.
+
+    None if another process has it.  Raises `SourceError` if it cannot be made.
+    """
     try:
         while True:
-            _make_directory(state.path)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            make_directory(state.path)
+            fd = os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-            except OSError:
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            except OSError as error:
                 os.close(fd)
-                raise SourceError(f"{state.root} is written already, {_holder(path)}") from None
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    return None
+                raise
             with suppress(OSError):
-                if os.path.samestat(os.fstat(fd), os.stat(path)):
+                if os.path.samestat(os.fstat(fd), os.stat(state.lock)):
                     break
             os.close(fd)  # whoever had it took it away
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
     except OSError as error:
-        raise SourceError(f"{path} cannot be made, which is needed to write: {error.strerror}") from None
+        raise SourceError(f"{state.lock} cannot be made, which is needed to write: {error.strerror}") from None
     return fd
+
+
+def find_holder(state: StateDirectory) -> Holder | None:
+    """Return who has the lock of a directory, None if nobody has; raises `SourceError` if that cannot be told."""
+    try:
+        fd = os.open(state.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SourceError(f"whether {state.root} is written cannot be told: {error.strerror}") from None
+    try:
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        return _read_holder(state) if struct.unpack(FLOCK, found)[0] != fcntl.F_UNLCK else None
+    finally:
+        os.close(fd)
+
+
+def prepare(state: StateDirectory) -> None:
+    """Make what a locked directory has in it; raises `SourceError`."""
+    for directory in (state.journal, state.conflicts, state.drafts):
+        make_directory(directory)
+    for directory in (state.path, state.root):  # a journal is not durable in a directory that is not
+        sync_directory(directory)
 
 
 def _has_segments(directory: str) -> bool:
@@ -131,7 +179,7 @@ def _has_segments(directory: str) -> bool:
     return False
 
 
-def _make_directory(path: str) -> None:
+def make_directory(path: str) -> None:
     """Have a directory of our own; a link, which may come with a dataset and lead anywhere, is none."""
     try:
         with suppress(FileExistsError):
@@ -143,21 +191,25 @@ def _make_directory(path: str) -> None:
         raise SourceError(f"{path}, which is needed to write, is no directory; move it away")
 
 
-def _require_idle(root: str, other: StateDirectory) -> None:
-    path = os.path.join(other.path, "lock")
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable; raises `SourceError`."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        fd = -1
-    except OSError as error:
-        raise SourceError(f"whether {other.root} is written cannot be told: {error.strerror}") from None
-    if fd >= 0:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            os.fsync(fd)
         finally:
             os.close(fd)
-        if struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK:
-            raise SourceError(f"{other.root}, which overlaps {root}, is written already, {_holder(path)}")
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise SourceError(f"{path} cannot be made durable: {error.strerror}") from None
+
+
+def _require_idle(root: str, other: StateDirectory) -> None:
+    holder = find_holder(other)
+    if holder is not None:
+        raise SourceError(
+            f"{other.root}, which overlaps {root}, is written already, by {holder}; unmount it there first"
+        )
     if other.has_journal():
         raise SourceError(
             f"{other.root}, which overlaps {root}, has a journal of chunks that are not in their shards yet; "
@@ -165,25 +217,13 @@ def _require_idle(root: str, other: StateDirectory) -> None:
         )
 
 
-def _sync(directory: str) -> None:
+def _read_holder(state: StateDirectory) -> Holder:
     try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise SourceError(f"{directory} cannot be made durable: {error.strerror}") from None
-
-
-def _holder(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
+        with open(state.lock, "rb") as file:
             holder = json.loads(file.read(4096))
-        return f"by process {int(holder['pid'])} on {holder['host']}; unmount it there first"
+        return Holder(int(holder["pid"]), str(holder["host"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return "by another process; unmount it first"
+        return Holder()
 
 
 def _ancestors(root: str) -> Iterator[str]:
@@ -222,13 +262,13 @@ def _is_array(directory: str) -> bool:
         return False
 
 
-def _tidy(state: StateDirectory) -> None:
-    """Remove what is empty, and the lock if nothing is left beside it."""
+def tidy(state: StateDirectory) -> None:
+    """Remove what is empty of a locked directory, and the lock if nothing is left beside it."""
     for directory, _, _ in os.walk(state.path, topdown=False):
         with suppress(OSError):
             if directory != state.path:
                 os.rmdir(directory)
     with suppress(OSError):
         if os.listdir(state.path) == ["lock"]:
-            os.unlink(os.path.join(state.path, "lock"))
+            os.unlink(state.lock)
             os.rmdir(state.path)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import Final
+from typing import Final, TypedDict
 
 import trio
 
@@ -54,6 +54,30 @@ class OpenShard:
             if not await self.snapshot.accept_growth(self.index_offset, self.index.encoded):
                 raise
             return await self.snapshot.read(offset, nbytes)
+
+    def expect(self) -> None:
+        """Say that the chunks are likely to be read soon, in order: somebody lists them."""
+        shard = self.outermost or self
+        behind = shard.index_offset + len(shard.index.encoded)
+        if behind == shard.snapshot.size:
+            shard.snapshot.expect(0, shard.index_offset)
+        else:
+            shard.snapshot.expect(behind, shard.snapshot.size - behind)
+
+
+class IndexPlace(TypedDict):
+    """How many bytes of a stored shard, at its beginning or its end, are its index: arguments of `Store.open`."""
+
+    head_nbytes: int
+    tail_nbytes: int
+
+
+def index_place(level: ShardingLevel, shape: tuple[int, ...]) -> IndexPlace:
+    """Return where a stored shard has its index; nowhere, if it has to be decoded as a whole first."""
+    nbytes = 0 if level.after else level.index_codecs.nbytes(prod(shape))
+    if level.index_at_start:
+        return IndexPlace(head_nbytes=nbytes, tail_nbytes=0)
+    return IndexPlace(head_nbytes=0, tail_nbytes=nbytes)
 
 
 async def open_shard(level: ShardingLevel, shape: tuple[int, ...], snapshot: Snapshot) -> OpenShard:

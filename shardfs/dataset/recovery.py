@@ -2,48 +2,30 @@
 
 First the commits that were under way are settled: completed, or taken back.  What remains was published and is in no
 shard: it is pending again if it fits the array and the shard as they are now, else a conflict, which is put aside.
+
+A record knows of the chunk that it replaces no more than the entry of the index.  A change whose bytes are there is
+done, whoever made later versions of the shard.  If the entry is another one, the chunk is taken for changed, though it
+may have been moved only, by a compaction or in a shard that is always written anew: what somebody else may have written
+since is not replaced unasked.  An entry that is the same is taken for the same chunk.
 """
 
 import logging
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from itertools import pairwise
 from typing import Final
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
 from shardfs.dataset.journal import Erase, Intent, JournalContents, Put, Shrink
 from shardfs.dataset.pending import Change
+from shardfs.dataset.settling import Outcome, Settled, is_there, is_within, settle
 from shardfs.dataset.shrinking import empty_outside
 from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, NotUnshardable, ShardfsError
 from shardfs.format.metadata import ArrayMetadata, parse_node
-from shardfs.format.sharding import ShardingLevel
 from shardfs.format.unshard import unshard
-from shardfs.stores.base import Kept, Snapshot, Splice, is_reserved
-from shardfs.stores.memory import MemoryContent
 
 log = logging.getLogger(__name__)
-
-_PIECE_NBYTES: Final = 2**20
-
-
-class Outcome(Enum):
-    """What became of a commit that was under way."""
-
-    COMPLETE = auto()
-    """The shard holds it."""
-    UNTOUCHED = auto()
-    """It had not begun, or another program made another version since."""
-    TORN = auto()
-    """The shard is its old version and a part of an append, which is to be cut off."""
-    HEAD_TORN = auto()
-    """So it is, and a part of the new index may stand over the old one at its beginning."""
-    UNCLEAR = auto()
-    """The shard is not readable, and not in a state that the commit leads to: it is left as it is."""
 
 
 @dataclass(frozen=True)
@@ -56,39 +38,22 @@ class Conflict:
 
 @dataclass
 class Recovery:
-    """What was found in a journal: commits with their outcomes, changes that are pending again, and conflicts."""
+    """What was found in a journal: commits with their outcomes, changes that are pending again, and conflicts.
 
-    commits: list[tuple[Intent, Outcome]] = field(default_factory=list)
+    The records *done* need not be remembered any more.
+    """
+
+    commits: Sequence[tuple[Intent, Outcome]]
     pending: list[tuple[Array, Change]] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
     shrinks: list[Shrink] = field(default_factory=list)
     done: list[int] = field(default_factory=list)
 
 
-async def settle(source: Source, contents: JournalContents, recovery: Recovery, *, apply: bool) -> None:
-    """Find out what became of the commits that were under way; with *apply*, take back those that were torn."""
-    by_key: dict[str, list[Intent]] = {}
-    changes = {record.sequence: record for record in contents.records if isinstance(record, Put | Erase)}
-    for record in contents.records:
-        if isinstance(record, Intent):
-            by_key.setdefault(record.key, []).append(record)
-    for intents in by_key.values():
-        for earlier, later in pairwise(intents):
-            recovery.commits.append((earlier, _outcome_before(earlier, later, changes)))
-        outcome = await _outcome(source, intents[-1], _held(intents[-1], changes))
-        recovery.commits.append((intents[-1], outcome))
-        if apply:
-            await _take_back(source, intents, outcome)
-            await _make_durable(source, intents[-1].key)
-    for intent, outcome in recovery.commits:
-        recovery.done.append(intent.sequence)
-        if outcome is Outcome.COMPLETE:
-            recovery.done += [change.sequence for change in _held(intent, changes)]
-
-
-async def classify(source: Source, contents: JournalContents, recovery: Recovery) -> None:
-    """Find out which changes are pending again, and which are conflicts."""
-    done = set(recovery.done)
+async def classify(source: Source, contents: JournalContents, settled: Settled) -> Recovery:
+    """Find out which changes are pending again, and which are conflicts, once the commits are *settled*."""
+    recovery = Recovery(settled.commits, done=list(settled.done))
+    done = set(settled.done)
     latest: dict[tuple[str, tuple[int, ...]], Change] = {}
     for record in contents.records:
         if isinstance(record, Shrink):
@@ -108,13 +73,12 @@ async def classify(source: Source, contents: JournalContents, recovery: Recovery
             recovery.pending.append((array, change))
         else:
             recovery.done.append(change.sequence)
+    return recovery
 
 
 async def replay(source: Source, contents: JournalContents, committer: Committer) -> Recovery:
     """Settle a journal and make pending what it holds; conflicts are put aside, and named in the log."""
-    recovery = Recovery()
-    await settle(source, contents, recovery, apply=True)
-    await classify(source, contents, recovery)
+    recovery = await classify(source, contents, await settle(source, contents, apply=True))
     for shrink in recovery.shrinks:
         try:
             await _shrink(source, committer, shrink)
@@ -127,7 +91,7 @@ async def replay(source: Source, contents: JournalContents, committer: Committer
         committer.add(array.arrangement, array.grid.locate(change.coords).shard, change)
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
-    await committer.put_aside([conflict.change for conflict in recovery.conflicts])
+    await committer.aside.keep([conflict.change for conflict in recovery.conflicts])
     await committer.commits.finish(sorted(recovery.done))
     return recovery
 
@@ -139,130 +103,6 @@ def describe(conflict: Conflict) -> str:
     return f"{what} of chunk {'/'.join(map(str, change.coords))} of {change.path or 'the array'}: {conflict.reason}"
 
 
-def _held(intent: Intent, changes: Mapping[int, Change]) -> list[Change]:
-    """Return the changes, of those that are not done, that a commit was to bring into its shard."""
-    sequences = list(changes)  # they ascend
-    found: list[Change] = []
-    for named in intent.records():
-        begin, end = bisect_left(sequences, named.start), bisect_left(sequences, named.stop)
-        found += [changes[sequence] for sequence in sequences[begin:end]]
-    return found
-
-
-def _outcome_before(earlier: Intent, later: Intent, changes: Mapping[int, Change]) -> Outcome:
-    """Return what became of a commit that another one of the same shard followed: that found it complete, or not."""
-    found = {change.sequence for change in _held(later, changes)}
-    is_tried_again = any(change.sequence in found for change in _held(earlier, changes))
-    is_complete = later.old_nbytes == earlier.planned_nbytes and (
-        not later.old_index or later.old_index == earlier.planned_index
-    )
-    return Outcome.COMPLETE if is_complete and not is_tried_again else Outcome.UNTOUCHED
-
-
-async def _outcome(source: Source, intent: Intent, changes: Sequence[Change]) -> Outcome:
-    try:
-        snapshot = await source.store.open(intent.key)
-    except (NotFoundError, NotADirectoryHereError):
-        return Outcome.COMPLETE if not intent.planned_nbytes else Outcome.UNTOUCHED
-    size, planned = snapshot.size, intent.planned_index
-    level = await _level(source, intent)
-    at_start = level is not None and level.index_at_start and not level.after
-    file = snapshot.stat.file
-    # The number of a device may be another one after a restart.
-    is_same_file = intent.identity is not None and file is not None and file[1] == intent.identity[1]
-    if size == intent.planned_nbytes and not (intent.is_replacement and is_same_file):
-        stands = await _stands(snapshot, 0 if at_start else size - len(planned), planned)
-        # A power cut may keep an index and lose what it speaks of; and versions may differ in nothing but payloads.
-        if stands and await _are_there(source, intent, changes):
-            return Outcome.COMPLETE
-    if intent.is_replacement or not is_same_file or not intent.old_nbytes <= size <= intent.planned_nbytes:
-        return Outcome.UNTOUCHED
-    if at_start:
-        return await _outcome_at_start(snapshot, intent)
-    if size == intent.old_nbytes:
-        return Outcome.UNTOUCHED
-    # Without a checksum, anything reads like an index.
-    if level is None or (level.index_codecs.checksums and await _is_readable(source, intent)):
-        return Outcome.UNTOUCHED
-    old_stands = await _stands(snapshot, intent.index_offset_old, intent.old_index)
-    return Outcome.TORN if old_stands else Outcome.UNCLEAR
-
-
-async def _outcome_at_start(snapshot: Snapshot, intent: Intent) -> Outcome:
-    old, planned = intent.old_index, intent.planned_index
-    if len(old) != len(planned) or snapshot.size < len(old):
-        return Outcome.UNCLEAR
-    head = bytes(await snapshot.read(0, len(old)))
-    if head == old and snapshot.size == intent.old_nbytes:
-        return Outcome.UNTOUCHED
-    is_ours = all(byte in (before, after) for byte, before, after in zip(head, old, planned, strict=True))
-    return Outcome.HEAD_TORN if is_ours else Outcome.UNTOUCHED
-
-
-async def _take_back(source: Source, intents: Sequence[Intent], outcome: Outcome) -> None:
-    """Make the shard of a torn commit what it was before, and remove what replacements left half-written."""
-    for intent in intents:
-        if is_reserved(intent.temporary.rpartition("/")[2]):
-            with suppress(NotFoundError, NotADirectoryHereError):
-                await source.store.unlink(intent.temporary)
-    intent = intents[-1]
-    if outcome is Outcome.UNCLEAR:
-        log.error("%s is not readable, and not as the journal expects it: it is left as it is", intent.key)
-    if outcome not in (Outcome.TORN, Outcome.HEAD_TORN):
-        return
-    log.warning("an append to %s was torn; it is taken back, and done again", intent.key)
-    head = intent.old_index if outcome is Outcome.HEAD_TORN else b""
-    kept = Kept(len(head), intent.old_nbytes - len(head))
-    pieces = (MemoryContent(memoryview(head)), kept) if head else (kept,)
-    async with source.store.edit(intent.key) as edit:
-        await edit.splice(Splice(pieces))
-    array = await source.hierarchy.array(intent.path)
-    if array is not None:
-        source.shards.forget(array.arrangement, intent.shard)
-
-
-async def _make_durable(source: Source, key: str) -> None:
-    """Make durable what an earlier process did to a shard and perhaps did not come to make so, names included."""
-    with suppress(NotFoundError, NotADirectoryHereError):
-        await (await source.store.open_live(key, writable=False)).sync()
-    while key:
-        key = key.rpartition("/")[0]
-        with suppress(NotFoundError, NotADirectoryHereError):
-            await source.store.sync_directory(key)
-
-
-async def _are_there(source: Source, intent: Intent, changes: Sequence[Change]) -> bool:
-    """Whether the shard of *intent* has what *changes* leave; also if that is no array any more."""
-    array = await _array(source, intent)
-    try:
-        for change in changes if array is not None else ():
-            if array is None or change.path != intent.path or not _is_within(array, change):
-                return False
-            if not await _is_there(array, change):
-                return False
-    except CorruptionError:
-        return False
-    return True
-
-
-async def _is_there(array: Array, change: Change) -> bool:
-    """Whether the stored chunk is what *change* leaves."""
-    _, extent = await array.find_stored(change.coords, fresh=True)
-    if extent is None or isinstance(change, Erase):
-        return extent is None and isinstance(change, Erase)
-    if extent.nbytes != change.payload.nbytes:
-        return False
-    for start in range(0, extent.nbytes, _PIECE_NBYTES):
-        nbytes = min(_PIECE_NBYTES, extent.nbytes - start)
-        if await extent.read(start, nbytes) != change.payload.read(start, nbytes):
-            return False
-    return True
-
-
-def _is_within(array: Array, change: Change) -> bool:
-    return len(change.coords) == array.grid.ndim and array.grid.contains(change.coords)
-
-
 async def _fit(source: Source, change: Change) -> tuple[Array | None, str | None]:
     """Return the array that *change* is for, and why it does not fit; neither if there is nothing to do."""
     array = await source.hierarchy.array(change.path)
@@ -270,14 +110,16 @@ async def _fit(source: Source, change: Change) -> tuple[Array | None, str | None
         return None, None if isinstance(change, Erase) else "there is no such sharded array any more"
     if array.fingerprint != change.fingerprint:
         return array, "the metadata of the array has changed"
-    if not _is_within(array, change):
+    if not is_within(array, change):
         return array, "it lies outside the array now"
     try:
         entry = await array.stored_entry(change.coords)
         if entry == change.superseded:
             return array, None
-        return (None, None) if await _is_there(array, change) else (array, _CHANGED)
+        return (None, None) if await is_there(array, change) else (array, _CHANGED)
     except ShardfsError as error:
+        if source.store.root is None and not isinstance(error, CorruptionError):
+            raise  # what a server fails to answer now, it answers when the journal is replayed next
         return array, f"its shard cannot be read: {error}"
 
 
@@ -297,33 +139,3 @@ async def _shrink(source: Source, committer: Committer, shrink: Shrink) -> None:
         await empty_outside(committer, array, metadata.shape)
     except (NotFoundError, NotADirectoryHereError, NotUnshardable) as error:
         log.warning("%s is not emptied outside its shape: %s", shrink.path or "the array", error)
-
-
-async def _array(source: Source, intent: Intent) -> Array | None:
-    """Return the array whose shard *intent* is about; None if its key is not that of such a shard (any more)."""
-    array = await source.hierarchy.array(intent.path)
-    if array is None or len(intent.shard) != array.grid.ndim or array.arrangement.shard_key(intent.shard) != intent.key:
-        return None
-    return array
-
-
-async def _level(source: Source, intent: Intent) -> ShardingLevel | None:
-    array = await _array(source, intent)
-    return array.grid.levels[0] if array is not None else None
-
-
-async def _is_readable(source: Source, intent: Intent) -> bool:
-    """Whether there is an index, which is not that of *intent* without what it speaks of."""
-    array = await _array(source, intent)
-    if array is None:
-        return True  # so that it is left alone
-    state = await source.shards.state(array.arrangement, intent.shard, fresh=True)
-    if state.shard is not None and state.shard.index.encoded == intent.planned_index:
-        return False
-    return not isinstance(state.error, CorruptionError)
-
-
-async def _stands(snapshot: Snapshot, offset: int, content: bytes) -> bool:
-    if not content or offset < 0 or offset + len(content) > snapshot.size:
-        return False
-    return bytes(await snapshot.read(offset, len(content))) == content

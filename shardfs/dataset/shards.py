@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from shardfs.dataset.open_shard import OpenShard, open_inner_shard, open_shard
+from shardfs.dataset.open_shard import OpenShard, index_place, open_inner_shard, open_shard
 from shardfs.dataset.pending import ArrayPending, OwnVersion, ShardVersion
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import (
@@ -24,6 +24,7 @@ from shardfs.errors import (
 from shardfs.format.chunk_key import ChunkKeyEncoding
 from shardfs.format.sharding import Coords, Place, ShardGrid
 from shardfs.stores.base import Snapshot, Stat, Store, join_key
+from shardfs.stores.belief import is_believed, seen_at
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +175,8 @@ class Shards:
         if self._states.get(state.key) is not state:
             return False
         now = self.clock()
-        if fresh or now - state.checked >= self.ttl or state.error is not None:
+        is_recent = is_believed(state.checked, now, self.ttl)
+        if fresh or not is_recent or state.error is not None:
             if state.snapshot is None and state.error is None:
                 is_current = await self.store.is_absent(state.stored_key)
             elif state.snapshot is None or not (state.error is None or isinstance(state.error, CorruptionError)):
@@ -183,7 +185,8 @@ class Shards:
                 is_current = await state.snapshot.is_current()
             if not is_current or self._states.get(state.key) is not state:
                 return False
-            state.checked = now
+            if not self.store.rewrites or not is_recent:  # else it is only what the store believes
+                state.checked = seen_at(now)
         self.touch(state)
         self._statistics.index_hits += 1
         return True
@@ -239,11 +242,11 @@ class Shards:
     async def _load(self, state_key: _Key) -> ShardState:
         array, coords, _ = state_key
         key = array.shard_key(coords)
-        state = ShardState(state_key, self.clock(), stored_key=key)
+        state = ShardState(state_key, seen_at(self.clock()), stored_key=key)
         shape = array.grid.index_shape(coords)
         for attempt in range(_ATTEMPTS):
             try:
-                state.snapshot = await self.store.open(key)
+                state.snapshot = await self.store.open(key, **index_place(array.grid.levels[0], shape))
                 state.stat = state.snapshot.stat._replace(nlink=1)  # links of a shard are none of its chunks
                 async with self._large if array.grid.is_large(shape) else nullcontext():
                     state.shard = await open_shard(array.grid.levels[0], shape, state.snapshot)

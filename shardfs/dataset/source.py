@@ -18,8 +18,9 @@ class Source:
     hierarchy: Hierarchy
 
     @classmethod
-    def of(cls, store: Store, *, ttl: float, max_open: int = 512) -> "Source":
-        """Read *store*, trusting what was seen for *ttl* seconds, with at most *max_open* shards open."""
+    def of(cls, store: Store, *, ttl: float | None = None, max_open: int = 512) -> "Source":
+        """Read *store*, trusting what was seen for *ttl* seconds, by default as long as it does."""
+        ttl = store.ttl if ttl is None else ttl
         statistics = Statistics()
         shards = Shards(store, ttl=ttl, statistics=statistics, max_open=max_open)
         return cls(store, statistics, shards, Hierarchy(store, shards, ttl=ttl))

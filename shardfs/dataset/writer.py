@@ -120,8 +120,7 @@ class Writer:
             while (busy := self.committer.busy(array.arrangement, shard)) is not None:
                 await busy.wait()
             if shard not in array.arrangement.pending.shards:
-                async with self.source.store.edit(array.arrangement.shard_key(shard)):
-                    pass  # raises, where the shard may not be written
+                await self.source.store.check_writable(array.arrangement.shard_key(shard))
             async with self.committer.commits.lock:
                 if self.committer.busy(array.arrangement, shard) or self._former(array.arrangement):
                     continue

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -36,31 +37,45 @@ async def put(process: Process, number: int, data: bytes, path: str = "end") -> 
     await process.writing.writer.put(await process.array(path), (number,), content, mtime_ns=1, **OWNER)
 
 
+async def begin_to_replace(process: Process) -> int:
+    """Publish `end/c/0` and write it again; returns the handle, which is not closed yet."""
+    files = process.writing.files
+    await put(process, 0, b"old")
+    number, _ = await files.open((await find(process.tree, "end/c/0")).ino, os.O_WRONLY | os.O_TRUNC)
+    await files.write(number, 0, b"new")
+    return number
+
+
+@asynccontextmanager
+async def closed_during_a_commit(process: Process, number: int) -> AsyncIterator[None]:
+    """Close a file while a commit in the block is storing its shard."""
+    commits = process.writing.writer.committer.commits
+    execute = commits.execute
+
+    async def meanwhile(commit: Commit) -> list[int]:
+        nursery.start_soon(process.writing.files.flush, number)
+        await wait_all_tasks_blocked()
+        return await execute(commit)
+
+    async with trio.open_nursery() as nursery:
+        commits.execute = meanwhile  # type: ignore[method-assign]
+        yield
+        commits.execute = execute  # type: ignore[method-assign]
+
+
 def test_a_chunk_that_is_closed_while_its_array_is_resized_is_one_of_the_resized_array(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        files, writer = process.writing.files, process.writing.writer
-        await put(process, 0, b"old")
-        attributes = await find(process.tree, "end/c/0")
-        number, _ = await files.open(attributes.ino, os.O_WRONLY | os.O_TRUNC)
-        await files.write(number, 0, b"new")
-        execute = writer.committer.commits.execute
-
-        async def meanwhile(commit: object) -> list[int]:
-            nursery.start_soon(files.flush, number)
-            await wait_all_tasks_blocked()
-            return await execute(commit)  # type: ignore[arg-type]
-
+        number = await begin_to_replace(process)
+        files = process.writing.files
         document = dict((await process.array("end")).document)
         document["shape"] = [document["shape"][0] + INNER]
         text = json.dumps(document).encode()
         ino = (await find(process.tree, "end/zarr.json")).ino
         handle, _ = await files.open(ino, os.O_WRONLY | os.O_TRUNC)
         await files.write(handle, 0, text)
-        async with trio.open_nursery() as nursery:
-            writer.committer.commits.execute = meanwhile  # type: ignore[method-assign,assignment]
+        async with closed_during_a_commit(process, number):
             await files.flush(handle)
-            writer.committer.commits.execute = execute  # type: ignore[method-assign]
         attributes = await find(process.tree, "end/c/0")
         _, opened = await process.tree.open(attributes.ino)
         assert bytes(await opened.read(0, 9)) == b"new"
@@ -239,22 +254,9 @@ def test_what_was_published_before_another_program_resized_the_array_comes_befor
 def test_a_chunk_that_is_closed_while_its_array_is_moved_is_one_of_the_moved_array(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        files, writer = process.writing.files, process.writing.writer
-        await put(process, 0, b"old")
-        attributes = await find(process.tree, "end/c/0")
-        number, _ = await files.open(attributes.ino, os.O_WRONLY | os.O_TRUNC)
-        await files.write(number, 0, b"new")
-        execute = writer.committer.commits.execute
-
-        async def meanwhile(commit: object) -> list[int]:
-            nursery.start_soon(files.flush, number)
-            await wait_all_tasks_blocked()
-            return await execute(commit)  # type: ignore[arg-type]
-
-        async with trio.open_nursery() as nursery:
-            writer.committer.commits.execute = meanwhile  # type: ignore[method-assign,assignment]
+        number = await begin_to_replace(process)
+        async with closed_during_a_commit(process, number):
             await process.writing.editor.rename(ROOT, b"end", ROOT, b"moved", exclusive=False)
-            writer.committer.commits.execute = execute  # type: ignore[method-assign]
         attributes = await find(process.tree, "moved/c/0")
         _, opened = await process.tree.open(attributes.ino)
         assert bytes(await opened.read(0, 9)) == b"new"

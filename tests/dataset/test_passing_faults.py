@@ -50,7 +50,7 @@ async def test_a_document_that_is_being_written_in_place_does_not_show_shards(ro
 @in_trio
 async def test_a_document_that_may_not_be_read_any_more_does_not_show_shards(root: Path) -> None:
     class Denied(LocalStore):
-        async def open(self, key: str) -> LocalSnapshot:
+        async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> LocalSnapshot:
             if denied and key.endswith("zarr.json"):
                 raise AccessDeniedError(f"{key}: Permission denied")
             return await super().open(key)

@@ -1,0 +1,68 @@
+"""Changes that do not fit what is stored now: kept in a journal of their own, for `shardfs recover`."""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from shardfs.dataset.commit import Commits, carry
+from shardfs.dataset.hierarchy import Hierarchy
+from shardfs.dataset.journal import Journal
+from shardfs.dataset.pending import Change, ShardPending
+from shardfs.dataset.shards import Arrangement
+from shardfs.format.sharding import Coords, ShardGrid
+
+log = logging.getLogger(__name__)
+
+_MAX_TOLD: Final = 10
+
+
+class Aside:
+    """The journal *conflicts*, and which pending changes belong there; *count* is of those that it took."""
+
+    def __init__(self, hierarchy: Hierarchy, conflicts: Journal, commits: Commits) -> None:
+        self.count = 0
+        self._hierarchy = hierarchy
+        self._conflicts = conflicts
+        self._commits = commits
+
+    async def keep(self, conflicts: Sequence[Change]) -> None:
+        """Keep changes durably, and finish their records in the journal that they come from."""
+        if not conflicts:
+            return
+        self.count += len(conflicts)
+        async with self._commits.lock:
+            for change in conflicts:
+                await trio.to_thread.run_sync(carry, self._conflicts, change)
+            await trio.to_thread.run_sync(self._conflicts.sync)
+        await self._commits.finish([change.sequence for change in conflicts])
+
+    async def sort_out(
+        self, arrangement: Arrangement, pending: ShardPending
+    ) -> tuple[Sequence[Change], Sequence[Change]]:
+        """Return the changes of a shard that still fit their array, and those that do not, which are kept here."""
+        array = await self._hierarchy.array(arrangement.path, fresh=True)
+        fitting: list[Change] = []
+        conflicts: list[Change] = []
+        for coords, change in pending.changes.items():
+            fits = array is not None and change.fingerprint == array.fingerprint and array.grid.contains(coords)
+            if fits and array is not None and _lies_alike(array.arrangement.grid, arrangement.grid, coords):
+                fitting.append(change)
+            else:
+                conflicts.append(change)
+        if conflicts:
+            log.error(
+                "%d chunks of %s were published for metadata that another program has changed or removed; they are "
+                "kept, and `shardfs recover` shows them: %s%s",
+                len(conflicts),
+                arrangement.path or "the array",
+                ", ".join("/".join(map(str, change.coords)) for change in conflicts[:_MAX_TOLD]),
+                ", …" if len(conflicts) > _MAX_TOLD else "",
+            )
+            await self.keep(conflicts)
+        return fitting, conflicts
+
+
+def _lies_alike(grid: ShardGrid, other: ShardGrid, coords: Coords) -> bool:
+    return grid is other or grid.locate(coords) == other.locate(coords)

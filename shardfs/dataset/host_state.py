@@ -1,0 +1,275 @@
+"""What a process that writes a source has of it on this machine: the directory in the source, or a slot.
+
+A source that is no directory of this machine has its journals in the user's state directory.  Several processes may
+write such a source, on one machine as on several: each claims the first slot that nobody holds,
+`shardfs/remote/<name>-<hash>/<number>` with `.shardfs` in it, and `source.json`, which says of what source it is.  A
+slot that is free and not empty was left by a process that was killed; the next one takes care of it.
+
+Slots are claimed and left one at a time, so that none goes while it is looked at.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+from shardfs.dataset.adoption import adopt
+from shardfs.dataset.lock import (
+    FLOCK,
+    Holder,
+    StateDirectory,
+    find_holder,
+    locked,
+    make_directory,
+    prepare,
+    sync_directory,
+    tidy,
+    try_lock,
+)
+from shardfs.errors import ShardfsError, SourceError
+from shardfs.stores.address import Address
+from shardfs.stores.base import Store
+from shardfs.stores.beneath import READ
+
+log = logging.getLogger(__name__)
+
+_SOURCE: Final = "source.json"
+_MAX_SOURCE_NBYTES: Final = 64 * 2**10
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}")
+_MAX_NAME: Final = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The directory *state* to write in, and those that were *left* with a journal by processes that ended.
+
+    All are locked for as long as the claim lasts.
+    """
+
+    state: StateDirectory
+    left: Sequence[StateDirectory] = ()
+
+    @property
+    def directories(self) -> Sequence[StateDirectory]:
+        """All of them; the journals of those that were left are brought into the store first."""
+        return (*self.left, self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What a process that writes a source has of it on this machine, or left; *holder* is that process.
+
+    *address* is None if the slot does not say of what source it is, or is of another one than its place says.
+    """
+
+    address: Address | None
+    number: int
+    state: StateDirectory
+    holder: Holder | None
+
+
+@contextmanager
+def hold(store: Store) -> Iterator[Claim]:
+    """Hold what a process needs to write *store*; what is empty of it goes at the end.
+
+    Raises `SourceError` if it cannot be made, if a directory of this machine is written by another process already,
+    and if a slot is of another source.
+    """
+    if store.root is not None:
+        with locked(store.root) as state:
+            yield Claim(state)
+        return
+    with ExitStack() as held:
+        with _alone():
+            claim = _claim(store.address, held)
+        yield claim
+
+
+def slots_of(store: Store) -> list[Slot]:
+    """Return what there is on this machine of a source; of a directory, its own `.shardfs`, whoever holds that."""
+    if store.root is not None:
+        return [Slot(store.address, 0, StateDirectory(store.root), None)]
+    return _slots(_directory(store.address))
+
+
+def all_slots() -> list[Slot]:
+    """Return the slots of all sources that are no directories of this machine."""
+    home = _home()
+    return [slot for name in sorted(_names(home)) for slot in _slots(os.path.join(home, name))]
+
+
+def has_journal(store: Store) -> bool:
+    """Whether a process that ended may have left changes that were published and are not in *store*."""
+    return any(slot.holder is None and slot.state.has_journal() for slot in slots_of(store))
+
+
+def count_files(state: StateDirectory) -> int:
+    """Return how many files of a directory are on their way to a remote store."""
+    return sum(len(names) for _, _, names in os.walk(state.plain))
+
+
+def state_home() -> str:
+    """Return the directory of the user for what programs keep between two runs."""
+    home = os.environ.get("XDG_STATE_HOME", "")
+    return home if os.path.isabs(home) else os.path.expanduser("~/.local/state")
+
+
+def _home() -> str:
+    return os.path.join(state_home(), "shardfs", "remote")
+
+
+def _directory(address: Address) -> str:
+    name = re.sub(r"[^\w.-]+", "-", address.url.partition("://")[2], flags=re.ASCII).strip("-.")[:_MAX_NAME]
+    digest = hashlib.sha256("\n".join(address).encode(errors="surrogateescape")).hexdigest()[:16]
+    return os.path.join(_home(), f"{name}-{digest}")
+
+
+def _claim(address: Address, held: ExitStack) -> Claim:
+    """Claim the first slot that was left, or else that is free; *held* gives back what is locked."""
+    directory = _directory(address)
+    left: list[StateDirectory] = []
+    used = set()
+    for number in _numbers(directory):
+        state = StateDirectory(os.path.join(directory, str(number)))
+        fd = try_lock(state)
+        if fd is None:
+            used.add(number)
+            continue
+        _tidy(state)
+        if os.path.isdir(state.path):
+            held.callback(_release, state, fd)
+            _require_source(state, address)
+            left.append(state)
+        else:
+            os.close(fd)
+    if left:
+        own = left.pop(0)
+    else:
+        number = next(number for number in count() if number not in used)
+        own = _make_slot(os.path.join(directory, str(number)), address, held)
+    for state in (own, *left):
+        prepare(state)
+        if state is not own:
+            adopt(state, own)
+    return Claim(own, tuple(state for state in left if state.has_journal()))
+
+
+def _make_slot(root: str, address: Address, held: ExitStack) -> StateDirectory:
+    _make_directories(root)
+    _write_source(root, address)
+    state = StateDirectory(root)
+    fd = try_lock(state)
+    if fd is None:
+        raise SourceError(f"{state.lock} is held by {find_holder(state)}, which does not use it")
+    held.callback(_release, state, fd)
+    return state
+
+
+def _release(state: StateDirectory, fd: int) -> None:
+    try:
+        with suppress(ShardfsError), _alone():
+            _tidy(state)
+    finally:
+        os.close(fd)
+
+
+def _tidy(state: StateDirectory) -> None:
+    """Remove a locked slot if nothing is in it."""
+    tidy(state)
+    if os.path.isdir(state.path):
+        return
+    with suppress(OSError):
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(state.root, _SOURCE))
+        os.rmdir(state.root)
+        os.rmdir(os.path.dirname(state.root))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Keep all other processes from claiming and leaving slots."""
+    home = _home()
+    if not os.path.isabs(home):
+        raise SourceError("there is no home directory to keep a journal in; set XDG_STATE_HOME to an absolute path")
+    _make_directories(home)
+    path = os.path.join(home, "lock")
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be made, which is needed to write: {error.strerror}") from None
+    try:
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        except OSError as error:
+            raise SourceError(f"{path} cannot be locked, which is needed to write: {error.strerror}") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def _make_directories(path: str) -> None:
+    """Make a directory and those above it that are missing, durably."""
+    if not os.path.isdir(path):
+        parent = os.path.dirname(path)
+        _make_directories(parent)
+        make_directory(path)
+        sync_directory(parent)
+
+
+def _names(directory: str) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(directory)
+    return []
+
+
+def _numbers(directory: str) -> list[int]:
+    return sorted(int(name) for name in _names(directory) if _NUMBER.fullmatch(name))
+
+
+def _slots(directory: str) -> list[Slot]:
+    found = []
+    for number in _numbers(directory):
+        state = StateDirectory(os.path.join(directory, str(number)))
+        address = _read_source(state.root)
+        if address is not None and _directory(address) != directory:
+            address = None
+        found.append(Slot(address, number, state, find_holder(state)))
+    return found
+
+
+def _require_source(state: StateDirectory, address: Address) -> None:
+    """Raise `SourceError` if a slot is of another source: somebody moved or copied it."""
+    found = _read_source(state.root)
+    if found != address:
+        whose = f"is of {found}" if found is not None else "does not say of what source it is"
+        raise SourceError(f"{state.root}, which has what is on its way to {address}, {whose}; move it away")
+
+
+def _write_source(root: str, address: Address) -> None:
+    path = os.path.join(root, _SOURCE)
+    try:
+        with open(path + ".new", "wb") as file:
+            file.write(json.dumps(address._asdict(), indent=2).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path + ".new", path)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be written, which is needed to write: {error.strerror}") from None
+    sync_directory(root)
+
+
+def _read_source(root: str) -> Address | None:
+    try:
+        with open(os.open(os.path.join(root, _SOURCE), READ), "rb") as file:
+            found = json.loads(file.read(_MAX_SOURCE_NBYTES))
+        return Address(str(found["url"]), str(found["endpoint"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None

@@ -1,0 +1,73 @@
+"""The journals of a state directory, opened to write, and those that killed processes left brought into the store."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from shardfs.dataset.committer import Committer
+from shardfs.dataset.journal import Journal, JournalContents, read_journal
+from shardfs.dataset.lock import StateDirectory
+from shardfs.dataset.recovery import replay
+from shardfs.dataset.source import Source
+from shardfs.dataset.writer import Writer
+from shardfs.errors import NotFoundError, ShardfsError
+from shardfs.stores.base import Store
+from shardfs.stores.beneath import open_directory
+from shardfs.stores.durable import Disk
+
+log = logging.getLogger(__name__)
+
+_DISK: Final = Disk()
+
+
+@dataclass(frozen=True, slots=True)
+class Journals:
+    """The journal and the changes that were put aside, with what they held, and a committer for the former."""
+
+    contents: JournalContents
+    aside: JournalContents
+    journal: Journal
+    conflicts: Journal
+    committer: Committer
+
+
+def read_left(directory: str) -> JournalContents:
+    """Read the journal in *directory*, which may not be there, without a lock; raises as `read_journal` does."""
+    with suppress(NotFoundError):
+        return read_journal(open_directory(directory))
+    return JournalContents([], [], [], 0, 0)
+
+
+@contextmanager
+def opened(source: Source, state: StateDirectory, disk: Disk = _DISK) -> Iterator[Journals]:
+    """Open the journals in *state*, whose lock the caller holds, for the length of a block.
+
+    Raises `StoreError` for one that cannot be read, or at the end cannot be let go of.
+    """
+    directory, directory_aside = open_directory(state.journal), open_directory(state.conflicts)
+    contents, aside = read_journal(directory), read_journal(directory_aside)
+    with (
+        closing(Journal(directory, disk, contents)) as journal,
+        closing(Journal(directory_aside, disk, aside)) as conflicts,
+    ):
+        yield Journals(contents, aside, journal, conflicts, Writer(source, journal, conflicts).committer)
+
+
+async def bring_home(store: Store, left: Sequence[StateDirectory]) -> None:
+    """Bring into *store* what the journals in *left* hold, whose locks the caller holds.
+
+    One that cannot be brought there stays, as the log says, for the next mount.  To be called before anything is
+    pending or cached of the store: each journal is replayed as if there were nothing else.
+    """
+    for state in left:
+        try:
+            source = Source.of(store)
+            with opened(source, state) as journals:
+                recovery = await replay(source, journals.contents, journals.committer)
+                await journals.committer.flush()
+        except ShardfsError as error:
+            log.error("%s stays for the next mount: %s", state.journal, error)  # noqa: TRY400
+        else:
+            log.info("%d chunks of another mount are in their shards, from %s", len(recovery.pending), state.journal)

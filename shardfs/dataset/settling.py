@@ -1,0 +1,234 @@
+"""Settling the commits that were under way when a process ended: completed, or taken back.
+
+A commit is complete if the shard has the planned index and the bytes that it speaks of.  One that is torn, as only an
+append in place can be, is taken back.  Whatever else the shard is now, it is left alone.
+"""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import pairwise
+from typing import Final
+
+from shardfs.dataset.array import Array
+from shardfs.dataset.journal import Erase, Intent, JournalContents, Put
+from shardfs.dataset.pending import Change
+from shardfs.dataset.source import Source
+from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError
+from shardfs.format.sharding import ShardingLevel
+from shardfs.stores.base import Kept, Snapshot, Splice, is_reserved
+from shardfs.stores.memory import MemoryContent
+
+log = logging.getLogger(__name__)
+
+_PIECE_NBYTES: Final = 2**20
+
+
+class Outcome(Enum):
+    """What became of a commit that was under way."""
+
+    COMPLETE = auto()
+    """The shard holds it."""
+    UNTOUCHED = auto()
+    """It had not begun, or another program made another version since."""
+    TORN = auto()
+    """The shard is its old version and a part of an append, which is to be cut off."""
+    HEAD_TORN = auto()
+    """So it is, and a part of the new index may stand over the old one at its beginning."""
+    UNCLEAR = auto()
+    """The shard is not readable, and not in a state that the commit leads to: it is left as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of *commits* that were under way; the records *done* need not be remembered any more."""
+
+    commits: Sequence[tuple[Intent, Outcome]]
+    done: Sequence[int]
+
+
+async def settle(source: Source, contents: JournalContents, *, apply: bool) -> Settled:
+    """Find out what became of the commits that were under way; with *apply*, take back those that were torn."""
+    by_key: dict[str, list[Intent]] = {}
+    changes = {record.sequence: record for record in contents.records if isinstance(record, Put | Erase)}
+    for record in contents.records:
+        if isinstance(record, Intent):
+            by_key.setdefault(record.key, []).append(record)
+    commits: list[tuple[Intent, Outcome]] = []
+    for intents in by_key.values():
+        for earlier, later in pairwise(intents):
+            commits.append((earlier, _outcome_before(earlier, later, changes)))
+        outcome = await _outcome(source, intents[-1], _held(intents[-1], changes))
+        commits.append((intents[-1], outcome))
+        if apply:
+            await _take_back(source, intents, outcome)
+            await _make_durable(source, intents[-1].key)
+    done = [intent.sequence for intent, _ in commits]
+    for intent, outcome in commits:
+        if outcome is Outcome.COMPLETE:
+            done += [change.sequence for change in _held(intent, changes)]
+    return Settled(commits, done)
+
+
+async def is_there(array: Array, change: Change) -> bool:
+    """Whether the stored chunk is what *change* leaves."""
+    _, extent = await array.find_stored(change.coords, fresh=True)
+    if extent is None or isinstance(change, Erase):
+        return extent is None and isinstance(change, Erase)
+    if extent.nbytes != change.payload.nbytes:
+        return False
+    for start in range(0, extent.nbytes, _PIECE_NBYTES):
+        nbytes = min(_PIECE_NBYTES, extent.nbytes - start)
+        if await extent.read(start, nbytes) != change.payload.read(start, nbytes):
+            return False
+    return True
+
+
+def is_within(array: Array, change: Change) -> bool:
+    """Whether the coordinates of *change* are those of a chunk of *array*, as it is now."""
+    return len(change.coords) == array.grid.ndim and array.grid.contains(change.coords)
+
+
+def _held(intent: Intent, changes: Mapping[int, Change]) -> list[Change]:
+    """Return the changes, of those that are not done, that a commit was to bring into its shard."""
+    sequences = list(changes)  # they ascend
+    found: list[Change] = []
+    for named in intent.records():
+        begin, end = bisect_left(sequences, named.start), bisect_left(sequences, named.stop)
+        found += [changes[sequence] for sequence in sequences[begin:end]]
+    return found
+
+
+def _outcome_before(earlier: Intent, later: Intent, changes: Mapping[int, Change]) -> Outcome:
+    """Return what became of a commit that another one of the same shard followed: that found it complete, or not."""
+    found = {change.sequence for change in _held(later, changes)}
+    is_tried_again = any(change.sequence in found for change in _held(earlier, changes))
+    is_complete = later.old_nbytes == earlier.planned_nbytes and (
+        not later.old_index or later.old_index == earlier.planned_index
+    )
+    return Outcome.COMPLETE if is_complete and not is_tried_again else Outcome.UNTOUCHED
+
+
+async def _outcome(source: Source, intent: Intent, changes: Sequence[Change]) -> Outcome:
+    planned = intent.planned_index
+    level = await _level(source, intent)
+    at_start = level is not None and level.index_at_start and not level.after
+    head, tail = (len(planned), 0) if at_start else (0, len(planned))
+    try:
+        snapshot = await source.store.open(intent.key, head_nbytes=head, tail_nbytes=tail)
+    except (NotFoundError, NotADirectoryHereError):
+        return Outcome.COMPLETE if not intent.planned_nbytes else Outcome.UNTOUCHED
+    size = snapshot.size
+    file = snapshot.stat.file
+    # The number of a device may be another one after a restart.
+    is_same_file = intent.identity is not None and file is not None and file[1] == intent.identity[1]
+    if size == intent.planned_nbytes and not (intent.is_replacement and is_same_file):
+        stands = await _stands(snapshot, 0 if at_start else size - len(planned), planned)
+        if stands and intent.old_index and not at_start:
+            snapshot.expect(intent.index_offset_old, size - len(planned) - intent.index_offset_old)
+        # A power cut may keep an index and lose what it speaks of; and versions may differ in nothing but payloads.
+        if stands and await _are_there(source, intent, changes):
+            return Outcome.COMPLETE
+    if intent.is_replacement or not is_same_file or not intent.old_nbytes <= size <= intent.planned_nbytes:
+        return Outcome.UNTOUCHED
+    if at_start:
+        return await _outcome_at_start(snapshot, intent)
+    if size == intent.old_nbytes:
+        return Outcome.UNTOUCHED
+    # Without a checksum, anything reads like an index.
+    if level is None or (level.index_codecs.checksums and await _is_readable(source, intent)):
+        return Outcome.UNTOUCHED
+    old_stands = await _stands(snapshot, intent.index_offset_old, intent.old_index)
+    return Outcome.TORN if old_stands else Outcome.UNCLEAR
+
+
+async def _outcome_at_start(snapshot: Snapshot, intent: Intent) -> Outcome:
+    old, planned = intent.old_index, intent.planned_index
+    if len(old) != len(planned) or snapshot.size < len(old):
+        return Outcome.UNCLEAR
+    head = bytes(await snapshot.read(0, len(old)))
+    if head == old and snapshot.size == intent.old_nbytes:
+        return Outcome.UNTOUCHED
+    is_ours = all(byte in (before, after) for byte, before, after in zip(head, old, planned, strict=True))
+    return Outcome.HEAD_TORN if is_ours else Outcome.UNTOUCHED
+
+
+async def _take_back(source: Source, intents: Sequence[Intent], outcome: Outcome) -> None:
+    """Make the shard of a torn commit what it was before, and remove what replacements left half-written."""
+    for intent in intents:
+        if is_reserved(intent.temporary.rpartition("/")[2]):
+            with suppress(NotFoundError, NotADirectoryHereError):
+                await source.store.unlink(intent.temporary)
+    intent = intents[-1]
+    if outcome is Outcome.UNCLEAR:
+        log.error("%s is not readable, and not as the journal expects it: it is left as it is", intent.key)
+    if outcome not in (Outcome.TORN, Outcome.HEAD_TORN):
+        return
+    log.warning("an append to %s was torn; it is taken back, and done again", intent.key)
+    head = intent.old_index if outcome is Outcome.HEAD_TORN else b""
+    kept = Kept(len(head), intent.old_nbytes - len(head))
+    pieces = (MemoryContent(memoryview(head)), kept) if head else (kept,)
+    async with source.store.edit(intent.key) as edit:
+        await edit.splice(Splice(pieces))
+    array = await source.hierarchy.array(intent.path)
+    if array is not None:
+        source.shards.forget(array.arrangement, intent.shard)
+
+
+async def _make_durable(source: Source, key: str) -> None:
+    """Make durable what an earlier process did to a shard and perhaps did not come to make so, names included."""
+    if source.store.rewrites:
+        return  # a new version is durable when it is there
+    with suppress(NotFoundError, NotADirectoryHereError):
+        await (await source.store.open_live(key, writable=False)).sync()
+    while key:
+        key = key.rpartition("/")[0]
+        with suppress(NotFoundError, NotADirectoryHereError):
+            await source.store.sync_directory(key)
+
+
+async def _are_there(source: Source, intent: Intent, changes: Sequence[Change]) -> bool:
+    """Whether the shard of *intent* has what *changes* leave; also if that is no array any more."""
+    array = await _array(source, intent)
+    try:
+        for change in changes if array is not None else ():
+            if array is None or change.path != intent.path or not is_within(array, change):
+                return False
+            if not await is_there(array, change):
+                return False
+    except CorruptionError:
+        return False
+    return True
+
+
+async def _array(source: Source, intent: Intent) -> Array | None:
+    """Return the array whose shard *intent* is about; None if its key is not that of such a shard (any more)."""
+    array = await source.hierarchy.array(intent.path)
+    if array is None or len(intent.shard) != array.grid.ndim or array.arrangement.shard_key(intent.shard) != intent.key:
+        return None
+    return array
+
+
+async def _level(source: Source, intent: Intent) -> ShardingLevel | None:
+    array = await _array(source, intent)
+    return array.grid.levels[0] if array is not None else None
+
+
+async def _is_readable(source: Source, intent: Intent) -> bool:
+    """Whether there is an index, which is not that of *intent* without what it speaks of."""
+    array = await _array(source, intent)
+    if array is None:
+        return True  # so that it is left alone
+    state = await source.shards.state(array.arrangement, intent.shard, fresh=True)
+    if state.shard is not None and state.shard.index.encoded == intent.planned_index:
+        return False
+    return not isinstance(state.error, CorruptionError)
+
+
+async def _stands(snapshot: Snapshot, offset: int, content: bytes) -> bool:
+    if not content or offset < 0 or offset + len(content) > snapshot.size:
+        return False
+    return bytes(await snapshot.read(offset, len(content))) == content

@@ -1,0 +1,87 @@
+"""What `shardfs recover` says without a SOURCE: which journals of remote sources are on this machine."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardfs.dataset.host_state import Slot, all_slots, count_files
+from shardfs.dataset.journal import Erase, JournalContents, Put
+from shardfs.dataset.leftovers import read_left
+from shardfs.repairs import RecoveryReport
+from shardfs.stores.address import Address
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a slot holds: *chunks* of *nbytes* bytes that are not in their shards, *conflicts*, and *files* to send."""
+
+    chunks: int
+    nbytes: int
+    conflicts: int
+    files: int
+    is_damaged: bool
+
+    @classmethod
+    def of(cls, slot: Slot) -> "_Held":
+        contents, aside = read_left(slot.state.journal), read_left(slot.state.conflicts)
+        changes = _latest(contents)
+        nbytes = sum(change.payload.nbytes for change in changes if isinstance(change, Put))
+        is_damaged = any(not damage.is_torn for found in (contents, aside) for damage in found.damage)
+        return cls(len(changes), nbytes, len(_latest(aside)), count_files(slot.state), is_damaged)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{_number(self.chunks, 'chunk')} of {_number(self.nbytes, 'byte')} not in their shards yet",
+            *([_number(self.conflicts, "conflict")] if self.conflicts else []),
+            *([f"{_number(self.files, 'file')} not sent yet"] if self.files else []),
+            *(["damage in the journal"] if self.is_damaged else []),
+        ]
+        return ", ".join(parts)
+
+
+def recover_host() -> RecoveryReport:
+    """List what mounts of remote sources have, or left, on this machine; nothing is changed, and no store is asked."""
+    report = RecoveryReport()
+    for slot in all_slots():
+        held, who = _Held.of(slot), slot.holder
+        is_left = who is None and bool(held.chunks or held.conflicts or held.files or held.is_damaged)
+        if who is None and not is_left:
+            continue
+        command = _command(slot.address) if is_left and slot.address is not None else None
+        if who is not None:
+            end = f"in use by {who}"
+        elif command is not None:
+            end = f"to bring them home: {command}"
+        else:
+            end = "the directory does not say of what source it is, or was moved; move it away"
+        report.add(
+            "slot",
+            f"{slot.address or slot.state.root}, slot {slot.number}: {held}; {end}",
+            left=is_left,
+            source=slot.address.url if slot.address is not None else None,
+            endpoint=slot.address.endpoint if slot.address is not None else None,
+            slot=slot.number,
+            directory=slot.state.root,
+            chunks=held.chunks,
+            nbytes=held.nbytes,
+            conflicts=held.conflicts,
+            files=held.files,
+            in_use=who is not None,
+            pid=who.pid if who is not None else None,
+            command=command,
+        )
+    return report
+
+
+def _command(address: Address) -> str:
+    endpoint = ["--endpoint-url", address.endpoint] if address.endpoint else []
+    return shlex.join(["shardfs", "recover", "--apply", *endpoint, address.url])
+
+
+def _latest(contents: JournalContents) -> Sequence[Put | Erase]:
+    changes = (record for record in contents.records if isinstance(record, Put | Erase))
+    return list({(change.path, change.coords): change for change in changes}.values())
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

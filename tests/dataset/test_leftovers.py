@@ -1,0 +1,105 @@
+"""Journals that other processes left: brought into the store, or kept as they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import shardfs
+from shardfs.dataset.journal import read_journal
+from shardfs.dataset.leftovers import bring_home
+from shardfs.dataset.lock import StateDirectory
+from shardfs.errors import CorruptionError, ShardfsError, StoreError
+from shardfs.stores.beneath import open_directory
+from shardfs.stores.local import LocalStore
+from shardfs.stores.memory import MemoryContent
+from tests.support.crashing import Process, QuickDisk, make_source
+from tests.support.opened import in_trio
+
+OWNER = {"mode": 0o644, "uid": os.geteuid(), "gid": os.getegid()}
+
+
+class FailingStore(LocalStore):
+    """A store that is no directory of this machine, as far as it says, and of which no shard can be opened."""
+
+    root: Any = None
+    rewrites = True
+
+    def __init__(self, root: Path, error: ShardfsError) -> None:
+        super().__init__(str(root))
+        self._error = error
+
+    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Any:
+        if key.endswith("zarr.json"):
+            return await super().open(key)
+        raise self._error
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_source(tmp_path / "source")
+    return tmp_path / "source"
+
+
+async def put(process: Process, number: int, data: bytes) -> None:
+    content = MemoryContent(memoryview(data))
+    await process.writing.writer.put(await process.array("end"), (number,), content, mtime_ns=1, **OWNER)
+
+
+async def leave(root: Path) -> StateDirectory:
+    """A journal with a new version of one chunk, and the old one in its shard."""
+    process = await Process.start(root, QuickDisk())
+    await put(process, 0, b"old")
+    await process.writing.writer.committer.flush()
+    await put(process, 0, b"new")
+    return StateDirectory(str(root))
+
+
+async def stored(root: Path) -> bytes | None:
+    """The chunk as it is in its shard, whatever is pending."""
+    return await trio.to_thread.run_sync(lambda: shardfs.open(root)["end"].read_chunk((0,)))
+
+
+def left(directory: str) -> int:
+    return len(read_journal(open_directory(directory)).records)
+
+
+@in_trio
+async def test_a_journal_is_empty_when_all_of_it_is_in_the_store(root: Path) -> None:
+    state = await leave(root)
+    await bring_home(LocalStore(str(root)), [state])
+    assert os.listdir(state.journal) == os.listdir(state.conflicts) == []
+    assert await stored(root) == b"new"
+
+
+@in_trio
+async def test_a_journal_stays_while_the_store_fails(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = await leave(root)
+    await bring_home(FailingStore(root, StoreError("no network")), [state])
+    assert await stored(root) == b"old"
+    assert (left(state.journal), left(state.conflicts)) == (1, 0)
+    assert "stays for the next mount" in caplog.text
+    assert "no network" in caplog.text
+    await bring_home(LocalStore(str(root)), [state])
+    assert await stored(root) == b"new"
+
+
+@in_trio
+async def test_what_belongs_into_a_damaged_shard_is_put_aside(root: Path) -> None:
+    state = await leave(root)
+    await bring_home(FailingStore(root, CorruptionError("damaged")), [state])
+    assert (left(state.journal), left(state.conflicts)) == (0, 1)
+
+
+@in_trio
+async def test_one_journal_that_cannot_be_read_keeps_no_other_from_its_shards(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = await leave(root)
+    await bring_home(LocalStore(str(root)), [StateDirectory(str(tmp_path / "nowhere")), state])
+    assert "nowhere" in caplog.text
+    assert await stored(root) == b"new"
