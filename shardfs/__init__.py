@@ -1,6 +1,7 @@
 """shardfs shows the inner chunks of sharded Zarr arrays as ordinary files.
 
 `shardfs.mount(source)` is a context manager that yields a mounted directory; `shardfs.open(source)` reads without FUSE.
+`MountOptions` and `StoreOptions` say how to mount, and how to reach a remote source.
 The rooms: `cli` and `api` at the top, then `fuse`, `vfs`, `dataset`, and at the bottom `format` and `stores`, which do
 not know each other.  Nothing imports upward; `errors` is for all.
 """
@@ -11,9 +12,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from shardfs.api import Dataset as open  # noqa: N813 - `shardfs.open` reads as it should
-    from shardfs.api import mount
+    from shardfs.api import MountOptions, StoreOptions, mount
 
-__all__ = ["__version__", "mount", "open"]
+__all__ = ["MountOptions", "StoreOptions", "__version__", "mount", "open"]
 
 
 def __dir__() -> list[str]:
@@ -23,8 +24,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - what the module defines
     """Load the Python interface when it is first asked for, so that a command starts without it."""
-    if name in ("mount", "open"):
+    if name in __all__:
         from shardfs import api
 
-        return api.mount if name == "mount" else api.Dataset
+        return getattr(api, "Dataset" if name == "open" else name)
     raise AttributeError(f"module 'shardfs' has no attribute {name!r}")

@@ -20,8 +20,10 @@ from shardfs.format.sharding import Coords
 from shardfs.fuse.daemon import start_daemon
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point, unmount
 from shardfs.fuse.options import MountOptions
-from shardfs.stores.url import open_store
+from shardfs.stores.url import StoreOptions, open_store, resolve
 from shardfs.vfs.views import UnshardedV3
+
+__all__ = ["Dataset", "DatasetNode", "MountOptions", "StoreOptions", "mount"]
 
 
 @contextmanager
@@ -29,20 +31,23 @@ def mount(
     source: str | os.PathLike[str],
     mountpoint: str | os.PathLike[str] | None = None,
     options: MountOptions | None = None,
+    store_options: StoreOptions | None = None,
 ) -> Iterator[Path]:
-    """Mount *source*, read-only, for the length of a `with` block; yields the place.
+    """Mount *source*, read-only unless *options* say otherwise, for the length of a `with` block; yields the place.
 
     Without *mountpoint* that is a temporary directory.  Raises the errors of `shardfs.errors`.
     """
-    store = open_store(os.fspath(source))
+    url, root = resolve(os.fspath(source))
     check_fuse()
     temporary = Path(tempfile.mkdtemp(prefix="shardfs-"))
     place = temporary / "mount" if mountpoint is None else Path(mountpoint)
     try:
         if mountpoint is None:
             place.mkdir()
-        path = check_mount_point(os.fspath(place), store.root)
-        start_daemon([store.url, path, *(options or MountOptions()).to_arguments()], temporary / "log")
+        store_options = store_options or StoreOptions()
+        path = check_mount_point(os.fspath(place), root, store_options.cache)
+        arguments = (options or MountOptions()).to_arguments() + store_options.to_arguments()
+        start_daemon([url, path, *arguments], temporary / "log")
         try:
             yield place
         finally:
@@ -57,10 +62,21 @@ def mount(
 
 
 class Dataset:
-    """A source, read without FUSE.  What was seen is believed for *metadata_ttl* seconds."""
+    """A source, read without FUSE.
 
-    def __init__(self, source: str | os.PathLike[str], *, metadata_ttl: float = 1.0) -> None:
-        self._source = Source.of(open_store(os.fspath(source)), ttl=metadata_ttl)
+    What was seen is believed for *metadata_ttl* seconds, None being what suits the source.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        metadata_ttl: float | None = None,
+        store_options: StoreOptions | None = None,
+    ) -> None:
+        store = open_store(os.fspath(source), store_options or StoreOptions(), ttl=metadata_ttl)
+        trio.run(store.check)
+        self._source = Source.of(store)
         self._lock = threading.Lock()  # what is cached belongs to one event loop at a time
 
     def __iter__(self) -> Iterator[str]:

@@ -21,7 +21,9 @@ EXIT_STATUS: Final[dict[type[errors.ShardfsError], int]] = {
 
 P = ParamSpec("P")
 
-FOREVER: Final = float("inf")  # a command looks at everything once
+
+class RemoteOption(click.Option):
+    """An option for sources that are not on this machine, which the help lists apart from the others."""
 
 
 class Examples(click.Command):
@@ -30,6 +32,16 @@ class Examples(click.Command):
     def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:  # noqa: ANN401 - as click passes them
         super().__init__(*args, **kwargs)
         self.examples = examples
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, those for remote sources last."""
+        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        for title, is_remote in (("Options", False), ("Options for s3:// sources", True)):
+            chosen = [option for option in options if isinstance(option, RemoteOption) is is_remote]
+            records = [record for option in chosen if (record := option.get_help_record(ctx)) is not None]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
@@ -88,6 +100,5 @@ def no_nan(_: click.Context, __: click.Parameter, value: float | None) -> float 
     return value
 
 
-source_argument = click.argument("source", metavar="SOURCE")
 mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=click.Path())
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

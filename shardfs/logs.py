@@ -32,7 +32,10 @@ class Once(logging.Filter):
 
 
 def log_to(file: Path | None, level: str) -> None:
-    """Log to *file*, or to standard error, what is at least of *level*; raises `UsageError`."""
+    """Log to *file*, or to standard error, what is at least of *level*; raises `UsageError`.
+
+    Of other libraries only warnings are logged: what clients of remote stores say besides has credentials in it.
+    """
     try:
         handler = (
             logging.StreamHandler()
@@ -42,6 +45,10 @@ def log_to(file: Path | None, level: str) -> None:
     except OSError as error:
         raise UsageError(f"the log file {file} cannot be written: {error.strerror}") from None
     handler.addFilter(Once())
+    chosen = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(
-        level=level.upper(), handlers=[handler], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=max(chosen, logging.WARNING),
+        handlers=[handler],
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    logging.getLogger("shardfs").setLevel(chosen)

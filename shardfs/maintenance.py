@@ -1,18 +1,26 @@
 """Commands that change a dataset or see to its shards: `flush`, `recover`, `compact`."""
 
+import errno
 import json
 import os
 import sys
+from functools import partial
+from typing import Final
 
 import click
 import trio
 
 from shardfs import errors
-from shardfs.commands import command, json_option, mountpoint_argument, no_nan, source_argument
+from shardfs.commands import command, json_option, mountpoint_argument, no_nan
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import is_shardfs
+from shardfs.host_journals import recover_host
 from shardfs.repairs import compact_source, recover_source
-from shardfs.stores.url import open_store
+from shardfs.sources import open_checked, single_writer_option, source_options, store_options
+from shardfs.stores.url import StoreOptions
+
+_NOT_LOGGED: Final = {errno.EROFS, errno.ENOTCONN, errno.ECONNABORTED}
+"""What the kernel answers, and no daemon."""
 
 
 @command(
@@ -28,27 +36,40 @@ def flush(mountpoint: str) -> None:
     try:
         os.setxattr(mountpoint, control.FLUSH, b"")
     except OSError as error:
-        raise errors.StoreError(f"{mountpoint} could not be flushed: {error.strerror}; its log says more") from None
+        more = "" if error.errno in _NOT_LOGGED else "; its log says more"
+        raise errors.StoreError(f"{mountpoint} could not be flushed: {error.strerror}{more}") from None
 
 
 @command(
     examples="""
     shardfs recover data.zarr
     shardfs recover --apply data.zarr
+    shardfs recover
     """
 )
-@source_argument
+@click.argument("source", metavar="[SOURCE]", required=False)
+@store_options
+@single_writer_option
 @click.option("--apply", is_flag=True, help="Bring journals into the shards, apply conflicts, and repair torn shards.")
 @json_option
-def recover(source: str, apply: bool, as_json: bool) -> None:
+def recover(source: str | None, store_options: StoreOptions, single_writer: bool, apply: bool, as_json: bool) -> None:
     """Show what a killed mount, or another program that was killed, left in SOURCE; repair it with --apply.
 
     A journal holds chunks that were written through a mount and are not in their shards yet. Those that do not fit what
     is stored now are conflicts, which only --apply applies. A torn shard, which nothing can read, is cut back to its
     last valid index if that has a checksum; what is cut off is kept in a file below .shardfs/torn. Exit status 1 if
     something is left that cannot be repaired, or is not repaired yet.
+
+    Journals of s3:// sources are on the machine that wrote. Without SOURCE those of this machine are listed, each with
+    the command that brings home what is in it; those that a mount uses are its own business.
     """
-    report = trio.run(recover_source, open_store(source), apply)
+    if source is not None:
+        work = partial(recover_source, single_writer=single_writer)
+        report = trio.run(work, open_checked(source, store_options), apply)
+    elif apply:
+        raise errors.UsageError("--apply needs a SOURCE; without it, `shardfs recover` lists those with a journal here")
+    else:
+        report = recover_host()
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
     if report.is_left:
         sys.exit(1)
@@ -60,7 +81,8 @@ def recover(source: str, apply: bool, as_json: bool) -> None:
     shardfs compact --threshold 0.2 data.zarr
     """
 )
-@source_argument
+@source_options
+@single_writer_option
 @click.option(
     "--threshold",
     type=click.FloatRange(min=0, max=1),
@@ -70,10 +92,11 @@ def recover(source: str, apply: bool, as_json: bool) -> None:
     help="The share of dead bytes from which on a shard is rewritten.",
 )
 @click.option("--force", is_flag=True, help="Also rewrite shards that begin with bytes of another format.")
-def compact(source: str, threshold: float, force: bool) -> None:
+def compact(source: str, store_options: StoreOptions, single_writer: bool, threshold: float, force: bool) -> None:
     """Rewrite the shards of SOURCE that have many dead bytes, each atomically, in C order.
 
     Programs that have such a shard open natively go on reading the old one. `shardfs info --shards` shows the waste.
     """
-    for line in trio.run(compact_source, open_store(source), threshold, force, sys.stderr):
+    work = partial(compact_source, single_writer=single_writer)
+    for line in trio.run(work, open_checked(source, store_options), threshold, force, sys.stderr):
         click.echo(errors.printable(line))

@@ -1,24 +1,24 @@
 """What `shardfs recover` and `shardfs compact` do, and how they say it."""
 
+import os
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from shardfs.dataset.commit import carry
-from shardfs.dataset.committer import Committer
 from shardfs.dataset.compaction import compact, find_wasteful
-from shardfs.dataset.journal import Erase, Journal, JournalContents, Put, read_journal
-from shardfs.dataset.lock import StateDirectory, locked
+from shardfs.dataset.host_state import count_files, hold, slots_of
+from shardfs.dataset.journal import Erase, JournalContents, Put
+from shardfs.dataset.leftovers import Journals, opened, read_left
+from shardfs.dataset.lock import StateDirectory
 from shardfs.dataset.pending import Change
-from shardfs.dataset.recovery import Conflict, Outcome, Recovery, classify, describe, replay, settle
+from shardfs.dataset.recovery import Conflict, Recovery, classify, describe, replay
 from shardfs.dataset.repair import TornShard, find_torn, repair
+from shardfs.dataset.settling import Outcome, settle
 from shardfs.dataset.source import Source
-from shardfs.dataset.writer import Writer
-from shardfs.errors import NotFoundError, ShardfsError, SourceError, printable
+from shardfs.errors import ShardfsError, SourceError, printable
 from shardfs.format.sharding import Coords
 from shardfs.reports import bar
-from shardfs.stores.beneath import open_directory
-from shardfs.stores.durable import Disk
-from shardfs.stores.local import LocalStore
+from shardfs.stores.base import Store
 
 _FOREVER = float("inf")
 
@@ -47,87 +47,99 @@ class RecoveryReport:
         return "\n".join(map(printable, lines)) + "\n"
 
 
-async def recover_source(store: LocalStore, apply: bool) -> RecoveryReport:
-    """Find journals and torn shards, and with *apply* bring the former into the store and repair the latter."""
+async def recover_source(store: Store, apply: bool, *, single_writer: bool = False) -> RecoveryReport:
+    """Find journals and torn shards, and with *apply* bring the former into the store and repair the latter.
+
+    Of a source that is no directory of this machine the journals are those of this machine that no mount uses.
+    *single_writer*: the user says that nobody else writes to the source meanwhile.
+    """
     source = Source.of(store, ttl=_FOREVER)
     report = RecoveryReport()
-    if apply:
-        with locked(store.root) as state:
-            await _apply_journals(source, state, report)
-            async for torn in find_torn(source):
-                await _report_torn(source, torn, state, report, apply=True)
+    for slot in slots_of(store):
+        if slot.holder is not None:
+            line = f"slot {slot.number} is in use by {slot.holder}, which brings into the shards what is in its journal"
+            report.add("slot", line, left=False, slot=slot.number, pid=slot.holder.pid, host=slot.holder.host)
+        elif slot.address is None:
+            line = f"{slot.state.root} does not say that it is of {store.address}; move it away"
+            report.add("slot", line, left=True, slot=slot.number, directory=slot.state.root)
+        elif not apply:
+            await _show_journals(source, slot.state, report)
+    if not apply:
+        async for torn in find_torn(source):
+            await _report_torn(source, torn, None, report)
         return report
-    state = StateDirectory(store.root)
-    await _show_journals(source, state, report)
-    async for torn in find_torn(source):
-        await _report_torn(source, torn, state, report, apply=False)
+    with hold(store) as claim:
+        await store.start_writing(claim.state.root, single_writer=single_writer)
+        for state in claim.directories:
+            await _apply_journals(source, state, report)
+        await store.flush()
+        async for torn in find_torn(source):
+            await _report_torn(source, torn, claim.state, report)
     return report
 
 
-async def compact_source(store: LocalStore, threshold: float, force: bool, progress: TextIO) -> list[str]:
-    """Compact the wasteful shards of a source, with a bar on *progress*; returns what was done, in lines."""
+async def compact_source(
+    store: Store, threshold: float, force: bool, progress: TextIO, *, single_writer: bool = False
+) -> list[str]:
+    """Compact the wasteful shards of a source, with a bar on *progress*; returns what was done, in lines.
+
+    *single_writer*: the user says that nobody else writes to the source meanwhile.
+    """
     source = Source.of(store, ttl=_FOREVER)
     lines = []
-    with locked(store.root) as state:
-        if state.has_pending():
+    with hold(store) as claim:
+        if any(state.has_pending() for state in claim.directories):
             raise SourceError(f"{store.url} has a journal; run `shardfs recover --apply {store.url}` first")
-        journal, conflicts = (Journal(open_directory(path), Disk()) for path in (state.journal, state.conflicts))
-        writer = Writer(source, journal, conflicts)
-        candidates = [candidate async for candidate in find_wasteful(source, threshold, force=force)]
-        saved = count = 0
-        with bar(len(candidates), "compacting", progress) as advance:
-            for candidate in candidates:
-                advance()
-                if candidate.reason is not None:
-                    lines.append(f"left as it is: {candidate.use.key}: {candidate.reason} (--force compacts it)")
-                    continue
-                try:
-                    await compact(writer.committer, candidate)
-                except ShardfsError as error:
-                    lines.append(f"left as it is: {candidate.use.key}: {error}")
-                    continue
-                count += 1
-                saved += candidate.use.dead or 0
-        journal.close()
-        conflicts.close()
+        await store.start_writing(claim.state.root, single_writer=single_writer)
+        with opened(source, claim.state) as journals:
+            candidates = [candidate async for candidate in find_wasteful(source, threshold, force=force)]
+            saved = count = 0
+            with bar(len(candidates), "compacting", progress) as advance:
+                for candidate in candidates:
+                    advance()
+                    if candidate.reason is not None:
+                        lines.append(f"left as it is: {candidate.use.key}: {candidate.reason} (--force compacts it)")
+                        continue
+                    try:
+                        await compact(journals.committer, candidate)
+                    except ShardfsError as error:
+                        lines.append(f"left as it is: {candidate.use.key}: {error}")
+                        continue
+                    count += 1
+                    saved += candidate.use.dead or 0
     lines.append(f"{count} shards compacted, {saved:,} dead bytes removed")
     return lines
 
 
 async def _apply_journals(source: Source, state: StateDirectory, report: RecoveryReport) -> None:
-    directory, aside = open_directory(state.journal), open_directory(state.conflicts)
-    contents, put_aside = read_journal(directory), read_journal(aside)
-    _report_damage(contents, report)
-    _report_damage(put_aside, report)
-    journal, conflicts = Journal(directory, Disk(), contents), Journal(aside, Disk(), put_aside)
-    committer = Writer(source, journal, conflicts).committer
-    recovery = await replay(source, contents, committer)
-    _report_commits(recovery, report, applied=True)
-    await committer.flush()
-    if recovery.pending:
-        report.add("pending", f"{len(recovery.pending)} chunks were brought into their shards", left=False)
-    latest: dict[tuple[str, Coords], Change] = {}
-    superseded = []
-    for record in read_journal(aside).records:
-        if isinstance(record, Put | Erase):
-            before = latest.pop((record.path, record.coords), None)
-            superseded += [before.sequence] if before is not None else []
-            latest[record.path, record.coords] = record
-    applied = []
-    for change in latest.values():
-        conflict = await _apply_conflict(source, committer, journal, change)
-        if conflict is None:
-            applied.append(change.sequence)
-            report.add("conflict", f"applied: {describe(Conflict(change, 'as it was published'))}", left=False)
-        else:
-            report.add("conflict", f"cannot be applied: {describe(conflict)}", left=True)
-    await committer.flush()
-    conflicts.finish(sorted(superseded + applied))
-    journal.close()
-    conflicts.close()
+    with opened(source, state) as journals:
+        _report_damage(journals.contents, report)
+        _report_damage(journals.aside, report)
+        recovery = await replay(source, journals.contents, journals.committer)
+        _report_commits(recovery, report, applied=True)
+        await journals.committer.flush()
+        if recovery.pending:
+            report.add("pending", f"{len(recovery.pending)} chunks were brought into their shards", left=False)
+        latest: dict[tuple[str, Coords], Change] = {}
+        superseded = []
+        for record in read_left(state.conflicts).records:
+            if isinstance(record, Put | Erase):
+                before = latest.pop((record.path, record.coords), None)
+                superseded += [before.sequence] if before is not None else []
+                latest[record.path, record.coords] = record
+        applied = []
+        for change in latest.values():
+            conflict = await _apply_conflict(source, journals, change)
+            if conflict is None:
+                applied.append(change.sequence)
+                report.add("conflict", f"applied: {describe(Conflict(change, 'as it was published'))}", left=False)
+            else:
+                report.add("conflict", f"cannot be applied: {describe(conflict)}", left=True)
+        await journals.committer.flush()
+        journals.conflicts.finish(sorted(superseded + applied))
 
 
-async def _apply_conflict(source: Source, committer: Committer, journal: Journal, change: Change) -> Conflict | None:
+async def _apply_conflict(source: Source, journals: Journals, change: Change) -> Conflict | None:
     """Make a change that was put aside pending again, whatever the chunk is now; returns why that cannot be."""
     try:
         array = (await source.hierarchy.node(change.path)).array
@@ -140,21 +152,22 @@ async def _apply_conflict(source: Source, committer: Committer, journal: Journal
         entry = await array.stored_entry(change.coords)
     except ShardfsError as error:
         return Conflict(change, str(error))
-    record = carry(journal, replace(change, superseded=entry))
-    committer.add(array.arrangement, array.grid.locate(change.coords).shard, record)
+    record = carry(journals.journal, replace(change, superseded=entry))
+    journals.committer.add(array.arrangement, array.grid.locate(change.coords).shard, record)
     return None
 
 
 async def _show_journals(source: Source, state: StateDirectory, report: RecoveryReport) -> None:
+    nfiles = count_files(state)
+    if nfiles:
+        report.add("files", f"{nfiles} files were written and not sent", left=True, files=nfiles)
     if not state.has_journal():
         return
-    recovery = Recovery()
-    contents, aside = _read(state.journal), _read(state.conflicts)
+    contents, aside = read_left(state.journal), read_left(state.conflicts)
     for found in (contents, aside):
         _report_damage(found, report)
-    await settle(source, contents, recovery, apply=False)
+    recovery = await classify(source, contents, await settle(source, contents, apply=False))
     _report_commits(recovery, report, applied=False)
-    await classify(source, contents, recovery)
     for _, change in recovery.pending:
         what = "new bytes" if isinstance(change, Put) else "removal"
         report.add("pending", f"journal: {what} of chunk {_name(change)}", left=True)
@@ -166,17 +179,8 @@ async def _show_journals(source: Source, state: StateDirectory, report: Recovery
             report.add("conflict", line, left=True)
 
 
-def _read(directory: str) -> JournalContents:
-    """Read a journal, which may not be there."""
-    try:
-        return read_journal(open_directory(directory))
-    except NotFoundError:
-        return JournalContents([], [], [], 0, 0)
-
-
-async def _report_torn(
-    source: Source, torn: TornShard, state: StateDirectory, report: RecoveryReport, *, apply: bool
-) -> None:
+async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | None, report: RecoveryReport) -> None:
+    """Report a torn shard, and repair it if there is a directory to write in, *state*."""
     if torn.stop is None:
         report.add("torn", f"torn: {torn.key}: {torn.reason}", left=True, shard=torn.key)
         return
@@ -186,7 +190,7 @@ async def _report_torn(
     told = "".join(f"; {what}: {', '.join(names)}" for what, names in (("lost", lost), ("rolled back", back)) if names)
     told = told or "; which chunks had newer versions in them cannot be told"
     details = {"shard": torn.key, "stop": torn.stop, "tail_nbytes": torn.tail_nbytes, "lost": lost, "rolled_back": back}
-    if not apply:
+    if state is None:
         line = f"torn: {torn.key}: its last {torn.tail_nbytes:,} bytes can be cut off{told}"
         report.add("torn", line, left=True, **details)
         return
@@ -195,6 +199,8 @@ async def _report_torn(
     except ShardfsError as error:
         report.add("torn", f"torn: {torn.key}: not repaired: {error}", left=True, **details)
         return
+    if source.store.root is None:
+        kept = os.path.join(state.root, kept)
     line = f"repaired: {torn.key}: its last {torn.tail_nbytes:,} bytes are in {kept} now{told}"
     report.add("torn", line, left=False, kept=kept, **details)
 

@@ -96,15 +96,16 @@ async def write_references(source: Source, file: TextIO, skip_encoded: bool) -> 
     file.write("\n}}\n")
 
 
-def render_statistics(counts: dict[str, Any]) -> str:
+def render_statistics(counts: dict[str, Any], indent: str = "") -> str:
     """Return the counts of a mount as text for people."""
     lines = []
     for name, value in counts.items():
+        label = f"{indent}{name.replace('_', ' ')}"
         if isinstance(value, dict):
-            lines.append(f"{name.replace('_', ' ')}:" + ("" if value else " none"))
-            lines += [f"  {inner:<20}{number:>14,}" for inner, number in value.items()]
+            lines.append(f"{label}:" + ("" if value else " none"))
+            lines += [render_statistics(value, indent + "  ")] if value else []
         else:
-            lines.append(f"{name.replace('_', ' '):<22}{value:>14,}")
+            lines.append(f"{label:<28}{value:>14,}")
     return "\n".join(lines)
 
 

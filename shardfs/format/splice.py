@@ -72,7 +72,7 @@ Piece = Kept | Added | Index
 class SplicePlan:
     """A new shard of *nbytes* bytes: its *pieces*, first byte to last, and the new encoded *index* among them.
 
-    *is_append*: the old shard is kept whole as a prefix (index at the end), or whole but for its index (at the start).
+    *is_append*: the old shard is kept where it is, whole or whole but for its index.
     """
 
     pieces: tuple[Piece, ...]
@@ -96,13 +96,15 @@ def plan_splice(
     erases: Collection[int],
     *,
     compact: bool = False,
+    drop_index: bool = False,
 ) -> SplicePlan:
     """Plan the shard in which the entries of *puts* have new payloads, of so many bytes, and those of *erases* none.
 
     By default all of the old shard stays where it is, the payloads follow in C order of their entries, and the new
-    index comes last, or first where its place is at the start; an old index at the end stays, as dead bytes.  A shard
-    that is not there yet, is put whole, or is to be *compact*, is laid out anew: payloads in C order of their entries,
-    and no dead bytes.  Entries of the old shard that share bytes share them in the new one, too.
+    index comes last, or first where its place is at the start; an old index at the end stays, as dead bytes, unless
+    *drop_index* and no entry names bytes of it.  A shard that is not there yet, is put whole, or is to be *compact*, is
+    laid out anew: payloads in C order of their entries, and no dead bytes.  Entries of the old shard that share bytes
+    share them in the new one, too.
 
     An append keeps a damaged entry damaged.  Raises `CorruptionError` where the new shard could not be right: a
     damaged entry would have to be moved, or an entry names a part of the index that is to be replaced.
@@ -113,12 +115,18 @@ def plan_splice(
     values = old.entries().copy()
     values[list(erases)] = _EMPTY
     if not compact:
-        return _append(layout, values, puts, old.shard_nbytes)
+        return _append(layout, values, puts, old.shard_nbytes, drop_index=drop_index)
     values[list(puts)] = _EMPTY
     run = EntryRun(values, old.shard_nbytes)
     for entry in np.flatnonzero(~(run.sound | run.empty))[:1].tolist():
         old.range(entry)  # raises
     return _lay_out(layout, values, puts)
+
+
+def plan_empty(layout: IndexLayout) -> SplicePlan:
+    """Plan the shard that has no chunk: an index of empty entries, for stores that cannot delete it safely."""
+    index = layout.codecs.encode(np.full((layout.nentries, 2), _EMPTY), layout.chunks_per_shard)
+    return SplicePlan((Index(index),), index, len(index), is_append=False)
 
 
 def _check_arguments(
@@ -136,21 +144,33 @@ def _check_arguments(
 
 
 def _append(
-    layout: IndexLayout, values: npt.NDArray[np.uint64], puts: Mapping[int, int], shard_nbytes: int
+    layout: IndexLayout,
+    values: npt.NDArray[np.uint64],
+    puts: Mapping[int, int],
+    shard_nbytes: int,
+    *,
+    drop_index: bool,
 ) -> SplicePlan:
     """Plan an append to a shard with the entries *values*; those of *puts* do not matter."""
     entries, sizes = _in_c_order(puts)
-    nbytes = shard_nbytes + int(sizes.sum()) + (0 if layout.at_start else layout.nbytes)
+    values[entries] = _EMPTY
+    kept_nbytes = shard_nbytes
+    if drop_index and not layout.at_start:
+        without = shard_nbytes - layout.nbytes
+        if not (EntryRun(values, shard_nbytes).sound & ~EntryRun(values, without).sound).any():
+            kept_nbytes = without
+    nbytes = kept_nbytes + int(sizes.sum()) + (0 if layout.at_start else layout.nbytes)
     # The new end must not lend sense to an entry that named bytes beyond the old one: they would be another's.
-    values[EntryRun(values, nbytes).sound & ~EntryRun(values, shard_nbytes).sound, 0] = _EMPTY
-    values[entries, 0] = shard_nbytes + np.cumsum(sizes) - sizes
+    values[EntryRun(values, nbytes).sound & ~EntryRun(values, kept_nbytes).sound, 0] = _EMPTY
+    values[entries, 0] = kept_nbytes + np.cumsum(sizes) - sizes
     values[entries, 1] = sizes
     if (values == _EMPTY).all():
         return _NOTHING
     index = layout.codecs.encode(values, layout.chunks_per_shard)
     added = [Added(entry, puts[entry]) for entry in entries.tolist()]
     if not layout.at_start:
-        return SplicePlan((Kept(0, shard_nbytes), *added, Index(index)), index, nbytes, is_append=True)
+        before = [Kept(0, kept_nbytes)] if kept_nbytes else []
+        return SplicePlan((*before, *added, Index(index)), index, nbytes, is_append=True)
     kept = EntryRun(values, shard_nbytes)
     for entry in np.flatnonzero(kept.sound & (kept.offsets < layout.nbytes) & (kept.nbytes > 0))[:1].tolist():
         raise CorruptionError(f"entry {entry} of the shard index names bytes of the index itself, which is replaced")

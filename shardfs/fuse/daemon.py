@@ -7,8 +7,23 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from shardfs import errors
+from shardfs.dataset.host_state import state_home
+
+_FILE_VARIABLES: Final = (
+    "AWS_CA_BUNDLE",
+    "AWS_CONFIG_FILE",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    "XDG_STATE_HOME",
+)
+"""Variables of the environment that name files, which the daemon reads: clients of a remote store do, above all."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,7 @@ def start_daemon(arguments: list[str], log_file: Path) -> None:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
             [*shardfs, "mount", *arguments, "--foreground", f"--ready-fd={write_end}"],
             cwd="/",
+            env=_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -64,14 +80,22 @@ def start_daemon(arguments: list[str], log_file: Path) -> None:
         message = json.loads(text)
         if "error" in message:
             process.wait()
-            log.seek(before)
-            said = log.read().decode(errors="replace").strip().splitlines()
-            details = f" ({said[-1].strip()})" if said else ""
-            raise getattr(errors, message["error"])(message["message"] + details)
+            kind = getattr(errors, message["error"])
+            details = ""
+            if kind is errors.FuseUnavailableError:  # libfuse prints what it has against it
+                log.seek(before)
+                said = log.read().decode(errors="replace").strip().splitlines()
+                details = f" ({said[-1].strip()})" if said else ""
+            raise kind(message["message"] + details)
 
 
 def default_log_file(mountpoint: str) -> Path:
     """Return where the log of a mount goes if nothing else is said: in the user's state directory."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     name = os.fsencode(re.sub(r"[^\w.-]+", "-", mountpoint).strip("-"))[-200:].decode(errors="ignore")
-    return Path(state, "shardfs", name + ".log")
+    return Path(state_home(), "shardfs", name + ".log")
+
+
+def _environment() -> dict[str, str]:
+    """Return our environment as it is good in another working directory."""
+    files = {name: os.environ[name] for name in _FILE_VARIABLES if os.environ.get(name)}
+    return os.environ | {name: os.path.abspath(os.path.expanduser(path)) for name, path in files.items()}

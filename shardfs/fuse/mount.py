@@ -5,12 +5,13 @@ import resource
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Final
 
 import pyfuse3
 import trio
 
-from shardfs.dataset.lock import StateDirectory, locked
+from shardfs.dataset.host_state import has_journal, hold
 from shardfs.dataset.source import Source
 from shardfs.errors import FuseUnavailableError, ShardfsError
 from shardfs.fuse.operations import Operations
@@ -18,7 +19,6 @@ from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
 from shardfs.fuse.writing import WritingOperations
 from shardfs.stores.base import Store
-from shardfs.stores.local import LocalStore
 from shardfs.vfs.tree import Tree
 from shardfs.vfs.views import UnshardedV3
 from shardfs.vfs.writing import Writing
@@ -26,21 +26,25 @@ from shardfs.vfs.writing import Writing
 log = logging.getLogger(__name__)
 
 _OPEN_FILES: Final = 16384
+_GRACE_SECONDS: Final = 5.0
+"""For how long a mount that is to end by a signal waits for answers, where nothing more can be committed."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def serve(store: LocalStore, path: str, options: MountOptions, ready: Callable[[], None]) -> bool:
+def serve(store: Store, path: str, options: MountOptions, ready: Callable[[], None]) -> bool:
     """Mount *store* at *path* and answer requests until it is unmounted, or a signal comes.
 
     *ready* is called when the mount answers.  Returns whether everything that was written is in the shards.  Raises
-    `SourceError` if it is to be written to, and another mount does, and what keeps a journal from being replayed.
+    `SourceError` if it cannot be read, or is to be written to and another mount does, and what keeps a journal from
+    being replayed.
     """
-    with locked(store.root) if options.write else nullcontext() as state:
-        source = Source.of(store, ttl=options.metadata_ttl, max_open=_raise_file_limit() // 4)
-        scratch = state.scratch_key if state is not None else None
-        tree = Tree(store, source.hierarchy, UnshardedV3(), ttl=options.metadata_ttl, scratch=scratch)
-        if state is None:
-            if StateDirectory(store.root).has_journal():
+    trio.run(store.check)  # before anybody sees a mount
+    with hold(store) if options.write else nullcontext() as claim:
+        source = Source.of(store, max_open=_raise_file_limit() // 4)
+        scratch = claim.state.scratch_key if claim is not None else None
+        tree = Tree(store, source.hierarchy, UnshardedV3(), ttl=store.ttl, scratch=scratch)
+        if claim is None:
+            if has_journal(store):
                 log.warning(
                     "%s has a journal of chunks that are not in their shards yet, and that are not shown here: "
                     "mount it with --write, or see `shardfs recover`",
@@ -49,7 +53,15 @@ def serve(store: LocalStore, path: str, options: MountOptions, ready: Callable[[
             return _mount(
                 Operations(tree, source.statistics, page_cache=options.page_cache), store, path, options, ready, None
             )
-        writing = Writing.open(source, tree, state, options.chunks_per_shard, options.auto_compact)
+        writing = Writing.open(
+            source,
+            tree,
+            claim.state,
+            options.chunks_per_shard,
+            options.auto_compact,
+            left=claim.left,
+            single_writer=options.single_writer,
+        )
         operations = WritingOperations(tree, writing, source.statistics, page_cache=options.page_cache)
         return _mount(operations, store, path, options, ready, writing)
 
@@ -96,18 +108,26 @@ def _option_value(text: str) -> str:
     return shown.replace("\\", "\\\\").replace(",", "\\,")
 
 
+@dataclass(slots=True)
+class _End:
+    """How a mount ends; *is_given_up*: it was told to, and what is pending could not be committed."""
+
+    is_given_up: bool = False
+
+
 async def _serve(tree: Tree, writing: Writing | None, ready: Callable[[], None]) -> bool:
+    end = _End()
     await tree.start()
     if writing is not None:
         await writing.start()
     async with trio.open_nursery() as nursery:
         if writing is not None:
             nursery.start_soon(writing.run)
-        await nursery.start(_end_on_signal, writing)
+        await nursery.start(_end_on_signal, writing, end, nursery.cancel_scope)
         nursery.start_soon(_announce, ready)
         await pyfuse3.main()
         nursery.cancel_scope.cancel()
-    return writing is None or await writing.finish()
+    return writing is None or await writing.finish(commit=not end.is_given_up)
 
 
 async def _announce(ready: Callable[[], None]) -> None:
@@ -118,7 +138,9 @@ async def _announce(ready: Callable[[], None]) -> None:
         pyfuse3.terminate()
 
 
-async def _end_on_signal(writing: Writing | None, task_status: "trio.TaskStatus[None]") -> None:
+async def _end_on_signal(
+    writing: Writing | None, end: _End, requests: trio.CancelScope, task_status: "trio.TaskStatus[None]"
+) -> None:
     hangup_is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as under nohup
     ends = [number for number in _SIGNALS if not (number == signal.SIGHUP and hangup_is_ignored)]
     with trio.open_signal_receiver(*ends) as signals:
@@ -127,9 +149,13 @@ async def _end_on_signal(writing: Writing | None, task_status: "trio.TaskStatus[
         async for number in signals:
             log.info("unmounting on %s", signal.Signals(number).name)
             if writing is not None:
-                await writing.commit()
+                end.is_given_up = not await writing.commit()
             pyfuse3.terminate()
-            return
+            break
+    if writing is None or end.is_given_up:
+        await trio.sleep(_GRACE_SECONDS)
+        log.warning("requests that wait for the store are given up")
+        requests.cancel()
 
 
 def _raise_file_limit() -> int:

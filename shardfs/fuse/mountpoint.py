@@ -16,10 +16,11 @@ _FILESYSTEM = "fuse.shardfs"
 _MAX_STACKED = 16
 
 
-def check_mount_point(mountpoint: str, source: str) -> str:
-    """Return the absolute path of an empty directory, apart from *source*, that can be mounted on.
+def check_mount_point(mountpoint: str, source: str | None, cache: str | None) -> str:
+    """Return the absolute path of an empty directory that can be mounted on.
 
-    A dead mount that is there is detached.  Raises `MountPointError` with the way out.
+    It lies apart from *source*, the path of what is to be mounted if that is on this machine, and from the directory
+    *cache*, if there is one.  A dead mount that is there is detached.  Raises `MountPointError` with the way out.
     """
     if not mountpoint:
         raise MountPointError("MOUNTPOINT is empty; was a variable never set?")
@@ -30,8 +31,10 @@ def check_mount_point(mountpoint: str, source: str) -> str:
     if os.path.ismount(path):
         way_out = f"unmount it with: shardfs umount {mountpoint}" if is_shardfs(path) else "choose another place"
         raise MountPointError(f"{mountpoint} is a mount point already; {way_out}")
-    if Path(path).is_relative_to(source) or Path(source).is_relative_to(path):
+    if source is not None and (Path(path).is_relative_to(source) or Path(source).is_relative_to(path)):
         raise MountPointError(f"{mountpoint} and the source {source} lie one inside the other; choose another place")
+    if cache is not None and Path(os.path.realpath(cache)).is_relative_to(path):
+        raise MountPointError(f"the cache {cache} lies in {mountpoint}, where the mount would hide it")
     try:
         if os.listdir(path):
             raise MountPointError(

@@ -124,7 +124,9 @@ class Operations(pyfuse3.Operations):
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """Return an extended attribute; those of the root that control the mount are not listed."""
         if inode == pyfuse3.ROOT_INODE and name == control.STATISTICS.encode():
-            return json.dumps(self.statistics.as_dict()).encode()
+            counts = self.statistics.as_dict()
+            stored = self.tree.store.statistics()
+            return json.dumps(counts | {"store": stored} if stored else counts).encode()
         if inode == pyfuse3.ROOT_INODE and name == control.PID.encode():
             return b"%d" % os.getpid()
         return await self.tree.attribute(inode, name)

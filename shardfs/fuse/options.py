@@ -10,23 +10,27 @@ from shardfs.errors import UsageError
 class MountOptions:
     """How to mount.
 
-    *metadata_ttl* is for how many seconds what was seen is believed; *page_cache* lets the kernel keep the bytes of
-    chunk files; *fuse_options* go to libfuse as they are.  With *write* the mount may be written to; *chunks_per_shard*
-    is how new arrays are sharded then, one number for all axes or one for each, and *auto_compact* from which share of
-    dead bytes on a shard that was written is rewritten.
+    *metadata_ttl* is for how many seconds what was seen is believed, None being what suits the source; *page_cache*
+    lets the kernel keep the bytes of chunk files; *fuse_options* go to libfuse as they are.  With *write* the mount may
+    be written to; *chunks_per_shard* is how new arrays are sharded then, one number for all axes or one for each, and
+    *auto_compact* from which share of dead bytes on a shard that was written is rewritten.  A *single_writer* promises
+    that nobody else writes to a remote source, whose server then need not keep writers apart.
     """
 
-    metadata_ttl: float = 1.0
+    metadata_ttl: float | None = None
     allow_other: bool = False
     page_cache: bool = False
     fuse_options: tuple[str, ...] = ()
     write: bool = False
     chunks_per_shard: tuple[int, ...] | None = None
     auto_compact: float | None = None
+    single_writer: bool = False
 
     def __post_init__(self) -> None:
         if not self.write and (self.chunks_per_shard is not None or self.auto_compact is not None):
             raise UsageError("--shards and --auto-compact are for a mount that is written to: add --write")
+        if not self.write and self.single_writer:
+            raise UsageError("--single-writer is for a mount that is written to: add --write")
 
     def with_fuse_options(self, options: Sequence[str]) -> "MountOptions":
         """Return these options changed by the values of `-o`, each a list separated by commas.
@@ -56,11 +60,12 @@ class MountOptions:
     def to_arguments(self) -> list[str]:
         """Return the options as arguments of `shardfs mount`."""
         return [
-            f"--metadata-ttl={self.metadata_ttl}",
+            *([f"--metadata-ttl={self.metadata_ttl}"] if self.metadata_ttl is not None else []),
             *(["--allow-other"] if self.allow_other else []),
             *(["--page-cache"] if self.page_cache else []),
             *(["--write"] if self.write else []),
             *([f"--shards={','.join(map(str, self.chunks_per_shard))}"] if self.chunks_per_shard else []),
             *([f"--auto-compact={self.auto_compact}"] if self.auto_compact is not None else []),
+            *(["--single-writer"] if self.single_writer else []),
             *(f"-o{option}" for option in self.fuse_options),
         ]

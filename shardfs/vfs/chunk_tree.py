@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
@@ -134,7 +135,10 @@ class ChunkTree:
         """Return the chunk at *coords* as it is, open; None if there is none."""
         await self._check()
         state, extent = await self.array.find(coords, fresh=fresh)
-        return None if extent is None else ChunkHandle(self._chunk_attributes(coords, state, extent), extent)
+        if extent is None:
+            return None
+        reopen = partial(self.current, coords) if self._tree.store.rewrites else None
+        return ChunkHandle(self._chunk_attributes(coords, state, extent), extent, reopen)
 
     async def attributes(self, generation: int, position: int) -> Attributes:
         """Return the attributes of version *generation* of a chunk, or of a directory of chunks."""

@@ -18,7 +18,7 @@ from shardfs.errors import (
     ShardfsError,
 )
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
-from shardfs.stores.base import Content, Kind, Stat, join_key
+from shardfs.stores.base import Content, Kind, LiveFile, Stat, join_key
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle, PlainHandle
@@ -179,6 +179,13 @@ class Contents:
                     self._drafts.detach(name)
             case PlainName():
                 await self._tree.store.unlink(name.path)
+
+    async def nameless(self) -> LiveFile:
+        """Return an empty file that has no name."""
+        copy = join_key(self._copies, secrets.token_hex(8))
+        file = await self._tree.store.create(copy, 0o600, exclusive=True)
+        await self._tree.store.unlink(copy)
+        return file
 
     async def make_scratch(self, name: PlainName) -> None:
         """Make the directory of a name beside chunks, which is nowhere yet."""

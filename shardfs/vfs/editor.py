@@ -235,8 +235,9 @@ class Editor:
             await self._tree.store.sync_directory(node.path)
 
     async def flush_all(self) -> None:
-        """Bring everything that is pending into shards."""
+        """Bring everything that is pending into shards, and to the store."""
         await self._writer.committer.flush()
+        await self._tree.store.flush()
 
     def _gate_for(self, new_name: bytes, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
         """Return what to hold while *new_name* is taken: a document may make an array of the directory."""

@@ -1,11 +1,12 @@
 """Open files and open directories."""
 
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from shardfs.dataset.array import Extent
+from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, LiveFile
 from shardfs.vfs.attributes import Attributes
 
@@ -27,14 +28,27 @@ class FileHandle(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ChunkHandle:
-    """An open inner chunk."""
+    """An open inner chunk.
+
+    What a remote store believes when a file is opened may be out of date.  As long as nothing was read, `reopen` finds
+    the chunk as it is now, which a reader could have been given just as well.
+    """
 
     attributes: Attributes
     extent: Extent
+    reopen: "Callable[[], Awaitable[ChunkHandle | None]] | None" = None
     is_chunk = True
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes of the version that was opened; raises `StaleError` if they are gone."""
+        reopen, self.reopen = self.reopen, None
+        try:
+            return await self.extent.read(offset, nbytes)
+        except StaleError:
+            now = await reopen() if reopen is not None else None
+            if now is None or now.extent.nbytes != self.extent.nbytes:
+                raise  # its size was told
+            self.extent = now.extent
         return await self.extent.read(offset, nbytes)
 
 

@@ -50,6 +50,8 @@ class OpenDraft:
     is_new: bool
     ttl: float
     is_dirty: bool = False
+    is_exclusive: bool = False
+    """Whether it was made on the condition that there was nothing."""
     is_fresh: bool = False
     """Whether it was made, or cut when it was opened, and nothing was written or published since."""
     is_detached: bool = False

@@ -72,6 +72,7 @@ class OpenFiles:
             if opened is None:
                 new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
                 opened = self.drafts.begin(target, base, new if base is None else base.attributes.status)
+                opened.is_exclusive = bool(flags & os.O_EXCL)
             handle = self.drafts.use(opened, opened.ino, flags)
             self._tree.retain(opened.ino)
             if flags & os.O_TRUNC:
@@ -84,7 +85,7 @@ class OpenFiles:
         async with self._gate.passing():
             node = self._tree.node(ino) if in_table(ino) else None
             if isinstance(node, PlainFile) and not self._contents.is_document(node):
-                plain = await node.open_live(ino, writable=True)
+                plain = await self._open_plain(node, ino)
                 if flags & os.O_TRUNC:
                     await plain.file.truncate(0)
                 return self._add_writing(plain), False
@@ -178,7 +179,9 @@ class OpenFiles:
                 opened.version, opened.mtime_ns = ino, mtime_ns
             else:
                 text = bytes(draft.read(0, draft.nbytes))
-                await self._publisher.publish(opened.name.directory, text, mode=stat.S_IMODE(status.mode))
+                exclusive = opened.is_new and opened.is_exclusive
+                mode = stat.S_IMODE(status.mode)
+                await self._publisher.publish(opened.name.directory, text, mode=mode, exclusive=exclusive)
                 if opened.mtime_ns is not None:
                     await self._contents.set_document_time(opened.name, opened.mtime_ns)
 
@@ -235,6 +238,18 @@ class OpenFiles:
                 self.drafts.detach(name)
             else:
                 self.drafts.rename(opened, ChunkName(chunks, name.coords))
+
+    async def _open_plain(self, node: PlainFile, ino: int) -> PlainHandle:
+        """Open a plain file to write; beside chunks one that is gone by now too, as on any file system.
+
+        Writers take turns with lock files there, which they rename onto a chunk; who comes late finds out by himself.
+        """
+        try:
+            return await node.open_live(ino, writable=True)
+        except StaleError:
+            if not self._tree.is_scratch(node.path):
+                raise
+            return PlainHandle(ino, "", await self._contents.nameless(), self._tree.ttl)
 
     async def _create_plain(self, name: PlainName, mode: int, flags: int, owner: Owner) -> PlainHandle:
         await self._contents.make_scratch(name)

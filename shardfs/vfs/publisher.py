@@ -50,11 +50,13 @@ class Publisher:
         With *exclusive*, `ExistsError` if there is a document.
         """
         async with self._lock:
-            node = await self._tree.hierarchy.node(directory, fresh=True)
+            shown = self._tree.hierarchy.last_seen(directory)
+            node = await self._tree.hierarchy.look_again(directory)
             if exclusive and node.document_stat is not None:
                 raise ExistsError(f"{join_key(directory, DOCUMENT)} exists")
             try:
                 edited = parse_document(written)
+                _require_seen(shown, node, edited)
                 await self._publish(node, edited, written, mode=mode, exclusive=exclusive)
             except (MetadataError, RefusedError) as error:
                 raise RefusedError(f"{join_key(directory, DOCUMENT)} is refused: {error}") from None
@@ -62,7 +64,7 @@ class Publisher:
     async def remove(self, directory: str) -> None:
         """Remove the document of *directory*; an array stays one until it is emptied or has a new document."""
         async with self._lock:
-            node = await self._tree.hierarchy.node(directory, fresh=True)
+            node = await self._tree.hierarchy.look_again(directory)
             if node.array is not None:
                 await self._writer.committer.flush(below=directory)
             await self._tree.store.unlink(join_key(directory, DOCUMENT))
@@ -190,3 +192,18 @@ class Publisher:
             if document != node.metadata.document:
                 await self._tree.store.replace(join_key(path, DOCUMENT), encode_json(document))
                 self._tree.hierarchy.forget(path)
+
+
+def _require_seen(shown: Node | None, stored: Node, edited: ArrayMetadata | GroupMetadata) -> None:
+    """Raise `RefusedError` if *edited* removes chunks that its writer cannot have known of.
+
+    That is an array that another program has given the shape of *stored*, where the mount showed another one.
+    """
+    if shown is None or not isinstance(shown.metadata, ArrayMetadata) or not isinstance(edited, ArrayMetadata):
+        return
+    if stored.array is None or not isinstance(stored.metadata, ArrayMetadata):
+        return
+    was, now, wanted = shown.metadata.shape, stored.metadata.shape, edited.shape
+    shrinks = len(now) == len(wanted) and any(new < old for new, old in zip(wanted, now, strict=True))
+    if was != now and shrinks:
+        raise RefusedError(f"another program has changed the shape from {was} to {now}; read the document again")

@@ -11,7 +11,7 @@ from typing import Final
 from shardfs.dataset.pending import OwnVersion
 from shardfs.dataset.walk import walk_files
 from shardfs.dataset.writer import Writer
-from shardfs.errors import NotADirectoryHereError, NotFoundError
+from shardfs.errors import CrossDeviceError, NotADirectoryHereError, NotFoundError
 from shardfs.format.chunk_key import ChunkKeyEncoding, parse_coordinate
 from shardfs.stores.base import Kind, join_key, prune
 from shardfs.vfs.plain_writers import PlainWriters
@@ -55,12 +55,22 @@ class Staging:
         place = self.place(path)
         await self._store.make_directories(place)
         for name in names:
-            await self._store.rename(join_key(path, name), join_key(place, name), exclusive=True)
+            await self._move(join_key(path, name), join_key(place, name))
             self._plain.follow(join_key(path, name), join_key(place, name))
         # Both names are durable before there is a document that would make shards of the files.
         await self._store.sync_directory(path)
         await self._store.sync_directory(place)
         return place
+
+    async def _move(self, key: str, to: str) -> None:
+        """Move a file or a directory, file by file where the store cannot move directories."""
+        try:
+            await self._store.rename(key, to, exclusive=True)
+        except CrossDeviceError:
+            async for file in walk_files(self._store, key):
+                await self._store.make_directories((to + file[len(key) :]).rpartition("/")[0])
+                await self._store.rename(file, to + file[len(key) :], exclusive=True)
+            await prune(self._store, key)
 
     async def absorb(self, path: str, *, again: bool = False) -> None:
         """Publish the chunk files of the array at *path* that nobody is writing.
@@ -165,5 +175,5 @@ class Staging:
             return
         place = self.place(path)  # its document never came
         for entry in await self._store.list(place):
-            await self._store.rename(join_key(place, entry.name), join_key(path, entry.name), exclusive=True)
+            await self._move(join_key(place, entry.name), join_key(path, entry.name))
         await prune(self._store, place)

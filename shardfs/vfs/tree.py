@@ -195,7 +195,7 @@ class Tree:
         They are those of the directory *root* that holds its shards, or of the array's own if there is none yet.
         """
         status = (await self.hierarchy.node(path)).stat
-        if root:
+        if root and self.store.directory_stat is None:
             with suppress(NotFoundError):
                 stored = await self.store.stat(join_key(path, root))
                 status = stored if stored.kind is Kind.DIRECTORY else status

@@ -1,12 +1,14 @@
 """A tree that may be written to, from its start to its end: the journal is replayed, used, and emptied."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
 from shardfs.dataset.journal import Damage, Journal, JournalContents, read_journal
+from shardfs.dataset.leftovers import bring_home
 from shardfs.dataset.lock import StateDirectory
 from shardfs.dataset.recovery import replay
 from shardfs.dataset.source import Source
@@ -35,6 +37,9 @@ class Writing:
     """What a writing mount has that a read-only one has not; *contents* is what its journal held at the beginning."""
 
     source: Source
+    state: StateDirectory
+    left: Sequence[StateDirectory]
+    single_writer: bool
     contents: JournalContents
     journal: Journal
     conflicts: Journal
@@ -51,9 +56,15 @@ class Writing:
         state: StateDirectory,
         chunks_per_shard: tuple[int, ...] | None = None,
         auto_compact: float | None = None,
+        *,
+        left: Sequence[StateDirectory] = (),
+        single_writer: bool = False,
         disk: Disk = _DISK,
     ) -> "Writing":
         """Open the journal in the directory *state*, whose lock the caller holds.
+
+        The caller also holds the locks of *left*, directories that killed mounts of the source left.  *single_writer*:
+        the user says that nobody else writes to the source.
 
         Raises `StoreError` for a journal that cannot be read.
         """
@@ -68,10 +79,12 @@ class Writing:
         names = Contents(tree, writer, publisher, drafts, state.drafts_key)
         files = OpenFiles(tree, writer, publisher, names, drafts, plain, staging, gate)
         editor = Editor(tree, writer, publisher, names, files, gate)
-        return cls(source, contents, journal, conflicts, writer, staging, files, editor)
+        return cls(source, state, left, single_writer, contents, journal, conflicts, writer, staging, files, editor)
 
     async def start(self) -> None:
-        """Bring into the store what an earlier mount published and did not commit."""
+        """Bring into the store what earlier mounts published and did not commit."""
+        await self.source.store.start_writing(self.state.root, single_writer=self.single_writer)
+        await bring_home(self.source.store, self.left)
         for damage in self.contents.damage:
             _report(damage)
         recovery = await replay(self.source, self.contents, self.writer.committer)
@@ -81,24 +94,35 @@ class Writing:
         await self.commit()
 
     async def run(self) -> None:
-        """Commit what is due, for as long as this is not cancelled."""
-        await self.writer.committer.run()
+        """Commit and send what is due, for as long as this is not cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.writer.committer.run)
+            nursery.start_soon(self.source.store.run)
 
     async def commit(self) -> bool:
-        """Commit everything that is pending; return whether that succeeded, as the log says if not."""
+        """Commit and send everything that is pending; return whether that succeeded, as the log says if not."""
+        is_committed = True
         try:
             await self.writer.committer.flush()
         except ConflictError as error:
             log.error("%s", error)  # noqa: TRY400
-            return False
+            is_committed = False
         except ShardfsError as error:
             log.error("what is pending stays in the journal, for the next mount: %s", error)  # noqa: TRY400
-            return False
-        return True
+            is_committed = False
+        try:
+            await self.source.store.flush()
+        except ShardfsError as error:
+            log.error("files that are not sent yet stay on this machine, for the next mount: %s", error)  # noqa: TRY400
+            is_committed = False
+        return is_committed
 
-    async def finish(self) -> bool:
-        """Commit everything, and let go of the journal; return whether that succeeded, as the log says if not."""
-        is_committed = await self.commit()
+    async def finish(self, *, commit: bool = True) -> bool:
+        """Commit everything, and let go of the journal; return whether that succeeded, as the log says if not.
+
+        Without *commit*, where that has failed a moment ago, what is pending stays for the next mount.
+        """
+        is_committed = commit and await self.commit()
         for journal in (self.journal, self.conflicts):
             try:
                 await trio.to_thread.run_sync(journal.close)

@@ -1,0 +1,182 @@
+"""The commands `mount` and `umount`."""
+
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from shardfs import errors
+from shardfs.commands import RemoteOption, command, mountpoint_argument, no_nan
+from shardfs.format.shard_new import parse_chunks_per_shard
+from shardfs.fuse import daemon
+from shardfs.fuse.mountpoint import check_fuse, check_mount_point, unmount
+from shardfs.fuse.options import MountOptions
+from shardfs.logs import log_to
+from shardfs.sources import single_writer_option, size, source_options
+from shardfs.stores.url import StoreOptions, open_store, resolve
+
+
+def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if value is None else parse_chunks_per_shard(value)
+    except errors.UsageError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@command(
+    examples="""
+    shardfs mount data.zarr /mnt/x
+    shardfs mount --metadata-ttl 60 /data/archive /mnt/archive
+    shardfs mount -f --log-level debug file:///data/image.zarr /mnt/image
+    shardfs mount --anonymous --region us-west-2 s3://bucket/data.zarr /mnt/x
+    shardfs mount --write --cache ~/.cache/shardfs --cache-size 50G s3://bucket/data.zarr /mnt/x
+    """
+)
+@source_options
+@mountpoint_argument
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground and log to standard error.")
+@click.option(
+    "--metadata-ttl",
+    type=click.FloatRange(min=0),
+    callback=no_nan,
+    metavar="SECONDS",
+    help="For how long to believe what was seen of the source: 1 if it is on this machine, 60 for s3://.",
+)
+@click.option("--allow-other", is_flag=True, help="Let other users read the mount, as far as file modes allow.")
+@click.option("--write", is_flag=True, help="Let chunks, metadata and plain files be written.")
+@click.option(
+    "--shards",
+    "chunks_per_shard",
+    callback=_chunks_per_shard,
+    metavar="N,N,…",
+    help="Inner chunks per shard and axis (one number for all axes) of new arrays, which are stored sharded then.",
+)
+@click.option(
+    "--auto-compact",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    callback=no_nan,
+    metavar="RATIO",
+    help="Rewrite shards that were appended to, when idle, from this share of dead bytes on.",
+)
+@click.option("--page-cache", is_flag=True, help="Let the kernel cache chunk files, and programs map them shared.")
+@click.option("-o", "options", multiple=True, metavar="OPTIONS", help="FUSE options, separated by commas.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    default="info",
+    show_default=True,
+    help="How much to log.",
+)
+@click.option("--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Where to log.")
+@click.option("--cache", cls=RemoteOption, metavar="DIR", help="Keep what was fetched here, also for later mounts.")
+@click.option(
+    "--cache-size",
+    cls=RemoteOption,
+    callback=size,
+    default="10G",
+    show_default=True,
+    metavar="SIZE",
+    help="Room for --cache, such as 500M.",
+)
+@single_writer_option
+@click.option("--ready-fd", type=int, hidden=True)
+def mount(
+    source: str,
+    mountpoint: str,
+    foreground: bool,
+    metadata_ttl: float | None,
+    allow_other: bool,
+    write: bool,
+    chunks_per_shard: tuple[int, ...] | None,
+    auto_compact: float | None,
+    page_cache: bool,
+    options: tuple[str, ...],
+    log_level: str,
+    log_file: Path | None,
+    store_options: StoreOptions,
+    cache: str | None,
+    cache_size: int,
+    single_writer: bool,
+    ready_fd: int | None,
+) -> None:
+    """Mount SOURCE, read-only unless --write is given, at the empty directory MOUNTPOINT.
+
+    SOURCE is the path or file:// URL of a folder, or an s3:// URL: one array, a group, or several datasets and plain
+    files, which pass through. The command returns when the mount answers. Take it away with `shardfs umount`.
+
+    An array that cannot be shown unsharded is shown as it is stored; `shardfs info` says why. Without --log-file the
+    log goes to a file below ~/.local/state/shardfs, which the command names.
+
+    Credentials for s3:// come from the environment, the AWS configuration files, the container or the instance.
+    """
+    chosen = MountOptions(
+        metadata_ttl=metadata_ttl, allow_other=allow_other, page_cache=page_cache, write=write
+    ).with_fuse_options(options)
+    chosen = replace(chosen, chunks_per_shard=chunks_per_shard, auto_compact=auto_compact, single_writer=single_writer)
+    store_options = replace(store_options, cache=cache, cache_nbytes=cache_size)
+    if foreground:
+        _mount_in_foreground(source, mountpoint, chosen, store_options, log_level, log_file, ready_fd)
+        return
+    url, root = resolve(source)
+    check_fuse()
+    place = check_mount_point(mountpoint, root, cache)
+    log_file = (log_file or daemon.default_log_file(place)).absolute()
+    arguments = [url, place, *chosen.to_arguments(), *store_options.to_arguments(), f"--log-level={log_level}"]
+    daemon.start_daemon(arguments, log_file)
+    click.echo(errors.printable(f"{url} is mounted at {mountpoint}, {_how(chosen)} (log: {log_file})"))
+
+
+@command(
+    examples="""
+    shardfs umount /mnt/x
+    """
+)
+@mountpoint_argument
+def umount(mountpoint: str) -> None:
+    """Unmount MOUNTPOINT, and return when its daemon is gone."""
+    unmount(mountpoint)
+
+
+def _how(options: MountOptions) -> str:
+    return "to read and write" if options.write else "read-only"
+
+
+def _mount_in_foreground(
+    source: str,
+    mountpoint: str,
+    options: MountOptions,
+    store_options: StoreOptions,
+    log_level: str,
+    log_file: Path | None,
+    ready_fd: int | None,
+) -> None:
+    pipe = daemon.ReadyPipe(ready_fd) if ready_fd is not None else None
+    try:
+        log_to(log_file, log_level)
+        _, root = resolve(source)
+        check_fuse()
+        place = check_mount_point(mountpoint, root, store_options.cache)
+        store = open_store(source, store_options, ttl=options.metadata_ttl)
+        from shardfs.fuse.mount import serve
+
+        def ready() -> None:
+            if pipe is not None:
+                pipe.succeed()
+            else:
+                with suppress(OSError):  # the mount is there, whether somebody hears of it or not
+                    click.echo(
+                        errors.printable(
+                            f"{store.url} is mounted at {mountpoint}, {_how(options)} (end it with Ctrl-C)"
+                        )
+                    )
+
+        is_committed = serve(store, place, options, ready)
+    except errors.ShardfsError as error:
+        if pipe is None:
+            raise
+        pipe.fail(error)
+        sys.exit(1)
+    if not is_committed:
+        sys.exit(1)  # the log says why
