@@ -1,5 +1,6 @@
-"""Fixtures for tests on real mounts."""
+"""Fixtures for tests on real mounts and on real S3 servers."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from tests.support.corpus import CASES, write_case
 from tests.support.datasets import Corpus
 from tests.support.mounting import Mounter, mounter
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket, S3Server, credentials, ministack, moto
 
 
 @pytest.fixture
@@ -31,3 +34,47 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
     encoded = {case.name: write_case(case, source / case.name) for case in CASES}
     with mounter(tmp_path_factory.mktemp("mounts")) as mount:
         yield Corpus(mount(source), encoded)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A server that honours conditions."""
+    with ministack() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def unconditional_server() -> Iterator[S3Server]:
+    """A server that ignores conditions of copies and of completed uploads."""
+    with moto() as server:
+        yield server
+
+
+@pytest.fixture
+def aws_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the user's AWS configuration, and credentials that are right at any server for tests."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    for name, value in credentials().items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server, aws_environment: None) -> Bucket:
+    """A bucket that is empty, on a server that honours conditions."""
+    return s3_server.make_bucket()
+
+
+@pytest.fixture
+def unconditional_bucket(unconditional_server: S3Server, aws_environment: None) -> Bucket:
+    """A bucket that is empty, on a server that ignores conditions."""
+    return unconditional_server.make_bucket()
+
+
+@pytest.fixture
+def s3_proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
+    """A proxy without faults before the server; `s3_bucket.through(s3_proxy.url)` is the bucket behind it."""
+    with S3Proxy(s3_server.endpoint_url) as proxy:
+        yield proxy
+        assert not proxy.unused()  # a fault that no request met proves nothing

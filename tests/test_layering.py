@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import shardfs
+from tests.support.mounting import environment
 
 SOURCE = Path(shardfs.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -16,6 +19,8 @@ HEIGHTS = {"errors": 0, "format": 1, "stores": 1, "dataset": 2, "vfs": 3, "fuse"
 TOP = 5
 """The height of the command line, and of everything else beside the rooms."""
 ROOMS = [room for room in HEIGHTS if room != "errors"]
+S3_CLIENTS = {"obstore", "boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "s3fs", "fsspec"}
+KNOW_S3_CLIENTS = {f"stores/s3/{name}.py" for name in ("getting", "session", "vendor_errors")}
 
 every_module = pytest.mark.parametrize("module", MODULES, ids=[str(path.relative_to(SOURCE)) for path in MODULES])
 
@@ -85,8 +90,21 @@ def test_vendors_stay_in_their_rooms(module: Path) -> None:
     place = module.relative_to(SOURCE).as_posix()
     if not place.startswith("fuse/"):
         assert "pyfuse3" not in roots
-    if place != "stores/s3.py":
-        assert not roots & {"obstore", "boto3", "botocore", "aiobotocore", "s3fs", "fsspec"}
+    assert bool(roots & S3_CLIENTS) == (place in KNOW_S3_CLIENTS)
+
+
+def test_s3_clients_need_not_be_installed() -> None:
+    names = [path.relative_to(SOURCE.parent).with_suffix("").as_posix().replace("/", ".") for path in MODULES]
+    wanted = [name for name in names if not name.startswith("shardfs.stores.s3.") and not name.endswith("__main__")]
+    code = (
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({sorted(S3_CLIENTS)}))\n"
+        "for name in sys.argv[1:]: importlib.import_module(name)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *wanted], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @every_module

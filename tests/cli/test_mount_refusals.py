@@ -41,8 +41,7 @@ def test_a_place_where_another_file_system_is_mounted(
 @pytest.mark.parametrize(
     ("url", "parts"),
     [
-        ("s3://bucket/data.zarr", ("s3://", "file://")),
-        ("gs://bucket/data.zarr", ("gs://", "file://")),
+        ("gs://bucket/data.zarr", ("gs://", "file://", "s3://")),
         ("https://example.org/data.zarr", ("https://", "file://")),
         ("://data.zarr", ("not supported",)),
         ("file://server/data.zarr", ("server", "file:///")),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shardfs.errors import CorruptionError
 from shardfs.format.metadata import parse_codecs
 from shardfs.format.shard_index import EMPTY, IndexCodecs, ShardIndex
-from shardfs.format.splice import Added, Index, IndexLayout, Kept, SplicePlan, plan_splice
+from shardfs.format.splice import Added, Index, IndexLayout, Kept, SplicePlan, plan_empty, plan_splice
 from tests.support.corpus import BIG, CRC32C, LITTLE, array, sharding, transpose
 from tests.support.datasets import store
 from tests.support.encoder import encode_array
@@ -66,11 +66,17 @@ def carried_out(plan: SplicePlan, old: bytes, puts: Mapping[int, bytes]) -> byte
 
 
 def spliced(
-    layout: IndexLayout, old: bytes, puts: Mapping[int, bytes], erases: set[int] = frozenset(), compact: bool = False
+    layout: IndexLayout,
+    old: bytes,
+    puts: Mapping[int, bytes],
+    erases: set[int] = frozenset(),
+    compact: bool = False,
+    drop_index: bool = False,
 ) -> tuple[SplicePlan, bytes]:
     """The plan and the new shard; no bytes stand for no shard."""
     index = index_of(layout, old) if old else None
-    plan = plan_splice(layout, index, {entry: len(data) for entry, data in puts.items()}, erases, compact=compact)
+    sizes = {entry: len(data) for entry, data in puts.items()}
+    plan = plan_splice(layout, index, sizes, erases, compact=compact, drop_index=drop_index)
     return plan, carried_out(plan, old, puts)
 
 
@@ -113,8 +119,8 @@ def test_many_changes_leave_what_a_dictionary_would_hold(
     for _ in range(data.draw(st.integers(1, 5), "changes")):
         puts = data.draw(st.dictionaries(entry, st.binary(max_size=9)), "puts")
         erases = data.draw(st.sets(entry), "erases") - puts.keys()
-        compact = data.draw(st.booleans(), "compact")
-        plan, new = spliced(layout, shard, puts, erases, compact)
+        compact, drop_index = data.draw(st.booleans(), "compact"), data.draw(st.booleans(), "drop index")
+        plan, new = spliced(layout, shard, puts, erases, compact, drop_index)
         model = {e: chunk for e, chunk in {**model, **puts}.items() if e not in erases}
         assert plan.is_empty == (not model)
         if plan.is_empty:
@@ -124,20 +130,22 @@ def test_many_changes_leave_what_a_dictionary_would_hold(
         assert chunks_in(layout, new) == model
         assert plan.is_append == (shard != b"" and not compact and len(puts) < layout.nentries)
         if plan.is_append:
-            check_append(layout, shard, new, puts)
+            check_append(layout, shard, new, puts, drop_index)
         else:
             kept = {} if not shard else {e: chunk for e, chunk in model.items() if e not in puts}
             check_laid_out(codecs, layout, shard, new, kept, puts)
         shard = new
 
 
-def check_append(layout: IndexLayout, old: bytes, new: bytes, puts: Chunks) -> None:
-    """What was there did not move; behind it there are exactly the payloads and one index."""
+def check_append(layout: IndexLayout, old: bytes, new: bytes, puts: Chunks, may_drop_index: bool) -> None:
+    """What was there did not move; behind it there are the payloads and one index, and perhaps no old one."""
     payloads = b"".join(puts[entry] for entry in sorted(puts))
     if layout.at_start:
         assert new[layout.nbytes :] == old[layout.nbytes :] + payloads
     else:
-        assert new[: -layout.nbytes] == old + payloads
+        without = old[: -layout.nbytes]
+        drops = may_drop_index and len(new) == len(without + payloads) + layout.nbytes
+        assert new[: -layout.nbytes] == (without if drops else old) + payloads
     before, after = index_of(layout, old), index_of(layout, new)
     for entry in range(layout.nentries):
         assert entry in puts or after.range(entry) in (None, before.range(entry))
@@ -348,3 +356,40 @@ def test_other_programs_read_an_appended_and_a_compacted_shard(tmp_path: Path, r
         values[2 * row : 2 * row + 2, 3 * column : 3 * column + 3] = 0
         (tmp_path / "c/0/0").write_bytes(shard)
         assert_same(READERS[reader](tmp_path), values)
+
+
+def test_many_appends_that_drop_the_index_leave_payloads_and_one_index() -> None:
+    shard = line(LINE, b"abcdef", {0: (0, 6)})
+    for number in range(20):
+        plan, shard = spliced(LINE, shard, {number % 6: b"%02d" % number}, drop_index=True)
+        assert plan.is_append
+    assert shard[: -LINE.nbytes] == b"abcdef" + b"".join(b"%02d" % number for number in range(20))
+    assert chunks_in(LINE, shard)[5] == b"17"
+
+
+def test_an_index_that_an_entry_names_bytes_of_is_not_dropped() -> None:
+    shard = line(LINE, b"abcdef", {0: (0, 6), 1: (4, 10)})
+    named = shard[4:14]
+    _, new = spliced(LINE, shard, {2: b"new"}, drop_index=True)
+    assert new.startswith(shard)
+    assert chunks_in(LINE, new) == {0: b"abcdef", 1: named, 2: b"new"}
+
+
+def test_an_index_is_dropped_if_only_replaced_entries_named_bytes_of_it() -> None:
+    shard = line(LINE, b"abcdef", {0: (0, 6), 1: (4, 10)})
+    _, new = spliced(LINE, shard, {1: b"new"}, drop_index=True)
+    assert new[: -LINE.nbytes] == b"abcdefnew"
+
+
+def test_a_damaged_entry_is_not_lent_sense_by_what_takes_the_place_of_the_index() -> None:
+    shard = line(LINE, b"abcdef", {0: (0, 6), 1: (6, 2**20)})
+    _, new = spliced(LINE, shard, {2: b"x" * 2**21}, drop_index=True)
+    with pytest.raises(CorruptionError):
+        index_of(LINE, new).range(1)
+
+
+@both_locations
+def test_a_shard_without_chunks_is_an_index_that_says_so(layout: IndexLayout) -> None:
+    plan = plan_empty(layout)
+    assert not plan.is_empty
+    assert chunks_in(layout, carried_out(plan, b"", {})) == {}

@@ -28,6 +28,7 @@ from tests.support.writers import (
     document_of,
     flush,
     open_tensorstore,
+    resize_and_recreate,
     tool,
     unmount,
     write_zarr,
@@ -356,22 +357,7 @@ def test_an_array_is_renamed_with_its_chunks(mount: Mounter, tmp_path: Path, is_
 def test_tensorstore_creates_resizes_and_deletes(mount: Mounter, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     mounted = mount(tmp_path / "source", write=True, shards="2,4")
-    metadata = {
-        "shape": [10, 12],
-        "data_type": "uint16",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}},
-    }
-    opened = open_tensorstore(mounted.path / "a", create=True, metadata=metadata)
-    values = np.arange(1, 121, dtype="u2").reshape(10, 12)
-    opened[...].write(values).result()
-    opened = opened.resize(exclusive_max=[4, 20]).result()
-    opened = opened.resize(exclusive_max=[10, 20]).result()
-    opened[9, 19].write(3).result()
-    expected = np.zeros((10, 20), "u2")
-    expected[:4, :12], expected[9, 19] = values[:4], 3
-    assert_same(READERS["tensorstore"](mounted.path / "a"), expected)
-    open_tensorstore(mounted.path / "b", create=True, metadata=metadata)[...].write(values).result()
-    open_tensorstore(mounted.path / "b", create=True, delete_existing=True, metadata=metadata)
+    expected = resize_and_recreate(mounted.path)
     assert sorted(files_below(mounted.path / "b")) == ["zarr.json"]
     unmount(mounted)
     for read in READERS.values():

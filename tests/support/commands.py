@@ -30,9 +30,9 @@ def run(
     )
 
 
-def run_json(*arguments: str | Path, status: int = 0) -> Any:
+def run_json(*arguments: str | Path, status: int = 0, **variables: str) -> Any:
     """Run a command that prints JSON and nothing else, and return what it says."""
-    done = run(*arguments)
+    done = run(*arguments, **variables)
     assert done.returncode == status, done.stderr
     return json.loads(done.stdout)
 

@@ -18,7 +18,7 @@ class GatedStore(LocalStore):
         super().__init__(str(root))
         self.hook = hook
 
-    async def open(self, key: str) -> Any:
+    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Any:
         return _GatedSnapshot(await super().open(key), key, self)
 
 

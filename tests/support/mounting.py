@@ -10,7 +10,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import end_with_parent
+
 PATIENCE = 30.0
 """Seconds after which a daemon that neither answers nor ends has failed."""
 
@@ -28,7 +30,7 @@ _HARMLESS = re.compile(r"fuse_reply_\* failed with No such file or directory")
 """The kernel closes files without waiting for the answer, and unmounts meanwhile."""
 _FORBIDDEN = re.compile(r"Traceback|unexpectedly|Exception ignored|never awaited")
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24
+_PR_CAPBSET_DROP = 24
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 _TOP = Path(__file__).parents[2]
 
@@ -44,7 +46,7 @@ def environment() -> dict[str, str]:
 
 
 def mount_command(
-    source: Path,
+    source: Path | str,
     path: Path,
     *,
     metadata_ttl: float | None = None,
@@ -54,8 +56,9 @@ def mount_command(
     write: bool = False,
     shards: str | None = None,
     auto_compact: float | None = None,
+    arguments: Sequence[str] = (),
 ) -> list[str]:
-    """The command line that mounts in the foreground."""
+    """The command line that mounts in the foreground; *arguments* are further options, as a user writes them."""
     options = []
     if metadata_ttl is not None:
         options.append(f"--metadata-ttl={metadata_ttl}")
@@ -71,14 +74,14 @@ def mount_command(
         options.append(f"--auto-compact={auto_compact}")
     if log_file is not None:
         options.append(f"--log-file={log_file}")
-    return command("mount", "--foreground", *options, source, path)
+    return command("mount", "--foreground", *options, *arguments, source, path)
 
 
 @dataclass
 class Mount:
     """A mounted source, and the daemon behind it."""
 
-    source: Path
+    source: Path | str
     path: Path
     process: subprocess.Popen[bytes]
     log_file: Path
@@ -146,15 +149,20 @@ class Mounter:
 
     def __call__(
         self,
-        source: Path,
+        source: Path | str,
         *,
         path: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        state: Path | None = None,
         expect: tuple[str, ...] = (),
         bound_by_modes: bool = False,
         address_space: int | None = None,
         **options: Any,
     ) -> Mount:
         """Mount *source* at the directory *path*, or a new one; returns when the mount answers.
+
+        *env* is added to the daemon's environment.  *state* is its state directory: mounts that share one, as they do
+        if none is given, are on the same host, and others may stand for other hosts.
 
         *expect* is for `Mount.expect`. With *bound_by_modes* the daemon may not read what its modes forbid, even if
         it is root's; *address_space* limits it, so that a fault cannot take the machine's memory.
@@ -167,7 +175,7 @@ class Mounter:
         with log_file.open("wb") as log:
             process = subprocess.Popen(
                 mount_command(source, path, **options),
-                env=environment(),
+                env=environment() | {"XDG_STATE_HOME": str(state or self.directory / "state")} | dict(env or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -186,7 +194,7 @@ _NUMBERS = count(1)
 
 def _prepare(bound_by_modes: bool) -> Callable[[], None]:
     def prepare() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # no daemon outlives the tests
+        end_with_parent()
         if bound_by_modes and os.geteuid() == 0:
             for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
                 if _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):

@@ -71,3 +71,22 @@ def test_a_daemon_that_dies_fails_the_test(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     with pytest.raises(AssertionError, match="ended with -6"):
         abort()
+
+
+def test_a_mount_has_the_environment_and_the_state_directory_that_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with mounter(tmp_path) as mount:
+        ordinary = mount(str(tmp_path / "source"))
+        other = mount(
+            tmp_path / "source",
+            env={"AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
+            state=tmp_path / "other-host",
+            arguments=("--metadata-ttl=7",),
+        )
+        environments = [
+            Path(f"/proc/{mounted.process.pid}/environ").read_bytes().split(b"\0") for mounted in (ordinary, other)
+        ]
+        assert f"XDG_STATE_HOME={tmp_path}/state".encode() in environments[0]
+        assert f"XDG_STATE_HOME={tmp_path}/other-host".encode() in environments[1]
+        assert b"AWS_ENDPOINT_URL=http://127.0.0.1:1" in environments[1]
+        assert b"--metadata-ttl=7" in Path(f"/proc/{other.process.pid}/cmdline").read_bytes().split(b"\0")

@@ -195,7 +195,7 @@ class Model:
 
     def _open_draft(self, path: str, flags: int, *, is_within: bool) -> Draft:
         exists, draft = self._at(path).is_file(), self.drafts.get(path)
-        if not exists and not flags & os.O_CREAT:
+        if not exists and not (flags & os.O_CREAT and self._at(path).parent.is_dir()):
             raise RefusedError(errno.ENOENT)
         if not is_within:
             raise RefusedError(errno.EINVAL)
@@ -288,6 +288,7 @@ class Model:
         if draft is not None and draft.is_dirty:
             self._publish(draft)
         if target.kind == "document":
+            self._at(new).parent.lstat()
             _require_document(self._at(old).read_bytes())
         if source.kind == "file" == target.kind:
             os.rename(self._at(old), self._at(new))
@@ -324,6 +325,7 @@ class Model:
         if not where.is_within:
             raise RefusedError(errno.EINVAL)
         if where.kind == "document":
+            self._at(new).parent.lstat()
             _require_document(content)
         self._detach(new)
         self._replace(new, content)

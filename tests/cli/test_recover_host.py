@@ -1,0 +1,123 @@
+"""`shardfs recover` of remote sources: what killed mounts left on this machine, and how it gets home."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import FAILED, SOURCE, WRONG_USAGE, one_line_of, run
+from tests.support.hosts import NEW, OTHER, PREFIX, Host, kill, make_host, publish
+from tests.support.mounting import Mounter
+from tests.support.s3_server import Bucket
+
+
+@pytest.fixture
+def host(s3_bucket: Bucket, tmp_path: Path, mount: Mounter) -> Host:
+    return make_host(s3_bucket, tmp_path, mount)
+
+
+def test_journals_of_this_machine_are_listed_with_the_command_that_brings_them_home(host: Host) -> None:
+    host.leave(_0=NEW, _1=OTHER)
+    (found,) = host.recover(status=FAILED)
+    wanted = {"source": host.url, "endpoint": host.bucket.endpoint_url, "slot": 0, "chunks": 2, "nbytes": 48}
+    wanted |= {"conflicts": 0, "files": 0, "in_use": False, "pid": None}
+    assert {name: found[name] for name in wanted} == wanted
+    said = host.run("recover")
+    assert said.returncode == FAILED
+    assert f"{host.url} at {host.bucket.endpoint_url}, slot 0: 2 chunks of 48 bytes" in said.stdout
+    assert said.stdout.endswith(found["command"] + "\n")
+    command = shlex.split(found["command"])
+    assert command[0] == "shardfs"
+    assert host.run(*command[1:]).returncode == 0
+    assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, OTHER)
+    assert host.run("recover").stdout == "nothing to recover\n"
+
+
+def test_what_a_mount_uses_is_listed_and_is_its_own_business(host: Host) -> None:
+    mounted = host.mount()
+    publish(mounted, _0=NEW)
+    (found,) = host.recover()
+    assert (found["in_use"], found["pid"], found["chunks"]) == (True, mounted.process.pid, 1)
+    assert f"in use by process {mounted.process.pid} on {socket.gethostname()}" in host.run("recover").stdout
+    for arguments in ([], ["--apply"]):
+        (found,) = host.recover(*arguments, host.url)
+        assert (found["kind"], found["pid"]) == ("slot", mounted.process.pid)
+    mounted.unmount()
+    assert host.chunk(0, 0) == NEW
+
+
+def test_a_source_is_shown_as_it_is_and_repaired_if_that_is_asked_for(host: Host) -> None:
+    first, second = host.mount(), host.mount()
+    publish(first, _0=NEW)
+    publish(second, _1=OTHER)
+    (second.path / "notes.txt").write_text("not sent")
+    kill(first, second)
+    for _ in range(2):
+        kinds = [found["kind"] for found in host.recover(host.url, status=FAILED)]
+        assert sorted(kinds) == ["files", "pending", "pending"]
+    assert [found["left"] for found in host.recover("--apply", host.url)] == [False, False]
+    assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, OTHER)
+    assert host.bucket.get(f"{PREFIX}/notes.txt") == b"not sent"
+    assert host.recover(host.url) == []
+
+
+def test_what_another_host_changed_meanwhile_is_a_conflict_until_it_is_applied(host: Host) -> None:
+    host.leave(_0=NEW, _1=NEW)
+    host.elsewhere().commit("c/0/0", OTHER)
+    mounted = host.mount(expect=("another program has changed the chunk since",))
+    assert (mounted.path / "c/0/0").read_bytes() == OTHER
+    assert (mounted.path / "c/0/1").read_bytes() == NEW
+    mounted.unmount()
+    (found,) = host.recover(host.url, status=FAILED)
+    assert found["kind"] == "conflict"
+    assert "0/0" in found["message"]
+    (listed,) = host.recover(status=FAILED)
+    assert (listed["chunks"], listed["conflicts"]) == (0, 1)
+    host.recover("--apply", host.url)
+    assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, NEW)
+    assert host.recover() == []
+
+
+def test_a_torn_shard_is_repaired_and_what_is_cut_off_is_on_this_machine(host: Host) -> None:
+    key = f"{PREFIX}/c/0/0"
+    whole = host.bucket.get(key)
+    host.bucket.put(key, whole + b"torn")
+    (found,) = host.recover(host.url, status=FAILED)
+    assert (found["kind"], found["tail_nbytes"]) == ("torn", 4)
+    (found,) = host.recover("--apply", host.url)
+    assert Path(found["kept"]).is_relative_to(host.state)
+    assert Path(found["kept"]).read_bytes() == b"torn"
+    assert host.bucket.get(key) == whole
+
+
+def test_a_journal_keeps_a_source_from_being_compacted(host: Host) -> None:
+    host.leave(_0=NEW)
+    assert "recover --apply" in host.run("compact", host.url).stderr
+    host.recover("--apply", host.url)
+    assert host.run("compact", host.url).returncode == 0
+    assert host.chunk(0, 0) == NEW
+
+
+def test_a_journal_that_does_not_say_whose_it_is_is_shown_and_left_alone(host: Host) -> None:
+    host.leave(_0=NEW)
+    (found,) = host.recover(status=FAILED)
+    Path(found["directory"], "source.json").unlink()
+    (found,) = host.recover(status=FAILED)
+    assert (found["source"], found["command"], found["chunks"]) == (None, None, 1)
+    (found,) = host.recover(host.url, status=FAILED)
+    assert "move it away" in found["message"]
+    assert "move it away" in one_line_of(host.run("recover", "--apply", host.url), SOURCE)
+    assert host.chunk(0, 0) != NEW
+
+
+def test_all_sources_cannot_be_repaired_at_once(tmp_path: Path) -> None:
+    assert "needs a SOURCE" in one_line_of(run("recover", "--apply", XDG_STATE_HOME=str(tmp_path)), WRONG_USAGE)
+
+
+def test_where_nothing_was_left_nothing_is_listed(tmp_path: Path) -> None:
+    assert run("recover", XDG_STATE_HOME=str(tmp_path)).stdout == "nothing to recover\n"
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,252 @@
+"""Commands on s3:// sources: the same answers as on this machine, and one line where there is none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import shardfs
+from shardfs import errors
+from tests.cli.conftest import Background
+from tests.support.commands import FAILED, SOURCE, one_line_of, run, run_json
+from tests.support.daemons import daemon_of
+from tests.support.datasets import files_below
+from tests.support.mounting import PATIENCE, Mounter, command, environment, mount_points
+from tests.support.s3_faults import Hang, Reply
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import ACCESS_KEY, SECRET_KEY, Bucket, S3Server
+
+PREFIX = "some path/data é 100%.zarr"
+TOKEN = "secret-session-token"
+
+
+@dataclass(frozen=True)
+class Remote:
+    """The same dataset in a bucket and at *local*."""
+
+    bucket: Bucket
+    local: Path
+
+    @property
+    def url(self) -> str:
+        return self.bucket.url(PREFIX)
+
+
+@pytest.fixture
+def remote(s3_bucket: Bucket, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_bucket.endpoint_url)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
+    s3_bucket.upload(source, PREFIX)
+    return Remote(s3_bucket, source)
+
+
+@pytest.fixture
+def at_proxy(remote: Remote, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_proxy.url)
+    return Remote(remote.bucket.through(s3_proxy.url), remote.local)
+
+
+def test_recover_says_of_a_bucket_what_it_says_of_a_directory(remote: Remote) -> None:
+    here, there = run("recover", remote.local), run("recover", remote.url)
+    assert (there.returncode, there.stderr) == (here.returncode, here.stderr) == (0, "")
+    assert there.stdout == here.stdout
+
+
+def test_compact_rewrites_shards_of_a_bucket(remote: Remote) -> None:
+    done = run("compact", "--threshold", "0", remote.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "shards compacted" in done.stdout
+    assert run("verify", remote.url).returncode == 0
+
+
+def test_it_is_mounted_in_the_background_and_shown_as_a_directory_would_be(
+    background: Background, remote: Remote, place: Path, mount: Mounter
+) -> None:
+    done = background(remote.url, place)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{remote.url} is mounted at {place}, read-only (log: ")
+    assert files_below(place) == files_below(mount(remote.local).path)
+    counts = run_json("stats", "--json", place)["store"]
+    assert counts["requests"]["GetObject"] > 0
+    assert counts["bytes_received"] > 16 * 24
+    assert counts["conflicts"] == counts["retries"] == 0
+    assert "GetObject" in run("stats", place).stdout
+    (log,) = background.logs.glob("*.log")
+    assert "WARNING" not in log.read_text()
+    daemon = daemon_of(place)
+    assert not {SECRET_KEY, TOKEN} & set(Path(f"/proc/{daemon}/cmdline").read_text().split("\0"))
+    assert run("umount", place).returncode == 0
+
+
+def test_files_that_the_environment_names_are_found_by_the_daemon_too(
+    background: Background, remote: Remote, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "aws").mkdir()
+    (tmp_path / "aws/credentials").write_text(
+        f"[lab]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    )
+    (tmp_path / "aws/config").write_text(f"[profile lab]\nendpoint_url = {remote.bucket.endpoint_url}\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    files = {"AWS_SHARED_CREDENTIALS_FILE": "aws/credentials", "AWS_CONFIG_FILE": "./aws/config"}
+    done = background("--profile", "lab", remote.url, place, cwd=tmp_path, **files)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (place / "c/0/0").stat().st_size == 24
+
+
+def test_it_is_read_without_a_mount(remote: Remote) -> None:
+    there, here = shardfs.open(remote.url)[""], shardfs.open(remote.local)[""]
+    assert there.metadata == here.metadata
+    assert there.read_chunk((1, 2)) == here.read_chunk((1, 2))
+    options = shardfs.StoreOptions(endpoint_url="http://127.0.0.1:1")
+    with pytest.raises(errors.SourceError, match="cannot be reached"):
+        shardfs.open(remote.url, store_options=options)
+
+
+def test_it_is_mounted_for_the_length_of_a_block_and_keeps_what_it_fetched(remote: Remote, tmp_path: Path) -> None:
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("this machine has no /dev/fuse")
+    options = shardfs.StoreOptions(endpoint_url=remote.bucket.endpoint_url, cache=str(tmp_path / "cache"))
+    for _ in range(2):
+        with shardfs.mount(remote.url, store_options=options) as path:
+            assert (path / "c/1/1").read_bytes() == shardfs.open(remote.local)[""].read_chunk((1, 1))
+            counts = run_json("stats", "--json", path)["store"]
+    assert counts["cache_hits"] > 0
+
+
+COMMANDS = (["info"], ["verify"], ["refs"], ["recover"], ["compact"], ["mount"], ["mount", "-f"], ["mount", "--write"])
+
+
+def failed(background: Background, place: Path, words: list[str], source: str, **variables: str) -> str:
+    """What a command says that cannot read *source*."""
+    if words[0] == "mount":
+        done = background(*words[1:], source, place, **variables)
+        logged = [line for line in done.stderr.splitlines(keepends=True) if not line.startswith("shardfs: ")]
+        if "-f" in words:
+            assert all(" WARNING " in line for line in logged)
+            done.stderr = done.stderr.removeprefix("".join(logged))
+        assert str(place) not in mount_points()
+        assert not os.listdir(place)
+    else:
+        done = run(*words, source, **variables)
+    said = one_line_of(done, SOURCE)
+    for secret in (SECRET_KEY, TOKEN):
+        assert secret not in said
+        assert all(secret not in log.read_text() for log in background.logs.glob("*.log"))
+    return said
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_bucket_that_does_not_exist(background: Background, remote: Remote, place: Path, words: list[str]) -> None:
+    """What else can be wrong is in `tests/faults/test_s3_mount_errors.py`."""
+    said = failed(background, place, words, "s3://no-such-bucket/data.zarr")
+    assert "no-such-bucket" in said
+    assert "does not exist" in said
+
+
+@pytest.mark.parametrize("words", [["info"], ["mount"]], ids=" ".join)
+def test_a_profile_that_does_not_exist(background: Background, remote: Remote, place: Path, words: list[str]) -> None:
+    said = failed(background, place, [*words, "--profile", "nobody"], remote.url)
+    assert "nobody" in said
+    assert "profile" in said
+
+
+def test_a_fault_that_passes_is_not_one(background: Background, at_proxy: Remote, s3_proxy: S3Proxy) -> None:
+    s3_proxy.fail(None, Reply(503, "SlowDown"), times=2)
+    assert run("verify", at_proxy.url).returncode == 0
+
+
+def test_a_command_that_waits_for_an_answer_ends_at_once_with_ctrl_c(at_proxy: Remote, s3_proxy: S3Proxy) -> None:
+    hung = Hang()
+    rule = s3_proxy.fail("GetObject", hung)
+    process = subprocess.Popen(
+        command("verify", at_proxy.url),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # whatever the tests were started by
+    )
+    try:
+        rule.wait()
+        process.send_signal(signal.SIGINT)
+        output, said = process.communicate(timeout=10)
+    finally:
+        process.kill()
+        hung.release()
+    assert (process.returncode, output, said.strip()) == (FAILED, "", "Aborted!")
+
+
+def test_a_mount_that_waits_for_an_answer_is_ended_by_a_signal(
+    mount: Mounter, at_proxy: Remote, s3_proxy: S3Proxy
+) -> None:
+    mounted = mount(at_proxy.url)
+    hung = Hang()
+    rule = s3_proxy.fail("GetObject", hung)
+    reader = subprocess.Popen(["cat", mounted.path / "c/0/0"], stderr=subprocess.DEVNULL)
+    try:
+        rule.wait()
+        mounted.process.send_signal(signal.SIGTERM)
+        assert mounted.process.wait(20) == 0
+        assert reader.wait(PATIENCE) != 0
+        assert not mounted.is_mounted
+    finally:
+        hung.release()
+
+
+def test_a_mount_at_debug_level_logs_no_credential(mount: Mounter, remote: Remote) -> None:
+    mounted = mount(remote.url, arguments=["--log-level=debug"])
+    assert files_below(mounted.path)
+    mounted.unmount()
+    for secret in (SECRET_KEY, TOKEN, "Signature=", "AWS4-HMAC"):
+        assert secret not in mounted.log
+
+
+def test_what_is_written_is_in_the_bucket_when_umount_returns(
+    background: Background, remote: Remote, place: Path
+) -> None:
+    assert background("--write", remote.url, place).returncode == 0
+    (place / "c/0/0").write_bytes(b"something else, and longer")
+    (place / "notes.txt").write_bytes(b"a plain file")
+    assert run("flush", place).returncode == 0
+    assert run_json("stats", "--json", place)["store"]["conflicts"] == 0, "nobody else wrote"
+    done = run("umount", place)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shardfs.open(remote.url)[""].read_chunk((0, 0)) == b"something else, and longer"
+    assert remote.bucket.get(f"{PREFIX}/notes.txt") == b"a plain file"
+
+
+def test_a_bucket_that_is_empty_is_filled_through_a_mount(
+    background: Background, remote: Remote, place: Path, s3_server: S3Server
+) -> None:
+    bucket = s3_server.make_bucket()
+    assert background("--write", bucket.url(), place).returncode == 0
+    assert os.listdir(place) == []
+    (place / "new").mkdir()
+    (place / "new/file").write_bytes(b"first")
+    assert run("umount", place).returncode == 0
+    assert bucket.objects() == {"new/file": b"first"}
+
+
+def test_a_server_that_cannot_keep_writers_apart_is_written_only_by_a_single_writer(
+    background: Background, remote: Remote, unconditional_bucket: Bucket, place: Path
+) -> None:
+    unconditional_bucket.upload(remote.local, PREFIX)
+    url, server = unconditional_bucket.url(PREFIX), {"AWS_ENDPOINT_URL": unconditional_bucket.endpoint_url}
+    for words in (["mount", "--write"], ["compact"], ["recover", "--apply"]):
+        assert "--single-writer" in failed(background, place, words, url, **server)
+    for words in (["compact"], ["recover", "--apply"]):
+        done = run(*words, "--single-writer", url, **server)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert background("--write", "--single-writer", url, place, **server).returncode == 0
+    (place / "c/0/0").write_bytes(b"new")
+    assert run("umount", place).returncode == 0
+    assert run_json("verify", "--json", url, **server)["sound"]

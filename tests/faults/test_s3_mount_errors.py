@@ -1,0 +1,159 @@
+"""What keeps a bucket from being mounted or looked at: one line with the way out, within seconds."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import SOURCE, one_line_of, run
+from tests.support.hasty import hasty
+from tests.support.mounting import mount_points
+from tests.support.s3_faults import Fault, Hang, Reply
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import ACCESS_KEY, SECRET_KEY, Bucket
+
+PREFIX = "data.zarr"
+_LOGGED = re.compile(r"\d{4}-\d\d-\d\d \S+ WARNING .*trying again")
+SECONDS = 25
+"""Most take one or two; a machine that runs tests is slow."""
+
+ANSWERS: dict[str, tuple[Fault, str]] = {
+    "expired-token": (Reply(403, "ExpiredToken"), "the credentials have expired, or are wrong: renew them"),
+    "wrong-key": (Reply(403, "InvalidAccessKeyId"), "the credentials are wrong, or not for this endpoint"),
+    "wrong-secret": (Reply(403, "SignatureDoesNotMatch"), "the credentials are wrong, or not for this endpoint"),
+    "other-region": (
+        Reply(301, "PermanentRedirect", {"x-amz-bucket-region": "eu-west-7"}),
+        "is in another region (eu-west-7): --region eu-west-7",
+    ),
+    "malformed": (Reply(400, "AuthorizationHeaderMalformed"), "is in another region; name it with --region"),
+    "wrong-clock": (Reply(403, "RequestTimeTooSkewed"), "the clock of this machine is wrong"),
+    "may-not-list": (Reply(403, "AccessDenied"), "AccessDenied 403): no permission"),
+    "broken": (Reply(500, "InternalError"), "failed 6 times: InternalError 500"),
+}
+WAYS = ["info", "verify", "mount", "mount --foreground", "mount --write", "mount --write --foreground"]
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "mnt"
+    path.mkdir()
+    yield path
+    assert str(path) not in mount_points()
+
+
+@pytest.fixture
+def bucket(s3_bucket: Bucket) -> Bucket:
+    s3_bucket.put(f"{PREFIX}/zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+    return s3_bucket
+
+
+Fail = Callable[..., str]
+
+
+@pytest.fixture
+def fail(place: Path, tmp_path: Path) -> Fail:
+    """`fail(way, url, variables)` runs a command that cannot do its work; returns the line that says why."""
+
+    def run_it(way: str, url: str, variables: Mapping[str, str], *options: str) -> str:
+        command, *others = way.split()
+        arguments = [*others, *options, url, *([place] if command == "mount" else [])]
+        started = time.monotonic()
+        done = run(command, *arguments, **{"XDG_STATE_HOME": str(tmp_path / "state"), **variables})
+        assert time.monotonic() - started < SECONDS
+        said = done.stderr.splitlines(keepends=True)
+        done.stderr = "".join(line for line in said if not _LOGGED.match(line))  # of what is tried again
+        line = one_line_of(done, SOURCE)
+        written = [file.read_text() for file in (tmp_path / "state").rglob("*.log")]
+        for text in ("".join(said), *written):
+            for secret in (ACCESS_KEY, SECRET_KEY, "Signature=", "Authorization", "made by the test"):
+                assert secret not in text
+        return line
+
+    return run_it
+
+
+@every_way
+def test_what_the_server_refuses_is_one_line(bucket: Bucket, s3_proxy: S3Proxy, fail: Fail, way: str) -> None:
+    fault, words = ANSWERS["expired-token"]
+    s3_proxy.fail(None, fault, times=None)
+    line = fail(way, bucket.url(PREFIX), bucket.through(s3_proxy.url).environment)
+    assert line.startswith(f"{bucket.url(PREFIX)} cannot be read: ")
+    assert words in line
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_every_answer_is_told_from_the_others(bucket: Bucket, s3_proxy: S3Proxy, fail: Fail, name: str) -> None:
+    fault, words = ANSWERS[name]
+    s3_proxy.fail(None, fault, times=None)
+    line = fail("mount", bucket.url(PREFIX), bucket.through(s3_proxy.url).environment)
+    assert bucket.name in line
+    assert words in line
+
+
+def test_a_bucket_that_does_not_exist(bucket: Bucket, fail: Fail) -> None:
+    line = fail("mount", "s3://no-such-bucket-anywhere/data.zarr", bucket.environment)
+    assert line.endswith("/data.zarr cannot be read: the bucket no-such-bucket-anywhere does not exist")
+
+
+@every_way
+def test_a_prefix_below_which_nothing_is(bucket: Bucket, fail: Fail, way: str) -> None:
+    line = fail(way, bucket.url("nothing/here"), bucket.environment)
+    assert line.startswith(f"nothing is stored at {bucket.url('nothing/here')}")
+
+
+@pytest.mark.parametrize("way", ["info", "mount --write"])
+def test_no_credentials(bucket: Bucket, fail: Fail, way: str) -> None:
+    variables = {name: value for name, value in bucket.environment.items() if "KEY" not in name}
+    line = fail(way, bucket.url(PREFIX), variables | {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""})
+    assert "no credentials" in line
+    assert "--anonymous" in line
+
+
+@pytest.mark.parametrize("way", ["info", "mount --write"])
+def test_a_server_that_is_not_there(bucket: Bucket, s3_proxy: S3Proxy, fail: Fail, way: str) -> None:
+    with s3_proxy.down():
+        line = fail(way, bucket.url(PREFIX), bucket.through(s3_proxy.url).environment)
+    assert f"{s3_proxy.url} cannot be reached: the connection is refused" in line
+
+
+def test_a_server_whose_name_nobody_knows(bucket: Bucket, fail: Fail) -> None:
+    url = "http://nobody.knows.invalid:9000"
+    line = fail("mount", bucket.url(PREFIX), bucket.environment, f"--endpoint-url={url}")
+    assert f"{url} cannot be reached" in line
+
+
+def test_a_server_that_hangs_is_given_up(bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, fail: Fail) -> None:
+    hang = Hang()
+    s3_proxy.fail(None, hang, times=None)
+    variables = bucket.through(s3_proxy.url).environment | hasty(tmp_path, silence=30.0, first=2.0)
+    line = fail("mount", bucket.url(PREFIX), variables)
+    assert line.endswith(f"{s3_proxy.url} does not answer within 2 seconds")
+    hang.release()
+
+
+@pytest.mark.parametrize("way", ["mount --write", "mount --write --foreground"])
+@pytest.mark.parametrize(
+    ("operation", "fault", "words"),
+    [
+        ("PutObject", Reply(403, "AccessDenied"), "cannot be written: PutObject of "),
+        ("CreateMultipartUpload", Reply(403, "AccessDenied"), "cannot be written: CreateMultipartUpload of "),
+        ("PutObject", Reply(500, "InternalError"), "InternalError 500"),
+        ("UploadPartCopy", Reply(500, "InternalError"), "InternalError 500"),
+        ("CompleteMultipartUpload", Reply(500, "InternalError"), "InternalError 500"),
+    ],
+)
+def test_what_can_be_read_and_not_written_is_not_mounted_to_be_written(
+    bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, fail: Fail, way: str, operation: str, fault: Fault, words: str
+) -> None:
+    s3_proxy.fail(operation, fault, times=None)
+    line = fail(way, bucket.url(PREFIX), bucket.through(s3_proxy.url).environment | hasty(tmp_path))
+    assert bucket.url(PREFIX) in line
+    assert words in line
+    assert bucket.keys() == [f"{PREFIX}/zarr.json"]
+    assert bucket.uploads() == []
+    assert not list((tmp_path / "state").rglob("[0-9]*"))

@@ -1,0 +1,246 @@
+"""Zarr libraries and everyday tools write to a bucket through a mount; what is stored then is read natively."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.support.corpus import CASES, GZIP, LITTLE, array, ramp, sharding
+from tests.support.datasets import files_below
+from tests.support.mounting import Mount, Mounter
+from tests.support.readers import READERS, assert_same
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket
+from tests.support.writers import (
+    WRITERS,
+    assert_sound,
+    document_of,
+    flush,
+    resize_and_recreate,
+    tool,
+    unmount,
+    write_zarr,
+)
+
+PREFIX = "some/data.zarr"
+BY_NAME = {case.name: case for case in CASES}
+SHAPE, CHUNKS = (16, 24), (2, 3)
+VALUES = np.arange(1, 1 + 16 * 24, dtype="u2").reshape(SHAPE)
+
+
+class Remote:
+    """A mounted prefix of a bucket behind a proxy that logs, and its download."""
+
+    def __init__(self, bucket: Bucket, proxy: S3Proxy, mounter: Mounter, directory: Path) -> None:
+        self.bucket = bucket
+        self.proxy = proxy
+        self.directory = directory
+        self._mounter = mounter
+        self._nread = 0
+
+    def put(self, name: str, document: dict[str, Any]) -> None:
+        self.bucket.put("/".join(filter(None, (PREFIX, name, "zarr.json"))), json.dumps(document).encode())
+
+    def mount(self, **options: Any) -> Mount:
+        behind = self.bucket.through(self.proxy.url)
+        return self._mounter(behind.url(PREFIX), write=True, env=behind.environment, **options)
+
+    def native(self) -> Path:
+        """What is in the bucket, as other programs see it."""
+        self._nread += 1
+        return self.bucket.download(self.directory / f"native-{self._nread}", PREFIX)
+
+    def written(self) -> set[str]:
+        """Names of all objects that were ever stored, without the prefix."""
+        changes = ("PutObject", "CompleteMultipartUpload", "CopyObject")
+        names = {key.removeprefix(f"{PREFIX}/") for key in self.proxy.log.keys(*changes)}
+        return {name for name in names if not name.startswith(".shardfs-probe")}
+
+
+@pytest.fixture
+def remote(s3_bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, tmp_path: Path) -> Remote:
+    (tmp_path / "native").mkdir()
+    s3_bucket.put(f"{PREFIX}/zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+    return Remote(s3_bucket, s3_proxy, mount, tmp_path / "native")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A group with an unsharded array and a file."""
+    path = tmp_path_factory.mktemp("plain") / "data.zarr"
+    zarr.create_array(str(path), name="image", data=VALUES, chunks=CHUNKS, attributes={"title": "old"})
+    (path / "image" / "notes.txt").write_text("plain\n")
+    return path
+
+
+def assert_packed(native: Path, name: str = "image", values: np.ndarray = VALUES) -> None:
+    """The array is in shards that others read, and `shardfs verify` finds nothing wrong with them."""
+    assert_sound(native)
+    assert document_of(native / name)["codecs"][0]["name"] == "sharding_indexed"
+    for read in READERS.values():
+        assert_same(read(native / name), values)
+
+
+WRITTEN = ["zarr-3d-ragged", "zarr-keys-v2-dot", "tensorstore-index-start-big-2-crc32c", "zarrs-nested-2"]
+
+
+@pytest.mark.parametrize("library_name", WRITTEN)
+def test_a_library_writes_an_array(remote: Remote, library_name: str) -> None:
+    library, name = library_name.split("-", 1)
+    case = BY_NAME[name]
+    remote.put("a", case.document)
+    mounted = remote.mount()
+    WRITERS[library](mounted.path / "a", case.values)
+    assert_same(READERS["zarr"](mounted.path / "a"), case.values)
+    flush(mounted)
+    assert_same(READERS["tensorstore"](mounted.path / "a"), case.values)
+    unmount(mounted)
+    native = remote.native()
+    for read in READERS.values():
+        assert_same(read(native / "a"), case.values)
+    assert_sound(native)
+    names = set(files_below(native))
+    assert remote.written() <= names, "temporary names stay on this machine"
+
+
+def pack_with_cp(plain: Path, target: Path, _: Path) -> None:
+    tool("cp", "-r", plain / "image", target)
+
+
+def pack_with_the_document_last(plain: Path, target: Path, _: Path) -> None:
+    for key in sorted(files_below(plain / "image"), key=lambda key: key == "zarr.json"):
+        path = target / "image" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(plain / "image" / key, path)
+
+
+def pack_with_rsync(plain: Path, target: Path, _: Path) -> None:
+    if not shutil.which("rsync"):
+        pytest.skip("rsync is not installed")
+    tool("rsync", "-a", f"{plain}/image", f"{target}/")
+
+
+def pack_with_tar(plain: Path, target: Path, directory: Path) -> None:
+    with tarfile.open(directory / "x.tar", "w") as file:
+        file.add(plain / "image", "image")
+    tool("tar", "-x", "--no-same-owner", "-f", directory / "x.tar", "-C", target)
+
+
+def pack_with_zarr(plain: Path, target: Path, _: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        group = zarr.open_group(str(target), mode="r+")
+        group.create_array("image", data=VALUES, chunks=CHUNKS, attributes={"title": "old"})
+    shutil.copyfile(plain / "image/notes.txt", target / "image/notes.txt")
+
+
+PACKERS: dict[str, Callable[[Path, Path, Path], None]] = {
+    "cp": pack_with_cp,
+    "document-last": pack_with_the_document_last,
+    "rsync": pack_with_rsync,
+    "tar": pack_with_tar,
+    "zarr": pack_with_zarr,
+}
+
+
+@pytest.mark.parametrize("way", PACKERS)
+def test_an_unsharded_array_becomes_a_sharded_one(remote: Remote, plain: Path, tmp_path: Path, way: str) -> None:
+    mounted = remote.mount(shards="4,3")
+    PACKERS[way](plain, mounted.path, tmp_path)
+    assert files_below(mounted.path / "image").keys() == files_below(plain / "image").keys()
+    assert_same(READERS["zarr"](mounted.path / "image"), VALUES)
+    unmount(mounted)
+    native = remote.native()
+    assert_packed(native)
+    stored = sorted(files_below(native))
+    shards = [f"image/c/{i}/{j}" for i in range(2) for j in range(3)]
+    assert stored == sorted([*shards, "image/notes.txt", "image/zarr.json", "zarr.json"])
+    assert remote.written() <= set(stored)
+    assert (native / "image/notes.txt").read_text() == "plain\n"
+
+
+def test_an_array_is_copied_out_of_one_bucket_into_another_place_of_it(remote: Remote) -> None:
+    remote.put("a", BY_NAME["3d-ragged"].document)
+    mounted = remote.mount()
+    write_zarr(mounted.path / "a", BY_NAME["3d-ragged"].values)
+    tool("cp", "-r", mounted.path / "a", mounted.path / "b")
+    tool("mv", mounted.path / "a", mounted.path / "c")
+    assert sorted(os.listdir(mounted.path)) == ["b", "c", "zarr.json"]
+    unmount(mounted)
+    native = remote.native()
+    for name in ("b", "c"):
+        assert_same(READERS["zarr"](native / name), BY_NAME["3d-ragged"].values)
+    assert not remote.bucket.keys(f"{PREFIX}/a")
+
+
+def test_zarr_edits_and_resizes_through_the_document(remote: Remote) -> None:
+    document = array((16, 16), (8, 8), sharding((2, 2), LITTLE, GZIP), fill_value=9)
+    values = ramp((16, 16), "int32")
+    remote.put("a", document)
+    mounted = remote.mount()
+    write_zarr(mounted.path / "a", values)
+    opened = zarr.open_array(str(mounted.path / "a"), mode="r+")
+    opened.attrs["title"] = "new"
+    opened.resize((6, 16))
+    flush(mounted)
+    native = remote.native()
+    assert [key for key in files_below(native) if "/c/" in key] == ["a/c/0/0", "a/c/0/1"]
+    opened.resize((20, 16))
+    expected = np.full((20, 16), 9, "i4")
+    expected[:6] = values[:6]
+    assert_same(READERS["zarr"](mounted.path / "a"), expected)
+    unmount(mounted)
+    native = remote.native()
+    stored = document_of(native / "a")
+    assert stored.pop("storage_transformers", []) == []  # of zarr-python's own
+    assert stored == document | {"shape": [20, 16], "attributes": {"title": "new"}}
+    for read in READERS.values():
+        assert_same(read(native / "a"), expected)
+    assert_sound(native)
+
+
+def test_tensorstore_creates_resizes_and_deletes(remote: Remote) -> None:
+    mounted = remote.mount(shards="2,4")
+    expected = resize_and_recreate(mounted.path)
+    unmount(mounted)
+    native = remote.native()
+    assert_packed(native, "a", expected)
+    assert sorted(files_below(native / "b")) == ["zarr.json"]
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_an_array_and_a_group_are_removed_with_all_their_objects(remote: Remote, is_flushed: bool) -> None:
+    for name in ("a", "deep/b", "kept"):
+        remote.put(name, BY_NAME["3d-ragged"].document)
+    mounted = remote.mount()
+    for name in ("a", "deep/b", "kept"):
+        write_zarr(mounted.path / name, BY_NAME["3d-ragged"].values)
+    (mounted.path / "deep/notes.txt").write_text("notes")
+    if is_flushed:
+        flush(mounted)
+    tool("rm", "-r", mounted.path / "a")
+    tool("rm", "-r", mounted.path / "deep")
+    assert sorted(os.listdir(mounted.path)) == ["kept", "zarr.json"]
+    unmount(mounted)
+    assert not [key for key in remote.bucket.keys(PREFIX) if not key.startswith((f"{PREFIX}/kept/", f"{PREFIX}/zarr"))]
+    assert_same(READERS["zarr"](remote.native() / "kept"), BY_NAME["3d-ragged"].values)
+
+
+def test_an_array_is_overwritten_by_another(remote: Remote) -> None:
+    mounted = remote.mount(shards="2,2")
+    for shape, value in (((9, 9), 1), ((6, 6), 3)):
+        zarr.create_array(str(mounted.path), name="a", data=np.full(shape, value, "u1"), chunks=(3, 3), overwrite=True)
+    unmount(mounted)
+    native = remote.native()
+    assert_packed(native, "a", np.full((6, 6), 3, "u1"))
+    assert sorted(files_below(native / "a")) == ["c/0/0", "zarr.json"]

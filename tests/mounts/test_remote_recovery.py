@@ -1,0 +1,143 @@
+"""Mounts of a bucket that are killed, and the next mount of the same host: nothing that was published is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.support.commands import FAILED
+from tests.support.hosts import NEW, OTHER, PREFIX, Host, kill, make_host, publish
+from tests.support.mounting import Mount, Mounter
+from tests.support.s3_faults import Hang, Then
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket
+
+SHARD = f"{PREFIX}/c/0/0"
+
+
+@pytest.fixture
+def host(s3_bucket: Bucket, tmp_path: Path, mount: Mounter) -> Host:
+    return make_host(s3_bucket, tmp_path, mount)
+
+
+def commit(mounted: Mount) -> None:
+    """Ask for a commit, over which the daemon dies."""
+    with pytest.raises(OSError) as caught:
+        os.setxattr(mounted.path, "user.shardfs.flush", b"")
+    assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+
+
+def test_what_a_killed_mount_published_is_there_after_the_next_one(host: Host) -> None:
+    host.leave(_0=NEW, _1=OTHER)
+    assert host.chunk(0, 0) != NEW
+    mounted = host.mount()
+    assert (mounted.path / "c/0/0").read_bytes() == NEW
+    assert host.chunk(0, 0) == NEW
+    assert host.chunk(0, 1) == OTHER
+    mounted.unmount()
+    assert host.recover() == []
+
+
+def test_one_mount_brings_home_what_several_left(host: Host) -> None:
+    first, second = host.mount(), host.mount()
+    publish(first, _0=NEW)
+    publish(second, _1=OTHER)
+    (second.path / "notes.txt").write_text("not sent")
+    kill(first, second)
+    mounted = host.mount()
+    for name, data in (("c/0/0", NEW), ("c/0/1", OTHER), ("notes.txt", b"not sent")):
+        assert (mounted.path / name).read_bytes() == data
+    mounted.unmount()
+    assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, OTHER)
+    assert host.bucket.get(f"{PREFIX}/notes.txt") == b"not sent"
+    assert host.recover() == []
+
+
+def test_what_another_host_changed_of_the_same_shard_is_kept(host: Host) -> None:
+    host.leave(_0=NEW)
+    host.elsewhere().commit("c/0/1", OTHER)
+    host.mount().unmount()
+    assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, OTHER)
+
+
+def test_two_mounts_of_one_machine_write_one_shard(host: Host) -> None:
+    first, second = host.mount(), host.mount()
+    publish(first, _0=NEW)
+    publish(second, _1=OTHER)
+    first.unmount()
+    second.unmount()
+    assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, OTHER)
+
+
+def test_a_journal_is_not_brought_to_another_prefix_of_the_same_bucket(host: Host) -> None:
+    host.leave(_0=NEW)
+    host.bucket.put("other/zarr.json", host.bucket.get(f"{PREFIX}/zarr.json"))
+    other = host.mounter(host.bucket.url("other"), write=True, state=host.state, env=host.bucket.environment)
+    assert not (other.path / "c/0/0").exists()
+    other.unmount()
+    assert host.bucket.keys("other") == ["other/zarr.json"]
+    assert [found["source"] for found in host.recover(status=FAILED)] == [host.url]
+
+
+def test_a_mount_that_only_reads_says_that_there_is_a_journal(host: Host) -> None:
+    host.leave(_0=NEW)
+    mounted = host.mount(write=False, expect=("has a journal",))
+    assert "has a journal of chunks that are not in their shards yet" in mounted.log
+    assert (mounted.path / "c/0/0").read_bytes() != NEW
+    mounted.unmount()
+
+
+def test_a_commit_that_was_made_before_its_mount_was_killed_is_not_made_again(host: Host, s3_proxy: S3Proxy) -> None:
+    host = host.behind(s3_proxy.url)
+    mounted = host.mount()
+    publish(mounted, _0=NEW, _1=NEW)
+    s3_proxy.fail("PutObject", Then(lambda: kill(mounted)), key=SHARD)
+    commit(mounted)
+    s3_proxy.log.clear()
+    again = host.mount()
+    assert s3_proxy.log.keys("GetObject").count(SHARD) == 2  # its index, and what was appended
+    assert (again.path / "c/0/0").read_bytes() == NEW
+    again.unmount()
+    assert SHARD not in s3_proxy.log.keys("PutObject")
+    assert host.recover() == []
+
+
+def test_a_commit_that_was_not_made_is_made_by_the_next_mount(host: Host, s3_proxy: S3Proxy) -> None:
+    host = host.behind(s3_proxy.url)
+    mounted = host.mount()
+    publish(mounted, _0=NEW, _1=NEW)
+    hangs = s3_proxy.fail("PutObject", Hang(), key=SHARD)
+
+    def kill_it_then() -> None:
+        hangs.wait()
+        kill(mounted)
+
+    killer = Thread(target=kill_it_then)
+    killer.start()
+    commit(mounted)
+    killer.join()
+    host.mount().unmount()
+    assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, NEW)
+    assert host.recover() == []
+
+
+def test_a_commit_that_was_made_is_known_also_with_that_of_another_host_on_top(host: Host, s3_proxy: S3Proxy) -> None:
+    direct, host = host.elsewhere(), host.behind(s3_proxy.url)
+    mounted = host.mount()
+    publish(mounted, _0=NEW, _1=NEW)
+
+    def meanwhile() -> None:
+        kill(mounted)
+        direct.commit("c/1/0", OTHER)
+
+    s3_proxy.fail("PutObject", Then(meanwhile), key=SHARD)
+    commit(mounted)
+    s3_proxy.log.clear()
+    host.mount().unmount()
+    assert SHARD not in s3_proxy.log.keys("PutObject")
+    assert [host.chunk(0, 0), host.chunk(0, 1), host.chunk(1, 0)] == [NEW, NEW, OTHER]
+    assert host.recover() == []

@@ -1,0 +1,188 @@
+"""Objects that are replaced and deleted behind a mount of their bucket: what is open, and what is opened then."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.corpus import GZIP, array, extension, sharding
+from tests.support.mounting import Mounter
+from tests.support.s3_faults import Before
+from tests.support.s3_mounts import Remote
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket
+
+MIB = 2**20
+LONG = {"metadata_ttl": 3600}
+CHUNKS = {f"c/{number}" for number in range(4)}
+
+
+@pytest.fixture
+def remote(s3_bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, tmp_path: Path) -> Remote:
+    return Remote(s3_bucket, s3_proxy, mount, tmp_path / "local")
+
+
+def document(nbytes: int, *codecs: Any) -> dict[str, Any]:
+    """An array of a shard of four chunks of *nbytes* bytes."""
+    codec = sharding((nbytes,), extension("bytes"), *codecs)
+    return array((4 * nbytes,), (4 * nbytes,), codec, data_type="uint8")
+
+
+def replace(remote: Remote, stored: dict[str, Any], seed: int = 1) -> dict[str, bytes]:
+    """Store the array with other values; returns its chunks."""
+    values = np.random.default_rng(seed).integers(0, 256, stored["shape"], np.uint8)
+    return remote.store("", stored, values=values)
+
+
+def error_of(descriptor: int, offset: int) -> int | None:
+    """With which error a read fails; None if it does not."""
+    try:
+        os.pread(descriptor, 1, offset)
+    except OSError as error:
+        return error.errno
+    return None
+
+
+@pytest.mark.parametrize(("ttl", "name"), [(0, "c/1"), (3600, "plain")])
+def test_an_open_file_keeps_what_was_fetched_and_fails_behind_it(remote: Remote, ttl: int, name: str) -> None:
+    stored = document(20 * MIB)
+
+    def put(seed: int) -> bytes:
+        chunk = replace(remote, stored, seed)["c/1"]
+        remote.put("plain", chunk)
+        return chunk
+
+    old = put(1)
+    root = remote.mount(metadata_ttl=ttl, expect=("read: ",))
+    descriptor = os.open(root / name, os.O_RDONLY)
+    try:
+        assert os.pread(descriptor, MIB, 0) == old[:MIB]  # in order, so that more is fetched
+        new = put(2)
+        assert os.pread(descriptor, MIB, 4 * MIB) == old[4 * MIB : 5 * MIB]
+        assert error_of(descriptor, 18 * MIB) == errno.ESTALE
+        assert error_of(descriptor, 18 * MIB) == errno.ESTALE
+        assert os.pread(descriptor, MIB, 2 * MIB) == old[2 * MIB : 3 * MIB]
+        assert (root / name).read_bytes() == new
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("ttl", [0, 3600])
+def test_a_chunk_that_is_opened_before_and_read_after_is_the_new_version(remote: Remote, ttl: int) -> None:
+    stored = document(MIB)
+    replace(remote, stored, 1)
+    root = remote.mount(metadata_ttl=ttl)
+    descriptors = {name: os.open(root / name, os.O_RDONLY) for name in sorted(CHUNKS)}
+    try:
+        new = replace(remote, stored, 2)
+        for name in ("c/3", "c/1", "c/2", "c/0"):
+            assert b"".join(os.pread(descriptors[name], MIB // 4, part * MIB // 4) for part in range(4)) == new[name]
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+
+
+def test_what_is_opened_after_the_metadata_ttl_is_the_new_version(remote: Remote) -> None:
+    stored = document(4096, GZIP)
+    root = None
+    for seed in range(3):
+        chunks = replace(remote, stored, seed)
+        root = root or remote.mount(metadata_ttl=0)
+        for name in sorted(CHUNKS):
+            assert (root / name).stat().st_size == len(chunks[name])
+            assert (root / name).read_bytes() == chunks[name]
+
+
+def test_a_chunk_that_has_another_size_now_fails_once_at_most(remote: Remote) -> None:
+    stored = document(4096)
+    replace(remote, stored, 1)
+    root = remote.mount(**LONG, expect=("read: ",))
+    assert len((root / "c/0").read_bytes()) == 4096
+    remote.bucket.delete(*remote.bucket.keys())
+    compressed = document(4096, GZIP)
+    new = replace(remote, compressed, 2)
+    descriptor = os.open(root / "c/3", os.O_RDONLY)
+    try:
+        assert error_of(descriptor, 0) == errno.ESTALE
+    finally:
+        os.close(descriptor)
+    for name in ("c/3", "c/0", "c/1"):
+        assert (root / name).read_bytes() == new[name]
+
+
+def test_a_shard_that_is_replaced_while_it_is_opened_is_read_as_one_version(remote: Remote) -> None:
+    stored = document(MIB)
+    replace(remote, stored, 1)
+    root = remote.mount(metadata_ttl=0)
+    new: dict[str, bytes] = {}
+    remote.proxy.fail("GetObject", Before(lambda: new.update(replace(remote, stored, 2))), key="c/0", after=1)
+    assert (root / "c/2").read_bytes() == new["c/2"]  # between its index and its bytes
+
+
+@pytest.mark.parametrize("nbytes", [4096, 20 * MIB])
+def test_a_deleted_shard_is_absent_and_what_was_fetched_of_it_can_be_read(remote: Remote, nbytes: int) -> None:
+    stored = document(nbytes)
+    old = replace(remote, stored)
+    root = remote.mount(metadata_ttl=0, expect=("read: ",))
+    descriptor = os.open(root / "c/0", os.O_RDONLY)
+    try:
+        assert os.pread(descriptor, min(MIB, nbytes), 0) == old["c/0"][:MIB]
+        remote.bucket.delete(remote.key("c/0"))
+        assert not (root / "c/0").exists()
+        assert not (root / "c/3").exists()
+        assert os.listdir(root) == ["zarr.json"]
+        if nbytes > MIB:
+            assert os.pread(descriptor, MIB, 4 * MIB) == old["c/0"][4 * MIB : 5 * MIB]
+            assert error_of(descriptor, 18 * MIB) == errno.ESTALE
+    finally:
+        os.close(descriptor)
+
+
+def test_a_deleted_shard_that_is_believed_to_be_there_is_absent_once_it_is_read(remote: Remote) -> None:
+    replace(remote, document(4096))
+    root = remote.mount(**LONG, expect=("read: ",))
+    assert (root / "c/0").exists()
+    remote.bucket.delete(remote.key("c/0"))
+    with pytest.raises(OSError, match="Stale file handle"):  # it was opened as what it is no more
+        (root / "c/2").read_bytes()
+    remote.taken()
+    for name in ("c/2", "c/0"):
+        with pytest.raises(FileNotFoundError):
+            (root / name).read_bytes()
+    assert remote.asked() == []
+
+
+def test_new_objects_are_seen_after_the_metadata_ttl(remote: Remote) -> None:
+    stored = array((8, 8), (4, 4), sharding((2, 2)))
+    chunks = remote.store("", stored)
+    remote.bucket.delete(*remote.bucket.keys(remote.key("c/")))
+    root = remote.mount(metadata_ttl=0)
+    assert os.listdir(root) == ["zarr.json"]
+    assert not (root / "c/3/3").exists()
+    remote.upload("")
+    assert (root / "c/3/3").read_bytes() == chunks["c/3/3"]
+    assert sorted(os.listdir(root)) == ["c", "zarr.json"]
+    remote.put("new/notes.txt", b"new")
+    assert (root / "new/notes.txt").read_bytes() == b"new"
+    remote.bucket.delete(remote.key("new/notes.txt"))
+    assert not (root / "new").exists()
+
+
+def test_an_edited_document_is_seen_after_the_metadata_ttl(remote: Remote) -> None:
+    stored = array((8, 8), (4, 4), sharding((2, 2)))
+    remote.store("", stored)
+    root = remote.mount(metadata_ttl=0)
+    assert not (root / "c/4/0").exists()
+    assert json.loads((root / "zarr.json").read_text())["shape"] == [8, 8]
+    edited = {**stored, "shape": [4, 8], "attributes": {"title": "edited"}}
+    remote.put("zarr.json", json.dumps(edited).encode())
+    shown = json.loads((root / "zarr.json").read_text())
+    assert (shown["shape"], shown["attributes"]) == ([4, 8], {"title": "edited"})
+    assert sorted(os.listdir(root / "c")) == ["0", "1"]
+    assert not (root / "c/2/0").exists()

@@ -1,0 +1,265 @@
+"""How many requests reading a mounted bucket takes, and which bytes: exactly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.commands import run_json
+from tests.support.corpus import CRC32C, GZIP, LITTLE, array, extension, sharding, transpose
+from tests.support.mounting import Mounter
+from tests.support.s3_mounts import BYTES, CHUNK, DOCUMENT_HEAD, PAGE, Remote, bytes_of, fill, index_nbytes
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket
+
+
+@pytest.fixture
+def remote(s3_bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, tmp_path: Path) -> Remote:
+    return Remote(s3_bucket, s3_proxy, mount, tmp_path / "local")
+
+
+def span(remote: Remote, name: str, shard: str, chunk: bytes) -> str:
+    """Where a chunk lies in a shard, as requests say it."""
+    start = (remote.local / name / shard).read_bytes().index(chunk)
+    return f"{start}-{start + len(chunk) - 1}"
+
+
+def test_the_very_first_chunk_costs_the_document_index_and_chunk(remote: Remote) -> None:
+    chunks = fill(remote, "", bytes_of(32))
+    root = remote.mount()
+    assert (root / "c/9").read_bytes() == chunks["c/9"]
+    place = span(remote, "", "c/0", chunks["c/9"])
+    assert remote.asked() == [f"GET zarr.json {DOCUMENT_HEAD}", "GET c/0 -516", f"GET c/0 {place}"]
+
+
+def test_each_group_on_the_way_costs_its_name_and_its_document_once(remote: Remote) -> None:
+    chunks = fill(remote, "a/b", bytes_of(32))
+    remote.put("a/zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+    root = remote.mount()
+    assert (root / "a/b/c/9").read_bytes() == chunks["c/9"]
+    assert remote.asked() == [
+        f"GET zarr.json {DOCUMENT_HEAD} 404",
+        "LIST a",
+        f"GET a/zarr.json {DOCUMENT_HEAD}",
+        "LIST a/b",
+        f"GET a/b/zarr.json {DOCUMENT_HEAD}",
+        "GET a/b/c/0 -516",
+        f"GET a/b/c/0 {span(remote, 'a/b', 'c/0', chunks['c/9'])}",
+    ]
+
+
+@pytest.mark.parametrize(("location", "separator"), [("start", "."), ("end", "/")])
+def test_a_cold_chunk_takes_its_index_and_its_bytes_the_next_its_bytes_and_an_absent_one_nothing(
+    remote: Remote, location: str, separator: str
+) -> None:
+    codec = sharding((1, 1, CHUNK), BYTES, index_location=location)
+    keys = extension("default", separator=separator)
+    document = array((4, 4, 16 * CHUNK), (2, 2, 8 * CHUNK), codec, data_type="uint8", chunk_key_encoding=keys)
+    values = np.random.default_rng(0).integers(0, 256, document["shape"], np.uint8)
+    chunks = remote.store("image", document, absent=[(0, 1, 2)], values=values)
+    path = remote.mount() / "image"
+
+    def key(*coords: int) -> str:
+        return separator.join(["c", *map(str, coords)])
+
+    def place(coords: tuple[int, ...], shard: tuple[int, ...]) -> str:
+        return f"GET image/{key(*shard)} {span(remote, 'image', key(*shard), chunks[key(*coords)])}"
+
+    (path / "zarr.json").read_bytes()
+    remote.taken()
+    nbytes = index_nbytes(32)
+    index = f"-{nbytes}" if location == "end" else f"0-{nbytes - 1}"
+
+    assert (path / key(0, 0, 1)).read_bytes() == chunks[key(0, 0, 1)]
+    requests = remote.proxy.log.of()
+    assert sum(request.bytes_out for request in requests) == nbytes + CHUNK
+    assert remote.asked() == [f"GET image/{key(0, 0, 0)} {index}", place((0, 0, 1), (0, 0, 0))]
+
+    assert (path / key(1, 1, 7)).read_bytes() == chunks[key(1, 1, 7)]  # far behind the first
+    assert remote.asked() == [place((1, 1, 7), (0, 0, 0))]
+
+    for absent in (key(0, 1, 2), key(4, 0, 0), key(0, 0, 16)):
+        assert not (path / absent).exists()
+    assert remote.asked() == []
+
+    assert (path / key(2, 0, 9)).read_bytes() == chunks[key(2, 0, 9)]
+    assert remote.asked() == [f"GET image/{key(1, 0, 1)} {index}", place((2, 0, 9), (1, 0, 1))]
+
+
+def test_chunks_of_a_shard_that_is_absent_take_one_request(remote: Remote) -> None:
+    remote.store("image", array((8, 8), (4, 4), sharding((2, 2))), absent=list(product((2, 3), (2, 3))))
+    path = remote.mount() / "image"
+    assert (path / "c/0/0").exists()
+    remote.taken()
+    for name in ("c/2/2", "c/2/3", "c/3/2", "c/2/2"):
+        assert not (path / name).exists()
+    assert remote.asked() == ["GET image/c/1/1 -68 404"]
+
+
+def test_of_an_array_whose_shards_were_listed_an_absent_shard_takes_no_request(remote: Remote) -> None:
+    remote.store("image", array((8, 8), (4, 4), sharding((2, 2))), absent=list(product((2, 3), (2, 3))))
+    path = remote.mount() / "image"
+    assert sorted(os.listdir(path / "c/2")) == ["0", "1"]
+    remote.taken()
+    assert not (path / "c/2/2").exists()
+    assert remote.asked() == []
+
+
+def shard_of(name: str) -> tuple[dict[str, Any], list[str]]:
+    """A shard of chunks that lie next to each other, and what reading the chunk c/0/0 of it asks for."""
+    return {
+        "transposed": (array((8, 12), (8, 12), transpose(1, 0), sharding((3, 2))), ["-260", "0-23"]),
+        "index transposed": (
+            array((8, 12), (8, 12), sharding((2, 3), index_codecs=[transpose(2, 0, 1), LITTLE, CRC32C])),
+            ["-260", "0-23"],
+        ),
+        "index without checksum": (array((8, 8), (8, 8), sharding((2, 2), index_codecs=[LITTLE])), ["-256", "0-15"]),
+        "nested": (array((16, 16), (16, 16), sharding((8, 8), sharding((2, 2)))), ["-68", "256-515", "0-15"]),
+        "nested, encoded": (array((16, 16), (16, 16), sharding((8, 8), sharding((2, 2)), GZIP)), ["-68", "inner"]),
+        "encoded whole": (array((8, 8), (8, 8), sharding((2, 2)), GZIP), ["HEAD", "all"]),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "name", ["transposed", "index transposed", "index without checksum", "nested", "nested, encoded", "encoded whole"]
+)
+def test_a_chunk_takes_the_index_of_each_level_and_what_is_encoded_comes_whole_once(remote: Remote, name: str) -> None:
+    document, expected = shard_of(name)
+    chunks = remote.store("image", document)
+    path = remote.mount() / "image"
+    (path / "zarr.json").read_bytes()
+    remote.taken()
+    assert (path / "c/0/0").read_bytes() == chunks["c/0/0"]
+    shard = (remote.local / "image/c/0/0").read_bytes()
+    parts = {"all": f"0-{len(shard) - 1}", "HEAD": ""}
+    if name == "nested, encoded":
+        offset, nbytes = np.frombuffer(shard[-68:-4], "<u8")[:2]
+        parts["inner"] = f"{offset}-{offset + nbytes - 1}"
+    words = [(part, parts.get(part, part)) for part in expected]
+    assert remote.asked() == [f"{'HEAD' if part == 'HEAD' else 'GET'} image/c/0/0 {at}".rstrip() for part, at in words]
+    if "encoded" in name:
+        for key in ("c/0/1", "c/3/3", "c/1/2"):
+            assert (path / key).read_bytes() == chunks[key]
+        assert remote.asked() == []
+
+
+def test_a_copy_of_an_array_takes_listings_and_two_requests_for_each_shard(remote: Remote, tmp_path: Path) -> None:
+    fill(remote, "", bytes_of(8, CHUNK, nshards=5))
+    root = remote.mount()
+    subprocess.run(["cp", "-r", root, tmp_path / "copy"], check=True)
+    shards = [f"GET c/{number} {part}" for number in range(5) for part in ("-132", f"0-{8 * CHUNK - 1}")]
+    assert Counter(remote.asked()) == Counter([f"GET zarr.json {DOCUMENT_HEAD}", "LIST /", "LIST c/", *shards])
+
+
+def test_directories_above_the_leaves_are_answered_from_listings_alone(remote: Remote) -> None:
+    count = PAGE + 50
+    document = array((count, 1, 2), (1, 1, 2), sharding((1, 1, 1), BYTES), data_type="uint8")
+    remote.store("image", document)
+    root = remote.mount()
+    assert sorted(os.listdir(root / "image")) == ["c", "zarr.json"]
+    remote.taken()
+    names = os.listdir(root / "image/c")
+    assert sorted(map(int, names)) == list(range(count))
+    assert all(os.path.isdir(root / "image/c" / name) for name in names)
+    assert remote.asked() == ["LIST image/c/"] * 2
+    assert os.listdir(root / "image/c/7") == ["0"]
+    assert remote.asked() == ["LIST image/c/7/"]
+    assert sorted(os.listdir(root / "image/c/7/0")) == ["0", "1"]
+    assert remote.asked() == ["LIST image/c/7/0/", "GET image/c/7/0/0 -36"]
+
+
+def test_a_leaf_takes_the_index_of_each_of_its_shards_once(remote: Remote) -> None:
+    remote.store("image", array((8, 24), (4, 4), sharding((2, 2))))
+    root = remote.mount()
+    for _ in range(3):
+        subprocess.run(["ls", "-lR", root], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["find", root, "-size", "+1"], check=True, stdout=subprocess.DEVNULL)
+    requests = Counter(remote.asked())
+    indexes = [f"GET image/c/{row}/{column} -68" for row in range(2) for column in range(6)]
+    listings = [f"LIST {name}" for name in ("/", "image/", "image/c/", "image/c/0/", "image/c/1/")]
+    documents = [f"GET zarr.json {DOCUMENT_HEAD} 404", f"GET image/zarr.json {DOCUMENT_HEAD}"]
+    assert requests == Counter([*indexes, *listings, *documents])
+
+
+def test_an_array_without_shards_is_listed_from_listings(remote: Remote) -> None:
+    remote.store("sharded", array((8, 8), (4, 4), sharding((2, 2))))
+    for row, column in product(range(3), range(3)):
+        remote.put(f"plain/c/{row}/{column}", b"chunk")
+    remote.put("plain/zarr.json", b'{"zarr_format": 3}')
+    root = remote.mount()
+    subprocess.run(["find", root / "plain"], check=True, stdout=subprocess.DEVNULL)
+    remote.taken()
+    subprocess.run(["ls", "-lR", root / "plain"], check=True, stdout=subprocess.DEVNULL)
+    assert remote.asked() == []
+
+
+def test_what_was_seen_takes_no_request_within_the_metadata_ttl(remote: Remote, tmp_path: Path) -> None:
+    fill(remote, "image", bytes_of(16, nshards=3))
+    remote.put("notes.txt", b"notes")
+    root = remote.mount(metadata_ttl=3600)
+    shutil.copytree(root, tmp_path / "copy")
+    remote.taken()
+    for _ in range(2):
+        subprocess.run(["ls", "-lR", root], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["diff", root / "image/zarr.json", tmp_path / "copy/image/zarr.json"], check=True)
+    assert not (root / "other").exists()
+    assert not (root / "image/c/48").exists()
+    assert remote.asked() == []
+
+
+def test_what_is_older_is_asked_for_again_but_an_index_that_did_not_change_is_not_fetched(remote: Remote) -> None:
+    chunks = fill(remote, "", bytes_of(64))
+    root = remote.mount(metadata_ttl=0)
+    assert (root / "c/9").read_bytes() == chunks["c/9"]
+    remote.taken()
+    for number in (60, 30):
+        assert (root / f"c/{number}").read_bytes() == chunks[f"c/{number}"]
+        asked = remote.asked()
+        payloads = [words for words in asked if words.startswith("GET")]
+        assert payloads == [f"GET c/0 {span(remote, '', 'c/0', chunks[f'c/{number}'])}"]
+        assert "HEAD c/0" in asked
+    for _ in range(2):
+        assert len(os.listdir(root / "c")) == 64
+        assert not [words for words in remote.asked() if words.startswith("GET")]
+
+
+def test_statistics_say_what_the_log_of_the_server_says(remote: Remote, tmp_path: Path) -> None:
+    chunks = fill(remote, "image", bytes_of(16, nshards=3))
+    remote.put("notes.txt", b"notes")
+    root = remote.mount()
+    before = run_json("stats", "--json", root)["store"]
+    shutil.copytree(root, tmp_path / "copy")
+    assert not (root / "missing").exists()
+    counts = run_json("stats", "--json", root)
+    asked = remote.taken()
+    operations = Counter(request.operation for request in asked)
+    assert Counter(counts["store"]["requests"]) - Counter(before["requests"]) == operations
+    answered = [request for request in asked if request.status in (200, 206) and request.operation == "GetObject"]
+    assert counts["store"]["bytes_received"] - before["bytes_received"] == sum(
+        request.bytes_out for request in answered
+    )
+    assert counts["bytes_read"] >= sum(map(len, chunks.values()))
+    assert (counts["index_loads"], counts["index_bytes"]) == (3, 3 * index_nbytes(16))
+    assert [counts["store"][name] for name in ("retries", "conflicts", "bytes_sent")] == [0, 0, 0]
+
+
+def test_without_a_metadata_ttl_one_request_of_the_kernel_asks_for_a_name_once(remote: Remote) -> None:
+    remote.put("zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+    chunks = fill(remote, "a/b", bytes_of(32))
+    path = remote.mount(metadata_ttl=0) / "a/b/c/9"
+    with path.open("rb") as file:
+        assert os.fstat(file.fileno()).st_size == CHUNK
+        remote.taken()
+        os.fstat(file.fileno())
+        assert remote.asked() == ["LIST a/b", "LIST a/b/zarr.json", "HEAD a/b/c/0"]
+        os.fstat(file.fileno())
+        assert len(remote.taken()) == 3
+        assert file.read() == chunks["c/9"]

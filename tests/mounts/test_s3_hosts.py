@@ -1,0 +1,244 @@
+"""Several hosts write to one bucket: nothing is lost, one of two wins whole, and what does not fit any more is kept."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardfs.fuse import control
+from tests.support.commands import FAILED
+from tests.support.corpus import array, sharding
+from tests.support.hosts import PREFIX, Host
+from tests.support.mounting import Mount, Mounter
+from tests.support.readers import READERS, assert_same
+from tests.support.s3_server import Bucket
+from tests.support.writers import assert_sound
+
+SIDE, INNER = 8, 4
+"""Inner chunks along each axis, and elements of each; a shard has 4 by 4 of them."""
+
+DOCUMENT = array((SIDE * INNER,) * 2, (4 * INNER,) * 2, sharding((INNER, INNER)))
+ALL = [(i, j) for i in range(SIDE) for j in range(SIDE)]
+Coords = tuple[int, int]
+
+
+@pytest.fixture
+def hosts(s3_bucket: Bucket, mount: Mounter, tmp_path: Path) -> list[Host]:
+    """Four machines that reach a bucket with an array without chunks."""
+    s3_bucket.put(f"{PREFIX}/zarr.json", json.dumps(DOCUMENT).encode())
+    return [Host(s3_bucket, tmp_path / f"state-{number}", mount) for number in range(4)]
+
+
+def fill(value: int) -> bytes:
+    return np.full((INNER, INNER), value, "<i4").tobytes()
+
+
+def write(mounted: Mount, at: Coords, value: int) -> None:
+    i, j = at
+    (mounted.path / f"c/{i}/{j}").write_bytes(fill(value))
+
+
+def flush(mounted: Mount) -> None:
+    os.setxattr(mounted.path, control.FLUSH, b"")
+
+
+def together(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Do all at the same time, and return their results, or the errors that they ended with."""
+    barrier = Barrier(len(tasks))
+
+    def run(task: Callable[[], Any]) -> Any:
+        barrier.wait()
+        try:
+            return task()
+        except OSError as error:
+            return error
+
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        return list(pool.map(run, tasks))
+
+
+def values(chunks: dict[Coords, int]) -> np.ndarray:
+    found = np.zeros((SIDE * INNER,) * 2, "i4")
+    for (i, j), value in chunks.items():
+        found[i * INNER : (i + 1) * INNER, j * INNER : (j + 1) * INNER] = value
+    return found
+
+
+def native(host: Host, directory: Path) -> np.ndarray:
+    """What the bucket holds, as other programs read it."""
+    downloaded = host.bucket.download(directory, PREFIX)
+    assert_sound(downloaded)
+    found = READERS["zarr"](downloaded)
+    assert_same(READERS["tensorstore"](downloaded), found)
+    return found
+
+
+@pytest.mark.parametrize(("places", "count"), [("machines", 4), ("slots", 2)])
+def test_mounts_that_write_different_chunks_of_the_same_shards_lose_nothing(
+    hosts: list[Host], tmp_path: Path, places: str, count: int
+) -> None:
+    mounts = [(host if places == "machines" else hosts[0]).mount() for host in hosts[:count]]
+    for mounted in mounts:
+        assert os.listdir(mounted.path) == ["zarr.json"]  # they all know that nothing else is there
+
+    def work(number: int) -> Callable[[], None]:
+        def run() -> None:
+            for turn in (1, 2):
+                for at in ALL[number::count]:
+                    write(mounts[number], at, 100 * turn + number)
+                flush(mounts[number])
+
+        return run
+
+    assert together([work(number) for number in range(count)]) == [None] * count
+    conflicts = [json.loads(os.getxattr(mounted.path, control.STATISTICS))["store"]["conflicts"] for mounted in mounts]
+    for mounted in mounts:
+        mounted.unmount()
+    assert_same(native(hosts[0], tmp_path / "native"), values({at: 200 + n % count for n, at in enumerate(ALL)}))
+    assert any(conflicts), "the hosts never met"
+    for host in hosts:
+        assert host.recover() == []
+    assert not hosts[0].bucket.uploads()
+
+
+def test_of_two_that_write_the_same_chunk_one_wins_whole(hosts: list[Host], tmp_path: Path) -> None:
+    mounts = [host.mount() for host in hosts[:2]]
+    for mounted in mounts:
+        mounted.expect("another program", "put aside")
+
+    def work(number: int) -> Callable[[], None]:
+        def run() -> None:
+            for turn in range(1, 6):
+                for at in ALL[:8]:
+                    write(mounts[number], at, 10 * turn + number)
+                flush(mounts[number])
+
+        return run
+
+    together([work(number) for number in range(2)])
+    for mounted in mounts:
+        mounted.unmount()
+    found = native(hosts[0], tmp_path / "native")
+    for i, j in ALL[:8]:
+        chunk = found[i * INNER : (i + 1) * INNER, j * INNER : (j + 1) * INNER]
+        assert len(np.unique(chunk)) == 1
+        assert chunk[0, 0] % 10 in (0, 1)
+        assert chunk[0, 0] // 10 in range(1, 6)
+
+
+def create_exclusively(path: Path, document: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(document)
+
+
+def create_by_link(path: Path, document: bytes) -> None:
+    temporary = path.with_name(f"zarr.{os.getpid()}.{id(document)}.partial")
+    temporary.write_bytes(document)
+    try:
+        os.link(temporary, path)
+    finally:
+        temporary.unlink()
+
+
+@pytest.mark.parametrize("way", [create_exclusively, create_by_link])
+def test_of_many_that_create_a_document_exactly_one_succeeds(
+    hosts: list[Host], way: Callable[[Path, bytes], None]
+) -> None:
+    mounts = [host.mount(expect=("exists",)) for host in hosts[:3]] + [hosts[0].mount(expect=("exists",))]
+    for turn in range(5):
+        name = f"node-{turn}"
+        documents = []
+        for number, mounted in enumerate(mounts):
+            (mounted.path / name).mkdir()
+            group = {"zarr_format": 3, "node_type": "group", "attributes": {"host": number}}
+            documents.append(json.dumps(group).encode())
+        tasks = [
+            partial(way, mounted.path / name / "zarr.json", document)
+            for mounted, document in zip(mounts, documents, strict=True)
+        ]
+        results = together(tasks)
+        winners = [number for number, result in enumerate(results) if result is None]
+        assert len(winners) == 1, results
+        assert all(isinstance(result, FileExistsError) for result in results if result is not None), results
+        assert hosts[0].bucket.get(f"{PREFIX}/{name}/zarr.json") == documents[winners[0]]
+        for mounted in mounts:
+            assert (mounted.path / name / "zarr.json").read_bytes() == documents[winners[0]]
+
+
+def test_what_is_written_while_another_host_resizes_is_whole_or_kept(hosts: list[Host], tmp_path: Path) -> None:
+    expected = ("another program", "put aside", "recover", "has changed", "does not fit", "INVAL", "ESTALE", "Stale")
+    mounts = [mount_watchful(host, expected) for host in hosts[:2]]
+    lost: list[OSError] = []
+
+    def writing() -> None:
+        for turn in range(1, 5):
+            for at in ALL:
+                try:
+                    write(mounts[0], at, turn)
+                except OSError as error:
+                    lost.append(error)
+            try:
+                flush(mounts[0])
+            except OSError as error:
+                lost.append(error)
+
+    def resizing() -> None:
+        path = mounts[1].path / "zarr.json"
+        for rows in (6, 3, 5, 8, 2, 8):
+            document = json.loads(path.read_bytes()) | {"shape": [rows * INNER, SIDE * INNER]}
+            path.write_text(json.dumps(document))
+            flush(mounts[1])
+
+    results = together([writing, resizing])
+    assert results == [None, None]
+    for mounted in mounts:
+        mounted.unmount()
+    found = native(hosts[0], tmp_path / "native")
+    for i, j in ALL:
+        chunk = found[i * INNER : (i + 1) * INNER, j * INNER : (j + 1) * INNER]
+        assert len(np.unique(chunk)) == 1
+    assert {error.errno for error in lost} <= {errno.ENOENT, errno.EINVAL, errno.EIO}  # beyond the grid, or put aside
+    was_put_aside = "put aside" in mounts[0].log
+    assert was_put_aside or errno.EIO not in {error.errno for error in lost}
+    found_aside = hosts[0].recover(hosts[0].url, status=FAILED if was_put_aside else 0)
+    assert {item["kind"] for item in found_aside} == ({"conflict"} if was_put_aside else set())
+    assert hosts[1].recover(hosts[1].url) == []
+
+
+def mount_watchful(host: Host, expect: tuple[str, ...]) -> Mount:
+    """Mount so that the changes of others are seen soon."""
+    return host.mounter(
+        host.url, write=True, state=host.state, env=host.bucket.environment, expect=expect, metadata_ttl=0.2
+    )
+
+
+def test_who_has_not_seen_that_an_array_grew_does_not_remove_what_was_written_there(
+    hosts: list[Host], tmp_path: Path
+) -> None:
+    one, other = hosts[0].mount(), hosts[1].mount(expect=("another program has changed the shape",))
+    seen = json.loads((other.path / "zarr.json").read_text())
+    (one.path / "zarr.json").write_text(json.dumps(seen | {"shape": [2 * SIDE * INNER, SIDE * INNER]}))
+    (one.path / f"c/{SIDE}/0").write_bytes(fill(7))
+    flush(one)
+
+    def annotate(document: dict[str, Any]) -> None:
+        (other.path / ".zarr.json.new").write_text(json.dumps(document | {"attributes": {"a": 1}}))
+        (other.path / ".zarr.json.new").replace(other.path / "zarr.json")
+
+    with pytest.raises(OSError) as raised:
+        annotate(seen)
+    assert raised.value.errno == errno.EINVAL
+    now = json.loads((other.path / "zarr.json").read_text())
+    assert now["shape"] == [2 * SIDE * INNER, SIDE * INNER]
+    annotate(now)
+    assert (other.path / f"c/{SIDE}/0").read_bytes() == fill(7)

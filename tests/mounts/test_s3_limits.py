@@ -1,0 +1,131 @@
+"""What a mount of a bucket cannot keep, seen by programs: nothing of it is lost without being said in the documents."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import run
+from tests.support.hosts import OTHER, PREFIX, Host, make_host
+from tests.support.mounting import Mounter
+from tests.support.s3_server import Bucket
+
+
+@pytest.fixture
+def host(s3_bucket: Bucket, tmp_path: Path, mount: Mounter) -> Host:
+    return make_host(s3_bucket, tmp_path, mount)
+
+
+def test_modes_owners_and_times_of_objects_are_accepted_and_not_kept(host: Host) -> None:
+    root = host.mount().path
+    (root / "notes").write_bytes(b"plain")
+    assert run("flush", root).returncode == 0
+    for name in ("notes", "zarr.json"):
+        before = (root / name).stat()
+        os.chmod(root / name, 0o600)
+        os.chown(root / name, 1, 1)
+        os.utime(root / name, (1, 1))
+        after = (root / name).stat()
+        assert (after.st_mode & 0o777, after.st_uid, after.st_gid) == (0o644, os.getuid(), os.getgid())
+        assert after.st_mtime == before.st_mtime
+
+
+def test_rsync_sends_what_has_other_times_again_unless_sizes_are_enough(host: Host, tmp_path: Path) -> None:
+    root = host.mount().path
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/notes").write_bytes(b"plain")
+    os.utime(tmp_path / "folder/notes", (1, 1))
+
+    def sent(*options: str) -> str:
+        words = ["rsync", "-a", "-i", *options, f"{tmp_path}/folder/", f"{root}/folder/"]
+        listed = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        assert run("flush", root).returncode == 0
+        return listed
+
+    assert "notes" in sent()
+    assert ">f" in sent()
+    assert ">f" not in sent("--size-only")
+    assert ">f" not in sent("--checksum")
+
+
+def test_objects_have_one_name_and_no_attributes(host: Host) -> None:
+    root = host.mount(expect=("link: ", "symlink: ")).path
+    (root / "notes").write_bytes(b"plain")
+    assert run("flush", root).returncode == 0
+    for make in (os.link, os.symlink):
+        with pytest.raises(OSError) as caught:
+            make(root / "notes", root / "second")
+        assert caught.value.errno == errno.EPERM
+    with pytest.raises(OSError) as caught:
+        os.setxattr(root / "notes", "user.x", b"1")
+    assert caught.value.errno == errno.EOPNOTSUPP
+
+
+def test_a_directory_without_files_is_not_stored(host: Host) -> None:
+    mounted = host.mount()
+    (mounted.path / "made/within").mkdir(parents=True)
+    assert os.listdir(mounted.path / "made") == ["within"]
+    mounted.unmount()
+    assert not (host.mount(write=False).path / "made").exists()
+    assert not host.bucket.keys(f"{PREFIX}/made")
+
+
+def test_a_directory_of_objects_is_moved_by_copying(host: Host) -> None:
+    root = host.mount().path
+    (root / "old").mkdir()
+    (root / "old/notes").write_bytes(b"plain")
+    assert run("flush", root).returncode == 0
+    with pytest.raises(OSError) as caught:
+        os.rename(root / "old", root / "new")
+    assert caught.value.errno == errno.EXDEV
+    subprocess.run(["mv", root / "old", root / "new"], check=True)
+    assert run("flush", root).returncode == 0
+    assert host.bucket.objects(f"{PREFIX}/new") == {f"{PREFIX}/new/notes": b"plain"}
+    assert not host.bucket.keys(f"{PREFIX}/old")
+
+
+def test_of_two_hosts_that_edit_a_document_the_last_one_wins(host: Host) -> None:
+    mounts = [host.mount(), host.elsewhere().mount()]
+    for name, mounted in zip("ab", mounts, strict=True):
+        document = json.loads((mounted.path / "zarr.json").read_text())
+        (mounted.path / "zarr.json").write_text(json.dumps(document | {"attributes": {name: 1}}))
+    assert json.loads(host.bucket.get(f"{PREFIX}/zarr.json"))["attributes"] == {"b": 1}
+
+
+def test_what_another_host_makes_is_not_seen_before_the_metadata_ttl_is_over(host: Host) -> None:
+    believing = host.mount(write=False)
+    asking = host.mounter(host.url, state=host.state, env=host.bucket.environment, metadata_ttl=0.0)
+    names = [sorted(os.listdir(mounted.path)) for mounted in (believing, asking)]
+    assert names == [["c", "zarr.json"]] * 2
+    host.bucket.put(f"{PREFIX}/notes", b"plain")
+    assert not (believing.path / "notes").exists()
+    assert (asking.path / "notes").read_bytes() == b"plain"
+    assert "notes" not in os.listdir(believing.path)
+    assert "notes" in os.listdir(asking.path)
+
+
+def test_a_chunk_that_another_host_replaced_is_not_read_in_its_old_version(host: Host) -> None:
+    root = host.mount(write=False).path
+    before = (root / "c/0/0").read_bytes()
+    with open(root / "c/0/0", "rb", buffering=0) as file:
+        assert file.read(4) == before[:4]
+        host.elsewhere().commit("c/0/0", OTHER)
+        with open(root / "c/0/1", "rb") as other:
+            assert len(other.read()) == 24
+        try:
+            assert file.read() == before[4:]
+        except OSError as error:
+            assert error.errno == errno.ESTALE  # noqa: PT017 - either is right
+    assert (root / "c/0/0").read_bytes() == OTHER
+
+
+def test_what_a_killed_probe_left_is_not_shown(host: Host) -> None:
+    host.bucket.put(f"{PREFIX}/.shardfs-probe-0123456789abcdef", b"x")
+    root = host.mount(write=False).path
+    assert sorted(os.listdir(root)) == ["c", "zarr.json"]
+    assert not (root / ".shardfs-probe-0123456789abcdef").exists()

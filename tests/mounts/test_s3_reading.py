@@ -1,0 +1,239 @@
+"""Buckets through a real mount: what a directory of the same files shows through one, to the byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mounts.test_attributes import PLACE, is_wrapped
+from tests.support.commands import run, run_json
+from tests.support.corpus import CASES, LITTLE, Case, array, sharding
+from tests.support.datasets import Corpus, by_key, files_below
+from tests.support.mounting import Mounter
+from tests.support.s3_mounts import PREFIX, Remote
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket, S3Server
+
+every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+ODD = [
+    "with space",
+    "100%",
+    "%41",
+    "é",
+    "日本",
+    "a+b",
+    "a&b?c=d#e",
+    "back\\slash",
+    "'quoted\"",
+    "~tilde",
+    "-dash",
+    "x" * 200,
+]
+"""Names that are something else in a URL, in XML, or in a shell."""
+
+
+@pytest.fixture(scope="module")
+def stored(corpus: Corpus, s3_server: S3Server, module_mount: Mounter) -> Iterator[Remote]:
+    """The corpus in a bucket, and mounted."""
+    with S3Proxy(s3_server.endpoint_url) as proxy:
+        remote = Remote(s3_server.make_bucket(), proxy, module_mount, Path(corpus.mount.source))
+        remote.upload("")
+        remote.mount()
+        yield remote
+
+
+@pytest.fixture
+def remote(s3_bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, tmp_path: Path) -> Remote:
+    return Remote(s3_bucket, s3_proxy, mount, tmp_path / "local")
+
+
+@every_case
+def test_an_array_is_its_inner_chunks_and_its_document(stored: Remote, corpus: Corpus, case: Case) -> None:
+    path, chunks = stored.mounts[0].path / case.name, by_key(case.document, corpus.encoded[case.name])
+    found = files_below(path)
+    assert found.pop("zarr.json") == (corpus.path(case) / "zarr.json").read_bytes()
+    assert found == chunks
+    for key, data in chunks.items():
+        status = os.stat(path / key)
+        assert (status.st_size, status.st_blocks) == (len(data), -(-len(data) // 512))
+    shown = sorted(os.fsdecode(os.path.relpath(entry, path)) for entry in path.rglob("*"))
+    assert shown == sorted(os.path.relpath(entry, corpus.path(case)) for entry in corpus.path(case).rglob("*"))
+
+
+@every_case
+def test_a_chunk_tells_where_it_lies_in_its_object(stored: Remote, corpus: Corpus, case: Case) -> None:
+    chunks = by_key(case.document, corpus.encoded[case.name])
+    for key, data in chunks.items():
+        path = stored.mounts[0].path / case.name / key
+        told, here = (
+            {name: os.getxattr(at, name) for name in os.listxattr(at)} for at in (path, corpus.path(case) / key)
+        )
+        assert told == here
+        if not is_wrapped(case.document["codecs"]):  # else offsets are those in the decoded shard
+            shard, offset, nbytes = (os.fsdecode(told[name]) for name in PLACE)
+            content = (stored.local / shard).read_bytes()
+            assert content[int(offset) : int(offset) + int(nbytes)] == data
+
+
+@pytest.mark.parametrize("arguments", [["info", "--json", "--shards"], ["verify", "--json", "--data"]], ids=" ".join)
+def test_a_command_says_of_the_corpus_in_a_bucket_what_it_says_of_it_on_disk(
+    stored: Remote, arguments: list[str]
+) -> None:
+    here = run(*arguments, stored.local)
+    there = run(*arguments, stored.url, **stored.bucket.environment)
+    assert (there.returncode, there.stderr) == (here.returncode, here.stderr)
+    assert there.stdout == here.stdout
+
+
+def test_references_are_those_on_disk_but_for_the_urls_of_shards(stored: Remote, tmp_path: Path) -> None:
+    here = run_json("refs", "--skip-encoded", stored.local)["refs"]
+    there = run_json("refs", "--skip-encoded", stored.url, **stored.bucket.environment)["refs"]
+    assert there.keys() == here.keys()
+    prefix = (stored.local.as_uri(), stored.bucket.url(PREFIX))
+    for key, reference in here.items():
+        if isinstance(reference, list):
+            reference[0] = reference[0].replace(*prefix, 1)
+            assert reference[0].startswith("s3://")
+        assert there[key] == reference
+
+
+@pytest.fixture(scope="module")
+def mixed(s3_server: S3Server, module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    """Groups, sharded and unsharded arrays and plain files, on disk and in a bucket, both mounted."""
+    with S3Proxy(s3_server.endpoint_url) as proxy:
+        remote = Remote(s3_server.make_bucket(), proxy, module_mount, tmp_path_factory.mktemp("mixed"))
+        sharded, plain = array((50, 70), (16, 32), sharding((8, 4))), array((4, 4), (2, 2), LITTLE)
+        remote.store("group/sharded", sharded, absent=[(0, 0), (6, 17)])
+        remote.store("group/deep/er/sharded", array((40,), (8,), sharding((4,))))
+        for row, column in ((0, 0), (0, 1), (1, 1)):
+            remote.put(f"group/plain/c/{row}/{column}", bytes([row, column] * 8))
+        remote.put("group/plain/zarr.json", json.dumps(plain).encode())
+        members = {"group/sharded": sharded, "group/plain": plain}
+        consolidated = {"kind": "inline", "must_understand": False, "metadata": members}
+        root = {"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": consolidated}
+        remote.put("zarr.json", json.dumps(root).encode())
+        remote.put("group/zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+        for name, data in {
+            "README.txt": b"plain\n",
+            "empty": b"",
+            "group/sharded/notes.bin": bytes(range(256)) * 5000,
+            "group/deep/notes": b"notes",
+        }.items():
+            remote.put(name, data)
+        module_mount(remote.local)
+        remote.mount()
+        yield remote
+
+
+@pytest.fixture(scope="module")
+def local(mixed: Remote, module_mount: Mounter) -> Path:
+    """The same from disk."""
+    return module_mount(mixed.local).path
+
+
+def test_the_same_files_are_shown_as_from_disk(mixed: Remote, local: Path) -> None:
+    root = mixed.mounts[0].path
+    assert files_below(root) == files_below(local)
+    shown = json.loads((root / "zarr.json").read_text())["consolidated_metadata"]["metadata"]
+    assert shown["group/sharded"] == json.loads((root / "group/sharded/zarr.json").read_text())
+    assert shown["group/sharded"]["chunk_grid"]["configuration"]["chunk_shape"] == [8, 4]
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        ("find", ".", "-type", "f", "-printf", "%p %s %b %m %n %U %G\n"),
+        ("find", ".", "-type", "d"),
+        ("find", ".", "-type", "f", "-exec", "sha256sum", "{}", "+"),
+        ("grep", "-c", "", "-r", "."),
+    ],
+    ids=" ".join,
+)
+def test_a_tool_prints_what_it_prints_of_the_same_files_on_disk(
+    mixed: Remote, local: Path, tool: tuple[str, ...]
+) -> None:
+    outputs = [subprocess.check_output(tool, cwd=root).splitlines() for root in (mixed.mounts[0].path, local)]
+    assert sorted(outputs[0]) == sorted(outputs[1])
+    assert len(outputs[0]) > 10
+
+
+@pytest.mark.parametrize("copy", [("cp", "-r"), ("cp", "-a"), ("rsync", "-a"), ("tar",)], ids=" ".join)
+def test_a_copy_out_of_a_bucket_is_complete(mixed: Remote, tmp_path: Path, copy: tuple[str, ...]) -> None:
+    root, here = mixed.mounts[0].path, tmp_path / "copy"
+    if not shutil.which(copy[0]):
+        pytest.skip(f"{copy[0]} is not installed")
+    here.mkdir()
+    if copy == ("tar",):
+        archive = tmp_path / "archive.tar"
+        subprocess.run(["tar", "-cf", archive, "-C", root, "."], check=True)
+        subprocess.run(["tar", "-xf", archive, "-C", here], check=True)
+    else:
+        subprocess.run([*copy, f"{root}/.", here], check=True)
+    assert files_below(here) == files_below(root)
+
+
+def test_a_second_rsync_finds_nothing_to_copy(mixed: Remote, tmp_path: Path) -> None:
+    if not shutil.which("rsync"):
+        pytest.skip("rsync is not installed")
+    command = ["rsync", "-ai", f"{mixed.mounts[0].path}/", f"{tmp_path}/copy/"]
+    assert subprocess.run(command, check=True, capture_output=True).stdout
+    assert subprocess.run(command, check=True, capture_output=True).stdout == b""
+
+
+def test_keys_with_odd_characters_are_names_like_any_other(remote: Remote) -> None:
+    stored = {name: remote.store(name, array((4,), (4,), sharding((2,)))) for name in ODD}
+    for name in ODD:
+        remote.put(f"{name}.txt", name.encode())
+    root = remote.mount()
+    for name, chunks in stored.items():
+        assert (root / f"{name}.txt").read_text() == name
+        assert os.getxattr(root / name / "c/0", "user.shardfs.shard") == f"{name}/c/0".encode()
+        found = files_below(root / name)
+        assert found.keys() == {"zarr.json", *chunks}
+        assert all(found[key] == data for key, data in chunks.items())
+    assert sorted(os.listdir(root)) == sorted([*ODD, *(f"{name}.txt" for name in ODD)])
+
+
+def test_keys_that_no_file_system_can_show_are_hidden_and_said_once(remote: Remote) -> None:
+    remote.put("ok", b"ok")
+    for key in ("a//b", "a/b", "./c", "d/../e", "d/f", "/g"):
+        remote.bucket.put(remote.key(key), key.encode())
+    root = remote.mount()
+    for _ in range(2):
+        assert files_below(root) == {"ok": b"ok", "a/b": b"a/b", "d/f": b"d/f"}
+    assert remote.mounts[0].log.count("no file system can show") == 1
+    assert "hidden" in remote.mounts[0].log
+
+
+def test_markers_of_directories_are_directories_which_may_be_empty(remote: Remote) -> None:
+    remote.put("ok", b"ok")
+    for key in ("empty/", "full/", "full/inner/", "full/file"):
+        remote.bucket.put(remote.key(key), b"")
+    root = remote.mount()
+    assert sorted(os.listdir(root)) == ["empty", "full", "ok"]
+    assert os.listdir(root / "empty") == []
+    assert sorted(os.listdir(root / "full")) == ["file", "inner"]
+    assert os.path.isdir(root / "full/inner")
+    assert os.path.isfile(root / "full/file")
+
+
+def test_a_name_that_is_an_object_and_has_others_below_it_is_a_directory(remote: Remote) -> None:
+    remote.bucket.put(remote.key("both"), b"hidden")
+    remote.bucket.put(remote.key("both/below"), b"below")
+    remote.bucket.put(remote.key("both-1"), b"a name that sorts between them")
+    root = remote.mount()
+    assert os.path.isdir(root / "both")  # with no listing of the root
+    assert sorted(os.listdir(root)) == ["both", "both-1"]
+    assert files_below(root) == {"both/below": b"below", "both-1": b"a name that sorts between them"}
+
+
+def test_the_whole_bucket_is_a_source_too(remote: Remote) -> None:
+    remote.store("image", array((4,), (4,), sharding((2,))))
+    mounted = remote.mounter(remote.bucket.url(), env=remote.bucket.environment)
+    assert files_below(mounted.path / PREFIX) == files_below(remote.mount())

@@ -1,0 +1,184 @@
+"""Whole shards read in order, and many readers at a time, from a mounted bucket: how few requests that takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from shardfs.fuse.control import STATISTICS
+from tests.support.mounting import PATIENCE, Mounter
+from tests.support.s3_faults import Hang
+from tests.support.s3_log import max_in_flight
+from tests.support.s3_mounts import CHUNK, PREFIX, Remote, bytes_of, fill, index_nbytes
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket, S3Server
+
+KIB, MIB = 2**10, 2**20
+WINDOW = 8 * MIB
+
+
+@pytest.fixture
+def remote(s3_bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, tmp_path: Path) -> Remote:
+    return Remote(s3_bucket, s3_proxy, mount, tmp_path / "local")
+
+
+SIZES = [64 * KIB, MIB, WINDOW, WINDOW + 512 * KIB, 2 * WINDOW - 64 * KIB, 2 * WINDOW, 5 * WINDOW]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Arrays of one shard of each size, called after that, and their chunks."""
+
+    remote: Remote
+    chunks: dict[int, dict[str, bytes]]
+
+    def known(self, nbytes: int) -> Path:
+        """Return where the array is, and let its document be known."""
+        path = self.remote.mounts[0].path / str(nbytes)
+        (path / "zarr.json").read_bytes()
+        self.remote.taken()
+        return path
+
+    def taken(self, nbytes: int) -> tuple[int, int]:
+        """How many requests for the shard there were since, and how many bytes came."""
+        requests = [request for request in self.remote.taken() if request.operation == "GetObject"]
+        assert {request.key for request in requests} == {f"{PREFIX}/{nbytes}/c/0"}
+        return len(requests), sum(request.bytes_out for request in requests)
+
+    def read(self, path: Path, nbytes: int) -> None:
+        """Read all chunks in order."""
+        for number in range(len(self.chunks[nbytes])):
+            assert (path / f"c/{number}").read_bytes() == self.chunks[nbytes][f"c/{number}"]
+
+
+@pytest.fixture(scope="module", params=["listed", "not listed"])
+def shards(s3_server: S3Server, module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shards]:
+    with S3Proxy(s3_server.endpoint_url) as proxy:
+        remote = Remote(s3_server.make_bucket(), proxy, module_mount, tmp_path_factory.mktemp("shards"))
+        numbers = {nbytes: 16 if nbytes < MIB else nbytes // CHUNK for nbytes in SIZES}
+        chunks = {n: fill(remote, str(n), bytes_of(count, n // count)) for n, count in numbers.items()}
+        remote.mount()
+        yield Shards(remote, chunks)
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+@pytest.mark.parametrize("shards", ["listed"], indirect=True)
+def test_a_whole_shard_in_order_takes_two_requests_and_one_more_for_each_8_mib(shards: Shards, nbytes: int) -> None:
+    path = shards.known(nbytes)
+    count = len(os.listdir(path / "c"))  # as `cp -r` and `tar` do: whoever lists a directory reads it
+    assert shards.remote.proxy.log.bytes_out("GetObject") == index_nbytes(count)
+    shards.read(path, nbytes)
+    requests, received = shards.taken(nbytes)
+    assert requests <= 2 + nbytes / WINDOW
+    assert received == index_nbytes(count) + nbytes
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+@pytest.mark.parametrize("shards", ["not listed"], indirect=True)
+def test_without_a_listing_only_a_small_shard_takes_one_more(shards: Shards, nbytes: int) -> None:
+    shards.read(shards.known(nbytes), nbytes)
+    requests, received = shards.taken(nbytes)
+    assert requests <= max(3, 2 + nbytes / WINDOW)  # the first chunk alone may have been a random one
+    assert received == index_nbytes(len(shards.chunks[nbytes])) + nbytes
+
+
+def test_chunks_that_are_wanted_at_the_same_time_are_one_request(remote: Remote) -> None:
+    chunks = fill(remote, "", bytes_of(64))
+    root = remote.mount(arguments=["--max-connections=1"])
+    assert (root / "c/63").read_bytes() == chunks["c/63"]
+    hung = Hang()
+    rule = remote.proxy.fail("GetObject", hung, key="c/0")
+    found: dict[int, bytes] = {}
+
+    def read(number: int) -> None:
+        found[number] = (root / f"c/{number}").read_bytes()
+
+    threads = [Thread(target=read, args=(number,)) for number in range(1, 17)]
+    try:
+        threads[0].start()
+        rule.wait()  # it has the only connection
+        remote.taken()
+        before = reads(root)
+        for thread in threads[1:]:
+            thread.start()
+        deadline = time.monotonic() + PATIENCE
+        while reads(root) < before + 15:
+            assert time.monotonic() < deadline
+    finally:
+        hung.release()
+        for thread in threads:
+            thread.join()
+    assert found == {number: chunks[f"c/{number}"] for number in range(1, 17)}
+    assert len(remote.taken()) == 1
+
+
+def reads(root: Path) -> int:
+    """How many read requests the mount got."""
+    count: int = json.loads(os.getxattr(root, STATISTICS))["requests"].get("read", 0)
+    return count
+
+
+def test_many_who_ask_for_a_shard_that_nobody_knows_fetch_its_index_once(remote: Remote) -> None:
+    chunks = fill(remote, "", bytes_of(64, nshards=2))
+    root = remote.mount()
+    (root / "zarr.json").read_bytes()
+    remote.taken()
+    remote.proxy.latency = 0.05
+    numbers = [*range(0, 128, 8)]
+    assert parallel_digests(root, [[number] for number in numbers]) == digests(chunks, [[n] for n in numbers])
+    asked = Counter(remote.asked())
+    assert [asked.pop(f"GET c/{shard} -1028") for shard in (0, 1)] == [1, 1]
+    assert sum(asked.values()) <= len(numbers)
+
+
+def test_many_who_read_the_same_shard_fetch_it_once(remote: Remote) -> None:
+    chunks = fill(remote, "", bytes_of(64))
+    root = remote.mount(arguments=["--max-connections=4"])
+    (root / "zarr.json").read_bytes()
+    os.listdir(root / "c")
+    remote.taken()
+    remote.proxy.latency = 0.02
+    everyone = [list(range(64))] * 8
+    assert parallel_digests(root, everyone) == digests(chunks, everyone)
+    assert remote.asked() == [f"GET c/0 0-{64 * CHUNK - 1}"]
+
+
+def test_no_more_requests_are_under_way_than_connections_are_allowed(remote: Remote) -> None:
+    document = bytes_of(8, 4 * KIB, nshards=64)
+    chunks = fill(remote, "", document)
+    root = remote.mount(arguments=["--max-connections=3"])
+    remote.proxy.latency = 0.05  # long enough for several readers to wait
+    parts = [list(range(first, first + 64)) for first in range(0, 512, 64)]  # no two of them share a shard
+    assert parallel_digests(root, parts) == digests(chunks, parts)
+    assert max_in_flight(remote.taken()) == 3
+
+
+_DIGEST = """
+import hashlib, sys
+digest = hashlib.sha256()
+for path in sys.argv[1:]:
+    with open(path, "rb") as file:
+        digest.update(file.read())
+print(digest.hexdigest())
+"""
+
+
+def parallel_digests(root: Path, parts: list[list[int]]) -> list[str]:
+    """Let a process each read the chunks of one of *parts*, all at the same time."""
+    commands = [["python3", "-c", _DIGEST, *(str(root / f"c/{number}") for number in part)] for part in parts]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    return [process.communicate(timeout=PATIENCE)[0].strip() for process in processes]
+
+
+def digests(chunks: dict[str, bytes], parts: list[list[int]]) -> list[str]:
+    return [sha256(b"".join(chunks[f"c/{number}"] for number in part)).hexdigest() for part in parts]

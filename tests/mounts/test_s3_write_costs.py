@@ -1,0 +1,248 @@
+"""What a commit to a bucket costs: a handful of requests whatever is written, and no old payload of 5 MiB and more."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from shardfs.fuse import control
+from tests.support.corpus import array, extension, sharding
+from tests.support.encoder import EMPTY
+from tests.support.mounting import Mount, Mounter
+from tests.support.s3_log import RequestLog
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket
+
+KIB, MIB = 2**10, 2**20
+PREFIX = "a/data.zarr"
+PER_SHARD = 512
+INDEX = 16 * PER_SHARD + 4
+"""Bytes of an index with its checksum."""
+
+MIN_PART = 5 * MIB
+MAX_REQUESTS = 6
+
+
+@dataclass
+class Shard:
+    """The only shard of an array in a bucket behind a proxy, whose chunks are changed through a mount.
+
+    Chunks have *nbytes* bytes; *chunks* is what it must hold.
+    """
+
+    bucket: Bucket
+    proxy: S3Proxy
+    mounter: Mounter
+    nbytes: int
+    location: str = "end"
+    chunks: dict[int, bytes] = field(default_factory=dict)
+    _mount: Mount | None = None
+    _chance: Random = field(default_factory=lambda: Random(1))
+
+    key = f"{PREFIX}/c/0"
+
+    def store(self, *numbers: int) -> None:
+        """Store the document, and the shard with some chunks, behind the mount."""
+        codecs = sharding((self.nbytes,), extension("bytes"), index_location=self.location)
+        shape = (PER_SHARD * self.nbytes,)
+        self.bucket.put(f"{PREFIX}/zarr.json", json.dumps(array(shape, shape, codecs, data_type="uint8")).encode())
+        self.chunks = {number: self._chance.randbytes(self.nbytes) for number in numbers}
+        if numbers:
+            self.bucket.put(self.key, encode(self.chunks, self.location))
+
+    def mount(self) -> Shard:
+        """Mount the source, and let the document be known."""
+        self._mount = self.mounter(
+            self.bucket.url(PREFIX), write=True, env=self.bucket.through(self.proxy.url).environment
+        )
+        self.path.joinpath("zarr.json").read_bytes()
+        self.log.clear()
+        return self
+
+    @property
+    def path(self) -> Path:
+        assert self._mount
+        return self._mount.path
+
+    @property
+    def log(self) -> RequestLog:
+        return self.proxy.log
+
+    def write(self, *numbers: int) -> None:
+        """Write chunks as a program does that writes whole files in place."""
+        for number in numbers:
+            self.chunks[number] = self._chance.randbytes(self.nbytes)
+            self.path.joinpath(f"c/{number}").write_bytes(self.chunks[number])
+
+    def remove(self, *numbers: int) -> None:
+        for number in numbers:
+            del self.chunks[number]
+            self.path.joinpath(f"c/{number}").unlink()
+
+    def commit(self) -> Counter[str]:
+        """Bring everything into the shard, compare, and return what was asked for since the last time."""
+        assert self._mount
+        os.setxattr(self.path, control.FLUSH, b"")
+        asked = self.log.operations()
+        self._check_parts()
+        self.check()
+        return asked
+
+    def check(self) -> None:
+        """Compare what is in the bucket with what must be."""
+        assert decode(self.bucket.get(self.key), self.location) == self.chunks
+        assert not self.bucket.uploads()
+
+    def _check_parts(self) -> None:
+        """S3 takes parts of less than 5 MiB only as the last one; the server of the tests takes all."""
+        sizes = {
+            int(request.query["partNumber"]): request.bytes_in or _nbytes(request.headers["x-amz-copy-source-range"])
+            for request in self.log.of("UploadPart", "UploadPartCopy")
+        }
+        assert all(sizes[number] >= MIN_PART for number in sizes if number != max(sizes))
+
+
+def _nbytes(source_range: str) -> int:
+    first, last = source_range.removeprefix("bytes=").split("-")
+    return int(last) + 1 - int(first)
+
+
+def encode(chunks: dict[int, bytes], location: str) -> bytes:
+    """Return a shard as another program would store it, with the chunks in order and nothing between them."""
+    index = np.full((PER_SHARD, 2), EMPTY, "<u8")
+    offset = INDEX if location == "start" else 0
+    for number, data in sorted(chunks.items()):
+        index[number] = offset, len(data)
+        offset += len(data)
+    stored = index.tobytes() + google_crc32c.value(index.tobytes()).to_bytes(4, "little")
+    payload = b"".join(data for _, data in sorted(chunks.items()))
+    return stored + payload if location == "start" else payload + stored
+
+
+def decode(shard: bytes, location: str) -> dict[int, bytes]:
+    """Return the chunks of a shard, as the specification says."""
+    stored = shard[:INDEX] if location == "start" else shard[-INDEX:]
+    assert google_crc32c.value(stored[:-4]) == int.from_bytes(stored[-4:], "little")
+    entries = np.frombuffer(stored[:-4], "<u8").reshape(PER_SHARD, 2).tolist()
+    return {
+        number: shard[offset : offset + nbytes]
+        for number, (offset, nbytes) in enumerate(entries)
+        if (offset, nbytes) != (EMPTY, EMPTY)
+    }
+
+
+def by_rename(shard: Shard, number: int) -> None:
+    shard.chunks[number] = data = bytes([number % 256]) * shard.nbytes
+    temporary = shard.path / f"c/{number}.{number:08x}.partial"
+    temporary.write_bytes(data)
+    temporary.rename(shard.path / f"c/{number}")
+
+
+def by_link(shard: Shard, number: int) -> None:
+    shard.chunks[number] = data = bytes([number % 256]) * shard.nbytes
+    temporary = shard.path / f"c/{number}.{number:08x}.partial"
+    temporary.write_bytes(data)
+    os.link(temporary, shard.path / f"c/{number}")
+    temporary.unlink()
+
+
+def with_lock_file(shard: Shard, number: int) -> None:
+    shard.chunks[number] = data = bytes([number % 256]) * shard.nbytes
+    lock = shard.path / f"c/{number}.__lock"
+    with lock.open("xb") as file:
+        file.write(data)
+        os.fsync(file.fileno())
+        lock.rename(shard.path / f"c/{number}")
+
+
+@pytest.fixture
+def shard(s3_bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter) -> Shard:
+    return Shard(s3_bucket, s3_proxy, mount, 64 * KIB)
+
+
+@pytest.mark.parametrize("count", [1, 64, PER_SHARD])
+@pytest.mark.parametrize("old", [0, 79, 80], ids=["new", "below-5-MiB", "5-MiB"])
+def test_any_number_of_chunks_is_committed_with_six_requests(shard: Shard, old: int, count: int) -> None:
+    shard.store(*range(old))
+    shard.mount().write(*range(PER_SHARD - count, PER_SHARD))
+    asked = shard.commit()
+    document, index = {"ListObjectsV2": 1}, {"GetObject": 1}
+    if old * shard.nbytes < MIN_PART or count == PER_SHARD:
+        fetched = int(old > 0 and count < PER_SHARD)
+        assert asked == document | {"GetObject": 1 + fetched, "PutObject": 1}
+        kept = old * shard.nbytes if count < PER_SHARD else 0
+        assert shard.log.bytes_in("PutObject") == kept + count * shard.nbytes + INDEX
+        return
+    upload = ("CreateMultipartUpload", "UploadPartCopy", "UploadPart", "CompleteMultipartUpload")
+    assert asked == document | index | dict.fromkeys(upload, 1)
+    assert asked.total() == MAX_REQUESTS
+    assert shard.log.bytes_out("GetObject") == INDEX, "nothing old is downloaded but the index"
+    assert shard.log.bytes_in("UploadPart") == count * shard.nbytes + INDEX, "nothing old is sent"
+
+
+@pytest.mark.parametrize("way", [by_rename, by_link, with_lock_file])
+def test_names_beside_chunks_cost_two_requests_however_many_there_are(
+    shard: Shard, way: Callable[[Shard, int], None]
+) -> None:
+    shard.store(*range(80))
+    shard.mount()
+    for number in range(100, 164):
+        way(shard, number)
+    asked = shard.commit()
+    assert asked.pop("ListObjectsV2") <= 3
+    assert asked.total() == MAX_REQUESTS - 1
+
+
+def test_every_further_commit_costs_as_little(shard: Shard) -> None:
+    shard.store(*range(90))
+    shard.mount().write(100)
+    shard.commit()
+    for number in range(3):
+        shard.log.clear()
+        shard.write(number, 200 + number)
+        asked = shard.commit()
+        assert asked.total() <= MAX_REQUESTS
+        assert shard.log.bytes_out("GetObject") <= INDEX
+        assert shard.log.bytes_in("UploadPart") == 2 * shard.nbytes + INDEX
+
+
+@pytest.mark.parametrize(("location", "count"), [("end", 100), ("start", 20)])
+def test_appends_around_five_mebibytes_keep_every_byte(shard: Shard, location: str, count: int) -> None:
+    shard.location = location
+    shard.store(*range({"end": 30, "start": 140}[location]))  # with the index before it, 5 MiB are sent again
+    shard.mount()
+    for number in range(count):
+        shard.write(PER_SHARD - 1 - number)
+        if number % 7 == 3:
+            shard.write(number % 30)
+        shard.commit()
+    assert shard.log.operations()["PutObject"] > 0
+    assert shard.log.operations()["CompleteMultipartUpload"] > 0
+
+
+def test_where_the_index_is_at_the_start_the_first_part_alone_is_sent_again(shard: Shard) -> None:
+    shard.location = "start"
+    shard.store(*range(200))
+    shard.mount().write(300, 301)
+    asked = shard.commit()
+    assert asked["UploadPartCopy"] == 1
+    assert shard.log.bytes_out("GetObject") <= INDEX + MIN_PART
+    assert shard.log.bytes_in("UploadPart") <= MIN_PART + INDEX + 2 * shard.nbytes
+
+
+def test_chunks_are_removed_from_a_large_shard_without_moving_the_others(shard: Shard) -> None:
+    shard.store(*range(200))
+    shard.mount().remove(*range(0, 200, 2))
+    asked = shard.commit()
+    assert asked.total() <= MAX_REQUESTS
+    assert shard.log.bytes_out("GetObject") == INDEX
+    assert shard.log.bytes_in("UploadPart") == INDEX

@@ -1,0 +1,48 @@
+"""S3 sources on a bucket in memory and a clock that jumps: what a test of reading needs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial, wraps
+from typing import Any
+
+import trio
+from trio.testing import MockClock
+
+from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.location import Location
+from shardfs.stores.s3.reader import S3Reader
+from tests.support.fake_s3 import FakeS3, Request
+
+TTL = 60.0
+LATENCY = 0.02
+
+
+def on_mock_clock(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an asynchronous test on a clock that jumps to the next deadline when nothing else is left to do."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        trio.run(partial(test, *args, **kwargs), clock=MockClock(autojump_threshold=0))
+
+    return run
+
+
+def reader_of(fake: FakeS3, *, prefix: str = "", **options: Any) -> S3Reader:
+    """Open *prefix* of the bucket, on trio's clock."""
+    options = {"ttl": TTL, "clock": trio.current_time} | options
+    return S3Reader(fake.client, Location("bucket", prefix), Counts(), **options)
+
+
+def get(key: str, start: int, stop: int, etag: str | None) -> Request:
+    """The request for the bytes from *start* to before *stop*."""
+    return Request("GetObject", key, f"{start}-{stop - 1}", etag)
+
+
+def lists(*prefixes: str) -> list[Request]:
+    return [Request("ListObjectsV2", prefix) for prefix in prefixes]
+
+
+def pattern(nbytes: int, seed: int = 0) -> bytes:
+    """Bytes no two ranges of which are alike, of some length."""
+    return b"".join((i * 2654435761 + seed & 0xFFFFFFFF).to_bytes(4, "little") for i in range(-(-nbytes // 4)))[:nbytes]
