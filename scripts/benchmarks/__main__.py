@@ -10,11 +10,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import listing, pack, pending, random_read, spec_example, update, zarr_read, zarr_write
+from . import (
+    listing,
+    pack,
+    pending,
+    random_read,
+    s3_commit,
+    s3_copy,
+    s3_read,
+    spec_example,
+    update,
+    zarr_read,
+    zarr_write,
+)
 from .datasets import Dataset, random_chunks, shared_payloads
 from .peers import PEERS, is_installed
 from .placement import APART, FREE, TOGETHER, Placement
 from .report import machine
+from .s3_service import LATENCY, serving
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,15 @@ class Plan:
         name = "million-quick" if self.quick else "million"
         return shared_payloads(self.work, name, shape, (128, 128, 128), (4, 4, 4))
 
+    def one_shard_of_64_kib(self) -> Dataset:
+        """512 inner chunks in one shard."""
+        return random_chunks(self.work, "64-KiB-one-shard", (256, 256, 512), (256, 256, 512), (32, 32, 64))
+
+    def one_small_shard(self) -> Dataset:
+        """128 inner chunks of 512 KiB in one shard."""
+        shape = (256, 256, 512)
+        return random_chunks(self.work, "one-small-shard", shape, shape, (64, 64, 64), "uint16", unsharded=False)
+
     def specification_example(self) -> Dataset:
         """The array of the specification's own example, 16 TB if it were full."""
         return shared_payloads(self.work, "example", (25000, 18000, 6000), (2048,) * 3, (64,) * 3)
@@ -106,6 +128,24 @@ def _pack(plan: Plan) -> None:
         pack.run(dataset, plan.peers, plan.placed(APART), plan.times(7))
 
 
+def _s3_copy(plan: Plan) -> None:
+    with serving(LATENCY) as service:
+        s3_copy.run(service, plan.one_shard_of_64_kib(), plan.peers, plan.placed(FREE), plan.times(5))
+
+
+def _s3_read(plan: Plan) -> None:
+    with serving(LATENCY) as service:
+        s3_read.run_random(service, plan.chunks_of_64_kib(), plan.peers, plan.placed(FREE), plan.times(5))
+        s3_read.run_shards(service, plan.chunks_of_1_mib(), plan.peers, plan.placed(FREE), plan.times(5))
+        s3_read.run_listing(service, plan.a_million_chunks(), plan.peers, plan.placed(FREE), plan.times(3))
+
+
+def _s3_commit(plan: Plan) -> None:
+    with serving(LATENCY) as service:
+        for dataset in [plan.one_small_shard()] if plan.quick else [plan.one_small_shard(), plan.one_large_shard()]:
+            s3_commit.run(service, dataset, plan.peers, plan.placed(FREE), plan.times(3))
+
+
 BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "random-read": _random_read,
     "zarr-read": _zarr_read,
@@ -115,6 +155,9 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "pack": _pack,
     "zarr-write": _zarr_write,
     "pending": _pending,
+    "s3-copy": _s3_copy,
+    "s3-read": _s3_read,
+    "s3-commit": _s3_commit,
 }
 
 

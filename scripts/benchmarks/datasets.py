@@ -77,6 +77,11 @@ class Dataset:
         """The place of every inner chunk in the grid, in C order."""
         return list(product(*map(range, self.grid)))
 
+    @property
+    def shard_count(self) -> int:
+        """The number of shards."""
+        return math.prod(_ceil_divide(self.shape, self.shard))
+
     def shards(self) -> Iterator[Coordinates]:
         """The place of every shard."""
         return product(*map(range, _ceil_divide(self.shape, self.shard)))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,13 +86,22 @@ def ratarmount(dataset: Dataset, placement: Placement) -> Iterator[Mounted]:
 @contextmanager
 def shardfs(dataset: Dataset, placement: Placement) -> Iterator[Mounted]:
     """The sharded array itself."""
+    with mounted_shardfs([str(dataset.sharded)], placement) as (root, server):
+        yield Mounted(root, server, dataset.sharded)
+
+
+@contextmanager
+def mounted_shardfs(
+    arguments: Sequence[str], placement: Placement, environment: Mapping[str, str] = os.environ
+) -> Iterator[tuple[Path, int]]:
+    """Mount with these arguments; gives the mount's root and the daemon's process id."""
     with mountpoint() as root:
         state = {"XDG_STATE_HOME": str(root.parent)}
-        command = [*SHARDFS, "mount", str(dataset.sharded), str(root)]
+        command = [*SHARDFS, "mount", *arguments, str(root)]
         with placement.starting_server():
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | state)
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**environment, **state})
         try:
-            yield Mounted(root, int(os.getxattr(root, "user.shardfs.pid")), dataset.sharded)
+            yield root, int(os.getxattr(root, "user.shardfs.pid"))
         except BaseException:
             for log in root.parent.glob("shardfs/*.log"):
                 sys.stderr.write(log.read_text()[-10_000:])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .peers import PATIENCE, SHARDFS, cpu_seconds, foreground, mountpoint
+from .peers import cpu_seconds, foreground, mounted_shardfs, mountpoint
 from .placement import Placement
 
 FLUSH = "user.shardfs.flush"
@@ -56,19 +55,9 @@ def do_nothing(source: Path, shards: str, placement: Placement) -> Iterator[Writ
 @contextmanager
 def shardfs(source: Path, shards: str, placement: Placement) -> Iterator[Writable]:
     """The journal and the shards, in `source`."""
-    with mountpoint() as root:
-        state = {"XDG_STATE_HOME": str(root.parent)}
-        command = [*SHARDFS, "mount", "--write", *([f"--shards={shards}"] if shards else []), str(source), str(root)]
-        with placement.starting_server():
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | state)
-        try:
-            yield Writable(root, int(os.getxattr(root, "user.shardfs.pid")))
-        except BaseException:
-            for log in root.parent.glob("shardfs/*.log"):
-                sys.stderr.write(log.read_text()[-10_000:])
-            raise
-        finally:
-            subprocess.run([*SHARDFS, "umount", str(root)], check=True, timeout=PATIENCE)
+    arguments = ["--write", *([f"--shards={shards}"] if shards else []), str(source)]
+    with mounted_shardfs(arguments, placement) as (root, server):
+        yield Writable(root, server)
 
 
 WRITING_PEERS: dict[str, WritableMount] = {"do-nothing": do_nothing, "shardfs": shardfs}
