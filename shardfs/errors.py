@@ -35,6 +35,10 @@ class NotUnshardable(ShardfsError):  # noqa: N818 - a verdict on a sound documen
     """A valid array cannot be described as an unsharded one; the message is the reason that users are shown."""
 
 
+class NotShownError(ShardfsError):
+    """A sound array has no form in the view that is mounted; the message is the reason that users are shown."""
+
+
 class NotFoundError(ShardfsError):
     """Nothing is stored under this name."""
 

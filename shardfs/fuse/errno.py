@@ -24,6 +24,7 @@ ERRNOS: Final[dict[type[errors.ShardfsError], int]] = {
     errors.ShardfsError: errno.EIO,
     errors.MetadataError: errno.EIO,
     errors.NotUnshardable: errno.EIO,
+    errors.NotShownError: errno.EIO,
     errors.NotFoundError: errno.ENOENT,
     errors.NotADirectoryHereError: errno.ENOTDIR,
     errors.IsADirectoryHereError: errno.EISDIR,
