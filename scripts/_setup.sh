@@ -3,9 +3,12 @@
 #
 #   setup_system PACKAGE...   FUSE and a compiler, and these packages beside them
 #   setup_python EXTRA...     a virtual environment with shardfs, editable, and these extras
+#   setup_client NAME PYTHON REQUIREMENT...
+#                             an environment of its own for a program that cannot share that one
 #
-# Both do nothing, and say nothing, where nothing is to be done. The environment is in .venv at the top of the
-# repository, or where SHARDFS_VENV says; run its programs as "$SHARDFS_VENV/bin/...".
+# All do nothing, and say nothing, where nothing is to be done. The environment is in .venv at the top of the
+# repository, or where SHARDFS_VENV says; run its programs as "$SHARDFS_VENV/bin/...". That of a client is in it, in
+# clients/NAME.
 
 SHARDFS_TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 SHARDFS_VENV=${SHARDFS_VENV:-$SHARDFS_TOP/.venv}
@@ -152,4 +155,31 @@ setup_python() {
     "$SHARDFS_VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
         --editable "${SHARDFS_TOP}[$extras]" </dev/null
     printf '%s' "$wanted" >"$stamp"
+}
+
+# Fails, and leaves nothing that looks finished, if a requirement cannot be had.
+setup_client() {
+    local directory=$SHARDFS_VENV/clients/$1 python=$2 wanted=${*:3}
+    local stamp=$directory/.shardfs
+    if _is_recent "$directory/bin/python" && [[ -e $stamp && $(<"$stamp") == "$wanted" ]]; then
+        return
+    fi
+    _say "installing $wanted in $directory"
+    "$python" -m venv --clear "$directory" </dev/null || return
+    "$directory/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "${@:3}" \
+        </dev/null || return
+    printf '%s' "$wanted" >"$stamp"
+}
+
+# Print a Python that is at least as recent as VERSION ("3.12"), of whatever is installed; fails if there is none.
+find_python() {
+    local candidate check="import ensurepip, sys, venv; sys.exit(sys.version_info < (${1/./, }))"
+    for candidate in "$SHARDFS_VENV/bin/python" python3 python3.1{9,8,7,6,5,4,3,2,1} \
+        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python3; do
+        if "$candidate" -c "$check" </dev/null >/dev/null 2>&1; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    return 1
 }

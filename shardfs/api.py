@@ -21,7 +21,7 @@ from shardfs.fuse.daemon import start_daemon
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point, unmount
 from shardfs.fuse.options import MountOptions
 from shardfs.stores.url import StoreOptions, open_store, resolve
-from shardfs.vfs.views import UnshardedV3
+from shardfs.vfs.v3_view import ZarrV3
 
 __all__ = ["Dataset", "DatasetNode", "MountOptions", "StoreOptions", "mount"]
 
@@ -107,7 +107,7 @@ class DatasetNode:
         """The document that a mount shows; of a sharded array, with its inner chunks as chunks."""
         with self._lock:
             node = trio.run(_find, self._source, self.path)
-        text = UnshardedV3().documents(node).get(DOCUMENT, node.document)
+        text = ZarrV3().documents(node).get(DOCUMENT, node.document)
         return dict(parse_json(text or b"{}"))
 
     def read_chunk(self, coords: Sequence[int]) -> bytes | None:

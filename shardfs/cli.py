@@ -6,37 +6,50 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import click
 import trio
 
 from shardfs import errors, reports
-from shardfs.commands import cli, command, json_option, mountpoint_argument
+from shardfs.commands import cli, command, json_option, mountpoint_argument, view_options
+from shardfs.descriptions import describe
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import is_shardfs
+from shardfs.fuse.options import MountOptions
 from shardfs.maintenance import compact, flush, recover  # noqa: F401 - they are commands of the group
 from shardfs.mounting import mount, umount  # noqa: F401 - they too
 from shardfs.sources import open_source, source_options
 from shardfs.stores.url import StoreOptions
+from shardfs.tools import ViewOptions
 
 
 @command(
     examples="""
     shardfs info data.zarr
+    shardfs info --view v2 data.zarr
     shardfs info --shards data.zarr
     shardfs info --json data.zarr | jq '.[].shape'
     shardfs info --profile lab s3://bucket/data.zarr
     """
 )
 @source_options
+@view_options
 @click.option("--shards", is_flag=True, help="Also list every shard: size, chunks, live and dead bytes.")
 @json_option
-def info(source: str, store_options: StoreOptions, shards: bool, as_json: bool) -> None:
-    """Describe every array of SOURCE, and whether it can be shown unsharded."""
+def info(source: str, store_options: StoreOptions, view: str, decode: bool, shards: bool, as_json: bool) -> None:
+    """Describe every array of SOURCE: how a view shows it, or why not, and which mount your program reads.
+
+    At the end is a line for each program: what to type, with MNT for your mount point.
+    """
+    MountOptions(view=view, decode=decode)  # refuses what no mount can show
     opened = open_source(source, store_options)
-    described = trio.run(reports.describe, opened, shards)
-    click.echo(json.dumps(described, indent=2) if as_json else reports.render_info(described), nl=as_json)
+    usual = StoreOptions().to_arguments()
+    options = [option for option in store_options.to_arguments() if option not in usual]
+    shown = ViewOptions(view, decode)
+    described = trio.run(partial(describe, opened, shown, shards=shards, typed=source, options=options))
+    click.echo(json.dumps(described.as_list(), indent=2) if as_json else described.render(), nl=as_json)
 
 
 @command(

@@ -10,6 +10,7 @@ from typing import Any, Final, ParamSpec
 import click
 
 from shardfs import __version__, errors
+from shardfs.fuse.options import VIEWS, MountOptions
 
 EXIT_STATUS: Final[dict[type[errors.ShardfsError], int]] = {
     errors.UsageError: 2,
@@ -98,6 +99,19 @@ def no_nan(_: click.Context, __: click.Parameter, value: float | None) -> float 
     if value is not None and math.isnan(value):
         raise click.BadParameter("nan is not in the range x>=0.")
     return value
+
+
+def view_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say what arrays are shown as, `view` and `decode`."""
+    decode = click.option("--decode", is_flag=True, help="Show chunks as plain array bytes, with --view v3 or v2.")
+    view = click.option(
+        "--view",
+        type=click.Choice(VIEWS),
+        default=MountOptions.view,
+        show_default=True,
+        help="Show unsharded Zarr v3, Zarr v2, or one .npy file per array.",
+    )
+    return view(decode(function))
 
 
 mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=click.Path())

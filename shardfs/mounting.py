@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from shardfs import errors
-from shardfs.commands import RemoteOption, command, mountpoint_argument, no_nan
+from shardfs.commands import RemoteOption, command, mountpoint_argument, no_nan, view_options
 from shardfs.format.shard_new import parse_chunks_per_shard
 from shardfs.fuse import daemon
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point, unmount
-from shardfs.fuse.options import MountOptions
+from shardfs.fuse.options import DIMENSION_SEPARATORS, MountOptions
 from shardfs.logs import log_to
 from shardfs.sources import single_writer_option, size, source_options
 from shardfs.stores.url import StoreOptions, open_store, resolve
@@ -28,6 +28,9 @@ def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) 
 @command(
     examples="""
     shardfs mount data.zarr /mnt/x
+    shardfs mount --view v2 data.zarr /mnt/x
+    shardfs mount --view v2 --decode --dimension-separator / data.zarr /mnt/x
+    shardfs mount --view npy data.zarr /mnt/x
     shardfs mount --metadata-ttl 60 /data/archive /mnt/archive
     shardfs mount -f --log-level debug file:///data/image.zarr /mnt/image
     shardfs mount --anonymous --region us-west-2 s3://bucket/data.zarr /mnt/x
@@ -36,6 +39,20 @@ def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) 
 )
 @source_options
 @mountpoint_argument
+@view_options
+@click.option(
+    "--dimension-separator",
+    type=click.Choice(DIMENSION_SEPARATORS),
+    help="Name chunks of --view v2 0.0.0, or 0/0/0.  [default: .]",
+)
+@click.option(
+    "--decode-cache",
+    callback=size,
+    default="256M",
+    show_default=True,
+    metavar="SIZE",
+    help="Memory for decoded chunks, for --decode and --view npy.",
+)
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground and log to standard error.")
 @click.option(
     "--metadata-ttl",
@@ -85,6 +102,10 @@ def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) 
 def mount(
     source: str,
     mountpoint: str,
+    view: str,
+    decode: bool,
+    dimension_separator: str | None,
+    decode_cache: int,
     foreground: bool,
     metadata_ttl: float | None,
     allow_other: bool,
@@ -106,13 +127,24 @@ def mount(
     SOURCE is the path or file:// URL of a folder, or an s3:// URL: one array, a group, or several datasets and plain
     files, which pass through. The command returns when the mount answers. Take it away with `shardfs umount`.
 
-    An array that cannot be shown unsharded is shown as it is stored; `shardfs info` says why. Without --log-file the
+    The view v3 shows every array as unsharded Zarr v3, v2 as Zarr v2, and npy as one file for numpy and others.
+    `shardfs info SOURCE` says which one your program needs.
+
+    An array that cannot be shown unsharded is shown as it is stored, and in the views v2 and npy left out; `shardfs
+    info --view` says why. Without --log-file the
     log goes to a file below ~/.local/state/shardfs, which the command names.
 
     Credentials for s3:// come from the environment, the AWS configuration files, the container or the instance.
     """
     chosen = MountOptions(
-        metadata_ttl=metadata_ttl, allow_other=allow_other, page_cache=page_cache, write=write
+        metadata_ttl=metadata_ttl,
+        allow_other=allow_other,
+        page_cache=page_cache,
+        write=write,
+        view=view,
+        decode=decode,
+        dimension_separator=dimension_separator,
+        decode_cache_nbytes=decode_cache,
     ).with_fuse_options(options)
     chosen = replace(chosen, chunks_per_shard=chunks_per_shard, auto_compact=auto_compact, single_writer=single_writer)
     store_options = replace(store_options, cache=cache, cache_nbytes=cache_size)
@@ -140,7 +172,9 @@ def umount(mountpoint: str) -> None:
 
 
 def _how(options: MountOptions) -> str:
-    return "to read and write" if options.write else "read-only"
+    view = "" if options.view == MountOptions.view else f" as {options.view}"
+    decoded = ", decoded" if options.decode else ""
+    return ("to read and write" if options.write else "read-only") + view + decoded
 
 
 def _mount_in_foreground(

@@ -142,9 +142,9 @@ async def _apply_journals(source: Source, state: StateDirectory, report: Recover
 async def _apply_conflict(source: Source, journals: Journals, change: Change) -> Conflict | None:
     """Make a change that was put aside pending again, whatever the chunk is now; returns why that cannot be."""
     try:
-        array = (await source.hierarchy.node(change.path)).array
+        array = (await source.hierarchy.node(change.path)).any_array
         if array is None:
-            return Conflict(change, "there is no such sharded array any more")
+            return Conflict(change, "there is no such array any more")
         if array.fingerprint != change.fingerprint:
             return Conflict(change, "the metadata of the array has changed")
         if len(change.coords) != array.grid.ndim or not array.grid.contains(change.coords):

@@ -20,6 +20,7 @@ from . import (
     s3_read,
     spec_example,
     update,
+    views,
     zarr_read,
     zarr_write,
 )
@@ -146,6 +147,11 @@ def _s3_commit(plan: Plan) -> None:
             s3_commit.run(service, dataset, plan.peers, plan.placed(FREE), plan.times(3))
 
 
+def _views(plan: Plan) -> None:
+    name, shape = ("views-quick", (256, 256, 128)) if plan.quick else ("views", (512, 512, 256))
+    views.run(views.compressed(plan.work, name, shape), plan.peers, plan.placed(FREE), plan.times(5))
+
+
 BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "random-read": _random_read,
     "zarr-read": _zarr_read,
@@ -155,6 +161,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "pack": _pack,
     "zarr-write": _zarr_write,
     "pending": _pending,
+    "views": _views,
     "s3-copy": _s3_copy,
     "s3-read": _s3_read,
     "s3-commit": _s3_commit,

@@ -1,8 +1,13 @@
-"""A sharded array: from the coordinates of an inner chunk to its bytes, and listings of what is there."""
+"""An array: from the coordinates of an inner chunk to its bytes, and listings of what is there.
 
+The array is sharded, or each of its chunk files is taken for a shard of one chunk.
+"""
+
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from hashlib import blake2b
 from itertools import product
 from typing import Final, NamedTuple
 from weakref import ReferenceType, ref
@@ -12,15 +17,16 @@ import numpy as np
 from shardfs.dataset.coverage import Coverage
 from shardfs.dataset.journal import Erase, Put
 from shardfs.dataset.open_shard import OpenShard
-from shardfs.dataset.pending import PendingBytes
+from shardfs.dataset.pending import Change, PendingBytes
 from shardfs.dataset.shards import Arrangement, Shards, ShardState
-from shardfs.errors import ShardfsError
+from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
 from shardfs.format.shard_index import EntryRun
 from shardfs.format.sharding import Coords, Segment, ShardGrid
 from shardfs.format.unshard import UnshardedArray
-from shardfs.stores.base import Buffer, Content
+from shardfs.stores.base import Buffer, Content, Kind, Stat
 
 _MAX_RUNS: Final = 8192
+_BATCH: Final = 256  # chunk files whose states are asked for at once
 
 
 class Extent(NamedTuple):
@@ -40,7 +46,7 @@ class Extent(NamedTuple):
             return b""
         return await self.shard.read(self.offset + offset, nbytes)
 
-    def content(self) -> Content:
+    async def content(self) -> Content:
         """Return the bytes as content that can be stored."""
         if isinstance(self.shard, PendingBytes):
             return self.shard.put.payload
@@ -66,7 +72,8 @@ class ListedRun(NamedTuple):
 
     *shard* is that innermost shard, and *entries* tell which of its chunks are there.  Where it cannot be read,
     *error* takes their place: then all its chunks are listed, so that nobody takes them for absent.  *pending* are the
-    chunks of the run that were published since: size, or None for one that was removed.
+    chunks of the run that were published since: size, or None for one that was removed.  Chunk files of unsharded
+    arrays are listed without being opened: *nbytes* is the size of the one that the run is then.
     """
 
     first: int
@@ -76,6 +83,7 @@ class ListedRun(NamedTuple):
     entries: EntryRun | None = None
     error: ShardfsError | None = None
     pending: Mapping[int, int | None] = {}
+    nbytes: int | None = None
 
     def chunks(self, start: int, stop: int) -> tuple[Sequence[int], list[int], list[bool] | None]:
         """Return coordinate and size of each chunk that is there among the run's *start* to *stop* − 1.
@@ -97,6 +105,8 @@ class ListedRun(NamedTuple):
 
     def _stored(self, start: int, stop: int) -> tuple[Sequence[int], list[int], list[bool] | None]:
         numbers: Sequence[int] = range(self.first + start, self.first + stop)
+        if self.nbytes is not None:
+            return numbers, [self.nbytes] * len(numbers), None
         if self.error is None and self.shard is None:
             return [], [], None
         if self.entries is None:
@@ -113,7 +123,7 @@ class ListedRun(NamedTuple):
 
 
 class Array:
-    """A sharded array that can be shown unsharded."""
+    """An array that can be shown unsharded."""
 
     def __init__(self, arrangement: Arrangement, unsharded: UnshardedArray, shards: Shards, fingerprint: bytes) -> None:
         self.arrangement = arrangement
@@ -192,13 +202,18 @@ class Array:
     async def stored_entry(self, coords: Coords) -> tuple[int, int] | None:
         """Return offset and length that the index of the innermost shard gives the chunk at *coords*, right or wrong.
 
-        None if there is no chunk.  Raises what keeps the index from being read.
+        None if there is no chunk.  Of a chunk file, which has no index, a number of 64 bits that tells versions of the
+        same length apart stands for the offset.  Raises what keeps the index from being read.
         """
         place = self.arrangement.locate(coords)
         state = await self._shards.state(self.arrangement, place.shard, fresh=True)
         state.check()
         shard = (await self._shards.innermost(self.arrangement, state, place)).shard
-        return shard.index.entry(place.entries[-1]) if shard is not None else None
+        if shard is None:
+            return None
+        if self.grid.is_whole:
+            return _version_number(shard.snapshot.stat), shard.index.shard_nbytes
+        return shard.index.entry(place.entries[-1])
 
     async def chunks_of(self, shard: Coords) -> AsyncGenerator[Coords, None]:
         """Yield the coordinates of the chunks in the shard at *shard* that are within the grid, in C order."""
@@ -274,8 +289,12 @@ class Array:
     async def list_row(self, prefix: Coords, start: int) -> AsyncGenerator[ListedRun, None]:
         """Yield what lies in the row below *prefix*, all coordinates but the last, from chunk *start* on.
 
-        The shards of a row are opened one after the other, each once.
+        The shards of a row are opened one after the other, each once; chunk files of an unsharded array are not.
         """
+        if self.grid.is_whole:
+            async for listed in self._list_files(prefix, start):
+                yield listed
+            return
         async for covered in self.covered(prefix):
             for segment in self.grid.row(prefix, range(max(start, covered.start), covered.stop)):
                 run = await self._run(prefix, segment)
@@ -283,6 +302,36 @@ class Array:
                     if run.shard is not None:
                         run.shard.expect()
                     yield run
+
+    async def _list_files(self, prefix: Coords, start: int) -> AsyncGenerator[ListedRun, None]:
+        pending = [*self.arrangement.pending.children(prefix)]  # first: what is committed meanwhile is stored then
+        numbers = sorted({*await self._coverage.children(prefix), *pending})
+        for first in range(bisect_left(numbers, start), len(numbers), _BATCH):
+            batch = numbers[first : first + _BATCH]
+            directory, _, _ = self.arrangement.shard_key((*prefix, 0)).rpartition("/")
+            names = [self.arrangement.shard_key((*prefix, n)).rpartition("/")[2] for n in batch]
+            stats = await self._stat_in(directory, names)
+            for number, stat in zip(batch, stats, strict=True):
+                if stat is None or stat.kind is Kind.FILE:
+                    found = self._listed((*prefix, number), stat)
+                else:  # a link, or what keeps the chunk from being read
+                    found = await self._run(prefix, next(self.grid.row(prefix, range(number, number + 1))))
+                if found is not None:
+                    yield found
+
+    async def _stat_in(self, directory: str, names: Sequence[str]) -> Sequence[Stat | None]:
+        try:
+            return await self._shards.store.stat_in(directory, names)
+        except (NotFoundError, NotADirectoryHereError):
+            return [None] * len(names)
+
+    def _listed(self, coords: Coords, stat: Stat | None) -> ListedRun | None:
+        change = self.arrangement.pending.changes.get(coords)
+        if stat is None and change is None:
+            return None
+        pending = {} if change is None else {coords[-1]: _nbytes(change)}
+        state = self._shards.listed(self.arrangement, coords, stat)
+        return ListedRun(coords[-1], 1, state, pending=pending, nbytes=stat.size if stat is not None else None)
 
     async def _run(self, prefix: Coords, segment: Segment) -> ListedRun | None:
         place = segment.place
@@ -307,8 +356,19 @@ class Array:
         for number in range(segment.first, segment.first + segment.length):
             change = changes.get((*prefix, number))
             if change is not None:
-                found[number] = change.payload.nbytes if isinstance(change, Put) else None
+                found[number] = _nbytes(change)
         return found
+
+
+def _nbytes(change: Change) -> int | None:
+    """Return the size of the chunk that *change* leaves, None if it leaves none."""
+    return change.payload.nbytes if isinstance(change, Put) else None
+
+
+def _version_number(stat: Stat) -> int:
+    """Return a number of 64 bits that stays as long as a file does, also from one process to the next."""
+    version = stat.mtime_ns if stat.file is not None else stat.version  # numbers of files change when they are restored
+    return int.from_bytes(blake2b(repr(version).encode(), digest_size=8).digest())
 
 
 def _extent(shard: OpenShard | None, entry: int) -> Extent | None:

@@ -49,7 +49,7 @@ class Assembly:
     """The next version of a shard in the store; *splice* is None if no chunk is left and the shard goes.
 
     *proof* are bytes of it, from *proof_offset* on, that no earlier version has there: its index, or the end of it if
-    the shard is encoded.
+    the shard is encoded or has no index.
     """
 
     splice: Splice | None
@@ -76,15 +76,15 @@ async def assemble(
     """Plan the next version of the shard at *shard*, with *changes* to its chunks: new bytes, or None to remove one.
 
     *old* is the shard as it is now.  *drop_index*: an index that is replaced need not stay among the payloads.
-    *keep_empty*: a shard without any chunk stays, with an index that says so.  Raises `CorruptionError` if what has to
-    be copied cannot be read.
+    *keep_empty*: a shard without any chunk stays, with an index that says so, if it has one.  Raises `CorruptionError`
+    if what has to be copied cannot be read.
     """
     level, shape = grid.levels[0], grid.index_shape(shard)
     located = [_Change(grid.locate(coords), content) for coords, content in changes.items()]
     compact = compact or bool(level.after)
     plan, contents = await _plan(grid, 0, shape, old, located, compact=compact, drop_index=drop_index)
     if plan.is_empty:
-        if not keep_empty:
+        if not keep_empty or grid.is_whole:
             return Assembly(None)
         plan = plan_empty(IndexLayout(level.index_codecs, shape, level.index_at_start))
     if level.after:
@@ -103,6 +103,9 @@ async def assemble(
     if level.index_at_start:
         return Assembly(Splice(tuple(pieces), 0), plan.index, 0, plan.is_append)
     splice = Splice(tuple(pieces), len(plan.index))
+    if grid.is_whole:
+        proof = await trio.to_thread.run_sync(_end, contents[0])
+        return Assembly(splice, proof, plan.nbytes - len(proof))
     return Assembly(splice, plan.index, plan.nbytes - len(plan.index), plan.is_append)
 
 
@@ -151,6 +154,11 @@ async def _inner(
         return None
     joined = _join(plan, contents, old)
     return MemoryContent(memoryview(await _encoded(level, joined))) if level.after else joined
+
+
+def _end(content: Content) -> bytes:
+    nbytes = min(content.nbytes, _PROOF_NBYTES)
+    return bytes(content.read(content.nbytes - nbytes, nbytes))
 
 
 def _join(plan: SplicePlan, contents: Mapping[int, Content], old: OpenShard | None) -> Content:

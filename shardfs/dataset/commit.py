@@ -26,6 +26,9 @@ BATCH: Final = 16
 _INDEX_NBYTES: Final = 4 * 2**20
 """How many shards are committed together, and how long their indexes may be in all."""
 
+_SMALL_NBYTES: Final = 2**20
+_SMALL_SHARE: Final = 0.25  # of the room that a shard takes in a batch: what a small chunk file takes
+
 
 @dataclass(slots=True)
 class Commit:
@@ -121,7 +124,7 @@ class Commits:
         with shards.changing(commit.array, commit.shard, snapshot.stat if snapshot is not None else None):
             try:
                 if commit.assembly.splice is None:
-                    await commit.edit.delete()
+                    await self._delete(commit)
                     stat = None
                 else:
                     stat = await commit.edit.splice(commit.assembly.splice)
@@ -137,6 +140,13 @@ class Commits:
         statistics.commits += 1
         statistics.committed_chunks += len(commit.contents)
         return intents
+
+    async def _delete(self, commit: Commit) -> None:
+        if commit.edit.can_delete or not commit.array.grid.is_whole:
+            await commit.edit.delete()
+        else:
+            # Of two hosts that change one and the same chunk, the last one wins: there is nothing else to be lost.
+            await self._source.store.unlink(commit.array.shard_key(commit.shard))
 
     async def sync(self) -> None:
         """Make durable all that the journal has."""
@@ -162,14 +172,21 @@ def carry(journal: Journal, change: Change) -> Change:
 def batches(keys: Sequence[tuple[Arrangement, Coords]]) -> Iterator[Sequence[tuple[Arrangement, Coords]]]:
     """Yield shards that are committed together: few with short indexes, and what may take much memory alone."""
     batch: list[tuple[Arrangement, Coords]] = []
-    nbytes = 0
+    nbytes, count = 0, 0.0
     for array, shard in keys:
         is_large = array.grid.is_large(array.grid.index_shape(shard))
         cost = _INDEX_NBYTES if is_large else array.grid.index_nbytes(shard)
-        if batch and (nbytes + cost > _INDEX_NBYTES or len(batch) == BATCH):
+        if batch and (nbytes + cost > _INDEX_NBYTES or count >= BATCH):
             yield batch
-            batch, nbytes = [], 0
+            batch, nbytes, count = [], 0, 0.0
         batch.append((array, shard))
         nbytes += cost
+        count += _SMALL_SHARE if _is_small(array, shard) else 1
     if batch:
         yield batch
+
+
+def _is_small(array: Arrangement, shard: Coords) -> bool:
+    """Whether what is to be committed is a chunk file of few bytes, or none."""
+    pending = array.pending.shards.get(shard)
+    return array.grid.is_whole and (pending is None or pending.payload_nbytes <= _SMALL_NBYTES)

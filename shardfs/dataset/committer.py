@@ -251,12 +251,15 @@ class Committer:
                 for job in jobs:
                     self._fail((job.array, job.shard), error)
                 return
-            if not self._source.store.rewrites:
-                for job in jobs:
-                    await self._execute(job)
-                return
-            async with trio.open_nursery() as nursery:  # a remote store takes its time for each
-                for job in jobs:
+            # A remote store, and a disk that syncs many small files, take their time for each.
+            alone: list[Commit] = []
+            at_once: list[Commit] = []
+            for job in jobs:
+                (at_once if self._source.store.rewrites or job.array.grid.is_whole else alone).append(job)
+            for job in alone:
+                await self._execute(job)
+            async with trio.open_nursery() as nursery:
+                for job in at_once:
                     nursery.start_soon(self._execute, job)
 
     async def _execute(self, job: Commit) -> None:
@@ -302,7 +305,7 @@ class Committer:
 
     def _note_append(self, job: Commit) -> None:
         """Remember a shard that was appended to, to compact it."""
-        if self._auto_compact is None:
+        if self._auto_compact is None or job.array.grid.is_whole:
             return
         key = (job.array, job.shard)
         # Where no chunk was ever seen at the beginning, the bytes there may be another format's: they stay.

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,7 +25,7 @@ from shardfs.errors import (
 )
 from shardfs.format.fingerprint import fingerprint
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, GroupMetadata, parse_document
-from shardfs.format.unshard import unshard
+from shardfs.format.unshard import UnshardedArray, unshard, whole
 from shardfs.stores.base import Stat, Store, join_key
 from shardfs.stores.belief import is_believed, seen_at
 
@@ -47,8 +48,9 @@ class Node:
 
     *document* is its stored `zarr.json`, with *document_stat*, or None; *metadata* what it says, None if it is absent
     or broken.  *array* is there for a sharded array that can be shown unsharded; for a document that cannot be shown
-    as anything but what is stored, *reason* says why.  An array whose document was removed through the mount is there
-    still, with its *metadata* and without a document.
+    as anything but what is stored, *reason* says why.  *whole* is there for an array that is stored unsharded, if its
+    chunks have one shape: views that show more than the stored files reach its chunks by it.  An array whose document
+    was removed through the mount is there still, with its *metadata* and without a document.
     """
 
     path: str
@@ -58,6 +60,12 @@ class Node:
     metadata: ArrayMetadata | GroupMetadata | None = None
     array: Array | None = None
     reason: str | None = None
+    whole: Array | None = None
+
+    @property
+    def any_array(self) -> Array | None:
+        """The array, whether it is stored sharded or not."""
+        return self.array or self.whole
 
     @property
     def memory(self) -> int:
@@ -66,7 +74,11 @@ class Node:
 
 
 class Hierarchy:
-    """The nodes below a source, looked at again when they were last checked *ttl* seconds ago."""
+    """The nodes below a source, looked at again when they were last checked *ttl* seconds ago.
+
+    *shows_whole* says that the chunks of unsharded arrays are shown as such, too, and not just as the files that they
+    are: such an array is then as careful of what becomes of its document as a sharded one.
+    """
 
     def __init__(
         self, store: Store, shards: Shards, *, ttl: float, clock: Callable[[], float] = time.monotonic
@@ -75,10 +87,12 @@ class Hierarchy:
         self._shards = shards
         self._ttl = ttl
         self.clock = clock
+        self.shows_whole = False
         self._loading: dict[str, trio.Event] = {}
         self._nbytes = 0
         # For good: inode numbers hang on arrangements, and readers may know the documents (by identity).
         self._arrays: dict[str, tuple[Arrangement, object]] = {}
+        self._wholes: dict[str, tuple[Arrangement, object]] = {}
         self._nodes: OrderedDict[str, tuple[Node, float]] = OrderedDict()
         self._left: dict[str, Node] = {}
         self._as_stored: set[str] = set()
@@ -113,9 +127,9 @@ class Hierarchy:
         return await self.node(path, fresh=True)
 
     async def array(self, path: str, *, fresh: bool = False) -> Array | None:
-        """Return the sharded array at *path*; None if there is none, or nothing at all."""
+        """Return the array at *path*, sharded or not; None if there is none, or nothing at all."""
         try:
-            return (await self.node(path, fresh=fresh)).array
+            return (await self.node(path, fresh=fresh)).any_array
         except (NotFoundError, NotADirectoryHereError):
             return None
 
@@ -126,7 +140,7 @@ class Hierarchy:
 
     def leave(self, node: Node) -> None:
         """Let the directory of *node* stay the array that it is when its document goes, until it is emptied."""
-        if node.array is not None:
+        if node.array is not None or (self.shows_whole and node.whole is not None):
             self._left[node.path] = replace(node, document=None, document_stat=None)
         self._as_stored.discard(node.path)
         self.forget(node.path)
@@ -135,8 +149,9 @@ class Hierarchy:
         """Forget what the directories at *path* and below were: they are gone, or another thing now."""
         for known in [known for known in self._left if is_below(known, path)]:
             del self._left[known]
-        for known in [known for known in self._arrays if is_below(known, path)]:
-            del self._arrays[known]
+        for arrays in (self._arrays, self._wholes):
+            for known in [known for known in arrays if is_below(known, path)]:
+                del arrays[known]
         self._as_stored = {known for known in self._as_stored if not is_below(known, path)}
         self.forget(path)
 
@@ -177,8 +192,13 @@ class Hierarchy:
                 metadata = parse_document(document)
             self._left.pop(path, None)
             if isinstance(metadata, ArrayMetadata) and metadata.is_sharded and path not in self._as_stored:
-                array = self._array(path, metadata, document_stat)
+                array = self._array(self._arrays, unshard(metadata), path, metadata, document_stat)
                 return Node(path, stat, document, document_stat, metadata, array)
+            if isinstance(metadata, ArrayMetadata) and not metadata.is_sharded:
+                with suppress(MetadataError, NotUnshardable):
+                    known_wholes = self._wholes if self.shows_whole else {}  # else nothing hangs on arrangements
+                    array = self._array(known_wholes, whole(metadata), path, metadata, document_stat)
+                    return Node(path, stat, document, document_stat, metadata, whole=array)
             return Node(path, stat, document, document_stat, metadata)
         except (NotFoundError, NotADirectoryHereError):
             left = self._left.get(path)
@@ -187,9 +207,10 @@ class Hierarchy:
             reason = str(error)
             # Whoever has read an array's document must not be given shards in place of its chunks.  Of a remote source
             # that holds for all: credentials expire, and are renewed.
-            if isinstance(error, AccessDeniedError) and (path in self._arrays or self._store.root is None):
+            shown = self._arrays.get(path) or (self._wholes.get(path) if self.shows_whole else None)
+            if isinstance(error, AccessDeniedError) and (shown is not None or self._store.root is None):
                 raise
-            if path in self._arrays and _is_being_written(self._arrays[path][1], document_stat):
+            if shown is not None and _is_being_written(shown[1], document_stat):
                 raise StoreError(f"{key} is being written: {reason}") from None
         if known is None or known.reason != reason:
             log.warning("%s is shown as stored: %s", path or "the source", reason)
@@ -209,11 +230,17 @@ class Hierarchy:
                 if not attempts:
                     raise
 
-    def _array(self, path: str, metadata: ArrayMetadata, document_stat: Stat) -> Array:
-        unsharded = unshard(metadata)
-        arrangement, _ = self._arrays.get(path, (None, None))
+    def _array(
+        self,
+        known: dict[str, tuple[Arrangement, object]],
+        unsharded: UnshardedArray,
+        path: str,
+        metadata: ArrayMetadata,
+        document_stat: Stat,
+    ) -> Array:
+        arrangement, _ = known.get(path, (None, None))
         array = Array.open(path, unsharded, self._shards, fingerprint(metadata), arrangement)
-        self._arrays[path] = (array.arrangement, document_stat.identity)
+        known[path] = (array.arrangement, document_stat.identity)
         return array
 
 

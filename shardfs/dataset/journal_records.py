@@ -57,7 +57,7 @@ class Put:
     """An inner chunk is to have the bytes *payload*.
 
     *path* and *fingerprint* are those of its array, *superseded* is the entry (offset, nbytes) of the shard index that
-    the chunk had when it was published, None if there was no chunk.
+    the chunk had when it was published, or what `Array.stored_entry` says instead, None if there was no chunk.
     """
 
     sequence: int

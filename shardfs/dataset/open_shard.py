@@ -42,7 +42,8 @@ class OpenShard:
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return *nbytes* bytes from *offset* of the shard; raises `StaleError` if they may be another version's.
 
-        An append by another program makes no new version of what stood before it, as the old index tells.
+        An append by another program makes no new version of what stood before it, as the old index tells; a shard that
+        has no index bytes cannot tell.
         """
         return await (self.outermost or self).read_at(self.offset + offset, nbytes)
 
@@ -51,7 +52,7 @@ class OpenShard:
         try:
             return await self.snapshot.read(offset, nbytes)
         except StaleError:
-            if not await self.snapshot.accept_growth(self.index_offset, self.index.encoded):
+            if not self.index.encoded or not await self.snapshot.accept_growth(self.index_offset, self.index.encoded):
                 raise
             return await self.snapshot.read(offset, nbytes)
 
@@ -120,7 +121,7 @@ async def _open(
     if index_nbytes > nbytes:
         raise CorruptionError(f"a shard of {nbytes} bytes has no room for its index of {index_nbytes} bytes")
     index_offset = offset if level.index_at_start else offset + nbytes - index_nbytes
-    encoded_index = bytes(await read(index_offset, index_nbytes))
+    encoded_index = bytes(await read(index_offset, index_nbytes)) if index_nbytes else b""
     if index_nbytes > _THREAD_NBYTES:
         index = await trio.to_thread.run_sync(level.index_codecs.decode, encoded_index, shape, nbytes)
     else:

@@ -36,7 +36,7 @@ class ShardVersion:
     stored: int | None = None
     generation: int = 0
     mtime_ns: int = 0
-    own: set[Coords] = field(default_factory=set)
+    own: set[Coords] | frozenset[Coords] = frozenset()
 
 
 @dataclass(slots=True)

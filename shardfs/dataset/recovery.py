@@ -6,7 +6,8 @@ shard: it is pending again if it fits the array and the shard as they are now, e
 A record knows of the chunk that it replaces no more than the entry of the index.  A change whose bytes are there is
 done, whoever made later versions of the shard.  If the entry is another one, the chunk is taken for changed, though it
 may have been moved only, by a compaction or in a shard that is always written anew: what somebody else may have written
-since is not replaced unasked.  An entry that is the same is taken for the same chunk.
+since is not replaced unasked.  An entry that is the same is taken for the same chunk.  A chunk file of an unsharded
+array has no entry: its size and its time, or what else the store says of its version, are taken for one.
 """
 
 import logging
@@ -23,7 +24,7 @@ from shardfs.dataset.shrinking import empty_outside
 from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, NotUnshardable, ShardfsError
 from shardfs.format.metadata import ArrayMetadata, parse_node
-from shardfs.format.unshard import unshard
+from shardfs.format.unshard import describe as describe_array
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,11 @@ async def replay(source: Source, contents: JournalContents, committer: Committer
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
     await committer.aside.keep([conflict.change for conflict in recovery.conflicts])
     await committer.commits.finish(sorted(recovery.done))
+    for arrangement in {array.arrangement for array, _ in recovery.pending if array.grid.is_whole}:
+        try:  # at once: where chunk files pass through, what is pending for them is not seen
+            await committer.flush(arrangement)
+        except ShardfsError as error:
+            log.error("%s is not committed yet: %s", arrangement.path or "the array", error)  # noqa: TRY400
     return recovery
 
 
@@ -107,7 +113,7 @@ async def _fit(source: Source, change: Change) -> tuple[Array | None, str | None
     """Return the array that *change* is for, and why it does not fit; neither if there is nothing to do."""
     array = await source.hierarchy.array(change.path)
     if array is None:
-        return None, None if isinstance(change, Erase) else "there is no such sharded array any more"
+        return None, None if isinstance(change, Erase) else "there is no such array any more"
     if array.fingerprint != change.fingerprint:
         return array, "the metadata of the array has changed"
     if not is_within(array, change):
@@ -131,11 +137,12 @@ async def _shrink(source: Source, committer: Committer, shrink: Shrink) -> None:
     try:
         node = await source.hierarchy.node(shrink.path)
         metadata = node.metadata
-        if node.array is None or not isinstance(metadata, ArrayMetadata) or metadata.shape == shrink.shape:
+        now = node.any_array
+        if now is None or not isinstance(metadata, ArrayMetadata) or metadata.shape == shrink.shape:
             return
         former = parse_node({**metadata.document, "shape": list(shrink.shape)})
         assert isinstance(former, ArrayMetadata)
-        array = Array.open(shrink.path, unshard(former), source.shards, node.array.fingerprint)
+        array = Array.open(shrink.path, describe_array(former), source.shards, now.fingerprint)
         await empty_outside(committer, array, metadata.shape)
     except (NotFoundError, NotADirectoryHereError, NotUnshardable) as error:
         log.warning("%s is not emptied outside its shape: %s", shrink.path or "the array", error)

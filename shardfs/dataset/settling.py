@@ -120,7 +120,8 @@ async def _outcome(source: Source, intent: Intent, changes: Sequence[Change]) ->
     try:
         snapshot = await source.store.open(intent.key, head_nbytes=head, tail_nbytes=tail)
     except (NotFoundError, NotADirectoryHereError):
-        return Outcome.COMPLETE if not intent.planned_nbytes else Outcome.UNTOUCHED
+        is_removal = not intent.planned_nbytes and not any(isinstance(change, Put) for change in changes)
+        return Outcome.COMPLETE if is_removal else Outcome.UNTOUCHED
     size = snapshot.size
     file = snapshot.stat.file
     # The number of a device may be another one after a restart.

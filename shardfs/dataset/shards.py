@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ import trio
 from shardfs.dataset.open_shard import OpenShard, index_place, open_inner_shard, open_shard
 from shardfs.dataset.pending import ArrayPending, OwnVersion, ShardVersion
 from shardfs.dataset.statistics import Statistics
+from shardfs.dataset.versions import Versions
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
@@ -144,11 +145,8 @@ class Shards:
         self._states: OrderedDict[_Key, ShardState] = OrderedDict()
         self._loading: dict[_Key, trio.Event] = {}
         self._outdated: set[_Key] = set()
-        self._changing: set[tuple[Arrangement, Coords]] = set()
         self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
-        self._max_own = max_own
-        self._nown = 0
-        self._with_own: deque[tuple[Arrangement, Coords]] = deque()
+        self._versions = Versions(statistics, max_own=max_own)
 
     def remaining(self, state: ShardState) -> float:
         """Return for how many seconds *state* may be trusted still."""
@@ -258,7 +256,8 @@ class Shards:
                     continue
                 state.error = error
             except IsADirectoryHereError:
-                state.error = CorruptionError(f"{key} is a directory where a shard should be")
+                what = "chunk" if array.grid.is_whole else "shard"
+                state.error = CorruptionError(f"{key} is a directory where a {what} should be")
             except NotADirectoryHereError:
                 state.error = CorruptionError(f"{key} lies below a file where a directory should be")
             except ShardfsError as error:
@@ -269,52 +268,15 @@ class Shards:
             hint = "; `shardfs recover` tells whether it can be repaired" if is_damaged else ""
             log.error("unreadable shard: %s%s", state.error, hint)
         if state.stat is not None:
-            version = self._version(array, coords, state.stat)
+            version = self._versions.of(array, coords, state.stat)
             state.generation = version.generation
             state.stat = state.stat._replace(mtime_ns=version.mtime_ns)
         return state
 
-    def _version(self, array: Arrangement, coords: Coords, stat: Stat) -> ShardVersion:
-        stored = hash(stat.version)
-        version = array.versions.get(coords)
-        if version is None:
-            version = array.versions[coords] = ShardVersion(stored, 0, stat.mtime_ns)
-        elif version.stored is None:  # chunks were published before there was a shard
-            version.stored, version.mtime_ns = stored, stat.mtime_ns
-        elif version.stored != stored and (array, coords) not in self._changing:
-            version.stored, version.mtime_ns = stored, stat.mtime_ns
-            self._statistics.replaced_shards += 1
-            self._supersede(array, version)
-        return version
-
     def own(self, array: Arrangement, shard: Coords, coords: Coords, own: OwnVersion) -> None:
         """Note the version of the chunk at *coords* of *shard* that was published through this mount."""
-        version = array.versions.setdefault(shard, ShardVersion())
-        if not version.own:
-            self._with_own.append((array, shard))
-        if coords not in version.own:
-            version.own.add(coords)
-            self._nown += 1
-        array.own[coords] = own
-        for _ in range(len(self._with_own)):
-            if self._nown <= self._max_own:
-                break
-            oldest, at = self._with_own.popleft()
-            if at in oldest.pending.shards or (oldest is array and at == shard):
-                self._with_own.append((oldest, at))
-            else:
-                self._supersede(oldest, oldest.versions[at])
-                self.forget(oldest, at)
-
-    def _supersede(self, array: Arrangement, version: ShardVersion) -> None:
-        """Make every chunk of a shard a new version, as far as attributes go."""
-        version.generation += 1
-        for coords in version.own:
-            if coords not in array.pending.changes:
-                array.own.pop(coords, None)
-        kept = {coords for coords in version.own if coords in array.own}
-        self._nown -= len(version.own) - len(kept)
-        version.own = kept
+        for oldest, at in self._versions.own(array, shard, coords, own):
+            self.forget(oldest, at)
 
     @contextmanager
     def changing(self, array: Arrangement, coords: Coords, stat: Stat | None) -> Iterator[None]:
@@ -323,30 +285,34 @@ class Shards:
         A commit of our own shows to others before it is `committed`, and makes no other version of the chunks that it
         does not touch.
         """
-        if stat is not None:
-            self._version(array, coords, stat)
-        self._changing.add((array, coords))
-        try:
-            yield
-        finally:
-            self._changing.discard((array, coords))
-            self.forget(array, coords)
+        with self._versions.changing(array, coords, stat):
+            try:
+                yield
+            finally:
+                self.forget(array, coords)
 
     def committed(self, array: Arrangement, coords: Coords, stat: Stat | None, *, is_new: bool) -> None:
         """Note that a commit of our own left the shard at *coords* in the state *stat*, None if it is gone.
 
         *is_new* says that there was no such shard before.
         """
-        version = array.versions.setdefault(coords, ShardVersion())
-        if stat is None:
-            version.stored = None
-        else:
-            if version.stored is None:
-                version.mtime_ns = stat.mtime_ns
-            version.stored = hash(stat.version)
+        self._versions.committed(array, coords, stat)
         if is_new or stat is None:
             array.listing += 1
         self.forget(array, coords)
+
+    def listed(self, array: Arrangement, coords: Coords, stat: Stat | None) -> ShardState:
+        """Return what a listing knows of a chunk file of an unsharded array: *stat*, None if there is no such file.
+
+        It was not opened, and the state is not remembered.
+        """
+        generation = 0
+        if stat is not None:
+            stat = stat._replace(nlink=1)
+            if coords in array.versions:
+                version = self._versions.of(array, coords, stat)
+                generation, stat = version.generation, stat._replace(mtime_ns=version.mtime_ns)
+        return ShardState((array, coords, ()), seen_at(self.clock()), generation, array.shard_key(coords), stat=stat)
 
     def forget(self, array: Arrangement, coords: Coords) -> None:
         """Look at the shard at *coords* again when it is wanted next."""

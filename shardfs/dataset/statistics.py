@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Statistics:
-    """Running counts; *requests* and *errors* by the name of the request, *bytes_read* as given to readers."""
+    """Running counts; *requests* and *errors* by the name of the request, *bytes_read* as given to readers.
+
+    Inner chunks are decoded for the views that show plain array bytes: *decoded_bytes* is their size then.
+    """
 
     requests: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
@@ -15,6 +18,9 @@ class Statistics:
     index_bytes: int = 0
     index_hits: int = 0
     whole_shard_decodes: int = 0
+    decoded_chunks: int = 0
+    decoded_bytes: int = 0
+    decode_hits: int = 0
     replaced_shards: int = 0
     published: int = 0
     commits: int = 0
@@ -31,6 +37,9 @@ class Statistics:
             "index_bytes": self.index_bytes,
             "index_hits": self.index_hits,
             "whole_shard_decodes": self.whole_shard_decodes,
+            "decoded_chunks": self.decoded_chunks,
+            "decoded_bytes": self.decoded_bytes,
+            "decode_hits": self.decode_hits,
             "replaced_shards": self.replaced_shards,
             "published": self.published,
             "commits": self.commits,

@@ -3,12 +3,31 @@
 Source: Zarr core specification 3.1, "Codecs"; specifications of `bytes` and `transpose`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from shardfs.format.codecs import Buffer
+import numpy as np
+
+from shardfs.errors import CorruptionError, MetadataError, NotShownError, RefusedError
+from shardfs.format.codecs import (
+    Buffer,
+    compose,
+    decode,
+    is_decodable,
+    parse_chain,
+    parse_endian,
+    parse_transpose,
+    permute,
+    split_chain,
+)
 from shardfs.format.data_type import DataType
-from shardfs.format.metadata import Extension, Json
+from shardfs.format.encoding import encode
+from shardfs.format.metadata import Extension, Json, brief
+
+MAX_CHUNK_NBYTES: Final = 512 * 2**20
+"""Size of a plain chunk up to which it is decoded; a few times that much memory is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +47,82 @@ class ChunkCodec:
     @classmethod
     def parse(cls, data_type: Json, chunk_shape: tuple[int, ...], codecs: Sequence[Extension]) -> "ChunkCodec":
         """Read the codecs of an inner chunk; raises `NotShownError` with the reason why it cannot be decoded."""
-        raise NotImplementedError
+        try:
+            codec = _parse(DataType.parse(data_type), chunk_shape, parse_chain(codecs, "codecs"))
+        except MetadataError as error:
+            raise NotShownError(str(error)) from None
+        if codec.nbytes > MAX_CHUNK_NBYTES and not codec.is_identity:
+            raise NotShownError(
+                f"chunks of {codec.nbytes} bytes are larger than the {MAX_CHUNK_NBYTES} that are decoded"
+            )
+        return codec
 
     @property
     def nbytes(self) -> int:
         """Size of every decoded chunk in bytes: chunks at the edge of an array have their full size."""
-        raise NotImplementedError
+        return self.data_type.nbytes * math.prod(self.chunk_shape)
 
     @property
     def is_identity(self) -> bool:
         """Whether encoded chunks are plain array bytes already."""
-        raise NotImplementedError
+        return self._is_laid_out_plainly and not self.after
+
+    @property
+    def _is_laid_out_plainly(self) -> bool:
+        # Where axes of length 1 move, no element does.
+        moved = [axis for axis in self.order if self.chunk_shape[axis] != 1]
+        return self.endian == "little" and moved == sorted(moved)
 
     def decode(self, encoded: Buffer) -> memoryview:
         """Return the plain bytes of a chunk, exactly `nbytes` of them, which are not to be changed.
 
         Raises `CorruptionError` if *encoded* does not decode to that size.  Takes no more memory than a few times that.
         """
-        raise NotImplementedError
+        data = decode(self.after, encoded, self.nbytes)
+        if len(data) != self.nbytes:
+            raise CorruptionError(f"the chunk decodes to {len(data)} bytes instead of {self.nbytes}")
+        if self._is_laid_out_plainly:
+            return memoryview(data).toreadonly()
+        inverse = tuple(self.order.index(axis) for axis in range(len(self.order)))
+        return self._rearranged(data, permute(self.chunk_shape, self.order), inverse)
 
     def encode(self, plain: Buffer) -> bytes:
-        """Encode a chunk; raises `RefusedError` if *plain* has another size than `nbytes`."""
-        raise NotImplementedError
+        """Encode a chunk; raises `RefusedError` if *plain* has another size than `nbytes`.
+
+        Raises `MetadataError` if the configuration of a codec has no meaning for an encoder.
+        """
+        if len(plain) != self.nbytes:
+            raise RefusedError(f"the chunk has {len(plain)} bytes instead of {self.nbytes}")
+        if self._is_laid_out_plainly:
+            return encode(self.after, plain)
+        return encode(self.after, self._rearranged(plain, self.chunk_shape, self.order))
+
+    def _rearranged(self, data: Buffer, shape: tuple[int, ...], order: tuple[int, ...]) -> memoryview:
+        """Return elements of *shape* with axes moved to *order*, and swapped if those stored are big-endian."""
+        dtype = self.data_type.dtype
+        # Fields of a struct take no part in the moving, which would copy them one by one.
+        elements = np.frombuffer(data, dtype=np.dtype((np.void, dtype.itemsize))).reshape(shape)
+        moved = np.array(elements.transpose(order), order="C", copy=True).reshape(-1)
+        if self.endian == "big":
+            moved.view(dtype).byteswap(inplace=True)
+        return moved.view(np.uint8).data.toreadonly()
+
+
+def _parse(data_type: DataType, chunk_shape: tuple[int, ...], codecs: Sequence[Extension]) -> ChunkCodec:
+    ndim = len(chunk_shape)
+    order = tuple(range(ndim))
+    for codec in codecs:
+        if codec.name not in ("transpose", "bytes") and not is_decodable(codec):
+            raise NotShownError(f"the codec {brief(codec.name)} cannot be decoded")
+    chain = split_chain(codecs, "codecs")
+    for codec in chain.before:
+        order = compose(order, parse_transpose(codec, ndim))
+    return ChunkCodec(data_type, chunk_shape, order, _parse_byte_order(chain.serializer, data_type), chain.after)
+
+
+def _parse_byte_order(codec: Extension, data_type: DataType) -> str:
+    """Return the byte order of a `bytes` codec; "little" where it makes no difference, or none is given."""
+    codec.expect("endian")
+    if not data_type.has_byte_order or "endian" not in codec.configuration:
+        return "little"
+    return parse_endian(codec)

@@ -43,6 +43,13 @@ class ChunkKeyEncoding:
         """Directory, relative to the array, below which the components of nested keys lie; "" is the array itself."""
         return "c" if self.name == "default" and self.is_nested(ndim) else ""
 
+    def begins(self, name: str, ndim: int) -> bool:
+        """Whether *name*, in the directory of an array with *ndim* axes, is a chunk key or the first part of one."""
+        root = self.root(ndim)
+        if root:
+            return name == root
+        return parse_coordinate(name) is not None if self.is_nested(ndim) else self.decode(name, ndim) is not None
+
     def encode(self, coords: tuple[int, ...]) -> str:
         """Return the key of the chunk at *coords*, relative to the array."""
         if self.name == "default":

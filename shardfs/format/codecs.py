@@ -17,7 +17,8 @@ from typing import Final, Protocol
 from numcodecs import blosc
 from numcodecs.checksum32 import CRC32C
 
-from shardfs.errors import CorruptionError, MetadataError
+from shardfs.errors import CorruptionError, MetadataError, NotShownError
+from shardfs.format.data_type import DataType
 from shardfs.format.metadata import Extension, Json, brief, parse_lengths
 
 if sys.version_info >= (3, 14):
@@ -131,17 +132,10 @@ def decode(codecs: Sequence[Extension], data: Buffer, limit: int) -> Buffer:
 
 def item_nbytes(data_type: Json) -> int | None:
     """Return the size of an element in bytes; None where it varies or the type is not known."""
-    name, configuration = (
-        (data_type["name"], data_type.get("configuration", {})) if isinstance(data_type, dict) else (data_type, {})
-    )
-    if name in _ITEM_NBYTES:
-        return _ITEM_NBYTES[name]
-    if name in ("fixed_length_utf32", "null_terminated_bytes", "raw_bytes"):
-        length = configuration.get("length_bytes")
-        return length if type(length) is int and length >= 0 else None
-    if isinstance(name, str) and name.startswith("r") and name[1:].isdecimal() and int(name[1:10]) % 8 == 0:
-        return int(name[1:10]) // 8
-    return None
+    try:
+        return DataType.parse(data_type).nbytes
+    except (MetadataError, NotShownError):
+        return None
 
 
 def chunk_nbytes(data_type: Json, chunk_shape: tuple[int, ...]) -> int | None:
@@ -193,6 +187,19 @@ def _decode_zstd(data: Buffer, limit: int) -> Buffer:
 
 
 def _decode_members(name: str, new_member: Callable[[], _Decompressor], data: Buffer, limit: int) -> Buffer:
+    """Decode one member in one go, as data of any writer is one, else as concatenated ones."""
+    member = new_member()
+    try:
+        decoded = member.decompress(data, limit + 1)
+    except (zlib.error, zstd.ZstdError) as error:
+        raise CorruptionError(f"{name} data is damaged: {error}") from None
+    _check_size(len(decoded), limit)
+    if member.eof and not member.unused_data:
+        return decoded
+    return _decode_concatenated(name, new_member, data, limit)
+
+
+def _decode_concatenated(name: str, new_member: Callable[[], _Decompressor], data: Buffer, limit: int) -> Buffer:
     """Decode concatenated members piece by piece, so that no more than *limit* is ever in memory."""
     decoded = bytearray()
     pieces = memoryview(data)
@@ -250,9 +257,3 @@ _DECODERS: Final[dict[str, Decoder]] = {
     "blosc": _decode_blosc,
     "crc32c": _decode_crc32c,
 }
-
-_ITEM_NBYTES: Final = {
-    "bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
-    "float16": 2, "float32": 4, "float64": 8, "bfloat16": 2, "complex64": 8, "complex128": 16,
-    "numpy.datetime64": 8, "numpy.timedelta64": 8,
-}  # fmt: skip

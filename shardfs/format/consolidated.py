@@ -5,95 +5,156 @@ Source: Zarr core specification 3.1 discussion of consolidated metadata as zarr-
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
-from shardfs.errors import MetadataError, NotUnshardable, RefusedError
+from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
 from shardfs.format.fingerprint import fingerprint
 from shardfs.format.metadata import ArrayMetadata, Document, Json, parse_node
+from shardfs.format.normal_form import canonical
 from shardfs.format.reshard import describe_sharded
-from shardfs.format.unshard import unshard
+
+Present = Callable[[ArrayMetadata], dict[str, Any] | None]
+"""Gives the document that is shown for a stored one, None if that is shown itself.
+
+Raises `NotShownError` or `NotUnshardable` if the array is not shown at all.
+"""
+
+Accept = Callable[[ArrayMetadata, ArrayMetadata], ArrayMetadata]
+"""Turns an edited copy, given after what is stored, into the unsharded document with the encoded chunks' codecs."""
+
+_NOT_SHOWN: Final = (NotShownError, NotUnshardable)
 
 
-def unshard_consolidated(document: Document) -> dict[str, Any] | None:
-    """Return a group's document with the copies of sharded arrays described as unsharded; None if there are none.
+def unshard_consolidated(document: Document, present: Present) -> dict[str, Any] | None:
+    """Return a group's document with copies of arrays as *present* shows them; None if all are shown as they are.
 
-    A copy that cannot be read or described so stays as it is, as does consolidated metadata of an unknown kind.
+    A copy of an array that is not shown is left out.  One that cannot be read stays as it is, as does consolidated
+    metadata of an unknown kind.
     """
     copies = _inline_copies(document)
-    rewritten = {path: _unshard_copy(copy) for path, copy in copies.items()}
-    if all(copy is None for copy in rewritten.values()):
+    if copies is None:
         return None
-    return _with_copies(document, {path: copies[path] if copy is None else copy for path, copy in rewritten.items()})
+    shown: dict[str, Json] = {}
+    is_changed = False
+    for path, copy in copies.items():
+        try:
+            rewritten = _unshard_copy(copy, present)
+        except _NOT_SHOWN:
+            is_changed = True
+            continue
+        is_changed = is_changed or rewritten is not None
+        shown[path] = copy if rewritten is None else rewritten
+    return _with_copies(document, shown) if is_changed else None
 
 
-def reshard_consolidated(edited: Document, stored_copy: Callable[[str], Json | None]) -> dict[str, Any]:
-    """Return a group's edited document with every copy of an array that shows unsharded as it is stored.
+def reshard_consolidated(
+    edited: Document,
+    stored: Document | None,
+    stored_copy: Callable[[str], Json | None],
+    present: Present,
+    accept: Accept,
+) -> dict[str, Any]:
+    """Return a group's edited document with every copy of an array that shows otherwise as it is stored.
 
-    *stored_copy* gives the stored document of the node at a path relative to the group, or None if there is none.
-    Raises `RefusedError`, naming the path, for a copy that describes other stored bytes than these.
+    *stored* is the group's stored document, if there is one: its copies of arrays that are not shown are put back, and
+    one that was not edited stays as it is.  *stored_copy* gives the stored document of the node at a path relative to
+    the group, or None if there is none.  Raises `RefusedError`, naming the path, for a copy that describes other stored
+    bytes than these.
     """
     try:
-        return _reshard_copies(edited, "", stored_copy)
+        return _Resharding(stored_copy, present, accept).group(edited, stored, "")
     except RecursionError:
         raise RefusedError("the consolidated metadata is nested too deeply") from None
 
 
 def copy_paths(document: Document, prefix: str = "") -> Iterator[str]:
     """Yield the path, relative to the group, of every copy in its document, and of those within copies of groups."""
-    for path, copy in _inline_copies(document).items():
+    for path, copy in (_inline_copies(document) or {}).items():
         yield prefix + path
         if isinstance(copy, dict):
             yield from copy_paths(copy, f"{prefix}{path}/")
 
 
-def _unshard_copy(copy: Json) -> dict[str, Any] | None:
+def _unshard_copy(copy: Json, present: Present) -> dict[str, Any] | None:
     try:
         node = parse_node(copy)
-        return unshard(node).document if isinstance(node, ArrayMetadata) else unshard_consolidated(node.document)
-    except (MetadataError, NotUnshardable, RecursionError):
+        if isinstance(node, ArrayMetadata):
+            return present(node)
+        return unshard_consolidated(node.document, present)
+    except (MetadataError, RecursionError):
         return None
 
 
-def _reshard_copies(edited: Document, prefix: str, stored_copy: Callable[[str], Json | None]) -> dict[str, Any]:
-    copies = _inline_copies(edited)
-    if not copies:
-        return dict(edited)
-    return _with_copies(
-        edited, {path: _reshard_copy(copy, f"{prefix}{path}", stored_copy) for path, copy in copies.items()}
-    )
+@dataclass(frozen=True)
+class _Resharding:
+    """The way back of one group's document, on the terms of `reshard_consolidated`."""
 
+    stored_copy: Callable[[str], Json | None]
+    present: Present
+    accept: Accept
 
-def _reshard_copy(copy: Json, path: str, stored_copy: Callable[[str], Json | None]) -> Json:
-    try:
-        node = parse_node(copy)
-    except MetadataError:
-        return copy
-    if not isinstance(node, ArrayMetadata):
-        return _reshard_copies(node.document, f"{path}/", stored_copy)
-    try:
-        stored = parse_node(stored_copy(path))
-        if not isinstance(stored, ArrayMetadata):
+    def group(self, edited: Document, stored: Document | None, prefix: str) -> dict[str, Any]:
+        """Return the document of the group at *prefix*, or a copy of it."""
+        copies = _inline_copies(edited)
+        if copies is None:
+            return dict(edited)
+        before = _inline_copies(stored) or {} if isinstance(stored, dict) else {}
+        result = {path: self._copy(copy, before.get(path), f"{prefix}{path}") for path, copy in copies.items()}
+        hidden = {path: copy for path, copy in before.items() if path not in result and self._is_left_out(copy)}
+        if hidden:
+            every = result | hidden
+            result = {path: every[path] for path in before if path in every} | result
+        return _with_copies(edited, result) if result else dict(edited)
+
+    def _copy(self, copy: Json, before: Json, path: str) -> Json:
+        try:
+            node = parse_node(copy)
+        except MetadataError:
             return copy
-        unshard(stored)
-    except (MetadataError, NotUnshardable):
-        return copy
-    try:
-        if not node.is_sharded:
-            return describe_sharded(stored, node)
-        if fingerprint(node) == fingerprint(stored):
+        if not isinstance(node, ArrayMetadata):
+            return self.group(node.document, before, f"{path}/")
+        try:
+            stored = parse_node(self.stored_copy(path))
+            if not isinstance(stored, ArrayMetadata) or self.present(stored) is None:
+                return copy
+        except (MetadataError, *_NOT_SHOWN):
             return copy
-    except (MetadataError, RefusedError) as error:
-        raise RefusedError(f"the copy of {path!r}: {error}") from None
-    raise RefusedError(f"the copy of {path!r} is that of another sharded array")
+        try:
+            if canonical(copy) == canonical(before):
+                return copy
+            return self._array(copy, node, stored)
+        except (MetadataError, RefusedError) as error:
+            raise RefusedError(f"the copy of {path!r}: {error}") from None
+
+    def _array(self, copy: Json, node: ArrayMetadata, stored: ArrayMetadata) -> Json:
+        """Return the copy of an array, which may be that of the stored document too."""
+        try:
+            return describe_sharded(stored, self.accept(stored, node))
+        except RefusedError:
+            if fingerprint(node) == fingerprint(stored):
+                return copy
+            raise
+
+    def _is_left_out(self, copy: Json) -> bool:
+        try:
+            node = parse_node(copy)
+            if isinstance(node, ArrayMetadata):
+                self.present(node)
+        except MetadataError:
+            return False
+        except _NOT_SHOWN:
+            return True
+        return False
 
 
-def _inline_copies(document: Document) -> dict[str, Json]:
-    """Return the copies in a group's document by path; none if there are none, or of an unknown kind."""
+def _inline_copies(document: Document) -> dict[str, Json] | None:
+    """Return the copies in a group's document by path; None if it has no consolidated metadata of a known kind."""
     consolidated = document.get("consolidated_metadata")
     if not isinstance(consolidated, dict) or consolidated.get("kind", "inline") != "inline":
-        return {}
+        return None
     copies = consolidated.get("metadata")
-    return copies if isinstance(copies, dict) else {}
+    return copies if isinstance(copies, dict) else None
 
 
 def _with_copies(document: Document, copies: dict[str, Json]) -> dict[str, Any]:

@@ -1,14 +1,42 @@
 """Data types: how elements lie in plain array bytes, and what NumPy calls them.
 
-Source: Zarr core specification 3.1, "Data types", and the registered extensions.
+Sources: Zarr core specification 3.1, "Data types"; the registered extensions (small floats and integers, complex pairs
+of them, `numpy.datetime64`, `numpy.timedelta64`, `fixed_length_utf32`, `struct`); zarr-python 3.1 for `raw_bytes`,
+`null_terminated_bytes` and `structured`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from shardfs.format.metadata import Json
+from shardfs.errors import MetadataError, NotShownError
+from shardfs.format.metadata import Extension, Json, brief
+from shardfs.format.small_float import SMALL_FLOATS
+
+MAX_ITEM_NBYTES: Final = 2**20
+"""Size of an element up to which it is handled as one: a limit of shardfs, not of the format."""
+
+_MAX_DEPTH: Final = 16
+_MAX_FIELDS: Final = 4096
+_MAX_SCALE_FACTOR: Final = 2**31 - 1
+_TIME_UNITS: Final = ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "μs", "ns", "ps", "fs", "as", "generic")
+
+_NATIVE: Final = {
+    "bool": "?", "int8": "i1", "int16": "<i2", "int32": "<i4", "int64": "<i8",
+    "uint8": "u1", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8",
+    "float16": "<f2", "float32": "<f4", "float64": "<f8", "complex64": "<c8", "complex128": "<c16",
+    "complex_float32": "<c8", "complex_float64": "<c16",
+}  # fmt: skip
+_LAID_OUT: Final = {
+    # One byte per element, whatever its upper bits hold.
+    "int2": "i1", "int4": "i1", "uint2": "u1", "uint4": "u1",
+    "bfloat16": "<u2",
+    **dict.fromkeys(SMALL_FLOATS, "u1"),
+}  # fmt: skip
+_COMPLEX_PARTS: Final = {f"complex_{name}": name for name in ("float16", "bfloat16", *SMALL_FLOATS)}
+_VARIABLE: Final = frozenset({"string", "bytes", "variable_length_bytes", "json"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +44,15 @@ class DataType:
     """A data type whose elements all have one size.
 
     *dtype* lays an element out in NumPy, little-endian, so that bytes can be swapped and axes moved.  *is_native* tells
-    whether NumPy also means the same by it: bfloat16 is laid out as an unsigned integer, and is none.
+    whether NumPy also means the same by it: bfloat16 is laid out as an unsigned integer, and is none.  *fields* are the
+    parts of an element one after another, by name: those of a struct, or the real and the imaginary part of a complex
+    number that NumPy does not have.
     """
 
     name: str
     dtype: np.dtype[Any]
     is_native: bool
+    fields: tuple[tuple[str, "DataType"], ...] = ()
 
     @classmethod
     def parse(cls, data_type: Json) -> "DataType":
@@ -29,9 +60,117 @@ class DataType:
 
         Raises `MetadataError` for a known type that is not written as its specification says.
         """
-        raise NotImplementedError
+        return _parse(data_type, 0)
 
     @property
     def nbytes(self) -> int:
         """Size of an element in bytes."""
         return self.dtype.itemsize
+
+    @property
+    def has_byte_order(self) -> bool:
+        """Whether the byte order of a `bytes` codec makes a difference."""
+        return self.dtype.newbyteorder(">") != self.dtype
+
+
+def _parse(data_type: Json, depth: int) -> DataType:
+    extension = Extension.parse(data_type, "data_type")
+    name = extension.name
+    if name in _NATIVE or name in _LAID_OUT:
+        extension.expect()
+        return DataType(name, np.dtype(_NATIVE.get(name) or _LAID_OUT[name]), name in _NATIVE)
+    if name in _COMPLEX_PARTS:
+        extension.expect()
+        part = _parse(_COMPLEX_PARTS[name], depth)
+        return _record(name, [("real", part), ("imag", part)], is_native=False)
+    if name in _CONFIGURED:
+        return DataType(name, _CONFIGURED[name](extension), True)
+    if name in ("struct", "structured"):
+        return _parse_struct(extension, depth)
+    if name.startswith("r") and name[1:].isdecimal() and name.isascii():
+        extension.expect()
+        nbits = int(name[1:12])
+        if nbits % 8 or not nbits:
+            raise MetadataError(f"the data type {brief(name)} has no whole number of bytes")
+        return DataType(name, _sized("V", nbits // 8), True)
+    if name in _VARIABLE:
+        raise NotShownError(f"elements of the data type {name} vary in size")
+    raise NotShownError(f"the data type {brief(name)} is not known")
+
+
+def _parse_struct(extension: Extension, depth: int) -> DataType:
+    """Read a struct; fields are objects, or pairs of name and data type as zarr-python 3.1 writes `structured`."""
+    extension.expect("fields")
+    fields = extension.configuration.get("fields")
+    if not isinstance(fields, list) or not fields:
+        raise MetadataError(f"the fields of {extension.name} must be a list of at least one, not {brief(fields)}")
+    if depth == _MAX_DEPTH or len(fields) > _MAX_FIELDS:
+        raise NotShownError(f"structs of more than {_MAX_FIELDS} fields, or {_MAX_DEPTH} deep, are not read")
+    parsed: dict[str, DataType] = {}
+    for field in fields:
+        match field:
+            case [str(name), data_type]:
+                pass
+            case {"name": str(name), "data_type": data_type, **rest} if not rest:
+                pass
+            case _:
+                raise MetadataError(f"a field of {extension.name} must have a name and a data type, not {brief(field)}")
+        if not name or name in parsed:
+            raise MetadataError(f"the fields of {extension.name} need names of their own, not {brief(name)}")
+        parsed[name] = _parse(data_type, depth + 1)
+    is_native = all(field.is_native for field in parsed.values())
+    return _record(extension.name, list(parsed.items()), is_native=is_native)
+
+
+def _record(name: str, fields: list[tuple[str, DataType]], *, is_native: bool) -> DataType:
+    nbytes = sum(field.nbytes for _, field in fields)
+    _check_size(nbytes)
+    return DataType(name, np.dtype([(key, field.dtype) for key, field in fields]), is_native, tuple(fields))
+
+
+def _parse_time(kind: str) -> Callable[[Extension], np.dtype[Any]]:
+    def parse(extension: Extension) -> np.dtype[Any]:
+        extension.expect("unit", "scale_factor")
+        unit = extension.configuration.get("unit")
+        if unit not in _TIME_UNITS:
+            raise MetadataError(f"{extension.name} has no unit {brief(unit)}")
+        factor = extension.configuration.get("scale_factor", 1)
+        if type(factor) is not int or not 1 <= factor <= _MAX_SCALE_FACTOR:
+            raise MetadataError(
+                f"the scale_factor of {extension.name} must be from 1 to {_MAX_SCALE_FACTOR}, not {brief(factor)}"
+            )
+        return np.dtype(f"<{kind}8[{factor}{unit}]" if unit != "generic" else f"<{kind}8")
+
+    return parse
+
+
+def _parse_sized(kind: str, unit_nbytes: int) -> Callable[[Extension], np.dtype[Any]]:
+    def parse(extension: Extension) -> np.dtype[Any]:
+        extension.expect("length_bytes")
+        nbytes = extension.configuration.get("length_bytes")
+        if type(nbytes) is not int or nbytes < 1 or nbytes % unit_nbytes:
+            raise MetadataError(
+                f"the length_bytes of {extension.name} must be a multiple of {unit_nbytes}, not {brief(nbytes)}"
+            )
+        return _sized(kind, nbytes)
+
+    return parse
+
+
+def _sized(kind: str, nbytes: int) -> np.dtype[Any]:
+    _check_size(nbytes)
+    return np.dtype(f"<U{nbytes // 4}" if kind == "U" else f"{kind}{nbytes}")
+
+
+def _check_size(nbytes: int) -> None:
+    if nbytes > MAX_ITEM_NBYTES:
+        raise NotShownError(f"elements of {nbytes} bytes are larger than the {MAX_ITEM_NBYTES} that are read")
+
+
+_CONFIGURED: Final[dict[str, Callable[[Extension], np.dtype[Any]]]] = {
+    "numpy.datetime64": _parse_time("M"),
+    "numpy.timedelta64": _parse_time("m"),
+    "fixed_length_utf32": _parse_sized("U", 4),
+    "null_terminated_bytes": _parse_sized("S", 1),
+    "raw_bytes": _parse_sized("V", 1),
+}

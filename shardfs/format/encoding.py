@@ -70,7 +70,7 @@ def _encode_blosc(codec: Extension, data: Buffer) -> bytes:
 def _encode_crc32c(codec: Extension, data: Buffer) -> bytes:
     codec.expect()
     checksum: int = CRC32C.checksum(np.frombuffer(data, dtype=np.uint8))
-    return bytes(data) + checksum.to_bytes(CRC32C_NBYTES, "little")
+    return b"".join((data, checksum.to_bytes(CRC32C_NBYTES, "little")))
 
 
 def _integer(codec: Extension, member: str, default: int, minimum: int, maximum: int) -> int:

@@ -2,14 +2,17 @@
 
 from typing import Any
 
+from shardfs.errors import MetadataError, NotShownError, RefusedError
 from shardfs.format.chunk_codec import ChunkCodec
-from shardfs.format.metadata import ArrayMetadata
+from shardfs.format.data_type import DataType
+from shardfs.format.metadata import ArrayMetadata, Extension, Json, parse_codecs
+from shardfs.format.normal_form import canonical, normal_codecs
 from shardfs.format.unshard import UnshardedArray
 
 
 def codec_of(shown: UnshardedArray) -> ChunkCodec:
     """Return the codec of the chunks; raises `NotShownError` with the reason why they cannot be decoded."""
-    raise NotImplementedError
+    return ChunkCodec.parse(shown.document["data_type"], shown.grid.chunk_shape, shown.codecs)
 
 
 def plain_document(shown: UnshardedArray) -> dict[str, Any]:
@@ -17,7 +20,7 @@ def plain_document(shown: UnshardedArray) -> dict[str, Any]:
 
     Raises `NotShownError` with the reason why they cannot be decoded.
     """
-    raise NotImplementedError
+    return {**shown.document, "codecs": [_plain_codec(codec_of(shown).data_type).to_json()]}
 
 
 def accept_plain(shown: UnshardedArray, edited: ArrayMetadata) -> ArrayMetadata:
@@ -25,9 +28,30 @@ def accept_plain(shown: UnshardedArray, edited: ArrayMetadata) -> ArrayMetadata:
 
     Raises `RefusedError` if it says anything but that chunks are plain.
     """
-    raise NotImplementedError
+    require_plain(edited)
+    codecs: Json = shown.document["codecs"]
+    return ArrayMetadata(
+        document={**edited.document, "codecs": codecs},
+        shape=edited.shape,
+        chunk_grid=edited.chunk_grid,
+        chunk_key_encoding=edited.chunk_key_encoding,
+        codecs=parse_codecs(codecs, "codecs"),
+    )
 
 
 def require_plain(edited: ArrayMetadata) -> None:
     """Raise `RefusedError` if the chunks of a new array are not plain: what is written would be taken for plain."""
-    raise NotImplementedError
+    data_type = edited.document["data_type"]
+    try:
+        expected = normal_codecs([_plain_codec(DataType.parse(data_type))], data_type)
+        # One that need not be understood has no place in the normal form, but a writer may apply it.
+        if len(edited.codecs) == 1 and canonical(normal_codecs(edited.codecs, data_type)) == canonical(expected):
+            return
+    except (MetadataError, NotShownError) as error:
+        raise RefusedError(str(error)) from None
+    names = ", ".join(codec.name for codec in edited.codecs)
+    raise RefusedError(f"codecs {names}: chunks are plain here, which is the codec bytes alone, little-endian")
+
+
+def _plain_codec(data_type: DataType) -> Extension:
+    return Extension("bytes", {"endian": "little"} if data_type.nbytes > 1 else {})

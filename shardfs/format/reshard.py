@@ -1,4 +1,4 @@
-"""An edited unsharded document back to the stored one: the inverse of `unshard`, for what may be edited.
+"""An edited unsharded document back to the stored one: the inverse of `describe`, for what may be edited.
 
 A program may change attributes, dimension names, the fill value, the shape, and members that need not be understood.
 What says where chunks lie and what their bytes mean stays as it is stored, spelling included; only the chunk grid
@@ -18,13 +18,13 @@ from shardfs.format.normal_form import (
     normal_data_type,
     normal_key_encoding,
 )
-from shardfs.format.unshard import UnshardedArray, unshard
+from shardfs.format.unshard import UnshardedArray, describe
 
 _TEXT_LENGTH: Final = 120
 
 
 def reshard(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]:
-    """Return the stored, sharded document that shows as *edited*, which was written over what shows of *stored*.
+    """Return the stored document that shows as *edited*, which was written over what shows of *stored*.
 
     Raises `RefusedError` with the reason if *edited* would change what stored bytes mean, or the length of a shard
     that the array has before and after; and `NotUnshardable` if *stored* does not show unsharded at all.
@@ -37,7 +37,7 @@ def reshard(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]:
 
 def describe_sharded(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]:
     """Return what `reshard` does, for a copy of a document: it moves no shard, so any shape is as good as another."""
-    shown = unshard(stored)
+    shown = describe(stored)
     try:
         _check_same(shown, stored, edited)
         document = {
@@ -134,7 +134,7 @@ def _check_shown(document: dict[str, Any], shown: UnshardedArray, shape: tuple[i
     """Refuse a result that does not show as it should."""
     node = parse_node(document)
     if isinstance(node, ArrayMetadata) and node.shape == shape:
-        again = unshard(node)
+        again = describe(node)
         if (again.grid.chunk_shape, again.key_encoding, again.codecs) == (
             shown.grid.chunk_shape,
             shown.key_encoding,

@@ -4,6 +4,7 @@ Source: specification of the `sharding_indexed` codec 1.0, "Binary shard format"
 """
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -93,6 +94,29 @@ class IndexCodecs:
         """Encode an index, given as rows of `offset` and `nbytes` in C order of the chunks per shard."""
         stored = values.reshape(*chunks_per_shard, 2).transpose(self.order)
         return encode(self.checksums, stored.astype(self.dtype).tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class NoIndex(IndexCodecs):
+    """What a chunk file of an unsharded array has for an index, if it is taken for a shard of one chunk: no bytes.
+
+    Its single entry is all of the file, so that a file without bytes is a chunk without bytes.
+    """
+
+    def nbytes(self, nentries: int) -> int:
+        """Return 0."""
+        return 0
+
+    def decode(self, encoded: bytes, chunks_per_shard: tuple[int, ...], shard_nbytes: int) -> "ShardIndex":
+        """Return the index of the one entry, which is the whole shard of *shard_nbytes* bytes."""
+        return ShardIndex(memoryview(array("Q", (0, shard_nbytes))), encoded, shard_nbytes)
+
+    def encode(self, values: npt.NDArray[np.uint64], chunks_per_shard: tuple[int, ...]) -> bytes:
+        """Return no bytes."""
+        return b""
+
+
+NO_INDEX: Final = NoIndex("little", (), ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from shardfs.format.chunk_grid import ChunkGrid, FixedDimension
 from shardfs.format.metadata import Extension
-from shardfs.format.shard_index import IndexCodecs
+from shardfs.format.shard_index import NO_INDEX, IndexCodecs, NoIndex
 
 Coords = tuple[int, ...]
 
@@ -95,6 +95,11 @@ class ShardGrid:
         return any(level.after for level in self.levels)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the array is unsharded: every "shard" is the file of one chunk, and nothing but that."""
+        return isinstance(self.levels[0].index_codecs, NoIndex)
+
+    @property
     def segment_length(self) -> int:
         """Length of the segments of a row, if all but the last are of one length; else 1, as any run can be cut so."""
         if not self.ndim:
@@ -104,6 +109,13 @@ class ShardGrid:
             return outer.span[inner.order[self.row_axis]]
         dimension = self.shards.dimensions[-1]
         return dimension.edge // self.chunk_shape[-1] if isinstance(dimension, FixedDimension) else 1
+
+    @classmethod
+    def of_chunks(cls, chunks: ChunkGrid, chunk_shape: tuple[int, ...]) -> "ShardGrid":
+        """Return the arrangement of an unsharded array with *chunks* of one *chunk_shape*: each is a shard."""
+        ndim = len(chunk_shape)
+        level = ShardingLevel(tuple(range(ndim)), (1,) * ndim, NO_INDEX, False, (), MAX_DECODED_NBYTES)
+        return cls(chunks, chunk_shape, (level,), chunks.shape, max(ndim - 1, 0))
 
     def stride(self, place: Place) -> int:
         """Return how many entries further the next chunk of a row lies, in the innermost shard of *place*."""

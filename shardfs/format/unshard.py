@@ -1,4 +1,7 @@
-"""The unsharded document: what the view shows for a stored array, and the arrangement of shards behind it."""
+"""The unsharded document: what the view shows for a stored array, and the arrangement of shards behind it.
+
+An array that is stored unsharded is the one-entry case of the same: each of its chunk files is a shard of one chunk.
+"""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ POSITION_BITS: Final = 36
 
 @dataclass(frozen=True)
 class UnshardedArray:
-    """A sharded array as an unsharded one.
+    """An array as an unsharded one.
 
     *document* describes the array with its inner chunks as chunks; *grid* says where these lie; *codecs* are those
     of an inner chunk, transposes that stood before the sharding codec first.
@@ -43,18 +46,52 @@ def unshard(array: ArrayMetadata) -> UnshardedArray:
         raise NotUnshardable(str(error)) from None
 
 
+def whole(array: ArrayMetadata) -> UnshardedArray:
+    """Describe an array that is stored unsharded, whose chunks all have one shape.
+
+    Raises `NotUnshardable` with the reason if it is another one.
+    """
+    if array.is_sharded:
+        raise NotUnshardable("the array is sharded")
+    try:
+        return _whole(array)
+    except MetadataError as error:
+        raise NotUnshardable(str(error)) from None
+
+
+def describe(array: ArrayMetadata) -> UnshardedArray:
+    """Describe an array, sharded or not, as an unsharded one; raises `NotUnshardable` with the reason."""
+    return unshard(array) if array.is_sharded else whole(array)
+
+
 def _unshard(array: ArrayMetadata) -> UnshardedArray:
-    key_encoding = ChunkKeyEncoding.parse(array.chunk_key_encoding)
-    shards = ChunkGrid.parse(array.chunk_grid, array.shape)
     grid, order, inner_codecs = parse_sharding(
-        shards, array.shape, parse_chain(array.codecs, "codecs"), item_nbytes(array.document["data_type"])
+        ChunkGrid.parse(array.chunk_grid, array.shape),
+        array.shape,
+        parse_chain(array.codecs, "codecs"),
+        item_nbytes(array.document["data_type"]),
     )
+    if order == tuple(range(len(order))):
+        return _described(array, grid, inner_codecs)
+    return _described(array, grid, (Extension("transpose", {"order": list(order)}), *inner_codecs))
+
+
+def _whole(array: ArrayMetadata) -> UnshardedArray:
+    chunk_shape = []
+    for axis, dimension in enumerate(ChunkGrid.parse(array.chunk_grid, array.shape).dimensions):
+        edges = tuple(dimension.edges)
+        if len(edges) > 1:
+            raise MetadataError(f"chunks have several lengths along axis {axis}")
+        # Only a bounded grid has no edge at all, along an axis without elements.
+        chunk_shape.append(edges[0] if edges else array.chunk_grid.configuration["chunk_shape"][axis])
+    grid = ShardGrid.of_chunks(ChunkGrid.regular(array.shape, tuple(chunk_shape)), tuple(chunk_shape))
+    return _described(array, grid, parse_chain(array.codecs, "codecs"))
+
+
+def _described(array: ArrayMetadata, grid: ShardGrid, codecs: tuple[Extension, ...]) -> UnshardedArray:
+    key_encoding = ChunkKeyEncoding.parse(array.chunk_key_encoding)
     if count_positions(grid.grid_shape) > 2**POSITION_BITS:
         raise MetadataError(f"{math.prod(grid.grid_shape)} inner chunks are more than inode numbers can count")
-    if order == tuple(range(len(order))):
-        codecs = inner_codecs
-    else:
-        codecs = (Extension("transpose", {"order": list(order)}), *inner_codecs)
     replaced = {
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(grid.chunk_shape)}},
         "chunk_key_encoding": key_encoding.to_json(),

@@ -2,13 +2,21 @@
 
 Chunks stay as they are, byte for byte: a v3 codec chain either has a v2 form with the same bytes, or none.
 
-Source: Zarr storage specification 2; `dimension_names` as `_ARRAY_DIMENSIONS`, as xarray reads and writes it.
+Source: Zarr storage specification 2; `dimension_names` as `_ARRAY_DIMENSIONS`, as xarray reads and writes it;
+`.zmetadata` as zarr-python 2 writes it.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json
+from shardfs.errors import MetadataError, NotShownError, NotUnshardable
+from shardfs.format.data_type import DataType
+from shardfs.format.fill_value import fill_element
+from shardfs.format.metadata import ArrayMetadata, Document, GroupMetadata, Json, brief, parse_lengths, parse_node
+from shardfs.format.v2_attributes import v2_attributes
+from shardfs.format.v2_codecs import Elements, v2_codecs
+from shardfs.format.v2_types import VLEN_SERIALIZERS, type_name, v2_dtype, v2_fill_value
 
 ZARRAY: Final = ".zarray"
 ZGROUP: Final = ".zgroup"
@@ -16,13 +24,18 @@ ZATTRS: Final = ".zattrs"
 ZMETADATA: Final = ".zmetadata"
 V2_NAMES: Final = frozenset({ZARRAY, ZGROUP, ZATTRS, ZMETADATA})
 
+_MAX_PATH_LENGTH: Final = 4096
+
 
 def array_documents(array: ArrayMetadata, separator: str) -> dict[str, dict[str, Any]]:
     """Return `.zarray`, and `.zattrs` if there are attributes, of an unsharded v3 array with a regular chunk grid.
 
     *separator* is the dimension separator.  Raises `NotShownError` with the reason why the array has no v2 form.
     """
-    raise NotImplementedError
+    try:
+        return _with_attributes({ZARRAY: _zarray(array, separator)}, array.document)
+    except MetadataError as error:
+        raise NotShownError(str(error)) from None
 
 
 def group_documents(
@@ -33,4 +46,101 @@ def group_documents(
     *present* gives the unsharded v3 document that stands for the copy of an array, or raises `NotShownError` or
     `NotUnshardable`; a copy without a v2 form is left out.
     """
-    raise NotImplementedError
+    documents = _with_attributes({ZGROUP: {"zarr_format": 2}}, group.document)
+    consolidated = group.document.get("consolidated_metadata")
+    if isinstance(consolidated, dict) and consolidated.get("kind", "inline") == "inline":
+        metadata: dict[str, Any] = dict(documents)
+        for path, copy in _copies(group.document):
+            for name, document in _copy_documents(copy, separator, present).items():
+                metadata.setdefault(f"{path}/{name}", document)
+        documents[ZMETADATA] = {"zarr_consolidated_format": 1, "metadata": metadata}
+    return documents
+
+
+def is_relative_path(path: str) -> bool:
+    """Whether *path* names a node below a group, by names that a filesystem can have."""
+    return len(path) <= _MAX_PATH_LENGTH and all(
+        part not in ("", ".", "..") and "\0" not in part for part in path.split("/")
+    )
+
+
+def chunk_shape_of(array: ArrayMetadata) -> tuple[int, ...]:
+    """Return the chunk shape of an array with a regular chunk grid."""
+    if array.chunk_grid.name != "regular":
+        raise NotShownError(f"a chunk grid that is {brief(array.chunk_grid.name)} has no Zarr v2 form")
+    shape = array.chunk_grid.configuration.get("chunk_shape")
+    return parse_lengths(shape, "chunk_shape", minimum=1, ndim=array.ndim)
+
+
+def elements_of(array: ArrayMetadata) -> Elements:
+    """Return what codecs of *array* may have to know of the elements; raises `NotShownError`."""
+    data_type = array.document["data_type"]
+    if type_name(data_type) in VLEN_SERIALIZERS:
+        return Elements(chunk_shape_of(array), 1, "|O")
+    dtype = DataType.parse(data_type).dtype
+    return Elements(chunk_shape_of(array), dtype.itemsize, dtype.str)
+
+
+def _zarray(array: ArrayMetadata, separator: str) -> dict[str, Any]:
+    data_type = array.document["data_type"]
+    codecs = v2_codecs(array.codecs, elements_of(array))
+    serializer = VLEN_SERIALIZERS.get(type_name(data_type))
+    if serializer is not None and codecs.serializer != serializer:
+        raise NotShownError(f"the codec {codecs.serializer} of {type_name(data_type)} has no Zarr v2 form")
+    if serializer is None and codecs.serializer in VLEN_SERIALIZERS.values():
+        raise NotShownError(f"the codec {codecs.serializer} of {brief(type_name(data_type))} has no Zarr v2 form")
+    return {
+        "chunks": list(chunk_shape_of(array)),
+        "compressor": codecs.compressor,
+        "dimension_separator": separator,
+        "dtype": v2_dtype(data_type, codecs.endian),
+        "fill_value": _fill_value(data_type, array.document["fill_value"]),
+        "filters": list(codecs.filters) or None,
+        "order": codecs.order,
+        "shape": list(array.shape),
+        "zarr_format": 2,
+    }
+
+
+def _fill_value(data_type: Json, fill_value: Json) -> Json:
+    if type_name(data_type) not in VLEN_SERIALIZERS:
+        parsed = DataType.parse(data_type)
+        return v2_fill_value(parsed.dtype, fill_element(parsed, fill_value))
+    if not isinstance(fill_value, str):
+        raise MetadataError(f"the fill value {brief(fill_value)} is none of {type_name(data_type)}")
+    if type_name(data_type) == "string":
+        return fill_value
+    if fill_value:
+        raise NotShownError("bytes as a fill value have no Zarr v2 form")
+    return None  # zarr-python 2 would take text for text, which its filter refuses to encode
+
+
+def _with_attributes(documents: dict[str, dict[str, Any]], document: Document) -> dict[str, dict[str, Any]]:
+    attributes = v2_attributes(document)
+    return {**documents, ZATTRS: attributes} if attributes else documents
+
+
+def _copies(document: Document) -> Iterator[tuple[str, Json]]:
+    """Yield the copies in a group's document, and then those within copies of groups, by path; not by what is none."""
+    groups = deque([("", document)])
+    while groups:
+        prefix, group = groups.popleft()
+        consolidated = group.get("consolidated_metadata")
+        copies = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+        for path, copy in copies.items() if isinstance(copies, dict) else ():
+            if is_relative_path(prefix + path):
+                yield prefix + path, copy
+                if isinstance(copy, dict):
+                    groups.append((f"{prefix}{path}/", copy))
+
+
+def _copy_documents(copy: Json, separator: str, present: Callable[[ArrayMetadata], Json]) -> dict[str, dict[str, Any]]:
+    """Return the documents of a copy; none of one that has no v2 form."""
+    try:
+        node = parse_node(copy)
+        if isinstance(node, GroupMetadata):
+            return _with_attributes({ZGROUP: {"zarr_format": 2}}, node.document)
+        shown = parse_node(present(node))
+        return array_documents(shown, separator) if isinstance(shown, ArrayMetadata) else {}
+    except (MetadataError, NotShownError, NotUnshardable):
+        return {}

@@ -19,8 +19,9 @@ from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
 from shardfs.fuse.writing import WritingOperations
 from shardfs.stores.base import Store
+from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.make_view import make_editable_view, make_view
 from shardfs.vfs.tree import Tree
-from shardfs.vfs.views import UnshardedV3
 from shardfs.vfs.writing import Writing
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,7 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[], No
     trio.run(store.check)  # before anybody sees a mount
     with hold(store) if options.write else nullcontext() as claim:
         source = Source.of(store, max_open=_raise_file_limit() // 4)
-        scratch = claim.state.scratch_key if claim is not None else None
-        tree = Tree(store, source.hierarchy, UnshardedV3(), ttl=store.ttl, scratch=scratch)
+        decoded = DecodedChunks(options.decode_cache_nbytes, source.statistics)
         if claim is None:
             if has_journal(store):
                 log.warning(
@@ -50,12 +50,17 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[], No
                     "mount it with --write, or see `shardfs recover`",
                     store.url,
                 )
+            view = make_view(options.view, store, plain=options.decode, separator=options.dimension_separator)
+            tree = Tree(store, source.hierarchy, view, decoded, ttl=store.ttl)
             return _mount(
                 Operations(tree, source.statistics, page_cache=options.page_cache), store, path, options, ready, None
             )
+        editable = make_editable_view(options.view, plain=options.decode, separator=options.dimension_separator)
+        tree = Tree(store, source.hierarchy, editable, decoded, ttl=store.ttl, scratch=claim.state.scratch_key)
         writing = Writing.open(
             source,
             tree,
+            editable,
             claim.state,
             options.chunks_per_shard,
             options.auto_compact,

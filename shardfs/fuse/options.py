@@ -2,8 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from shardfs.errors import UsageError
+
+VIEWS: Final = ("v3", "v2", "npy")
+"""What a mount can show arrays as; `shardfs.vfs.views` makes them."""
+
+DIMENSION_SEPARATORS: Final = (".", "/")
+"""What can stand between the coordinates of a chunk in Zarr v2."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +22,12 @@ class MountOptions:
     be written to; *chunks_per_shard* is how new arrays are sharded then, one number for all axes or one for each, and
     *auto_compact* from which share of dead bytes on a shard that was written is rewritten.  A *single_writer* promises
     that nobody else writes to a remote source, whose server then need not keep writers apart.
+
+    *view*, one of `VIEWS`, is what arrays are shown as; with *decode* chunk files of the views v3 and v2 hold plain
+    array bytes.  *dimension_separator* names the chunk files of the view v2, None being ".".  Decoded chunks are kept
+    for later reads up to *decode_cache_nbytes*.
+
+    Raises `UsageError` for options that contradict each other.
     """
 
     metadata_ttl: float | None = None
@@ -25,12 +38,34 @@ class MountOptions:
     chunks_per_shard: tuple[int, ...] | None = None
     auto_compact: float | None = None
     single_writer: bool = False
+    view: str = "v3"
+    decode: bool = False
+    dimension_separator: str | None = None
+    decode_cache_nbytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
         if not self.write and (self.chunks_per_shard is not None or self.auto_compact is not None):
             raise UsageError("--shards and --auto-compact are for a mount that is written to: add --write")
         if not self.write and self.single_writer:
             raise UsageError("--single-writer is for a mount that is written to: add --write")
+        self._check_view()
+
+    def _check_view(self) -> None:
+        if self.view not in VIEWS:
+            raise UsageError(f"there is no view {self.view!r}: choose {', '.join(VIEWS[:-1])} or {VIEWS[-1]}")
+        if self.view == "npy" and self.write:
+            raise UsageError("--view npy is read-only: leave out --write, or write through --view v3 or v2")
+        if self.view == "npy" and self.decode:
+            raise UsageError("--view npy is decoded anyway: leave out --decode")
+        if self.dimension_separator is not None:
+            if self.view != "v2":
+                raise UsageError("--dimension-separator is for chunk files of Zarr v2: add --view v2")
+            if self.dimension_separator not in DIMENSION_SEPARATORS:
+                raise UsageError(f"--dimension-separator cannot be {self.dimension_separator!r}: choose . or /")
+        if self.decode_cache_nbytes < 1:
+            raise UsageError("--decode-cache is at least 1 byte")
+        if self.decode_cache_nbytes != MountOptions.decode_cache_nbytes and not self.decode and self.view != "npy":
+            raise UsageError("--decode-cache is for a mount that decodes: add --decode, or --view npy")
 
     def with_fuse_options(self, options: Sequence[str]) -> "MountOptions":
         """Return these options changed by the values of `-o`, each a list separated by commas.
@@ -67,5 +102,13 @@ class MountOptions:
             *([f"--shards={','.join(map(str, self.chunks_per_shard))}"] if self.chunks_per_shard else []),
             *([f"--auto-compact={self.auto_compact}"] if self.auto_compact is not None else []),
             *(["--single-writer"] if self.single_writer else []),
+            *([f"--view={self.view}"] if self.view != MountOptions.view else []),
+            *(["--decode"] if self.decode else []),
+            *([f"--dimension-separator={self.dimension_separator}"] if self.dimension_separator is not None else []),
+            *(
+                [f"--decode-cache={self.decode_cache_nbytes}"]
+                if self.decode_cache_nbytes != MountOptions.decode_cache_nbytes
+                else []
+            ),
             *(f"-o{option}" for option in self.fuse_options),
         ]

@@ -41,6 +41,11 @@ class WritingOperations(Operations):
         self._files = writing.files
 
     @request
+    async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
+        """Find a name."""
+        return self._entry(await self._editor.lookup(parent_inode, name))
+
+    @request
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
         """Return attributes."""
         return self._entry(await self._editor.attributes(inode))

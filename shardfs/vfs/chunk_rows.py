@@ -5,12 +5,12 @@ from itertools import groupby
 from typing import Final
 
 from shardfs.dataset.array import ListedRun
-from shardfs.dataset.shards import Arrangement
 from shardfs.format.sharding import Coords
 from shardfs.vfs.attributes import unreadable
 from shardfs.vfs.handles import Batch, Row
 from shardfs.vfs.inodes import pack
 from shardfs.vfs.positions import Positions
+from shardfs.vfs.views import Face
 
 BATCH: Final = 1024
 
@@ -21,14 +21,14 @@ class ChunkRows:
     *keep* is called with the number and the coordinates of every version that was published through the mount.
     """
 
-    def __init__(
-        self, number: int, arrangement: Arrangement, positions: Positions, keep: Callable[[int, Coords], None]
-    ) -> None:
+    def __init__(self, number: int, face: Face, positions: Positions, keep: Callable[[int, Coords], None]) -> None:
         self._number = number
-        self._arrangement = arrangement
+        self._arrangement = face.array.arrangement
+        self._encoding = face.key_encoding
+        self._nbytes = face.codec.nbytes if face.codec is not None else None
         self._positions = positions
         self._keep = keep
-        self._nested = arrangement.key_encoding.is_nested(arrangement.grid.ndim)
+        self._nested = face.key_encoding.is_nested(face.array.grid.ndim)
 
     def batches(self, run: ListedRun, prefix: Coords, ttl: float) -> Iterable[Batch]:
         """Yield the chunks of *run*, of the row below *prefix*; the kernel may believe them for *ttl* seconds.
@@ -43,10 +43,12 @@ class ChunkRows:
         has_own = bool(self._arrangement.own)
         for start in range(0, run.length, BATCH):
             numbers, sizes, damaged = run.chunks(start, min(start + BATCH, run.length))
+            if self._nbytes is not None:
+                sizes = [self._nbytes] * len(sizes)
             if self._nested:
                 names = decimals(numbers)
             else:
-                names = [self._arrangement.key_encoding.encode((*prefix, n)).encode() for n in numbers]
+                names = [self._encoding.encode((*prefix, n)).encode() for n in numbers]
             rows: Sequence[Row] = list(zip(names, shifted(numbers, ino), sizes, shifted(numbers, cookie), strict=True))
             if has_own:
                 rows = self._with_own(rows, numbers, prefix)

@@ -1,4 +1,4 @@
-"""The files and directories of one sharded array's chunks: computed from inode numbers, kept nowhere."""
+"""The files and directories of one array's chunks: computed from inode numbers, kept nowhere."""
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
@@ -6,7 +6,7 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
-from shardfs.dataset.array import Array, Extent
+from shardfs.dataset.array import Extent
 from shardfs.dataset.journal import Put
 from shardfs.dataset.shards import ShardState
 from shardfs.errors import (
@@ -22,9 +22,11 @@ from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, absent, new_file, unreadable
 from shardfs.vfs.chunk_rows import BATCH, ChunkRows, decimals, shifted
+from shardfs.vfs.decoded import PlainChunk
 from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle
 from shardfs.vfs.inodes import pack
 from shardfs.vfs.positions import Positions
+from shardfs.vfs.views import Face
 
 if TYPE_CHECKING:
     from shardfs.vfs.tree import Tree
@@ -36,13 +38,13 @@ _NBYTES: Final = b"user.shardfs.nbytes"
 
 
 class ChunkTree:
-    """The chunks of *array*, and the directories above them, by their `Positions`.
+    """The chunks of an array, as its face shows them, and the directories above them, by their `Positions`.
 
     Position 0 is the directory *root* (`c`), or, where keys have no such directory (*root* is ""), the array's own.
     """
 
-    def __init__(self, tree: "Tree", array: Array) -> None:
-        encoding = array.arrangement.key_encoding
+    def __init__(self, tree: "Tree", face: Face) -> None:
+        array, encoding, self.codec = face
         self.number = tree.numbers.add(self)
         self.array = array
         self.root = encoding.root(array.grid.ndim)
@@ -51,7 +53,7 @@ class ChunkTree:
         self._ndim = array.grid.ndim
         self._nested = encoding.is_nested(self._ndim)
         self._positions = Positions.of(array.grid.grid_shape, nested=self._nested)
-        self._rows = ChunkRows(self.number, array.arrangement, self._positions, self._keep_version)
+        self._rows = ChunkRows(self.number, face, self._positions, self._keep_version)
         self._prefixes: dict[int, Coords] = {}
         self._removals: Counter[int] = Counter()  # of directories, by their positions
         self._valid_until = float("-inf")
@@ -63,9 +65,22 @@ class ChunkTree:
             return parse_coordinate(name) is not None
         return self._encoding.decode(name, self._ndim) is not None
 
+    def is_of(self, face: Face) -> bool:
+        """Whether these are the chunks of *face*: they lie where its chunks lie, and show as they do."""
+        same = face.array.arrangement is self.array.arrangement
+        return same and (face.key_encoding, face.codec) == (self._encoding, self.codec)
+
+    def key(self, coords: Coords) -> str:
+        """Return the path of the chunk at *coords* from the directory of its array."""
+        return self._encoding.encode(coords)
+
     def owns_in_array(self, name: str) -> bool:
         """Whether *name*, in the array's directory, belongs to the chunks."""
-        return name == self.root if self.root else self.owns(name)
+        return self._encoding.begins(name, self._ndim)
+
+    def takes(self, name: str) -> bool:
+        """Whether *name*, in the array's directory, belongs to the chunks, or to the shards that they are stored in."""
+        return self.owns_in_array(name) or self.array.arrangement.key_encoding.begins(name, self._ndim)
 
     async def lookup_in_array(self, name: str) -> Attributes:
         """Return the attributes of *name*, which belongs to the chunks, in the array's directory."""
@@ -77,7 +92,7 @@ class ChunkTree:
         if self._positions.is_chunk(position):
             raise NotADirectoryHereError("a chunk is no directory")
         if not self.owns(name):
-            return await self._tree.lookup_beside_chunks(self.stored_path(position), name)
+            return await self._tree.stored.lookup_beside_chunks(self.stored_path(position), name)
         return await self._lookup(position, name)
 
     async def coords_of(self, position: int | None, name: str) -> Coords:
@@ -95,7 +110,7 @@ class ChunkTree:
         coords = (*self._prefix(position), int(name)) if self._nested else self._encoding.decode(name, self._ndim) or ()
         if any(i >= n for i, n in zip(coords, self.array.grid.grid_shape, strict=False)):
             raise RefusedError(
-                f"{self._encoding.encode(coords)} of {self.array.arrangement.path or 'the array'} lies beyond its shape"
+                f"{self.key(coords)} of {self.array.arrangement.path or 'the array'} lies beyond its shape"
             )
         return coords
 
@@ -138,7 +153,11 @@ class ChunkTree:
         if extent is None:
             return None
         reopen = partial(self.current, coords) if self._tree.store.rewrites else None
-        return ChunkHandle(self._chunk_attributes(coords, state, extent), extent, reopen)
+        attributes = self._chunk_attributes(coords, state, extent)
+        if self.codec is None:
+            return ChunkHandle(attributes, extent, reopen)
+        plain = PlainChunk(self._tree.decoded, self.array.arrangement, coords, extent, self.codec)
+        return ChunkHandle(attributes, plain, reopen)
 
     async def attributes(self, generation: int, position: int) -> Attributes:
         """Return the attributes of version *generation* of a chunk, or of a directory of chunks."""
@@ -169,7 +188,8 @@ class ChunkTree:
         if name == _SHARD:
             place = self.array.grid.locate(coords)
             return self.array.arrangement.shard_key(place.shard).encode(errors="surrogateescape")
-        extent = (await self.version(coords, ino, fresh=False)).extent
+        chunk = (await self.version(coords, ino, fresh=False)).extent
+        extent = chunk.extent if isinstance(chunk, PlainChunk) else chunk
         if name == _NBYTES:
             return b"%d" % extent.nbytes
         if name == _OFFSET and not self.array.grid.is_encoded and extent.shard.offset is not None:
@@ -198,7 +218,7 @@ class ChunkTree:
         await self._check()
         if self._positions.is_chunk(position):
             raise NotADirectoryHereError("a chunk is no directory")
-        async for batch in self._tree.list_beside_chunks(self.stored_path(position), cookie, self.owns):
+        async for batch in self._tree.stored.list_beside_chunks(self.stored_path(position), cookie, self.owns):
             yield batch
         async for batch in self._list_chunks(position, 0 if cookie >= OTHERS else cookie):
             yield batch
@@ -240,7 +260,8 @@ class ChunkTree:
             return
         path = self.array.arrangement.path
         node = await self._tree.hierarchy.node(path)
-        if node.array is None or node.array.arrangement is not self.array.arrangement:
+        face = self._tree.view.face(node)
+        if face is None or not self.is_of(face):
             raise StaleError(f"the array {path or 'at the root'} has changed")
         self._valid_until = self._tree.hierarchy.clock() + self._tree.hierarchy.remaining(path)
 
@@ -285,11 +306,12 @@ class ChunkTree:
             change = arrangement.pending.changes.get(coords)
             status = new_file(change.mode, change.uid, change.gid) if isinstance(change, Put) else UNKNOWN_FILE
         own = arrangement.own.get(coords)
+        size = extent.nbytes if self.codec is None else self.codec.nbytes
         if own is None:
             ino = pack(self.number, state.generation, self._positions.of_chunk(coords))
-            return Attributes(ino, extent.nbytes, ttl, status)
+            return Attributes(ino, size, ttl, status)
         self._tree.keep_version(own.ino, self, coords)
-        return Attributes(own.ino, extent.nbytes, ttl, status, own.mtime_ns)
+        return Attributes(own.ino, size, ttl, status, own.mtime_ns)
 
     def _absent_ttl(self) -> float:
         return 0.0 if self._tree.is_writable else self._tree.hierarchy.remaining(self.array.arrangement.path)

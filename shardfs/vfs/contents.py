@@ -7,7 +7,6 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.pending import OwnVersion
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
@@ -57,7 +56,8 @@ class Contents:
         if isinstance(node, ChunkVersion):
             return ChunkName(node.chunks, node.coords)
         if isinstance(node, Document) or (isinstance(node, PlainFile) and self.is_document(node)):
-            return DocumentName(node.path.rpartition("/")[0])
+            directory, _, document = node.path.rpartition("/")
+            return DocumentName(directory, document)
         raise IsADirectoryHereError("this is no regular file")
 
     async def open_to_read(self, ino: int) -> ChunkHandle | DocumentHandle:
@@ -72,14 +72,14 @@ class Contents:
     def is_document(self, node: PlainFile) -> bool:
         """Whether a file is a document that is shown as it is stored: it is published as a whole, too."""
         directory, _, name = node.path.rpartition("/")
-        return name == DOCUMENT and not self._tree.is_scratch(directory)
+        return name in self._tree.view.document_names and not self._tree.is_scratch(directory)
 
     async def current(self, name: ChunkName | DocumentName) -> ChunkHandle | DocumentHandle | None:
         """Open what *name* stands for, None if it is nothing."""
         if isinstance(name, ChunkName):
             return await name.chunks.current(name.coords)
         try:
-            attributes = await self._tree.lookup_document(name.directory)
+            attributes = await self._tree.lookup_document(name.directory, name.name)
         except NotFoundError:
             return None
         return await self.open_to_read(attributes.ino) if attributes.ino else None
@@ -90,7 +90,7 @@ class Contents:
             case ChunkName():
                 return (await name.chunks.array.find(name.coords, fresh=True))[1] is not None
             case DocumentName():
-                return (await self._tree.hierarchy.node(name.directory, fresh=True)).document is not None
+                return bool((await self._tree.lookup_document(name.directory, name.name)).ino)
             case PlainName():
                 try:
                     await self._tree.store.stat(name.path)
@@ -103,7 +103,7 @@ class Contents:
     async def content_of(self, name: ChunkName | DocumentName | PlainName) -> tuple[Attributes, Content]:
         """Return attributes and content of the file *name*; raises `NotFoundError`."""
         if isinstance(name, PlainName):
-            attributes = await self._tree.stored_attributes(name.path)
+            attributes = await self._tree.stored.attributes(name.path)
             if attributes.status.kind is Kind.DIRECTORY:
                 raise IsADirectoryHereError(f"{name.path} is a directory")
             snapshot = await self._tree.store.open(name.path)
@@ -111,14 +111,18 @@ class Contents:
         handle = await self.current(name)
         if handle is None:
             raise NotFoundError(f"{name.path} does not exist")
-        content = handle.extent.content() if isinstance(handle, ChunkHandle) else MemoryContent(memoryview(handle.text))
-        return handle.attributes, content
+        if isinstance(handle, ChunkHandle):
+            return handle.attributes, await handle.extent.content()
+        return handle.attributes, MemoryContent(memoryview(handle.text))
 
     async def put_chunk(self, name: ChunkName, content: Content, status: Stat, ino: int, mtime_ns: int | None) -> int:
         """Publish *content* as a chunk, as the version *ino*, and return its time: now, unless it brings one."""
-        array = (await self._tree.present(name.chunks)).array
+        chunks = await self._tree.present(name.chunks)
+        array = chunks.array
         if not array.grid.contains(name.coords):
             raise RefusedError(f"{name.path} lies beyond the shape of its array by now")
+        if chunks.codec is not None:
+            content = await self._tree.decoded.encode(chunks.codec, content)
         arrangement, shard = array.arrangement, array.arrangement.locate(name.coords).shard
         own, version = arrangement.own.get(name.coords), arrangement.versions.get(shard)
         before = own.mtime_ns if own is not None else version.mtime_ns if version is not None else 0
@@ -147,7 +151,7 @@ class Contents:
                 text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
                 mode = stat.S_IMODE(status.mode)
                 async with self._drafts.lock(name):
-                    await self._publisher.publish(name.directory, text, mode=mode, exclusive=exclusive)
+                    await self._publisher.publish(name, text, mode=mode, exclusive=exclusive)
                     self._drafts.detach(name)
                 await self.set_document_time(name, mtime_ns)
             case PlainName():
@@ -175,7 +179,7 @@ class Contents:
                     self._drafts.detach(name)
             case DocumentName():
                 async with self._drafts.lock(name):
-                    await self._publisher.remove(name.directory)
+                    await self._publisher.remove(name)
                     self._drafts.detach(name)
             case PlainName():
                 await self._tree.store.unlink(name.path)
@@ -205,5 +209,6 @@ class Contents:
 
     async def set_document_time(self, name: DocumentName, mtime_ns: int) -> None:
         """Give a document another modification time."""
-        await self._tree.store.set_attributes(name.path, mtime_ns=mtime_ns)
+        stored = await self._tree.stored_document(name.directory, name.name)
+        await self._tree.store.set_attributes(stored, mtime_ns=mtime_ns)
         await self._tree.refresh(name.directory)

@@ -1,30 +1,186 @@
 """Decoded inner chunks: decoded in threads, each once at a time, and kept as far as there is room."""
 
+import os
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Hashable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from weakref import ReferenceType, ref
+
+import numpy as np
+import trio
+
 from shardfs.dataset.array import Extent
+from shardfs.dataset.pending import PendingBytes
 from shardfs.dataset.shards import Arrangement
 from shardfs.dataset.statistics import Statistics
+from shardfs.errors import CorruptionError, RefusedError, ShardfsError, StoreError
 from shardfs.format.chunk_codec import ChunkCodec
-from shardfs.format.sharding import Coords
+from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords
 from shardfs.stores.base import Buffer, Content
+from shardfs.stores.memory import MemoryContent
+
+_AT_ONCE_NBYTES: Final = 64 * 2**10  # a smaller chunk is decoded in less time than it takes to hand it to a thread
+_IN_FLIGHT_NBYTES: Final = 256 * 2**20
+_MAX_HELD: Final = 4
+
+
+class ChunkVersion(NamedTuple):
+    """One version of a chunk: *version* is that of the object which holds its bytes, or the record in the journal.
+
+    It keeps nothing open.
+    """
+
+    path: str
+    coords: Coords
+    version: Hashable
+    offset: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, array: Arrangement, coords: Coords, extent: Extent) -> "ChunkVersion":
+        """Name the version *extent* of the chunk at *coords*."""
+        shard = extent.shard
+        if isinstance(shard, PendingBytes):
+            return cls(array.path, coords, ("pending", shard.put.sequence), 0, extent.nbytes)
+        return cls(array.path, coords, shard.snapshot.stat.version, shard.offset + extent.offset, extent.nbytes)
+
+
+class _Decoded(NamedTuple):
+    codec: ChunkCodec
+    plain: memoryview
+
+
+@dataclass(slots=True, eq=False)
+class _Decoding:
+    """A decoding that others may wait for; *plain* or *error* is there when it is *done*, unless it was cancelled."""
+
+    codec: ChunkCodec
+    done: trio.Event = field(default_factory=trio.Event)
+    plain: memoryview | None = None
+    error: ShardfsError | None = None
 
 
 class DecodedChunks:
-    """The decoded chunks of all arrays of a mount; those used last stay, up to *max_nbytes* bytes."""
+    """The decoded chunks of all arrays of a mount; those used last stay, up to *max_nbytes* bytes.
 
-    def __init__(self, max_nbytes: int, statistics: Statistics) -> None:
-        raise NotImplementedError
+    What is being read and decoded takes up to *in_flight_nbytes* more, or one larger chunk.
+    """
+
+    def __init__(self, max_nbytes: int, statistics: Statistics, *, in_flight_nbytes: int = _IN_FLIGHT_NBYTES) -> None:
+        self.max_nbytes = max_nbytes
+        self._statistics = statistics
+        self._nbytes = 0
+        self._chunks: OrderedDict[ChunkVersion, _Decoded] = OrderedDict()
+        self._decodings: dict[ChunkVersion, _Decoding] = {}
+        self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
+        self._room = _Room(in_flight_nbytes)
+        self._held: deque[ReferenceType[PlainChunk]] = deque()
 
     async def get(self, array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
         """Return the plain bytes of the version *extent* of the chunk at *coords*.
 
-        Tasks that want the same one at the same time wait for one decoding.  Raises `CorruptionError`, naming the chunk,
-        if it does not decode.
+        Tasks that want the same one at the same time wait for one decoding.  Raises `CorruptionError`, naming the
+        chunk, if it does not decode.
         """
-        raise NotImplementedError
+        if codec.is_identity:
+            check_plain_size(array, coords, extent, codec)
+            return memoryview(await extent.read(0, extent.nbytes))
+        key = ChunkVersion.of(array, coords, extent)
+        while True:
+            known = self.known(key, codec)
+            if known is not None:
+                return known
+            decoding = self._decodings.get(key)
+            if decoding is None or decoding.codec != codec:
+                return await self._decode_once(key, array, extent, codec)
+            await decoding.done.wait()
+            if decoding.error is not None:
+                raise decoding.error.with_traceback(None)
+            if decoding.plain is not None:
+                self._statistics.decode_hits += 1
+                return decoding.plain
+
+    def known(self, key: ChunkVersion, codec: ChunkCodec) -> memoryview | None:
+        """Return the plain bytes of a version of a chunk that was decoded before, None if they are not here."""
+        known = self._chunks.get(key)
+        if known is None or (known.codec is not codec and known.codec != codec):
+            return None
+        self._chunks.move_to_end(key)
+        self._statistics.decode_hits += 1
+        return known.plain
 
     async def encode(self, codec: ChunkCodec, content: Content) -> Content:
         """Return plain *content* as an encoded chunk; raises `RefusedError` for one of the wrong size."""
-        raise NotImplementedError
+        if content.nbytes != codec.nbytes:
+            raise RefusedError(f"a chunk of this array has {codec.nbytes} bytes, not {content.nbytes}")
+        if codec.is_identity:
+            return content
+
+        def encode() -> bytes:
+            return codec.encode(content.read(0, content.nbytes))
+
+        async with self._room.take(2 * codec.nbytes):
+            encoded = await trio.to_thread.run_sync(encode, limiter=self._threads)
+        return MemoryContent(memoryview(encoded))
+
+    def hold(self, holder: "PlainChunk") -> None:
+        """Let *holder* keep a chunk that is larger than all that may stay here, until a few others do so."""
+        self._held.append(ref(holder))
+        if len(self._held) > _MAX_HELD:
+            first = self._held.popleft()()
+            if first is not None:
+                first.let_go()
+
+    async def _decode_once(
+        self, key: ChunkVersion, array: Arrangement, extent: Extent, codec: ChunkCodec
+    ) -> memoryview:
+        """Decode a chunk and remember it; those that want it too wait, and try themselves if this is cancelled."""
+        decoding = self._decodings[key] = _Decoding(codec)
+        try:
+            plain = decoding.plain = await self._decode(array, key.coords, extent, codec)
+        except ShardfsError as error:
+            decoding.error = error
+            raise
+        finally:
+            if self._decodings.get(key) is decoding:
+                del self._decodings[key]
+            decoding.done.set()
+        self._statistics.decoded_chunks += 1
+        self._statistics.decoded_bytes += len(plain)
+        self._remember(key, _Decoded(codec, plain))
+        return plain
+
+    async def _decode(self, array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
+        if codec.nbytes > MAX_DECODED_NBYTES:
+            raise StoreError(f"{_name(array, coords)} is too large to decode: {codec.nbytes} bytes")
+        # No codec makes a chunk that much larger; what claims to be is not read.
+        if extent.nbytes > 2 * codec.nbytes + 2**16 * (1 + len(codec.after)):
+            raise CorruptionError(f"{_name(array, coords)} has {extent.nbytes} bytes, and {codec.nbytes} decoded")
+        async with self._room.take(extent.nbytes + codec.nbytes):
+            encoded = await extent.read(0, extent.nbytes)
+            try:
+                if codec.nbytes <= _AT_ONCE_NBYTES:
+                    plain = codec.decode(encoded)
+                else:
+                    plain = await trio.to_thread.run_sync(codec.decode, encoded, limiter=self._threads)
+            except CorruptionError as error:
+                raise CorruptionError(f"{_name(array, coords)} does not decode: {error}") from None
+        # A part of what was read would keep all of that in memory.
+        is_part = np.may_share_memory(np.asarray(plain), np.asarray(memoryview(encoded)))
+        return memoryview(bytes(plain)) if is_part else plain
+
+    def _remember(self, key: ChunkVersion, decoded: _Decoded) -> None:
+        before = self._chunks.pop(key, None)
+        self._nbytes -= len(before.plain) if before is not None else 0
+        if len(decoded.plain) > self.max_nbytes:
+            return
+        self._chunks[key] = decoded
+        self._nbytes += len(decoded.plain)
+        while self._nbytes > self.max_nbytes:
+            _, evicted = self._chunks.popitem(last=False)
+            self._nbytes -= len(evicted.plain)
 
 
 class PlainChunk:
@@ -33,17 +189,80 @@ class PlainChunk:
     def __init__(
         self, chunks: DecodedChunks, array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec
     ) -> None:
-        raise NotImplementedError
+        self._chunks = chunks
+        self._array = array
+        self._coords = coords
+        self.extent = extent
+        self._codec = codec
+        self._plain: memoryview | None = None
 
     @property
     def nbytes(self) -> int:
         """Size of the plain chunk."""
-        raise NotImplementedError
+        return self._codec.nbytes
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset* of the plain chunk: fewer at its end, none behind it."""
-        raise NotImplementedError
+        if self._codec.is_identity:
+            check_plain_size(self._array, self._coords, self.extent, self._codec)
+            return await self.extent.read(offset, nbytes)
+        return (await self.get())[offset : offset + nbytes]
 
     async def content(self) -> Content:
         """Return the plain bytes as content that can be stored."""
-        raise NotImplementedError
+        if self._codec.is_identity:
+            check_plain_size(self._array, self._coords, self.extent, self._codec)
+            return await self.extent.content()
+        return MemoryContent(await self.get())
+
+    async def get(self) -> memoryview:
+        """Return all plain bytes; those of a chunk that nothing else may keep stay here."""
+        if self._plain is not None:
+            return self._plain
+        plain = await self._chunks.get(self._array, self._coords, self.extent, self._codec)
+        if len(plain) > self._chunks.max_nbytes and not self._codec.is_identity:
+            self._plain = plain
+            self._chunks.hold(self)
+        return plain
+
+    def let_go(self) -> None:
+        """Keep nothing any more."""
+        self._plain = None
+
+
+class _Room:
+    """Bytes of memory that tasks take, in the order in which they ask; who wants more than all of it gets it alone."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._taken = 0
+        self._turn = trio.Lock()
+        self._freed = trio.lowlevel.ParkingLot()
+
+    @asynccontextmanager
+    async def take(self, nbytes: int) -> AsyncGenerator[None, None]:
+        if self._turn.locked() or not self._has(nbytes):
+            async with self._turn:
+                while not self._has(nbytes):
+                    await self._freed.park()
+                self._taken += nbytes
+        else:
+            self._taken += nbytes
+        try:
+            yield
+        finally:
+            self._taken -= nbytes
+            self._freed.unpark_all()
+
+    def _has(self, nbytes: int) -> bool:
+        return not self._taken or self._taken + nbytes <= self._nbytes
+
+
+def check_plain_size(array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec) -> None:
+    """Raise `CorruptionError` if a chunk that is stored as plain array bytes has not as many as the array says."""
+    if extent.nbytes != codec.nbytes:
+        raise CorruptionError(f"{_name(array, coords)} has {extent.nbytes} bytes, not {codec.nbytes}")
+
+
+def _name(array: Arrangement, coords: Coords) -> str:
+    return f"{array.key_encoding.encode(coords)} of {array.path or 'the array'}"

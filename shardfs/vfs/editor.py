@@ -1,8 +1,8 @@
 """Changes to the names and attributes of a tree: what each of these requests does."""
 
+import os
 from contextlib import AbstractAsyncContextManager, suppress
 
-from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.pending import OwnVersion
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
@@ -18,7 +18,7 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.stores.base import Kind, join_key
-from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.attributes import ABSENT, Attributes
 from shardfs.vfs.contents import Contents
 from shardfs.vfs.gate import Gate
 from shardfs.vfs.handles import ChunkHandle, PlainHandle
@@ -43,6 +43,18 @@ class Editor:
         self._files = files
         self._drafts = files.drafts
         self._gate = gate
+
+    async def lookup(self, parent: int, name: bytes) -> Attributes:
+        """Return the attributes of *name* in the directory *parent*; number 0 stands for no such name.
+
+        While a document makes an array of a directory, files in it are on their way from one place to another.
+        """
+        turns = self._gate.turns
+        attributes = await self._tree.lookup(parent, name)
+        if attributes.ino != ABSENT or (turns == self._gate.turns and not turns % 2):
+            return attributes
+        async with self._gate.passing():
+            return await self._tree.lookup(parent, name)
 
     async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a file."""
@@ -156,8 +168,9 @@ class Editor:
                         self._tree.hierarchy.abandon(node.path)
                 return
             node = await self._tree.hierarchy.node(target.path)
-            if node.array is not None:
-                if node.document is not None or not await node.array.is_empty():
+            face = self._tree.view.face(node)
+            if face is not None:
+                if node.document is not None or not await face.array.is_empty():
                     raise NotEmptyError(f"{target.path} is not empty")
                 await self._publisher.prune(node)
                 await self._contents.remove_scratch(target.path)
@@ -202,7 +215,7 @@ class Editor:
         try:
             if opened is None and not isinstance(node, Document):
                 await node.attributes(ino)  # raises, if another file has the name
-            await self._tree.store.set_attributes(node.path, **changes)
+            await self._tree.store.set_attributes(node.stored_path, **changes)
         except (NotFoundError, StaleError):
             for _, handle in self._tree.files():
                 if isinstance(handle, PlainHandle) and handle.ino == ino:
@@ -241,7 +254,8 @@ class Editor:
 
     def _gate_for(self, new_name: bytes, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
         """Return what to hold while *new_name* is taken: a document may make an array of the directory."""
-        return self._gate.closed() if alone or new_name == DOCUMENT.encode() else self._gate.passing()
+        is_document = os.fsdecode(new_name) in self._tree.view.document_names
+        return self._gate.closed() if alone or is_document else self._gate.passing()
 
     async def _is_directory(self, name: PlainName) -> bool:
         """Whether *name* stands for a directory that may be or hold arrays."""

@@ -14,6 +14,8 @@ class Gate:
         self._passage = Passage(self)
         self.npassing = 0
         self.closed_by: trio.Event | None = None
+        self.turns = 0
+        """How often the gate was closed or opened: odd while it is closed."""
         self.empty = trio.Event()
 
     def passing(self) -> "Passage":
@@ -26,12 +28,14 @@ class Gate:
         while self.closed_by is not None:
             await self.closed_by.wait()
         self.closed_by = trio.Event()
+        self.turns += 1
         try:
             while self.npassing:
                 self.empty = trio.Event()
                 await self.empty.wait()
             yield
         finally:
+            self.turns += 1
             self.closed_by.set()
             self.closed_by = None
 

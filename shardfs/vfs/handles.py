@@ -9,6 +9,7 @@ from shardfs.dataset.array import Extent
 from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, LiveFile
 from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.decoded import PlainChunk
 
 
 class FileHandle(Protocol):
@@ -35,7 +36,7 @@ class ChunkHandle:
     """
 
     attributes: Attributes
-    extent: Extent
+    extent: Extent | PlainChunk
     reopen: "Callable[[], Awaitable[ChunkHandle | None]] | None" = None
     is_chunk = True
 

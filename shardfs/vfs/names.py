@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 
-from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.errors import NotADirectoryHereError, NotPermittedError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import is_reserved, join_key
@@ -23,8 +22,7 @@ class ChunkName:
     @property
     def path(self) -> str:
         """The name, for messages."""
-        arrangement = self.chunks.array.arrangement
-        return join_key(arrangement.path, arrangement.key_encoding.encode(self.coords))
+        return join_key(self.chunks.array.arrangement.path, self.chunks.key(self.coords))
 
 
 @dataclass(frozen=True)
@@ -37,14 +35,15 @@ class ChunkDirectoryName:
 
 @dataclass(frozen=True)
 class DocumentName:
-    """The metadata document in the directory *directory*."""
+    """The metadata document *name* in the directory *directory*, there or not."""
 
     directory: str
+    name: str
 
     @property
     def path(self) -> str:
-        """Its key."""
-        return join_key(self.directory, DOCUMENT)
+        """The name, as a key."""
+        return join_key(self.directory, self.name)
 
 
 @dataclass(frozen=True)
@@ -79,19 +78,23 @@ async def resolve(tree: Tree, parent: int, name: bytes) -> Name:
         return await _resolve_in_chunks(tree, node.chunks, node.position, text)
     if not isinstance(node, Directory):
         raise NotADirectoryHereError("this is no directory")
-    if text == DOCUMENT and not tree.is_scratch(node.path):
-        return DocumentName(node.path)
-    known = tree.chunk_tree(await node.hierarchy_node())
+    is_scratch = tree.is_scratch(node.path)
+    if text in tree.view.document_names and not is_scratch:
+        return DocumentName(node.path, text)
+    stored = await node.hierarchy_node()
+    known = tree.chunk_tree(stored)
     if known is not None and known.owns_in_array(text):
         return _of_chunks(known, await known.coords_of(None, text))
-    return PlainName(join_key(node.path, text), is_scratch=tree.is_scratch(node.path))
+    if node.hides(stored, known, text):
+        raise NotPermittedError(f"{join_key(node.path, text)} is not shown, and cannot be written, in this view")
+    return PlainName(join_key(node.path, text), is_scratch=is_scratch)
 
 
 async def _resolve_in_chunks(tree: Tree, chunks: ChunkTree, position: int, text: str) -> Name:
     if chunks.owns(text):
         return _of_chunks(chunks, await chunks.coords_of(position, text))
     directory = chunks.stored_path(position)
-    place = await tree.place_beside_chunks(directory, text)
+    place = await tree.stored.place_beside_chunks(directory, text)
     return PlainName(join_key(place, text), is_scratch=place != directory)
 
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from shardfs.dataset.hierarchy import Node
+from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.errors import (
     IsADirectoryHereError,
     NoAttributeError,
@@ -14,6 +14,7 @@ from shardfs.errors import (
     StaleError,
 )
 from shardfs.format.sharding import Coords
+from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import Batch, DocumentHandle, FileHandle, PlainHandle
 
@@ -132,6 +133,11 @@ class StoredNode:
     path: str
     identity: object
 
+    @property
+    def stored_path(self) -> str:
+        """The key of what is stored, and has the attributes that this has."""
+        return self.path
+
     async def attributes(self, ino: int) -> Attributes:
         """Return the stored attributes; raises `StaleError` if *path* stands for something else now."""
         status = await self.tree.store.stat(self.path)
@@ -157,11 +163,11 @@ class StoredNode:
 
     async def attribute(self, name: bytes) -> bytes:
         """Return an extended attribute."""
-        return await self.tree.store.attribute(self.path, name)
+        return await self.tree.store.attribute(self.stored_path, name)
 
     async def attribute_names(self) -> Sequence[bytes]:
         """Return the names of the extended attributes."""
-        return await self.tree.store.attributes(self.path)
+        return await self.tree.store.attributes(self.stored_path)
 
 
 class PlainFile(StoredNode):
@@ -185,9 +191,14 @@ class PlainFile(StoredNode):
 
 
 class Document(StoredNode):
-    """A generated document, in place of a stored one; *identity* is the version of the latter."""
+    """A generated document, of a stored `zarr.json`; *identity* is the version of the latter."""
 
     __slots__ = ()
+
+    @property
+    def stored_path(self) -> str:
+        """The key of the stored document."""
+        return join_key(self.path.rpartition("/")[0], DOCUMENT)
 
     async def attributes(self, ino: int) -> Attributes:
         """Return the attributes of the stored document, with the size of the text that is shown."""
@@ -220,7 +231,12 @@ class Directory(StoredNode):
         chunks = self.tree.chunk_tree(node)
         if chunks is not None and chunks.owns_in_array(name):
             return await chunks.lookup_in_array(name)
-        return await self.tree.lookup_stored(self.path, name)
+        if self.hides(node, chunks, name):
+            return self.tree.stored.nothing()
+        attributes = await self.tree.stored.lookup(self.path, name)
+        if attributes.status.kind is Kind.DIRECTORY and await self.tree.stored.left_out(self.path, [name]):
+            return self.tree.stored.nothing()
+        return attributes
 
     async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield generated documents, then stored names, then chunks."""
@@ -229,13 +245,19 @@ class Directory(StoredNode):
         generated = {name: await self.tree.document_attributes(node, name) for name in self.tree.view.documents(node)}
 
         def hides(name: str) -> bool:
-            return name in generated or (chunks is not None and chunks.owns_in_array(name))
+            return name in generated or self.hides(node, chunks, name)
 
-        async for batch in self.tree.list_stored(self.path, cookie, generated, hides):
+        async for batch in self.tree.stored.list(self.path, cookie, generated, hides):
             yield batch
         if chunks is not None:
             async for batch in chunks.list_in_array(cookie):
                 yield batch
+
+    def hides(self, node: Node, chunks: "ChunkTree | None", name: str) -> bool:
+        """Whether what is stored under *name* is not shown as it is stored."""
+        if self.tree.is_scratch(self.path):
+            return False
+        return self.tree.view.hides(node, name) or (chunks is not None and chunks.takes(name))
 
     async def hierarchy_node(self) -> Node:
         """Return what the directory is; raises `StaleError` if it is gone."""

@@ -181,7 +181,7 @@ class OpenFiles:
                 text = bytes(draft.read(0, draft.nbytes))
                 exclusive = opened.is_new and opened.is_exclusive
                 mode = stat.S_IMODE(status.mode)
-                await self._publisher.publish(opened.name.directory, text, mode=mode, exclusive=exclusive)
+                await self._publisher.publish(opened.name, text, mode=mode, exclusive=exclusive)
                 if opened.mtime_ns is not None:
                     await self._contents.set_document_time(opened.name, opened.mtime_ns)
 
@@ -231,7 +231,7 @@ class OpenFiles:
                 continue
             path = new + path[len(old) :]
             if isinstance(name, DocumentName):
-                self.drafts.rename(opened, DocumentName(path))
+                self.drafts.rename(opened, DocumentName(path, name.name))
                 continue
             chunks = self._tree.chunk_tree(await self._tree.hierarchy.node(path))
             if chunks is None:
@@ -259,7 +259,7 @@ class OpenFiles:
             await self._contents.own(name.path, owner)
         elif flags & os.O_TRUNC:
             await file.truncate(0)
-        attributes = await self._tree.stored_attributes(name.path)
+        attributes = await self._tree.stored.attributes(name.path)
         self._tree.retain(attributes.ino)
         return PlainHandle(attributes.ino, name.path, file, self._tree.ttl)
 

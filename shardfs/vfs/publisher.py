@@ -1,181 +1,274 @@
 """Publishing documents: what a program wrote over the metadata that it sees, brought into the store."""
 
 import logging
+import stat
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 import trio
 
+from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.shrinking import empty_outside
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     ExistsError,
+    IsADirectoryHereError,
     MetadataError,
     NotADirectoryHereError,
     NotFoundError,
     NotUnshardable,
     RefusedError,
 )
-from shardfs.format.chunk_key import ChunkKeyEncoding
 from shardfs.format.consolidated import copy_paths, reshard_consolidated
-from shardfs.format.metadata import ArrayMetadata, Document, GroupMetadata, Json, encode_json, parse_document
+from shardfs.format.metadata import (
+    MAX_DOCUMENT_NBYTES,
+    ArrayMetadata,
+    Document,
+    GroupMetadata,
+    Json,
+    encode_json,
+)
 from shardfs.format.reshard import reshard
 from shardfs.format.shard_new import shard_new
 from shardfs.stores.base import join_key, prune
+from shardfs.vfs.names import DocumentName
 from shardfs.vfs.staging import Staging
 from shardfs.vfs.tree import Tree
+from shardfs.vfs.views import Edit, EditableView, Metadata
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Publication:
+    """A document as a program wrote it."""
+
+    name: DocumentName
+    written: bytes
+    mode: int
+    exclusive: bool
+
+
 class Publisher:
-    """The documents of a tree that may be changed.
+    """The documents of a tree that may be changed, as *view* shows them.
 
     *chunks_per_shard* is how new arrays are sharded; None stores them as they are written.
     """
 
     def __init__(
-        self, tree: Tree, writer: Writer, staging: Staging, *, chunks_per_shard: tuple[int, ...] | None
+        self,
+        tree: Tree,
+        view: EditableView,
+        writer: Writer,
+        staging: Staging,
+        *,
+        chunks_per_shard: tuple[int, ...] | None,
     ) -> None:
         self._tree = tree
+        self._view = view
         self._writer = writer
         self._staging = staging
         self._chunks_per_shard = chunks_per_shard
         self._lock = trio.Lock()
 
-    async def publish(self, directory: str, written: bytes, *, mode: int, exclusive: bool = False) -> None:
-        """Make *written* the document of *directory*.
+    async def publish(self, name: DocumentName, written: bytes, *, mode: int, exclusive: bool = False) -> None:
+        """Make *written* the document *name*.
 
         Raises `RefusedError` if it is none, or one that cannot be brought into the store; what is stored stays then.
-        With *exclusive*, `ExistsError` if there is a document.
+        With *exclusive*, `ExistsError` if there is such a document.
         """
         async with self._lock:
-            shown = self._tree.hierarchy.last_seen(directory)
-            node = await self._tree.hierarchy.look_again(directory)
-            if exclusive and node.document_stat is not None:
-                raise ExistsError(f"{join_key(directory, DOCUMENT)} exists")
+            shown = self._tree.hierarchy.last_seen(name.directory)
+            node = await self._tree.hierarchy.look_again(name.directory)
+            if exclusive and (await self._tree.lookup_document(name.directory, name.name)).ino:
+                raise ExistsError(f"{name.path} exists")
+            publication = _Publication(name, written, mode, exclusive)
             try:
-                edited = parse_document(written)
-                _require_seen(shown, node, edited)
-                await self._publish(node, edited, written, mode=mode, exclusive=exclusive)
+                node = await self._without_emptied(node)
+                edited = await self._edit(node, name, written)
+                if edited is None:
+                    await self._store_as_written(node, publication)
+                else:
+                    _require_seen(shown, node, edited)
+                    await self._publish(node, edited, publication)
             except (MetadataError, RefusedError) as error:
-                raise RefusedError(f"{join_key(directory, DOCUMENT)} is refused: {error}") from None
+                raise RefusedError(f"{name.path} is refused: {error}") from None
 
-    async def remove(self, directory: str) -> None:
-        """Remove the document of *directory*; an array stays one until it is emptied or has a new document."""
+    async def remove(self, name: DocumentName) -> None:
+        """Remove a document; an array stays one until it is emptied or has a new document."""
         async with self._lock:
-            node = await self._tree.hierarchy.look_again(directory)
-            if node.array is not None:
-                await self._writer.committer.flush(below=directory)
-            await self._tree.store.unlink(join_key(directory, DOCUMENT))
-            self._tree.hierarchy.leave(node)
+            node = await self._tree.hierarchy.look_again(name.directory)
+            documents = self._view.documents(node)
+            edited = await self._view.edit(self._tree.hierarchy, Edit(node, name.name, None))
+            if edited is not None and name.name in documents:
+                mode = stat.S_IMODE(node.document_stat.mode) if node.document_stat is not None else 0o644
+                await self._publish(node, edited, _Publication(name, b"", mode, exclusive=False))
+            elif name.name not in documents:
+                await self._tree.store.unlink(name.path)
+                self._leave(node, name)
+            else:
+                if self._array(node) is not None:
+                    await self._writer.committer.flush(below=node.path)
+                for other in documents.keys() - {name.name}:  # they go when they are removed themselves
+                    await self._tree.store.replace(join_key(node.path, other), documents[other])
+                await self._tree.store.unlink(join_key(node.path, DOCUMENT))
+                self._tree.hierarchy.leave(node)
 
-    async def _publish(
-        self, node: Node, edited: ArrayMetadata | GroupMetadata, written: bytes, *, mode: int, exclusive: bool
-    ) -> None:
+    def _leave(self, node: Node, name: DocumentName) -> None:
+        if name.name == DOCUMENT:
+            self._tree.hierarchy.leave(node)
+        else:
+            self._tree.hierarchy.forget(node.path)
+
+    def _array(self, node: Node) -> Array | None:
+        """Return the array whose chunks are shown one by one, if *node* is one."""
+        face = self._view.face(node)
+        return face.array if face is not None else None
+
+    async def _without_emptied(self, node: Node) -> Node:
+        """Return *node*, which is no array any more if its document was removed and no chunk is left."""
+        array = self._array(node)
+        if node.document is not None or array is None or not await array.is_empty():
+            return node
+        await self.prune(node)
+        self._tree.hierarchy.abandon(node.path)
+        return await self._tree.hierarchy.node(node.path, fresh=True)
+
+    async def _edit(self, node: Node, name: DocumentName, written: bytes) -> Metadata | None:
+        """Return the unsharded v3 document that was written; None if it is stored as it is."""
+        beside = await self._documents_beside(node) if node.document is None else {}
+        is_new = self._chunks_per_shard is not None and name.name not in beside
+        try:
+            return await self._view.edit(self._tree.hierarchy, Edit(node, name.name, written, beside, is_new))
+        except NotUnshardable as reason:
+            log.warning("%s is stored as it is written: %s", node.path or "the array", reason)
+            return None
+
+    async def _documents_beside(self, node: Node) -> Mapping[str, bytes]:
+        """Return the documents in the directory of *node* that are stored as they were written."""
+        found: dict[str, bytes] = {}
+        for name in self._view.document_names:
+            with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):
+                snapshot = await self._tree.store.open(join_key(node.path, name))
+                if snapshot.size <= MAX_DOCUMENT_NBYTES:
+                    found[name] = bytes(await snapshot.read(0, snapshot.size))
+        return found
+
+    async def _publish(self, node: Node, edited: Metadata, publication: _Publication) -> None:
+        array = self._array(node)
         if isinstance(edited, GroupMetadata):
             await self._require_no_chunks(node, "a group")
-            document = await self._reshard_copies(node.path, edited.document)
-            await self._store(node, document, edited.document, written, mode=mode, exclusive=exclusive)
+            stored = node.metadata.document if isinstance(node.metadata, GroupMetadata) else None
+            document = await self._reshard_copies(node.path, edited.document, stored)
+            await self._store(node, document, edited.document, publication)
         elif edited.is_sharded:
             await self._require_no_chunks(node, "a sharded array")
             self._tree.hierarchy.show_as_stored(node.path)
-            await self._store(node, edited.document, edited.document, written, mode=mode, exclusive=exclusive)
-        elif node.array is not None and isinstance(node.metadata, ArrayMetadata):
-            await self._edit_array(node, node.metadata, edited, written, mode=mode, exclusive=exclusive)
+            await self._store(node, edited.document, edited.document, publication)
+        elif array is not None and isinstance(node.metadata, ArrayMetadata):
+            await self._edit_array(node, array, node.metadata, edited, publication)
         elif node.document is None:
-            await self._new_array(node, edited, written, mode=mode, exclusive=exclusive)
+            await self._new_array(node, edited, publication)
         else:
-            await self._store(node, edited.document, edited.document, written, mode=mode, exclusive=exclusive)
+            await self._store(node, edited.document, edited.document, publication)
 
     async def _edit_array(
-        self, node: Node, stored: ArrayMetadata, edited: ArrayMetadata, written: bytes, *, mode: int, exclusive: bool
+        self, node: Node, array: Array, stored: ArrayMetadata, edited: ArrayMetadata, publication: _Publication
     ) -> None:
-        """Change the document of an array that is shown unsharded, with chunks that lie outside its new shape."""
-        assert node.array is not None
-        array, committer = node.array, self._writer.committer
-        if node.document is None and await array.is_empty():
-            await self.prune(node)
-            self._tree.hierarchy.abandon(node.path)
-            node = await self._tree.hierarchy.node(node.path, fresh=True)
-            await self._new_array(node, edited, written, mode=mode, exclusive=exclusive)
-            return
+        """Change the document of an array whose chunks are shown, with chunks that lie outside its new shape."""
+        committer = self._writer.committer
         document = reshard(stored, edited)
         if edited.shape == stored.shape:
-            await self._store(node, document, edited.document, written, mode=mode, exclusive=exclusive)
+            await self._store(node, document, edited.document, publication)
             return
         await committer.flush(below=node.path)  # a new shape is a new numbering of chunks
         if all(new >= old for new, old in zip(edited.shape, stored.shape, strict=True)):
-            await self._store(node, document, edited.document, written, mode=mode, exclusive=exclusive)
+            await self._store(node, document, edited.document, publication)
             return
         shrink = await self._writer.shrink(node.path, stored.shape)
-        await self._store(node, document, edited.document, written, mode=mode, exclusive=exclusive)
+        await self._store(node, document, edited.document, publication)
         await empty_outside(committer, array, edited.shape)
         await committer.commits.finish([shrink.sequence])
 
-    async def _new_array(
-        self, node: Node, edited: ArrayMetadata, written: bytes, *, mode: int, exclusive: bool
-    ) -> None:
+    async def _new_array(self, node: Node, edited: ArrayMetadata, publication: _Publication) -> None:
         """Store the document of a new array: sharded if that is wanted and possible, with chunks that came first."""
-        if self._chunks_per_shard is not None:
-            try:
-                document = shard_new(edited, self._chunks_per_shard)
-            except NotUnshardable as reason:
-                log.warning("%s is stored as it is written: %s", node.path or "the array", reason)
-            else:
-                encoding = ChunkKeyEncoding.parse(edited.chunk_key_encoding)
-                await self._staging.put_aside(node.path, encoding, edited.ndim)
-                await self._store(node, document, edited.document, written, mode=mode, exclusive=exclusive)
-                array = (await self._tree.hierarchy.node(node.path)).array
-                if array is not None:
-                    array.arrangement.directories = {}
-                    chunks = self._tree.chunk_tree(await self._tree.hierarchy.node(node.path))
-                    assert chunks is not None
-                    self._tree.became_chunks(chunks)
-                await self._staging.absorb(node.path)
-                await self._refresh_copies(node.path)
-                return
-        await self._store(node, edited.document, edited.document, written, mode=mode, exclusive=exclusive)
-
-    async def _store(
-        self, node: Node, document: Document, edited: Document, written: bytes, *, mode: int, exclusive: bool
-    ) -> None:
-        content = written if document == edited else encode_json(document)
-        exclusive = exclusive and node.document is None
+        if self._chunks_per_shard is None:
+            await self._store_as_written(node, publication)
+            return
         try:
-            await self._tree.store.replace(join_key(node.path, DOCUMENT), content, exclusive=exclusive, mode=mode)
+            document = shard_new(edited, self._chunks_per_shard)
+        except NotUnshardable as reason:
+            log.warning("%s is stored as it is written: %s", node.path or "the array", reason)
+            await self._store_as_written(node, publication)
+            return
+        await self._staging.put_aside(node.path, self._view.key_encoding(edited), edited.ndim)
+        await self._store(node, document, edited.document, publication)
+        array = (await self._tree.hierarchy.node(node.path)).array
+        if array is not None:
+            array.arrangement.directories = {}
+            chunks = self._tree.chunk_tree(await self._tree.hierarchy.node(node.path))
+            assert chunks is not None
+            self._tree.became_chunks(chunks)
+        await self._staging.absorb(node.path)
+        await self._refresh_copies(node.path)
+
+    async def _store(self, node: Node, document: Document, edited: Document, publication: _Publication) -> None:
+        """Store *document*, the text that was written if that says the same as *edited*, which it stands for."""
+        is_v3 = publication.name.name == DOCUMENT
+        content = publication.written if is_v3 and document == edited else encode_json(document)
+        exclusive = publication.exclusive and node.document is None
+        key = join_key(node.path, DOCUMENT)
+        try:
+            await self._tree.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
+            if not is_v3 and node.document is None:
+                for name in await self._documents_beside(node):  # what they say is in the document
+                    await self._tree.store.unlink(join_key(node.path, name))
+        finally:
+            await self._tree.refresh(node.path)
+
+    async def _store_as_written(self, node: Node, publication: _Publication) -> None:
+        name, written, mode = publication.name, publication.written, publication.mode
+        try:
+            await self._tree.store.replace(name.path, written, exclusive=publication.exclusive, mode=mode)
         finally:
             await self._tree.refresh(node.path)
 
     async def _require_no_chunks(self, node: Node, what: str) -> None:
-        if node.array is None:
+        array = self._array(node)
+        if array is None:
             return
-        if not await node.array.is_empty():
+        if not await array.is_empty():
             raise RefusedError(f"the directory holds chunks of an array, and cannot become {what}")
         await self.prune(node)
         self._tree.hierarchy.abandon(node.path)
 
     async def prune(self, node: Node) -> None:
         """Commit that all chunks of an array are gone, and remove the directories that held its shards."""
-        assert node.array is not None
+        array = self._array(node)
+        assert array is not None
         await self._writer.committer.flush(below=node.path)
-        arrangement = node.array.arrangement
-        root = arrangement.key_encoding.root(node.array.grid.ndim)
-        names = [root] if root else [str(index) for index in await node.array.stored_shards(())]
-        if arrangement.key_encoding.is_nested(node.array.grid.ndim):
+        arrangement = array.arrangement
+        root = arrangement.key_encoding.root(array.grid.ndim)
+        names = [root] if root else [str(index) for index in await array.stored_shards(())]
+        if arrangement.key_encoding.is_nested(array.grid.ndim):
             for name in names:
                 await prune(self._tree.store, join_key(node.path, name))
-        node.array.forget_listing()
+        array.forget_listing()
 
-    async def _reshard_copies(self, path: str, document: Document) -> Document:
-        """Return a group's document with its copies of sharded arrays as they are stored."""
+    async def _reshard_copies(self, path: str, document: Document, stored: Document | None) -> Document:
+        """Return a group's document with its copies of arrays as they are stored.
+
+        *stored* is what an edit replaces: copies that were not edited stay.
+        """
         copies: dict[str, Json] = {}
         for relative in copy_paths(document):
             if ".." not in relative.split("/"):
                 with suppress(NotFoundError, NotADirectoryHereError):
                     found = await self._tree.hierarchy.node(join_key(path, relative.strip("/")))
                     copies[relative] = found.metadata.document if found.metadata is not None else None
-        return reshard_consolidated(document, copies.get)
+        return reshard_consolidated(document, stored, copies.get, self._view.present_copy, self._view.accept_copy)
 
     async def _refresh_copies(self, path: str) -> None:
         """Bring copies of an array that was sharded on its way, in the groups above it, to what is stored now."""
@@ -185,7 +278,7 @@ class Publisher:
             if not isinstance(node.metadata, GroupMetadata):
                 continue
             try:
-                document = await self._reshard_copies(path, node.metadata.document)
+                document = await self._reshard_copies(path, node.metadata.document, None)
             except RefusedError as reason:
                 log.warning("the consolidated metadata of %s is out of date: %s", path or "the source", reason)
                 continue
@@ -201,7 +294,7 @@ def _require_seen(shown: Node | None, stored: Node, edited: ArrayMetadata | Grou
     """
     if shown is None or not isinstance(shown.metadata, ArrayMetadata) or not isinstance(edited, ArrayMetadata):
         return
-    if stored.array is None or not isinstance(stored.metadata, ArrayMetadata):
+    if stored.any_array is None or not isinstance(stored.metadata, ArrayMetadata):
         return
     was, now, wanted = shown.metadata.shape, stored.metadata.shape, edited.shape
     shrinks = len(now) == len(wanted) and any(new < old for new, old in zip(wanted, now, strict=True))

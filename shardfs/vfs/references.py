@@ -13,7 +13,7 @@ from shardfs.dataset.walk import walk_files, walk_nodes
 from shardfs.errors import CorruptionError, NotUnshardable
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.stores.base import join_key
-from shardfs.vfs.views import View
+from shardfs.vfs.v3_view import ZarrV3
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ Reference = str | list[str | int]
 """A text, or the URL of a file, with offset and length if only a range of it is meant."""
 
 
-async def references(source: Source, view: View, *, skip_encoded: bool) -> AsyncIterator[tuple[str, Reference]]:
+async def references(source: Source, view: ZarrV3, *, skip_encoded: bool) -> AsyncIterator[tuple[str, Reference]]:
     """Yield key and reference of every metadata document and every chunk.
 
     An array whose shards are encoded as a whole, so that no range of a file is a chunk, is left out with its document

@@ -8,11 +8,13 @@ import logging
 import stat
 from typing import Final
 
+from shardfs.dataset.array import Array
 from shardfs.dataset.pending import OwnVersion
 from shardfs.dataset.walk import walk_files
 from shardfs.dataset.writer import Writer
 from shardfs.errors import CrossDeviceError, NotADirectoryHereError, NotFoundError
 from shardfs.format.chunk_key import ChunkKeyEncoding, parse_coordinate
+from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, join_key, prune
 from shardfs.vfs.plain_writers import PlainWriters
 from shardfs.vfs.tree import Tree
@@ -20,6 +22,7 @@ from shardfs.vfs.tree import Tree
 log = logging.getLogger(__name__)
 
 _CHUNKS: Final = ".chunks"
+_V2_ENCODINGS: Final = (ChunkKeyEncoding("v2", "."), ChunkKeyEncoding("v2", "/"))
 
 
 class Staging:
@@ -42,14 +45,7 @@ class Staging:
 
     async def put_aside(self, path: str, encoding: ChunkKeyEncoding, ndim: int) -> str | None:
         """Move what has names of chunks in the directory *path*; return where to, None if there is nothing."""
-        root, is_nested = encoding.root(ndim), encoding.is_nested(ndim)
-
-        def is_of_chunks(name: str) -> bool:
-            if root:
-                return name == root
-            return (parse_coordinate(name) if is_nested else encoding.decode(name, ndim)) is not None
-
-        names = [entry.name for entry in await self._store.list(path) if is_of_chunks(entry.name)]
+        names = [entry.name for entry in await self._store.list(path) if encoding.begins(entry.name, ndim)]
         if not names:
             return None
         place = self.place(path)
@@ -93,7 +89,7 @@ class Staging:
 
     async def _is_of_chunk(self, path: str, name: str) -> bool:
         array = (await self._hierarchy.node(path)).array
-        return array is None or array.arrangement.key_encoding.decode(name, array.grid.ndim) is not None
+        return array is None or _coords_of(array, name) is not None
 
     async def _keep_beside(self, path: str, key: str, name: str) -> None:
         """Keep a file that is no chunk, such as one that is about to be renamed, where names beside chunks are."""
@@ -115,7 +111,8 @@ class Staging:
             for entry in await self._store.list(directory):
                 if entry.kind is Kind.DIRECTORY:
                     key = join_key(directory, entry.name)
-                    names = key[len(place) + 1 :].split("/")[bool(root) :]
+                    names = key[len(place) + 1 :].split("/")
+                    names = names[names[0] == root :]
                     coords = [parse_coordinate(name) for name in names]
                     array.arrangement.make_directory(tuple(index for index in coords if index is not None))
                     pending.append(key)
@@ -126,7 +123,7 @@ class Staging:
         path = path.removesuffix("/")
         array = (await self._hierarchy.node(path)).array
         snapshot = await self._store.open(key)
-        coords = array.arrangement.key_encoding.decode(name, array.grid.ndim) if array is not None else None
+        coords = _coords_of(array, name) if array is not None else None
         if array is None or coords is None or not array.grid.contains(coords):
             log.warning("%s is no chunk of the array that it was put into, and stays in %s", name, key)
             return
@@ -177,3 +174,10 @@ class Staging:
         for entry in await self._store.list(place):
             await self._move(join_key(place, entry.name), join_key(path, entry.name))
         await prune(self._store, place)
+
+
+def _coords_of(array: Array, name: str) -> Coords | None:
+    """Return the coordinates that the chunk file *name* of a new array stands for, in whichever view it was made."""
+    encodings = (array.arrangement.key_encoding, *_V2_ENCODINGS)
+    found = (encoding.decode(name, array.grid.ndim) for encoding in encodings)
+    return next((coords for coords in found if coords is not None), None)

@@ -1,25 +1,22 @@
 """The tree: from an inode number to what it stands for."""
 
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
 
 from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node, is_below
-from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError, StaleError
+from shardfs.errors import NotFoundError, ShardfsError, SourceError, StaleError
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Kind, Stat, Store, is_reserved, join_key
-from shardfs.vfs.attributes import Attributes, absent
+from shardfs.stores.base import Kind, Store, join_key
+from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_tree import ChunkTree
-from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle, DirectoryHandle, FileHandle
+from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.handles import Batch, ChunkHandle, DirectoryHandle, FileHandle
 from shardfs.vfs.inodes import InodeTable, TreeNumbers, in_table, unpack
-from shardfs.vfs.nodes import ChunkDirectory, ChunkVersion, Directory, Document, PlainFile, StoredNode, TableNode
+from shardfs.vfs.nodes import ChunkDirectory, ChunkVersion, Directory, Document, StoredNode, TableNode
+from shardfs.vfs.stored_names import StoredNames
 from shardfs.vfs.views import View
-
-_BATCH: Final = 256
-_MANY: Final = 1 << 40
-_KINDS: Final = {Kind.FILE: PlainFile, Kind.DIRECTORY: Directory}
 
 
 class Tree:
@@ -31,13 +28,23 @@ class Tree:
     """
 
     def __init__(
-        self, store: Store, hierarchy: Hierarchy, view: View, *, ttl: float, scratch: str | None = None
+        self,
+        store: Store,
+        hierarchy: Hierarchy,
+        view: View,
+        decoded: DecodedChunks,
+        *,
+        ttl: float,
+        scratch: str | None = None,
     ) -> None:
         self.store = store
         self.scratch = scratch
         self.hierarchy = hierarchy
+        hierarchy.shows_whole = view.translates
         self.view = view
+        self.decoded = decoded
         self.ttl = ttl
+        self.stored = StoredNames(self)
         self.numbers: TreeNumbers[ChunkTree] = TreeNumbers()
         self._chunk_trees: dict[str, ChunkTree] = {}
         self._table: InodeTable[TableNode] | None = None
@@ -55,9 +62,13 @@ class Tree:
         return self.scratch is not None and is_below(path, self.scratch)
 
     async def start(self) -> None:
-        """Look at the source; raises what keeps it from being read."""
+        """Look at the source; raises what keeps it from being read, and `SourceError` if there is nothing to show."""
         status = await self.store.stat("")
-        self._table = InodeTable(Directory(self, "", status.identity))
+        if self.view.translates:
+            reason = self.view.left_out(await self.hierarchy.node(""))
+            if reason is not None:
+                raise SourceError(f"{self.store.url} cannot be shown in this view: {reason}")
+        self._table = InodeTable(self.view.directory(self, "", status.identity))
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         """Return the attributes of *name* in the directory *parent*; number 0 stands for no such name."""
@@ -176,17 +187,18 @@ class Tree:
             self.inodes.forget(ino, lookups)
 
     def chunk_tree(self, node: Node) -> ChunkTree | None:
-        """Return the chunk tree of a sharded array: the same one for as long as its chunks lie where they lie."""
+        """Return the chunk tree of an array: the same one for as long as its chunks lie where they lie."""
         known = self._chunk_trees.get(node.path)
-        if node.array is None:
+        face = self.view.face(node)
+        if face is None:
             if known is not None:
                 self.numbers.remove(self._chunk_trees.pop(node.path).number)
             return None
-        if known is not None and known.array.arrangement is node.array.arrangement:
+        if known is not None and known.is_of(face):
             return known
         if known is not None:
             self.numbers.remove(known.number)
-        tree = self._chunk_trees[node.path] = ChunkTree(self, node.array)
+        tree = self._chunk_trees[node.path] = ChunkTree(self, face)
         return tree
 
     async def directory_attributes(self, path: str, root: str) -> Attributes:
@@ -209,80 +221,6 @@ class Tree:
         attributes = await document.attributes(0)
         return attributes._replace(ino=self.inodes.number((Document, path, document.identity), document))
 
-    async def lookup_stored(self, directory: str, name: str) -> Attributes:
-        """Return the attributes of *name* as it is stored in *directory*."""
-        try:
-            return await self.stored_attributes(join_key(directory, name))
-        except (NotFoundError, NotADirectoryHereError):
-            return absent(0.0 if self.is_writable else self.ttl)
-
-    async def stored_attributes(self, key: str) -> Attributes:
-        """Return the attributes of what is stored under *key*; raises `NotFoundError`."""
-        if is_reserved(key.rpartition("/")[2]):
-            raise NotFoundError(f"{key} is not shown")
-        return self._stored(key, await self.store.stat(key))
-
-    async def lookup_beside_chunks(self, directory: str, name: str) -> Attributes:
-        """Return the attributes of *name*, which is no chunk's, in a directory of chunks."""
-        return await self.lookup_stored(await self.place_beside_chunks(directory, name), name)
-
-    async def place_beside_chunks(self, directory: str, name: str) -> str:
-        """Return the directory of the store that holds *name*, which is no chunk's and lies among chunks.
-
-        That is the directory of the same path for what has been stored there, else one among the scratch.
-        """
-        if self.scratch is None:
-            return directory
-        try:
-            await self.store.stat(join_key(directory, name))
-        except (NotFoundError, NotADirectoryHereError):
-            return join_key(self.scratch, directory)
-        return directory
-
-    async def list_stored(
-        self, directory: str, cookie: int, generated: Mapping[str, Attributes], hides: Callable[[str], bool]
-    ) -> AsyncGenerator[Batch, None]:
-        """Yield *generated* names, then those stored in *directory* that *hides* lets through, behind *cookie*."""
-        if 0 < cookie < OTHERS:
-            return
-        skip = max(0, cookie - OTHERS)
-        for i, (name, attributes) in enumerate(generated.items()):
-            if i >= skip:
-                yield Batch(
-                    attributes, [(name.encode(), attributes.ino, attributes.size, OTHERS + i + 1)], is_counted=True
-                )
-        names = sorted(
-            entry.name
-            for entry in await self.store.list(directory)
-            if not is_reserved(entry.name) and not hides(entry.name)
-        )
-        for start in range(max(0, skip - len(generated)), len(names), _BATCH):
-            part = names[start : start + _BATCH]
-            behind = OTHERS + len(generated) + start + 1
-            for i, (name, status) in enumerate(zip(part, await self.store.stat_in(directory, part), strict=True)):
-                if status is not None:
-                    attributes = self._stored(join_key(directory, name), status)
-                    yield Batch(
-                        attributes, [(os.fsencode(name), attributes.ino, attributes.size, behind + i)], is_counted=True
-                    )
-
-    async def list_beside_chunks(
-        self, directory: str, cookie: int, hides: Callable[[str], bool]
-    ) -> AsyncGenerator[Batch, None]:
-        """Yield the stored names in a directory of chunks that are no chunks', behind *cookie*."""
-        directories = [directory] if self.scratch is None else [directory, join_key(self.scratch, directory)]
-        for i, place in enumerate(directories):
-            first = OTHERS + i * _MANY  # the cookies of the second directory follow those of the first
-            if cookie >= first + _MANY or (cookie < OTHERS and cookie):
-                continue
-            within = cookie - first + OTHERS if cookie > first else 0
-            try:
-                async for batch in self.list_stored(place, within, {}, hides):
-                    rows = [(name, ino, size, behind + i * _MANY) for name, ino, size, behind in batch.rows]
-                    yield batch._replace(rows=rows)
-            except (NotFoundError, NotADirectoryHereError):
-                pass  # directories above inner chunks are more than those above shards
-
     async def present(self, chunks: ChunkTree) -> ChunkTree:
         """Return the chunk tree that the array of *chunks* has now; raises `StaleError` if it is none any more."""
         path = chunks.array.arrangement.path
@@ -299,23 +237,28 @@ class Tree:
         self.hierarchy.forget(path)
         self.chunk_tree(await self.hierarchy.node(path))
 
-    async def lookup_document(self, directory: str) -> Attributes:
-        """Return the attributes of the document in *directory*, as it is now."""
+    async def lookup_document(self, directory: str, name: str) -> Attributes:
+        """Return the attributes of the document *name* in *directory*, as it is now."""
         await self.hierarchy.node(directory, fresh=True)
-        return await Directory(self, directory, None).lookup(DOCUMENT)
+        return await Directory(self, directory, None).lookup(name)
+
+    async def stored_document(self, directory: str, name: str) -> str:
+        """Return the key of what is stored and shows as the document *name* in *directory*."""
+        node = await self.hierarchy.node(directory)
+        return join_key(directory, DOCUMENT if name in self.view.documents(node) else name)
 
     async def follow_document(self, document: Document) -> None:
-        """Let the number of a generated document go on standing for it when attributes of the stored one changed."""
+        """Let numbers of generated documents go on standing for them when attributes of the stored one changed."""
         directory = document.path.rpartition("/")[0]
         status = (await self.hierarchy.node(directory, fresh=True)).document_stat
         if status is None:
             return
-        identity = status.version
+        before, identity = (document.stored_path, document.identity), status.version
 
         def follow(_: object, node: TableNode) -> tuple[object, TableNode] | None:
-            if node != document:
+            if not isinstance(node, Document) or (node.stored_path, node.identity) != before:
                 return None
-            return (Document, document.path, identity), replace(document, identity=identity)
+            return (Document, node.path, identity), replace(node, identity=identity)
 
         self.inodes.move(follow)
 
@@ -350,11 +293,6 @@ class Tree:
         """Let *ino* stand for the version of a chunk that was published through the mount."""
         if in_table(ino):
             self.inodes.keep(ino, ChunkVersion(chunks, coords))
-
-    def _stored(self, path: str, status: Stat) -> Attributes:
-        kind = _KINDS.get(status.kind, StoredNode)
-        ino = self.inodes.number((kind, path, status.identity), kind(self, path, status.identity))
-        return Attributes(ino, status.size, self.ttl, status)
 
     def node(self, ino: int) -> TableNode:
         """Return the node of the table with the number *ino*."""

@@ -1,40 +1,135 @@
-"""Views: which documents a node shows instead of, or beside, those that are stored."""
+"""Views: which documents a node shows instead of, or beside, those that are stored, and how its chunks are shown.
 
-from collections.abc import Mapping
-from typing import Protocol
+A view is one face of a dataset.  It knows documents and names; what is stored below it is the same for all of them.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from shardfs.dataset.hierarchy import DOCUMENT, Node
-from shardfs.format.consolidated import unshard_consolidated
-from shardfs.format.metadata import GroupMetadata, encode_json
+from shardfs.dataset.array import Array
+from shardfs.dataset.hierarchy import Hierarchy, Node
+from shardfs.errors import NotShownError, NotUnshardable
+from shardfs.format.chunk_codec import ChunkCodec
+from shardfs.format.chunk_key import ChunkKeyEncoding
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json
+
+if TYPE_CHECKING:
+    from shardfs.vfs.nodes import StoredNode
+
+log = logging.getLogger(__name__)
+
+Metadata = ArrayMetadata | GroupMetadata
+
+
+class Face(NamedTuple):
+    """How the chunks of *array* are shown: under which names, and decoded by *codec*, or as they are without one."""
+
+    array: Array
+    key_encoding: ChunkKeyEncoding
+    codec: ChunkCodec | None
+
+
+@dataclass(frozen=True)
+class Appearance:
+    """What a view makes of one node: generated *documents* by name, and the *face* of its chunks.
+
+    *reason* is there for a node that is not shown at all.
+    """
+
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+    face: Face | None = None
+    reason: str | None = None
 
 
 class View(Protocol):
     """One face of a dataset."""
 
+    @property
+    def directory(self) -> "type[StoredNode]":
+        """The class of nodes for stored directories."""
+
+    @property
+    def document_names(self) -> frozenset[str]:
+        """The names that documents have, in any directory."""
+
+    @property
+    def translates(self) -> bool:
+        """Whether arrays are shown in another form: unsharded ones too, and some perhaps not at all."""
+
     def documents(self, node: Node) -> Mapping[str, bytes]:
         """Return the generated documents of *node* by name; each hides what is stored under that name."""
 
+    def face(self, node: Node) -> Face | None:
+        """Return how the chunks of *node* are shown; None where what is stored there passes through."""
 
-class UnshardedV3:
-    """Zarr v3 without sharding codecs: inner chunks are the chunks."""
+    def left_out(self, node: Node) -> str | None:
+        """Return the reason why *node* is not shown at all; None if it is shown."""
 
-    def __init__(self) -> None:
-        self._documents: WeakKeyDictionary[Node, Mapping[str, bytes]] = WeakKeyDictionary()
+    def hides(self, node: Node, name: str) -> bool:
+        """Whether *name*, in the directory of *node*, is not shown, as it belongs to another face."""
 
-    def documents(self, node: Node) -> Mapping[str, bytes]:
-        """Return the unsharded document of a sharded array, or a group's with its consolidated copies unsharded."""
-        documents = self._documents.get(node)
-        if documents is None:
-            documents = self._documents[node] = self._generate(node)
-        return documents
 
-    def _generate(self, node: Node) -> Mapping[str, bytes]:
-        if node.document is None:
-            return {}
-        if node.array is not None:
-            return {DOCUMENT: encode_json(node.array.document)}
-        if isinstance(node.metadata, GroupMetadata):
-            rewritten = unshard_consolidated(node.metadata.document)
-            return {} if rewritten is None else {DOCUMENT: encode_json(rewritten)}
-        return {}
+@dataclass(frozen=True)
+class Edit:
+    """A document that a program wrote, or removed: then *written* is None.
+
+    *node* is what is stored.  If it has no document of v3, *beside* are other documents of its directory, stored as
+    they were written; *is_new*: the node begins with this one, and becomes v3.
+    """
+
+    node: Node
+    name: str
+    written: bytes | None
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    is_new: bool = False
+
+
+class EditableView(View, Protocol):
+    """A face through which a dataset may be changed."""
+
+    def key_encoding(self, new: ArrayMetadata) -> ChunkKeyEncoding:
+        """Return the names that chunks have of an array that a program makes with the unsharded document *new*."""
+
+    async def edit(self, hierarchy: Hierarchy, edit: "Edit") -> Metadata | None:
+        """Return the unsharded v3 document of a node after an edit of one of its documents.
+
+        None is for a document that is stored as it is written, and for a node that goes with the one that was removed.
+        Raises `RefusedError` or `MetadataError` for one that cannot be brought into the store, and `NotUnshardable`
+        with the reason why a new one cannot become v3.
+        """
+
+    def present_copy(self, stored: ArrayMetadata) -> dict[str, Json] | None:
+        """Return the unsharded document that is shown for a copy in consolidated metadata; None if that is itself.
+
+        Raises `NotShownError` or `NotUnshardable` if the array is not shown at all.
+        """
+
+    def accept_copy(self, stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
+        """Return the unsharded document that a copy in consolidated metadata, edited in this face, stands for."""
+
+
+class Appearances:
+    """What a view makes of nodes, worked out once for each version of a node; says in the log what is left out."""
+
+    def __init__(self, appear: Callable[[Node], Appearance], what: str) -> None:
+        self._appear = appear
+        self._what = what
+        self._known: WeakKeyDictionary[Node, Appearance] = WeakKeyDictionary()
+        self._told: set[tuple[str, str]] = set()
+
+    def of(self, node: Node) -> Appearance:
+        """Return the appearance of *node*."""
+        found = self._known.get(node)
+        if found is None:
+            try:
+                found = self._appear(node)
+            except (NotShownError, NotUnshardable) as error:
+                found = Appearance(reason=str(error))
+            self._known[node] = found
+            if found.reason is not None and (node.path, found.reason) not in self._told:
+                self._told.add((node.path, found.reason))
+                log.warning("%s is left out of the %s view: %s", node.path or "the source", self._what, found.reason)
+        return found

@@ -26,6 +26,7 @@ from shardfs.vfs.plain_writers import PlainWriters
 from shardfs.vfs.publisher import Publisher
 from shardfs.vfs.staging import Staging
 from shardfs.vfs.tree import Tree
+from shardfs.vfs.views import EditableView
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Writing:
         cls,
         source: Source,
         tree: Tree,
+        view: EditableView,
         state: StateDirectory,
         chunks_per_shard: tuple[int, ...] | None = None,
         auto_compact: float | None = None,
@@ -61,7 +63,7 @@ class Writing:
         single_writer: bool = False,
         disk: Disk = _DISK,
     ) -> "Writing":
-        """Open the journal in the directory *state*, whose lock the caller holds.
+        """Open the journal in the directory *state*, whose lock the caller holds; *view* is the one of *tree*.
 
         The caller also holds the locks of *left*, directories that killed mounts of the source left.  *single_writer*:
         the user says that nobody else writes to the source.
@@ -75,7 +77,7 @@ class Writing:
         writer = Writer(source, journal, conflicts, auto_compact=auto_compact)
         plain, drafts, gate = PlainWriters(), OpenDrafts(tree, DraftSpace(state.drafts)), Gate()
         staging = Staging(tree, writer, plain, state.staged_key)
-        publisher = Publisher(tree, writer, staging, chunks_per_shard=chunks_per_shard)
+        publisher = Publisher(tree, view, writer, staging, chunks_per_shard=chunks_per_shard)
         names = Contents(tree, writer, publisher, drafts, state.drafts_key)
         files = OpenFiles(tree, writer, publisher, names, drafts, plain, staging, gate)
         editor = Editor(tree, writer, publisher, names, files, gate)

@@ -99,7 +99,7 @@ def test_the_text_says_what_a_person_asks(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     done = run("info", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    nested_text, plain_text, wrapped_text = done.stdout.split("\n\n")
+    nested_text, plain_text, wrapped_text, table = done.stdout.split("\n\n")
     assert [line.split(maxsplit=1) for line in nested_text.splitlines()[1:]] == [
         ["shape", "20 × 13 int32"],
         ["shards", "16 × 12"],
@@ -110,6 +110,7 @@ def test_the_text_says_what_a_person_asks(tmp_path: Path) -> None:
     assert nested_text.startswith("group/nested\n")
     assert "as stored: the array is not sharded" in plain_text
     assert "around shards  gzip" in wrapped_text
+    assert table.startswith("your tool")
 
 
 def test_an_array_at_the_root_is_called_root_and_nothing_is_said_to_be_nothing(tmp_path: Path) -> None:

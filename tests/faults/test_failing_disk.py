@@ -19,8 +19,9 @@ from shardfs.dataset.source import Source
 from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
 from shardfs.stores.local import LocalStore
 from shardfs.stores.memory import MemoryContent
+from shardfs.vfs.decoded import DecodedChunks
 from shardfs.vfs.tree import Tree
-from shardfs.vfs.views import UnshardedV3
+from shardfs.vfs.v3_view import ZarrV3
 from shardfs.vfs.writing import Writing
 from tests.support.damage import document
 from tests.support.datasets import store
@@ -61,9 +62,12 @@ async def opened(root: Path, *, journal: bool) -> AsyncIterator[Opened]:
     with locked(str(root)) as state:
         local = LocalStore(str(root), disk=sound if journal else failing)
         source = Source.of(local, ttl=1.0)
-        tree = Tree(local, source.hierarchy, UnshardedV3(), ttl=1.0, scratch=state.scratch_key)
+        view = ZarrV3()
+        tree = Tree(
+            local, source.hierarchy, view, DecodedChunks(0, source.statistics), ttl=1.0, scratch=state.scratch_key
+        )
         await tree.start()
-        writing = Writing.open(source, tree, state, disk=failing if journal else sound)
+        writing = Writing.open(source, tree, view, state, disk=failing if journal else sound)
         await writing.start()
         array = (await source.hierarchy.node("")).array
         assert array is not None

@@ -14,10 +14,11 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.errors import RefusedError
+from shardfs.errors import NotShownError, NotUnshardable, RefusedError
 from shardfs.format.consolidated import reshard_consolidated, unshard_consolidated
 from shardfs.format.metadata import ArrayMetadata, Json, parse_document
-from shardfs.format.unshard import unshard
+from shardfs.format.plain import accept_plain, plain_document
+from shardfs.format.unshard import describe, unshard
 from tests.support.corpus import (
     BASE,
     BROKEN,
@@ -48,22 +49,55 @@ def group(metadata: Any = None, **members: Any) -> dict[str, Any]:
     return document
 
 
+def present(array: ArrayMetadata) -> dict[str, Any] | None:
+    """What an unsharded view shows of an array."""
+    try:
+        return unshard(array).document
+    except NotUnshardable:
+        return None
+
+
+def accept(stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
+    return edited
+
+
+def present_plain(array: ArrayMetadata) -> dict[str, Any] | None:
+    """What a view of plain chunks shows of an array."""
+    return plain_document(describe(array))
+
+
+def accept_plain_copy(stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
+    return accept_plain(describe(stored), edited)
+
+
+def unsharded(document: dict[str, Any]) -> dict[str, Any] | None:
+    return unshard_consolidated(document, present)
+
+
+def resharded(document: dict[str, Any], stored_copy: Any, stored: dict[str, Any] | None = None) -> dict[str, Any]:
+    return reshard_consolidated(document, stored, stored_copy, present, accept)
+
+
+def parsed(document: dict[str, Any]) -> ArrayMetadata:
+    node = parse_document(json.dumps(document).encode())
+    assert isinstance(node, ArrayMetadata)
+    return node
+
+
 def shown(document: dict[str, Any]) -> dict[str, Any]:
-    parsed = parse_document(json.dumps(document).encode())
-    assert isinstance(parsed, ArrayMetadata)
-    return unshard(parsed).document
+    return unshard(parsed(document)).document
 
 
 @every_case
 def test_each_copy_is_rewritten_from_itself(case: Any) -> None:
-    assert unshard_consolidated(group({case.name: case.document})) == group({case.name: shown(case.document)})
+    assert unsharded(group({case.name: case.document})) == group({case.name: shown(case.document)})
 
 
 def test_everything_else_is_kept_in_its_order() -> None:
     copies = {"z": PLAIN, "a": BASE, "g": group(), "broken": BROKEN_ARRAY, "g/b": BASE, "odd": 5, "none": None}
     document = group(copies, example={"must_understand": False})
     before = deepcopy(document)
-    rewritten = unshard_consolidated(document)
+    rewritten = unsharded(document)
     assert document == before, "the stored document is not touched"
     expected = group(copies | {"a": shown(BASE), "g/b": shown(BASE)}, example={"must_understand": False})
     assert json.dumps(rewritten) == json.dumps(expected)
@@ -71,7 +105,7 @@ def test_everything_else_is_kept_in_its_order() -> None:
 
 def test_copies_of_groups_may_hold_copies_themselves() -> None:
     inner = group({"x": BASE, "y": PLAIN})
-    assert unshard_consolidated(group({"g": inner, "h": group({"y": PLAIN})})) == group(
+    assert unsharded(group({"g": inner, "h": group({"y": PLAIN})})) == group(
         {"g": group({"x": shown(BASE), "y": PLAIN}), "h": group({"y": PLAIN})}
     )
 
@@ -79,7 +113,7 @@ def test_copies_of_groups_may_hold_copies_themselves() -> None:
 def test_a_kind_need_not_be_written() -> None:
     document = group({"a": BASE})
     del document["consolidated_metadata"]["kind"]
-    rewritten = unshard_consolidated(document)
+    rewritten = unsharded(document)
     assert rewritten is not None
     assert rewritten["consolidated_metadata"]["metadata"] == {"a": shown(BASE)}
 
@@ -103,14 +137,14 @@ def test_a_kind_need_not_be_written() -> None:
     ids=lambda document: json.dumps(document.get("consolidated_metadata"))[:60],
 )
 def test_where_nothing_is_rewritten_the_stored_document_is_shown(document: dict[str, Any]) -> None:
-    assert unshard_consolidated(document) is None
+    assert unsharded(document) is None
 
 
 def test_a_deeply_nested_copy_does_no_harm() -> None:
     document = group({"a": BASE})
     for _ in range(5000):
         document = group({"g": document, "a": BASE})
-    rewritten = unshard_consolidated(document)
+    rewritten = unsharded(document)
     assert rewritten is not None
     assert rewritten["consolidated_metadata"]["metadata"]["a"] == shown(BASE)
     while "g" in document["consolidated_metadata"]["metadata"]:  # a deep tree is taken apart without recursion
@@ -119,7 +153,7 @@ def test_a_deeply_nested_copy_does_no_harm() -> None:
 
 def test_broken_copies_do_not_keep_sound_ones_from_being_rewritten() -> None:
     copies = {broken.name: broken.document for broken in BROKEN}
-    assert unshard_consolidated(group(copies | {"sound": BASE, "other": array((4,), (2,), sharding((1,)))})) == group(
+    assert unsharded(group(copies | {"sound": BASE, "other": array((4,), (2,), sharding((1,)))})) == group(
         copies | {"sound": shown(BASE), "other": shown(array((4,), (2,), sharding((1,))))}
     )
 
@@ -138,12 +172,18 @@ def stored_nodes(document: dict[str, Any], prefix: str = "") -> dict[str, Json]:
 
 
 def there_and_back(document: dict[str, Any]) -> dict[str, Any]:
-    return reshard_consolidated(unshard_consolidated(document) or document, stored_nodes(document).get)
+    return resharded(unsharded(document) or document, stored_nodes(document).get)
+
+
+def plain_and_back(document: dict[str, Any], stored: dict[str, Any] | None) -> dict[str, Any]:
+    shown = unshard_consolidated(document, present_plain) or document
+    nodes = stored_nodes(document)
+    return reshard_consolidated(shown, stored, nodes.get, present_plain, accept_plain_copy)
 
 
 def refusal(copy: Any, stored: Any) -> str:
     with pytest.raises(RefusedError) as caught:
-        reshard_consolidated(group({"a/b": copy}), {"a/b": stored}.get)
+        resharded(group({"a/b": copy}), {"a/b": stored}.get)
     return str(caught.value)
 
 
@@ -164,6 +204,13 @@ def test_what_is_not_edited_is_stored_as_it_was(document: dict[str, Any]) -> Non
         assert json.dumps(there_and_back(document)) == json.dumps(document)
 
 
+@given(groups)
+def test_copies_of_arrays_that_are_not_shown_stay(document: dict[str, Any]) -> None:
+    """Among the leaves are arrays that have no plain form, and those that no view shows."""
+    if len(stored_nodes(document)) == count_copies(document):
+        assert json.dumps(plain_and_back(document, document)) == json.dumps(document)
+
+
 def count_copies(document: Any) -> int:
     copies = document.get("consolidated_metadata", {}).get("metadata", {}) if isinstance(document, dict) else {}
     return len(copies) + sum(map(count_copies, copies.values()))
@@ -172,7 +219,7 @@ def count_copies(document: Any) -> int:
 @every_case
 def test_each_copy_is_stored_as_the_array_is(case: Any) -> None:
     changed = shown(case.document) | {"attributes": {"edited": 1}}
-    assert reshard_consolidated(group({"a": changed}), {"a": case.document}.get) == group(
+    assert resharded(group({"a": changed}), {"a": case.document}.get) == group(
         {"a": case.document | {"attributes": {"edited": 1}}}
     )
 
@@ -181,8 +228,68 @@ def test_edits_of_the_group_are_kept() -> None:
     document = group({"a": shown(BASE)}, example={"must_understand": False}) | {"attributes": {"edited": 1}}
     expected = group({"a": BASE}, example={"must_understand": False}) | {"attributes": {"edited": 1}}
     before = deepcopy(document)
-    assert json.dumps(reshard_consolidated(document, {"a": BASE}.get)) == json.dumps(expected)
+    assert json.dumps(resharded(document, {"a": BASE}.get)) == json.dumps(expected)
     assert document == before
+
+
+OPAQUE = array((4,), (2,), extension("example.raw"))
+COPIES = {"hidden": OPAQUE, "a": BASE, "g": group({"x": PLAIN, "deep": OPAQUE}), "last": OPAQUE}
+
+
+def test_a_copy_of_an_array_that_is_not_shown_is_left_out() -> None:
+    assert unshard_consolidated(group(COPIES), present_plain) == group(
+        {"a": present_plain(parsed(BASE)), "g": group({"x": present_plain(parsed(PLAIN))})}
+    )
+    assert unshard_consolidated(group({"hidden": OPAQUE}), present_plain) == group({})
+    assert unsharded(group({"hidden": OPAQUE})) is None
+
+
+def test_what_is_not_shown_survives_an_edit_of_the_group() -> None:
+    shown = unshard_consolidated(group(COPIES), present_plain)
+    assert shown is not None
+    nodes = stored_nodes(group(COPIES))
+
+    def back(edited: dict[str, Any], stored: dict[str, Any] | None) -> dict[str, Any]:
+        return reshard_consolidated(edited, stored, nodes.get, present_plain, accept_plain_copy)
+
+    assert json.dumps(back(shown | {"attributes": {}}, group(COPIES))) == json.dumps(group(COPIES) | {"attributes": {}})
+    copies = shown["consolidated_metadata"]["metadata"]
+    without = {path: copy for path, copy in copies.items() if path != "a"} | {"new": group()}
+    expected = {path: copy for path, copy in COPIES.items() if path != "a"} | {"new": group()}
+    assert back(group(without), group(COPIES)) == group(expected)
+    assert back(group({"hidden": group()}), group(COPIES)) == group({"hidden": group(), "last": OPAQUE})
+    assert back(group(), group(COPIES)) == group()
+    assert back(shown, None) == group({"a": BASE, "g": group({"x": PLAIN})})
+
+
+def test_an_edited_copy_of_plain_chunks_is_stored_with_the_codecs_of_the_array() -> None:
+    compressed = array((4,), (2,), LITTLE, extension("gzip", level=1))
+    for stored in (BASE, compressed, PLAIN):
+        copy = {**(present_plain(parsed(stored)) or {}), "attributes": {"edited": 1}}
+        result = reshard_consolidated(
+            group({"a": copy}), group({"a": stored}), {"a": stored}.get, present_plain, accept_plain_copy
+        )
+        assert result == group({"a": stored | {"attributes": {"edited": 1}}})
+    encoded = group({"a": compressed | {"attributes": {"old": 1}}})
+    assert reshard_consolidated(encoded, None, {"a": compressed}.get, present_plain, accept_plain_copy) == encoded
+    copy = unshard(parsed(BASE)).document
+    with pytest.raises(RefusedError, match="the copy of 'a': codecs"):
+        reshard_consolidated(group({"a": copy}), None, {"a": BASE}.get, present_plain, accept_plain_copy)
+
+
+def test_a_copy_that_is_as_it_was_stored_stays_even_if_it_is_out_of_date() -> None:
+    old = array((8, 12), (2, 6), sharding((2, 2)))
+    assert resharded(group({"a": old}), {"a": BASE}.get, group({"a": old})) == group({"a": old})
+    with pytest.raises(RefusedError):
+        resharded(group({"a": old}), {"a": BASE}.get)
+
+
+def test_an_array_that_cannot_be_shown_is_no_reason_to_refuse_a_copy_of_it() -> None:
+    def refuse(array: ArrayMetadata) -> None:
+        raise NotShownError("there is no form of it")
+
+    document = group({"a": PLAIN})
+    assert reshard_consolidated(document, None, {"a": OPAQUE}.get, refuse, accept) == document
 
 
 def test_copies_of_arrays_that_are_not_sharded_or_not_there_are_kept() -> None:
@@ -196,13 +303,13 @@ def test_copies_of_arrays_that_are_not_sharded_or_not_there_are_kept() -> None:
         "now": BASE,
     }
     stored = {"plain": PLAIN, "group": group(), "replaced": group(), "broken": BROKEN_ARRAY, "odd": BASE, "now": PLAIN}
-    assert reshard_consolidated(group(copies), stored.get) == group(copies)
+    assert resharded(group(copies), stored.get) == group(copies)
 
 
 def test_nested_copies_are_looked_up_by_their_whole_path() -> None:
     document = group({"g": group({"x/y": shown(BASE), "h": group({"z": shown(BASE)})})})
     expected = group({"g": group({"x/y": BASE, "h": group({"z": BASE})})})
-    assert reshard_consolidated(document, {"g/x/y": BASE, "g/h/z": BASE}.get) == expected
+    assert resharded(document, {"g/x/y": BASE, "g/h/z": BASE}.get) == expected
 
 
 @pytest.mark.parametrize(
@@ -217,7 +324,7 @@ def test_nested_copies_are_looked_up_by_their_whole_path() -> None:
     ids=lambda document: json.dumps(document.get("consolidated_metadata"))[:60],
 )
 def test_without_inline_copies_a_group_is_stored_as_edited(document: dict[str, Any]) -> None:
-    assert reshard_consolidated(document, {"a": BASE}.get) == document
+    assert resharded(document, {"a": BASE}.get) == document
 
 
 @pytest.mark.parametrize("grid", [(4, 6), rectilinear([4, 4], [6, 6]), regular_bounded(4, 6)], ids=str)
@@ -225,7 +332,7 @@ def test_a_copy_may_have_a_shape_from_before(grid: Any) -> None:
     """zarr-python resizes an array without touching the copy in its group."""
     stored = array((8, 12), grid, sharding((2, 3)))
     before = stored | {"shape": [6, 9]}
-    assert reshard_consolidated(group({"a": shown(before)}), {"a": stored}.get) == group({"a": before})
+    assert resharded(group({"a": shown(before)}), {"a": stored}.get) == group({"a": before})
 
 
 def test_a_copy_that_describes_other_bytes_is_refused_by_path() -> None:
@@ -239,7 +346,7 @@ def test_a_copy_of_the_stored_document_itself_is_kept_if_it_says_the_same() -> N
     codec = sharding((2, 3), "bytes", index_codecs=[LITTLE, "crc32c"])
     stored = array((8, 12), (4, 6), codec, data_type="uint8")
     copy = array((8, 12), (4, 6), sharding((2, 3)), data_type="uint8", attributes={"a": 1})
-    assert reshard_consolidated(group({"a": copy}), {"a": stored}.get) == group({"a": copy})
+    assert resharded(group({"a": copy}), {"a": stored}.get) == group({"a": copy})
     assert "'a/b'" in refusal(copy | {"data_type": "int8"}, stored)
     assert "'a/b'" in refusal(array((8, 12), (4, 6), sharding((2, 2)), data_type="uint8"), stored)
 
@@ -249,7 +356,7 @@ def test_a_document_that_is_nested_too_deeply_is_refused() -> None:
     for _ in range(5000):
         document = group({"g": document})
     with pytest.raises(RefusedError, match="deeply"):
-        reshard_consolidated(document, {}.get)
+        resharded(document, {}.get)
     while "g" in document["consolidated_metadata"]["metadata"]:
         document = document["consolidated_metadata"]["metadata"].pop("g")
 
@@ -276,7 +383,7 @@ def test_what_zarr_python_consolidates_from_the_unsharded_view_opens_the_stored_
             prefix = f"{path}/" if path else ""
             written = json.loads((view / path / "zarr.json").read_bytes())
             assert "sharding_indexed" not in json.dumps(written)
-            result = reshard_consolidated(written, lambda name, prefix=prefix: documents.get(f"{prefix}{name}"))
+            result = resharded(written, lambda name, prefix=prefix: documents.get(f"{prefix}{name}"))
             (stored / path / "zarr.json").write_text(json.dumps(result))
         opened = zarr.open_group(str(stored), mode="r", use_consolidated=True)
         assert opened.attrs["edited"] is True

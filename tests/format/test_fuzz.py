@@ -25,7 +25,7 @@ def outcome(data: bytes) -> dict[str, Any] | str:
     try:
         node = parse_document(data)
         if not isinstance(node, ArrayMetadata):
-            encode_json(unshard_consolidated(node.document) or node.document)
+            encode_json(unshard_consolidated(node.document, lambda copy: unshard(copy).document) or node.document)
             return node.document
         unsharded = unshard(node)
         encode_json(unsharded.document)

@@ -465,7 +465,7 @@ def test_more_chunks_than_can_be_shown_are_refused(shape: list[int]) -> None:
 
 def test_an_array_that_does_not_show_unsharded_has_nothing_to_go_back_to() -> None:
     with pytest.raises(NotUnshardable):
-        reshard(parsed(array((4,), (2,), LITTLE)), parsed(array((4,), (2,), LITTLE)))
+        reshard(parsed(array((5,), rectilinear([2, 3]), LITTLE)), parsed(array((5,), (1,), LITTLE)))
 
 
 @given(st.data())

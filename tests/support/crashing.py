@@ -22,9 +22,10 @@ from shardfs.dataset.source import Source
 from shardfs.stores.durable import Disk
 from shardfs.stores.local import LocalStore
 from shardfs.stores.memory import MemoryContent
+from shardfs.vfs.decoded import DecodedChunks
 from shardfs.vfs.names import Owner
 from shardfs.vfs.tree import Tree
-from shardfs.vfs.views import UnshardedV3
+from shardfs.vfs.v3_view import ZarrV3
 from shardfs.vfs.writing import Writing
 from tests.support.lossy_disk import Fault, Killed, LossyDisk
 from tests.support.opened import find
@@ -205,9 +206,17 @@ class Process:
     async def start(cls, root: Path, disk: Disk) -> Process:
         source = Source.of(LocalStore(str(root), disk), ttl=0.0)
         state = StateDirectory(str(root))
-        tree = Tree(source.store, source.hierarchy, UnshardedV3(), ttl=0.0, scratch=state.scratch_key)
+        view = ZarrV3()
+        tree = Tree(
+            source.store,
+            source.hierarchy,
+            view,
+            DecodedChunks(0, source.statistics),
+            ttl=0.0,
+            scratch=state.scratch_key,
+        )
         await tree.start()
-        writing = Writing.open(source, tree, state, disk=disk)
+        writing = Writing.open(source, tree, view, state, disk=disk)
         await writing.start()
         return cls(writing, tree)
 

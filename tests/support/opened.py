@@ -16,10 +16,11 @@ from shardfs.dataset.shards import Shards
 from shardfs.dataset.statistics import Statistics
 from shardfs.stores.local import LocalStore
 from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.decoded import DecodedChunks
 from shardfs.vfs.handles import Row
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import Tree
-from shardfs.vfs.views import UnshardedV3
+from shardfs.vfs.v3_view import ZarrV3
 from tests.support.corpus import CASES, Case, write_case
 from tests.support.datasets import age
 from tests.support.encoder import Encoded
@@ -70,7 +71,7 @@ def open_source(root: Path, *, ttl: float = 1.0, store: Any = None, **limits: in
 
 
 async def open_tree(opened: Opened) -> Tree:
-    tree = Tree(opened.store, opened.hierarchy, UnshardedV3(), ttl=1.0)
+    tree = Tree(opened.store, opened.hierarchy, ZarrV3(), DecodedChunks(0, Statistics()), ttl=1.0)
     await tree.start()
     return tree
 

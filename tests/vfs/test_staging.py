@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from shardfs.dataset import committer
 from shardfs.dataset.lock import StateDirectory
 from shardfs.stores.durable import Disk
+from shardfs.vfs.inodes import ROOT
 from tests.support.crashing import INNER, NCHUNKS, Process, make_source
 from tests.support.opened import in_trio
 
@@ -33,3 +35,24 @@ async def test_more_than_may_be_pending_is_brought_into_shards_before_a_mount_an
         assert extent is not None
         assert await extent.read(0, INNER) == bytes([number]) * INNER
     assert not aside.exists()
+
+
+@in_trio
+async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    (root / "partial").write_bytes(b"x")
+    process = await Process.start(root, Disk())
+    editor, found = process.writing.editor, []
+
+    async def look() -> None:
+        found.append((await editor.lookup(ROOT, b"partial")).size)
+
+    async with trio.open_nursery() as nursery, process.writing.files._gate.closed():
+        (root / "partial").rename(root / "elsewhere")
+        nursery.start_soon(look)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not found
+        (root / "elsewhere").rename(root / "partial")
+    assert found == [1]
+    assert not (await editor.lookup(ROOT, b"never")).ino

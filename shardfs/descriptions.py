@@ -1,0 +1,193 @@
+"""What `info` prints: every array, how a view shows it, and how to mount the source for which program."""
+
+import json
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from shardfs.dataset.array import Array
+from shardfs.dataset.hierarchy import Node
+from shardfs.dataset.inspection import ShardUse, measure
+from shardfs.dataset.source import Source
+from shardfs.dataset.walk import walk_nodes, walk_shards
+from shardfs.errors import ShardfsError, printable
+from shardfs.format.codecs import SHARDING
+from shardfs.format.metadata import ArrayMetadata
+from shardfs.tools import VIEW_OPTIONS, Advice, Adviser, ViewOptions
+from shardfs.vfs.make_view import make_view
+from shardfs.vfs.npy_names import npy_problems
+from shardfs.vfs.npy_view import NpyView
+from shardfs.vfs.views import View
+
+Described = dict[str, Any]
+Views = Mapping[ViewOptions, View]
+
+_MAX_MISSING: Final = 3
+"""How many of the arrays that a tool does not read are named in the text for people."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """The arrays of a source, and how to mount it for which tool.
+
+    Beside them are nodes whose document is broken, and stored names that a file of the npy view hides.
+    """
+
+    arrays: list[Described]
+    advice: list[Advice]
+
+    def as_list(self) -> list[Described]:
+        """Return plain values, one item per array."""
+        return [{**item, "tools": _tool_items(self.advice, item)} for item in self.arrays]
+
+    def render(self) -> str:
+        """Return the text for people."""
+        if not self.arrays:
+            return "There are no arrays here.\n"
+        return "\n".join([*map(_render_array, self.arrays), *([_render_advice(self.advice)] if self.advice else [])])
+
+
+async def describe(
+    source: Source, shown: ViewOptions, *, shards: bool, typed: str, options: Sequence[str]
+) -> Description:
+    """Describe every array of *source*, and what else the view *shown* cannot show.
+
+    With *shards*, each shard too.  *typed* is what the user calls the source, *options* are those that reach it.
+    """
+    views = {each: make_view(each.view, source.store, plain=each.decode) for each in VIEW_OPTIONS}
+    arrays, adviser = [], Adviser(views)
+    async for node in walk_nodes(source):
+        if isinstance(node.metadata, ArrayMetadata) or node.reason is not None:
+            item = _describe_node(node) | _describe_view(node, shown, views)
+            if shards and node.array is not None:
+                item["shards"] = [{**asdict(use), "dead": use.dead} async for use in _measure(node.array)]
+            arrays.append(item)
+            if isinstance(node.metadata, ArrayMetadata):
+                adviser.add(node)
+    view = views[shown]
+    if isinstance(view, NpyView):
+        known = {item["path"] for item in arrays}
+        problems = [problem async for problem in npy_problems(source, view)]
+        arrays += [_describe_hidden(path, shown, reason) for path, reason in problems if path not in known]
+    return Description(arrays, adviser.advice(typed, options))
+
+
+async def _measure(array: Array) -> AsyncIterator[ShardUse]:
+    """Measure every shard; a directory of shards that cannot be read takes the place of those in it."""
+    try:
+        async for coords in walk_shards(array):
+            yield await measure(array, coords)
+    except ShardfsError as error:
+        yield ShardUse(array.arrangement.path or "(root)", 0, 0, None, str(error))
+
+
+def _describe_node(node: Node) -> Described:
+    item: Described = {"path": node.path, "shown_unsharded": node.array is not None, "reason": node.reason}
+    if not isinstance(node.metadata, ArrayMetadata):
+        return item
+    document = node.metadata.document
+    item |= {
+        "shape": list(node.metadata.shape),
+        "data_type": document["data_type"],
+        "chunk_grid": document["chunk_grid"],
+        "sharded": node.metadata.is_sharded,
+        "codecs": [codec.name for codec in node.metadata.codecs],
+    }
+    if node.array is not None:
+        item |= {
+            "inner_chunk_shape": list(node.array.grid.chunk_shape),
+            "inner_chunks": math.prod(node.array.grid.grid_shape),
+            "nesting": len(node.array.grid.levels),
+            "codecs": [codec.name for codec in node.array.codecs],
+            "shard_codecs": [codec.name for codec in node.metadata.codecs if codec.name != SHARDING],
+        }
+    return item
+
+
+def _describe_view(node: Node, shown: ViewOptions, views: Views) -> Described:
+    reasons = {each: view.left_out(node) or node.reason for each, view in views.items()}
+    return {
+        "view": shown.view,
+        "decode": shown.decode,
+        "left_out": views[shown].left_out(node),
+        "views": [each.text for each, reason in reasons.items() if reason is None],
+    }
+
+
+def _describe_hidden(path: str, shown: ViewOptions, reason: str) -> Described:
+    """Describe a stored name that is not seen in a view, as a generated file has that name."""
+    return {"path": path, "shown_unsharded": False, "reason": None, "left_out": reason, "views": [], **shown._asdict()}
+
+
+def _tool_items(advice: Sequence[Advice], item: Described) -> list[Described]:
+    reasons = [(found, found.missing.get(item["path"])) for found in advice if "shape" in item]
+    return [
+        {"tool": found.tool.name, "mount": None if reason else found.command, "reason": reason}
+        for found, reason in reasons
+    ]
+
+
+def _render_array(item: Described) -> str:
+    lines = [item["path"] or "(root)"]
+    if "shape" in item:
+        data_type = item["data_type"] if isinstance(item["data_type"], str) else item["data_type"].get("name")
+        lines.append(f"  shape          {_lengths(item['shape'])} {data_type}")
+        lines.append(f"  {'shards' if item['sharded'] else 'chunks':<15}{_grid(item['chunk_grid'])}")
+    if item["shown_unsharded"]:
+        nesting = f", shards nested {item['nesting']} deep" if item["nesting"] > 1 else ""
+        lines.append(
+            f"  inner chunks   {_lengths(item['inner_chunk_shape'])}, {item['inner_chunks']:,} of them{nesting}"
+        )
+        lines.append(f"  codecs         {', '.join(item['codecs'])}")
+        if item["shard_codecs"]:
+            lines.append(f"  around shards  {', '.join(item['shard_codecs'])}")
+    elif item["reason"] is None and "codecs" in item:
+        lines.append(f"  codecs         {', '.join(item['codecs'])}")
+    lines.append(f"  shown          {_how(item)}")
+    for use in item.get("shards", []):
+        waste = "encoded as a whole" if use["live"] is None else f"{use['live']:,} live, {use['dead']:,} dead"
+        state = f"UNREADABLE: {use['error']}" if use["error"] else f"{use['chunks']:,} chunks, {waste}"
+        lines.append(f"    {use['key']}  {use['size']:,} bytes, {state}")
+    return "\n".join(map(printable, lines)) + "\n"
+
+
+def _grid(grid: Any) -> str:  # noqa: ANN401 - a part of a document
+    configuration = grid.get("configuration", {}) if isinstance(grid, dict) else {}
+    name = grid["name"] if isinstance(grid, dict) else grid
+    if name == "regular":
+        return _lengths(configuration.get("chunk_shape", []))
+    return f"{name} {json.dumps(configuration)}"[:100]
+
+
+def _lengths(lengths: list[int]) -> str:
+    return " × ".join(map(str, lengths)) or "no axes"
+
+
+def _how(item: Described) -> str:
+    """Say how the view shows an array, or why not."""
+    if item["left_out"] is not None:
+        others = f" (but with {', or '.join(item['views'])})" if item["views"] else ""
+        return f"not at all: {item['left_out']}{others}"
+    if item["reason"] is not None:
+        return f"as stored: {item['reason']}"
+    if item["view"] == "npy":
+        return "as a .npy file"
+    if item["view"] == "v2":
+        return "as Zarr v2, decoded" if item["decode"] else "as Zarr v2"
+    if item["decode"]:
+        return "unsharded, decoded" if item["sharded"] else "decoded"
+    return "unsharded" if item["sharded"] else "as stored: the array is not sharded"
+
+
+def _render_advice(advice: Sequence[Advice]) -> str:
+    """Return the table of tools."""
+    width = max(len(found.tool.name) for found in advice)
+    lines = [f"{'your tool':<{width}}  mount it with"]
+    for found in advice:
+        lines.append(f"{found.tool.name:<{width}}  {found.command or 'no view: it reads none of the arrays'}")
+        named = [f"{path or '(root)'}: {reason}" for path, reason in found.missing.items()]
+        lines += [f"{'':<{width}}    not {text}" for text in named[:_MAX_MISSING]]
+        if len(named) > _MAX_MISSING:
+            lines.append(f"{'':<{width}}    nor {len(named) - _MAX_MISSING} more, which --json names")
+    return "\n".join(map(printable, lines)) + "\n"

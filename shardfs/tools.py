@@ -1,0 +1,228 @@
+"""Programs that do not read sharded arrays: what each says of one, and the mount that it reads instead."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from shardfs.dataset.hierarchy import Node
+from shardfs.format.metadata import ArrayMetadata, Extension
+from shardfs.vfs.views import View
+
+
+class ViewOptions(NamedTuple):
+    """What a mount shows arrays as."""
+
+    view: str
+    decode: bool = False
+
+    @property
+    def text(self) -> str:
+        """The options as they are written on the command line."""
+        return f"--view {self.view}{' --decode' if self.decode else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A program, and what it makes of Zarr.
+
+    *says* is its answer to a sharded array.  *views* are those that it reads, the best first; *opens* is how it is told
+    to, of a dataset mounted at /mnt/x with an array `image`.  Of encoded chunks it knows the *codecs*, None being all,
+    up to *max_codecs* of them, and unless it *assumes_little_endian* both byte orders; "numcodecs.*" stands for every
+    codec that begins so.  It knows the *data_types*, None being all.  A tool that *copies* asks for none of that.
+    """
+
+    name: str
+    says: str
+    views: tuple[ViewOptions, ...]
+    opens: str
+    data_types: frozenset[str] | None = None
+    codecs: frozenset[str] | None = None
+    max_codecs: int | None = None
+    assumes_little_endian: bool = False
+    copies: bool = False
+
+    def misses(self, node: Node, shown: ViewOptions, view: View) -> str | None:
+        """Return why this tool does not read the array of *node* in *view*, made for *shown*; None if it does."""
+        reason = view.left_out(node) or node.reason
+        if reason is not None or self.copies or not isinstance(node.metadata, ArrayMetadata):
+            return reason
+        data_type = _name_of(node.metadata.document["data_type"])
+        if self.data_types is not None and data_type not in self.data_types:
+            return f"it has no data type {data_type}"
+        if shown.decode or shown.view == "npy":
+            return None
+        grid = node.metadata.chunk_grid.name
+        if shown.view == "v3" and node.array is None and grid != "regular":
+            return f"it may not know the chunk grid {grid}, and the array is not sharded"
+        return self._misses_codecs((node.any_array or node.metadata).codecs)
+
+    def _misses_codecs(self, codecs: Sequence[Extension]) -> str | None:
+        if self.assumes_little_endian and any(codec.configuration.get("endian") == "big" for codec in codecs):
+            return "it takes big-endian chunks for little-endian ones"
+        names = [codec.name for codec in codecs if codec.name not in ("transpose", "bytes")]
+        unknown = [name for name in names if self.codecs is not None and not _is_among(name, self.codecs)]
+        if unknown:
+            return f"it has no codec {', '.join(unknown)}"
+        if self.max_codecs is not None and len(names) > self.max_codecs:
+            return f"it takes {self.max_codecs} of the codecs {', '.join(names)}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """How to mount a source for *tool*.
+
+    *command* is the line to type, None if the tool reads none of the arrays.  *missing* says, by path, why it does not
+    read an array.
+    """
+
+    tool: Tool
+    command: str | None
+    missing: Mapping[str, str]
+
+
+class Adviser:
+    """Finds out for every tool which view shows it most of the arrays that it is told of.
+
+    *views* has a view for each of `VIEW_OPTIONS`.
+    """
+
+    def __init__(self, views: Mapping[ViewOptions, View]) -> None:
+        self._views = views
+        self._missing: dict[tuple[Tool, ViewOptions], dict[str, str]] = {
+            (tool, shown): {} for tool in TOOLS for shown in tool.views
+        }
+        self._count = 0
+
+    def add(self, node: Node) -> None:
+        """Take the array of *node* into account."""
+        self._count += 1
+        for (tool, shown), missing in self._missing.items():
+            reason = tool.misses(node, shown, self._views[shown])
+            if reason is not None:
+                missing[node.path] = reason
+
+    def advice(self, source: str, options: Sequence[str]) -> list[Advice]:
+        """Return how to mount *source*, which is reached with *options*, for every tool; nothing without arrays."""
+        start = shlex.join(["shardfs", "mount", *options, source, "MNT"])
+        return [self._advise(tool, start) for tool in TOOLS] if self._count else []
+
+    def _advise(self, tool: Tool, start: str) -> Advice:
+        shown = min(tool.views, key=lambda shown: len(self._missing[tool, shown]))  # of equals the first is the best
+        missing = self._missing[tool, shown]
+        return Advice(tool, f"{start} {shown.text}" if len(missing) < self._count else None, missing)
+
+
+def _name_of(data_type: object) -> str:
+    name = str(data_type["name"] if isinstance(data_type, dict) else data_type)
+    return "r*" if name[:1] == "r" and name[1:].isdecimal() else name
+
+
+def _is_among(codec: str, codecs: frozenset[str]) -> bool:
+    return codec in codecs or (codec.startswith("numcodecs.") and "numcodecs.*" in codecs)
+
+
+_V3: Final = ViewOptions("v3")
+_V3_DECODED: Final = ViewOptions("v3", decode=True)
+_V2: Final = ViewOptions("v2")
+_V2_DECODED: Final = ViewOptions("v2", decode=True)
+_NPY: Final = ViewOptions("npy")
+VIEW_OPTIONS: Final = (_V3, _V3_DECODED, _V2, _V2_DECODED, _NPY)
+
+_INTEGERS: Final = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
+_NUMBERS: Final = _INTEGERS | {"bool", "float16", "float32", "float64"}
+_COMPLEX: Final = frozenset({"complex64", "complex128"})
+_TIMES: Final = frozenset({"numpy.datetime64", "numpy.timedelta64"})
+_BYTES: Final = frozenset({"fixed_length_utf32", "null_terminated_bytes", "raw_bytes", "r*", "struct"})
+_STRINGS: Final = frozenset({"string", "bytes", "variable_length_bytes"})
+_SMALL: Final = frozenset({"bfloat16", "int2", "int4", "float4_e2m1fn"}) | {
+    f"float8_{name}" for name in ("e3m4", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2", "e5m2fnuz")
+}
+_COMPRESSORS: Final = frozenset({"gzip", "zstd", "blosc"})
+
+TOOLS: Final = (
+    Tool(
+        "zarr-python 2.18",
+        "GroupNotFoundError: group not found at path ''",
+        (_V2, _V2_DECODED),
+        'zarr.open_group("/mnt/x")',
+    ),
+    Tool(
+        "xarray and dask on zarr-python 2",
+        "FileNotFoundError: No such file or directory",
+        (_V2, _V2_DECODED),
+        'xarray.open_zarr("/mnt/x")',
+    ),
+    Tool(
+        "GDAL 3.6 (Debian 12)",
+        "not recognized as a supported file format",
+        (_V2, _V2_DECODED),
+        "gdalmdiminfo /mnt/x",
+        _NUMBERS | _COMPLEX,
+        _COMPRESSORS,
+        max_codecs=1,
+    ),
+    Tool(
+        "rasterio 1.5 (GDAL 3.12)",
+        "Unsupported codec: sharding_indexed",
+        (_V3, _V3_DECODED),
+        'rasterio.open("/mnt/x/image")',
+        _NUMBERS | _COMPLEX,
+        _COMPRESSORS,
+    ),
+    Tool(
+        "netCDF-C 4.9 (Debian 12)",
+        "an empty dataset, and success",
+        (_V2_DECODED,),
+        "ncdump 'file:///mnt/x#mode=zarr,file'",
+        _INTEGERS | {"float32", "float64"},
+    ),
+    Tool(
+        "tensorstore, driver zarr",
+        "NOT_FOUND: … Metadata at local file … does not exist",
+        (_V2, _V2_DECODED),
+        '{"driver": "zarr", "kvstore": "file:///mnt/x/image/"}',
+        _NUMBERS | _COMPLEX,
+        _COMPRESSORS,
+        max_codecs=1,
+    ),
+    Tool(
+        "tensorstore, driver zarr3",
+        "is not compatible with subsequent bytes -> bytes codecs (if shards are compressed as a whole)",
+        (_V3, _V3_DECODED),
+        '{"driver": "zarr3", "kvstore": "file:///mnt/x/image/"}',
+        _NUMBERS | _COMPLEX | _SMALL,
+        _COMPRESSORS | {"crc32c"},
+    ),
+    Tool(
+        "cloud-volume 12",
+        "sharded volumes are not currently supported",
+        (_V3, _V3_DECODED),
+        'CloudVolume("zarr3://file:///mnt/x/image")',
+        _NUMBERS,
+        _COMPRESSORS | {"crc32c"},
+        assumes_little_endian=True,
+    ),
+    Tool(
+        "zarr-python 3.1",
+        "Unknown chunk grid. Got rectilinear. (if shards have different sizes)",
+        (_V3, _V3_DECODED),
+        'zarr.open("/mnt/x")',
+        _NUMBERS | _COMPLEX | _TIMES | _BYTES | _STRINGS,
+        _COMPRESSORS | {"crc32c", "vlen-utf8", "vlen-bytes", "numcodecs.*"},
+    ),
+    Tool(
+        "numpy, Julia, MATLAB, C",
+        "nothing, they read no Zarr",
+        (_NPY,),
+        'numpy.load("/mnt/x/image.npy", mmap_mode="r")',
+    ),
+    Tool(
+        "cp, rsync, sha256sum",
+        "a shard is one file",
+        (_V3,),
+        "rsync -a /mnt/x/image elsewhere/",
+        copies=True,
+    ),
+)

@@ -1,0 +1,29 @@
+"""The views by the names that users know them by."""
+
+from shardfs.errors import UsageError
+from shardfs.stores.base import Store
+from shardfs.vfs.npy_view import NpyView
+from shardfs.vfs.v2_view import ZarrV2
+from shardfs.vfs.v3_view import ZarrV3
+from shardfs.vfs.views import EditableView, View
+
+
+def make_view(name: str, store: Store, *, plain: bool = False, separator: str | None = None) -> View:
+    """Return the view *name* of *store*: "v3", "v2" or "npy".
+
+    *plain*: chunks are decoded; *separator* joins the chunk keys of v2, "." if it is None.
+    """
+    if name == "npy":
+        return NpyView(store.url)
+    return make_editable_view(name, plain=plain, separator=separator)
+
+
+def make_editable_view(name: str, *, plain: bool = False, separator: str | None = None) -> EditableView:
+    """Return the view "v3" or "v2", through which a dataset may be changed."""
+    match name:
+        case "v3":
+            return ZarrV3(plain=plain)
+        case "v2":
+            return ZarrV2(separator or ".", plain=plain)
+        case _:
+            raise UsageError(f"there is no view {name!r} that can be written to")

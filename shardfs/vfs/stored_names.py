@@ -1,0 +1,129 @@
+"""Names that are shown as they are stored: looked up and listed, in plain directories and beside chunks."""
+
+import os
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
+from shardfs.stores.base import Kind, Stat, is_reserved, join_key
+from shardfs.vfs.at_once import for_each
+from shardfs.vfs.attributes import Attributes, absent
+from shardfs.vfs.handles import OTHERS, Batch
+from shardfs.vfs.nodes import PlainFile, StoredNode
+
+if TYPE_CHECKING:
+    from shardfs.vfs.tree import Tree
+
+_BATCH: Final = 256
+_MANY: Final = 1 << 40
+_KINDS: Final = {Kind.FILE: PlainFile}
+_AT_ONCE: Final = 16
+
+
+class StoredNames:
+    """The stored names of *tree*."""
+
+    def __init__(self, tree: "Tree") -> None:
+        self._tree = tree
+
+    async def lookup(self, directory: str, name: str) -> Attributes:
+        """Return the attributes of *name* as it is stored in *directory*."""
+        try:
+            return await self.attributes(join_key(directory, name))
+        except (NotFoundError, NotADirectoryHereError):
+            return self.nothing()
+
+    def nothing(self) -> Attributes:
+        """Return what answers for a name that nothing is stored under."""
+        return absent(0.0 if self._tree.is_writable else self._tree.ttl)
+
+    async def attributes(self, key: str) -> Attributes:
+        """Return the attributes of what is stored under *key*; raises `NotFoundError`."""
+        if is_reserved(key.rpartition("/")[2]):
+            raise NotFoundError(f"{key} is not shown")
+        return self._of(key, await self._tree.store.stat(key))
+
+    async def lookup_beside_chunks(self, directory: str, name: str) -> Attributes:
+        """Return the attributes of *name*, which is no chunk's, in a directory of chunks."""
+        return await self.lookup(await self.place_beside_chunks(directory, name), name)
+
+    async def place_beside_chunks(self, directory: str, name: str) -> str:
+        """Return the directory of the store that holds *name*, which is no chunk's and lies among chunks.
+
+        That is the directory of the same path for what has been stored there, else one among the scratch.
+        """
+        if self._tree.scratch is None:
+            return directory
+        try:
+            await self._tree.store.stat(join_key(directory, name))
+        except (NotFoundError, NotADirectoryHereError):
+            return join_key(self._tree.scratch, directory)
+        return directory
+
+    async def left_out(self, directory: str, names: Sequence[str]) -> Collection[str]:
+        """Return which of *names*, directories below *directory*, are of nodes that the view does not show."""
+        found: set[str] = set()
+        tree = self._tree
+
+        async def look(name: str) -> None:
+            with suppress(ShardfsError):  # which comes again when somebody looks into the directory
+                if tree.view.left_out(await tree.hierarchy.node(join_key(directory, name))) is not None:
+                    found.add(name)
+
+        if tree.view.translates and not tree.is_scratch(directory):
+            await for_each(names, look, _AT_ONCE)
+        return found
+
+    async def list(
+        self, directory: str, cookie: int, generated: Mapping[str, Attributes], hides: Callable[[str], bool]
+    ) -> AsyncGenerator[Batch, None]:
+        """Yield *generated* names, then those stored in *directory* that *hides* lets through, behind *cookie*."""
+        if 0 < cookie < OTHERS:
+            return
+        skip = max(0, cookie - OTHERS)
+        for i, (name, attributes) in enumerate(generated.items()):
+            if i >= skip:
+                yield Batch(
+                    attributes, [(name.encode(), attributes.ino, attributes.size, OTHERS + i + 1)], is_counted=True
+                )
+        entries = [
+            entry
+            for entry in await self._tree.store.list(directory)
+            if not is_reserved(entry.name) and not hides(entry.name)
+        ]
+        left_out = await self.left_out(directory, [entry.name for entry in entries if entry.kind is Kind.DIRECTORY])
+        names = sorted(entry.name for entry in entries if entry.name not in left_out)
+        for start in range(max(0, skip - len(generated)), len(names), _BATCH):
+            part = names[start : start + _BATCH]
+            behind = OTHERS + len(generated) + start + 1
+            for i, (name, status) in enumerate(zip(part, await self._tree.store.stat_in(directory, part), strict=True)):
+                if status is not None:
+                    attributes = self._of(join_key(directory, name), status)
+                    yield Batch(
+                        attributes, [(os.fsencode(name), attributes.ino, attributes.size, behind + i)], is_counted=True
+                    )
+
+    async def list_beside_chunks(
+        self, directory: str, cookie: int, hides: Callable[[str], bool]
+    ) -> AsyncGenerator[Batch, None]:
+        """Yield the stored names in a directory of chunks that are no chunks', behind *cookie*."""
+        directories = (
+            [directory] if self._tree.scratch is None else [directory, join_key(self._tree.scratch, directory)]
+        )
+        for i, place in enumerate(directories):
+            first = OTHERS + i * _MANY  # the cookies of the second directory follow those of the first
+            if cookie >= first + _MANY or (cookie < OTHERS and cookie):
+                continue
+            within = cookie - first + OTHERS if cookie > first else 0
+            try:
+                async for batch in self.list(place, within, {}, hides):
+                    rows = [(name, ino, size, behind + i * _MANY) for name, ino, size, behind in batch.rows]
+                    yield batch._replace(rows=rows)
+            except (NotFoundError, NotADirectoryHereError):
+                pass  # directories above inner chunks are more than those above shards
+
+    def _of(self, path: str, status: Stat) -> Attributes:
+        kind = self._tree.view.directory if status.kind is Kind.DIRECTORY else _KINDS.get(status.kind, StoredNode)
+        ino = self._tree.inodes.number((kind, path, status.identity), kind(self._tree, path, status.identity))
+        return Attributes(ino, status.size, self._tree.ttl, status)

@@ -1,0 +1,155 @@
+"""The Zarr v2 view: documents and chunk names of Zarr v2, with the chunks of the arrays that are stored as v3."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
+from shardfs.errors import NotShownError, RefusedError
+from shardfs.format.chunk_key import ChunkKeyEncoding
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, encode_json, parse_json, parse_node
+from shardfs.format.normal_form import canonical
+from shardfs.format.plain import accept_plain, codec_of, plain_document, require_plain
+from shardfs.format.unshard import describe
+from shardfs.format.v2_documents import (
+    V2_NAMES,
+    ZARRAY,
+    ZATTRS,
+    ZGROUP,
+    ZMETADATA,
+    array_documents,
+    group_documents,
+)
+from shardfs.format.v2_edits import check_document, edit_array, edit_group, new_array, new_group, parse_consolidated
+from shardfs.stores.base import join_key
+from shardfs.vfs.nodes import Directory
+from shardfs.vfs.views import Appearance, Appearances, Edit, Face, Metadata
+
+
+class ZarrV2:
+    """Zarr v2, with chunk keys joined by *separator*; *plain* shows chunks decoded.
+
+    What is stored as v2 passes through.
+    """
+
+    directory = Directory
+    document_names = V2_NAMES
+    translates = True
+
+    def __init__(self, separator: str = ".", *, plain: bool = False) -> None:
+        self._encoding = ChunkKeyEncoding("v2", separator)
+        self._plain = plain
+        self._appearances = Appearances(self._appear, "decoded v2" if plain else "v2")
+
+    def documents(self, node: Node) -> Mapping[str, bytes]:
+        """Return the v2 documents of a node that is stored as v3."""
+        return self._appearances.of(node).documents
+
+    def face(self, node: Node) -> Face | None:
+        """Return how the chunks of an array that is stored as v3 are shown."""
+        return self._appearances.of(node).face
+
+    def left_out(self, node: Node) -> str | None:
+        """Return the reason why a node that is stored as v3 has no v2 form."""
+        return self._appearances.of(node).reason
+
+    def hides(self, node: Node, name: str) -> bool:
+        """Whether *name* is the v3 document, or a v2 document that is stored beside one."""
+        return name == DOCUMENT or (name in V2_NAMES and node.document is not None)
+
+    def key_encoding(self, new: ArrayMetadata) -> ChunkKeyEncoding:
+        """Return the v2 names."""
+        return self._encoding
+
+    async def edit(self, hierarchy: Hierarchy, edit: Edit) -> Metadata | None:
+        """Return the v3 document of a node with what a program changed in one of its v2 documents."""
+        node, name, written = edit.node, edit.name, edit.written
+        is_main = name in (ZARRAY, ZGROUP)
+        if written is None and is_main:
+            return None
+        if isinstance(node.metadata, ArrayMetadata) and (node.document is not None or name == ZARRAY):
+            return self._edit_array(node.metadata, edit)
+        if isinstance(node.metadata, GroupMetadata) and node.document is not None:
+            if name == ZARRAY:
+                raise RefusedError("a group is stored there")
+            if name == ZMETADATA and written is not None:
+                return await self._consolidate(hierarchy, node, node.metadata, written)
+            return edit_group(node.metadata, name, written)
+        if written is None:
+            return None
+        check_document(name, written)
+        return self._new(name, written, edit.beside) if edit.is_new and is_main else None
+
+    def _edit_array(self, stored: ArrayMetadata, edit: Edit) -> ArrayMetadata:
+        if edit.name not in (ZARRAY, ZATTRS):
+            raise RefusedError("an array is stored there")
+        edited = edit_array(self._shown(stored), edit.name, edit.written, self._encoding.separator)
+        if edit.node.document is None:
+            edited = edit_array(edited, ZATTRS, edit.beside.get(ZATTRS), self._encoding.separator)
+        return accept_plain(describe(stored), edited) if self._plain else edited
+
+    def _new(self, name: str, written: bytes, beside: Mapping[str, bytes]) -> Metadata:
+        if name == ZGROUP:
+            return new_group(written, beside.get(ZATTRS))
+        array = new_array(written, beside.get(ZATTRS), self._encoding.separator)
+        if self._plain:
+            require_plain(array)
+        return array
+
+    def present_copy(self, stored: ArrayMetadata) -> dict[str, Json] | None:
+        """Return the unsharded v3 document of an array that has a v2 form."""
+        shown = self._shown(stored)
+        array_documents(shown, self._encoding.separator)  # or the reason why there is none
+        return dict(shown.document)
+
+    def accept_copy(self, stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
+        """Return the copy: copies are made from what is stored."""
+        return edited
+
+    def _appear(self, node: Node) -> Appearance:
+        metadata = node.metadata
+        if metadata is None:
+            return Appearance(reason=node.reason)
+        if isinstance(metadata, GroupMetadata):
+            documents = group_documents(metadata, self._encoding.separator, self._copy)
+            return Appearance(_texts(documents))
+        shown = describe(metadata)
+        codec = codec_of(shown) if self._plain else None
+        documents = array_documents(self._shown(metadata), self._encoding.separator)
+        array = node.any_array
+        if array is None:
+            raise NotShownError("it is shown as it is stored")
+        return Appearance({} if node.document is None else _texts(documents), Face(array, self._encoding, codec))
+
+    def _shown(self, stored: ArrayMetadata) -> ArrayMetadata:
+        """Return the unsharded v3 document that the v2 documents are made from."""
+        node = parse_node(self._copy(stored))
+        assert isinstance(node, ArrayMetadata)
+        return node
+
+    def _copy(self, stored: ArrayMetadata) -> dict[str, Any]:
+        shown = describe(stored)
+        return plain_document(shown) if self._plain else shown.document
+
+    async def _consolidate(
+        self, hierarchy: Hierarchy, node: Node, group: GroupMetadata, written: bytes
+    ) -> GroupMetadata:
+        """Return the group's document with copies of the nodes that *written* has copies of, as they are stored."""
+        copies: dict[str, Json] = {}
+        for path, documents in parse_consolidated(written).items():
+            found = node if not path else await hierarchy.node(join_key(node.path, path))
+            shown = self.documents(found)
+            if not shown or found.metadata is None:
+                raise RefusedError(f"{path or 'the group'} is not stored as Zarr v3, and cannot have a copy here")
+            for name, copy in documents.items():
+                if name == ZMETADATA or canonical(copy) != canonical(parse_json(shown.get(name, b"{}"))):
+                    raise RefusedError(f"the copy of {join_key(path, name)} is not what is there")
+            if path:
+                copies[path] = found.metadata.document
+        consolidated = {"kind": "inline", "must_understand": False, "metadata": copies}
+        edited = parse_node({**group.document, "consolidated_metadata": consolidated})
+        assert isinstance(edited, GroupMetadata)
+        return edited
+
+
+def _texts(documents: Mapping[str, Json]) -> dict[str, bytes]:
+    return {name: encode_json(document) for name, document in documents.items()}

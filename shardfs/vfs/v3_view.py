@@ -1,0 +1,94 @@
+"""The Zarr v3 view: inner chunks are the chunks, encoded as they are stored or as plain array bytes."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
+from shardfs.errors import NotUnshardable
+from shardfs.format.chunk_key import ChunkKeyEncoding
+from shardfs.format.consolidated import unshard_consolidated
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, encode_json, parse_document
+from shardfs.format.plain import accept_plain, codec_of, plain_document, require_plain
+from shardfs.format.unshard import describe, unshard
+from shardfs.vfs.nodes import Directory
+from shardfs.vfs.views import Appearance, Appearances, Edit, Face, Metadata
+
+_NAMES: Final = frozenset({DOCUMENT})
+
+
+class ZarrV3:
+    """Zarr v3 without sharding codecs; *plain* shows chunks decoded, which takes arrays that are not sharded too."""
+
+    directory = Directory
+    document_names = _NAMES
+
+    def __init__(self, *, plain: bool = False) -> None:
+        self.translates = plain
+        self._plain = plain
+        self._appearances = Appearances(self._appear, "decoded v3")
+
+    def documents(self, node: Node) -> Mapping[str, bytes]:
+        """Return the unsharded document of an array, or a group's with its consolidated copies unsharded."""
+        return self._appearances.of(node).documents
+
+    def face(self, node: Node) -> Face | None:
+        """Return how the chunks of a sharded array are shown, or of any array if they are decoded."""
+        return self._appearances.of(node).face
+
+    def left_out(self, node: Node) -> str | None:
+        """Return the reason why an array cannot be shown decoded; without decoding nothing is left out."""
+        return self._appearances.of(node).reason
+
+    def hides(self, node: Node, name: str) -> bool:
+        """Say that nothing is hidden: this is the format that is stored."""
+        return False
+
+    def key_encoding(self, new: ArrayMetadata) -> ChunkKeyEncoding:
+        """Return what the document says."""
+        return ChunkKeyEncoding.parse(new.chunk_key_encoding)
+
+    async def edit(self, hierarchy: Hierarchy, edit: Edit) -> Metadata | None:
+        """Return what was written, with the array's own codecs instead of none."""
+        if edit.written is None:
+            return None
+        node, edited = edit.node, parse_document(edit.written)
+        if not self._plain or not isinstance(edited, ArrayMetadata) or edited.is_sharded:
+            return edited
+        if self.face(node) is None or not isinstance(node.metadata, ArrayMetadata):
+            require_plain(edited)
+            return edited
+        return accept_plain(describe(node.metadata), edited)
+
+    def present_copy(self, stored: ArrayMetadata) -> dict[str, Json] | None:
+        """Return the document as that of the array itself would be shown."""
+        if self._plain:
+            return plain_document(describe(stored))
+        try:
+            return unshard(stored).document
+        except NotUnshardable:
+            return None
+
+    def accept_copy(self, stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
+        """Return the copy, with the array's own codecs instead of none."""
+        return accept_plain(describe(stored), edited) if self._plain else edited
+
+    def _appear(self, node: Node) -> Appearance:
+        metadata = node.metadata
+        if isinstance(metadata, GroupMetadata):
+            rewritten = unshard_consolidated(metadata.document, self.present_copy)
+            return Appearance({} if rewritten is None else {DOCUMENT: encode_json(rewritten)})
+        if not isinstance(metadata, ArrayMetadata):
+            return Appearance()
+        array = node.array
+        if self._plain:
+            if array is None and metadata.is_sharded and node.reason is None:
+                return Appearance()  # its writer writes shards through this mount
+            shown = describe(metadata)
+            array, codec, document = node.any_array, codec_of(shown), plain_document(shown)
+            assert array is not None
+            face = Face(array, shown.key_encoding, codec)
+        elif array is not None:
+            face, document = Face(array, array.arrangement.key_encoding, None), array.document
+        else:
+            return Appearance()
+        return Appearance({} if node.document is None else {DOCUMENT: encode_json(document)}, face)

@@ -1,0 +1,186 @@
+"""`shardfs info` and views: what each shows, why not, and the line to type for each tool."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from click.testing import CliRunner
+
+from shardfs.cli import cli
+from shardfs.dataset.source import Source
+from shardfs.descriptions import describe
+from shardfs.stores.url import open_store
+from shardfs.tools import TOOLS, VIEW_OPTIONS, ViewOptions
+from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, rectilinear, sharding, transpose
+
+TOP = Path(__file__).parent.parent.parent
+STRINGS = {"name": "vlen-utf8"}
+DOCUMENTS = {
+    "big": array((4, 6), (4, 6), sharding((2, 3), BIG, GZIP), data_type="uint16"),
+    "checked": array((4, 6), (4, 6), sharding((2, 3), LITTLE, GZIP, CRC32C)),
+    "complex": array((4, 6), (4, 6), sharding((2, 3)), data_type="complex64", fill_value=[0, 0]),
+    "image": array((4, 6), (4, 6), sharding((2, 3), LITTLE, GZIP)),
+    "plain": array((4, 6), (2, 3), LITTLE),
+    "ragged": array((4, 6), rectilinear([4], [3, 3]), LITTLE),
+    "small": array((4, 6), (4, 6), sharding((2, 3)), data_type="bfloat16"),
+    "text": array((4, 6), (4, 6), sharding((2, 3), STRINGS), data_type="string", fill_value=""),
+    "turned": array((4, 6, 2), (4, 6, 2), transpose(1, 0, 2), sharding((3, 2, 2), LITTLE, GZIP)),
+    "unknown": array((4, 6), (4, 6), {"name": "numcodecs.delta"}, sharding((2, 3))),
+}
+V3, V3_DECODED, V2, V2_DECODED, NPY = (options.text for options in VIEW_OPTIONS)
+SHOWN = {
+    "big": {V3, V3_DECODED, V2, V2_DECODED, NPY},
+    "checked": {V3, V3_DECODED, V2, V2_DECODED, NPY},
+    "complex": {V3, V3_DECODED, V2, V2_DECODED, NPY},
+    "image": {V3, V3_DECODED, V2, V2_DECODED, NPY},
+    "plain": {V3, V3_DECODED, V2, V2_DECODED, NPY},
+    "ragged": {V3, V3_DECODED, V2, V2_DECODED, NPY},
+    "small": {V3, V3_DECODED},
+    "text": {V3, V2},
+    "turned": {V3, V3_DECODED, V2_DECODED, NPY},
+    "unknown": set(),
+}
+
+
+def info(*arguments: str | Path) -> str:
+    """What `shardfs info` prints."""
+    done = CliRunner().invoke(cli, ["info", *map(str, arguments)], prog_name="shardfs")
+    assert done.exit_code == 0, done.stderr
+    return done.stdout
+
+
+def info_json(*arguments: str | Path) -> list[dict[str, Any]]:
+    """The items that `shardfs info --json` prints."""
+    items: list[dict[str, Any]] = json.loads(info("--json", *arguments))
+    return items
+
+
+def write(directory: Path, *names: str) -> Path:
+    for name in names:
+        (directory / name).mkdir(parents=True)
+        (directory / name / "zarr.json").write_text(json.dumps(DOCUMENTS[name]))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of them, and a document that is broken."""
+    root = write(tmp_path_factory.mktemp("stored"), *DOCUMENTS)
+    (root / "broken").mkdir()
+    (root / "broken/zarr.json").write_text("{")
+    return root
+
+
+@pytest.mark.parametrize("options", VIEW_OPTIONS, ids=lambda options: options.text)
+def test_each_array_is_shown_or_left_out_with_the_reason(stored: Path, options: Any) -> None:
+    described = {item["path"]: item for item in info_json(*shlex.split(options.text), stored)}
+    assert described.keys() == DOCUMENTS.keys() | {"broken"}
+    for name, item in described.items():
+        assert (item["view"], item["decode"]) == options
+        assert set(item["views"]) == SHOWN.get(name, set())
+        if options.text in SHOWN.get(name, set()):
+            assert item["left_out"] is None
+        else:
+            assert item["left_out"] or item["reason"]
+
+
+def test_the_text_says_why_and_with_what_it_would_be_shown(tmp_path: Path) -> None:
+    write(tmp_path, "image", "turned")
+    shown, left_out = re.findall(r"^  shown +(.*)$", info("--view", "v2", tmp_path), re.MULTILINE)
+    assert shown == "as Zarr v2"
+    assert left_out.startswith("not at all: ")
+    assert "transpose" in left_out
+    assert V2_DECODED in left_out
+    text = {options: info(*shlex.split(options), tmp_path) for options in (V3_DECODED, V2_DECODED, NPY)}
+    assert text[V3_DECODED].count("  shown          unsharded, decoded\n") == 2
+    assert text[V2_DECODED].count("  shown          as Zarr v2, decoded\n") == 2
+    assert text[NPY].count("  shown          as a .npy file\n") == 2
+
+
+def test_the_last_lines_are_what_to_type_for_each_tool(stored: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "data set.zarr", "image")
+    table = info(source).split("\n\n")[-1].splitlines()
+    assert len(table) == 1 + len(TOOLS)
+    for line, tool in zip(table[1:], TOOLS, strict=True):
+        assert line.startswith(tool.name)
+        words = shlex.split(line.removeprefix(tool.name))
+        assert words == ["shardfs", "mount", str(source), "MNT", *shlex.split(tool.views[0].text)]
+        cli.commands["mount"].make_context("mount", words[2:])
+    text = info(stored)
+    assert "more, which --json names" in text
+
+
+def test_what_to_type_has_the_options_that_reach_the_source(tmp_path: Path) -> None:
+    source = Source.of(open_store(str(write(tmp_path, "image"))))
+    options = ["--anonymous", "--region=eu-west-1"]
+    look = partial(describe, source, ViewOptions("v3"), shards=False, typed="s3://bucket/a b", options=options)
+    described = trio.run(look)
+    commands = {found.command for found in described.advice}
+    assert f"shardfs mount --anonymous --region=eu-west-1 's3://bucket/a b' MNT {V2}" in commands
+    for command in commands:
+        assert command is not None
+        cli.commands["mount"].make_context("mount", shlex.split(command)[2:])
+
+
+TOOL_VIEWS = {
+    # a dataset of some arrays; a tool; the view that shows it most of them; those that it misses
+    "what it has": ("image plain", "GDAL 3.6 (Debian 12)", V2, ""),
+    "a second codec": ("checked", "GDAL 3.6 (Debian 12)", V2_DECODED, ""),
+    "a second codec that is a filter": ("checked image", "tensorstore, driver zarr", V2_DECODED, ""),
+    "a codec that zarr-python has": ("checked", "zarr-python 2.18", V2, ""),
+    "a transpose that has no v2 form": ("turned image", "zarr-python 2.18", V2_DECODED, ""),
+    "text or a transpose": ("turned text image", "zarr-python 2.18", V2, "turned"),
+    "a data type that it has not": ("complex image", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "complex"),
+    "no array that it reads": ("complex", "netCDF-C 4.9 (Debian 12)", None, "complex"),
+    "a byte order that it ignores": ("big", "cloud-volume 12", V3_DECODED, ""),
+    "a grid that is not regular": ("ragged", "zarr-python 3.1", V3_DECODED, ""),
+    "a data type of one tool": ("small", "tensorstore, driver zarr3", V3, ""),
+    "no npy form": ("small image", "numpy, Julia, MATLAB, C", NPY, "small"),
+    "what cannot be unsharded": ("unknown image", "cp, rsync, sha256sum", V3, "unknown"),
+}
+
+
+@pytest.mark.parametrize("names_tool_view_missed", TOOL_VIEWS.values(), ids=TOOL_VIEWS)
+def test_a_tool_gets_the_view_in_which_it_reads_most(
+    tmp_path: Path, names_tool_view_missed: tuple[str, str, str | None, str]
+) -> None:
+    names, tool, view, missed = names_tool_view_missed
+    items = info_json(write(tmp_path, *names.split()))
+    found = {item["path"]: next(each for each in item["tools"] if each["tool"] == tool) for item in items}
+    assert [name for name, each in found.items() if each["reason"]] == missed.split()
+    for each in found.values():
+        assert (each["mount"] is None) == (each["reason"] is not None)
+        assert each["mount"] is None or each["mount"] == f"shardfs mount {tmp_path} MNT {view}"
+    text = info(tmp_path)
+    for name in missed.split():
+        assert f"not {name}: {found[name]['reason']}\n" in text
+    if view is None:
+        assert re.search(rf"^{re.escape(tool)} +no view: it reads none of the arrays$", text, re.MULTILINE)
+
+
+def test_what_the_npy_view_hides_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "image", "text")
+    (tmp_path / "image.npy").write_text("notes")
+    by_path = {item["path"]: item for item in info_json("--view", "npy", tmp_path)}
+    assert by_path.keys() == {"image", "text", "image.npy"}
+    assert "image" in by_path["image.npy"]["left_out"]
+    assert by_path["image.npy"]["tools"] == []
+    assert f"image.npy\n  shown          not at all: {by_path['image.npy']['left_out']}\n" in info(
+        "--view", "npy", tmp_path
+    )
+    assert {item["path"] for item in info_json(tmp_path)} == {"image", "text"}
+
+
+def test_the_table_in_the_readme_is_what_info_knows() -> None:
+    text = (TOP / "README.md").read_text(encoding="utf-8")
+    table = re.search(r"^\| your tool \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert table is not None
+    rows = [[cell.strip().replace("`", "") for cell in row.strip("|").split(" | ")] for row in table[1].splitlines()]
+    assert rows == [[tool.name, tool.says, tool.views[0].text, tool.opens] for tool in TOOLS]

@@ -1,0 +1,338 @@
+"""Unsharded arrays below the mount: what is read and listed of them, what is damaged, and what is left for recovery."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from shardfs.dataset.array import Extent
+from shardfs.dataset.shrinking import empty_outside
+from shardfs.errors import CorruptionError, ShardfsError, StaleError
+from shardfs.stores.local import LocalStore
+from tests.support.commands import run
+from tests.support.corpus import BASE, rectilinear
+from tests.support.crashing import QuickDisk
+from tests.support.datasets import age, store
+from tests.support.documents import GROUP, write
+from tests.support.fake_s3 import FakeS3
+from tests.support.opened import in_trio, open_source
+from tests.support.s3_writing import PREFIX, changes, objects, writing
+from tests.support.whole import FLAT, PATH, Life, store_document, whole_document
+
+
+def local(root: Path) -> LocalStore:
+    return LocalStore(str(root), QuickDisk())
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A source with the array `a` of 8 chunks, of which 0, 1 and 5 are stored."""
+    root = tmp_path / "source"
+    root.mkdir()
+    write(root, GROUP)
+    write(root / PATH, whole_document((8,), (1,)))
+    (root / PATH / "c").mkdir()
+    for number, data in ((0, b"zero"), (1, b""), (5, b"five" * 1000)):
+        (root / PATH / "c" / str(number)).write_bytes(data)
+    age(root)
+    return root
+
+
+@in_trio
+async def test_a_node_has_its_array_as_sharded_or_as_whole(tmp_path: Path) -> None:
+    documents = {"whole": whole_document((4,), (2,)), "varying": whole_document((5,), rectilinear([2, 3]))}
+    for path, document in documents.items():
+        write(tmp_path / path, document)
+    store(tmp_path / "sharded", BASE)
+    source = open_source(tmp_path)
+    whole, varying, sharded = [await source.hierarchy.node(path) for path in ("whole", "varying", "sharded")]
+    assert (whole.array, whole.reason) == (None, None)
+    assert whole.any_array is whole.whole is not None
+    assert await source.hierarchy.array("whole") is whole.whole
+    assert (varying.any_array, varying.reason) == (None, None)
+    assert sharded.any_array is sharded.array is not None
+    assert sharded.whole is None
+
+
+@in_trio
+async def test_a_chunk_is_its_file_and_one_without_bytes_is_there(root: Path, tmp_path: Path) -> None:
+    life = await Life.begin(local(root), tmp_path)
+    assert [await life.read((n,)) for n in range(8)] == [b"zero", b"", None, None, None, b"five" * 1000, None, None]
+    assert await life.listed() == {(0,): 4, (1,): 0, (5,): 4000}
+    assert not await (await life.array()).is_empty()
+
+
+@pytest.mark.parametrize("members", [{}, FLAT], ids=["nested", "flat"])
+@pytest.mark.parametrize("shape", [(), (3,), (3, 2, 2)])
+@in_trio
+async def test_arrays_of_any_rank_and_keys_are_read(tmp_path: Path, shape: tuple[int, ...], members: Any) -> None:
+    write(tmp_path / PATH, whole_document(shape, (1,) * len(shape), **members))
+    life = await Life.begin(local(tmp_path), tmp_path / "state")
+    array = await life.array()
+    last = tuple(n - 1 for n in shape)
+    assert await array.is_empty()
+    await life.put(last, b"last")
+    assert await life.read(last) == b"last"
+    await life.writer.committer.flush()
+    assert (tmp_path / array.arrangement.shard_key(last)).read_bytes() == b"last"
+    assert not await array.is_empty()
+    if shape:
+        assert await life.listed() == {last: 4}
+        assert [coords async for coords in array.chunks_of(last)] == [last]
+
+
+@in_trio
+async def test_a_listing_opens_no_file(root: Path, tmp_path: Path) -> None:
+    life = await Life.begin(local(root), tmp_path)
+    assert await life.listed() == {(0,): 4, (1,): 0, (5,): 4000}
+    assert life.source.statistics.index_loads == 0
+
+
+@in_trio
+async def test_an_open_chunk_keeps_its_version_or_is_stale(root: Path, tmp_path: Path) -> None:
+    life = await Life.begin(local(root), tmp_path)
+    array = await life.array()
+    replaced, grown, removed = [await array.extent((n,)) for n in (0, 5, 1)]
+    assert replaced is not None
+    assert grown is not None
+    assert removed is not None
+    (root / "new").write_bytes(b"NEWER")
+    (root / "new").rename(root / PATH / "c/0")
+    with (root / PATH / "c/5").open("ab") as file:
+        file.write(b"more")
+    (root / PATH / "c/1").unlink()
+    assert bytes(await replaced.read(0, 10)) == b"zero"
+    assert bytes(await removed.read(0, 10)) == b""
+    with pytest.raises(StaleError):  # what was appended may belong to another version of all of it
+        await grown.read(0, 4)
+    assert await life.read((0,)) == b"NEWER"
+    assert await life.read((5,)) == b"five" * 1000 + b"more"
+    assert await life.read((1,)) is None
+
+
+@in_trio
+async def test_a_replaced_chunk_is_another_version_and_a_commit_of_our_own_is_not(root: Path, tmp_path: Path) -> None:
+    life = await Life.begin(local(root), tmp_path)
+    array = await life.array()
+    (before, _) = await array.find((0,), fresh=True)
+    (beside, _) = await array.find((5,), fresh=True)
+    await life.put((0,), b"ours")
+    await life.writer.committer.flush()
+    (committed, _) = await array.find((0,), fresh=True)
+    assert committed.generation == before.generation
+    (root / "new").write_bytes(b"theirs")
+    (root / "new").rename(root / PATH / "c/0")
+    (replaced, _) = await array.find((0,), fresh=True)
+    assert replaced.generation != committed.generation
+    states = {run.first: run.state async for run in array.list_row((), 0)}
+    assert states[0].generation == replaced.generation
+    assert states[5].generation == beside.generation
+    assert states[0].stat == replaced.stat
+
+
+@in_trio
+async def test_what_stands_in_place_of_a_chunk_is_listed_and_cannot_be_read(root: Path, tmp_path: Path) -> None:
+    (root / PATH / "c/2").mkdir()
+    (root / PATH / "c/3").symlink_to("nothing")
+    (root / PATH / "c/4").symlink_to("0")
+    (root / PATH / "c/6").symlink_to("/etc/passwd")
+    life = await Life.begin(local(root), tmp_path)
+    array = await life.array()
+    with pytest.raises(CorruptionError, match="a/c/2 is a directory where a chunk should be"):
+        await life.read((2,))
+    with pytest.raises(ShardfsError):
+        await life.read((6,))
+    assert await life.read((4,)) == b"zero"
+    found = {run.first: run.chunks(0, 1) async for run in array.list_row((), 0)}
+    assert found[2] == (range(2, 3), [0], [True])
+    assert found[4] == (range(4, 5), [4], None)
+    assert found[6] == (range(6, 7), [0], [True])
+    assert found[5] == (range(5, 6), [4000], None)
+
+
+@in_trio
+async def test_a_huge_file_is_read_where_it_is_asked_for(root: Path, tmp_path: Path) -> None:
+    nbytes = 2**40
+    path = root / PATH / "c/7"
+    path.touch()
+    os.truncate(path, nbytes)
+    life = await Life.begin(local(root), tmp_path)
+    assert (await life.listed())[7,] == nbytes
+    extent = await (await life.array()).extent((7,))
+    assert extent is not None
+    assert (extent.nbytes, bytes(await extent.read(nbytes - 3, 10))) == (nbytes, b"\0\0\0")
+
+
+@in_trio
+async def test_the_bytes_of_an_extent_are_content_that_can_be_stored(root: Path, tmp_path: Path) -> None:
+    life = await Life.begin(local(root), tmp_path)
+    await life.put((2,), b"pending")
+    for number, data in ((5, b"five" * 1000), (2, b"pending"), (1, b"")):
+        extent = await (await life.array()).extent((number,))
+        assert isinstance(extent, Extent)
+        content = await extent.content()
+        assert (content.nbytes, bytes(content.read(0, content.nbytes))) == (len(data), data)
+
+
+@in_trio
+async def test_a_chunk_is_replaced_by_rename_and_never_written_in_place(root: Path, tmp_path: Path) -> None:
+    life = await Life.begin(local(root), tmp_path)
+    path = root / PATH / "c/5"
+    os.link(path, tmp_path / "the same file")
+    path.chmod(0o640)
+    await life.put((5,), b"new")
+    await life.writer.committer.flush()
+    assert (tmp_path / "the same file").read_bytes() == b"five" * 1000
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o640
+    await life.erase((5,))
+    await life.writer.committer.flush()
+    assert not path.exists()
+
+
+@in_trio
+async def test_what_is_pending_is_in_its_files_when_a_mount_begins_that_passes_them_through(
+    root: Path, tmp_path: Path
+) -> None:
+    life = await Life.begin(local(root), tmp_path)
+    await life.put((0,), b"new")
+    await life.put((2,), b"")
+    await life.erase((5,))
+    life.kill()
+    again = await Life.begin(local(root), tmp_path, shows_whole=False)
+    assert len(again.recovery.pending) == 3
+    assert again.writer.committer.npending == 0
+    assert {path.name: path.read_bytes() for path in (root / PATH / "c").iterdir()} == {"0": b"new", "1": b"", "2": b""}
+
+
+@in_trio
+async def test_what_another_program_changed_since_is_not_replaced(root: Path, tmp_path: Path) -> None:
+    life = await Life.begin(local(root), tmp_path)
+    await life.put((0,), b"ours")
+    await life.put((1,), b"ours")
+    await life.put((2,), b"ours")
+    life.kill()
+    for number, data in ((0, b"them"), (2, b"them")):  # of the same size as what was there, or as ours
+        (root / PATH / "c" / str(number)).write_bytes(data)
+    again = await Life.begin(local(root), tmp_path)
+    assert {conflict.change.coords for conflict in again.recovery.conflicts} == {(0,), (2,)}
+    assert [await again.read((n,)) for n in range(3)] == [b"them", b"ours", b"them"]
+
+
+@in_trio
+async def test_a_shrink_removes_the_files_outside_the_shape(root: Path, tmp_path: Path) -> None:
+    life = await Life.begin(local(root), tmp_path)
+    await empty_outside(life.writer.committer, await life.array(), (1,))
+    assert os.listdir(root / PATH / "c") == ["0"]
+
+
+@in_trio
+async def test_a_shrink_that_was_begun_is_finished_by_the_next_mount(root: Path, tmp_path: Path) -> None:
+    life = await Life.begin(local(root), tmp_path)
+    await life.writer.shrink(PATH, (8,))
+    life.kill()
+    write(root / PATH, whole_document((3,), (1,)))
+    await Life.begin(local(root), tmp_path, shows_whole=False)
+    assert sorted(os.listdir(root / PATH / "c")) == ["0", "1"]
+
+
+@in_trio
+async def test_a_document_that_goes_leaves_the_array_only_where_it_is_shown(root: Path, tmp_path: Path) -> None:
+    for shows_whole in (True, False):
+        life = await Life.begin(local(root), tmp_path, shows_whole=shows_whole)
+        hierarchy = life.source.hierarchy
+        node = await hierarchy.node(PATH)
+        (root / PATH / "zarr.json").rename(root / "kept")
+        hierarchy.leave(node)
+        left = await hierarchy.node(PATH, fresh=True)
+        assert (left.whole is not None, left.document) == (shows_whole, None)
+        (root / "kept").rename(root / PATH / "zarr.json")
+
+
+@in_trio
+async def test_an_array_that_is_shown_keeps_its_arrangement_when_its_shape_stays(root: Path, tmp_path: Path) -> None:
+    life = await Life.begin(local(root), tmp_path)
+    before = await life.array()
+    write(root / PATH, whole_document((8,), (1,), attributes={"a": 1}))
+    life.source.hierarchy.forget(PATH)
+    after = await life.array()
+    assert after.document["attributes"] == {"a": 1}
+    assert after.arrangement is before.arrangement
+
+
+@in_trio
+async def test_only_so_many_versions_of_chunks_are_remembered(root: Path) -> None:
+    for number in range(8):
+        (root / PATH / "c" / str(number)).write_bytes(b"data")
+    source = open_source(root, max_own=2)
+    array = (await source.hierarchy.node(PATH)).whole
+    assert array is not None
+    for number in range(8):
+        await array.extent((number,))
+        assert len(array.arrangement.versions) <= 4
+
+
+S3_ARRAY = whole_document((100,), (1,))
+
+
+async def remote(directory: Path, nchunks: int) -> tuple[FakeS3, Life]:
+    fake = FakeS3()
+    for number in range(nchunks):
+        fake.store(f"{PREFIX}/{PATH}/c/{number}", b"data%d" % number)
+    reader = await writing(fake, directory / "s3")
+    await store_document(reader, S3_ARRAY)
+    life = await Life.begin(reader, directory)
+    await life.array()
+    fake.take_log()
+    return fake, life
+
+
+@in_trio
+async def test_on_s3_a_listing_is_one_request_and_an_open_after_it_none(tmp_path: Path) -> None:
+    fake, life = await remote(tmp_path, 40)
+    assert len(await life.listed()) == 40
+    assert [request.operation for request in fake.take_log()] == ["ListObjectsV2"]
+    array = await life.array()
+    extent = await array.extent((7,))
+    assert extent is not None
+    assert not fake.take_log()
+    assert bytes(await extent.read(0, 10)) == b"data7"
+    assert [request.operation for request in fake.take_log()] == ["GetObject"]
+
+
+@in_trio
+async def test_on_s3_a_cold_chunk_takes_as_many_requests_as_any_object(tmp_path: Path) -> None:
+    fake, life = await remote(tmp_path, 2)
+    assert await life.read((1,)) == b"data1"
+    assert [request.operation for request in fake.take_log()] == ["HeadObject", "GetObject"]
+
+
+@in_trio
+async def test_on_s3_a_commit_is_one_put_and_a_removal_one_delete_for_each_chunk(tmp_path: Path) -> None:
+    fake, life = await remote(tmp_path, 2)
+    await life.put((0,), b"new")
+    await life.put((5,), b"")
+    await life.erase((1,))
+    await life.writer.committer.flush()
+    assert changes(fake) == {"PutObject": 2, "DeleteObject": 1}
+    stored = {key: data for key, data in objects(fake).items() if key.startswith(f"{PATH}/c/")}
+    assert stored == {f"{PATH}/c/0": b"new", f"{PATH}/c/5": b""}
+
+
+@in_trio
+async def test_recover_applies_a_chunk_that_was_put_aside(root: Path) -> None:
+    state = root / ".shardfs"
+    life = await Life.begin(local(root), state)
+    await life.put((0,), b"ours")
+    life.kill()
+    (root / PATH / "c/0").write_bytes(b"them")
+    (await Life.begin(local(root), state)).kill()
+    shown = await trio.to_thread.run_sync(run, "recover", str(root))
+    assert shown.stdout == "put aside: the new bytes of chunk 0 of a: it did not fit what was stored\n"
+    assert (root / PATH / "c/0").read_bytes() == b"them"
+    await trio.to_thread.run_sync(run, "recover", "--apply", str(root))
+    assert (root / PATH / "c/0").read_bytes() == b"ours"

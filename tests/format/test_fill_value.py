@@ -1,0 +1,181 @@
+"""Fill values: the element that other readers see where no chunk is, to the last bit."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.dtype import parse_dtype
+
+from shardfs.errors import MetadataError, NotShownError
+from shardfs.format.data_type import DataType
+from shardfs.format.fill_value import fill_element
+from tests.support.corpus import LITTLE, array, extension
+from tests.support.encoder import element, numpy_dtype
+from tests.support.json_values import json_values
+from tests.support.readers import read_zarr
+
+NATIVE = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+]
+DATE = extension("numpy.datetime64", unit="ns", scale_factor=10)
+TEXT = extension("fixed_length_utf32", length_bytes=16)
+BYTES = extension("null_terminated_bytes", length_bytes=4)
+RAW = extension("raw_bytes", length_bytes=3)
+STRUCT = extension("struct", fields=[{"name": "x", "data_type": "int16"}, {"name": "y", "data_type": TEXT}])
+PAIRS = extension("structured", fields=[["x", "int16"], ["y", TEXT]])
+
+
+def base64_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def filled(data_type: Any, fill_value: Any) -> bytes:
+    return fill_element(DataType.parse(data_type), fill_value)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@given(data=st.data())
+def test_every_element_that_zarr_python_writes_is_read_as_it_was(name: str, data: st.DataObject) -> None:
+    dtype = numpy_dtype(name).newbyteorder("<")
+    raw = data.draw(st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize))
+    value = np.frombuffer(bytes([raw[0] & 1]) if name == "bool" else raw, dtype)[0]
+    written = parse_dtype(dtype, zarr_format=3).to_json_scalar(value, zarr_format=3)
+    read = np.frombuffer(filled(name, json.loads(json.dumps(written))), dtype)[0]
+    np.testing.assert_equal(read, value)  # one NaN is as good as another here
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("M8[10ns]", np.datetime64(12345, "10ns")),
+        ("M8[s]", np.datetime64("NaT", "s")),
+        ("m8[D]", np.timedelta64(-3, "D")),
+        ("U4", "µ\U0001f600b"),
+        ("U4", ""),
+        ("S4", b"ab"),
+        ("S4", b"abcd"),
+        ("V3", np.void(b"\0\xff\1")),
+        ([("x", "i2"), ("y", "U4")], np.array((-5, "µ"), [("x", "i2"), ("y", "U4")])[()]),
+    ],
+    ids=str,
+)
+def test_zarr_python_shows_the_same_element(tmp_path: Path, dtype: Any, value: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # data types without a specification
+        zarr.create_array(str(tmp_path), shape=(2,), chunks=(2,), dtype=dtype, fill_value=value)
+    document = json.loads((tmp_path / "zarr.json").read_bytes())
+    expected = np.full(2, value, np.dtype(dtype).newbyteorder("<"))
+    assert filled(document["data_type"], document["fill_value"]) * 2 == expected.tobytes()
+    read = read_zarr(tmp_path)
+    assert read.tobytes() == expected.tobytes()
+
+
+TENSORSTORE = [
+    *(("float32", value) for value in (1.1, -0.0, 10**15, "NaN", "-Infinity", "0x7fc01234", "0xff800001")),
+    *(("float16", value) for value in (0.1, "NaN", "0x7e01")),
+    *(("float64", value) for value in (0.1, "Infinity", "0x7ff8000000000001")),
+    *(("bfloat16", value) for value in (1.01, -3e38, "NaN", "Infinity", "0x7fc1")),
+    *(("float8_e4m3fn", value) for value in (0.3, -300, "NaN", "0x81")),
+    *(("float8_e5m2", value) for value in (1.3, "-Infinity", "NaN")),
+    ("float8_e8m0fnu", 0.0),
+    ("float4_e2m1fn", -1.5),
+    ("complex64", [1.5, "NaN"]),
+    ("complex128", ["-Infinity", "0x7ff8000000000001"]),
+    *(("int4", value) for value in (-8, 7)),
+    *(("int2", value) for value in (-2, 1)),
+    ("uint64", 2**64 - 1),
+    ("int64", -(2**63)),
+    ("bool", True),
+]
+
+
+@pytest.mark.parametrize(("name", "fill_value"), TENSORSTORE, ids=str)
+def test_tensorstore_shows_the_same_element(name: str, fill_value: Any) -> None:
+    document = array((3,), (3,), LITTLE, data_type=name, fill_value=fill_value)
+    spec = {"driver": "zarr3", "kvstore": {"driver": "memory"}, "metadata": document}
+    read = np.asarray(tensorstore.open(spec, create=True).result().read().result())
+    assert filled(name, fill_value) * 3 == read.tobytes()
+
+
+@pytest.mark.parametrize("digits", ["7fc01234", "ff800001", "00000001", "7F800000"])
+def test_hexadecimal_digits_are_the_bits(digits: str) -> None:
+    expected = bytes.fromhex(digits)[::-1]
+    assert filled("float32", f"0x{digits}") == expected == element(f"0x{digits}", np.dtype("f4")).tobytes()
+    assert filled("complex64", [f"0x{digits}", 0.0]) == expected + bytes(4)
+    assert filled("complex_float32", [0.0, f"0x{digits}"]) == bytes(4) + expected
+
+
+def test_other_forms_of_an_element() -> None:
+    assert filled("int32", -3.0) == (-3).to_bytes(4, "little", signed=True)
+    assert filled("float32", math.nan) == filled("float32", "NaN") == bytes.fromhex("7fc00000")[::-1]
+    assert filled("float32", 1e300) == filled("float32", "Infinity")
+    assert filled("float16", -70000) == filled("float16", "-Infinity")
+    assert filled(DATE, "NaT") == filled(DATE, -(2**63)) == bytes(7) + b"\x80"
+    assert filled("r24", [1, 2, 255]) == filled(RAW, base64_of(b"\1\2\xff")) == b"\1\2\xff"
+    assert filled(TEXT, "\ud800") == b"\0\xd8\0\0" + bytes(12)
+    expected = b"\7\0" + "ab".encode("utf-32-le") + bytes(8)
+    for struct in (STRUCT, PAIRS):
+        assert filled(struct, {"y": "ab", "x": 7}) == filled(struct, base64_of(expected)) == expected
+    pair = np.array([1.5, -0.5], ml_dtypes.bfloat16)
+    assert filled("complex_bfloat16", [1.5, -0.5]) == pair.tobytes()
+    assert filled("complex_float16", ["NaN", 0.25]) == np.array([np.nan, 0.25], "<f2").tobytes()
+    assert filled("complex_float8_e5m2", ["0x01", "NaN"]) == b"\x01\x7e"
+    nested = extension("struct", fields=[{"name": "z", "data_type": "bfloat16"}, {"name": "s", "data_type": STRUCT}])
+    assert filled(nested, {"z": 1, "s": {"x": 7, "y": "ab"}}) == b"\x80\x3f" + expected
+
+
+@pytest.mark.parametrize(
+    ("data_type", "fill_value"),
+    [
+        *(("bool", value) for value in (0, 1.0, "true", None)),
+        *(("int8", value) for value in (128, -129, 0.5, True, "0", None, [0], math.nan, math.inf, 10**400)),
+        *(("uint64", value) for value in (-1, 2**64, 1e30)),
+        *(("int4", value) for value in (8, -9)),
+        *(("uint2", value) for value in (4, -1)),
+        *(("float32", value) for value in ("nan", "1.5", "0x", "0x7fc0", "0x7fc000000", "0x7fc0000g", "0x 7fc0000")),
+        *(("float32", value) for value in (True, None, [1.0], {}, 10**400, "0x7fc00000 ")),
+        *(("float4_e2m1fn", value) for value in ("NaN", "0x0", None)),
+        *(("complex64", value) for value in (0, [0], [0, 0, 0], "NaN", None, ["x", 0], {"re": 0, "im": 0})),
+        *(("complex_bfloat16", value) for value in (0, [0], [0, 0, 0], "NaN", "AAAAAA==", [0, None])),
+        *((DATE, value) for value in ("now", 0.5, 2**63, None)),
+        *((TEXT, value) for value in ("abcde", 5, None)),
+        *((BYTES, value) for value in ("abc", "ÄÄÄÄ", base64_of(b"abcde"), [1, 2], None, 5)),
+        *(
+            (RAW, value)
+            for value in (base64_of(b"ab"), base64_of(b"abcd"), [1, 2], [1, 2, 256], [1, 2, -1], [1, 2, True])
+        ),
+        *(
+            (STRUCT, value)
+            for value in ({"x": 1}, {"x": 1, "y": "", "z": 0}, {"x": 1, "y": 5}, "AA==", 0, None, [1, ""])
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_no_element_is_refused_by_name(data_type: Any, fill_value: Any) -> None:
+    with pytest.raises(MetadataError) as caught:
+        filled(data_type, fill_value)
+    assert len(str(caught.value)) < 200
+
+
+@given(
+    st.sampled_from([*NATIVE, DATE, TEXT, BYTES, RAW, STRUCT, PAIRS, "bfloat16", "int4", "complex_bfloat16"]),
+    json_values,
+)
+def test_any_json_is_an_element_or_is_refused(data_type: Any, fill_value: Any) -> None:
+    try:
+        assert len(filled(data_type, fill_value)) == DataType.parse(data_type).nbytes
+    except (MetadataError, NotShownError):
+        return

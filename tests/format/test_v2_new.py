@@ -1,0 +1,158 @@
+"""Arrays and groups that a program writes as Zarr v2: the Zarr v3 documents that they are stored as, or why not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shardfs.errors import MetadataError, NotUnshardable, RefusedError
+from shardfs.format.v2_edits import new_array, new_group
+from tests.support.corpus import BIG, LITTLE, extension, transpose
+
+NEW: dict[str, Any] = {
+    "chunks": [4, 6],
+    "compressor": None,
+    "dimension_separator": ".",
+    "dtype": "<u2",
+    "fill_value": None,
+    "filters": None,
+    "order": "C",
+    "shape": [7, 11],
+    "zarr_format": 2,
+}
+
+
+def text(document: Any) -> bytes:
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    ("members", "codecs"),
+    [
+        ({}, [LITTLE]),
+        ({"dtype": ">u2"}, [BIG]),
+        ({"order": "F"}, [transpose(1, 0), LITTLE]),
+        ({"order": "F", "chunks": [1, 6]}, [LITTLE]),
+        ({"dtype": "|u1"}, [{"name": "bytes"}]),
+        ({"compressor": {"id": "gzip", "level": 1}}, [LITTLE, extension("gzip", level=1)]),
+        ({"compressor": {"id": "zstd", "level": 1}}, [LITTLE, extension("zstd", level=1, checksum=False)]),
+        ({"compressor": {"id": "zstd", "checksum": True}}, [LITTLE, extension("zstd", level=0, checksum=True)]),
+        (
+            {"compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}},
+            [LITTLE, extension("blosc", typesize=2, cname="lz4", clevel=5, shuffle="shuffle", blocksize=0)],
+        ),
+        (
+            {"dtype": "|i1", "compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": -1}},
+            [
+                {"name": "bytes"},
+                extension("blosc", typesize=1, cname="lz4", clevel=5, shuffle="bitshuffle", blocksize=0),
+            ],
+        ),
+        ({"compressor": {"id": "zlib", "level": 1}}, [LITTLE, extension("numcodecs.zlib", level=1)]),
+        (
+            {"filters": [{"id": "delta", "dtype": "<u2"}], "compressor": {"id": "bz2", "level": 1}},
+            [extension("numcodecs.delta", dtype="<u2"), LITTLE, extension("numcodecs.bz2", level=1)],
+        ),
+        ({"compressor": {"id": "crc32c"}}, [LITTLE, {"name": "crc32c"}]),
+        (
+            {"compressor": {"id": "crc32c", "location": "start"}},
+            [LITTLE, extension("numcodecs.crc32c", location="start")],
+        ),
+        (
+            {"dtype": "|O", "filters": [{"id": "vlen-utf8"}], "compressor": {"id": "gzip", "level": 1}},
+            [{"name": "vlen-utf8"}, extension("gzip", level=1)],
+        ),
+    ],
+)
+def test_a_new_array_has_codecs_that_give_the_same_bytes(members: dict[str, Any], codecs: list[Any]) -> None:
+    assert new_array(text({**NEW, **members}), None, ".").document["codecs"] == codecs
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill_value", "data_type", "expected"),
+    [
+        ("|b1", None, "bool", False),
+        ("<f8", None, "float64", 0.0),
+        (">c8", "NaN", "complex64", ["NaN", 0.0]),
+        ("<M8[10ns]", None, extension("numpy.datetime64", unit="ns", scale_factor=10), "NaT"),
+        ("<m8", 5, extension("numpy.timedelta64", unit="generic", scale_factor=1), 5),
+        ("<U2", 0, extension("fixed_length_utf32", length_bytes=8), ""),
+        ("|S2", "YQ==", extension("null_terminated_bytes", length_bytes=2), "YQA="),
+        ("|V2", 0, extension("raw_bytes", length_bytes=2), "AAA="),
+        (
+            [["a", "<i2"], ["b", [["c", "|S2"]]]],
+            None,
+            extension(
+                "structured",
+                fields=[
+                    ["a", "int16"],
+                    ["b", extension("structured", fields=[["c", extension("null_terminated_bytes", length_bytes=2)]])],
+                ],
+            ),
+            "AAAAAA==",
+        ),
+    ],
+)
+def test_a_new_array_has_the_data_type_and_the_fill_value(
+    dtype: Any, fill_value: Any, data_type: Any, expected: Any
+) -> None:
+    document = new_array(text({**NEW, "dtype": dtype, "fill_value": fill_value}), None, ".").document
+    assert text((document["data_type"], document["fill_value"])) == text((data_type, expected))
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"chunks": [0, 6]}, "chunks of length 0"),
+        ({"dtype": "<f16"}, "<f16"),
+        ({"dtype": "|V0"}, "|V0"),
+        ({"dtype": "|V9999999"}, "9999999 bytes"),
+        ({"dtype": "|O"}, "objects"),
+        ({"dtype": "|O", "filters": [{"id": "pickle"}]}, "'pickle'"),
+        ({"dtype": [["a", "<i2", [2]]]}, "field 'a'"),
+        ({"dtype": [["a", ">i2"]]}, "field 'a'"),
+        ({"dtype": "<i2", "fill_value": 2**15}, "fill value"),
+        ({"compressor": {"id": "base64"}}, "'base64'"),
+        ({"compressor": {"id": "gzip", "level": -1}}, "level -1 of gzip"),
+        ({"compressor": {"id": "blosc", "cname": "new"}}, "cname 'new'"),
+        ({"compressor": {"id": "zstd", "checksum": 1}}, "checksum"),
+        ({"filters": [{"id": "shuffle"}, {"id": "delta", "dtype": "<u2"}]}, "filter delta behind"),
+        ({"filters": [{"id": "delta", "dtype": "<u2"}], "order": "F"}, "order F"),
+        ({"filters": [{"id": "delta", "dtype": "|u1", "astype": "<i2"}], "dtype": "|u1"}, "widen"),
+        ({"filters": [{"id": "delta", "dtype": "<u2"}], "dtype": ">u2"}, "big-endian"),
+        ({"filters": [{"id": "delta", "dtype": ">u2"}]}, "big-endian"),
+        ({"dtype": "|O", "filters": [{"id": "vlen-utf8"}], "order": "F"}, "order F"),
+    ],
+)
+def test_a_new_array_without_a_v3_form_is_told_why(members: dict[str, Any], reason: str) -> None:
+    with pytest.raises(NotUnshardable) as error:
+        new_array(text({**NEW, **members}), None, ".")
+    assert reason in str(error.value)
+
+
+def test_a_new_array_has_the_dimension_separator_of_the_mount() -> None:
+    silent = {member: value for member, value in NEW.items() if member != "dimension_separator"}
+    assert new_array(text(silent), None, ".").shape == (7, 11)
+    new_array(text({**NEW, "dimension_separator": "/"}), None, "/")
+    for document in (silent, NEW):
+        with pytest.raises(RefusedError, match="separator"):
+            new_array(text(document), None, "/")
+
+
+def test_a_new_array_takes_its_attributes_along() -> None:
+    document = new_array(text(NEW), text({"a": 1, "_ARRAY_DIMENSIONS": ["y", "x"]}), ".").document
+    assert (document["attributes"], document["dimension_names"]) == ({"a": 1}, ["y", "x"])
+
+
+def test_a_new_group_takes_its_attributes_along() -> None:
+    assert new_group(b'{"zarr_format": 2}', None).document == {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {},
+    }
+    assert new_group(b'{"zarr_format": 2}', b'{"a": 1}').document["attributes"] == {"a": 1}
+    for zgroup, zattrs in ((b"[]", None), (b"{}", None), (b'{"zarr_format": 2}', b"[]")):
+        with pytest.raises(MetadataError):
+            new_group(zgroup, zattrs)

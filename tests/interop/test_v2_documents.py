@@ -1,0 +1,407 @@
+"""Chunks of Zarr v3 under the documents of Zarr v2 that describe them, and the reverse, read by other libraries."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from shardfs.format.metadata import ArrayMetadata, parse_document
+from shardfs.format.v2_documents import array_documents
+from shardfs.format.v2_edits import edit_array, new_array
+from tests.support.clients import ZARR2, open_tensorstore_v2, read_zarr2
+from tests.support.readers import read_tensorstore
+
+SHAPE, CHUNK_SHAPE, SEPARATOR = (7, 6), (4, 3), "."
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+BIG = {"name": "bytes", "configuration": {"endian": "big"}}
+REVERSED = {"name": "transpose", "configuration": {"order": [1, 0]}}
+ZSTD = {"name": "zstd", "configuration": {"level": 3, "checksum": True}}
+GZIP = {"name": "gzip", "configuration": {"level": 5}}
+CRC32C = {"name": "crc32c"}
+SHUFFLED = {"typesize": 2, "cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
+BLOSC = {"name": "blosc", "configuration": SHUFFLED}
+
+
+def numcodec(name: str, **configuration: Any) -> dict[str, Any]:
+    return {"name": f"numcodecs.{name}", "configuration": configuration}
+
+
+def fields(*types: tuple[str, Any]) -> dict[str, Any]:
+    return {"name": "structured", "configuration": {"fields": [list(field) for field in types]}}
+
+
+CODECS: dict[str, list[dict[str, Any]]] = {
+    "plain": [LITTLE],
+    "big": [BIG],
+    "gzip": [LITTLE, GZIP],
+    "zstd": [BIG, ZSTD],
+    "blosc": [LITTLE, BLOSC],
+    "crc32c": [LITTLE, CRC32C],
+    "two": [LITTLE, GZIP, CRC32C],
+    "three": [REVERSED, BIG, BLOSC, ZSTD, CRC32C],
+    "reversed": [REVERSED, LITTLE, ZSTD],
+    "twice": [REVERSED, REVERSED, LITTLE],
+    "numcodecs.zlib": [LITTLE, numcodec("zlib", level=3)],
+    "numcodecs.bz2": [LITTLE, numcodec("bz2", level=3)],
+    "numcodecs.lzma": [LITTLE, numcodec("lzma", preset=1)],
+    "numcodecs.lz4": [LITTLE, numcodec("lz4", acceleration=2)],
+    "numcodecs.zstd": [LITTLE, numcodec("zstd", level=2)],
+    "numcodecs.gzip": [LITTLE, numcodec("gzip", level=2)],
+    "numcodecs.blosc": [LITTLE, numcodec("blosc", cname="zstd", clevel=3, shuffle=1, blocksize=0)],
+    "numcodecs.shuffle": [LITTLE, numcodec("shuffle"), numcodec("zlib", level=1)],
+    "numcodecs.crc32": [LITTLE, numcodec("crc32", location="end")],
+    "numcodecs.adler32": [LITTLE, numcodec("adler32", location="start")],
+    "numcodecs.fletcher32": [LITTLE, numcodec("fletcher32")],
+    "numcodecs.jenkins_lookup3": [LITTLE, numcodec("jenkins_lookup3")],
+    "numcodecs.delta": [numcodec("delta", dtype="<i2"), LITTLE, GZIP],
+    "numcodecs.astype": [numcodec("astype", encode_dtype="<i4", decode_dtype="<i2"), LITTLE],
+    "numcodecs.fixedscaleoffset": [numcodec("fixedscaleoffset", offset=0, scale=1, dtype="<i2", astype="<i4"), LITTLE],
+}
+"""Codec chains of arrays of int16."""
+
+FLOAT_CODECS: dict[str, list[dict[str, Any]]] = {
+    "numcodecs.quantize": [numcodec("quantize", digits=3, dtype="<f4"), LITTLE, GZIP],
+    "numcodecs.bitround": [numcodec("bitround", keepbits=8), LITTLE, ZSTD],
+    "numcodecs.fixedscaleoffset": [numcodec("fixedscaleoffset", offset=0, scale=100, astype="<i2"), LITTLE],
+}
+"""Codec chains of arrays of float32."""
+
+TENSORSTORE_READS = (
+    *("codecs " + name for name in ("plain", "big", "gzip", "zstd", "blosc", "reversed", "twice")),
+    *("codecs numcodecs." + name for name in ("zlib", "bz2", "zstd", "gzip", "blosc")),
+    *(f"{order} {kind}int{bits}" for order in ("type", "big") for kind in ("", "u") for bits in (8, 16, 32, 64)),
+    *(f"{order} float{bits}" for order in ("type", "big") for bits in (16, 32, 64)),
+    *(f"{order} complex{bits}" for order in ("type", "big") for bits in (64, 128)),
+    *("type " + name for name in ("bool", "infinity", "negative infinity", "negative zero", "float32 as bits")),
+    *("scalar", "named"),
+)
+ZARR_3_READS_NOT_AS_V2 = "type nested struct"
+
+DATA_TYPES: dict[str, tuple[Any, Any]] = {
+    **{f"{kind}int{bits}": (f"{kind}int{bits}", 7) for kind in ("", "u") for bits in (8, 16, 32)},
+    "bool": ("bool", True),
+    "int64": ("int64", -(2**63)),
+    "uint64": ("uint64", 2**64 - 1),
+    "float16": ("float16", 0.5),
+    "float32": ("float32", 0.1),
+    "float64": ("float64", "NaN"),
+    "float64 as bits": ("float64", "0x7ff8000000000000"),
+    "float32 as bits": ("float32", "0x3f800000"),
+    "negative zero": ("float64", -0.0),
+    "infinity": ("float32", "Infinity"),
+    "negative infinity": ("float16", "-Infinity"),
+    "complex64": ("complex64", [1.5, "NaN"]),
+    "complex128": ("complex128", ["-Infinity", 0.25]),
+    "datetime64": ({"name": "numpy.datetime64", "configuration": {"unit": "ns", "scale_factor": 10}}, 12345),
+    "NaT": ({"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": 1}}, -(2**63)),
+    "timedelta64": ({"name": "numpy.timedelta64", "configuration": {"unit": "D", "scale_factor": 1}}, -3),
+    "time without a unit": (
+        {"name": "numpy.datetime64", "configuration": {"unit": "generic", "scale_factor": 1}},
+        "NaT",
+    ),
+    "generic": ({"name": "numpy.timedelta64", "configuration": {"unit": "generic", "scale_factor": 1}}, 5),
+    "text": ({"name": "fixed_length_utf32", "configuration": {"length_bytes": 20}}, "füll"),
+    "bytes": ({"name": "null_terminated_bytes", "configuration": {"length_bytes": 5}}, "YWJj"),
+    "raw": ({"name": "raw_bytes", "configuration": {"length_bytes": 3}}, "AAEC"),
+    "struct": (
+        fields(("a", "int32"), ("b", {"name": "null_terminated_bytes", "configuration": {"length_bytes": 3}})),
+        "BwAAAGFiAA==",
+    ),
+    "nested struct": (fields(("a", "int8"), ("b", fields(("c", "float64")))), "BwAAAAAAAPC/"),
+}
+
+STRINGS = np.array(["", "a", "bb", "ünï", "x" * 40, "0"] * 7, object).reshape(SHAPE)
+
+
+def document(data_type: Any, codecs: Any, fill_value: Any, **members: Any) -> dict[str, Any]:
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(SHAPE),
+        "data_type": data_type,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(CHUNK_SHAPE)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": fill_value,
+        "codecs": codecs,
+        **members,
+    }
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    found = {f"codecs {name}": document("int16", codecs, -3) for name, codecs in CODECS.items()}
+    for name, codecs in FLOAT_CODECS.items():
+        found[f"float codecs {name}"] = document("float32", codecs, 0.5)
+    found["packed"] = document("bool", [numcodec("packbits"), LITTLE], True)
+    for name, (data_type, fill_value) in DATA_TYPES.items():
+        found[f"type {name}"] = document(data_type, [LITTLE, ZSTD], fill_value)
+        if "struct" not in name:
+            found[f"big {name}"] = document(data_type, [REVERSED, BIG, GZIP], fill_value)
+    found["string"] = document("string", [{"name": "vlen-utf8"}, ZSTD], "füll")
+    found["checked string"] = document("string", [{"name": "vlen-utf8"}, ZSTD, CRC32C], "")
+    found["variable bytes"] = document("variable_length_bytes", [{"name": "vlen-bytes"}, GZIP], "")
+    scalar = {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": []}}, "shape": []}
+    found["scalar"] = document("int16", [LITTLE, ZSTD], 5, **scalar, dimension_names=[])
+    names = {"attributes": {"units": "mm", "big": 2**70}, "dimension_names": ["y", "x"]}
+    found["named"] = document("int16", [LITTLE], 5, **names)
+    return found
+
+
+def values_of(array: zarr.Array[Any]) -> Any:
+    rng = np.random.default_rng(array.ndim)
+    dtype = array.dtype
+    match dtype.kind:
+        case "T" | "O":
+            data_type = array.metadata.data_type.to_json(zarr_format=3)
+            if data_type == "string":
+                return STRINGS
+            return np.array([text.encode() for text in STRINGS.ravel()], object).reshape(SHAPE)
+        case "b":
+            return rng.integers(0, 2, array.shape).astype(bool)
+        case "U":
+            return STRINGS.astype("U4").astype(dtype)
+        case "f" | "c":
+            return rng.normal(size=array.shape).astype(dtype)
+        case "S":
+            return np.array([text.encode() for text in STRINGS.ravel()], dtype).reshape(SHAPE)
+        case _:
+            nbytes = int(np.prod(array.shape, dtype=int)) * dtype.itemsize
+            return rng.integers(0, 100, nbytes, "u1").view(dtype.newbyteorder("<")).reshape(array.shape)
+
+
+def move_chunks(source: Path, target: Path, *, to_v2: bool) -> None:
+    """Copy the chunks of an array of one version of Zarr under the names that they have in the other."""
+    for path in source.rglob("*"):
+        parts = path.relative_to(source).parts
+        if path.is_dir() or path.name.startswith(".") or path.name == "zarr.json":
+            continue
+        if to_v2:
+            key = SEPARATOR.join(parts[1:]) or "0"
+        else:
+            key = "/".join(["c", *itertools.chain.from_iterable(part.split(SEPARATOR) for part in parts)])
+        (target / key).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target / key)
+
+
+def parsed(document: dict[str, Any]) -> ArrayMetadata:
+    node = parse_document(json.dumps(document).encode())
+    assert isinstance(node, ArrayMetadata)
+    return node
+
+
+def write_both(root: Path) -> dict[str, Any]:
+    """Write every array as v3 in `v3`, and its chunks with our documents in `v2`; the last chunk stays unwritten."""
+    values = {}
+    for name, written in documents().items():
+        v3, v2 = root / "v3" / name, root / "v2" / name
+        v3.mkdir(parents=True)
+        v2.mkdir(parents=True)
+        (v3 / "zarr.json").write_text(json.dumps(written))
+        array = zarr.open_array(v3, mode="r+")
+        if array.ndim:
+            array[...] = values_of(array)
+            (v3 / "c" / "1" / "1").unlink(missing_ok=True)
+        else:
+            array[()] = 11
+        values[name] = array[...]
+        move_chunks(v3, v2, to_v2=True)
+        for key, made in array_documents(parsed(written), SEPARATOR).items():
+            (v2 / key).write_text(json.dumps(made))
+    return values
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    root = tmp_path_factory.mktemp("converted")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return root, write_both(root)
+
+
+def same(found: Any, expected: Any) -> bool:
+    found, expected = np.asarray(found), np.asarray(expected)
+    if expected.dtype.kind in "fc":
+        return np.array_equal(found, expected, equal_nan=True)
+    if expected.dtype.kind in "Mm":
+        return found.dtype.newbyteorder("=") == expected.dtype.newbyteorder("=") and np.array_equal(
+            found.astype("i8"), expected.astype("i8")
+        )
+    # zarr-python 2 has None for bytes that were never written, if they vary in size.
+    return found.shape == expected.shape and [v or "" for v in found.flat] == [v or "" for v in expected.flat]
+
+
+def test_zarr_python_2_reads_every_codec_and_data_type(converted: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    root, values = converted
+    found = read_zarr2(root / "v2", values, tmp_path)
+    assert [name for name in values if not same(found[name], values[name])] == []
+
+
+def test_zarr_python_3_reads_them_as_v2(converted: tuple[Path, dict[str, Any]]) -> None:
+    root, values = converted
+    found = {
+        name: zarr.open_array(root / "v2" / name, mode="r", zarr_format=2)[...]
+        for name in values
+        if name != ZARR_3_READS_NOT_AS_V2
+    }
+    assert [name for name, array in found.items() if not same(array, values[name])] == []
+
+
+@pytest.mark.parametrize("name", TENSORSTORE_READS)
+def test_tensorstore_reads_numbers_as_v2(converted: tuple[Path, dict[str, Any]], name: str) -> None:
+    root, values = converted
+    assert same(open_tensorstore_v2(root / "v2" / name).read().result(), values[name])
+
+
+def assert_edited(directory: Path, shape: list[int], **attributes: Any) -> None:
+    """Assert that the documents in *directory* are edits that change the shape and add *attributes*, and no more."""
+    written = documents()[directory.name]
+    edited = parsed(written)
+    for key in (".zarray", ".zattrs"):
+        if (directory / key).exists():
+            edited = edit_array(edited, key, (directory / key).read_bytes(), SEPARATOR)
+    expected = {**written, "shape": shape if written["shape"] else []}
+    if attributes:
+        expected["attributes"] = {**written.get("attributes", {}), **attributes}
+    assert edited.document == expected, directory.name
+
+
+def test_what_zarr_python_2_writes_over_a_document_is_taken_as_what_it_changed(
+    converted: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    root, values = converted
+    shutil.copytree(root / "v2", tmp_path / "v2")
+    program = """
+import sys, zarr
+root, *names = sys.argv[1:]
+for name in names:
+    array = zarr.open_array(f"{root}/{name}", mode="r+")
+    array.attrs["new"] = 2**70
+    if array.ndim:
+        array.resize(9, 2)
+        array.append(array[:1])
+"""
+    ZARR2.run(program, tmp_path / "v2", *values)
+    for name in values:
+        assert_edited(tmp_path / "v2" / name, [10, 2], new=2**70)
+
+
+def test_what_zarr_python_3_writes_over_a_document_is_taken_as_what_it_changed(
+    converted: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    root, values = converted
+    shutil.copytree(root / "v2", tmp_path / "v2")
+    for name in set(values) - {ZARR_3_READS_NOT_AS_V2}:
+        array = zarr.open_array(tmp_path / "v2" / name, mode="r+", zarr_format=2)
+        array.update_attributes({"new": 2**70})
+        if array.ndim:
+            array.resize((3, 12))
+        assert_edited(tmp_path / "v2" / name, [3, 12], new=2**70)
+
+
+def test_what_tensorstore_writes_over_a_document_is_taken_as_what_it_changed(
+    converted: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    root, _ = converted
+    shutil.copytree(root / "v2", tmp_path / "v2")
+    for name in TENSORSTORE_READS:
+        if name != "scalar":
+            opened = open_tensorstore_v2(tmp_path / "v2" / name)
+            opened.resize(exclusive_max=[8, 2], expand_only=False).result()
+            assert_edited(tmp_path / "v2" / name, [8, 2])
+
+
+NEW = """
+import sys, numpy, zarr, numcodecs as nc
+root, separator, found = sys.argv[1:]
+ints = numpy.arange(42, dtype="i2").reshape(7, 6) * 3
+words = numpy.array(["", "a", "ünï"] * 14, object).reshape(7, 6)
+mixed = numpy.zeros((7, 6), [("a", "<i4"), ("b", "S3"), ("c", [("d", "<f8")])])
+mixed["a"] = ints
+cases = {
+    "default": (ints, {}),
+    "plain": (ints, dict(compressor=None)),
+    "fortran": (ints, dict(order="F", compressor=nc.Zstd(3, checksum=True))),
+    "big": (ints.astype(">i2"), dict(compressor=nc.GZip(5))),
+    "unnormal": (ints, dict(fill_value=None, filters=[], compressor=nc.Zlib(2))),
+    "lzma": (ints, dict(compressor=nc.LZMA(preset=1))),
+    "bz2": (ints, dict(compressor=nc.BZ2(2))),
+    "lz4": (ints, dict(compressor=nc.LZ4(2))),
+    "shuffle": (ints, dict(filters=[nc.Shuffle(2)], compressor=nc.Zlib(2))),
+    "blosc": (ints, dict(compressor=nc.Blosc("zstd", 3, nc.Blosc.AUTOSHUFFLE))),
+    "bytes blosc": (ints.astype("u1"), dict(compressor=nc.Blosc("lz4", 3, nc.Blosc.AUTOSHUFFLE))),
+    "checked": (ints, dict(filters=[nc.Zstd(1)], compressor=nc.registry.get_codec({"id": "crc32c"}))),
+    "crc32": (ints, dict(compressor=nc.CRC32())),
+    "adler32": (ints, dict(compressor=nc.Adler32())),
+    "fletcher32": (ints, dict(compressor=nc.Fletcher32())),
+    "delta": (ints, dict(filters=[nc.Delta("<i2")])),
+    "scaled delta": (ints.astype("f4"), dict(
+        filters=[nc.FixedScaleOffset(0, 10, "<f4", "<i4"), nc.Delta("<i4")], fill_value="NaN")),
+    "quantize": (ints.astype("f8"), dict(filters=[nc.Quantize(2, "<f8")], fill_value=float("inf"))),
+    "astype": (ints, dict(filters=[nc.AsType("<i4", "<i2")])),
+    "delta of bytes": (ints.astype("u1"), dict(filters=[nc.Delta("|u1")])),
+    "packed": (ints > 20, dict(filters=[nc.PackBits()])),
+    "bool": (ints > 20, dict(fill_value=True)),
+    "uint64": (ints.astype("u8"), dict(fill_value=2**64 - 1)),
+    "complex": (ints.astype("c16"), dict(fill_value=1 + 2j)),
+    "datetime": (ints.astype("M8[10ns]"), dict(fill_value=numpy.datetime64("NaT"))),
+    "timedelta": (ints.astype(">m8[D]"), dict(fill_value=7)),
+    "unicode": (words.astype("U4"), dict(fill_value="x")),
+    "bytes": (ints.astype("S5"), dict(fill_value=b"ab")),
+    "raw": (ints.view("V2"), dict(fill_value=b"\\x01\\x02")),
+    "struct": (mixed, dict()),
+    "strings": (words, dict(object_codec=nc.VLenUTF8())),
+    "byte strings": (numpy.array([w.encode() for w in words.flat], object).reshape(7, 6),
+                     dict(object_codec=nc.VLenBytes(), compressor=nc.GZip(1))),
+}
+values = {}
+for name, (data, options) in cases.items():
+    array = zarr.open_array(f"{root}/{name}", mode="w", shape=(7, 6), chunks=(4, 3), dtype=data.dtype,
+                            dimension_separator=separator, **options)
+    written = 7 if array.fill_value is None else 4  # or the rest is what memory holds
+    array[:written] = data[:written]
+    array.attrs.update({"_ARRAY_DIMENSIONS": ["y", "x"], "units": "mm"})
+    values[name] = array[...]
+numpy.savez(found, **values)
+"""
+
+
+@pytest.fixture(scope="module")
+def unconverted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Arrays that zarr-python 2 wrote in `v2`, and their chunks with our documents in `v3`."""
+    root = tmp_path_factory.mktemp("unconverted")
+    (root / "v2").mkdir()
+    ZARR2.run(NEW, root / "v2", SEPARATOR, root / "values.npz")
+    with np.load(root / "values.npz", allow_pickle=True) as found:
+        values = dict(found)
+    for name in values:
+        v2, v3 = root / "v2" / name, root / "v3" / name
+        v3.mkdir(parents=True)
+        array = new_array((v2 / ".zarray").read_bytes(), (v2 / ".zattrs").read_bytes(), SEPARATOR)
+        (v3 / "zarr.json").write_text(json.dumps(array.document))
+        move_chunks(v2, v3, to_v2=False)
+    return root, values
+
+
+def test_zarr_python_3_reads_as_v3_what_zarr_python_2_wrote(unconverted: tuple[Path, dict[str, Any]]) -> None:
+    root, values = unconverted
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = {name: zarr.open_array(root / "v3" / name, mode="r") for name in values}
+        assert [name for name, array in found.items() if not same(array[...], values[name])] == []
+    assert {array.metadata.dimension_names for array in found.values()} == {("y", "x")}
+    assert all(dict(array.attrs) == {"units": "mm"} for array in found.values())
+
+
+@pytest.mark.parametrize(
+    "name", ["default", "plain", "fortran", "big", "blosc", "bytes blosc", "checked", "bool", "uint64", "complex"]
+)
+def test_tensorstore_reads_as_v3_what_zarr_python_2_wrote(unconverted: tuple[Path, dict[str, Any]], name: str) -> None:
+    root, values = unconverted
+    assert same(read_tensorstore(root / "v3" / name), values[name])

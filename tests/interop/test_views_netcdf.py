@@ -1,0 +1,41 @@
+"""netCDF-C, which decompresses no chunks that others compressed, reads the decoded v2 view."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.clients import netcdf_url, output_of, read_gdal, read_netcdf, read_zarr2
+from tests.support.mounting import Mounter
+from tests.support.viewed import DOCUMENTS, Viewed, write_source
+
+
+@pytest.fixture(scope="module")
+def viewed(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) -> Viewed:
+    source = tmp_path_factory.mktemp("viewed") / "data.zarr"
+    values = write_source(source)
+    return Viewed(module_mount(source, arguments=["--view=v2", "--decode"]), source, values)
+
+
+def test_ncdump_and_nccopy_read_all_arrays(viewed: Viewed, tmp_path: Path) -> None:
+    assert "variables:" not in output_of("ncdump", "-h", netcdf_url(viewed.source)), "natively: nothing, and success"
+    copy = tmp_path / "copy.nc"
+    output_of("nccopy", netcdf_url(viewed.root), copy)
+    for dataset in (netcdf_url(viewed.root), copy):
+        head = output_of("ncdump", "-h", str(dataset))
+        assert "ushort turned(z, y, x) ;" in head
+        assert ':made\\ by = "a test" ;' in head
+        assert 'image:title = "cells" ;' in head
+        found = read_netcdf(dataset)
+        assert sorted(found) == sorted(DOCUMENTS)
+        for name, values in found.items():
+            assert np.array_equal(values, viewed.values[name].ravel()), name
+
+
+def test_readers_of_encoded_chunks_read_decoded_ones_and_more_arrays(viewed: Viewed, tmp_path: Path) -> None:
+    found = read_zarr2(viewed.root, list(DOCUMENTS), tmp_path)
+    for name in DOCUMENTS:
+        assert np.array_equal(found[name], viewed.values[name]), name
+        assert np.array_equal(read_gdal(viewed.root, name), viewed.values[name]), name

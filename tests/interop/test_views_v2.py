@@ -1,0 +1,140 @@
+"""Readers of Zarr v2 see sharded v3 arrays in the v2 view, each of which says first that it cannot read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray
+
+from tests.support.clients import (
+    ZARR2,
+    open_tensorstore_v2,
+    output_of,
+    read_gdal,
+    read_zarr2,
+    system_tool,
+)
+from tests.support.corpus import CASES
+from tests.support.datasets import Corpus
+from tests.support.mounting import Mounter
+from tests.support.readers import assert_same
+from tests.support.viewed import ATTRIBUTES, WITH_V2_FORM, Viewed, write_source
+
+MADE_BY = {"made by": "a test"}
+SIZES = {"z": 20, "y": 24, "x": 28}
+
+
+@pytest.fixture(scope="module")
+def viewed(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) -> Viewed:
+    source = tmp_path_factory.mktemp("viewed") / "data.zarr"
+    values = write_source(source)
+    return Viewed(module_mount(source, arguments=["--view=v2"]), source, values)
+
+
+def test_the_array_without_a_v2_form_is_left_out_and_the_log_says_why(viewed: Viewed) -> None:
+    assert sorted(path.name for path in viewed.root.iterdir() if path.is_dir()) == sorted(WITH_V2_FORM)
+    consolidated = json.loads((viewed.root / ".zmetadata").read_text())["metadata"]
+    assert {key.split("/")[0] for key in consolidated if "/" in key} == set(WITH_V2_FORM)
+    assert not (viewed.root / "turned").exists()
+    assert "turned" in viewed.mount.log
+
+
+def test_zarr_python_2_reads_the_consolidated_group(viewed: Viewed, tmp_path: Path) -> None:
+    assert ZARR2.complaint("import sys, zarr; zarr.open_group(sys.argv[1], mode='r')", viewed.source) == (
+        "zarr.errors.GroupNotFoundError: group not found at path ''"
+    )
+    program = """
+import json, sys, numpy, zarr
+found, root, attributes, *names = sys.argv[1:]
+consolidated, group = zarr.open_consolidated(root, mode="r"), zarr.open_group(root, mode="r")
+for opened in (consolidated, group):
+    assert sorted(name for name, _ in opened.arrays()) == sorted(names), list(opened.arrays())
+    assert dict(opened.attrs) == {"made by": "a test"}, dict(opened.attrs)
+    assert dict(opened["image"].attrs) == json.loads(attributes), dict(opened["image"].attrs)
+    assert opened["reversed"].order == "F" and opened["big"].dtype.str == ">f8"
+numpy.savez(found, **{name: consolidated[name][...] for name in names})
+"""
+    attributes = json.dumps(ATTRIBUTES | {"_ARRAY_DIMENSIONS": ["z", "y", "x"]})
+    found = ZARR2.arrays(program, tmp_path, viewed.root, attributes, *WITH_V2_FORM)
+    for name in WITH_V2_FORM:
+        assert np.array_equal(found[name], viewed.values[name]), name
+
+
+def test_an_old_xarray_reads_with_dask(viewed: Viewed, tmp_path: Path) -> None:
+    assert "No such file or directory: " in ZARR2.complaint(
+        "import sys, xarray; xarray.open_zarr(sys.argv[1])", viewed.source
+    )
+    program = """
+import sys, numpy, xarray
+found, root = sys.argv[1:]
+opened = xarray.open_zarr(root, consolidated=True, mask_and_scale=False)
+assert opened.sizes == {"z": 20, "y": 24, "x": 28} and opened.attrs == {"made by": "a test"}, opened
+assert opened["image"].chunks == ((8, 8, 4), (8, 8, 8), (4,) * 7), opened["image"].chunks
+assert int(opened["nested"].sum()) == int(opened["nested"].values.sum())
+numpy.savez(found, **{str(name): variable.values for name, variable in opened.items()})
+"""
+    found = ZARR2.arrays(program, tmp_path, viewed.root)
+    assert sorted(found) == sorted(WITH_V2_FORM)
+    for name in WITH_V2_FORM:
+        assert np.array_equal(found[name], viewed.values[name]), name
+
+
+@pytest.mark.parametrize("consolidated", [True, False])
+def test_xarray_reads_it_as_zarr_format_2(viewed: Viewed, consolidated: bool) -> None:
+    with xarray.open_zarr(viewed.root, zarr_format=2, consolidated=consolidated, mask_and_scale=False) as opened:
+        assert (opened.sizes, opened.attrs) == (SIZES, MADE_BY)
+        assert opened["image"].attrs == ATTRIBUTES | {"_FillValue": 0}
+        assert sorted(map(str, opened)) == sorted(WITH_V2_FORM)
+        for name, variable in opened.items():
+            assert variable.chunks is not None
+            assert np.array_equal(variable.values, viewed.values[str(name)]), name
+
+
+def test_gdal_reads_all_arrays_and_makes_a_tiff_of_a_plane(viewed: Viewed, tmp_path: Path) -> None:
+    native = system_tool("gdal_translate", str(viewed.source / "plane"), str(tmp_path / "never.tif"))
+    assert native.returncode == 1
+    complaints = "not recognized as a supported file format", "Unsupported codec: sharding_indexed"  # since 3.8
+    assert any(complaint in native.stderr for complaint in complaints), native.stderr
+
+    told = json.loads(output_of("gdalmdiminfo", viewed.root))
+    assert sorted(told["arrays"]) == sorted(WITH_V2_FORM)
+    assert told["attributes"] == MADE_BY
+    assert told["arrays"]["image"]["attributes"]["title"] == "cells"
+    assert {dimension["name"]: dimension["size"] for dimension in told["dimensions"]} == SIZES
+    for name in WITH_V2_FORM:
+        assert np.array_equal(read_gdal(viewed.root, name), viewed.values[name]), name
+    for number, dataset in enumerate((str(viewed.root / "plane"), f'ZARR:"{viewed.root}":/plane')):
+        tiff, raw = tmp_path / f"{number}.tif", tmp_path / f"{number}.raw"
+        output_of("gdal_translate", "-q", dataset, tiff)
+        output_of("gdal_translate", "-q", "-of", "ENVI", tiff, raw)
+        assert raw.read_bytes() == viewed.values["plane"].tobytes()
+
+
+def test_the_zarr_driver_of_tensorstore_reads_all_arrays(viewed: Viewed) -> None:
+    with pytest.raises(ValueError, match=r'Error opening "zarr" driver: Metadata at local file ".*/\.zarray" does not'):
+        open_tensorstore_v2(viewed.source / "image")
+    for name in WITH_V2_FORM:
+        opened = open_tensorstore_v2(viewed.root / name)
+        assert np.array_equal(opened.read().result(), viewed.values[name]), name
+
+
+WITHOUT_V2_FORM = {
+    *("transpose-201", "transpose-120", "transpose-even", "transpose-inner", "transpose-between-only"),
+    *("transpose-4d", "rectilinear-transpose"),  # neither order C nor F
+    *("opaque-codec", "zero-bytes", "opaque-serializer"),  # codecs that nobody knows
+    *("fill-hex-nan", "fill-hex-float64", "fill-complex-hex"),  # v2 knows a single NaN
+}
+
+
+def test_zarr_python_2_reads_all_of_the_corpus_that_has_a_v2_form(
+    corpus: Corpus, module_mount: Mounter, tmp_path: Path
+) -> None:
+    mounted = module_mount(corpus.mount.source, arguments=["--view=v2"])
+    shown = [case.name for case in CASES if (mounted.path / case.name).is_dir()]
+    assert {case.name for case in CASES} - set(shown) == WITHOUT_V2_FORM
+    found = read_zarr2(mounted.path, shown, tmp_path)
+    for name in shown:
+        assert_same(found[name].astype(corpus.encoded[name].values.dtype), corpus.encoded[name].values)

@@ -1,0 +1,274 @@
+"""The npy view on real mounts: every array one file that NumPy reads and maps, read-only."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.support.corpus import BIG, CASES, GZIP, LITTLE, ZSTD, array, extension, sharding, transpose
+from tests.support.damage import edit, flip
+from tests.support.datasets import Corpus, files_below, store
+from tests.support.mounting import Mount, Mounter
+
+NPY = ["--view=npy"]
+SHAPE = (12, 40, 300)
+VALUES = np.arange(math.prod(SHAPE), dtype="<i4").reshape(SHAPE)
+NOT_SHOWN = {"opaque-codec", "opaque-serializer", "type-string", "zero-bytes"}
+"""Cases whose chunks nobody knows how to decode, or whose elements vary in size."""
+
+
+def saved(values: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.asarray(values, order="C"))
+    return file.getvalue()
+
+
+def counts(mount: Mount) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(os.getxattr(mount.path, "user.shardfs.stats"))
+    return found
+
+
+def group(path: Path, **attributes: Any) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes}))
+
+
+def no_such_file(path: Path) -> bool:
+    with pytest.raises(FileNotFoundError):
+        path.stat()
+    return True
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A group with one array of 3 × 2 × 3 chunks in shards, and everything that may stand beside it."""
+    path = tmp_path / "data.zarr"
+    group(path)
+    document = array(SHAPE, (8, 40, 300), sharding((4, 20, 100), LITTLE, ZSTD), fill_value=7)
+    store(path / "image", document, VALUES, absent=[(2, 1, 2)])
+    return path
+
+
+def shown_values() -> np.ndarray:
+    values = VALUES.copy()
+    values[8:, 20:, 200:] = 7
+    return values
+
+
+@pytest.fixture(scope="module")
+def everything(corpus: Corpus, module_mount: Mounter) -> Mount:
+    return module_mount(corpus.mount.source, arguments=NPY)
+
+
+def test_every_array_of_the_corpus_is_what_numpy_saves(corpus: Corpus, everything: Mount) -> None:
+    names = {case.name for case in CASES} - NOT_SHOWN
+    root = everything.path
+    assert {name for name in os.listdir(root) if name.endswith(".npy")} == {f"{name}.npy" for name in names}
+    for name in sorted(names):
+        path, expected = root / f"{name}.npy", saved(corpus.encoded[name].values)
+        assert path.stat().st_size == len(expected), name
+        assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(expected).digest(), name
+        if corpus.encoded[name].values.size:
+            mapped = np.load(path, mmap_mode="r")
+            assert mapped.tobytes() == corpus.encoded[name].values.tobytes(), name
+        assert no_such_file(root / name)
+
+
+def test_what_has_no_npy_form_is_left_out_and_the_log_says_so_once(everything: Mount) -> None:
+    for _ in range(2):
+        os.listdir(everything.path)
+    for name in NOT_SHOWN:
+        assert len(re.findall(f"{name} is left out of the npy view: ", everything.log)) == 1
+        assert no_such_file(everything.path / f"{name}.npy")
+        assert no_such_file(everything.path / name)
+
+
+def test_groups_are_folders_and_attributes_are_files(source: Path, mount: Mounter) -> None:
+    group(source, root=[1, None])
+    group(source / "group", scale=float("nan"), name="µ")
+    group(source / "group/empty")
+    values = np.arange(6, dtype="<i2").reshape(2, 3)
+    store(
+        source / "group/a", array((2, 3), (2, 3), sharding((1, 3)), data_type="int16", attributes={"unit": "m"}), values
+    )
+    (source / "plain").mkdir()
+    shutil.copytree(source / "group/a", source / "plain/b")
+    (source / "README").write_text("read me")
+    zarr.create_array(source / "whole", data=VALUES[:3], chunks=(2, 16, 50), dimension_names=["z", "y", "x"])
+    zarr.create_array(source / "old", data=values, zarr_format=2)
+    root = mount(source, arguments=NPY).path
+    assert sorted(os.listdir(root)) == [
+        "README", "data.zarr.json", "group", "group.json", "image.npy", "old", "plain", "whole.npy"
+    ]  # fmt: skip
+    assert sorted(os.listdir(root / "group")) == ["a.json", "a.npy", "empty"]
+    assert os.listdir(root / "group/empty") == []
+    assert sorted(os.listdir(root / "plain")) == ["b.json", "b.npy"]
+    assert json.loads((root / "data.zarr.json").read_text()) == {"root": [1, None]}
+    attributes = json.loads((root / "group.json").read_text())
+    assert math.isnan(attributes.pop("scale"))
+    assert attributes == {"name": "µ"}
+    assert json.loads((root / "plain/b.json").read_text()) == {"unit": "m"}
+    assert (root / "README").read_text() == "read me"
+    assert np.array_equal(np.load(root / "group/a.npy"), values)
+    assert np.array_equal(np.load(root / "plain/b.npy"), values)
+    assert np.array_equal(np.load(root / "whole.npy"), VALUES[:3])
+    assert np.array_equal(zarr.open_array(root / "old", mode="r")[:], values)
+    for name in ("zarr.json", "group/zarr.json", "image", "image.json", "image/zarr.json", "old.npy", "README.npy"):
+        assert no_such_file(root / name) if "/" not in name or name.startswith("group") else not (root / name).exists()
+    for name in (".npy", "..npy", "...npy", ".json", "group.npy", "plain.json", ".shardfs.npy"):
+        assert no_such_file(root / name)
+    status, document = (root / "group/a.npy").stat(), (source / "group/a/zarr.json").stat()
+    assert (status.st_mtime_ns, status.st_mode, status.st_uid) == (
+        document.st_mtime_ns,
+        document.st_mode,
+        document.st_uid,
+    )
+    assert (root / "group/a.npy").stat().st_ino == status.st_ino != (root / "group/a.json").stat().st_ino
+    assert os.listxattr(root / "image.npy") == []
+    for path in (root / "image.npy", root / "new"):
+        with pytest.raises(OSError) as raised, path.open("r+b" if path.exists() else "wb"):
+            pass
+        assert raised.value.errno == errno.EROFS
+
+
+@pytest.mark.parametrize("separator", ["/", "."])
+def test_an_array_that_is_the_source_is_a_file_of_its_name(separator: str, tmp_path: Path, mount: Mounter) -> None:
+    encoding = extension("default", separator=separator)
+    document = array((4, 6), (4, 6), sharding((2, 3)), chunk_key_encoding=encoding, attributes={"a": 1})
+    values = np.arange(24, dtype="<i4").reshape(4, 6)
+    store(tmp_path / "cells.zarr", document, values)
+    (tmp_path / "cells.zarr/notes.txt").write_text("notes")
+    root = mount(tmp_path / "cells.zarr", arguments=NPY).path
+    assert files_below(root) == {
+        "cells.zarr.npy": saved(values),
+        "cells.zarr.json": b'{\n  "a": 1\n}\n',
+        "notes.txt": b"notes",
+    }
+    assert no_such_file(root / ("c" if separator == "/" else "c.0.0"))
+    assert no_such_file(root / "zarr.json")
+
+
+def test_a_generated_file_wins_over_a_stored_name_and_that_is_said_once(source: Path, mount: Mounter) -> None:
+    (source / "image.npy").write_text("stored")
+    group(source / "twice.npy")
+    for name in ("twice", "data.zarr"):
+        store(source / name, array((2,), (2,), sharding((1,)), attributes={"of": name}))
+    group(source, of="the root")
+    mounted = mount(source, arguments=NPY)
+    for _ in range(2):
+        names = os.listdir(mounted.path)
+        assert sorted(names) == ["data.zarr.json", "data.zarr.npy", "image.npy", "twice.json", "twice.npy"]
+    assert np.array_equal(np.load(mounted.path / "image.npy"), shown_values())
+    assert np.load(mounted.path / "twice.npy").tolist() == [1, 2]
+    assert json.loads((mounted.path / "data.zarr.json").read_text()) == {"of": "data.zarr"}
+    for name in ("image.npy", "twice.npy"):
+        assert mounted.log.count(f"{name} is not shown: a file of that name stands for {name[:-4]}") == 1
+    assert mounted.log.count("data.zarr.json is not shown: ") == 1
+
+
+def test_random_access_touches_only_the_chunks_that_it_needs(source: Path, mount: Mounter) -> None:
+    mounted = mount(source, arguments=NPY)
+    values = shown_values()
+    with open(mounted.path / "image.npy", "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        for coords in [(9, 5, 150), (9, 5, 151), (8, 19, 199), (0, 0, 0), (10, 30, 250)]:
+            offset = 128 + 4 * int(np.ravel_multi_index(coords, SHAPE))
+            assert os.pread(file.fileno(), 4, offset) == values[coords].tobytes()
+    found = counts(mounted)
+    # A page has 1024 elements: rows of 300 go through all chunks along the last axis, of which one is absent.
+    assert found["decoded_chunks"] == 3 + 2 + 3
+    mapped = np.load(mounted.path / "image.npy", mmap_mode="r")
+    assert mapped[9, 5, 150] == values[9, 5, 150]
+    assert np.array_equal(mapped[::5, ::7, ::11], values[::5, ::7, ::11])
+
+
+@pytest.mark.parametrize(
+    ("cache", "decoded"), [("512K", 17), ("100K", None)], ids=["a-slab-fits", "a-slab-does-not-fit"]
+)
+def test_reading_in_order_decodes_each_chunk_once_where_a_slab_fits(
+    cache: str, decoded: int | None, source: Path, mount: Mounter
+) -> None:
+    mounted = mount(source, arguments=[*NPY, f"--decode-cache={cache}"])
+    with open(mounted.path / "image.npy", "rb", buffering=0) as file:
+        data = b"".join(iter(lambda: file.read(10_000), b""))
+    assert data == saved(shown_values())
+    found = counts(mounted)
+    said = "image: reading it in order decodes chunks more than once; --decode-cache 1M keeps what is needed again"
+    if decoded is not None:
+        assert (found["decoded_chunks"], found["decoded_bytes"]) == (decoded, decoded * 4 * 20 * 100 * 4)
+        assert said not in mounted.log
+    else:
+        assert found["decoded_chunks"] >= 17
+        assert (mounted.path / "image.npy").read_bytes() == data
+        assert mounted.log.count(said) == 1
+
+
+def test_a_chunk_larger_than_the_cache_is_decoded_once_by_who_reads_on(tmp_path: Path, mount: Mounter) -> None:
+    values = np.arange(300_000, dtype="<i4")
+    store(tmp_path / "a", array((300_000,), (300_000,), sharding((150_000,), LITTLE, GZIP)), values)
+    mounted = mount(tmp_path / "a", arguments=[*NPY, "--decode-cache=1"])
+    with open(mounted.path / "a.npy", "rb", buffering=0) as file:
+        data = b"".join(iter(lambda: file.read(2**17), b""))
+    assert data == saved(values)
+    assert counts(mounted)["decoded_chunks"] <= 4  # the kernel may ask for both sides of the boundary in turns
+
+
+def test_transposes_nesting_and_byte_order_compose(tmp_path: Path, mount: Mounter) -> None:
+    values = (np.arange(9 * 10 * 11) - 400.5).astype("<f8").reshape(9, 10, 11)
+    nested = sharding((4, 8, 4), transpose(1, 2, 0), sharding((4, 2, 2), transpose(2, 1, 0), BIG, ZSTD))
+    document = array((9, 10, 11), (8, 8, 8), transpose(2, 0, 1), nested, data_type="float64", fill_value="NaN")
+    store(tmp_path / "a", document, values)
+    root = mount(tmp_path / "a", arguments=NPY).path
+    assert (root / "a.npy").read_bytes() == saved(values)
+
+
+def test_a_damaged_chunk_is_an_error_for_what_it_touches_only(source: Path, mount: Mounter) -> None:
+    shard = source / "image/c/0/0/0"
+    edit(shard, flip(20))  # in the first chunk
+    mounted = mount(source, arguments=NPY, expect=(r"c/0/0/0 of image does not decode",))
+    with open(mounted.path / "image.npy", "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        with pytest.raises(OSError) as raised:
+            os.pread(file.fileno(), 4, 128)
+        assert raised.value.errno == errno.EIO
+        offset = 128 + 4 * int(np.ravel_multi_index((9, 0, 0), SHAPE))
+        assert os.pread(file.fileno(), 4, offset) == VALUES[9, 0, 0].tobytes()
+    with pytest.raises(OSError, match="Input/output error"):
+        shutil.copyfile(mounted.path / "image.npy", source.parent / "copy")
+
+
+def test_changes_behind_the_mount_are_seen_at_the_next_open(source: Path, mount: Mounter) -> None:
+    root = mount(source, arguments=NPY, metadata_ttl=0).path
+    path = root / "image.npy"
+    before, ino = path.read_bytes(), path.stat().st_ino
+    stored = zarr.open_array(source / "image", mode="r+")
+    stored[0, 0, 0] = -5
+    assert np.load(path)[0, 0, 0] == -5
+    assert path.stat().st_ino == ino
+    with path.open("rb") as open_before:
+        assert open_before.read(1000) == path.read_bytes()[:1000]
+        stored.resize((13, 40, 300))
+        assert np.load(path).shape == (13, 40, 300)
+        assert path.stat().st_ino != ino
+        assert os.fstat(open_before.fileno()).st_size == len(before)
+    shutil.rmtree(source / "image")
+    assert no_such_file(path)
+    assert os.listdir(root) == []
+
+
+def test_a_source_that_is_an_array_without_an_npy_form_is_not_mounted(tmp_path: Path, mount: Mounter) -> None:
+    store(tmp_path / "a", array((4,), (4,), sharding((2,), LITTLE, extension("example.invert"))))
+    with pytest.raises(AssertionError, match=r"the codec 'example\.invert' cannot be decoded"):
+        mount(tmp_path / "a", arguments=NPY)

@@ -1,0 +1,126 @@
+"""Programs that cannot share an environment with shardfs, each in one of its own, and tools of the system."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorstore
+
+from tests.support.mounting import PATIENCE
+
+SETUP = "run scripts/test, which sets up what the tests need"
+
+
+@dataclass(frozen=True)
+class Client:
+    """A Python program in an environment of its own, which `scripts/test` makes in `clients/` of this one."""
+
+    name: str
+    impossible: str | None = None
+    """Why a machine may have no way to run it; it is skipped there."""
+
+    @property
+    def python(self) -> Path:
+        path = Path(sys.prefix, "clients", self.name, "bin", "python")
+        if not path.exists():
+            if self.impossible:
+                pytest.skip(f"no {self.name} at {path}: {self.impossible}")
+            pytest.fail(f"no {self.name} at {path}: {SETUP}")
+        return path
+
+    def run(self, program: str, *arguments: str | Path) -> str:
+        """Run *program*, whose `sys.argv[1:]` are *arguments*; it must succeed.  Returns what it printed."""
+        done = self._run(program, *arguments)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    def complaint(self, program: str, *arguments: str | Path) -> str:
+        """Run *program*, which must fail; returns the last line of its traceback."""
+        done = self._run(program, *arguments)
+        assert done.returncode == 1, done.stdout
+        return done.stderr.rstrip().splitlines()[-1]
+
+    def arrays(self, program: str, directory: Path, *arguments: str | Path) -> dict[str, np.ndarray]:
+        """Run *program*, which saves arrays in the file that `sys.argv[1]` names; returns them by their names."""
+        found = directory / f"{self.name}.npz"
+        self.run(program, found, *arguments)
+        with np.load(found, allow_pickle=True) as arrays:
+            return dict(arrays)
+
+    def _run(self, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [self.python, "-P", "-W", "ignore", "-c", program, *arguments]
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=4 * PATIENCE
+        )
+
+
+ZARR2 = Client("zarr2")
+"""zarr-python 2.18, and xarray and dask that go with it."""
+CLOUD_VOLUME = Client("cloudvolume")
+RASTERIO = Client("rasterio", "it takes Python 3.12 or later")
+"""With a GDAL that reads Zarr v3."""
+
+
+def system_tool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a tool of the system, whatever comes of it."""
+    if shutil.which(arguments[0]) is None:
+        pytest.fail(f"{arguments[0]} is not installed: {SETUP}")
+    return subprocess.run(
+        arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=4 * PATIENCE
+    )
+
+
+def output_of(*arguments: str | Path) -> str:
+    """What a tool of the system prints; it must succeed."""
+    done = system_tool(*arguments)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def read_zarr2(root: Path, names: Iterable[str], directory: Path) -> dict[str, np.ndarray]:
+    """Read arrays below *root* with zarr-python 2.18, each opened by itself."""
+    return ZARR2.arrays(_READ_ZARR2, directory, root, *names)
+
+
+_READ_ZARR2 = """
+import sys, numpy, zarr
+found, root, *names = sys.argv[1:]
+numpy.savez(found, **{name: zarr.open_array(f"{root}/{name}", mode="r")[...] for name in names})
+"""
+
+
+def open_tensorstore_v2(path: Path) -> tensorstore.TensorStore:
+    """Open an array with tensorstore's driver for Zarr v2, to read and to write."""
+    kvstore = {"driver": "file", "path": f"{path}/"}
+    return tensorstore.open({"driver": "zarr", "kvstore": kvstore}, read=True, write=True).result()
+
+
+def read_gdal(root: Path, name: str) -> np.ndarray:
+    """Read an array of a group with the multidimensional interface of GDAL."""
+    told = json.loads(output_of("gdalmdiminfo", "-detailed", "-array", f"/{name}", root))
+    dtype = {"Byte": "u1"}.get(told["datatype"]) or told["datatype"].lower()
+    return np.array(told["values"], dtype).reshape(told["dimension_size"])
+
+
+def netcdf_url(root: Path) -> str:
+    return f"file://{root}#mode=zarr,file"
+
+
+_CDL_TYPES = {"byte": "i1", "ubyte": "u1", "short": "i2", "ushort": "u2", "int": "i4", "float": "f4", "double": "f8"}
+
+
+def read_netcdf(dataset: str | Path) -> dict[str, np.ndarray]:
+    """Read all variables with ncdump, without a shape; with a digit more than a float needs."""
+    head, data = output_of("ncdump", "-p", "9,17", str(dataset)).split("\ndata:\n")
+    types = {name: _CDL_TYPES[cdl] for cdl, name in re.findall(r"^\t(\w+) (\w+)\(", head, re.MULTILINE)}
+    values = dict(re.findall(r"^ (\w+) =\s([^;]*);", data, re.MULTILINE))
+    return {name: np.array(values[name].replace(",", " ").split(), types[name]) for name in types}

@@ -1,0 +1,305 @@
+"""Decoded chunks: each decoded once however many ask, kept within bounds, and never of another version."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from shardfs.dataset.array import Array, Extent
+from shardfs.dataset.statistics import Statistics
+from shardfs.errors import CorruptionError, RefusedError, ShardfsError, StoreError
+from shardfs.format.chunk_codec import ChunkCodec
+from shardfs.format.sharding import Coords
+from shardfs.stores.memory import MemoryContent
+from shardfs.vfs.decoded import DecodedChunks, PlainChunk
+from tests.support.corpus import CRC32C, LITTLE, ZSTD, array, sharding
+from tests.support.damage import edit, flip
+from tests.support.datasets import store
+from tests.support.gated import GatedStore
+from tests.support.opened import in_trio, open_source
+
+SHAPE = (8, 4096)
+CHUNK_SHAPE = (1, 4096)
+NBYTES = 4 * 4096
+VALUES = np.arange(8 * 4096, dtype="<i4").reshape(SHAPE)
+
+
+def document(*codecs: object, chunk_shape: tuple[int, ...] = CHUNK_SHAPE) -> dict[str, object]:
+    shape = (8, chunk_shape[1])
+    return array(shape, shape, sharding(chunk_shape, *codecs))
+
+
+class Gate:
+    """Counts the reads of payloads, and keeps them waiting while it is closed; may fail or cancel them."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.opened = trio.Event()
+        self.opened.set()
+        self.error: ShardfsError | None = None
+
+    def close(self) -> None:
+        self.opened = trio.Event()
+
+    async def __call__(self, key: str, offset: int, nbytes: int) -> None:
+        if key.endswith("zarr.json"):
+            return
+        self.reads += 1
+        await self.opened.wait()
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass
+class Decoding:
+    """An array whose chunks a test decodes."""
+
+    array: Array
+    codec: ChunkCodec
+    chunks: DecodedChunks
+    statistics: Statistics
+    gate: Gate
+
+    async def extent(self, coords: Coords) -> Extent:
+        extent = await self.array.extent(coords)
+        assert extent is not None
+        self.gate.reads = 0
+        return extent
+
+    async def get(self, coords: Coords) -> memoryview:
+        extent = await self.array.extent(coords)
+        assert extent is not None
+        return await self.chunks.get(self.array.arrangement, coords, extent, self.codec)
+
+    async def plain(self, coords: Coords) -> PlainChunk:
+        return PlainChunk(self.chunks, self.array.arrangement, coords, await self.extent(coords), self.codec)
+
+
+async def open_decoding(root: Path, max_nbytes: int = 2**20) -> Decoding:
+    gate = Gate()
+    opened = open_source(root, store=GatedStore(root, gate))
+    found = await opened.array()
+    codec = ChunkCodec.parse("int32", found.grid.chunk_shape, found.codecs)
+    return Decoding(found, codec, DecodedChunks(max_nbytes, opened.statistics), opened.statistics, gate)
+
+
+@asynccontextmanager
+async def waiting(decoding: Decoding, ntasks: int, coords: Coords) -> AsyncIterator[list[object]]:
+    """Tasks that ask for one chunk while its read waits; what they got, or what they raised."""
+    got: list[object] = []
+
+    async def ask() -> None:
+        try:
+            got.append(bytes(await decoding.get(coords)))
+        except ShardfsError as error:
+            got.append(error)
+
+    await decoding.extent(coords)
+    decoding.gate.close()
+    async with trio.open_nursery() as nursery:
+        for _ in range(ntasks):
+            nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        yield got
+
+
+@pytest.fixture(params=[CHUNK_SHAPE, (1, 32768)], ids=["at-once", "in-a-thread"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    store(tmp_path / "a", document(LITTLE, ZSTD, chunk_shape=request.param))
+    return tmp_path / "a"
+
+
+@in_trio
+async def test_tasks_that_want_one_chunk_share_one_decoding(source: Path) -> None:
+    decoding = await open_decoding(source)
+    async with waiting(decoding, 5, (3, 0)) as got:
+        decoding.gate.opened.set()
+    assert len(got) == 5
+    assert len(set(got)) == 1
+    assert decoding.gate.reads == 1
+    assert await decoding.get((3, 0)) == got[0]
+    counts = decoding.statistics
+    assert (counts.decoded_chunks, counts.decoded_bytes) == (1, decoding.codec.nbytes)
+    assert counts.decode_hits == 5
+
+
+@in_trio
+async def test_tasks_that_want_one_chunk_share_its_error_and_it_is_read_again_afterwards(source: Path) -> None:
+    decoding = await open_decoding(source)
+    async with waiting(decoding, 3, (3, 0)) as got:
+        decoding.gate.error = StoreError("the disk is gone")
+        decoding.gate.opened.set()
+    assert [str(error) for error in got] == ["the disk is gone"] * 3
+    assert decoding.gate.reads == 1
+    decoding.gate.error = None
+    assert len(await decoding.get((3, 0))) == decoding.codec.nbytes
+
+
+@in_trio
+async def test_who_waits_for_a_decoding_that_is_cancelled_decodes_itself(source: Path) -> None:
+    decoding = await open_decoding(source)
+    await decoding.extent((3, 0))
+    decoding.gate.close()
+    got: list[bytes] = []
+    first = trio.CancelScope()
+
+    async def ask(scope: trio.CancelScope) -> None:
+        with scope:
+            got.append(bytes(await decoding.get((3, 0))))
+
+    async with trio.open_nursery() as nursery:
+        for scope in (first, trio.CancelScope(), trio.CancelScope()):
+            nursery.start_soon(ask, scope)
+            await trio.testing.wait_all_tasks_blocked()
+        first.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        decoding.gate.opened.set()
+    assert len(got) == 2
+    assert decoding.gate.reads == 2
+
+
+@in_trio
+async def test_the_chunks_used_last_stay_within_the_bound(tmp_path: Path) -> None:
+    store(tmp_path, document(LITTLE, ZSTD), VALUES)
+    decoding = await open_decoding(tmp_path, max_nbytes=2 * NBYTES)
+    for row in (0, 1, 0, 2, 0, 1):
+        assert np.array_equal(np.frombuffer(await decoding.get((row, 0)), "<i4"), VALUES[row])
+    # 1 went for 2, as 0 had been used since, and 2 for 1.
+    assert decoding.statistics.decoded_chunks == 4
+    assert decoding.statistics.decode_hits == 2
+
+
+@in_trio
+async def test_a_chunk_larger_than_the_bound_is_decoded_once_while_it_is_open_and_few_are_kept(tmp_path: Path) -> None:
+    store(tmp_path, document(LITTLE, ZSTD), VALUES)
+    decoding = await open_decoding(tmp_path, max_nbytes=NBYTES - 1)
+    held = [await decoding.plain((row, 0)) for row in range(8)]
+    for row, chunk in enumerate(held):
+        pieces = [bytes(await chunk.read(offset, 1000)) for offset in range(0, NBYTES + 1000, 1000)]
+        assert b"".join(pieces) == VALUES[row].tobytes()
+    assert decoding.statistics.decoded_chunks == 8
+    await held[7].read(0, 1)
+    assert decoding.statistics.decoded_chunks == 8
+    await held[0].read(0, 1)  # which was let go for the others
+    assert decoding.statistics.decoded_chunks == 9
+
+
+@in_trio
+async def test_no_more_chunks_are_in_flight_than_there_is_room_for(tmp_path: Path) -> None:
+    store(tmp_path, document(LITTLE, ZSTD), VALUES)
+    decoding = await open_decoding(tmp_path)
+    decoding.chunks = DecodedChunks(2**20, decoding.statistics, in_flight_nbytes=4 * NBYTES)
+    await decoding.extent((0, 0))
+    decoding.gate.close()
+    got: list[memoryview] = []
+
+    async def ask(row: int) -> None:
+        got.append(await decoding.get((row, 0)))
+
+    async with trio.open_nursery() as nursery:
+        for row in range(8):
+            nursery.start_soon(ask, row)
+        await trio.testing.wait_all_tasks_blocked()
+        assert decoding.gate.reads in (2, 3)  # as far as chunks get smaller by encoding
+        decoding.gate.opened.set()
+    assert len(got) == decoding.gate.reads == 8
+
+
+@in_trio
+async def test_a_new_version_of_a_chunk_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    store(tmp_path, document(LITTLE, ZSTD), VALUES)
+    decoding = await open_decoding(tmp_path)
+    old = await decoding.plain((0, 0))
+    assert await old.read(0, NBYTES) == VALUES[0].tobytes()
+    (tmp_path / "c/0/0").unlink()
+    store(tmp_path, document(LITTLE, ZSTD), VALUES + 1)
+    assert await decoding.get((0, 0)) == (VALUES[0] + 1).tobytes()
+    assert await old.read(0, NBYTES) == VALUES[0].tobytes()
+
+
+@in_trio
+async def test_the_same_bytes_under_another_codec_are_another_chunk(tmp_path: Path) -> None:
+    store(tmp_path, document(LITTLE, ZSTD), VALUES)
+    decoding = await open_decoding(tmp_path)
+    little = bytes(await decoding.get((0, 0)))
+    big = ChunkCodec(decoding.codec.data_type, CHUNK_SHAPE, (0, 1), "big", decoding.codec.after)
+    extent = await decoding.extent((0, 0))
+    swapped = await decoding.chunks.get(decoding.array.arrangement, (0, 0), extent, big)
+    assert np.array_equal(np.frombuffer(swapped, ">i4"), np.frombuffer(little, "<i4"))
+
+
+@in_trio
+async def test_plain_chunks_are_read_in_part_and_never_kept(tmp_path: Path) -> None:
+    store(tmp_path, document(LITTLE), VALUES)
+    decoding = await open_decoding(tmp_path)
+    chunk = await decoding.plain((3, 0))
+    assert chunk.nbytes == NBYTES
+    assert await chunk.read(NBYTES - 8, 100) == VALUES[3].tobytes()[-8:]
+    assert await chunk.read(NBYTES, 1) == b""
+    content = await chunk.content()
+    assert content.read(0, NBYTES) == VALUES[3].tobytes()
+    assert decoding.statistics.decoded_chunks == 0
+
+
+@pytest.mark.parametrize("codecs", [(LITTLE, ZSTD), (LITTLE, CRC32C), (LITTLE,)], ids=["zstd", "crc32c", "plain"])
+def test_a_chunk_that_does_not_decode_to_its_size_is_named(codecs: tuple[object, ...], tmp_path: Path) -> None:
+    store(tmp_path, document(*codecs, chunk_shape=(1, 8)))
+
+    @in_trio
+    async def main() -> None:
+        decoding = await open_decoding(tmp_path)
+        wrong = ChunkCodec.parse("int32", (1, 9), decoding.array.codecs)
+        with pytest.raises(CorruptionError, match=r"^c/2/0 of the array "):
+            await decoding.chunks.get(decoding.array.arrangement, (2, 0), await decoding.extent((2, 0)), wrong)
+        chunk = PlainChunk(decoding.chunks, decoding.array.arrangement, (2, 0), await decoding.extent((2, 0)), wrong)
+        with pytest.raises(CorruptionError, match=r"^c/2/0 of the array "):
+            await chunk.read(0, 1)
+        with pytest.raises(CorruptionError, match=r"^c/2/0 of the array "):
+            await chunk.content()
+
+    main()
+
+
+@in_trio
+async def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
+    store(tmp_path, document(LITTLE, CRC32C), VALUES)
+    edit(tmp_path / "c/0/0", flip(NBYTES + 4 + 17))
+    decoding = await open_decoding(tmp_path)
+    with pytest.raises(CorruptionError, match=r"^c/1/0 of the array does not decode: the crc32c"):
+        await decoding.get((1, 0))
+    assert await decoding.get((0, 0)) == VALUES[0].tobytes()
+
+
+@in_trio
+async def test_a_chunk_that_claims_far_more_bytes_than_it_decodes_to_is_not_read(tmp_path: Path) -> None:
+    store(tmp_path, document(LITTLE, CRC32C, chunk_shape=(1, 100_000)))
+    decoding = await open_decoding(tmp_path)
+    small = ChunkCodec.parse("int32", (1, 8), decoding.array.codecs)
+    extent = await decoding.extent((0, 0))
+    with pytest.raises(CorruptionError, match="has 400004 bytes, and 32 decoded"):
+        await decoding.chunks.get(decoding.array.arrangement, (0, 0), extent, small)
+    assert decoding.gate.reads == 0
+
+
+@in_trio
+async def test_what_is_kept_does_not_keep_what_it_was_a_part_of(tmp_path: Path) -> None:
+    store(tmp_path, array((8, 8), (8, 8), sharding((1, 8), LITTLE, CRC32C), CRC32C))  # the shard is decoded whole
+    decoding = await open_decoding(tmp_path)
+    assert isinstance((await decoding.get((0, 0))).obj, bytes)
+
+
+@in_trio
+async def test_encoding_is_the_inverse_and_refuses_another_size(source: Path) -> None:
+    decoding = await open_decoding(source)
+    plain = bytes(await decoding.get((3, 0)))
+    content = await decoding.chunks.encode(decoding.codec, MemoryContent(memoryview(plain)))
+    assert decoding.codec.decode(content.read(0, content.nbytes)) == plain
+    for wrong in (plain[:-1], plain + b"x", b""):
+        with pytest.raises(RefusedError, match=f"has {len(plain)} bytes, not {len(wrong)}"):
+            await decoding.chunks.encode(decoding.codec, MemoryContent(memoryview(wrong)))
