@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from shardfs.dataset.hierarchy import Node
+from shardfs.format.codecs import compose, composed_order
 from shardfs.format.metadata import ArrayMetadata, Extension
 from shardfs.vfs.views import View
 
@@ -29,7 +30,8 @@ class Tool:
     *says* is its answer to a sharded array.  *views* are those that it reads, the best first; *opens* is how it is told
     to, of a dataset mounted at /mnt/x with an array `image`.  Of encoded chunks it knows the *codecs*, None being all,
     up to *max_codecs* of them, and unless it *assumes_little_endian* both byte orders; "numcodecs.*" stands for every
-    codec that begins so.  It knows the *data_types*, None being all.  A tool that *copies* asks for none of that.
+    codec that begins so.  If it *inverts_transposes*, it reads only those that are their own inverse.  It knows the
+    *data_types*, None being all.  A tool that *copies* asks for none of that.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Tool:
     codecs: frozenset[str] | None = None
     max_codecs: int | None = None
     assumes_little_endian: bool = False
+    inverts_transposes: bool = False
     copies: bool = False
 
     def misses(self, node: Node, shown: ViewOptions, view: View) -> str | None:
@@ -55,11 +58,14 @@ class Tool:
         grid = node.metadata.chunk_grid.name
         if shown.view == "v3" and node.array is None and grid != "regular":
             return f"it may not know the chunk grid {grid}, and the array is not sharded"
-        return self._misses_codecs((node.any_array or node.metadata).codecs)
+        return self._misses_codecs((node.any_array or node.metadata).codecs, node.metadata.ndim)
 
-    def _misses_codecs(self, codecs: Sequence[Extension]) -> str | None:
+    def _misses_codecs(self, codecs: Sequence[Extension], ndim: int) -> str | None:
         if self.assumes_little_endian and any(codec.configuration.get("endian") == "big" for codec in codecs):
             return "it takes big-endian chunks for little-endian ones"
+        order = composed_order([codec for codec in codecs if codec.name == "transpose"], ndim)
+        if self.inverts_transposes and compose(order, order) != tuple(range(ndim)):
+            return f"it takes a transpose to {list(order)} for the opposite one, and gives wrong values"
         names = [codec.name for codec in codecs if codec.name not in ("transpose", "bytes")]
         unknown = [name for name in names if self.codecs is not None and not _is_among(name, self.codecs)]
         if unknown:
@@ -170,6 +176,7 @@ TOOLS: Final = (
         'rasterio.open("/mnt/x/image")',
         _NUMBERS | _COMPLEX,
         _COMPRESSORS,
+        inverts_transposes=True,
     ),
     Tool(
         "netCDF-C 4.9 (Debian 12)",

@@ -13,12 +13,11 @@ import numpy as np
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, RefusedError
 from shardfs.format.codecs import (
     Buffer,
-    compose,
+    composed_order,
     decode,
     is_decodable,
     parse_chain,
     parse_endian,
-    parse_transpose,
     permute,
     split_chain,
 )
@@ -109,14 +108,11 @@ class ChunkCodec:
 
 
 def _parse(data_type: DataType, chunk_shape: tuple[int, ...], codecs: Sequence[Extension]) -> ChunkCodec:
-    ndim = len(chunk_shape)
-    order = tuple(range(ndim))
     for codec in codecs:
         if codec.name not in ("transpose", "bytes") and not is_decodable(codec):
             raise NotShownError(f"the codec {brief(codec.name)} cannot be decoded")
     chain = split_chain(codecs, "codecs")
-    for codec in chain.before:
-        order = compose(order, parse_transpose(codec, ndim))
+    order = composed_order(chain.before, len(chunk_shape))
     return ChunkCodec(data_type, chunk_shape, order, _parse_byte_order(chain.serializer, data_type), chain.after)
 
 

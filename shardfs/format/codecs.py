@@ -10,7 +10,7 @@ import math
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -96,6 +96,14 @@ def parse_transpose(codec: Extension, ndim: int) -> tuple[int, ...]:
 def compose(first: tuple[int, ...], then: tuple[int, ...]) -> tuple[int, ...]:
     """Return the order of one transpose that does what transposing by *first* and *then* does."""
     return tuple(first[axis] for axis in then)
+
+
+def composed_order(codecs: Iterable[Extension], ndim: int) -> tuple[int, ...]:
+    """Return the order of one transpose that does what *codecs* do, all of them transposes, to *ndim* axes."""
+    order = tuple(range(ndim))
+    for codec in codecs:
+        order = compose(order, parse_transpose(codec, ndim))
+    return order
 
 
 def permute(values: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,11 +16,10 @@ from shardfs.errors import CorruptionError, MetadataError
 from shardfs.format.codecs import (
     CRC32C_NBYTES,
     Buffer,
-    compose,
+    composed_order,
     decode,
     parse_chain,
     parse_endian,
-    parse_transpose,
     split_chain,
 )
 from shardfs.format.encoding import encode
@@ -53,16 +52,14 @@ class IndexCodecs:
         chain = split_chain(parse_chain(codecs, "index_codecs"), "index_codecs")
         if chain.serializer.name != "bytes":
             raise MetadataError(f"index_codecs cannot be serialized by {chain.serializer.name}")
-        order = tuple(range(ndim + 1))
         for codec in chain.before:
             if codec.name != "transpose":
                 raise MetadataError(f"index_codecs has an unknown codec {codec.name!r}")
-            order = compose(order, parse_transpose(codec, ndim + 1))
         for codec in chain.after:
             if codec.name != "crc32c":
                 raise MetadataError(f"index_codecs has {codec.name}, which is unknown or of variable size")
             codec.expect()
-        return cls(parse_endian(chain.serializer), order, chain.after)
+        return cls(parse_endian(chain.serializer), composed_order(chain.before, ndim + 1), chain.after)
 
     @property
     def dtype(self) -> np.dtype[np.uint64]:

@@ -13,9 +13,9 @@ from shardfs.format.codecs import (
     SHARDING,
     CodecChain,
     compose,
+    composed_order,
     is_decodable,
     parse_chain,
-    parse_transpose,
     permute,
     split_chain,
 )
@@ -83,12 +83,10 @@ def _parse_level(chain: CodecChain, edges: tuple[frozenset[int], ...]) -> tuple[
 
     *edges* are the lengths that its shards may have along each axis, before any transpose.
     """
-    ndim = len(edges)
-    order = tuple(range(ndim))
     for codec in chain.before:
         if codec.name != "transpose":
             raise MetadataError(f"the codec {codec.name} before sharding_indexed cannot be moved into inner chunks")
-        order = compose(order, parse_transpose(codec, ndim))
+    order = composed_order(chain.before, len(edges))
     for codec in chain.after:
         if not is_decodable(codec):
             raise MetadataError(f"the codec {codec.name} after sharding_indexed is not known")

@@ -32,6 +32,7 @@ DOCUMENTS = {
     "small": array((4, 6), (4, 6), sharding((2, 3)), data_type="bfloat16"),
     "text": array((4, 6), (4, 6), sharding((2, 3), STRINGS), data_type="string", fill_value=""),
     "turned": array((4, 6, 2), (4, 6, 2), transpose(1, 0, 2), sharding((3, 2, 2), LITTLE, GZIP)),
+    "cycled": array((4, 6, 2), (4, 6, 2), transpose(1, 2, 0), sharding((3, 2, 2), LITTLE, GZIP)),
     "unknown": array((4, 6), (4, 6), {"name": "numcodecs.delta"}, sharding((2, 3))),
 }
 V3, V3_DECODED, V2, V2_DECODED, NPY = (options.text for options in VIEW_OPTIONS)
@@ -45,6 +46,7 @@ SHOWN = {
     "small": {V3, V3_DECODED},
     "text": {V3, V2},
     "turned": {V3, V3_DECODED, V2_DECODED, NPY},
+    "cycled": {V3, V3_DECODED, V2_DECODED, NPY},
     "unknown": set(),
 }
 
@@ -140,6 +142,8 @@ TOOL_VIEWS = {
     "a data type that it has not": ("complex image", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "complex"),
     "no array that it reads": ("complex", "netCDF-C 4.9 (Debian 12)", None, "complex"),
     "a byte order that it ignores": ("big", "cloud-volume 12", V3_DECODED, ""),
+    "a transpose that it inverts": ("cycled turned", "rasterio 1.5 (GDAL 3.12)", V3_DECODED, ""),
+    "a transpose that is its own inverse": ("turned", "rasterio 1.5 (GDAL 3.12)", V3, ""),
     "a grid that is not regular": ("ragged", "zarr-python 3.1", V3_DECODED, ""),
     "a data type of one tool": ("small", "tensorstore, driver zarr3", V3, ""),
     "no npy form": ("small image", "numpy, Julia, MATLAB, C", NPY, "small"),
