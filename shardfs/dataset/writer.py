@@ -122,7 +122,8 @@ class Writer:
             if shard not in array.arrangement.pending.shards:
                 await self.source.store.check_writable(array.arrangement.shard_key(shard))
             async with self.committer.commits.lock:
-                if self.committer.busy(array.arrangement, shard) or self._former(array.arrangement):
+                is_busy = self.committer.busy(array.arrangement, shard) is not None
+                if is_busy or self._former(array.arrangement) is not None:
                     continue
                 self.check()
                 superseded = await array.stored_entry(coords)

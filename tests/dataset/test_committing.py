@@ -125,6 +125,31 @@ def test_who_publishes_in_a_shard_that_is_rewritten_waits_however_long_that_take
     trio.run(main, clock=MockClock(autojump_threshold=0.05))
 
 
+def test_who_publishes_in_a_shard_that_gets_busy_while_others_publish_waits_for_it(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        committer, array = process.writing.writer.committer, await process.array("end")
+        await put(process, 0, b"old")
+        await committer.flush()
+        execute = committer.commits.execute
+
+        async def slowly(commit: object) -> list[int]:
+            await trio.sleep(3600)
+            return await execute(commit)  # type: ignore[arg-type]
+
+        committer.commits.execute = slowly  # type: ignore[method-assign,assignment]
+        async with trio.open_nursery() as nursery, committer.commits.lock:
+            nursery.start_soon(lambda: committer.rewrite(array.arrangement, (0,), {}, compact=True))
+            await wait_all_tasks_blocked()
+            nursery.start_soon(put, process, 0, b"new")
+            await wait_all_tasks_blocked()
+        found = await array.extent((0,))
+        assert found is not None
+        assert bytes(await found.read(0, 9)) == b"new"
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
 def test_an_unreadable_shard_keeps_no_other_from_being_emptied_outside_a_shape(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
