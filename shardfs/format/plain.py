@@ -1,6 +1,6 @@
 """Documents of arrays whose chunk files hold plain array bytes: what the view shows with `--decode`, and back."""
 
-from typing import Any
+from typing import Any, Final
 
 from shardfs.errors import MetadataError, NotShownError, RefusedError
 from shardfs.format.chunk_codec import ChunkCodec
@@ -9,10 +9,15 @@ from shardfs.format.metadata import ArrayMetadata, Extension, Json, parse_codecs
 from shardfs.format.normal_form import canonical, normal_codecs
 from shardfs.format.unshard import UnshardedArray
 
+_MAX_FILE_NBYTES: Final = 2**63 - 1
+
 
 def codec_of(shown: UnshardedArray) -> ChunkCodec:
     """Return the codec of the chunks; raises `NotShownError` with the reason why they cannot be decoded."""
-    return ChunkCodec.parse(shown.document["data_type"], shown.grid.chunk_shape, shown.codecs)
+    codec = ChunkCodec.parse(shown.document["data_type"], shown.grid.chunk_shape, shown.codecs)
+    if codec.nbytes > _MAX_FILE_NBYTES:
+        raise NotShownError(f"chunks of {codec.nbytes} bytes are larger than any file")
+    return codec
 
 
 def plain_document(shown: UnshardedArray) -> dict[str, Any]:

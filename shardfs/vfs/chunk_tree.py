@@ -156,7 +156,8 @@ class ChunkTree:
         attributes = self._chunk_attributes(coords, state, extent)
         if self.codec is None:
             return ChunkHandle(attributes, extent, reopen)
-        plain = PlainChunk(self._tree.decoded, self.array.arrangement, coords, extent, self.codec)
+        arrangement, fingerprint = self.array.arrangement, self.array.fingerprint
+        plain = PlainChunk(self._tree.decoded, arrangement, coords, extent, self.codec, fingerprint)
         return ChunkHandle(attributes, plain, reopen)
 
     async def attributes(self, generation: int, position: int) -> Attributes:

@@ -11,6 +11,7 @@ from shardfs.dataset.pending import OwnVersion
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     IsADirectoryHereError,
+    MetadataError,
     NotADirectoryHereError,
     NotFoundError,
     RefusedError,
@@ -122,7 +123,10 @@ class Contents:
         if not array.grid.contains(name.coords):
             raise RefusedError(f"{name.path} lies beyond the shape of its array by now")
         if chunks.codec is not None:
-            content = await self._tree.decoded.encode(chunks.codec, content)
+            try:
+                content = await self._tree.decoded.encode(chunks.codec, content)
+            except (MetadataError, RefusedError) as error:
+                raise RefusedError(f"{name.path} is refused: {error}") from None
         arrangement, shard = array.arrangement, array.arrangement.locate(name.coords).shard
         own, version = arrangement.own.get(name.coords), arrangement.versions.get(shard)
         before = own.mtime_ns if own is not None else version.mtime_ns if version is not None else 0

@@ -1,12 +1,12 @@
 """Decoded inner chunks: decoded in threads, each once at a time, and kept as far as there is room."""
 
 import os
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
-from weakref import ReferenceType, ref
+from weakref import WeakValueDictionary
 
 import numpy as np
 import trio
@@ -15,7 +15,7 @@ from shardfs.dataset.array import Extent
 from shardfs.dataset.pending import PendingBytes
 from shardfs.dataset.shards import Arrangement
 from shardfs.dataset.statistics import Statistics
-from shardfs.errors import CorruptionError, RefusedError, ShardfsError, StoreError
+from shardfs.errors import ConflictError, CorruptionError, RefusedError, ShardfsError, StoreError
 from shardfs.format.chunk_codec import ChunkCodec
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords
 from shardfs.stores.base import Buffer, Content
@@ -23,7 +23,7 @@ from shardfs.stores.memory import MemoryContent
 
 _AT_ONCE_NBYTES: Final = 64 * 2**10  # a smaller chunk is decoded in less time than it takes to hand it to a thread
 _IN_FLIGHT_NBYTES: Final = 256 * 2**20
-_MAX_HELD: Final = 4
+_MAX_LARGE: Final = 4
 
 
 class ChunkVersion(NamedTuple):
@@ -52,6 +52,14 @@ class _Decoded(NamedTuple):
     plain: memoryview
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class LargeChunk:
+    """A chunk that is larger than all that may stay: it does as long as it is open, unless *plain* had to go."""
+
+    codec: ChunkCodec
+    plain: memoryview | None
+
+
 @dataclass(slots=True, eq=False)
 class _Decoding:
     """A decoding that others may wait for; *plain* or *error* is there when it is *done*, unless it was cancelled."""
@@ -65,6 +73,7 @@ class _Decoding:
 class DecodedChunks:
     """The decoded chunks of all arrays of a mount; those used last stay, up to *max_nbytes* bytes.
 
+    A few that are larger stay as well, as long as they are open.
     What is being read and decoded takes up to *in_flight_nbytes* more, or one larger chunk.
     """
 
@@ -76,7 +85,7 @@ class DecodedChunks:
         self._decodings: dict[ChunkVersion, _Decoding] = {}
         self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self._room = _Room(in_flight_nbytes)
-        self._held: deque[ReferenceType[PlainChunk]] = deque()
+        self._large: WeakValueDictionary[ChunkVersion, LargeChunk] = WeakValueDictionary()
 
     async def get(self, array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
         """Return the plain bytes of the version *extent* of the chunk at *coords*.
@@ -104,10 +113,11 @@ class DecodedChunks:
 
     def known(self, key: ChunkVersion, codec: ChunkCodec) -> memoryview | None:
         """Return the plain bytes of a version of a chunk that was decoded before, None if they are not here."""
-        known = self._chunks.get(key)
-        if known is None or (known.codec is not codec and known.codec != codec):
+        known = self._chunks.get(key) or self._large.get(key)
+        if known is None or known.plain is None or (known.codec is not codec and known.codec != codec):
             return None
-        self._chunks.move_to_end(key)
+        if isinstance(known, _Decoded):
+            self._chunks.move_to_end(key)
         self._statistics.decode_hits += 1
         return known.plain
 
@@ -125,13 +135,16 @@ class DecodedChunks:
             encoded = await trio.to_thread.run_sync(encode, limiter=self._threads)
         return MemoryContent(memoryview(encoded))
 
-    def hold(self, holder: "PlainChunk") -> None:
-        """Let *holder* keep a chunk that is larger than all that may stay here, until a few others do so."""
-        self._held.append(ref(holder))
-        if len(self._held) > _MAX_HELD:
-            first = self._held.popleft()()
-            if first is not None:
-                first.let_go()
+    def keep_open(self, key: ChunkVersion, codec: ChunkCodec, plain: memoryview) -> LargeChunk | None:
+        """Return what keeps a chunk that is too large to stay by itself, for all who have it open; None for others."""
+        if len(plain) <= self.max_nbytes or codec.is_identity:
+            return None
+        large = self._large.get(key)
+        if large is None or large.codec != codec or large.plain is None:
+            large = self._large[key] = LargeChunk(codec, plain)
+        while len(self._large) > _MAX_LARGE:
+            self._large.pop(next(iter(self._large.keys()))).plain = None
+        return large
 
     async def _decode_once(
         self, key: ChunkVersion, array: Arrangement, extent: Extent, codec: ChunkCodec
@@ -162,14 +175,10 @@ class DecodedChunks:
             encoded = await extent.read(0, extent.nbytes)
             try:
                 if codec.nbytes <= _AT_ONCE_NBYTES:
-                    plain = codec.decode(encoded)
-                else:
-                    plain = await trio.to_thread.run_sync(codec.decode, encoded, limiter=self._threads)
+                    return _decode(codec, encoded)
+                return await trio.to_thread.run_sync(_decode, codec, encoded, limiter=self._threads)
             except CorruptionError as error:
                 raise CorruptionError(f"{_name(array, coords)} does not decode: {error}") from None
-        # A part of what was read would keep all of that in memory.
-        is_part = np.may_share_memory(np.asarray(plain), np.asarray(memoryview(encoded)))
-        return memoryview(bytes(plain)) if is_part else plain
 
     def _remember(self, key: ChunkVersion, decoded: _Decoded) -> None:
         before = self._chunks.pop(key, None)
@@ -184,17 +193,27 @@ class DecodedChunks:
 
 
 class PlainChunk:
-    """One version of an inner chunk as plain array bytes: what `Extent` is to its encoded ones."""
+    """One version of an inner chunk as plain array bytes: what `Extent` is to its encoded ones.
+
+    *fingerprint* is that of the metadata which *codec* comes from, where chunks may be pending.
+    """
 
     def __init__(
-        self, chunks: DecodedChunks, array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec
+        self,
+        chunks: DecodedChunks,
+        array: Arrangement,
+        coords: Coords,
+        extent: Extent,
+        codec: ChunkCodec,
+        fingerprint: bytes | None = None,
     ) -> None:
         self._chunks = chunks
         self._array = array
         self._coords = coords
         self.extent = extent
         self._codec = codec
-        self._plain: memoryview | None = None
+        self._fingerprint = fingerprint
+        self._large: LargeChunk | None = None
 
     @property
     def nbytes(self) -> int:
@@ -204,6 +223,7 @@ class PlainChunk:
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset* of the plain chunk: fewer at its end, none behind it."""
         if self._codec.is_identity:
+            self._check()
             check_plain_size(self._array, self._coords, self.extent, self._codec)
             return await self.extent.read(offset, nbytes)
         return (await self.get())[offset : offset + nbytes]
@@ -211,23 +231,30 @@ class PlainChunk:
     async def content(self) -> Content:
         """Return the plain bytes as content that can be stored."""
         if self._codec.is_identity:
+            self._check()
             check_plain_size(self._array, self._coords, self.extent, self._codec)
             return await self.extent.content()
         return MemoryContent(await self.get())
 
     async def get(self) -> memoryview:
-        """Return all plain bytes; those of a chunk that nothing else may keep stay here."""
-        if self._plain is not None:
-            return self._plain
+        """Return all plain bytes."""
+        if self._large is not None and self._large.plain is not None:
+            return self._large.plain
+        self._check()
         plain = await self._chunks.get(self._array, self._coords, self.extent, self._codec)
-        if len(plain) > self._chunks.max_nbytes and not self._codec.is_identity:
-            self._plain = plain
-            self._chunks.hold(self)
+        if len(plain) > self._chunks.max_nbytes:
+            key = ChunkVersion.of(self._array, self._coords, self.extent)
+            self._large = self._chunks.keep_open(key, self._codec, plain)
         return plain
 
-    def let_go(self) -> None:
-        """Keep nothing any more."""
-        self._plain = None
+    def _check(self) -> None:
+        """Raise `ConflictError` for a pending chunk that *codec* is not the codec of: it was published for another."""
+        shard = self.extent.shard
+        if self._fingerprint is None or not isinstance(shard, PendingBytes):
+            return
+        if shard.put.fingerprint != self._fingerprint:
+            name = _name(self._array, self._coords)
+            raise ConflictError(f"{name} was published for metadata that another program has changed")
 
 
 class _Room:
@@ -256,6 +283,13 @@ class _Room:
 
     def _has(self, nbytes: int) -> bool:
         return not self._taken or self._taken + nbytes <= self._nbytes
+
+
+def _decode(codec: ChunkCodec, encoded: Buffer) -> memoryview:
+    """Return the plain bytes of a chunk, in memory of their own: a part of what was read would keep all of that."""
+    plain = codec.decode(encoded)
+    is_part = np.may_share_memory(np.asarray(plain), np.asarray(memoryview(encoded)))
+    return memoryview(bytes(plain)) if is_part else plain
 
 
 def check_plain_size(array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec) -> None:

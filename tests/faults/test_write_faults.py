@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from numcodecs import Zstd
 
 import shardfs
 from tests.support.commands import FAILED, SOURCE, one_line_of, run
-from tests.support.corpus import GZIP
+from tests.support.corpus import GZIP, ZSTD, array, extension, sharding
 from tests.support.damage import SHARD, document, edit, payload
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, Mount, Mounter
@@ -116,6 +117,25 @@ def test_a_full_disk_is_enospc_to_writers_and_nothing_else_changes(small: Path, 
     assert run("flush", mounted.path).returncode == 0
     assert stored(small) == expected | {"c/0/2": b"c" * LARGE}
     assert json.loads((small / "image/zarr.json").read_text()) == DOCUMENT
+
+
+def test_plain_chunks_that_do_not_fit_once_they_are_encoded_are_enospc(small: Path, mount: Mounter) -> None:
+    noise = np.random.default_rng(0).bytes(LARGE)
+    codec = sharding((LARGE,), extension("bytes"), ZSTD)
+    chunks = store(small / "packed", array((4 * LARGE,), (4 * LARGE,), codec, data_type="uint8"), absent=[(2,), (3,)])
+    mounted = mount(small, write=True, arguments=["--decode"], expect=("No space left", "no room"))
+    path = mounted.path / "packed/c"
+    old = (path / "0").read_bytes()
+    filler = fill(small)
+    for name in ("0", "2"):
+        assert write(path / name, noise) == errno.ENOSPC
+    assert ((path / "0").read_bytes(), (path / "2").exists()) == (old, False)
+    filler.unlink()
+    assert write(path / "2", noise) == 0
+    mounted.unmount()
+    again = mount(small).path / "packed/c"
+    assert (again / "0").read_bytes() == chunks["c/0"]
+    assert Zstd().decode((again / "2").read_bytes()) == noise
 
 
 def test_what_fits_on_a_disk_is_taken_however_often_it_is_replaced(small: Path, mount: Mounter) -> None:

@@ -182,3 +182,11 @@ def test_the_same_values_lie_in_every_plain_form() -> None:
 def test_an_array_that_cannot_be_described_is_no_plain_one_either() -> None:
     with pytest.raises(NotUnshardable):
         shown(edited(("codecs", 0, "configuration", "chunk_shape"), [3, 5]))
+
+
+def test_chunks_that_no_file_holds_are_not_shown_as_files() -> None:
+    largest = array((2**62,), (2**60 - 1,), LITTLE, data_type="int64")
+    assert codec_of(describe(parsed(largest))).nbytes == 2**63 - 8
+    for grid in ((2**60,), (2**62,)):
+        with pytest.raises(NotShownError, match="larger than any file"):
+            codec_of(describe(parsed(array((2**62,), grid, LITTLE, data_type="int64"))))

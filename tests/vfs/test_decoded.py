@@ -303,3 +303,18 @@ async def test_encoding_is_the_inverse_and_refuses_another_size(source: Path) ->
     for wrong in (plain[:-1], plain + b"x", b""):
         with pytest.raises(RefusedError, match=f"has {len(plain)} bytes, not {len(wrong)}"):
             await decoding.chunks.encode(decoding.codec, MemoryContent(memoryview(wrong)))
+
+
+@in_trio
+async def test_who_has_a_chunk_open_that_is_larger_than_the_bound_shares_it_with_all_others(tmp_path: Path) -> None:
+    store(tmp_path, document(LITTLE, ZSTD), VALUES)
+    decoding = await open_decoding(tmp_path, max_nbytes=NBYTES - 1)
+    one, other = await decoding.plain((3, 0)), await decoding.plain((3, 0))
+    assert await one.get() is await other.get()
+    assert decoding.statistics.decoded_chunks == 1
+    del one
+    assert await (await decoding.plain((3, 0))).get() is await other.get()
+    assert decoding.statistics.decoded_chunks == 1
+    del other
+    assert await (await decoding.plain((3, 0))).get() == VALUES[3].tobytes()
+    assert decoding.statistics.decoded_chunks == 2  # nobody had it open any more
