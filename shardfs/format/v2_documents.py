@@ -25,6 +25,8 @@ ZMETADATA: Final = ".zmetadata"
 V2_NAMES: Final = frozenset({ZARRAY, ZGROUP, ZATTRS, ZMETADATA})
 
 _MAX_PATH_LENGTH: Final = 4096
+_SAYS_NULL: Final = "shardfs:v2"
+_NULL: Final = {"must_understand": False, "fill_value": None}
 
 
 def array_documents(array: ArrayMetadata, separator: str) -> dict[str, dict[str, Any]]:
@@ -55,6 +57,20 @@ def group_documents(
                 metadata.setdefault(f"{path}/{name}", document)
         documents[ZMETADATA] = {"zarr_consolidated_format": 1, "metadata": metadata}
     return documents
+
+
+def with_null(document: Document) -> dict[str, Any]:
+    """Return an array's v3 document that shows with the fill value null, which Zarr v3 has not.
+
+    To xarray any other fill value of v2 is a missing value, and zero, which null becomes in v3, is what most
+    coordinates begin with.  So a member that nobody needs to understand keeps it.
+    """
+    return {**document, _SAYS_NULL: _NULL}
+
+
+def without_null(document: Document) -> dict[str, Any]:
+    """Return an array's v3 document that shows with the fill value that it says."""
+    return {member: value for member, value in document.items() if member != _SAYS_NULL}
 
 
 def is_relative_path(path: str) -> bool:
@@ -94,12 +110,17 @@ def _zarray(array: ArrayMetadata, separator: str) -> dict[str, Any]:
         "compressor": codecs.compressor,
         "dimension_separator": separator,
         "dtype": v2_dtype(data_type, codecs.endian),
-        "fill_value": _fill_value(data_type, array.document["fill_value"]),
+        "fill_value": None if _is_null(array.document) else _fill_value(data_type, array.document["fill_value"]),
         "filters": list(codecs.filters) or None,
         "order": codecs.order,
         "shape": list(array.shape),
         "zarr_format": 2,
     }
+
+
+def _is_null(document: Document) -> bool:
+    member = document.get(_SAYS_NULL)
+    return isinstance(member, dict) and member.get("fill_value", ...) is None
 
 
 def _fill_value(data_type: Json, fill_value: Json) -> Json:

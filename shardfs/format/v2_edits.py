@@ -10,7 +10,7 @@ from shardfs.format.fill_value import fill_element
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, brief, parse_node
 from shardfs.format.v2_attributes import with_attributes
 from shardfs.format.v2_codecs import Elements
-from shardfs.format.v2_documents import ZARRAY, ZATTRS, ZGROUP, ZMETADATA, array_documents
+from shardfs.format.v2_documents import ZARRAY, ZATTRS, ZGROUP, ZMETADATA, array_documents, with_null, without_null
 from shardfs.format.v2_new_codecs import object_data_type, v3_codecs
 from shardfs.format.v2_normal_form import codecs_of, require_same_encoding, require_separator
 from shardfs.format.v2_parsing import check_document, parse_consolidated, parse_zarray, parse_zattrs, parse_zgroup
@@ -46,6 +46,7 @@ def edit_array(shown: ArrayMetadata, name: str, written: bytes | None, separator
         raise RefusedError(str(error)) from None
     document = {**shown.document, "shape": zarray["shape"]}
     if zarray["fill_value"] is not None:
+        document = without_null(document)
         document["fill_value"] = _edited_fill_value(shown, zarray["fill_value"])
     return _array(document)
 
@@ -80,7 +81,10 @@ def new_array(zarray: bytes, zattrs: bytes | None, separator: str) -> ArrayMetad
     try:
         array = _array(with_attributes(_new_document(written), len(written["shape"]), attributes))
         # What was stored must show as it was written: its writer goes on with what it reads.
-        require_same_encoding(array_documents(array, separator)[ZARRAY], written)
+        shown = array_documents(array, separator)[ZARRAY]
+        require_same_encoding(shown, written)
+        if written["fill_value"] is None and shown["fill_value"] is not None:
+            array = _array(with_null(array.document))
     except (MetadataError, NotShownError, RefusedError) as error:
         raise NotUnshardable(str(error)) from None
     return array

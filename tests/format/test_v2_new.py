@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError
-from shardfs.format.v2_edits import new_array, new_group
+from shardfs.format.metadata import ArrayMetadata, parse_document
+from shardfs.format.shard_new import shard_new
+from shardfs.format.unshard import unshard
+from shardfs.format.v2_documents import array_documents
+from shardfs.format.v2_edits import edit_array, new_array, new_group
 from tests.support.corpus import BIG, LITTLE, extension, transpose
 
 NEW: dict[str, Any] = {
@@ -130,6 +134,22 @@ def test_a_new_array_without_a_v3_form_is_told_why(members: dict[str, Any], reas
     with pytest.raises(NotUnshardable) as error:
         new_array(text({**NEW, **members}), None, ".")
     assert reason in str(error.value)
+
+
+def test_a_new_array_without_a_fill_value_shows_without_one_until_it_has_one() -> None:
+    new = new_array(text({**NEW, "fill_value": None}), None, ".")
+    sharded = parse_document(text(shard_new(new, (2,))))
+    assert isinstance(sharded, ArrayMetadata)
+    for array in (new, unshard(sharded)):
+        shown = parse_document(text(array.document))
+        assert isinstance(shown, ArrayMetadata)
+        zarray = array_documents(shown, ".")[".zarray"]
+        assert zarray["fill_value"] is None
+        edited = edit_array(shown, ".zarray", text({**zarray, "shape": [3] * len(NEW["shape"])}), ".")
+        assert array_documents(edited, ".")[".zarray"]["fill_value"] is None
+        filled = edit_array(shown, ".zarray", text({**zarray, "fill_value": 0}), ".")
+        assert array_documents(filled, ".")[".zarray"]["fill_value"] == 0
+        assert filled.document == new_array(text({**NEW, "fill_value": 0}), None, ".").document
 
 
 def test_a_new_array_has_the_dimension_separator_of_the_mount() -> None:
