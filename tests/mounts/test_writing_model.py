@@ -36,9 +36,11 @@ LONG = bool(os.environ.get("SHARDFS_LONG"))
 WRITING = [os.O_WRONLY, os.O_RDWR]
 FLAGS = [0, os.O_TRUNC, os.O_APPEND, os.O_CREAT, os.O_CREAT | os.O_TRUNC, os.O_CREAT | os.O_EXCL]
 OTHER_GROUP = GROUP[:-1] + b', "attributes": {"a": 1}}'
-DATA = st.one_of(st.binary(max_size=40), st.sampled_from([GROUP, OTHER_GROUP, bytes(300)]))
+DATA = st.one_of(
+    st.binary(max_size=40), st.sampled_from([GROUP, OTHER_GROUP, bytes(300)]), st.binary(min_size=4, max_size=4)
+)
 OFFSETS = st.sampled_from([0, 0, 0, 1, 7, 40, 5000])
-SIZES = st.sampled_from([0, 1, 10, 41, 5000])
+SIZES = st.sampled_from([0, 1, 4, 10, 41, 5000])
 
 machine: Any = st.runner()
 files = machine.flatmap(lambda self: st.sampled_from(self.files))
@@ -51,6 +53,8 @@ class WritingMount(RuleBasedStateMachine):
 
     has_objects: ClassVar = False
     """Whether files that pass through become objects."""
+    is_decoded: ClassVar = False
+    """Whether the mount shows chunks decoded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +66,7 @@ class WritingMount(RuleBasedStateMachine):
         self.opened: list[tuple[int, Handle]] = []
         self.mount = self._mount()
         subprocess.run(["cp", "-r", str(self.mount.path), str(root)], check=True)
-        self.model = Model(root)
+        self.model = Model(root, 4 if self.is_decoded else None)
         self.model.make_directories()
 
     @initialize(names=st.lists(st.sampled_from(sorted(ARRAYS)), min_size=2, max_size=2, unique=True))
@@ -270,7 +274,12 @@ class WritingMount(RuleBasedStateMachine):
         make_source(self.source)
 
     def _mount(self) -> Mount:
-        return self.mount_source(self.source, write=True, expect=(r"ERROR shardfs\.fuse\.errno: \w+: ",))
+        return self.mount_source(
+            self.source,
+            write=True,
+            arguments=["--decode"] if self.is_decoded else [],
+            expect=(r"ERROR shardfs\.fuse\.errno: \w+: ",),
+        )
 
     def _stored(self) -> Path:
         return self.source
@@ -298,6 +307,8 @@ class WritingMount(RuleBasedStateMachine):
         stored = self._stored()
         for name in ARRAYS:
             found |= stored_chunks(stored, name)
+        if self.is_decoded:  # what is stored is big-endian
+            found = {path: data[::-1] for path, data in found.items()}
         assert found == expected
 
 
@@ -317,3 +328,13 @@ TestWritingMount.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+
+
+class WritingDecodedMount(WritingMount):
+    """A mount that shows chunks decoded, and its model."""
+
+    is_decoded = True
+
+
+TestWritingDecodedMount = WritingDecodedMount.TestCase
+TestWritingDecodedMount.settings = settings(TestWritingMount.settings, max_examples=400 if LONG else 1)

@@ -8,7 +8,8 @@ Every operation is done by the operating system in a directory, but for what dif
 - Directories of chunks are there as far as the grid goes; a name beyond the grid is `EINVAL` to writers, and not there
   to readers.
 - A chunk or a document has one name only: a link to it is `EPERM`, a link that becomes one is a copy.
-- What becomes a document must be one, or is `EINVAL`; then nothing is changed.
+- What becomes a document must be one, or is `EINVAL`; then nothing is changed.  So is what becomes a chunk and has not
+  the size of one, where chunks are decoded.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.corpus import GZIP, LITTLE, array, extension, sharding
+from tests.support.corpus import BIG, GZIP, LITTLE, array, extension, sharding
 from tests.support.datasets import store
 from tests.support.encoder import EMPTY, SHARDING, Coordinates, chunk_key, named
 
@@ -40,9 +41,9 @@ def _keys(name: str, separator: str) -> dict[str, Any]:
     return {"chunk_key_encoding": {"name": name, "configuration": {"separator": separator}}}
 
 
-_INNER = sharding((1, 1), LITTLE)
+_INNER = sharding((1, 1), BIG)
 _START = extension(
-    SHARDING, chunk_shape=(1, 1), codecs=[LITTLE], index_codecs=[LITTLE, extension("crc32c")], index_location="start"
+    SHARDING, chunk_shape=(1, 1), codecs=[BIG], index_codecs=[LITTLE, extension("crc32c")], index_location="start"
 )
 ARRAYS = {
     "plain": array((4, 4), (2, 2), _INNER),
@@ -175,9 +176,13 @@ class RefusedError(OSError):
 
 @dataclass
 class Model:
-    """The plain directory *root*, and what is open in it."""
+    """The plain directory *root*, and what is open in it.
+
+    Chunks are *chunk_nbytes* bytes each, or, if that is None, anything.
+    """
 
     root: Path
+    chunk_nbytes: int | None = None
     drafts: dict[str, Draft] = field(default_factory=dict)
     handles: list[Handle] = field(default_factory=list)
     _versions: int = 0
@@ -297,6 +302,8 @@ class Model:
             return
         if self._at(old).is_dir() and not self._at(new).exists():
             raise RefusedError(errno.EISDIR)
+        if target.kind == "chunk" and self._at(old).is_file() and not self._at(new).is_dir():
+            self._require(new, self._at(old).read_bytes())
         if source.kind == "file" and self._at(old).is_file() and not self._at(new).is_dir():
             self._separate(old)
         os.rename(self._at(old), self._at(new))
@@ -326,7 +333,7 @@ class Model:
             raise RefusedError(errno.EINVAL)
         if where.kind == "document":
             self._at(new).parent.lstat()
-            _require_document(content)
+        self._require(new, content)
         self._detach(new)
         self._replace(new, content)
 
@@ -360,10 +367,17 @@ class Model:
     def _publish(self, draft: Draft) -> None:
         if draft.path is None:
             return
-        if place(draft.path).kind == "document":
-            _require_document(bytes(draft.content))
+        self._require(draft.path, bytes(draft.content))
         self._replace(draft.path, bytes(draft.content))
         draft.is_dirty = draft.is_fresh = False
+
+    def _require(self, path: str, content: bytes) -> None:
+        """Refuse what cannot become the chunk or document *path*."""
+        kind = place(path).kind
+        if kind == "document":
+            _require_document(content)
+        if kind == "chunk" and self.chunk_nbytes is not None and len(content) != self.chunk_nbytes:
+            raise RefusedError(errno.EINVAL)
 
     def _replace(self, path: str, content: bytes) -> None:
         self._versions += 1
