@@ -138,20 +138,21 @@ class Publisher:
 
     async def _edit(self, node: Node, name: DocumentName, written: bytes) -> Metadata | None:
         """Return the unsharded v3 document that was written; None if it is stored as it is."""
-        beside = await self._documents_beside(node) if node.document is None else {}
+        beside = await self._documents_in(node.path) if node.document is None else {}
         is_new = self._chunks_per_shard is not None and name.name not in beside
+        edit = Edit(node, name.name, written, beside, is_new, self._documents_in)
         try:
-            return await self._view.edit(self._tree.hierarchy, Edit(node, name.name, written, beside, is_new))
+            return await self._view.edit(self._tree.hierarchy, edit)
         except NotUnshardable as reason:
             log.warning("%s is stored as it is written: %s", node.path or "the array", reason)
             return None
 
-    async def _documents_beside(self, node: Node) -> Mapping[str, bytes]:
-        """Return the documents in the directory of *node* that are stored as they were written."""
+    async def _documents_in(self, path: str) -> Mapping[str, bytes]:
+        """Return the documents in the directory *path* that are stored as they were written."""
         found: dict[str, bytes] = {}
         for name in self._view.document_names:
             with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):
-                snapshot = await self._tree.store.open(join_key(node.path, name))
+                snapshot = await self._tree.store.open(join_key(path, name))
                 if snapshot.size <= MAX_DOCUMENT_NBYTES:
                     found[name] = bytes(await snapshot.read(0, snapshot.size))
         return found
@@ -200,16 +201,16 @@ class Publisher:
         try:
             document = shard_new(edited, self._chunks_per_shard)
         except NotUnshardable as reason:
-            log.warning("%s is stored as it is written: %s", node.path or "the array", reason)
-            await self._store_as_written(node, publication)
-            return
+            log.warning("%s is stored unsharded: %s", node.path or "the array", reason)
+            if publication.name.name == DOCUMENT:
+                await self._store_as_written(node, publication)
+                return
+            document = dict(edited.document)
         await self._staging.put_aside(node.path, self._view.key_encoding(edited), edited.ndim)
         await self._store(node, document, edited.document, publication)
-        array = (await self._tree.hierarchy.node(node.path)).array
-        if array is not None:
-            array.arrangement.directories = {}
-            chunks = self._tree.chunk_tree(await self._tree.hierarchy.node(node.path))
-            assert chunks is not None
+        chunks = self._tree.chunk_tree(await self._tree.hierarchy.node(node.path))
+        if chunks is not None:
+            chunks.array.arrangement.directories = {}
             self._tree.became_chunks(chunks)
         await self._staging.absorb(node.path)
         await self._refresh_copies(node.path)
@@ -223,7 +224,7 @@ class Publisher:
         try:
             await self._tree.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
             if not is_v3 and node.document is None:
-                for name in await self._documents_beside(node):  # what they say is in the document
+                for name in await self._documents_in(node.path):  # what they say is in the document
                     await self._tree.store.unlink(join_key(node.path, name))
         finally:
             await self._tree.refresh(node.path)
@@ -251,9 +252,8 @@ class Publisher:
         await self._writer.committer.flush(below=node.path)
         arrangement = array.arrangement
         root = arrangement.key_encoding.root(array.grid.ndim)
-        names = [root] if root else [str(index) for index in await array.stored_shards(())]
         if arrangement.key_encoding.is_nested(array.grid.ndim):
-            for name in names:
+            for name in [root] if root else [str(index) for index in await array.stored_shards(())]:
                 await prune(self._tree.store, join_key(node.path, name))
         array.forget_listing()
 

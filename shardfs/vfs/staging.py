@@ -88,7 +88,7 @@ class Staging:
         await prune(self._store, place)
 
     async def _is_of_chunk(self, path: str, name: str) -> bool:
-        array = (await self._hierarchy.node(path)).array
+        array = (await self._hierarchy.node(path)).any_array
         return array is None or _coords_of(array, name) is not None
 
     async def _keep_beside(self, path: str, key: str, name: str) -> None:
@@ -102,7 +102,7 @@ class Staging:
 
     async def _make_directories(self, path: str, place: str) -> None:
         """Let the array at *path* have the directories that are below *place*, also those without a file."""
-        array = (await self._hierarchy.node(path)).array
+        array = (await self._hierarchy.node(path)).any_array
         if array is None:
             return
         root, pending = array.arrangement.key_encoding.root(array.grid.ndim), [place]
@@ -121,7 +121,7 @@ class Staging:
         """Publish one chunk file that was put aside; one that is no chunk of its array is kept beside the chunks."""
         path, _, name = key.removeprefix(f"{self.directory}/").rpartition(f"{_CHUNKS}/")
         path = path.removesuffix("/")
-        array = (await self._hierarchy.node(path)).array
+        array = (await self._hierarchy.node(path)).any_array
         snapshot = await self._store.open(key)
         coords = _coords_of(array, name) if array is not None else None
         if array is None or coords is None or not array.grid.contains(coords):
@@ -164,7 +164,7 @@ class Staging:
 
     async def _resume_array(self, path: str) -> None:
         try:
-            array = (await self._hierarchy.node(path)).array
+            array = (await self._hierarchy.node(path)).any_array
         except NotFoundError:
             array = None
         if array is not None:

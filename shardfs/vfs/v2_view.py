@@ -1,15 +1,25 @@
 """The Zarr v2 view: documents and chunk names of Zarr v2, with the chunks of the arrays that are stored as v3."""
 
+import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
-from shardfs.errors import NotShownError, RefusedError
+from shardfs.errors import (
+    MetadataError,
+    NotADirectoryHereError,
+    NotFoundError,
+    NotShownError,
+    NotUnshardable,
+    RefusedError,
+)
 from shardfs.format.chunk_key import ChunkKeyEncoding
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, encode_json, parse_json, parse_node
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, encode_json, parse_node
 from shardfs.format.normal_form import canonical
 from shardfs.format.plain import accept_plain, codec_of, plain_document, require_plain
 from shardfs.format.unshard import describe
+from shardfs.format.v2_attributes import v2_attributes, with_attributes
 from shardfs.format.v2_documents import (
     V2_NAMES,
     ZARRAY,
@@ -23,6 +33,8 @@ from shardfs.format.v2_edits import check_document, edit_array, edit_group, new_
 from shardfs.stores.base import join_key
 from shardfs.vfs.nodes import Directory
 from shardfs.vfs.views import Appearance, Appearances, Edit, Face, Metadata
+
+log = logging.getLogger(__name__)
 
 
 class ZarrV2:
@@ -72,12 +84,12 @@ class ZarrV2:
             if name == ZARRAY:
                 raise RefusedError("a group is stored there")
             if name == ZMETADATA and written is not None:
-                return await self._consolidate(hierarchy, node, node.metadata, written)
+                return await self._consolidate(hierarchy, edit, node.metadata, written)
             return edit_group(node.metadata, name, written)
         if written is None:
             return None
         check_document(name, written)
-        return self._new(name, written, edit.beside) if edit.is_new and is_main else None
+        return await self._begin(hierarchy, edit, written) if edit.is_new and is_main else None
 
     def _edit_array(self, stored: ArrayMetadata, edit: Edit) -> ArrayMetadata:
         if edit.name not in (ZARRAY, ZATTRS):
@@ -86,6 +98,18 @@ class ZarrV2:
         if edit.node.document is None:
             edited = edit_array(edited, ZATTRS, edit.beside.get(ZATTRS), self._encoding.separator)
         return accept_plain(describe(stored), edited) if self._plain else edited
+
+    async def _begin(self, hierarchy: Hierarchy, edit: Edit, written: bytes) -> Metadata:
+        """Return the v3 document of a new node, consolidated if its `.zmetadata` came first."""
+        new = self._new(edit.name, written, edit.beside)
+        consolidated = edit.beside.get(ZMETADATA)
+        if consolidated is None or not isinstance(new, GroupMetadata):
+            return new
+        try:
+            return await self._consolidate(hierarchy, edit, new, consolidated)
+        except (MetadataError, RefusedError) as reason:
+            log.warning("%s is not consolidated any more: %s", edit.node.path or "the source", reason)
+            return new
 
     def _new(self, name: str, written: bytes, beside: Mapping[str, bytes]) -> Metadata:
         if name == ZGROUP:
@@ -131,24 +155,57 @@ class ZarrV2:
         return plain_document(shown) if self._plain else shown.document
 
     async def _consolidate(
-        self, hierarchy: Hierarchy, node: Node, group: GroupMetadata, written: bytes
+        self, hierarchy: Hierarchy, edit: Edit, group: GroupMetadata, written: bytes
     ) -> GroupMetadata:
         """Return the group's document with copies of the nodes that *written* has copies of, as they are stored."""
         copies: dict[str, Json] = {}
         for path, documents in parse_consolidated(written).items():
-            found = node if not path else await hierarchy.node(join_key(node.path, path))
-            shown = self.documents(found)
-            if not shown or found.metadata is None:
-                raise RefusedError(f"{path or 'the group'} is not stored as Zarr v3, and cannot have a copy here")
-            for name, copy in documents.items():
-                if name == ZMETADATA or canonical(copy) != canonical(parse_json(shown.get(name, b"{}"))):
-                    raise RefusedError(f"the copy of {join_key(path, name)} is not what is there")
-            if path:
-                copies[path] = found.metadata.document
+            try:
+                if not path:
+                    self._check_copy(group, documents)
+                else:
+                    copied = await self._copied(hierarchy, edit, join_key(edit.node.path, path), documents)
+                    copies[path] = copied.document
+            except (MetadataError, NotShownError, NotUnshardable, RefusedError) as error:
+                raise RefusedError(f"the copy of {path or 'the group'}: {error}") from None
         consolidated = {"kind": "inline", "must_understand": False, "metadata": copies}
         edited = parse_node({**group.document, "consolidated_metadata": consolidated})
         assert isinstance(edited, GroupMetadata)
         return edited
+
+    async def _copied(
+        self, hierarchy: Hierarchy, edit: Edit, path: str, documents: Mapping[str, dict[str, Json]]
+    ) -> Metadata:
+        """Return the stored document of the node at *path*, or the one of a new node that is on its way there."""
+        found: Node | None = None
+        with suppress(NotFoundError, NotADirectoryHereError):
+            found = await hierarchy.node(path)
+        if found is not None and found.document is not None and found.metadata is not None:
+            return self._check_copy(found.metadata, documents)
+        stored = await edit.documents_in(path) if edit.documents_in is not None else {}
+        name = next((name for name in (ZARRAY, ZGROUP) if name in documents), None)
+        if not edit.is_new or name is None or ZARRAY in stored or ZGROUP in stored:
+            raise RefusedError("it is not stored as Zarr v3, and cannot have a copy here")
+        texts = _texts(documents)
+        return self._new(name, texts[name], texts)
+
+    def _check_copy(self, stored: Metadata, documents: Mapping[str, dict[str, Json]]) -> Metadata:
+        """Return *stored*, with attributes that are on their way; raises `RefusedError` for a copy of anything else."""
+        shown = self._shown(stored) if isinstance(stored, ArrayMetadata) else stored
+        copied = stored
+        for name, copy in documents.items():
+            if name == ZATTRS and not v2_attributes(shown.document):
+                ndim = stored.ndim if isinstance(stored, ArrayMetadata) else None
+                copied = parse_node(with_attributes(stored.document, ndim, copy))
+                continue
+            text = encode_json(copy)
+            if isinstance(shown, ArrayMetadata):
+                edited: Metadata = edit_array(shown, name, text, self._encoding.separator)
+            else:
+                edited = edit_group(shown, name, text)
+            if canonical(edited.document) != canonical(shown.document):
+                raise RefusedError(f"its {name} is not what is there")
+        return copied
 
 
 def _texts(documents: Mapping[str, Json]) -> dict[str, bytes]:

@@ -1,0 +1,190 @@
+"""Whole datasets of Zarr v2 that come into a mount with shards, file by file, and become v3 there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore
+import xarray
+import zarr
+
+from tests.support.clients import ZARR2
+from tests.support.datasets import files_below
+from tests.support.mounting import Mounter
+from tests.support.writers import assert_sound, tool, unmount
+
+MAKE = """
+import sys, numpy, zarr
+store = (zarr.NestedDirectoryStore if sys.argv[2] == "/" else zarr.DirectoryStore)(sys.argv[1])
+group = zarr.open_group(store, mode="w")
+group.attrs["title"] = "root"
+values = numpy.arange(240).reshape(12, 20)
+group.create_dataset("a", data=values, chunks=(3, 4)).attrs.update(unit="m", _ARRAY_DIMENSIONS=["y", "x"])
+group.create_dataset("deep/b", data=values.astype("f8"), chunks=(5, 7), fill_value=None).attrs["z"] = [1]
+group["deep"].attrs["is deep"] = True
+group.create_dataset("scalar", data=numpy.float32(3.5))
+group.create_dataset("text", data=numpy.array([b"ab", b"c"], "S3"), chunks=(1,))
+zarr.consolidate_metadata(store)
+"""
+VALUES = np.arange(240).reshape(12, 20)
+
+
+def is_document(key: str) -> bool:
+    return key.rpartition("/")[2].startswith(".z")
+
+
+ORDERS = {
+    "documents last": lambda key: (is_document(key), key),
+    "attributes first": lambda key: (not key.endswith(".zattrs"), key),
+    "groups last": lambda key: (key.endswith(".zgroup"), key.endswith(".zmetadata"), key),
+    "backwards": lambda key: [-ord(letter) for letter in key],
+}
+
+
+def content_of(root: Path) -> dict[str, Any]:
+    """The files, documents as what they say, but for the separator, which a mount always tells."""
+
+    def said(document: Any) -> Any:
+        spelled = {"fill_value": "AAAA"} if document.get("dtype") == "|S3" else {}
+        return {name: value for name, value in document.items() if name != "dimension_separator"} | spelled
+
+    found: dict[str, Any] = dict(files_below(root))
+    for key in filter(is_document, found):
+        document = json.loads(found[key])
+        copies = document.get("metadata")
+        found[key] = {name: said(copy) for name, copy in copies.items()} if copies else said(document)
+    return found
+
+
+@pytest.mark.parametrize("separator", [".", "/"])
+def test_a_consolidated_dataset_becomes_v3_in_whatever_order_its_files_come(
+    mount: Mounter, tmp_path: Path, separator: str
+) -> None:
+    plain, source = tmp_path / "plain", tmp_path / "source"
+    ZARR2.run(MAKE, plain, separator)
+    source.mkdir()
+    mounted = mount(source, write=True, shards="2", arguments=["--view=v2", f"--dimension-separator={separator}"])
+    root, expected = mounted.path, content_of(plain)
+    for name, order in ORDERS.items():
+        archive = tmp_path / "archive.tar"
+        tool("tar", "cf", archive, "-C", plain, *sorted(expected, key=order))
+        (root / name).mkdir()
+        tool("tar", "xf", archive, "-C", root / name)
+        assert content_of(root / name) == expected, name
+    tool("cp", "-r", root / "backwards", root / "copy")
+    tool("rsync", "-a", f"{plain}/", root / "synced")
+    (root / "moved").mkdir()
+    for key in sorted(expected, key=ORDERS["documents last"], reverse=True):
+        (root / "moved" / key).parent.mkdir(parents=True, exist_ok=True)
+        os.rename(root / "copy" / key, root / "moved" / key)
+    tool("rm", "-r", root / "copy", root / "attributes first")
+    assert content_of(root / "synced") == content_of(root / "moved") == expected
+    unmount(mounted)
+    assert not list(source.rglob(".z*"))
+    assert not (source / "attributes first").exists()
+    for name in ("documents last", "groups last", "moved"):
+        group = zarr.open_consolidated(str(source / name), zarr_format=3)
+        assert sorted(path for path, _ in group.members(max_depth=None)) == ["a", "deep", "deep/b", "scalar", "text"]
+        arrays = {path: array for path, array in group.members(max_depth=None) if isinstance(array, zarr.Array)}
+        assert np.array_equal(arrays["a"][...], VALUES)
+        assert np.array_equal(arrays["deep/b"][...], VALUES)
+        assert arrays["scalar"][...] == 3.5
+        assert {path for path, array in arrays.items() if array.shards is None} == {"scalar"}
+        assert dict(arrays["a"].attrs) == {"unit": "m"}
+    assert_sound(source)
+
+
+XARRAY = """
+import sys, numpy, pandas, xarray
+root = sys.argv[1]
+heights = numpy.arange(240.0).reshape(4, 6, 10)
+dataset = xarray.Dataset(
+    {"height": (("time", "y", "x"), heights, {"unit": "m"}), "place": ((), 0)},
+    {"time": pandas.date_range("2020-01-01", periods=4), "x": numpy.arange(10), "name": ("y", list("abcdef"))},
+    {"title": "hills"},
+)
+chunks = {"time": 1, "y": 3, "x": 4}
+dataset.chunk(chunks).to_zarr(root)
+later = dataset.assign_coords(time=pandas.date_range("2020-01-05", periods=4)).drop_vars("place")
+later.chunk(chunks).to_zarr(root, append_dim="time")
+part = (dataset[["height"]].isel(time=slice(0, 2)) + 1000).drop_vars(["x", "name", "time"])
+part.chunk(chunks).to_zarr(root, region={"time": slice(2, 4), "y": slice(0, 6), "x": slice(0, 10)})
+expected = xarray.concat([dataset.drop_vars("place"), later], "time").assign(place=dataset["place"])
+expected["height"][2:4] = heights[0:2] + 1000
+xarray.testing.assert_equal(xarray.open_zarr(root).load(), expected)
+assert xarray.open_zarr(root).x.dtype == "int64"
+"""
+
+
+def test_an_old_xarray_reads_back_the_zeros_that_its_coordinates_begin_with(mount: Mounter, tmp_path: Path) -> None:
+    """Arrays that have other axes than shards are given for, or none, are v3 too."""
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="2,2,2", arguments=["--view=v2"])
+    ZARR2.run(XARRAY, mounted.path / "hills")
+    unmount(mounted)
+    with xarray.open_zarr(tmp_path / "source" / "hills") as hills:
+        assert list(hills["x"].values) == list(range(10))
+        assert str(hills["time"].values[0]).startswith("2020-01-01")
+        assert (hills["x"].attrs, hills["place"].item(), hills["height"].sizes["time"]) == ({}, 0, 8)
+    assert_sound(tmp_path / "source")
+
+
+def test_the_zarr_driver_of_tensorstore_creates_resizes_and_deletes(mount: Mounter, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="2,4", arguments=["--view=v2"])
+
+    def opened(name: str, **members: Any) -> tensorstore.TensorStore:
+        kvstore = {"driver": "file", "path": f"{mounted.path / name}/"}
+        return tensorstore.open({"driver": "zarr", "kvstore": kvstore, **members}, read=True, write=True).result()
+
+    metadata = {"shape": [10, 12], "dtype": "<u2", "chunks": [2, 3], "compressor": {"id": "zstd", "level": 1}}
+    values = np.arange(1, 121, dtype="u2").reshape(10, 12)
+    array = opened("a", create=True, metadata=metadata)
+    array[...].write(values).result()
+    array = array.resize(exclusive_max=[4, 20]).result().resize(exclusive_max=[10, 20]).result()
+    array[9, 19].write(3).result()
+    expected = np.zeros((10, 20), "u2")
+    expected[:4, :12], expected[9, 19] = values[:4], 3
+    assert np.array_equal(array.read().result(), expected)
+    opened("b", create=True, metadata=metadata)[...].write(values).result()
+    opened("b", create=True, delete_existing=True, metadata=metadata)
+    del array
+    assert sorted(files_below(mounted.path / "b")) == [".zarray"]
+    unmount(mounted)
+    for name, data in (("a", expected), ("b", np.zeros((10, 12), "u2"))):
+        stored = zarr.open_array(str(tmp_path / "source" / name), mode="r")
+        assert np.array_equal(stored[...], data)
+        assert stored.shards == (4, 12)
+    assert_sound(tmp_path / "source")
+
+
+APPEND = """
+import sys, numpy, zarr
+group = zarr.open_group(sys.argv[1], mode="r+")
+for i in range(int(sys.argv[2]), 16, 4):
+    group["a"][i] = i
+    group["a"].attrs.put({"last": i})
+    group.create_dataset(f"new-{i}", data=numpy.full((2, 2), i), chunks=(1, 1), compressor=None)
+"""
+
+
+def test_several_processes_write_one_shard_its_attributes_and_new_arrays(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    group = zarr.create_group(str(source))
+    group.create_array("a", shape=(16, 8), chunks=(1, 4), shards=(16, 8), dtype="i4")
+    mounted = mount(source, write=True, shards="2", arguments=["--view=v2", "--decode"])
+    running = [subprocess.Popen([ZARR2.python, "-c", APPEND, mounted.path, str(i)]) for i in range(4)]
+    assert [process.wait(60) for process in running] == [0] * 4
+    unmount(mounted)
+    group = zarr.open_group(str(source), mode="r")
+    assert np.array_equal(group["a"][...], np.broadcast_to(np.arange(16)[:, None], (16, 8)))  # type: ignore[index]
+    assert group["a"].attrs["last"] in range(12, 16)
+    for i in range(16):
+        assert np.array_equal(group[f"new-{i}"][...], np.full((2, 2), i))  # type: ignore[index]
+    assert_sound(source)
