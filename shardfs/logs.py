@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from shardfs.errors import UsageError
+from shardfs.errors import UsageError, printable
 
 _AGAIN_SECONDS: Final = 60.0
 _MAX_REMEMBERED: Final = 1024
@@ -31,6 +31,15 @@ class Once(logging.Filter):
         return True
 
 
+class OneLine(logging.Formatter):
+    """Writes each message as one printable line, whatever names of a dataset it quotes."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of `logging`
+        """Format *record* without what would begin another line."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
 def log_to(file: Path | None, level: str) -> None:
     """Log to *file*, or to standard error, what is at least of *level*; raises `UsageError`.
 
@@ -45,10 +54,10 @@ def log_to(file: Path | None, level: str) -> None:
     except OSError as error:
         raise UsageError(f"the log file {file} cannot be written: {error.strerror}") from None
     handler.addFilter(Once())
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     chosen = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(
         level=max(chosen, logging.WARNING),
         handlers=[handler],
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.getLogger("shardfs").setLevel(chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from shardfs.logs import Once
+from shardfs.logs import Once, OneLine
 
 
 def record(text: str) -> logging.LogRecord:
@@ -26,3 +26,7 @@ def test_what_is_remembered_is_bounded() -> None:
     for i in range(5000):
         assert once.filter(record(str(i)))
     assert not once.filter(record("4999"))
+
+
+def test_a_name_of_a_dataset_cannot_begin_another_line() -> None:
+    assert OneLine("%(levelname)s %(message)s").format(record("a\nERROR b\x1b[2J")) == "ERROR a\\nERROR b\\x1b[2J"

@@ -23,7 +23,7 @@ from shardfs.format.codecs import (
 )
 from shardfs.format.data_type import DataType
 from shardfs.format.encoding import encode
-from shardfs.format.metadata import Extension, Json, brief
+from shardfs.format.metadata import MAX_LENGTH, Extension, Json, brief
 
 MAX_CHUNK_NBYTES: Final = 512 * 2**20
 """Size of a plain chunk up to which it is decoded; a few times that much memory is needed."""
@@ -50,6 +50,8 @@ class ChunkCodec:
             codec = _parse(DataType.parse(data_type), chunk_shape, parse_chain(codecs, "codecs"))
         except MetadataError as error:
             raise NotShownError(str(error)) from None
+        if codec.nbytes > MAX_LENGTH:
+            raise NotShownError(f"chunks of {codec.nbytes} bytes are larger than a file can be")
         if codec.nbytes > MAX_CHUNK_NBYTES and not codec.is_identity:
             raise NotShownError(
                 f"chunks of {codec.nbytes} bytes are larger than the {MAX_CHUNK_NBYTES} that are decoded"

@@ -68,6 +68,11 @@ class DataType:
         return self.dtype.itemsize
 
     @property
+    def nfields(self) -> int:
+        """Number of fields, those within fields counted too."""
+        return len(self.fields) + sum(field.nfields for _, field in self.fields if field.fields)
+
+    @property
     def has_byte_order(self) -> bool:
         """Whether the byte order of a `bytes` codec makes a difference."""
         return self.dtype.newbyteorder(">") != self.dtype
@@ -90,7 +95,7 @@ def _parse(data_type: Json, depth: int) -> DataType:
     if name.startswith("r") and name[1:].isdecimal() and name.isascii():
         extension.expect()
         nbits = int(name[1:12])
-        if nbits % 8 or not nbits:
+        if nbits % 8 or name[1] == "0":
             raise MetadataError(f"the data type {brief(name)} has no whole number of bytes")
         return DataType(name, _sized("V", nbits // 8), True)
     if name in _VARIABLE:
@@ -104,8 +109,8 @@ def _parse_struct(extension: Extension, depth: int) -> DataType:
     fields = extension.configuration.get("fields")
     if not isinstance(fields, list) or not fields:
         raise MetadataError(f"the fields of {extension.name} must be a list of at least one, not {brief(fields)}")
-    if depth == _MAX_DEPTH or len(fields) > _MAX_FIELDS:
-        raise NotShownError(f"structs of more than {_MAX_FIELDS} fields, or {_MAX_DEPTH} deep, are not read")
+    nfields = len(fields)
+    _check_fields(nfields, depth)
     parsed: dict[str, DataType] = {}
     for field in fields:
         match field:
@@ -118,8 +123,15 @@ def _parse_struct(extension: Extension, depth: int) -> DataType:
         if not name or name in parsed:
             raise MetadataError(f"the fields of {extension.name} need names of their own, not {brief(name)}")
         parsed[name] = _parse(data_type, depth + 1)
+        nfields += parsed[name].nfields
+        _check_fields(nfields, depth)
     is_native = all(field.is_native for field in parsed.values())
     return _record(extension.name, list(parsed.items()), is_native=is_native)
+
+
+def _check_fields(nfields: int, depth: int) -> None:
+    if depth == _MAX_DEPTH or nfields > _MAX_FIELDS:
+        raise NotShownError(f"structs of more than {_MAX_FIELDS} fields, or {_MAX_DEPTH} deep, are not read")
 
 
 def _record(name: str, fields: list[tuple[str, DataType]], *, is_native: bool) -> DataType:

@@ -21,6 +21,7 @@ MAX_DOCUMENT_NBYTES: Final = 32 * 2**20
 MAX_NDIM: Final = 32
 MAX_LENGTH: Final = 2**63 - 1
 _MAX_INDENTED: Final = 32
+_MAX_INDENTED_LENGTH: Final = 2**18
 
 _ARRAY_MEMBERS: Final = frozenset(
     {
@@ -121,9 +122,12 @@ def parse_json(data: bytes) -> Json:
 
 
 def encode_json(document: Json) -> bytes:
-    """Encode a document as JSON text, indented unless nesting would make that many times as long."""
+    """Encode a document as JSON text, indented unless it is long, or nesting would make that many times as long."""
     try:
-        return json.dumps(document, indent=None if _is_deeper(document, _MAX_INDENTED) else 2).encode() + b"\n"
+        text = json.dumps(document)
+        if len(text) <= _MAX_INDENTED_LENGTH and not _is_deeper(document, _MAX_INDENTED):
+            text = json.dumps(document, indent=2)
+        return text.encode() + b"\n"
     except RecursionError:
         raise MetadataError("the document is nested too deeply") from None
 

@@ -13,7 +13,16 @@ from typing import Any, Final
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
 from shardfs.format.data_type import DataType
 from shardfs.format.fill_value import fill_element
-from shardfs.format.metadata import ArrayMetadata, Document, GroupMetadata, Json, brief, parse_lengths, parse_node
+from shardfs.format.metadata import (
+    MAX_DOCUMENT_NBYTES,
+    ArrayMetadata,
+    Document,
+    GroupMetadata,
+    Json,
+    brief,
+    parse_lengths,
+    parse_node,
+)
 from shardfs.format.v2_attributes import v2_attributes
 from shardfs.format.v2_codecs import Elements, v2_codecs
 from shardfs.format.v2_types import VLEN_SERIALIZERS, type_name, v2_dtype, v2_fill_value
@@ -46,13 +55,18 @@ def group_documents(
     """Return `.zgroup`, `.zattrs` if there are attributes, and `.zmetadata` if the group is consolidated.
 
     *present* gives the unsharded v3 document that stands for the copy of an array, or raises `NotShownError` or
-    `NotUnshardable`; a copy without a v2 form is left out.
+    `NotUnshardable`; a copy without a v2 form is left out.  There is no `.zmetadata` where the paths of copies within
+    copies would make it many times as long as the group's own document.
     """
     documents = _with_attributes({ZGROUP: {"zarr_format": 2}}, group.document)
     consolidated = group.document.get("consolidated_metadata")
     if isinstance(consolidated, dict) and consolidated.get("kind", "inline") == "inline":
         metadata: dict[str, Any] = dict(documents)
+        room = MAX_DOCUMENT_NBYTES
         for path, copy in _copies(group.document):
+            room -= len(path)
+            if room < 0:
+                return documents
             for name, document in _copy_documents(copy, separator, present).items():
                 metadata.setdefault(f"{path}/{name}", document)
         documents[ZMETADATA] = {"zarr_consolidated_format": 1, "metadata": metadata}

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
-from shardfs.format.data_type import DataType
+from shardfs.format.data_type import MAX_ITEM_NBYTES, DataType
 from shardfs.format.fill_value import fill_element
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, brief, parse_node
 from shardfs.format.v2_attributes import with_attributes
@@ -140,6 +140,8 @@ def _new_document(zarray: dict[str, Json]) -> dict[str, Any]:
         elements = Elements(chunk_shape, 1, "|O")
         fill_value: Json = _vlen_fill_value(data_type, zarray["fill_value"])
     else:
+        if dtype.itemsize > MAX_ITEM_NBYTES:
+            raise NotUnshardable(f"elements of {dtype.itemsize} bytes are larger than the {MAX_ITEM_NBYTES} of shardfs")
         data_type = v3_data_type(dtype)
         elements = Elements(chunk_shape, dtype.itemsize, dtype.str)
         plain = dtype.newbyteorder("<")

@@ -82,7 +82,9 @@ class NpyArray:
 class NpyHandle:
     """An open .npy file, with the shape that it had when it was opened.
 
-    A chunk is looked for as it is when it is first read, and is the same again for as long as it is kept.
+    A chunk is looked for as it is when it is first read, and is the same again for as long as it is kept.  When the
+    file is opened again, all is looked for again: the kernel keeps one copy of a file, and what a reader from before
+    gets is what the new one finds there.
     """
 
     is_chunk = False
@@ -102,6 +104,7 @@ class NpyHandle:
         self._large: tuple[Coords, PlainChunk] | None = None
         self._end = 0
         self._valid_until = float("-inf")
+        self._nopened = node.nopened
         # Elements that are read with one plan: many chunks of one element would make it long.
         last = min((*shown.file.shape[-1:], *shown.file.chunk_shape[-1:]), default=1)
         self._max_planned = _MAX_COPIES * max(1, last)
@@ -128,6 +131,11 @@ class NpyHandle:
 
     async def _check(self) -> None:
         """Raise `StaleError` if the chunks are not those of the array any more that was opened."""
+        if self._nopened != self._node.nopened:
+            self._nopened = self._node.nopened
+            self._versions.clear()
+            self._absent.clear()
+            self._large = None
         hierarchy = self._node.tree.hierarchy
         if hierarchy.clock() < self._valid_until:
             return
@@ -154,6 +162,7 @@ class NpyHandle:
         await for_each(missing, fetch, 1 if is_quick else _AT_ONCE)
 
     async def _fetch(self, coords: Coords, copies: list[Copy], out: Elements, is_in_order: bool) -> None:
+        nopened = self._nopened
         try:
             extent = (await self._shown.array.find(coords, fresh=coords not in self._versions))[1]
             first, plain = await self._plain(coords, extent, copies, is_in_order)
@@ -164,7 +173,9 @@ class NpyHandle:
         if len(self._versions) + len(self._absent) >= _MAX_KNOWN:
             self._versions.clear()
             self._absent.clear()
-        if extent is None:
+        if nopened != self._nopened:
+            pass  # it may be out of date, for who has opened the file meanwhile
+        elif extent is None:
             self._absent.add(coords)
         else:
             self._versions[coords] = ChunkVersion.of(self._array, coords, extent)

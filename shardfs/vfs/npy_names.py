@@ -1,5 +1,6 @@
 """The names of the npy view: which files stand for arrays and attributes, and which stored names they hide."""
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 NPY: Final = ".npy"
 JSON: Final = ".json"
 _AT_ONCE: Final = 16
+_MAX_NAME_NBYTES: Final = 255  # what Linux takes
 
 
 class Generated(NamedTuple):
@@ -103,6 +105,9 @@ async def names_in(view: "NpyView", hierarchy: Hierarchy, store: Store, node: No
         if name in below
     }
     generated = own | below
+    for name in [name for name in generated if len(os.fsencode(name)) > _MAX_NAME_NBYTES]:
+        problems[join_key(node.path, name)] = f"its name is longer than the {_MAX_NAME_NBYTES} bytes that one can have"
+        del generated[name]
     for entry in entries:
         if entry.name in generated and entry.name not in hidden:
             of = generated[entry.name].node.path or "the source"
@@ -123,6 +128,10 @@ async def npy_problems(source: Source, view: "NpyView") -> AsyncIterator[tuple[s
         directory = node.path.rpartition("/")[0]
         for path in {directory, node.path if isinstance(node.metadata, GroupMetadata) else directory} - seen:
             seen.add(path)
-            above = await source.hierarchy.node(path)
-            for name, problem in (await names_in(view, source.hierarchy, source.store, above)).problems.items():
+            try:
+                above = await source.hierarchy.node(path)
+                problems = (await names_in(view, source.hierarchy, source.store, above)).problems
+            except ShardfsError:  # a directory that cannot be listed is reported as a node
+                continue
+            for name, problem in problems.items():
                 yield name, problem

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, cast
 
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.errors import NotFoundError, StaleError
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, encode_json
+from shardfs.format.metadata import ArrayMetadata
 from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import Batch, DocumentHandle, FileHandle
-from shardfs.vfs.nodes import StoredNode
+from shardfs.vfs.nodes import Directory, StoredNode
 from shardfs.vfs.npy_handles import NpyArray, NpyHandle
 from shardfs.vfs.npy_names import JSON, NPY, Generated, child, files_of, is_chunk_name, names_in
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardfs.vfs.npy_view import NpyView
 
 
-class NpyDirectory(StoredNode):
+class NpyDirectory(Directory):
     """A directory: of a group, of anything that is no array, or of an array that is the source itself."""
 
     __slots__ = ()
@@ -53,10 +53,7 @@ class NpyDirectory(StoredNode):
         return _view_of(self)
 
     async def _node(self) -> Node:
-        try:
-            node = await self.tree.hierarchy.node(self.path)
-        except NotFoundError:  # so that the kernel asks for the path again, before it says that there is none
-            raise StaleError(f"{self.path} is gone") from None
+        node = await self.hierarchy_node()
         if self.path and isinstance(node.metadata, ArrayMetadata):
             raise StaleError(f"{self.path} is an array by now, and shown as a file")
         return node
@@ -126,10 +123,16 @@ class NpyNode(NodeFile):
         """Return the size of the file."""
         return self._shown_in(node).file.nbytes
 
+    @property
+    def nopened(self) -> int:
+        """How many times the file was opened."""
+        return _view_of(self).nopened[self.path]
+
     async def open(self, ino: int) -> FileHandle:
         """Open the array as it is now."""
         node = await self.node(fresh=True)
         shown = self._shown_in(node)
+        _view_of(self).nopened[self.path] += 1
         room = self.tree.decoded.max_nbytes
         if shown.at_once_nbytes > room:
             _view_of(self).tell_once(
@@ -159,17 +162,12 @@ class AttributesNode(NodeFile):
 
     def nbytes_in(self, node: Node) -> int:
         """Return the size of the text."""
-        return len(_text_in(node))
+        return len(_view_of(self).attributes(node))
 
     async def open(self, ino: int) -> FileHandle:
         """Open the text as it is now."""
         node = await self.node(fresh=True)
-        return DocumentHandle(self.attributes_in(node)._replace(ino=ino), _text_in(node))
-
-
-def _text_in(node: Node) -> bytes:
-    assert isinstance(node.metadata, ArrayMetadata | GroupMetadata)
-    return encode_json(node.metadata.document.get("attributes", {}))
+        return DocumentHandle(self.attributes_in(node)._replace(ino=ino), _view_of(self).attributes(node))
 
 
 def _view_of(node: StoredNode) -> "NpyView":

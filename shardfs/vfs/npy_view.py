@@ -1,11 +1,13 @@
 """The npy view: every array is one file NAME.npy, attributes are NAME.json, and groups are folders."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 from weakref import WeakKeyDictionary
 
 from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, encode_json
 from shardfs.vfs.npy_handles import NpyArray
 from shardfs.vfs.npy_nodes import NpyDirectory
 from shardfs.vfs.views import Appearance, Appearances
@@ -16,7 +18,10 @@ _NO_NAMES: Final[frozenset[str]] = frozenset()
 
 
 class NpyView:
-    """Arrays as .npy files; what belongs to the source at *url* itself is named by the last part of that."""
+    """Arrays as .npy files; what belongs to the source at *url* itself is named by the last part of that.
+
+    *nopened* counts how many times the file of each array was opened, by the path of the array.
+    """
 
     directory = NpyDirectory
     document_names = _NO_NAMES
@@ -25,8 +30,10 @@ class NpyView:
     def __init__(self, url: str) -> None:
         self.source_name = url.rstrip("/").rpartition("/")[2] or "root"
         self._arrays: WeakKeyDictionary[Node, NpyArray] = WeakKeyDictionary()
+        self._attributes: WeakKeyDictionary[Node, bytes] = WeakKeyDictionary()
         self._appearances = Appearances(self._appear, "npy")
         self._told: set[str] = set()
+        self.nopened: Counter[str] = Counter()
 
     def documents(self, node: Node) -> Mapping[str, bytes]:
         """Return none: files of this view have names of their own."""
@@ -47,6 +54,11 @@ class NpyView:
         """Return the array of *node* as it is shown; None if it is none, or has no .npy form."""
         return self._arrays.get(node) if self.left_out(node) is None else None
 
+    def attributes(self, node: Node) -> bytes:
+        """Return the attributes of *node* as JSON text: an empty object if it has none, or is not shown."""
+        self._appearances.of(node)
+        return self._attributes.get(node, b"{}\n")
+
     def tell_once(self, message: str) -> None:
         """Say something in the log, if it was not said before."""
         if message not in self._told:
@@ -57,4 +69,7 @@ class NpyView:
         shown = NpyArray.of(node)
         if shown is not None:
             self._arrays[node] = shown
+        metadata = node.metadata
+        if isinstance(metadata, ArrayMetadata | GroupMetadata) and metadata.document.get("attributes"):
+            self._attributes[node] = encode_json(metadata.document["attributes"])
         return Appearance()

@@ -85,7 +85,7 @@ class StoredNames:
         for i, (name, attributes) in enumerate(generated.items()):
             if i >= skip:
                 yield Batch(
-                    attributes, [(name.encode(), attributes.ino, attributes.size, OTHERS + i + 1)], is_counted=True
+                    attributes, [(os.fsencode(name), attributes.ino, attributes.size, OTHERS + i + 1)], is_counted=True
                 )
         entries = [
             entry

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Hierarchy, Node
-from shardfs.errors import NotShownError, NotUnshardable
+from shardfs.errors import MetadataError, NotShownError, NotUnshardable
 from shardfs.format.chunk_codec import ChunkCodec
 from shardfs.format.chunk_key import ChunkKeyEncoding
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json
@@ -128,7 +128,7 @@ class Appearances:
         if found is None:
             try:
                 found = self._appear(node)
-            except (NotShownError, NotUnshardable) as error:
+            except (NotShownError, NotUnshardable, MetadataError) as error:
                 found = Appearance(reason=str(error))
             self._known[node] = found
             if found.reason is not None and (node.path, found.reason) not in self._told:

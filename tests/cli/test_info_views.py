@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from functools import partial
@@ -18,6 +19,7 @@ from shardfs.dataset.source import Source
 from shardfs.descriptions import describe
 from shardfs.stores.url import open_store
 from shardfs.tools import TOOLS, VIEW_OPTIONS, ViewOptions
+from tests.support.commands import run
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, rectilinear, sharding, transpose
 
 TOP = Path(__file__).parent.parent.parent
@@ -180,6 +182,19 @@ def test_what_the_npy_view_hides_is_named(tmp_path: Path) -> None:
         "--view", "npy", tmp_path
     )
     assert {item["path"] for item in info_json(tmp_path)} == {"image", "text"}
+
+
+def test_a_group_that_cannot_be_listed_is_named_beside_the_others(tmp_path: Path) -> None:
+    write(tmp_path, "image")
+    (write(tmp_path / "denied", "image") / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    (tmp_path / "denied").chmod(0o300)
+    bound = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
+    done = run("info", "--view=npy", "--json", tmp_path, prefix=() if os.geteuid() else bound)
+    assert done.returncode == 0, done.stderr
+    assert {item["path"]: item["reason"] for item in json.loads(done.stdout)} == {
+        "denied": "denied: Permission denied",
+        "image": None,
+    }
 
 
 def test_the_table_in_the_readme_is_what_info_knows() -> None:

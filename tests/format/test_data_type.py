@@ -92,6 +92,7 @@ def test_other_names_and_forms_of_a_type_mean_the_same() -> None:
         ("r" + 60 * "8", "larger than"),
         (struct(*((str(i), extension("raw_bytes", length_bytes=MAX_ITEM_NBYTES)) for i in range(3))), "larger than"),
         (struct(*((str(i), "int8") for i in range(5000))), "4096 fields"),
+        (struct(*((str(i), struct(*((str(j), "int8") for j in range(100)))) for i in range(100))), "4096 fields"),
         (nested(40), "16 deep"),
     ],
     ids=lambda value: str(value)[:40],
@@ -105,7 +106,7 @@ def test_a_sound_type_without_a_layout_here_is_not_shown(data_type: Any, reason:
 @pytest.mark.parametrize(
     "data_type",
     [
-        *("r0", "r12", None, 5, {}, [], {"name": 5}, extension("int8", endian="big")),
+        *("r0", "r08", "r00000000008000", "r12", None, 5, {}, [], {"name": 5}, extension("int8", endian="big")),
         *(extension("fixed_length_utf32", length_bytes=nbytes) for nbytes in (0, 6, -4, 4.0, True, None, "4")),
         *(extension(name) for name in ("raw_bytes", "null_terminated_bytes", "numpy.datetime64", "struct")),
         extension("raw_bytes", length_bytes=0),

@@ -256,6 +256,16 @@ def test_consolidated_metadata_has_the_documents_of_every_copy_that_has_a_v2_for
     }
 
 
+def test_copies_within_copies_do_not_multiply_the_size_of_a_document() -> None:
+    def holding(copies: dict[str, Any]) -> dict[str, Any]:
+        return dict(group(consolidated_metadata={"kind": "inline", "metadata": copies}).document)
+
+    leaves = holding({str(i): group().document for i in range(20_000)})
+    assert ".zmetadata" in group_documents(GroupMetadata(holding({"a": leaves})), ".", present)
+    long = GroupMetadata(holding({"a" * 2000: holding({"b" * 2000: leaves})}))
+    assert group_documents(long, ".", present).keys() == {".zgroup"}
+
+
 @pytest.mark.parametrize("consolidated", [{"kind": "other", "must_understand": False, "metadata": {}}, None])
 def test_consolidated_metadata_of_an_unknown_kind_does_not_show(consolidated: Any) -> None:
     assert group_documents(group(consolidated_metadata=consolidated), ".", present).keys() == {".zgroup"}

@@ -118,6 +118,7 @@ def test_a_new_array_has_the_data_type_and_the_fill_value(
         ({"dtype": [["a", "<i2", [2]]]}, "field 'a'"),
         ({"dtype": [["a", ">i2"]]}, "field 'a'"),
         ({"dtype": "<i2", "fill_value": 2**15}, "fill value"),
+        ({"dtype": "|V999999999"}, "elements of 999999999 bytes"),
         ({"compressor": {"id": "base64"}}, "'base64'"),
         ({"compressor": {"id": "gzip", "level": -1}}, "level -1 of gzip"),
         ({"compressor": {"id": "blosc", "cname": "new"}}, "cname 'new'"),

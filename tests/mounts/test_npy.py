@@ -268,6 +268,59 @@ def test_changes_behind_the_mount_are_seen_at_the_next_open(source: Path, mount:
     assert os.listdir(root) == []
 
 
+def test_who_opens_a_file_after_a_change_finds_no_older_values_though_others_have_it_open(
+    tmp_path: Path, mount: Mounter
+) -> None:
+    nbytes = 2**20
+    document = array((nbytes,), (nbytes,), sharding((nbytes // 2,), LITTLE, GZIP), data_type="uint8")
+    for name, value in {"a": 1, "b": 2}.items():
+        store(tmp_path / "source" / name, document, np.full(nbytes, value, np.uint8))
+    path = mount(tmp_path / "source", arguments=NPY, metadata_ttl=0).path / "a.npy"
+    with open(path, "rb", buffering=0) as before:
+        os.posix_fadvise(before.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        assert os.pread(before.fileno(), 1, 128) == b"\1"
+        os.replace(tmp_path / "source/b/c/0", tmp_path / "source/a/c/0")
+        with open(path, "rb", buffering=0) as after:
+            assert os.pread(before.fileno(), 1, nbytes // 4) == b"\2"  # which the kernel keeps, for both
+            assert after.read() == path.read_bytes() == saved(np.full(nbytes, 2, np.uint8))
+
+
+def test_an_array_of_terabytes_costs_what_is_read_of_it(tmp_path: Path, mount: Mounter) -> None:
+    shape = (2**22, 2**11, 2**11)
+    document = array(shape, (256, 256, 256), sharding((64, 64, 64), LITTLE, ZSTD), data_type="uint16", fill_value=7)
+    group(tmp_path / "source/huge")
+    (tmp_path / "source/huge/zarr.json").write_text(json.dumps(document))
+    zarr.open_array(tmp_path / "source/huge", mode="r+")[-1, -1, -1] = 99
+    mounted = mount(tmp_path / "source", arguments=NPY, address_space=2**32)
+    path = mounted.path / "huge.npy"
+    assert path.stat().st_size == 128 + 2 * math.prod(shape)
+    with path.open("rb") as file:
+        file.seek(-4, os.SEEK_END)
+        assert file.read() == b"\7\0\x63\0"
+    mapped = np.load(path, mmap_mode="r")
+    assert [mapped[at] for at in [(0, 0, 0), (-1, -1, -1), (2**21, 1000, 5)]] == [7, 99, 7]
+    assert (mapped[:: 2**20, 3, 9] == 7).all()
+    assert counts(mounted)["decoded_chunks"] == 1
+    assert mounted.peak_memory() < 250 * 2**20
+    del mapped
+
+
+def test_names_that_are_no_text_are_shown_and_names_that_are_too_long_are_reported(
+    tmp_path: Path, mount: Mounter
+) -> None:
+    odd, long, longest = os.fsdecode(b"\xff\xfe"), "n" * 252, "n" * 251
+    for name in (odd, long, longest):
+        store(tmp_path / "source" / name, array((2,), (2,), sharding((1,))))
+    (tmp_path / "source/broken\n").mkdir()
+    (tmp_path / "source/broken\n/zarr.json").write_text("{")
+    mounted = mount(tmp_path / "source", arguments=NPY)
+    assert sorted(os.listdir(mounted.path)) == ["broken\n", f"{longest}.npy", f"{odd}.npy"]
+    assert np.load(mounted.path / f"{odd}.npy").tolist() == [1, 2]
+    assert f"{long}.npy is not shown: its name is longer than the 255 bytes that one can have\n" in mounted.log
+    assert b"not valid JSON" in os.getxattr(mounted.path / "broken\n", "user.shardfs.reason")
+    assert r"broken\n is shown as stored: " in mounted.log
+
+
 def test_a_source_that_is_an_array_without_an_npy_form_is_not_mounted(tmp_path: Path, mount: Mounter) -> None:
     store(tmp_path / "a", array((4,), (4,), sharding((2,), LITTLE, extension("example.invert"))))
     with pytest.raises(AssertionError, match=r"the codec 'example\.invert' cannot be decoded"):
