@@ -5,6 +5,7 @@ of them, `numpy.datetime64`, `numpy.timedelta64`, `fixed_length_utf32`, `struct`
 `null_terminated_bytes` and `structured`.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,7 +14,6 @@ import numpy as np
 
 from shardfs.errors import MetadataError, NotShownError
 from shardfs.format.metadata import Extension, Json, brief
-from shardfs.format.small_float import SMALL_FLOATS
 
 MAX_ITEM_NBYTES: Final = 2**20
 """Size of an element up to which it is handled as one: a limit of shardfs, not of the format."""
@@ -29,13 +29,19 @@ _NATIVE: Final = {
     "float16": "<f2", "float32": "<f4", "float64": "<f8", "complex64": "<c8", "complex128": "<c16",
     "complex_float32": "<c8", "complex_float64": "<c16",
 }  # fmt: skip
+_SMALL_FLOATS: Final = (
+    "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn",
+    "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz",
+    "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
 _LAID_OUT: Final = {
     # One byte per element, whatever its upper bits hold.
     "int2": "i1", "int4": "i1", "uint2": "u1", "uint4": "u1",
     "bfloat16": "<u2",
-    **dict.fromkeys(SMALL_FLOATS, "u1"),
+    **dict.fromkeys(_SMALL_FLOATS, "u1"),
 }  # fmt: skip
-_COMPLEX_PARTS: Final = {f"complex_{name}": name for name in ("float16", "bfloat16", *SMALL_FLOATS)}
+_COMPLEX_PARTS: Final = {f"complex_{name}": name for name in ("float16", "bfloat16", *_SMALL_FLOATS)}
+_RAW_BITS: Final = re.compile("r([0-9]+)")
 _VARIABLE: Final = frozenset({"string", "bytes", "variable_length_bytes", "json"})
 
 
@@ -44,15 +50,12 @@ class DataType:
     """A data type whose elements all have one size.
 
     *dtype* lays an element out in NumPy, little-endian, so that bytes can be swapped and axes moved.  *is_native* tells
-    whether NumPy also means the same by it: bfloat16 is laid out as an unsigned integer, and is none.  *fields* are the
-    parts of an element one after another, by name: those of a struct, or the real and the imaginary part of a complex
-    number that NumPy does not have.
+    whether NumPy also means the same by it: bfloat16 is laid out as an unsigned integer, and is none.
     """
 
     name: str
     dtype: np.dtype[Any]
     is_native: bool
-    fields: tuple[tuple[str, "DataType"], ...] = ()
 
     @classmethod
     def parse(cls, data_type: Json) -> "DataType":
@@ -92,10 +95,11 @@ def _parse(data_type: Json, depth: int) -> DataType:
         return DataType(name, _CONFIGURED[name](extension), True)
     if name in ("struct", "structured"):
         return _parse_struct(extension, depth)
-    if name.startswith("r") and name[1:].isdecimal() and name.isascii():
+    if raw := _RAW_BITS.fullmatch(name):
         extension.expect()
-        nbits = int(name[1:12])
-        if nbits % 8 or name[1] == "0":
+        digits = raw[1]
+        nbits = int(digits[:12])  # with more of them it is too large either way
+        if digits.startswith("0") or nbits % 8:
             raise MetadataError(f"the data type {brief(name)} has no whole number of bytes")
         return DataType(name, _sized("V", nbits // 8), True)
     if name in _VARIABLE:
@@ -137,7 +141,7 @@ def _check_fields(nfields: int, depth: int) -> None:
 def _record(name: str, fields: list[tuple[str, DataType]], *, is_native: bool) -> DataType:
     nbytes = sum(field.nbytes for _, field in fields)
     _check_size(nbytes)
-    return DataType(name, np.dtype([(key, field.dtype) for key, field in fields]), is_native, tuple(fields))
+    return DataType(name, np.dtype([(key, field.dtype) for key, field in fields]), is_native)
 
 
 def _parse_time(kind: str) -> Callable[[Extension], np.dtype[Any]]:

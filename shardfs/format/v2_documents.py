@@ -25,7 +25,8 @@ from shardfs.format.metadata import (
 )
 from shardfs.format.v2_attributes import v2_attributes
 from shardfs.format.v2_codecs import Elements, v2_codecs
-from shardfs.format.v2_types import VLEN_SERIALIZERS, type_name, v2_dtype, v2_fill_value
+from shardfs.format.v2_fill_values import v2_fill_value
+from shardfs.format.v2_types import VLEN_SERIALIZERS, type_name, v2_dtype
 
 ZARRAY: Final = ".zarray"
 ZGROUP: Final = ".zgroup"

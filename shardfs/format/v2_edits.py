@@ -11,18 +11,11 @@ from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, brief, p
 from shardfs.format.v2_attributes import with_attributes
 from shardfs.format.v2_codecs import Elements
 from shardfs.format.v2_documents import ZARRAY, ZATTRS, ZGROUP, ZMETADATA, array_documents, with_null, without_null
+from shardfs.format.v2_fill_values import default_fill_value, parse_fill_value, v3_fill_value
 from shardfs.format.v2_new_codecs import object_data_type, v3_codecs
 from shardfs.format.v2_normal_form import codecs_of, require_same_encoding, require_separator
 from shardfs.format.v2_parsing import check_document, parse_consolidated, parse_zarray, parse_zattrs, parse_zgroup
-from shardfs.format.v2_types import (
-    VLEN_SERIALIZERS,
-    default_fill_value,
-    parse_dtype,
-    parse_fill_value,
-    type_name,
-    v3_data_type,
-    v3_fill_value,
-)
+from shardfs.format.v2_types import VLEN_SERIALIZERS, parse_dtype, type_name, v3_data_type
 
 __all__ = ["check_document", "edit_array", "edit_group", "new_array", "new_group", "parse_consolidated"]
 

@@ -14,7 +14,6 @@ from zarr.dtype import parse_dtype
 from shardfs.errors import MetadataError, NotShownError
 from shardfs.format.codecs import item_nbytes
 from shardfs.format.data_type import MAX_ITEM_NBYTES, DataType
-from shardfs.format.small_float import SMALL_FLOATS
 from tests.support.corpus import extension
 from tests.support.json_values import json_values
 
@@ -23,7 +22,11 @@ NUMPY = [
     *("M8", "M8[s]", "M8[10ns]", "m8[D]", "m8[7us]", "U1", "U5", "S1", "S3", "V1", "V6"),
     [("a", "u2"), ("b", "U2"), ("c", [("x", "f4"), ("y", "M8[s]")]), ("d", "?")],
 ]
-SMALL = [*SMALL_FLOATS, "bfloat16", "int2", "int4", "uint2", "uint4"]
+SMALL = [
+    *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("bfloat16", "int2", "int4", "uint2", "uint4"),
+]
 
 
 def written_by_zarr(dtype: np.dtype[Any]) -> Any:
