@@ -123,4 +123,6 @@ def _parse_byte_order(codec: Extension, data_type: DataType) -> str:
     codec.expect("endian")
     if not data_type.has_byte_order or "endian" not in codec.configuration:
         return "little"
-    return parse_endian(codec)
+    endian = parse_endian(codec)
+    data_type.check_endian(endian)
+    return endian

@@ -18,7 +18,9 @@ from shardfs.format.metadata import Extension, Json, brief
 MAX_ITEM_NBYTES: Final = 2**20
 """Size of an element up to which it is handled as one: a limit of shardfs, not of the format."""
 
-_MAX_DEPTH: Final = 16
+MAX_DEPTH: Final = 16
+"""How many structs within each other are read: a limit of shardfs, not of the format."""
+
 _MAX_FIELDS: Final = 4096
 _MAX_SCALE_FACTOR: Final = 2**31 - 1
 _TIME_UNITS: Final = ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "μs", "ns", "ps", "fs", "as", "generic")
@@ -80,6 +82,14 @@ class DataType:
         """Whether the byte order of a `bytes` codec makes a difference."""
         return self.dtype.newbyteorder(">") != self.dtype
 
+    def check_endian(self, endian: str) -> None:
+        """Raise `NotShownError` where libraries do not agree what bytes in this order are.
+
+        zarr-python and zarrs take those of `structured` for little-endian whatever is written, tensorstore does not.
+        """
+        if endian == "big" and self.name == "structured" and self.has_byte_order:
+            raise NotShownError("libraries do not agree what big-endian bytes of a structured data type are")
+
 
 def _parse(data_type: Json, depth: int) -> DataType:
     extension = Extension.parse(data_type, "data_type")
@@ -134,8 +144,8 @@ def _parse_struct(extension: Extension, depth: int) -> DataType:
 
 
 def _check_fields(nfields: int, depth: int) -> None:
-    if depth == _MAX_DEPTH or nfields > _MAX_FIELDS:
-        raise NotShownError(f"structs of more than {_MAX_FIELDS} fields, or {_MAX_DEPTH} deep, are not read")
+    if depth == MAX_DEPTH or nfields > _MAX_FIELDS:
+        raise NotShownError(f"structs of more than {_MAX_FIELDS} fields, or {MAX_DEPTH} deep, are not read")
 
 
 def _record(name: str, fields: list[tuple[str, DataType]], *, is_native: bool) -> DataType:

@@ -58,7 +58,7 @@ def npy_header(data_type: DataType, shape: tuple[int, ...]) -> bytes:
         padded = encoded + b" " * (_ALIGNMENT - (prefix_nbytes + len(encoded) + 1) % _ALIGNMENT) + b"\n"
         if len(padded) < 256 ** struct.calcsize(size_format):
             return _MAGIC + bytes(version) + struct.pack(size_format, len(padded)) + padded
-    raise NotShownError(f"the data type {data_type.name} is too long for the header of an .npy file")
+    raise NotShownError(f"the data type {data_type.name} does not fit into the header of an .npy file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,6 @@ class NpyFile:
     def of(cls, data_type: DataType, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> "NpyFile":
         """Describe the file of an array; raises `NotShownError` for what has no .npy form."""
         file = cls(npy_header(data_type, shape), shape, chunk_shape, data_type.nbytes)
-        if not file.item_nbytes:
-            raise NotShownError(f"elements of the data type {data_type.name} have no bytes")
         if file.nbytes > _MAX_NBYTES:
             raise NotShownError(f"its {file.nbytes} bytes are more than a file can have")
         return file

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
-from shardfs.format.data_type import DataType
+from shardfs.format.data_type import MAX_DEPTH, MAX_ITEM_NBYTES, DataType
 from shardfs.format.metadata import Extension, Json, brief
 
 VLEN_SERIALIZERS: Final = {
@@ -21,7 +21,6 @@ VLEN_SERIALIZERS: Final = {
 
 OBJECT_FILTERS: Final = {"vlen-utf8": "string", "vlen-bytes": "variable_length_bytes"}
 
-_MAX_DEPTH: Final = 8
 _SCALAR: Final = re.compile(r"[<>|]?[biufcmMSUVO][0-9]{0,9}(\[[0-9]{0,9}\w{1,8}\])?")
 _NAMES: Final = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 _NUMBER_NBYTES: Final = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
@@ -35,12 +34,11 @@ def v2_dtype(data_type: Json, endian: str) -> Json:
         Extension.parse(data_type, "data_type").expect()
         return "|O"
     parsed = DataType.parse(data_type)
-    if not parsed.is_native or not parsed.nbytes:
+    if not parsed.is_native:
         raise NotShownError(f"the data type {brief(name)} has no Zarr v2 form")
     if parsed.dtype.fields is None:
         return parsed.dtype.newbyteorder("<" if endian == "little" else ">").str
-    if endian != "little" and name == "structured":
-        raise NotShownError("libraries do not agree what big-endian bytes of a structured data type are")
+    parsed.check_endian(endian)
     return _fields(parsed.dtype.newbyteorder("<" if endian == "little" else ">"))
 
 
@@ -49,7 +47,7 @@ def parse_dtype(dtype: Json, depth: int = 0) -> np.dtype[Any]:
     try:
         if isinstance(dtype, str) and _SCALAR.fullmatch(dtype):
             return np.dtype(dtype)
-        if isinstance(dtype, list) and dtype and depth < _MAX_DEPTH:
+        if isinstance(dtype, list) and dtype and depth < MAX_DEPTH:
             return np.dtype([_parse_field(field, depth) for field in dtype])
     except (TypeError, ValueError, OverflowError):
         pass
@@ -58,6 +56,8 @@ def parse_dtype(dtype: Json, depth: int = 0) -> np.dtype[Any]:
 
 def v3_data_type(dtype: np.dtype[Any]) -> Json:
     """Return the `data_type` of a v3 document for *dtype*, in whichever byte order; raises `NotUnshardable`."""
+    if dtype.itemsize > MAX_ITEM_NBYTES:
+        raise NotUnshardable(f"elements of {dtype.itemsize} bytes are larger than the {MAX_ITEM_NBYTES} that are read")
     if dtype.fields is not None:
         return {"name": "structured", "configuration": {"fields": [_v3_field(dtype, n) for n in dtype.names or ()]}}
     kind, nbytes = dtype.kind, dtype.itemsize

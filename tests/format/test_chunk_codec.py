@@ -47,8 +47,12 @@ TYPES: dict[str, Any] = {
     "bytes": extension("null_terminated_bytes", length_bytes=3),
     "raw": extension("raw_bytes", length_bytes=5),
     "struct": extension(
-        "structured",
-        fields=[["a", "uint16"], ["b", extension("fixed_length_utf32", length_bytes=8)], ["c", "bfloat16"]],
+        "struct",
+        fields=[
+            {"name": "a", "data_type": "uint16"},
+            {"name": "b", "data_type": extension("fixed_length_utf32", length_bytes=8)},
+            {"name": "c", "data_type": "bfloat16"},
+        ],
     ),
 }
 COMPRESSION = [[], [GZIP], [ZSTD], [BLOSC], [CRC32C], [ZSTD, CRC32C], [GZIP, ZSTD], ["gzip"], ["crc32c", "zstd"]]
@@ -208,6 +212,7 @@ def test_a_plain_chunk_is_not_copied() -> None:
         ("int32", [transpose(0), LITTLE], "order"),
         ("int32", [extension("bytes", endian="middle")], "middle"),
         ("int32", [extension("bytes", endian="little", colour="blue")], "colour"),
+        (extension("structured", fields=[["a", "int16"]]), [BIG], "do not agree"),
         ("int32", [LITTLE, LITTLE], "2 array → bytes"),
         ("int32", [GZIP, LITTLE], "wrong side"),
         ("int32", [], "no array → bytes"),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError
+from shardfs.format.data_type import MAX_DEPTH
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document, parse_node
 from shardfs.format.normal_form import canonical
 from shardfs.format.v2_documents import array_documents, group_documents
@@ -277,6 +278,19 @@ def test_writing_what_is_shown_changes_nothing(
     group = GroupMetadata({"zarr_format": 3, "node_type": "group", "attributes": attributes or {}})
     for name, shown in group_documents(group, separator, dict).items():
         assert canonical(edit_group(group, name, text(shown)).document) == canonical(group.document)
+
+
+def test_a_struct_is_read_as_deep_as_it_is_shown() -> None:
+    data_type: Any = "uint8"
+    for _ in range(MAX_DEPTH):
+        data_type = extension("structured", fields=[["x", data_type]])
+    stored = {**SHOWN, "data_type": data_type, "fill_value": "AA=="}
+    zarray = array_documents(parsed(stored), ".")[".zarray"]
+    check_document(".zarray", text(zarray))
+    assert edited(stored, ".zarray", zarray) == stored
+    assert new_array(text(zarray), None, ".").document["data_type"] == data_type
+    with pytest.raises(MetadataError):
+        check_document(".zarray", text({**zarray, "dtype": [["x", zarray["dtype"]]]}))
 
 
 def test_consolidated_metadata_is_read_by_path_and_name() -> None:
