@@ -16,6 +16,7 @@ from shardfs.format.codecs import (
     composed_order,
     decode,
     is_decodable,
+    is_in_order,
     parse_chain,
     parse_endian,
     permute,
@@ -70,9 +71,7 @@ class ChunkCodec:
 
     @property
     def _is_laid_out_plainly(self) -> bool:
-        # Where axes of length 1 move, no element does.
-        moved = [axis for axis in self.order if self.chunk_shape[axis] != 1]
-        return self.endian == "little" and moved == sorted(moved)
+        return self.endian == "little" and is_in_order(self.order, self.chunk_shape)
 
     def decode(self, encoded: Buffer) -> memoryview:
         """Return the plain bytes of a chunk, exactly `nbytes` of them, which are not to be changed.

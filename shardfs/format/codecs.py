@@ -111,6 +111,12 @@ def permute(values: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(values[axis] for axis in order)
 
 
+def is_in_order(order: Sequence[int], chunk_shape: Sequence[int]) -> bool:
+    """Whether moving axes into *order* moves no element: all that change places have the length 1."""
+    axes = [axis for axis in order if chunk_shape[axis] > 1]
+    return axes == sorted(axes)
+
+
 def parse_endian(codec: Extension) -> str:
     """Return "little" or "big", the byte order of a `bytes` codec for elements of more than one byte."""
     codec.expect("endian")

@@ -4,6 +4,7 @@ Source: Zarr core specification 3.1 discussion of consolidated metadata as zarr-
 `consolidated_metadata` with `kind` "inline" and `metadata`, a map of relative paths to documents.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,9 @@ Raises `NotShownError` or `NotUnshardable` if the array is not shown at all.
 Accept = Callable[[ArrayMetadata, ArrayMetadata], ArrayMetadata]
 """Turns an edited copy, given after what is stored, into the unsharded document with the encoded chunks' codecs."""
 
+MAX_PATH_LENGTH: Final = 4096
+"""Length of a path up to which it can be that of a node."""
+
 _NOT_SHOWN: Final = (NotShownError, NotUnshardable)
 
 
@@ -32,7 +36,7 @@ def unshard_consolidated(document: Document, present: Present) -> dict[str, Any]
     A copy of an array that is not shown is left out.  One that cannot be read stays as it is, as does consolidated
     metadata of an unknown kind.
     """
-    copies = _inline_copies(document)
+    copies = inline_copies(document)
     if copies is None:
         return None
     shown: dict[str, Json] = {}
@@ -68,12 +72,25 @@ def reshard_consolidated(
         raise RefusedError("the consolidated metadata is nested too deeply") from None
 
 
-def copy_paths(document: Document, prefix: str = "") -> Iterator[str]:
-    """Yield the path, relative to the group, of every copy in its document, and of those within copies of groups."""
-    for path, copy in (_inline_copies(document) or {}).items():
-        yield prefix + path
-        if isinstance(copy, dict):
-            yield from copy_paths(copy, f"{prefix}{path}/")
+def inline_copies(document: Document) -> dict[str, Json] | None:
+    """Return the copies in a group's document by path; None if it has no consolidated metadata of a known kind."""
+    consolidated = document.get("consolidated_metadata")
+    if not isinstance(consolidated, dict) or consolidated.get("kind", "inline") != "inline":
+        return None
+    copies = consolidated.get("metadata")
+    return copies if isinstance(copies, dict) else None
+
+
+def every_copy(document: Document) -> Iterator[tuple[str, Json]]:
+    """Yield the copies in a group's document, and then those within copies of groups, by path relative to the group."""
+    groups = deque([("", document)])
+    while groups:
+        prefix, group = groups.popleft()
+        for name, copy in (inline_copies(group) or {}).items():
+            path = prefix + name
+            yield path, copy
+            if isinstance(copy, dict) and len(path) < MAX_PATH_LENGTH:
+                groups.append((f"{path}/", copy))
 
 
 def _unshard_copy(copy: Json, present: Present) -> dict[str, Any] | None:
@@ -96,10 +113,10 @@ class _Resharding:
 
     def group(self, edited: Document, stored: Document | None, prefix: str) -> dict[str, Any]:
         """Return the document of the group at *prefix*, or a copy of it."""
-        copies = _inline_copies(edited)
+        copies = inline_copies(edited)
         if copies is None:
             return dict(edited)
-        before = _inline_copies(stored) or {} if isinstance(stored, dict) else {}
+        before = inline_copies(stored) or {} if isinstance(stored, dict) else {}
         result = {path: self._copy(copy, before.get(path), f"{prefix}{path}") for path, copy in copies.items()}
         hidden = {path: copy for path, copy in before.items() if path not in result and self._is_left_out(copy)}
         if hidden:
@@ -146,15 +163,6 @@ class _Resharding:
         except _NOT_SHOWN:
             return True
         return False
-
-
-def _inline_copies(document: Document) -> dict[str, Json] | None:
-    """Return the copies in a group's document by path; None if it has no consolidated metadata of a known kind."""
-    consolidated = document.get("consolidated_metadata")
-    if not isinstance(consolidated, dict) or consolidated.get("kind", "inline") != "inline":
-        return None
-    copies = consolidated.get("metadata")
-    return copies if isinstance(copies, dict) else None
 
 
 def _with_copies(document: Document, copies: dict[str, Json]) -> dict[str, Any]:

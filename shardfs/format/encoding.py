@@ -39,7 +39,7 @@ def encode(codecs: Sequence[Extension], data: Buffer) -> bytes:
 
 def _encode_gzip(codec: Extension, data: Buffer) -> bytes:
     codec.expect("level")
-    return zlib.compress(data, _integer(codec, "level", 5, 0, 9), wbits=31)
+    return zlib.compress(data, codec.integer("level", 5, 0, 9), wbits=31)
 
 
 def _encode_zstd(codec: Extension, data: Buffer) -> bytes:
@@ -47,15 +47,15 @@ def _encode_zstd(codec: Extension, data: Buffer) -> bytes:
     checksum = codec.configuration.get("checksum", False)
     if not isinstance(checksum, bool):
         raise MetadataError(f"the checksum of zstd must be true or false, not {brief(checksum)}")
-    level = _integer(codec, "level", 0, _MIN_ZSTD_LEVEL, _MAX_ZSTD_LEVEL)
+    level = codec.integer("level", 0, _MIN_ZSTD_LEVEL, _MAX_ZSTD_LEVEL)
     return bytes(zstd.compress(data, level, checksum))
 
 
 def _encode_blosc(codec: Extension, data: Buffer) -> bytes:
     codec.expect("cname", "clevel", "shuffle", "typesize", "blocksize")
-    level = _integer(codec, "clevel", 5, 0, 9)
-    typesize = _integer(codec, "typesize", 1, 1, _MAX_TYPESIZE)
-    blocksize = _integer(codec, "blocksize", 0, 0, blosc.MAX_BUFFERSIZE)
+    level = codec.integer("clevel", 5, 0, 9)
+    typesize = codec.integer("typesize", 1, 1, _MAX_TYPESIZE)
+    blocksize = codec.integer("blocksize", 0, 0, blosc.MAX_BUFFERSIZE)
     compressor = codec.configuration.get("cname", "zstd")
     if compressor not in blosc.list_compressors():
         raise MetadataError(f"blosc has no compressor {brief(compressor)}")
@@ -71,13 +71,6 @@ def _encode_crc32c(codec: Extension, data: Buffer) -> bytes:
     codec.expect()
     checksum: int = CRC32C.checksum(np.frombuffer(data, dtype=np.uint8))
     return b"".join((data, checksum.to_bytes(CRC32C_NBYTES, "little")))
-
-
-def _integer(codec: Extension, member: str, default: int, minimum: int, maximum: int) -> int:
-    value = codec.configuration.get(member, default)
-    if type(value) is not int or not minimum <= value <= maximum:
-        raise MetadataError(f"the {member} of {codec.name} must be from {minimum} to {maximum}, not {brief(value)}")
-    return value
 
 
 _ENCODERS: Final[dict[str, Encoder]] = {

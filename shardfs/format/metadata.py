@@ -78,6 +78,13 @@ class Extension:
         if unknown:
             raise MetadataError(f"{self.name} has unknown configuration members {sorted(unknown)}")
 
+    def integer(self, member: str, default: int, minimum: int, maximum: int) -> int:
+        """Return an integer of the configuration, *default* where there is none."""
+        value = self.configuration.get(member, default)
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise MetadataError(f"the {member} of {self.name} must be from {minimum} to {maximum}, not {brief(value)}")
+        return value
+
 
 @dataclass(frozen=True)
 class ArrayMetadata:

@@ -17,11 +17,13 @@ from shardfs.format.codecs import SHARDING, item_nbytes, parse_chain
 from shardfs.format.metadata import Extension, Json, parse_codecs
 from shardfs.format.sharding_codec import MAX_LEVELS
 
-_ENCODER_MEMBERS: Final[dict[str, frozenset[str]]] = {
+ENCODER_MEMBERS: Final[dict[str, frozenset[str]]] = {
     "gzip": frozenset({"level"}),
     "zstd": frozenset({"level", "checksum"}),
     "blosc": frozenset({"cname", "clevel", "shuffle", "typesize", "blocksize"}),
 }
+"""Members of codecs that only steer the encoder."""
+
 _ENCODER_DEFAULTS: Final[dict[str, dict[str, Json]]] = {"zstd": {"checksum": False}, "blosc": {"blocksize": 0}}
 _DATA_TYPE_ALIASES: Final = {"bytes": "variable_length_bytes"}
 _GRID_ALIASES: Final = {"regular_bounded": "zarrs.regular_bounded"}
@@ -66,7 +68,7 @@ def normal_codecs(codecs: Sequence[Extension], data_type: Json, depth: int = 0) 
         chain = tuple(codecs)
     normal: list[Json] = []
     for codec in chain:
-        members = _ENCODER_MEMBERS.get(codec.name, frozenset())
+        members = ENCODER_MEMBERS.get(codec.name, frozenset())
         configuration = {name: value for name, value in codec.configuration.items() if name not in members}
         if codec.name == "bytes":
             # Behind a codec that is not known, elements may be of another type.
@@ -82,7 +84,7 @@ def is_encoded_alike(one: Extension, other: Extension) -> bool:
     """Whether codecs of one name steer the encoder alike; a member that one of them leaves open does not tell."""
     defaults = _ENCODER_DEFAULTS.get(one.name, {})
     mine, its = {**defaults, **one.configuration}, {**defaults, **other.configuration}
-    members = set(_ENCODER_MEMBERS.get(one.name, ()))
+    members = set(ENCODER_MEMBERS.get(one.name, ()))
     if mine.get("shuffle") == its.get("shuffle") == "noshuffle":
         members.discard("typesize")
     return all(canonical(mine[name]) == canonical(its[name]) for name in members & mine.keys() & its.keys())

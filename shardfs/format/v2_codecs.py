@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shardfs.errors import MetadataError, NotShownError
-from shardfs.format.codecs import compose, parse_chain, parse_transpose
+from shardfs.format.codecs import compose, is_in_order, parse_chain, parse_transpose
 from shardfs.format.metadata import Extension, Json, brief
 
 PREFIX: Final = "numcodecs."
@@ -80,12 +80,6 @@ def v2_codecs(codecs: Sequence[Extension], elements: Elements) -> V2Codecs:
     return V2Codecs(serializer.name, endian, order, (*filters, *encoders[:-1]), encoders[-1] if encoders else None)
 
 
-def is_in_order(order: Sequence[int], chunk_shape: Sequence[int]) -> bool:
-    """Whether moving axes into *order* moves no element: all that change places have the length 1."""
-    axes = [axis for axis in order if chunk_shape[axis] > 1]
-    return axes == sorted(axes)
-
-
 def _array_filters(codecs: Sequence[Extension], elements: Elements) -> tuple[str, list[Codec]]:
     """Return the order of elements and the filters of the codecs before the one that makes bytes."""
     order = tuple(range(len(elements.chunk_shape)))
@@ -120,20 +114,20 @@ def _bytes_filter(codec: Extension, elements: Elements) -> Codec:
     match codec.name:
         case "gzip":
             codec.expect("level")
-            return {"id": "gzip", "level": _integer(codec, "level", 1, 0, 9)}
+            return {"id": "gzip", "level": codec.integer("level", 1, 0, 9)}
         case "zstd" | "numcodecs.zstd":
             codec.expect("level", "checksum")
-            return {"id": "zstd", "level": _integer(codec, "level", 0, -131072, 22)}
+            return {"id": "zstd", "level": codec.integer("level", 0, -131072, 22)}
         case "blosc":
             codec.expect("cname", "clevel", "shuffle", "blocksize", "typesize")
             return {
                 "id": "blosc",
                 "cname": _one_of(codec, "cname", COMPRESSORS, "lz4"),
-                "clevel": _integer(codec, "clevel", 5, 0, 9),
+                "clevel": codec.integer("clevel", 5, 0, 9),
                 "shuffle": SHUFFLES.index(
                     _one_of(codec, "shuffle", SHUFFLES, "bitshuffle" if elements.nbytes == 1 else "shuffle")
                 ),
-                "blocksize": _integer(codec, "blocksize", 0, 0, _MAX_BLOCK_NBYTES),
+                "blocksize": codec.integer("blocksize", 0, 0, _MAX_BLOCK_NBYTES),
             }
         case "crc32c":
             codec.expect()
@@ -160,13 +154,6 @@ def _numcodec(codec: Extension, elements: Elements) -> Codec:
     }
     given = {member: value for member, value in codec.configuration.items() if value is not None}
     return {**defaults.get(name, {}), **given, "id": name}
-
-
-def _integer(codec: Extension, member: str, default: int, minimum: int, maximum: int) -> int:
-    value = codec.configuration.get(member, default)
-    if type(value) is not int or not minimum <= value <= maximum:
-        raise MetadataError(f"the {member} of {codec.name} must be of {minimum} to {maximum}, not {brief(value)}")
-    return value
 
 
 def _one_of(codec: Extension, member: str, allowed: tuple[str, ...], default: str) -> str:

@@ -6,11 +6,11 @@ Source: Zarr storage specification 2; `dimension_names` as `_ARRAY_DIMENSIONS`, 
 `.zmetadata` as zarr-python 2 writes it.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
+from shardfs.format.consolidated import MAX_PATH_LENGTH, every_copy, inline_copies
 from shardfs.format.data_type import DataType
 from shardfs.format.fill_value import fill_element
 from shardfs.format.metadata import (
@@ -34,7 +34,6 @@ ZATTRS: Final = ".zattrs"
 ZMETADATA: Final = ".zmetadata"
 V2_NAMES: Final = frozenset({ZARRAY, ZGROUP, ZATTRS, ZMETADATA})
 
-_MAX_PATH_LENGTH: Final = 4096
 _SAYS_NULL: Final = "shardfs:v2"
 _NULL: Final = {"must_understand": False, "fill_value": None}
 
@@ -60,16 +59,16 @@ def group_documents(
     copies would make it many times as long as the group's own document.
     """
     documents = _with_attributes({ZGROUP: {"zarr_format": 2}}, group.document)
-    consolidated = group.document.get("consolidated_metadata")
-    if isinstance(consolidated, dict) and consolidated.get("kind", "inline") == "inline":
+    if inline_copies(group.document) is not None:
         metadata: dict[str, Any] = dict(documents)
         room = MAX_DOCUMENT_NBYTES
-        for path, copy in _copies(group.document):
+        for path, copy in every_copy(group.document):
             room -= len(path)
             if room < 0:
                 return documents
-            for name, document in _copy_documents(copy, separator, present).items():
-                metadata.setdefault(f"{path}/{name}", document)
+            if is_relative_path(path):
+                for name, document in _copy_documents(copy, separator, present).items():
+                    metadata.setdefault(f"{path}/{name}", document)
         documents[ZMETADATA] = {"zarr_consolidated_format": 1, "metadata": metadata}
     return documents
 
@@ -90,7 +89,7 @@ def without_null(document: Document) -> dict[str, Any]:
 
 def is_relative_path(path: str) -> bool:
     """Whether *path* names a node below a group, by names that a filesystem can have."""
-    return len(path) <= _MAX_PATH_LENGTH and all(
+    return len(path) <= MAX_PATH_LENGTH and all(
         part not in ("", ".", "..") and "\0" not in part for part in path.split("/")
     )
 
@@ -154,20 +153,6 @@ def _fill_value(data_type: Json, fill_value: Json) -> Json:
 def _with_attributes(documents: dict[str, dict[str, Any]], document: Document) -> dict[str, dict[str, Any]]:
     attributes = v2_attributes(document)
     return {**documents, ZATTRS: attributes} if attributes else documents
-
-
-def _copies(document: Document) -> Iterator[tuple[str, Json]]:
-    """Yield the copies in a group's document, and then those within copies of groups, by path; not by what is none."""
-    groups = deque([("", document)])
-    while groups:
-        prefix, group = groups.popleft()
-        consolidated = group.get("consolidated_metadata")
-        copies = consolidated.get("metadata") if isinstance(consolidated, dict) else None
-        for path, copy in copies.items() if isinstance(copies, dict) else ():
-            if is_relative_path(prefix + path):
-                yield prefix + path, copy
-                if isinstance(copy, dict):
-                    groups.append((f"{prefix}{path}/", copy))
 
 
 def _copy_documents(copy: Json, separator: str, present: Callable[[ArrayMetadata], Json]) -> dict[str, dict[str, Any]]:

@@ -6,6 +6,7 @@ Sources: Zarr storage specification 2; specifications of the codecs; zarr-python
 from typing import Any, Final
 
 from shardfs.errors import NotUnshardable
+from shardfs.format.codecs import is_in_order
 from shardfs.format.metadata import Json, brief
 from shardfs.format.v2_codecs import (
     ARRAY_FILTERS,
@@ -15,7 +16,6 @@ from shardfs.format.v2_codecs import (
     PREFIX,
     SHUFFLES,
     Elements,
-    is_in_order,
 )
 from shardfs.format.v2_types import OBJECT_FILTERS, parse_dtype
 

@@ -11,19 +11,18 @@ from typing import Any, Final
 import numcodecs
 
 from shardfs.errors import RefusedError
+from shardfs.format.codecs import is_in_order
 from shardfs.format.metadata import Document, Json, brief
-from shardfs.format.normal_form import canonical
-from shardfs.format.v2_codecs import ARRAY_FILTERS, BYTES_FILTERS, is_in_order
+from shardfs.format.normal_form import ENCODER_MEMBERS, canonical
+from shardfs.format.v2_codecs import ARRAY_FILTERS, BYTES_FILTERS
 from shardfs.format.v2_types import parse_dtype
 
 _ENCODER_MEMBERS: Final[dict[str, frozenset[str]]] = {
-    "gzip": frozenset({"level"}),
+    **ENCODER_MEMBERS,
     "zlib": frozenset({"level"}),
     "bz2": frozenset({"level"}),
-    "zstd": frozenset({"level", "checksum"}),
     "lz4": frozenset({"acceleration"}),
     "lzma": frozenset({"preset"}),
-    "blosc": frozenset({"cname", "clevel", "shuffle", "blocksize", "typesize"}),
 }
 """Members that only steer the encoder: one that a document leaves open is not another."""
 _AUTOSHUFFLE: Final = -1

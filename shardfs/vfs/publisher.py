@@ -21,7 +21,7 @@ from shardfs.errors import (
     NotUnshardable,
     RefusedError,
 )
-from shardfs.format.consolidated import copy_paths, reshard_consolidated
+from shardfs.format.consolidated import every_copy, reshard_consolidated
 from shardfs.format.metadata import (
     MAX_DOCUMENT_NBYTES,
     ArrayMetadata,
@@ -263,7 +263,7 @@ class Publisher:
         *stored* is what an edit replaces: copies that were not edited stay.
         """
         copies: dict[str, Json] = {}
-        for relative in copy_paths(document):
+        for relative, _ in every_copy(document):
             if ".." not in relative.split("/"):
                 with suppress(NotFoundError, NotADirectoryHereError):
                     found = await self._tree.hierarchy.node(join_key(path, relative.strip("/")))
