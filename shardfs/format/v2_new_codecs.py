@@ -48,6 +48,9 @@ def v3_codecs(codecs: list[dict[str, Json]], order: str, endian: str, elements: 
     if elements.nbytes == 1 and any(_is_wide(codec) for codec in filters):
         # zarr-python gives the bytes codec no byte order then, and cannot read.
         raise NotUnshardable("filters that widen elements of a byte have no Zarr v3 form that every library reads")
+    if not _follow_each_other(filters, elements):
+        # zarr-python 2 takes the bytes for whatever a filter says, zarr-python 3 does not.
+        raise NotUnshardable("filters of elements of another size have no Zarr v3 form that every library reads")
     if filters and endian != "little":
         raise NotUnshardable("filters of big-endian elements have no Zarr v3 form")
     return [
@@ -102,6 +105,20 @@ def _numcodec(codec: dict[str, Json]) -> dict[str, Any]:
             raise NotUnshardable(f"the filter {codec['id']} of big-endian elements has no Zarr v3 form")
     configuration = {member: value for member, value in codec.items() if member != "id"}
     return {"name": PREFIX + codec["id"], "configuration": configuration}
+
+
+def _follow_each_other(filters: list[dict[str, Json]], elements: Elements) -> bool:
+    """Whether every filter takes elements of the size that the one before it makes, and packbits truth values only."""
+    dtype = parse_dtype(elements.dtype)
+    for codec in filters:
+        if codec["id"] == "packbits" and dtype.kind != "b":
+            return False
+        takes, makes = ("decode_dtype", "encode_dtype") if codec["id"] == "astype" else ("dtype", "astype")
+        if codec.get(takes) is not None and parse_dtype(codec[takes]).itemsize != dtype.itemsize:
+            return False
+        if codec.get(makes) is not None:
+            dtype = parse_dtype(codec[makes])
+    return True
 
 
 def _is_wide(codec: dict[str, Json]) -> bool:
