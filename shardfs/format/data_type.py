@@ -73,11 +73,6 @@ class DataType:
         return self.dtype.itemsize
 
     @property
-    def nfields(self) -> int:
-        """Number of fields, those within fields counted too."""
-        return len(self.fields) + sum(field.nfields for _, field in self.fields if field.fields)
-
-    @property
     def has_byte_order(self) -> bool:
         """Whether the byte order of a `bytes` codec makes a difference."""
         return self.dtype.newbyteorder(">") != self.dtype
@@ -137,7 +132,7 @@ def _parse_struct(extension: Extension, depth: int) -> DataType:
         if not name or name in parsed:
             raise MetadataError(f"the fields of {extension.name} need names of their own, not {brief(name)}")
         parsed[name] = _parse(data_type, depth + 1)
-        nfields += parsed[name].nfields
+        nfields += _count_fields(parsed[name].dtype)
         _check_fields(nfields, depth)
     is_native = all(field.is_native for field in parsed.values())
     return _record(extension.name, list(parsed.items()), is_native=is_native)
@@ -146,6 +141,10 @@ def _parse_struct(extension: Extension, depth: int) -> DataType:
 def _check_fields(nfields: int, depth: int) -> None:
     if depth == MAX_DEPTH or nfields > _MAX_FIELDS:
         raise NotShownError(f"structs of more than {_MAX_FIELDS} fields, or {MAX_DEPTH} deep, are not read")
+
+
+def _count_fields(dtype: np.dtype[Any]) -> int:
+    return sum(1 + _count_fields(dtype[name]) for name in dtype.names or ())
 
 
 def _record(name: str, fields: list[tuple[str, DataType]], *, is_native: bool) -> DataType:
