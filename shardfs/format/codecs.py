@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import numpy as np
 from numcodecs import blosc
 from numcodecs.checksum32 import CRC32C
+from numcodecs.zstd import decompress as zstd_into
 
 from shardfs.errors import CorruptionError, MetadataError, NotShownError
 from shardfs.format.data_type import DataType
@@ -197,7 +199,26 @@ def _decode_gzip(data: Buffer, limit: int) -> Buffer:
 
 
 def _decode_zstd(data: Buffer, limit: int) -> Buffer:
-    return _decode_members("zstd", zstd.ZstdDecompressor, data, limit)
+    size = _size_of_frame(data)
+    if not size:
+        return _decode_members("zstd", zstd.ZstdDecompressor, data, limit)
+    _check_size(size, limit)
+    decoded = np.empty(size, np.uint8)
+    try:
+        zstd_into(data, decoded)
+    except (RuntimeError, ValueError) as error:
+        raise CorruptionError(f"zstd data is damaged: {error}") from None
+    return decoded.data
+
+
+def _size_of_frame(data: Buffer) -> int | None:
+    """Return the size that *data* decodes to, if it is one zstd frame that says so: then it needs no second copy."""
+    try:
+        if zstd.get_frame_size(data) == len(data):
+            return zstd.get_frame_info(data).decompressed_size
+    except zstd.ZstdError:
+        pass
+    return None
 
 
 def _decode_members(name: str, new_member: Callable[[], _Decompressor], data: Buffer, limit: int) -> Buffer:
