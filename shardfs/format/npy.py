@@ -102,6 +102,28 @@ class NpyFile:
         rest = self.shape[axis + 1 :]
         return math.prod(-(-n // length) for n, length in zip(rest, self.chunk_shape[axis + 1 :], strict=True))
 
+    def boundary(self, start: int, stop: int) -> int:
+        """Return where a part of the elements best ends that begins at byte *start* and may have all before *stop*.
+
+        That is where the last whole plane ends, or row, or element: then few copies make it up.
+        """
+        stop = min(stop, self.nbytes - len(self.header))
+        for stride in _strides(self.shape):
+            end = stop - stop % (stride * self.item_nbytes)
+            if end > start:
+                return end
+        return stop
+
+    def ncopies(self, first: int, last: int) -> int:
+        """Return the number of copies that `plan` would return."""
+        return sum(
+            math.prod(
+                (stop - 1) // length - start // length + 1
+                for start, stop, length in zip(box.start, box.stop, self.chunk_shape, strict=True)
+            )
+            for box in boxes(self.shape, first, last)
+        )
+
     def plan(self, first: int, last: int) -> dict[tuple[int, ...], list[Copy]]:
         """Return which elements of which chunks the elements *first* to *last* − 1 of the array are, in C order.
 

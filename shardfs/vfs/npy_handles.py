@@ -9,7 +9,8 @@ import trio
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.hierarchy import Node
 from shardfs.dataset.open_shard import OpenShard
-from shardfs.errors import MetadataError, NotShownError, NotUnshardable, StaleError, StoreError
+from shardfs.dataset.quick_lock import QuickLock
+from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError, StaleError, StoreError
 from shardfs.format.chunk_codec import ChunkCodec
 from shardfs.format.chunk_grid import FixedDimension
 from shardfs.format.fill_value import fill_element
@@ -21,6 +22,7 @@ from shardfs.format.unshard import describe
 from shardfs.stores.base import Buffer
 from shardfs.vfs.at_once import for_each
 from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.blocks import MAX_BLOCK_NBYTES, Block, Blocks
 from shardfs.vfs.decoded import ChunkVersion, PlainChunk
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ class NpyHandle:
 
     is_chunk = False
 
-    def __init__(self, node: "NpyNode", attributes: Attributes, shown: NpyArray) -> None:
+    def __init__(self, node: "NpyNode", attributes: Attributes, shown: NpyArray, blocks: Blocks) -> None:
         self.attributes = attributes
         self._node = node
         self._shown = shown
@@ -102,10 +104,14 @@ class NpyHandle:
         self._versions: dict[Coords, ChunkVersion] = {}
         self._absent: set[Coords] = set()
         self._large: tuple[Coords, PlainChunk] | None = None
+        self._blocks = blocks
+        self._reader = object()
+        self._turn = QuickLock()
         self._end = 0
+        self._in_order = 0
         self._valid_until = float("-inf")
         self._nopened = node.nopened
-        # Elements that are read with one plan: many chunks of one element would make it long.
+        # Elements that can always be read with one plan: many chunks of one element would make it long.
         last = min((*shown.file.shape[-1:], *shown.file.chunk_shape[-1:]), default=1)
         self._max_planned = _MAX_COPIES * max(1, last)
 
@@ -116,18 +122,52 @@ class NpyHandle:
         if stop <= max(offset, len(file.header)):
             return file.header[offset:stop]
         await self._check()
-        is_in_order, self._end = offset == self._end, stop
-        start = max(offset - len(file.header), 0)
-        first, last = start // file.item_nbytes, -(-(stop - len(file.header)) // file.item_nbytes)
+        in_order = self._in_order if offset == self._end else None
+        self._end, self._in_order = stop, stop - offset + (in_order or 0)
+        start, end = max(offset - len(file.header), 0), stop - len(file.header)
+        data = await (self._gather(start, end) if in_order is None else self._read_on(start, end, in_order))
+        return data if offset >= len(file.header) else file.header[offset:] + bytes(data)
+
+    async def _read_on(self, start: int, stop: int, in_order: int) -> Buffer:
+        """Return the bytes *start* to *stop* − 1 of the elements to who has read *in_order* bytes before them."""
+        parts = []
+        async with self._turn:
+            while start < stop:
+                block = self._blocks.take(self._reader, start)
+                if block is None:
+                    block = await self._next_block(start, stop, in_order)
+                parts.append(block.data[start - block.start : stop - block.start])
+                if block.stop > stop:
+                    self._blocks.keep(self._reader, block)
+                start = block.stop
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _next_block(self, start: int, stop: int, in_order: int) -> Block:
+        """Put together what is asked for, and up to as much as was read before: it costs less than piece by piece."""
+        end = self._shown.file.boundary(start, start + min(in_order, MAX_BLOCK_NBYTES))
+        if end > stop:
+            try:
+                return Block(start, end, await self._gather(start, end, is_in_order=True))
+            except ShardfsError:
+                self._in_order = 0  # what was asked for may be sound
+        return Block(start, stop, await self._gather(start, stop, is_in_order=True))
+
+    async def _gather(self, start: int, stop: int, *, is_in_order: bool = False) -> memoryview:
+        """Return the bytes *start* to *stop* − 1 of the elements."""
+        file = self._shown.file
+        first, last = start // file.item_nbytes, -(-stop // file.item_nbytes)
         out = np.empty(last - first, self._item)
-        for at in range(first, last, self._max_planned):
-            behind = min(at + self._max_planned, last)
+        at = first
+        while at < last:
             if at > first:
                 await trio.lowlevel.checkpoint()
+            behind = last
+            while behind - at > self._max_planned and file.ncopies(at, behind) > _MAX_COPIES:
+                behind = at + (behind - at) // 2
             await self._fill_in(out[at - first : behind - first], file.plan(at, behind), is_in_order)
+            at = behind
         skipped = start - first * file.item_nbytes
-        data = out.view(np.uint8).data[skipped : skipped + stop - len(file.header) - start]
-        return data if offset >= len(file.header) else file.header[offset:] + bytes(data)
+        return out.view(np.uint8).data[skipped : skipped + stop - start]
 
     async def _check(self) -> None:
         """Raise `StaleError` if the chunks are not those of the array any more that was opened."""

@@ -139,7 +139,7 @@ class NpyNode(NodeFile):
                 f"{self.path or 'the source'}: reading it in order decodes chunks more than once; "
                 f"--decode-cache {-(-shown.at_once_nbytes // 2**20)}M keeps what is needed again"
             )
-        return NpyHandle(self, self.attributes_in(node)._replace(ino=ino), shown)
+        return NpyHandle(self, self.attributes_in(node)._replace(ino=ino), shown, _view_of(self).blocks)
 
     async def shown(self) -> NpyArray:
         """Return the array as it is now, whatever the version of its document."""

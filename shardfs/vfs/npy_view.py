@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, encode_json
+from shardfs.vfs.blocks import Blocks
 from shardfs.vfs.npy_handles import NpyArray
 from shardfs.vfs.npy_nodes import NpyDirectory
 from shardfs.vfs.views import Appearance, Appearances
@@ -29,6 +30,7 @@ class NpyView:
 
     def __init__(self, url: str) -> None:
         self.source_name = url.rstrip("/").rpartition("/")[2] or "root"
+        self.blocks = Blocks()
         self._arrays: WeakKeyDictionary[Node, NpyArray] = WeakKeyDictionary()
         self._attributes: WeakKeyDictionary[Node, bytes] = WeakKeyDictionary()
         self._appearances = Appearances(self._appear, "npy")

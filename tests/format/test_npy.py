@@ -84,6 +84,24 @@ def test_boxes_of_a_range_are_few_and_hold_each_element_once_in_order(
 
 
 @given(chunked(), st.data())
+def test_a_part_ends_behind_whole_elements_and_its_copies_are_counted(
+    layout: tuple[tuple[int, ...], tuple[int, ...]], data: st.DataObject
+) -> None:
+    file = NpyFile.of(data_type(np.dtype("<i4")), *layout)
+    nbytes = file.nbytes - len(file.header)
+    start = data.draw(st.integers(0, nbytes))
+    stop = data.draw(st.integers(start, nbytes + 8))
+    end = file.boundary(start, stop)
+    assert end <= min(stop, nbytes)
+    assert end > start or stop == start or start == nbytes
+    assert end % 4 == 0 or end - start < 4
+    if nbytes and start == 0 and stop >= nbytes:
+        assert end == nbytes
+    first, last = start // 4, -(-end // 4)
+    assert file.ncopies(first, last) == sum(map(len, file.plan(first, last).values()))
+
+
+@given(chunked(), st.data())
 def test_a_plan_copies_what_slicing_gives(layout: tuple[tuple[int, ...], tuple[int, ...]], data: st.DataObject) -> None:
     shape, chunk_shape = layout
     size = math.prod(shape)

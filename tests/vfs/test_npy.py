@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -78,6 +79,56 @@ def test_any_ranges_of_an_open_file_are_exact(ranges: Path, data: st.DataObject)
             assert bytes(await handle.read(offset, nbytes)) == content[offset : offset + nbytes]
 
     main()
+
+
+@pytest.mark.parametrize("codecs", CODECS.values(), ids=CODECS)
+@in_trio
+async def test_who_reads_in_order_gets_every_byte_whatever_is_made_ready(
+    codecs: tuple[Any, ...], tmp_path: Path
+) -> None:
+    shape = (40, 61, 67)
+    values = np.arange(math.prod(shape), dtype="<i4").reshape(shape)
+    store(tmp_path / "a", array(shape, (40, 64, 72), sharding((8, 16, 9), *codecs)), values)
+    content = saved(values)
+    opened, tree = await open_npy(tmp_path)
+    handles = [await open_file(tree, "a.npy") for _ in range(3)]
+    for handle, nbytes in zip(handles, (1000, 4096, 2**17), strict=True):
+        parts = [bytes(await handle.read(at, nbytes)) for at in range(0, len(content), nbytes)]
+        assert b"".join(parts) == content
+    if opened.statistics.decoded_chunks:
+        assert opened.statistics.decoded_chunks == 5 * 4 * 8
+    found: dict[int, bytes] = {}
+
+    async def read(at: int) -> None:
+        found[at] = bytes(await handles[0].read(at, 2**16))
+
+    # The kernel asks for what is behind, too, before it has an answer.
+    for start in range(0, len(content), 2**17):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, start)
+            nursery.start_soon(read, start + 2**16)
+    assert b"".join(found[at] for at in sorted(found)) == content
+
+
+@in_trio
+async def test_damage_in_what_is_made_ready_is_met_where_it_is(tmp_path: Path) -> None:
+    values = np.arange(2**15, dtype="<i4")
+    store(tmp_path / "a", array(values.shape, values.shape, sharding((2**10,), LITTLE, GZIP)), values)
+    content = saved(values)
+    _, tree = await open_npy(tmp_path)
+    extent = (await (await tree.hierarchy.node("a")).array.find((24,)))[1]
+    assert extent is not None
+    shard = bytearray((tmp_path / "a/c/0").read_bytes())
+    shard[extent.offset + 20] ^= 255
+    (tmp_path / "a/c/0").write_bytes(shard)
+    _, tree = await open_npy(tmp_path)
+    handle = await open_file(tree, "a.npy")
+    sound = 128 + 24 * 2**12
+    nbytes = 2**12
+    for at in range(0, sound - nbytes, nbytes):
+        assert bytes(await handle.read(at, nbytes)) == content[at : at + nbytes]
+    with pytest.raises(CorruptionError, match="c/24 of a does not decode"):
+        await handle.read(sound, nbytes)
 
 
 @pytest.mark.parametrize("codecs", [(extension("bytes"),), (extension("bytes"), GZIP)], ids=["plain", "gzip"])
