@@ -28,6 +28,10 @@ class Blocks:
         block = self._blocks.pop(reader, None)
         return block if block is not None and block.start <= start < block.stop else None
 
+    def drop(self, reader: object) -> None:
+        """Forget the block of *reader*, if it has one."""
+        self._blocks.pop(reader, None)
+
     def keep(self, reader: object, block: Block) -> None:
         """Keep a block for *reader*."""
         self._blocks[reader] = block

@@ -137,7 +137,7 @@ class NpyHandle:
                 if block is None:
                     block = await self._next_block(start, stop, in_order)
                 parts.append(block.data[start - block.start : stop - block.start])
-                if block.stop > stop:
+                if block.stop > stop and self._nopened == self._node.nopened:
                     self._blocks.keep(self._reader, block)
                 start = block.stop
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -176,6 +176,7 @@ class NpyHandle:
             self._versions.clear()
             self._absent.clear()
             self._large = None
+            self._blocks.drop(self._reader)
         hierarchy = self._node.tree.hierarchy
         if hierarchy.clock() < self._valid_until:
             return
