@@ -130,9 +130,9 @@ def mount(
     The view v3 shows every array as unsharded Zarr v3, v2 as Zarr v2, and npy as one file for numpy and others.
     `shardfs info SOURCE` says which one your program needs.
 
-    An array that cannot be shown unsharded is shown as it is stored, and in the views v2 and npy left out; `shardfs
-    info --view` says why. Without --log-file the
-    log goes to a file below ~/.local/state/shardfs, which the command names.
+    An array that cannot be shown unsharded is shown as it is stored; one that the views v2 and npy, or --decode, cannot
+    show is left out. `shardfs info --view` says why. Without --log-file the log goes to a file below
+    ~/.local/state/shardfs, which the command names.
 
     Credentials for s3:// come from the environment, the AWS configuration files, the container or the instance.
     """

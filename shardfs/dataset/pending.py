@@ -30,7 +30,8 @@ class ShardVersion:
 
     *stored* is a hash of what the store said, None while there is no such shard; *generation* counts the versions that
     others made.  Commits of our own leave *generation* and *mtime_ns* as they are: the chunks that they do not touch
-    are the same.  *own* are the chunks that have versions of their own.
+    are the same.  *own* are the chunks that have versions of their own; most shards that
+    are seen have none, and share one empty set.
     """
 
     stored: int | None = None

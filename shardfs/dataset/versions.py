@@ -51,11 +51,13 @@ class Versions:
     ) -> list[tuple[Arrangement, Coords]]:
         """Note the version of a chunk; return the shards whose chunks lost theirs to make room for it."""
         version = self._see(array, shard)
-        if not version.own:
+        chunks = version.own if isinstance(version.own, set) else set()
+        if not chunks:
             self._with_own.append((array, shard))
-        if coords not in version.own:
-            version.own |= {coords}
+        if coords not in chunks:
+            chunks.add(coords)
             self._nown += 1
+        version.own = chunks
         array.own[coords] = own
         lost = []
         for _ in range(len(self._with_own)):

@@ -7,7 +7,7 @@ from typing import Final
 from shardfs.errors import UsageError
 
 VIEWS: Final = ("v3", "v2", "npy")
-"""What a mount can show arrays as; `shardfs.vfs.views` makes them."""
+"""What a mount can show arrays as; `shardfs.vfs.make_view` makes them."""
 
 DIMENSION_SEPARATORS: Final = (".", "/")
 """What can stand between the coordinates of a chunk in Zarr v2."""

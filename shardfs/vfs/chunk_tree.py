@@ -44,6 +44,7 @@ class ChunkTree:
     """
 
     def __init__(self, tree: "Tree", face: Face) -> None:
+        self.face = face
         array, encoding, self.codec = face
         self.number = tree.numbers.add(self)
         self.array = array
@@ -64,11 +65,6 @@ class ChunkTree:
         if self._nested:
             return parse_coordinate(name) is not None
         return self._encoding.decode(name, self._ndim) is not None
-
-    def is_of(self, face: Face) -> bool:
-        """Whether these are the chunks of *face*: they lie where its chunks lie, and show as they do."""
-        same = face.array.arrangement is self.array.arrangement
-        return same and (face.key_encoding, face.codec) == (self._encoding, self.codec)
 
     def key(self, coords: Coords) -> str:
         """Return the path of the chunk at *coords* from the directory of its array."""
@@ -262,7 +258,7 @@ class ChunkTree:
         path = self.array.arrangement.path
         node = await self._tree.hierarchy.node(path)
         face = self._tree.view.face(node)
-        if face is None or not self.is_of(face):
+        if face is None or not face.has_chunks_of(self.face):
             raise StaleError(f"the array {path or 'at the root'} has changed")
         self._valid_until = self._tree.hierarchy.clock() + self._tree.hierarchy.remaining(path)
 

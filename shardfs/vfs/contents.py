@@ -122,6 +122,8 @@ class Contents:
         array = chunks.array
         if not array.grid.contains(name.coords):
             raise RefusedError(f"{name.path} lies beyond the shape of its array by now")
+        if chunks is not name.chunks and not chunks.face.reads_like(name.chunks.face):
+            raise RefusedError(f"{name.path} was written for other codecs or another data type than its array has now")
         if chunks.codec is not None:
             try:
                 content = await self._tree.decoded.encode(chunks.codec, content)
@@ -212,7 +214,8 @@ class Contents:
             await self._tree.store.set_attributes(path, uid=owner.uid, gid=owner.gid)
 
     async def set_document_time(self, name: DocumentName, mtime_ns: int) -> None:
-        """Give a document another modification time."""
+        """Give a document another modification time; one that is not there, as it says nothing, needs none."""
         stored = await self._tree.stored_document(name.directory, name.name)
-        await self._tree.store.set_attributes(stored, mtime_ns=mtime_ns)
+        with suppress(NotFoundError):
+            await self._tree.store.set_attributes(stored, mtime_ns=mtime_ns)
         await self._tree.refresh(name.directory)

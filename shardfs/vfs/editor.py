@@ -113,7 +113,12 @@ class Editor:
             else:
                 attributes, content = await self._contents.content_of(PlainName(node.path))
                 await self._contents.put(new, content, attributes, None, exclusive=True)
-            return await self._tree.lookup(new_parent, new_name)
+            made = await self._tree.lookup(new_parent, new_name)
+            if made.ino != ABSENT:
+                return made
+            # A document that says nothing is not there, which the kernel finds out when it looks next.
+            self._tree.retain(ino)
+            return (await self._tree.attributes(ino))._replace(ttl=0.0)
 
     async def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
         """Make a symbolic link."""
@@ -139,7 +144,11 @@ class Editor:
                 return await self._tree.lookup(parent, name)
             if isinstance(new, ChunkName):
                 raise RefusedError(f"{new.path} is the name of a chunk, which is no directory")
-            if isinstance(new, PlainName):
+            if isinstance(new, DocumentName):
+                node = await self._tree.hierarchy.node(new.directory)
+                if self._tree.view.hides(node, new.name):
+                    raise NotPermittedError(f"{new.path} is the name of a document, and cannot be a directory")
+            else:
                 await self._contents.make_scratch(new)
             await self._tree.store.mkdir(new.path, mode)
             await self._contents.own(new.path, owner)
@@ -236,9 +245,11 @@ class Editor:
         if not isinstance(node, StoredNode):
             raise UnsupportedError("chunks have no extended attributes of their own")
         if value is None:
-            await self._tree.store.remove_attribute(node.path, name)
+            await self._tree.store.remove_attribute(node.stored_path, name)
         else:
-            await self._tree.store.set_attribute(node.path, name, value)
+            await self._tree.store.set_attribute(node.stored_path, name, value)
+        if isinstance(node, Document):
+            await self._tree.follow_document(node)
 
     async def sync_directory(self, ino: int) -> None:
         """Make durable what was published, and the names in a directory."""

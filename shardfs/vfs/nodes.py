@@ -209,12 +209,15 @@ class Document(StoredNode):
         return await self._open(ino, fresh=True)
 
     async def _open(self, ino: int, *, fresh: bool) -> DocumentHandle:
-        directory, _, name = self.path.rpartition("/")
-        node = await self.tree.hierarchy.node(directory, fresh=fresh)
-        text = self.tree.view.documents(node).get(name)
+        directory = self.path.rpartition("/")[0]
+        return self.open_of(await self.tree.hierarchy.node(directory, fresh=fresh), ino)
+
+    def open_of(self, node: Node, ino: int) -> DocumentHandle:
+        """Open the text that *node* has, which is that of the directory."""
+        text = self.tree.view.documents(node).get(self.path.rpartition("/")[2])
         if text is None or node.document_stat is None or node.document_stat.version != self.identity:
             raise StaleError(f"{self.path} was replaced")
-        ttl = self.tree.hierarchy.remaining(directory)
+        ttl = self.tree.hierarchy.remaining(node.path)
         return DocumentHandle(Attributes(ino, len(text), ttl, node.document_stat), text)
 
 
@@ -227,7 +230,7 @@ class Directory(StoredNode):
         """Return the attributes of a generated document, of something in the chunk tree, or of what is stored."""
         node = await self.hierarchy_node()
         if name in self.tree.view.documents(node):
-            return await self.tree.document_attributes(node, name)
+            return self.tree.document_attributes(node, name)
         chunks = self.tree.chunk_tree(node)
         if chunks is not None and chunks.owns_in_array(name):
             return await chunks.lookup_in_array(name)
@@ -242,7 +245,7 @@ class Directory(StoredNode):
         """Yield generated documents, then stored names, then chunks."""
         node = await self.hierarchy_node()
         chunks = self.tree.chunk_tree(node)
-        generated = {name: await self.tree.document_attributes(node, name) for name in self.tree.view.documents(node)}
+        generated = {name: self.tree.document_attributes(node, name) for name in self.tree.view.documents(node)}
 
         def hides(name: str) -> bool:
             return name in generated or self.hides(node, chunks, name)

@@ -251,8 +251,8 @@ class Publisher:
         assert array is not None
         await self._writer.committer.flush(below=node.path)
         arrangement = array.arrangement
-        root = arrangement.key_encoding.root(array.grid.ndim)
         if arrangement.key_encoding.is_nested(array.grid.ndim):
+            root = arrangement.key_encoding.root(array.grid.ndim)
             for name in [root] if root else [str(index) for index in await array.stored_shards(())]:
                 await prune(self._tree.store, join_key(node.path, name))
         array.forget_listing()

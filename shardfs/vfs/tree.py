@@ -194,7 +194,7 @@ class Tree:
             if known is not None:
                 self.numbers.remove(self._chunk_trees.pop(node.path).number)
             return None
-        if known is not None and known.is_of(face):
+        if known is not None and face.has_chunks_of(known.face):
             return known
         if known is not None:
             self.numbers.remove(known.number)
@@ -213,13 +213,13 @@ class Tree:
                 status = stored if stored.kind is Kind.DIRECTORY else status
         return Attributes(0, status.size, self.hierarchy.remaining(path), status)
 
-    async def document_attributes(self, node: Node, name: str) -> Attributes:
+    def document_attributes(self, node: Node, name: str) -> Attributes:
         """Return the attributes of the generated document *name* of *node*."""
         assert node.document_stat is not None
         path = join_key(node.path, name)
         document = Document(self, path, node.document_stat.version)
-        attributes = await document.attributes(0)
-        return attributes._replace(ino=self.inodes.number((Document, path, document.identity), document))
+        ino = self.inodes.number((Document, path, document.identity), document)
+        return document.open_of(node, ino).attributes
 
     async def present(self, chunks: ChunkTree) -> ChunkTree:
         """Return the chunk tree that the array of *chunks* has now; raises `StaleError` if it is none any more."""

@@ -141,7 +141,7 @@ class ZarrV2:
         documents = array_documents(self._shown(metadata), self._encoding.separator)
         array = node.any_array
         if array is None:
-            raise NotShownError("it is shown as it is stored")
+            raise NotShownError(node.reason or "the document is nested too deeply to be compared")
         return Appearance({} if node.document is None else _texts(documents), Face(array, self._encoding, codec))
 
     def _shown(self, stored: ArrayMetadata) -> ArrayMetadata:

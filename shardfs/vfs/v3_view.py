@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
-from shardfs.errors import NotUnshardable
+from shardfs.errors import NotShownError, NotUnshardable
 from shardfs.format.chunk_key import ChunkKeyEncoding
 from shardfs.format.consolidated import unshard_consolidated
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, encode_json, parse_document
@@ -85,7 +85,8 @@ class ZarrV3:
                 return Appearance()  # its writer writes shards through this mount
             shown = describe(metadata)
             array, codec, document = node.any_array, codec_of(shown), plain_document(shown)
-            assert array is not None
+            if array is None:
+                raise NotShownError(node.reason or "the document is nested too deeply to be compared")
             face = Face(array, shown.key_encoding, codec)
         elif array is not None:
             face, document = Face(array, array.arrangement.key_encoding, None), array.document

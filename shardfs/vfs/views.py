@@ -31,6 +31,20 @@ class Face(NamedTuple):
     key_encoding: ChunkKeyEncoding
     codec: ChunkCodec | None
 
+    def has_chunks_of(self, other: "Face") -> bool:
+        """Whether the chunks lie where those of *other* lie, mean what they mean, and show alike."""
+        here, there = self.array, other.array
+        if (here.arrangement, here.fingerprint) != (there.arrangement, there.fingerprint):
+            return False
+        return (self.key_encoding, self.codec) == (other.key_encoding, other.codec)
+
+    def reads_like(self, other: "Face") -> bool:
+        """Whether bytes that were written for a chunk of *other* are what a reader of this one takes them for."""
+        here, there = self.array, other.array
+        if (here.grid.chunk_shape, here.document["data_type"]) != (there.grid.chunk_shape, there.document["data_type"]):
+            return False
+        return self.codec is not None or here.codecs == there.codecs
+
 
 @dataclass(frozen=True)
 class Appearance:
@@ -95,7 +109,7 @@ class EditableView(View, Protocol):
     def key_encoding(self, new: ArrayMetadata) -> ChunkKeyEncoding:
         """Return the names that chunks have of an array that a program makes with the unsharded document *new*."""
 
-    async def edit(self, hierarchy: Hierarchy, edit: "Edit") -> Metadata | None:
+    async def edit(self, hierarchy: Hierarchy, edit: Edit) -> Metadata | None:
         """Return the unsharded v3 document of a node after an edit of one of its documents.
 
         None is for a document that is stored as it is written, and for a node that goes with the one that was removed.

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from shardfs.dataset.array import Extent
+from shardfs.dataset.pending import OwnVersion
 from shardfs.dataset.shrinking import empty_outside
 from shardfs.errors import CorruptionError, ShardfsError, StaleError
 from shardfs.stores.local import LocalStore
@@ -274,6 +275,19 @@ async def test_only_so_many_versions_of_chunks_are_remembered(root: Path) -> Non
     for number in range(8):
         await array.extent((number,))
         assert len(array.arrangement.versions) <= 4
+
+
+@in_trio
+async def test_to_note_another_chunk_of_a_shard_copies_none_of_those_that_are_noted(root: Path) -> None:
+    source = open_source(root)
+    array = (await source.hierarchy.node(PATH)).whole
+    assert array is not None
+    versions = array.arrangement.versions
+    source.shards.own(array.arrangement, (0,), (0,), OwnVersion(100, 1))
+    noted = versions[0,].own
+    source.shards.own(array.arrangement, (0,), (1,), OwnVersion(101, 1))
+    assert versions[0,].own is noted
+    assert noted == {(0,), (1,)}
 
 
 S3_ARRAY = whole_document((100,), (1,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -263,3 +264,20 @@ def test_without_a_metadata_ttl_one_request_of_the_kernel_asks_for_a_name_once(r
         os.fstat(file.fileno())
         assert len(remote.taken()) == 3
         assert file.read() == chunks["c/9"]
+
+
+def test_a_listing_that_leaves_arrays_out_asks_once_for_each_document(remote: Remote) -> None:
+    document = bytes_of(32)
+    fill(remote, "shown", document)
+    remote.put("left-out/zarr.json", json.dumps(document | {"data_type": "bfloat16"}).encode())
+    remote.put("folder/notes.txt", b"text")
+    remote.put("zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+    root = remote.mount(arguments=["--view=v2"])
+    assert sorted(os.listdir(root)) == [".zgroup", "folder", "shown"]
+    names = ["folder/zarr.json", "left-out/zarr.json", "shown/zarr.json"]
+    documents = [f"GET {name} {DOCUMENT_HEAD}{' 404' if name[0] == 'f' else ''}" for name in names]
+    assert sorted(words for words in remote.asked() if words.startswith("GET")) == documents
+    os.listdir(root)
+    assert (root / "shown/.zarray").exists()
+    assert not (root / "left-out").exists()
+    assert [words for words in remote.asked() if words.startswith("GET")] == []

@@ -1,0 +1,74 @@
+"""Documents of Zarr v2 that are made of one `zarr.json`, as files: moved, linked, labelled, and gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.corpus import LITTLE, array, sharding
+from tests.support.datasets import store
+from tests.support.mounting import Mounter
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A sharded array, and one without axes, sharded and not."""
+    path = tmp_path / "data.zarr"
+    store(path / "image", array((8, 6), (4, 6), sharding((2, 3), LITTLE), attributes={"a": 1}))
+    store(path / "point", array((), (), sharding((), LITTLE)))
+    (path / "scalar").mkdir()
+    (path / "scalar/zarr.json").write_text(json.dumps(array((), (), LITTLE)))
+    return path
+
+
+def test_an_empty_zattrs_is_taken_however_it_comes_and_says_nothing(mount: Mounter, source: Path) -> None:
+    image = mount(source, write=True, arguments=["--view=v2"]).path / "image"
+    for take in (os.replace, os.rename, os.link):
+        (image / ".zattrs").write_text('{"a": 1}')
+        (image / "written").write_text("{}")
+        if take is os.link:
+            os.remove(image / ".zattrs")
+        take(image / "written", image / ".zattrs")
+        (image / "written").unlink(missing_ok=True)
+        assert not (image / ".zattrs").exists()
+        assert sorted(name for name in os.listdir(image) if not name[0].isdecimal()) == [".zarray"]
+        assert json.loads((source / "image/zarr.json").read_text()).get("attributes", {}) == {}
+    with (image / "written").open("w") as file:
+        file.write("{}")
+        file.flush()
+        os.rename(image / "written", image / ".zattrs")
+        file.write(" ")  # which nobody sees any more
+
+
+def test_extended_attributes_of_a_document_are_those_of_the_stored_one(mount: Mounter, source: Path) -> None:
+    image = mount(source, write=True, arguments=["--view=v2"]).path / "image"
+    numbers = [(image / name).stat().st_ino for name in (".zarray", ".zattrs")]
+    assert len(set(numbers)) == 2
+    os.setxattr(image / ".zattrs", "user.test", b"value")
+    assert os.getxattr(image / ".zarray", "user.test") == b"value"
+    assert os.getxattr(source / "image/zarr.json", "user.test") == b"value"
+    os.removexattr(image / ".zarray", "user.test")
+    os.chmod(image / ".zarray", 0o600)
+    assert os.listxattr(source / "image/zarr.json") == []
+    assert [(image / name).stat().st_ino for name in (".zarray", ".zattrs")] == numbers
+
+
+def test_no_directory_takes_the_name_of_a_document_that_would_hide_it(mount: Mounter, source: Path) -> None:
+    root = mount(source, write=True, arguments=["--view=v2"], expect=("cannot be a directory",)).path
+    with pytest.raises(PermissionError):
+        (root / "scalar/.zattrs").mkdir()
+    assert os.listdir(source / "scalar") == ["zarr.json"]
+    (root / "folder/.zattrs").mkdir(parents=True)
+    assert os.listdir(root / "folder") == [".zattrs"]
+
+
+@pytest.mark.parametrize("view", ["v2", "v3"])
+def test_an_array_without_axes_can_be_removed(mount: Mounter, source: Path, view: str) -> None:
+    root = mount(source, write=True, arguments=[f"--view={view}"]).path
+    for name in ("point", "scalar"):
+        shutil.rmtree(root / name)
+        assert not (source / name).exists()
