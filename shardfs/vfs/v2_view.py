@@ -78,7 +78,7 @@ class ZarrV2:
         is_main = name in (ZARRAY, ZGROUP)
         if written is None and is_main:
             return None
-        if isinstance(node.metadata, ArrayMetadata) and (node.document is not None or name == ZARRAY):
+        if isinstance(node.metadata, ArrayMetadata) and (node.document is not None or is_main):
             return self._edit_array(node.metadata, edit)
         if isinstance(node.metadata, GroupMetadata) and node.document is not None:
             if name == ZARRAY:

@@ -72,3 +72,16 @@ def test_an_array_without_axes_can_be_removed(mount: Mounter, source: Path, view
     for name in ("point", "scalar"):
         shutil.rmtree(root / name)
         assert not (source / name).exists()
+
+
+def test_a_directory_that_holds_chunks_becomes_no_group(mount: Mounter, source: Path) -> None:
+    root = mount(source, write=True, arguments=["--view=v2"], expect=("an array is stored there",)).path
+    document = (root / "image/.zarray").read_bytes()
+    os.remove(root / "image/.zarray")
+    with pytest.raises(OSError, match="Invalid argument"):
+        (root / "image/.zgroup").write_text('{"zarr_format": 2}')
+    (root / "image/.zarray").write_bytes(document)
+    assert (root / "image/.zarray").read_bytes() == document
+    os.remove(root / "scalar/.zarray")
+    (root / "scalar/.zgroup").write_text('{"zarr_format": 2}')
+    assert os.listdir(root / "scalar") == [".zgroup"]
