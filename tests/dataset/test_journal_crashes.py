@@ -28,6 +28,7 @@ from tests.dataset.test_journal import (
     put,
     segments_of,
 )
+from tests.support.crashing import QuickDisk
 from tests.support.lossy_disk import Fault, Killed, LossyDisk, newest, oldest
 
 PIECE = 2048
@@ -184,7 +185,7 @@ def test_what_was_appended_survives_being_killed_at_any_call(tmp_path: Path, see
 def assert_goes_on(path: Path) -> None:
     """A next journal in the same place takes over what there is, adds to it, and ends with nothing left."""
     contents = contents_of(path)
-    journal = Journal(descriptor_of(path), Disk(), contents)
+    journal = Journal(descriptor_of(path), QuickDisk(), contents)
     record = put(journal, b"the next")
     both = [*contents.records, record]
     assert [plain(read) for read in contents_of(path).records] == [plain(known) for known in both]
