@@ -26,7 +26,7 @@ _IN_FLIGHT_NBYTES: Final = 256 * 2**20
 _MAX_LARGE: Final = 4
 
 
-class ChunkVersion(NamedTuple):
+class VersionKey(NamedTuple):
     """One version of a chunk: *version* is that of the object which holds its bytes, or the record in the journal.
 
     It keeps nothing open.
@@ -39,7 +39,7 @@ class ChunkVersion(NamedTuple):
     nbytes: int
 
     @classmethod
-    def of(cls, array: Arrangement, coords: Coords, extent: Extent) -> "ChunkVersion":
+    def of(cls, array: Arrangement, coords: Coords, extent: Extent) -> "VersionKey":
         """Name the version *extent* of the chunk at *coords*."""
         shard = extent.shard
         if isinstance(shard, PendingBytes):
@@ -81,11 +81,11 @@ class DecodedChunks:
         self.max_nbytes = max_nbytes
         self._statistics = statistics
         self._nbytes = 0
-        self._chunks: OrderedDict[ChunkVersion, _Decoded] = OrderedDict()
-        self._decodings: dict[ChunkVersion, _Decoding] = {}
+        self._chunks: OrderedDict[VersionKey, _Decoded] = OrderedDict()
+        self._decodings: dict[VersionKey, _Decoding] = {}
         self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self._room = _Room(in_flight_nbytes)
-        self._large: WeakValueDictionary[ChunkVersion, LargeChunk] = WeakValueDictionary()
+        self._large: WeakValueDictionary[VersionKey, LargeChunk] = WeakValueDictionary()
 
     async def get(self, array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
         """Return the plain bytes of the version *extent* of the chunk at *coords*.
@@ -96,7 +96,7 @@ class DecodedChunks:
         if codec.is_identity:
             check_plain_size(array, coords, extent, codec)
             return memoryview(await extent.read(0, extent.nbytes))
-        key = ChunkVersion.of(array, coords, extent)
+        key = VersionKey.of(array, coords, extent)
         while True:
             known = self.known(key, codec)
             if known is not None:
@@ -111,7 +111,7 @@ class DecodedChunks:
                 self._statistics.decode_hits += 1
                 return decoding.plain
 
-    def known(self, key: ChunkVersion, codec: ChunkCodec) -> memoryview | None:
+    def known(self, key: VersionKey, codec: ChunkCodec) -> memoryview | None:
         """Return the plain bytes of a version of a chunk that was decoded before, None if they are not here."""
         known = self._chunks.get(key) or self._large.get(key)
         if known is None or known.plain is None or (known.codec is not codec and known.codec != codec):
@@ -135,7 +135,7 @@ class DecodedChunks:
             encoded = await trio.to_thread.run_sync(encode, limiter=self._threads)
         return MemoryContent(memoryview(encoded))
 
-    def keep_open(self, key: ChunkVersion, codec: ChunkCodec, plain: memoryview) -> LargeChunk | None:
+    def keep_open(self, key: VersionKey, codec: ChunkCodec, plain: memoryview) -> LargeChunk | None:
         """Return what keeps a chunk that is too large to stay by itself, for all who have it open; None for others."""
         if len(plain) <= self.max_nbytes or codec.is_identity:
             return None
@@ -146,9 +146,7 @@ class DecodedChunks:
             self._large.pop(next(iter(self._large.keys()))).plain = None
         return large
 
-    async def _decode_once(
-        self, key: ChunkVersion, array: Arrangement, extent: Extent, codec: ChunkCodec
-    ) -> memoryview:
+    async def _decode_once(self, key: VersionKey, array: Arrangement, extent: Extent, codec: ChunkCodec) -> memoryview:
         """Decode a chunk and remember it; those that want it too wait, and try themselves if this is cancelled."""
         decoding = self._decodings[key] = _Decoding(codec)
         try:
@@ -180,7 +178,7 @@ class DecodedChunks:
             except CorruptionError as error:
                 raise CorruptionError(f"{_name(array, coords)} does not decode: {error}") from None
 
-    def _remember(self, key: ChunkVersion, decoded: _Decoded) -> None:
+    def _remember(self, key: VersionKey, decoded: _Decoded) -> None:
         before = self._chunks.pop(key, None)
         self._nbytes -= len(before.plain) if before is not None else 0
         if len(decoded.plain) > self.max_nbytes:
@@ -243,7 +241,7 @@ class PlainChunk:
         self._check()
         plain = await self._chunks.get(self._array, self._coords, self.extent, self._codec)
         if len(plain) > self._chunks.max_nbytes:
-            key = ChunkVersion.of(self._array, self._coords, self.extent)
+            key = VersionKey.of(self._array, self._coords, self.extent)
             self._large = self._chunks.keep_open(key, self._codec, plain)
         return plain
 

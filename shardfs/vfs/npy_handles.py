@@ -23,7 +23,7 @@ from shardfs.stores.base import Buffer
 from shardfs.vfs.at_once import for_each
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.blocks import MAX_BLOCK_NBYTES, Block, Blocks
-from shardfs.vfs.decoded import ChunkVersion, PlainChunk
+from shardfs.vfs.decoded import PlainChunk, VersionKey
 
 if TYPE_CHECKING:
     from shardfs.vfs.npy_nodes import NpyNode
@@ -101,7 +101,7 @@ class NpyHandle:
         self._source_strides = tuple(n * self._item.itemsize for n in shown.file.chunk_strides)
         self._fill: Elements = np.frombuffer(shown.fill, self._item)
         self._is_identity = shown.codec.is_identity
-        self._versions: dict[Coords, ChunkVersion] = {}
+        self._versions: dict[Coords, VersionKey] = {}
         self._absent: set[Coords] = set()
         self._large: tuple[Coords, PlainChunk] | None = None
         self._blocks = blocks
@@ -219,7 +219,7 @@ class NpyHandle:
         elif extent is None:
             self._absent.add(coords)
         else:
-            self._versions[coords] = ChunkVersion.of(self._array, coords, extent)
+            self._versions[coords] = VersionKey.of(self._array, coords, extent)
         self._copy(copies, plain, first, out)
 
     async def _plain(
