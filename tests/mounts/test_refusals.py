@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run
 from tests.support.corpus import array, sharding
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, Mount, Mounter, command, environment, mount_points
@@ -36,9 +35,12 @@ def refused(
     kept: tuple[Mount, ...] = (),
 ) -> str:
     """Run `mount`, which must fail with *status* and mount nothing; returns its one line."""
-    variables = {"XDG_STATE_HOME": str(place / "state")} | ({"PATH": path} if path else {})
+    variables = environment() | {"XDG_STATE_HOME": str(place / "state")} | ({"PATH": path} if path else {})
+    line = [*prefix, *command("mount", *arguments)]
     try:
-        done = run("mount", *arguments, cwd=place / below, prefix=prefix, **variables)
+        done = subprocess.run(
+            line, env=variables, cwd=place / below, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
     finally:
         for point in mount_points() - {str(mount.path) for mount in kept}:
             if point.startswith(str(place)):
