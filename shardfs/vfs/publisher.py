@@ -111,8 +111,13 @@ class Publisher:
             else:
                 if self._array(node) is not None:
                     await self._writer.committer.flush(below=node.path)
-                for other in documents.keys() - {name.name}:  # they go when they are removed themselves
-                    await self._tree.store.replace(join_key(node.path, other), documents[other])
+                for other in self._view.document_names - {DOCUMENT}:
+                    key = join_key(node.path, other)
+                    if other in documents and other != name.name:  # it goes when it is removed itself
+                        await self._tree.store.replace(key, documents[other])
+                    else:  # what was stored beside the v3 document, and hidden by it, must not come back
+                        with suppress(NotFoundError, IsADirectoryHereError):
+                            await self._tree.store.unlink(key)
                 await self._tree.store.unlink(join_key(node.path, DOCUMENT))
                 self._tree.hierarchy.leave(node)
 

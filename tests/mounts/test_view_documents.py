@@ -13,6 +13,17 @@ from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import store
 from tests.support.mounting import Mounter
 
+V2_ARRAY = {
+    "zarr_format": 2,
+    "shape": [4],
+    "chunks": [2],
+    "dtype": "|i1",
+    "compressor": None,
+    "fill_value": 0,
+    "order": "C",
+    "filters": None,
+}
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
@@ -85,3 +96,13 @@ def test_a_directory_that_holds_chunks_becomes_no_group(mount: Mounter, source: 
     os.remove(root / "scalar/.zarray")
     (root / "scalar/.zgroup").write_text('{"zarr_format": 2}')
     assert os.listdir(root / "scalar") == [".zgroup"]
+
+
+def test_documents_that_another_one_hid_do_not_come_back_when_that_goes(mount: Mounter, source: Path) -> None:
+    (source / "image/.zarray").write_text(json.dumps(V2_ARRAY))
+    (source / "image/.zattrs").write_text('{"hidden": 1}')
+    image = mount(source, write=True, arguments=["--view=v2"]).path / "image"
+    os.remove(image / ".zattrs")
+    os.remove(image / ".zarray")
+    assert not [name for name in os.listdir(image) if name.startswith(".z")]
+    assert not list((source / "image").glob(".z*"))
