@@ -101,6 +101,10 @@ class ZarrV2:
 
     async def _begin(self, hierarchy: Hierarchy, edit: Edit, written: bytes) -> Metadata:
         """Return the v3 document of a new node, consolidated if its `.zmetadata` came first."""
+        if edit.name == ZGROUP and ZARRAY in edit.beside:  # which would go, as what is in the document does
+            raise RefusedError("an array is stored there")
+        if edit.name == ZARRAY and ZGROUP in edit.beside:
+            raise RefusedError("a group is stored there")
         new = self._new(edit.name, written, edit.beside)
         consolidated = edit.beside.get(ZMETADATA)
         if consolidated is None or not isinstance(new, GroupMetadata):

@@ -106,3 +106,17 @@ def test_documents_that_another_one_hid_do_not_come_back_when_that_goes(mount: M
     os.remove(image / ".zarray")
     assert not [name for name in os.listdir(image) if name.startswith(".z")]
     assert not list((source / "image").glob(".z*"))
+
+
+def test_what_is_stored_as_v2_becomes_no_other_node(mount: Mounter, source: Path) -> None:
+    documents = {".zarray": json.dumps(V2_ARRAY), ".zgroup": '{"zarr_format": 2}'}
+    for name in documents:
+        (source / name[1:]).mkdir()
+        (source / name[1:] / name).write_text(documents[name])
+    arguments = ["--view=v2", "--shards=2"]
+    expected = ("an array is stored there", "a group is stored there")
+    root = mount(source, write=True, arguments=arguments, expect=expected).path
+    for name, other in (".zarray", ".zgroup"), (".zgroup", ".zarray"):
+        with pytest.raises(OSError, match="Invalid argument"):
+            (root / name[1:] / other).write_text(documents[other])
+        assert os.listdir(source / name[1:]) == [name]
