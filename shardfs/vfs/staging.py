@@ -121,11 +121,15 @@ class Staging:
         """Publish one chunk file that was put aside; one that is no chunk of its array is kept beside the chunks."""
         path, _, name = key.removeprefix(f"{self.directory}/").rpartition(f"{_CHUNKS}/")
         path = path.removesuffix("/")
-        array = (await self._hierarchy.node(path)).any_array
+        node = await self._hierarchy.node(path)
+        array, face = node.any_array, self._tree.view.face(node)
         snapshot = await self._store.open(key)
         coords = _coords_of(array, name) if array is not None else None
         if array is None or coords is None or not array.grid.contains(coords):
             log.warning("%s is no chunk of the array that it was put into, and stays in %s", name, key)
+            return
+        if face is not None and face.codec is not None and snapshot.size != face.codec.nbytes:
+            log.error("%s has %d bytes, not %d, and stays in %s", name, snapshot.size, face.codec.nbytes, key)
             return
         if again and (await array.find(coords))[1] is not None:
             await self._store.unlink(key)

@@ -205,7 +205,7 @@ def test_what_is_written_decoded_has_the_right_size_and_a_new_array_is_plain(mou
         write=True,
         shards="2",
         arguments=["--view=v2", "--decode"],
-        expect=("image/0.0.0 .* has 512 bytes, not", "plain"),
+        expect=("image/0.0.0 .* has 512 bytes, not", "plain", "0.1 has 23 bytes, not 24, and stays in"),
     )
     root = mounted.path
     chunk = root / "image/0.0.0"
@@ -223,7 +223,9 @@ def test_what_is_written_decoded_has_the_right_size_and_a_new_array_is_plain(mou
     for member, value in {"compressor": {"id": "zlib", "level": 1}, "order": "F", "dtype": ">i4"}.items():
         with refused(errno.EINVAL):
             written(root / "new/.zarray", plain | {member: value})
+    (root / "new/0.1").write_bytes(bytes(23))  # a chunk that comes before its document, and is too short
     written(root / "new/.zarray", plain)
+    assert not (root / "new/0.1").exists()
     (root / "new/0.0").write_bytes(bytes(range(24)))
     assert (root / "new/0.0").read_bytes() == bytes(range(24))
     subprocess.run(["fusermount3", "-u", root], check=True)
