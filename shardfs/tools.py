@@ -31,7 +31,9 @@ class Tool:
     to, of a dataset mounted at /mnt/x with an array `image`.  Of encoded chunks it knows the *codecs*, None being all,
     up to *max_codecs* of them, and unless it *assumes_little_endian* both byte orders; "numcodecs.*" stands for every
     codec that begins so.  If it *inverts_transposes*, it reads only those that are their own inverse.  It knows the
-    *data_types*, None being all.  A tool that *copies* asks for none of that.
+    *data_types*, None being all, and arrays of at least *min_ndim* axes, which are not empty if it *needs_elements*;
+    one that it does not know makes it fail on all of a group if it *fails_whole*.  A tool that *copies* asks for none
+    of that.
     """
 
     name: str
@@ -43,6 +45,9 @@ class Tool:
     max_codecs: int | None = None
     assumes_little_endian: bool = False
     inverts_transposes: bool = False
+    min_ndim: int = 0
+    needs_elements: bool = False
+    fails_whole: bool = False
     copies: bool = False
 
     def misses(self, node: Node, shown: ViewOptions, view: View) -> str | None:
@@ -50,15 +55,25 @@ class Tool:
         reason = view.left_out(node) or node.reason
         if reason is not None or self.copies or not isinstance(node.metadata, ArrayMetadata):
             return reason
-        data_type = _name_of(node.metadata.document["data_type"])
-        if self.data_types is not None and data_type not in self.data_types:
-            return f"it has no data type {data_type}"
+        reason = self._misses_array(node.metadata)
+        if reason is not None:
+            return f"{reason}, and it fails on the whole group" if self.fails_whole else reason
         if shown.decode or shown.view == "npy":
             return None
         grid = node.metadata.chunk_grid.name
         if shown.view == "v3" and node.array is None and grid != "regular":
             return f"it may not know the chunk grid {grid}, and the array is not sharded"
         return self._misses_codecs((node.any_array or node.metadata).codecs, node.metadata.ndim)
+
+    def _misses_array(self, metadata: ArrayMetadata) -> str | None:
+        data_type = _name_of(metadata.document["data_type"])
+        if self.data_types is not None and data_type not in self.data_types:
+            return f"it has no data type {data_type}"
+        if metadata.ndim < self.min_ndim:
+            return f"it has no arrays of less than {self.min_ndim} axes"
+        if self.needs_elements and 0 in metadata.shape:
+            return "it has no arrays without elements"
+        return None
 
     def _misses_codecs(self, codecs: Sequence[Extension], ndim: int) -> str | None:
         if self.assumes_little_endian and any(codec.configuration.get("endian") == "big" for codec in codecs):
@@ -165,9 +180,10 @@ TOOLS: Final = (
         "not recognized as a supported file format",
         (_V2, _V2_DECODED),
         "gdalmdiminfo /mnt/x",
-        _NUMBERS | _COMPLEX,
+        _NUMBERS,
         _COMPRESSORS,
         max_codecs=1,
+        needs_elements=True,
     ),
     Tool(
         "rasterio 1.5 (GDAL 3.12)",
@@ -184,6 +200,8 @@ TOOLS: Final = (
         (_V2_DECODED,),
         "ncdump 'file:///mnt/x#mode=zarr,file'",
         _INTEGERS | {"float32", "float64"},
+        needs_elements=True,
+        fails_whole=True,
     ),
     Tool(
         "tensorstore, driver zarr",
@@ -210,6 +228,7 @@ TOOLS: Final = (
         _NUMBERS,
         _COMPRESSORS | {"crc32c"},
         assumes_little_endian=True,
+        min_ndim=3,
     ),
     Tool(
         "zarr-python 3.1",

@@ -32,9 +32,11 @@ DOCUMENTS = {
     "plain": array((4, 6), (2, 3), LITTLE),
     "ragged": array((4, 6), rectilinear([4], [3, 3]), LITTLE),
     "small": array((4, 6), (4, 6), sharding((2, 3)), data_type="bfloat16"),
+    "solid": array((4, 6, 2), (4, 6, 2), sharding((2, 3, 2), LITTLE, GZIP)),
     "text": array((4, 6), (4, 6), sharding((2, 3), STRINGS), data_type="string", fill_value=""),
     "turned": array((4, 6, 2), (4, 6, 2), transpose(1, 0, 2), sharding((3, 2, 2), LITTLE, GZIP)),
     "cycled": array((4, 6, 2), (4, 6, 2), transpose(1, 2, 0), sharding((3, 2, 2), LITTLE, GZIP)),
+    "volume": array((4, 6, 2), (4, 6, 2), sharding((2, 3, 2), BIG, GZIP), data_type="uint16"),
     "unknown": array((4, 6), (4, 6), {"name": "numcodecs.delta"}, sharding((2, 3))),
 }
 V3, V3_DECODED, V2, V2_DECODED, NPY = (options.text for options in VIEW_OPTIONS)
@@ -46,9 +48,11 @@ SHOWN = {
     "plain": {V3, V3_DECODED, V2, V2_DECODED, NPY},
     "ragged": {V3, V3_DECODED, V2, V2_DECODED, NPY},
     "small": {V3, V3_DECODED},
+    "solid": {V3, V3_DECODED, V2, V2_DECODED, NPY},
     "text": {V3, V2},
     "turned": {V3, V3_DECODED, V2_DECODED, NPY},
     "cycled": {V3, V3_DECODED, V2_DECODED, NPY},
+    "volume": {V3, V3_DECODED, V2, V2_DECODED, NPY},
     "unknown": set(),
 }
 
@@ -109,7 +113,7 @@ def test_the_text_says_why_and_with_what_it_would_be_shown(tmp_path: Path) -> No
 
 
 def test_the_last_lines_are_what_to_type_for_each_tool(stored: Path, tmp_path: Path) -> None:
-    source = write(tmp_path / "data set.zarr", "image")
+    source = write(tmp_path / "data set.zarr", "solid")
     table = info(source).split("\n\n")[-1].splitlines()
     assert len(table) == 1 + len(TOOLS)
     for line, tool in zip(table[1:], TOOLS, strict=True):
@@ -122,7 +126,7 @@ def test_the_last_lines_are_what_to_type_for_each_tool(stored: Path, tmp_path: P
 
 
 def test_what_to_type_has_the_options_that_reach_the_source(tmp_path: Path) -> None:
-    source = Source.of(open_store(str(write(tmp_path, "image"))))
+    source = Source.of(open_store(str(write(tmp_path, "solid"))))
     options = ["--anonymous", "--region=eu-west-1"]
     look = partial(describe, source, ViewOptions("v3"), shards=False, typed="s3://bucket/a b", options=options)
     described = trio.run(look)
@@ -143,7 +147,8 @@ TOOL_VIEWS = {
     "text or a transpose": ("turned text image", "zarr-python 2.18", V2, "turned"),
     "a data type that it has not": ("complex image", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "complex"),
     "no array that it reads": ("complex", "netCDF-C 4.9 (Debian 12)", None, "complex"),
-    "a byte order that it ignores": ("big", "cloud-volume 12", V3_DECODED, ""),
+    "a byte order that it ignores": ("volume", "cloud-volume 12", V3_DECODED, ""),
+    "fewer axes than it takes": ("volume big", "cloud-volume 12", V3_DECODED, "big"),
     "a transpose that it inverts": ("cycled turned", "rasterio 1.5 (GDAL 3.12)", V3_DECODED, ""),
     "a transpose that is its own inverse": ("turned", "rasterio 1.5 (GDAL 3.12)", V3, ""),
     "a grid that is not regular": ("ragged", "zarr-python 3.1", V3_DECODED, ""),
