@@ -20,11 +20,14 @@ LATENCY = 0.02
 
 
 def on_mock_clock(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an asynchronous test on a clock that jumps to the next deadline when nothing else is left to do."""
+    """Run an asynchronous test on a clock that jumps to the next deadline when nothing else is left to do.
+
+    It waits a moment for threads, of which the clock does not know.
+    """
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        trio.run(partial(test, *args, **kwargs), clock=MockClock(autojump_threshold=0))
+        trio.run(partial(test, *args, **kwargs), clock=MockClock(autojump_threshold=0.01))
 
     return run
 
