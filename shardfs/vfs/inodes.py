@@ -43,6 +43,7 @@ class _Row(Generic[N]):
     key: object
     node: N
     lookups: int
+    told: int = 0
 
 
 class InodeTable(Generic[N]):
@@ -62,7 +63,12 @@ class InodeTable(Generic[N]):
             self._numbers[key] = ino
             self._rows[ino] = _Row(key, node, 0)
             self._new.add(ino)
+        self._rows[ino].told += 1
         return ino
+
+    def told(self, ino: int) -> int:
+        """Return how often `number` gave out *ino*."""
+        return self._rows[ino].told
 
     def reserve(self) -> int:
         """Return a number that no node has, for a node that `keep` takes in."""

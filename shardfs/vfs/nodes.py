@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from shardfs.vfs.tree import Tree
 
 _REASON: Final = b"user.shardfs.reason"
+GONE: Final = "gone"
+"""The identity of a stored node that is gone for good, whatever its path stands for."""
 
 
 class TableNode(Protocol):

@@ -3,6 +3,7 @@
 import os
 import stat
 import time
+from dataclasses import replace
 from typing import Final
 
 from shardfs.dataset.hierarchy import is_below
@@ -19,7 +20,7 @@ from shardfs.vfs.gate import Gate
 from shardfs.vfs.handles import PlainHandle
 from shardfs.vfs.inodes import in_table
 from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Name, Owner, PlainName, resolve
-from shardfs.vfs.nodes import PlainFile
+from shardfs.vfs.nodes import GONE, PlainFile
 from shardfs.vfs.open_drafts import DraftHandle, OpenDraft, OpenDrafts
 from shardfs.vfs.plain_writers import PlainWriters
 from shardfs.vfs.publisher import Publisher
@@ -63,7 +64,8 @@ class OpenFiles:
                 raise IsADirectoryHereError("this is a directory of chunks")
             if isinstance(target, PlainName):
                 plain = await self._create_plain(target, mode, flags, owner)
-                return self._add_writing(plain), plain.attributes, False
+                # The kernel takes this size even if somebody else wrote to the file before it sees the answer.
+                return self._add_writing(plain), plain.attributes._replace(ttl=0.0), False
             # The kernel looked before, and there was nothing; who made it meanwhile made the file that is opened now.
             base = await self._contents.current(target) if self.drafts.get(target) is None else None
             opened = self.drafts.get(target)
@@ -83,9 +85,8 @@ class OpenFiles:
         """Open a file to write; returns its handle, and whether it is read directly."""
         self._writer.check()
         async with self._gate.passing():
-            node = self._tree.node(ino) if in_table(ino) else None
-            if isinstance(node, PlainFile) and not self._contents.is_document(node):
-                plain = await self._open_plain(node, ino)
+            plain = await self._open_plain(ino)
+            if plain is not None:
                 if flags & os.O_TRUNC:
                     await plain.file.truncate(0)
                 return self._add_writing(plain), False
@@ -240,17 +241,27 @@ class OpenFiles:
             else:
                 self.drafts.rename(opened, ChunkName(chunks, name.coords))
 
-    async def _open_plain(self, node: PlainFile, ino: int) -> PlainHandle:
-        """Open a plain file to write; beside chunks one that is gone by now too, as on any file system.
+    async def _open_plain(self, ino: int) -> PlainHandle | None:
+        """Open a plain file to write, None if *ino* is none; beside chunks one that is gone, too, as anywhere.
 
-        Writers take turns with lock files there, which they rename onto a chunk; who comes late finds out by himself.
+        Writers take turns with lock files there, which they rename onto a chunk; who comes late finds out by comparing
+        inode numbers.  So the number of a file that is gone must not go to the next one of the name, though the store
+        may give that the same identity.
         """
-        try:
-            return await node.open_live(ino, writable=True)
-        except StaleError:
-            if not self._tree.is_scratch(node.path):
-                raise
-            return PlainHandle(ino, "", await self._contents.nameless(), self._tree.ttl)
+        inodes = self._tree.inodes
+        while True:
+            node = self._tree.node(ino) if in_table(ino) else None
+            if not isinstance(node, PlainFile) or self._contents.is_document(node):
+                return None
+            told = inodes.told(ino)
+            try:
+                return await node.open_live(ino, writable=True)
+            except StaleError:
+                if not self._tree.is_scratch(node.path):
+                    raise
+            if self._tree.node(ino) is node and inodes.told(ino) == told:
+                inodes.keep(ino, replace(node, identity=GONE))
+                return PlainHandle(ino, "", await self._contents.nameless(), self._tree.ttl)
 
     async def _create_plain(self, name: PlainName, mode: int, flags: int, owner: Owner) -> PlainHandle:
         await self._contents.make_scratch(name)

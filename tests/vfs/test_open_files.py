@@ -1,0 +1,56 @@
+"""Files that are opened to be written while their names come to stand for something else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shardfs.stores.durable import Disk
+from shardfs.vfs.names import Owner
+from tests.support.crashing import Process, make_source
+from tests.support.opened import find, in_trio
+
+OWNER = Owner(os.geteuid(), os.getegid())
+LOCK = b"0.__lock"
+
+
+@in_trio
+async def test_the_number_of_a_lock_file_that_is_gone_is_not_that_of_the_next(tmp_path: Path) -> None:
+    """Who waited for the lock compares numbers: it would write the old file, and rename the new and empty one."""
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, Disk())
+    tree, files, editor = process.tree, process.writing.files, process.writing.editor
+    directory = (await find(tree, "unchecked/c")).ino
+    creating = os.O_CREAT | os.O_WRONLY
+    handle, first, _ = await files.create(directory, LOCK, 0o644, creating, OWNER)
+    await files.close(handle)
+    (stored,) = root.rglob("0.__lock")
+    os.link(stored, root / "kept")
+    await editor.unlink(directory, LOCK)
+    late, _ = await files.open(first.ino, os.O_WRONLY)
+    (root / "kept").rename(stored)  # as a file system does that gives a new file the inode of the last one
+    found = await editor.lookup(directory, LOCK)
+    assert found.ino not in (0, first.ino)
+    await files.write(late, 0, b"nobody sees this")
+    assert (await editor.attributes(first.ino)).size == 16
+    assert (await editor.attributes(found.ino)).size == 0
+
+
+@in_trio
+async def test_a_lock_file_that_became_a_chunk_is_opened_as_the_chunk(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, Disk())
+    tree, files, editor = process.tree, process.writing.files, process.writing.editor
+    directory = (await find(tree, "unchecked/c")).ino
+    handle, first, _ = await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
+    await files.write(handle, 0, b"one")
+    await files.close(handle)
+    await editor.rename(directory, LOCK, directory, b"0", exclusive=False)
+    late, _ = await files.open(first.ino, os.O_WRONLY)
+    await files.write(late, 3, b" more")
+    await files.flush(late)
+    extent = await (await process.array("unchecked")).extent((0,))
+    assert extent is not None
+    assert bytes(await extent.read(0, extent.nbytes)) == b"one more"
