@@ -54,10 +54,10 @@ class _Decoded(NamedTuple):
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class LargeChunk:
-    """A chunk that is larger than all that may stay: it does as long as it is open, unless *plain* had to go."""
+    """A chunk that is larger than all that may stay; *plain* does as long as anybody has this, unless it had to go."""
 
     codec: ChunkCodec
-    plain: memoryview | None
+    plain: memoryview | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -135,15 +135,14 @@ class DecodedChunks:
             encoded = await trio.to_thread.run_sync(encode, limiter=self._threads)
         return MemoryContent(memoryview(encoded))
 
-    def keep_open(self, key: VersionKey, codec: ChunkCodec, plain: memoryview) -> LargeChunk | None:
+    def keep_open(self, array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec) -> LargeChunk | None:
         """Return what keeps a chunk that is too large to stay by itself, for all who have it open; None for others."""
-        if len(plain) <= self.max_nbytes or codec.is_identity:
+        if codec.nbytes <= self.max_nbytes or codec.is_identity:
             return None
+        key = VersionKey.of(array, coords, extent)
         large = self._large.get(key)
-        if large is None or large.codec != codec or large.plain is None:
-            large = self._large[key] = LargeChunk(codec, plain)
-        while len(self._large) > _MAX_LARGE:
-            self._large.pop(next(iter(self._large.keys()))).plain = None
+        if large is None or large.codec != codec:
+            large = self._large[key] = LargeChunk(codec)
         return large
 
     async def _decode_once(self, key: VersionKey, array: Arrangement, extent: Extent, codec: ChunkCodec) -> memoryview:
@@ -160,7 +159,10 @@ class DecodedChunks:
             decoding.done.set()
         self._statistics.decoded_chunks += 1
         self._statistics.decoded_bytes += len(plain)
-        self._remember(key, _Decoded(codec, plain))
+        if len(plain) > self.max_nbytes:
+            self._remember_large(key, codec, plain)
+        else:
+            self._remember(key, _Decoded(codec, plain))
         return plain
 
     async def _decode(self, array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
@@ -181,13 +183,21 @@ class DecodedChunks:
     def _remember(self, key: VersionKey, decoded: _Decoded) -> None:
         before = self._chunks.pop(key, None)
         self._nbytes -= len(before.plain) if before is not None else 0
-        if len(decoded.plain) > self.max_nbytes:
-            return
         self._chunks[key] = decoded
         self._nbytes += len(decoded.plain)
         while self._nbytes > self.max_nbytes:
             _, evicted = self._chunks.popitem(last=False)
             self._nbytes -= len(evicted.plain)
+
+    def _remember_large(self, key: VersionKey, codec: ChunkCodec, plain: memoryview) -> None:
+        large = self._large.pop(key, None)
+        if large is None or large.codec != codec:
+            return  # nobody has it open, or as something else
+        large.plain = plain
+        self._large[key] = large
+        kept = [large for large in self._large.values() if large.plain is not None]
+        for large in kept[:-_MAX_LARGE]:
+            large.plain = None
 
 
 class PlainChunk:
@@ -211,7 +221,7 @@ class PlainChunk:
         self.extent = extent
         self._codec = codec
         self._fingerprint = fingerprint
-        self._large: LargeChunk | None = None
+        self._large = chunks.keep_open(array, coords, extent, codec)
 
     @property
     def nbytes(self) -> int:
@@ -239,11 +249,7 @@ class PlainChunk:
         if self._large is not None and self._large.plain is not None:
             return self._large.plain
         self._check()
-        plain = await self._chunks.get(self._array, self._coords, self.extent, self._codec)
-        if len(plain) > self._chunks.max_nbytes:
-            key = VersionKey.of(self._array, self._coords, self.extent)
-            self._large = self._chunks.keep_open(key, self._codec, plain)
-        return plain
+        return await self._chunks.get(self._array, self._coords, self.extent, self._codec)
 
     def _check(self) -> None:
         """Raise `ConflictError` for a pending chunk that *codec* is not the codec of: it was published for another."""

@@ -316,5 +316,9 @@ async def test_who_has_a_chunk_open_that_is_larger_than_the_bound_shares_it_with
     assert await (await decoding.plain((3, 0))).get() is await other.get()
     assert decoding.statistics.decoded_chunks == 1
     del other
+    idle = await decoding.plain((3, 0))
     assert await (await decoding.plain((3, 0))).get() == VALUES[3].tobytes()
     assert decoding.statistics.decoded_chunks == 2  # nobody had it open any more
+    assert await (await decoding.plain((3, 0))).get() == VALUES[3].tobytes()
+    assert decoding.statistics.decoded_chunks == 2  # somebody has, who has not read yet
+    del idle
