@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.support.corpus import CASES, GZIP, LITTLE, array, ramp, sharding
+from tests.support.corpus import CASES, GZIP, LITTLE, ZSTD, array, ramp, sharding
 from tests.support.datasets import files_below
 from tests.support.mounting import Mount, Mounter
 from tests.support.readers import READERS, assert_same
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
+from tests.support.together import ROWS_OF_THE_SAME_CHUNKS, TENSORSTORE, rows_of_the_same_chunks, run_together
 from tests.support.writers import (
     WRITERS,
     assert_sound,
@@ -28,7 +29,6 @@ from tests.support.writers import (
     flush,
     resize_and_recreate,
     tool,
-    unmount,
     write_zarr,
 )
 
@@ -104,7 +104,7 @@ def test_a_library_writes_an_array(remote: Remote, library_name: str) -> None:
     assert_same(READERS["zarr"](mounted.path / "a"), case.values)
     flush(mounted)
     assert_same(READERS["tensorstore"](mounted.path / "a"), case.values)
-    unmount(mounted)
+    mounted.unmount()
     native = remote.native()
     for read in READERS.values():
         assert_same(read(native / "a"), case.values)
@@ -159,7 +159,7 @@ def test_an_unsharded_array_becomes_a_sharded_one(remote: Remote, plain: Path, t
     PACKERS[way](plain, mounted.path, tmp_path)
     assert files_below(mounted.path / "image").keys() == files_below(plain / "image").keys()
     assert_same(READERS["zarr"](mounted.path / "image"), VALUES)
-    unmount(mounted)
+    mounted.unmount()
     native = remote.native()
     assert_packed(native)
     stored = sorted(files_below(native))
@@ -176,7 +176,7 @@ def test_an_array_is_copied_out_of_one_bucket_into_another_place_of_it(remote: R
     tool("cp", "-r", mounted.path / "a", mounted.path / "b")
     tool("mv", mounted.path / "a", mounted.path / "c")
     assert sorted(os.listdir(mounted.path)) == ["b", "c", "zarr.json"]
-    unmount(mounted)
+    mounted.unmount()
     native = remote.native()
     for name in ("b", "c"):
         assert_same(READERS["zarr"](native / name), BY_NAME["3d-ragged"].values)
@@ -199,7 +199,7 @@ def test_zarr_edits_and_resizes_through_the_document(remote: Remote) -> None:
     expected = np.full((20, 16), 9, "i4")
     expected[:6] = values[:6]
     assert_same(READERS["zarr"](mounted.path / "a"), expected)
-    unmount(mounted)
+    mounted.unmount()
     native = remote.native()
     stored = document_of(native / "a")
     assert stored.pop("storage_transformers", []) == []  # of zarr-python's own
@@ -212,10 +212,23 @@ def test_zarr_edits_and_resizes_through_the_document(remote: Remote) -> None:
 def test_tensorstore_creates_resizes_and_deletes(remote: Remote) -> None:
     mounted = remote.mount(shards="2,4")
     expected = resize_and_recreate(mounted.path)
-    unmount(mounted)
+    mounted.unmount()
     native = remote.native()
     assert_packed(native, "a", expected)
     assert sorted(files_below(native / "b")) == ["zarr.json"]
+
+
+def test_tensorstore_updates_parts_of_the_same_chunks_in_several_processes(remote: Remote) -> None:
+    codec = sharding((8, 4), LITTLE, ZSTD)
+    remote.put("a", array((8, 8), (8, 8), codec, data_type="int32"))
+    mounted = remote.mount()
+    run_together(mounted.path / "a", TENSORSTORE + ROWS_OF_THE_SAME_CHUNKS)
+    assert_same(READERS["tensorstore"](mounted.path / "a"), rows_of_the_same_chunks())
+    mounted.unmount()
+    native = remote.native()
+    for read in READERS.values():
+        assert_same(read(native / "a"), rows_of_the_same_chunks())
+    assert_sound(native)
 
 
 @pytest.mark.parametrize("is_flushed", [False, True])
@@ -231,7 +244,7 @@ def test_an_array_and_a_group_are_removed_with_all_their_objects(remote: Remote,
     tool("rm", "-r", mounted.path / "a")
     tool("rm", "-r", mounted.path / "deep")
     assert sorted(os.listdir(mounted.path)) == ["kept", "zarr.json"]
-    unmount(mounted)
+    mounted.unmount()
     assert not [key for key in remote.bucket.keys(PREFIX) if not key.startswith((f"{PREFIX}/kept/", f"{PREFIX}/zarr"))]
     assert_same(READERS["zarr"](remote.native() / "kept"), BY_NAME["3d-ragged"].values)
 
@@ -240,7 +253,7 @@ def test_an_array_is_overwritten_by_another(remote: Remote) -> None:
     mounted = remote.mount(shards="2,2")
     for shape, value in (((9, 9), 1), ((6, 6), 3)):
         zarr.create_array(str(mounted.path), name="a", data=np.full(shape, value, "u1"), chunks=(3, 3), overwrite=True)
-    unmount(mounted)
+    mounted.unmount()
     native = remote.native()
     assert_packed(native, "a", np.full((6, 6), 3, "u1"))
     assert sorted(files_below(native / "a")) == ["c/0/0", "zarr.json"]

@@ -14,7 +14,7 @@ from tests.support.readers import READERS, assert_same
 from tests.support.s3_mounts import PREFIX
 from tests.support.s3_server import Bucket
 from tests.support.viewed import DOCUMENTS, WITH_V2_FORM, write_source
-from tests.support.writers import assert_sound, unmount
+from tests.support.writers import assert_sound
 
 
 class Remote:
@@ -73,7 +73,7 @@ group.create_dataset("new", data=numpy.arange(60, dtype="u2").reshape(6, 10), ch
 """
     mounted = remote.mount("--view=v2", "--shards=2", write=True)
     ZARR2.run(program, mounted.path)
-    unmount(mounted)
+    mounted.unmount()
     native = remote.bucket.download(tmp_path / "native", PREFIX)
     expected = remote.values | {"plane": remote.values["plane"][:20], "new": np.arange(60, dtype="u2").reshape(6, 10)}
     for name in ("image", "nested"):

@@ -17,7 +17,7 @@ import zarr
 from tests.support.clients import ZARR2
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
-from tests.support.writers import assert_sound, tool, unmount
+from tests.support.writers import assert_sound, tool
 
 MAKE = """
 import sys, numpy, zarr
@@ -85,7 +85,7 @@ def test_a_consolidated_dataset_becomes_v3_in_whatever_order_its_files_come(
         os.rename(root / "copy" / key, root / "moved" / key)
     tool("rm", "-r", root / "copy", root / "attributes first")
     assert content_of(root / "synced") == content_of(root / "moved") == expected
-    unmount(mounted)
+    mounted.unmount()
     assert not list(source.rglob(".z*"))
     assert not (source / "attributes first").exists()
     for name in ("documents last", "groups last", "moved"):
@@ -127,7 +127,7 @@ def test_an_old_xarray_reads_back_the_zeros_that_its_coordinates_begin_with(moun
     (tmp_path / "source").mkdir()
     mounted = mount(tmp_path / "source", write=True, shards="2,2,2", arguments=["--view=v2"])
     ZARR2.run(XARRAY, mounted.path / "hills")
-    unmount(mounted)
+    mounted.unmount()
     with xarray.open_zarr(tmp_path / "source" / "hills") as hills:
         assert list(hills["x"].values) == list(range(10))
         assert str(hills["time"].values[0]).startswith("2020-01-01")
@@ -156,7 +156,7 @@ def test_the_zarr_driver_of_tensorstore_creates_resizes_and_deletes(mount: Mount
     opened("b", create=True, delete_existing=True, metadata=metadata)
     del array
     assert sorted(files_below(mounted.path / "b")) == [".zarray"]
-    unmount(mounted)
+    mounted.unmount()
     for name, data in (("a", expected), ("b", np.zeros((10, 12), "u2"))):
         stored = zarr.open_array(str(tmp_path / "source" / name), mode="r")
         assert np.array_equal(stored[...], data)
@@ -181,7 +181,7 @@ def test_several_processes_write_one_shard_its_attributes_and_new_arrays(mount: 
     mounted = mount(source, write=True, shards="2", arguments=["--view=v2", "--decode"])
     running = [subprocess.Popen([ZARR2.python, "-c", APPEND, mounted.path, str(i)]) for i in range(4)]
     assert [process.wait(60) for process in running] == [0] * 4
-    unmount(mounted)
+    mounted.unmount()
     group = zarr.open_group(str(source), mode="r")
     assert np.array_equal(group["a"][...], np.broadcast_to(np.arange(16)[:, None], (16, 8)))  # type: ignore[index]
     assert group["a"].attrs["last"] in range(12, 16)

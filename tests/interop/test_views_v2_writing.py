@@ -14,7 +14,7 @@ from tests.support.clients import ZARR2, open_tensorstore_v2, read_zarr2
 from tests.support.mounting import Mounter
 from tests.support.readers import READERS, assert_same
 from tests.support.viewed import ATTRIBUTES, write_source
-from tests.support.writers import assert_sound, document_of, unmount
+from tests.support.writers import assert_sound, document_of
 
 EDIT = """
 import sys, numpy, zarr
@@ -49,7 +49,7 @@ def test_zarr_python_2_edits_resizes_appends_removes_and_consolidates(mount: Mou
     opened = open_tensorstore_v2(mounted.path / "plane")
     opened[2:5, 1:9].write(77).result()
     del opened
-    unmount(mounted)
+    mounted.unmount()
 
     expected["image"][3:13, 5:20, 2:9] = 7
     expected["image"][0:8, 0:8, 0:4] = 0
@@ -108,7 +108,7 @@ def test_with_shards_zarr_python_2_and_an_old_xarray_make_sharded_v3_arrays(moun
     zarr.create_group(str(source))
     mounted = mount(source, write=True, shards="3", arguments=["--view=v2"])
     ZARR2.run(NEW, mounted.path)
-    unmount(mounted)
+    mounted.unmount()
     assert not [path for path in source.rglob("*") if path.name.startswith(".z")]
     for name, dtype in NEW_TYPES.items():
         opened = zarr.open_array(str(source / name), mode="r")
@@ -131,7 +131,7 @@ def test_without_shards_new_arrays_of_zarr_python_2_are_stored_as_written(mount:
     mounted = mount(source, write=True, arguments=["--view=v2", "--dimension-separator=/"])
     ZARR2.run(NEW, mounted.path)
     assert json.loads((mounted.path / "default" / ".zarray").read_text())["chunks"] == [4, 5]
-    unmount(mounted)
+    mounted.unmount()
     for name, dtype in NEW_TYPES.items():
         opened = zarr.open_array(str(source / name), mode="r", zarr_format=2)
         assert np.array_equal(opened[...], VALUES.astype(dtype)), name
@@ -167,7 +167,7 @@ for name in sys.argv[2:]:
         plain = np.arange(32, dtype="u1").reshape(8, 4)
         plain.tofile(mounted.path / "plane" / "c" / "0" / "0")
     expected["plane"][:8, :4] = plain
-    unmount(mounted)
+    mounted.unmount()
     for name in ("image", "plain", "big", "nested", "plane"):
         assert_same(READERS["zarr"](source / name), expected[name])
     for name in (*names, "plane"):

@@ -30,7 +30,6 @@ from tests.support.writers import (
     open_tensorstore,
     resize_and_recreate,
     tool,
-    unmount,
     write_zarr,
 )
 
@@ -85,7 +84,7 @@ def test_a_whole_array_is_written_and_read_natively(mount: Mounter, tmp_path: Pa
     for case in WRITTEN:
         WRITERS[writer](mounted.path / case.name, case.values)
         assert_same(READERS["zarr"](mounted.path / case.name), case.values)
-    unmount(mounted)
+    mounted.unmount()
     assert_sound(tmp_path / "source")
     assert_packed(tmp_path / "source", sum(len(replace(case, absent=frozenset()).encode().inner) for case in WRITTEN))
     again = mount(tmp_path / "source")
@@ -156,7 +155,7 @@ def test_a_history_leaves_what_it_leaves_in_a_plain_directory(
         shown, plain = files_below(mounted.path / name), files_below(tmp_path / "plain")
         assert {key for key in shown if "zarr.json" not in key} == {key for key in plain if "zarr.json" not in key}
     expected = READERS["zarr"](tmp_path / "plain")
-    unmount(mounted)
+    mounted.unmount()
     assert_sound(tmp_path / "source")
     assert_natively(tmp_path / "source" / name, case, tmp_path / "encoded", expected)
     assert_same(READERS["zarr"](mount(tmp_path / "source").path / name), expected)
@@ -192,7 +191,7 @@ def test_zarr_python_manages_groups_and_arrays(mount: Mounter, tmp_path: Path) -
     assert files_below(mounted.path).keys() == files_below(tmp_path / "plain").keys()
     for name in documents:
         assert document_of(mounted.path / name) == document_of(tmp_path / "plain" / name)
-    unmount(mounted)
+    mounted.unmount()
     assert_sound(tmp_path / "source")
     for name in names:
         for read in READERS.values():
@@ -230,7 +229,7 @@ def test_what_a_shrink_cut_off_is_fill_value_after_growing_again(
     kept = (slice(0, 6 if axis == 0 else 16), slice(0, 6 if axis == 1 else 16))
     expected[kept] = values[kept]
     assert_same(READERS["zarr"](mounted.path), expected)
-    unmount(mounted)
+    mounted.unmount()
     for read in READERS.values():
         assert_same(read(tmp_path / "source"), expected)
     assert_sound(tmp_path / "source")
@@ -291,7 +290,7 @@ def test_a_tool_replaces_a_chunk(mount: Mounter, tmp_path: Path, name: str) -> N
         assert (mounted.path / "c/0/1").read_bytes() == bytes(range(64))
         assert sorted(files_below(mounted.path)) == ["c/0/0", "c/0/1", "c/1/0", "c/1/1", "zarr.json"]
         flush(mounted)
-    unmount(mounted)
+    mounted.unmount()
     expected = case.values.copy()
     expected[0:4, 4:8] = np.arange(64, dtype="u1").view("<i4").reshape(4, 4)
     assert chunks["c/0/1"] != bytes(range(64))
@@ -328,7 +327,7 @@ def test_tools_change_parts_of_chunks_documents_and_trees(mount: Mounter, tmp_pa
     tool("rm", "-r", mounted.path / "two")
     assert sorted(os.listdir(mounted.path)) == ["one"]
     assert_same(READERS["zarr"](one), expected)
-    unmount(mounted)
+    mounted.unmount()
     assert sorted(os.listdir(tmp_path / "source")) == ["one"]
     assert document_of(tmp_path / "source" / "one") == document | {"attributes": {"title": "new"}}
     for read in READERS.values():
@@ -348,7 +347,7 @@ def test_an_array_is_renamed_with_its_chunks(mount: Mounter, tmp_path: Path, is_
     tool("mv", mounted.path / "old", mounted.path / "new")
     assert sorted(os.listdir(mounted.path)) == ["new"]
     assert_same(READERS["tensorstore"](mounted.path / "new"), case.values)
-    unmount(mounted)
+    mounted.unmount()
     for read in READERS.values():
         assert_same(read(tmp_path / "source" / "new"), case.values)
     assert_sound(tmp_path / "source")
@@ -359,7 +358,7 @@ def test_tensorstore_creates_resizes_and_deletes(mount: Mounter, tmp_path: Path)
     mounted = mount(tmp_path / "source", write=True, shards="2,4")
     expected = resize_and_recreate(mounted.path)
     assert sorted(files_below(mounted.path / "b")) == ["zarr.json"]
-    unmount(mounted)
+    mounted.unmount()
     for read in READERS.values():
         assert_same(read(tmp_path / "source" / "a"), expected)
         assert_same(read(tmp_path / "source" / "b"), np.zeros((10, 12), "u2"))

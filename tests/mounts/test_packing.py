@@ -17,7 +17,7 @@ import zarr
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
 from tests.support.readers import READERS, assert_same
-from tests.support.writers import assert_packed, assert_sound, document_of, flush, tool, unmount
+from tests.support.writers import assert_packed, assert_sound, document_of, flush, tool
 
 SHAPE, CHUNKS = (16, 24, 9), (2, 2, 2)  # the last shard of the last axis overhangs
 VALUES = np.arange(1, 1 + 16 * 24 * 9, dtype="u2").reshape(SHAPE)
@@ -102,7 +102,7 @@ def test_a_copier_packs_and_unpacks(mount: Mounter, tmp_path: Path, plain: Path,
     tool(*copy, mounted.path / plain.name, tmp_path / "out-before")
     flush(mounted)
     tool(*copy, mounted.path / plain.name, tmp_path / "out-after")
-    unmount(mounted)
+    mounted.unmount()
     assert_group_is_packed(tmp_path / "source" / plain.name)
     tool(*copy, mount(tmp_path / "source").path / plain.name, tmp_path / "out-later")
     for out in ("out-before", "out-after", "out-later"):
@@ -140,7 +140,7 @@ def test_files_may_come_in_any_order(
     copy_files(plain, mounted.path, keys, way, workers)
     shown = files_below(mounted.path)
     assert shown.keys() == set(keys)
-    unmount(mounted)
+    mounted.unmount()
     assert_group_is_packed(tmp_path / "source")
 
 
@@ -154,7 +154,7 @@ def test_tar_unpacks_into_shards_in_any_order(mount: Mounter, tmp_path: Path, pl
     (tmp_path / "source").mkdir()
     mounted = mount(tmp_path / "source", write=True, shards="4")
     tool("tar", "-xf", tmp_path / "all.tar", "-C", mounted.path)
-    unmount(mounted)
+    mounted.unmount()
     assert_group_is_packed(tmp_path / "source")
 
 
@@ -164,10 +164,10 @@ def test_chunks_without_a_document_wait_for_it_in_the_next_mount(mount: Mounter,
     mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
     copy_files(plain / "image", mounted.path, keys, "in-place", 1)
     assert files_below(mounted.path) == {key: (plain / "image" / key).read_bytes() for key in keys}
-    unmount(mounted)
+    mounted.unmount()
     mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
     copy_files(plain / "image", mounted.path, ["zarr.json"], "rename", 1)
-    unmount(mounted)
+    mounted.unmount()
     assert_native(tmp_path / "source")
     assert_packed(tmp_path / "source", NCHUNKS)
     assert_sound(tmp_path / "source")
@@ -179,7 +179,7 @@ def test_zarr_python_creates_a_sharded_array_without_knowing(mount: Mounter, tmp
     created = zarr.create_array(str(mounted.path), name="a/b", data=VALUES, chunks=CHUNKS)
     assert created.shards is None
     assert_same(READERS["zarr"](mounted.path / "a" / "b"), VALUES)
-    unmount(mounted)
+    mounted.unmount()
     assert_native(tmp_path / "source" / "a" / "b")
     assert_packed(tmp_path / "source", NCHUNKS)
     assert_sound(tmp_path / "source")
@@ -192,7 +192,7 @@ def test_an_array_of_another_rank_is_stored_as_written(mount: Mounter, tmp_path:
     mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
     tool("cp", "-r", tmp_path / "flat.zarr", mounted.path)
     assert any("flat.zarr" in line and "2" in line and "3" in line for line in mounted.log.splitlines()), mounted.log
-    unmount(mounted)
+    mounted.unmount()
     assert files_below(tmp_path / "source" / "flat.zarr") == files_below(tmp_path / "flat.zarr")
     assert_native(tmp_path / "source" / "flat.zarr", values)
 
@@ -205,7 +205,7 @@ def test_without_the_option_an_array_is_stored_as_written(
     mounted = mount(tmp_path / "source", write=True)
     keys = sorted(keys_of(plain), key=lambda key: key.endswith("zarr.json") == chunks_first)
     copy_files(plain, mounted.path, keys, "rename", 2)
-    unmount(mounted)
+    mounted.unmount()
     assert files_below(tmp_path / "source") == files_below(plain)
 
 
@@ -226,7 +226,7 @@ def test_other_key_encodings_are_packed(mount: Mounter, tmp_path: Path, name: st
     keys = sorted(keys_of(plain), key=lambda key: (key == "zarr.json") == (order == "document-last"))
     copy_files(plain, mounted.path, keys, "rename", 3)
     assert keys_of(mounted.path) == sorted(keys)
-    unmount(mounted)
+    mounted.unmount()
     assert_native(tmp_path / "source")
     assert_packed(tmp_path / "source", NCHUNKS)
     assert_sound(tmp_path / "source")
@@ -244,7 +244,7 @@ def test_a_second_rsync_transfers_nothing(mount: Mounter, tmp_path: Path, plain:
     after = [line for line in tool(*arguments).decode().splitlines() if line.startswith((">f", "<f"))]
     # The document is another text with another size than the plain one.
     assert {line.split(" ", 1)[1] for line in again + after} <= {"zarr.json"}
-    unmount(mounted)
+    mounted.unmount()
     assert_native(tmp_path / "source" / "image")
     assert_packed(tmp_path / "source", NCHUNKS)
 

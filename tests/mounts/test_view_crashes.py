@@ -13,7 +13,7 @@ import zarr
 from tests.support.mounting import Mounter
 from tests.support.readers import READERS, assert_same
 from tests.support.viewed import write_source
-from tests.support.writers import assert_sound, unmount
+from tests.support.writers import assert_sound
 
 VIEWS = {"v2": ["--view=v2"], "v2 decoded": ["--view=v2", "--decode"], "v3": []}
 
@@ -43,7 +43,7 @@ def test_what_was_published_in_one_view_is_committed_in_another(
 
     again = mount(source, write=True, shards="2", arguments=VIEWS[next_view])
     assert (again.path / "late/1").read_bytes() == np.array([5, 6], "<i2").tobytes()
-    unmount(again)
+    again.unmount()
     for name in chunks:
         assert_same(READERS["zarr"](source / name), expected[name])
     new = zarr.open_array(str(source / "new"), mode="r")

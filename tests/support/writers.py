@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -75,19 +74,6 @@ def flush(mount: Mount) -> None:
     """Bring everything into the shards."""
     done = run("flush", mount.path)
     assert done.returncode == 0, done.stderr
-
-
-def unmount(mount: Mount) -> None:
-    """Unmount, when threads of a writer have let go of the mount."""
-    end = time.monotonic() + PATIENCE
-    while True:
-        try:
-            mount.unmount()
-        except AssertionError as error:
-            if "busy" not in str(error) or time.monotonic() > end:
-                raise
-        else:
-            return
 
 
 def shards_of(source: Path) -> dict[str, list[dict[str, Any]]]:

@@ -1,0 +1,77 @@
+"""Processes of real Zarr libraries that write one shard at the same time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.mounting import PATIENCE
+
+NPROCESSES = 8
+
+READY = """
+import os, sys
+import numpy as np
+path, number = sys.argv[1], int(sys.argv[2])
+def go():
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+ZARR = """
+import zarr
+array = zarr.open_array(path, mode="r+")
+def write(selection, value): array[selection] = value
+"""
+TENSORSTORE = """
+import tensorstore
+spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path + "/"}}
+array = tensorstore.open(spec, read=True, write=True).result()
+def write(selection, value): array[selection].write(value).result()
+"""
+DISJOINT = """
+go()
+chunks = [(i, j) for i in range(8) for j in range(8)][number::8]
+for turn in (1, 2):
+    for i, j in chunks:
+        write((slice(4 * i, 4 * i + 4), slice(4 * j, 4 * j + 4)), 1000 * turn + 8 * i + j)
+"""
+ROWS_OF_THE_SAME_CHUNKS = """
+go()
+for turn in range(1, 6):
+    for j in range(2):
+        write((slice(number, number + 1), slice(4 * j, 4 * j + 4)), 100 * turn + 10 * number + j + 1)
+"""
+LIBRARIES = {"zarr": ZARR, "tensorstore": TENSORSTORE}
+
+
+def rows_of_the_same_chunks() -> np.ndarray:
+    """What `ROWS_OF_THE_SAME_CHUNKS` leaves in an array of the shape (8, 8)."""
+    rows = 500 + 10 * np.arange(NPROCESSES, dtype="i4")[:, None] + np.array([1, 2], "i4")
+    return np.repeat(rows, 4, axis=1)
+
+
+def run_together(path: Path, script: str) -> None:
+    """Run *script* in several processes that begin at the same time."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", READY + script, str(path), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(NPROCESSES)
+    ]
+    for process in processes:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n", process.communicate()[1][-1000:]
+    for process in processes:
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        _, errors = process.communicate(timeout=4 * PATIENCE)
+        assert process.returncode == 0, errors[-1000:]
