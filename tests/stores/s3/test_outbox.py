@@ -38,7 +38,7 @@ def waiting(directory: Path) -> set[str]:
 async def until(condition: Callable[[], bool]) -> None:
     """Let time pass until *condition* holds; while a thread works, this clock runs on."""
     while not condition():  # noqa: ASYNC110 - of time there is as much as is wanted
-        await trio.sleep(0.1)
+        await trio.sleep(1.0)
 
 
 # Seen at once, sent a moment later
