@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run
 from tests.support.corpus import array, sharding
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, Mount, Mounter, command, environment, mount_points
@@ -35,12 +36,9 @@ def refused(
     kept: tuple[Mount, ...] = (),
 ) -> str:
     """Run `mount`, which must fail with *status* and mount nothing; returns its one line."""
-    variables = environment() | {"XDG_STATE_HOME": str(place / "state")} | ({"PATH": path} if path else {})
-    line = [*prefix, *command("mount", *arguments)]
+    variables = {"XDG_STATE_HOME": str(place / "state")} | ({"PATH": path} if path else {})
     try:
-        done = subprocess.run(
-            line, env=variables, cwd=place / below, capture_output=True, text=True, check=False, timeout=PATIENCE
-        )
+        done = run("mount", *arguments, cwd=place / below, prefix=prefix, **variables)
     finally:
         for point in mount_points() - {str(mount.path) for mount in kept}:
             if point.startswith(str(place)):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.mounting import PATIENCE, command, environment
+from tests.support.prepared import can_be_prepared, run_prepared
 
 FAILED, WRONG_USAGE, SOURCE, MOUNT_POINT, MACHINE = 1, 2, 3, 4, 5
 """Exit statuses, as `shardfs --help` and the README document them."""
@@ -17,9 +18,12 @@ def run(
     *arguments: str | Path, cwd: Path | None = None, prefix: tuple[str, ...] = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `shardfs` with *arguments*, *variables* added to its environment; *prefix* is a command that starts it."""
+    env = environment() | variables
+    if not prefix and can_be_prepared(env):
+        return run_prepared(list(map(str, arguments)), env=env, cwd=cwd, timeout=PATIENCE)
     return subprocess.run(
         [*prefix, *command(*arguments)],
-        env=environment() | variables,
+        env=env,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
+from tests.support.prepared import Prepared, can_be_prepared, fresh_environment
 from tests.support.processes import end_with_parent
 
 PATIENCE = 30.0
@@ -35,7 +36,6 @@ _FORBIDDEN = re.compile(r"Traceback|unexpectedly|Exception ignored|never awaited
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_CAPBSET_DROP = 24
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
-_TOP = Path(__file__).parents[2]
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -45,7 +45,7 @@ def command(*arguments: str | Path) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Environment in which `command` finds this shardfs."""
-    return {**os.environ, "PYTHONPATH": str(_TOP)}
+    return fresh_environment()
 
 
 def mount_command(
@@ -86,7 +86,7 @@ class Mount:
 
     source: Path | str
     path: Path
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Prepared
     log_file: Path
     expected: list[str] = field(default_factory=list)
     was_ready: bool = False
@@ -182,14 +182,9 @@ class Mounter:
             path.mkdir()
         log_file = self.directory / f"log-{os.getpid()}-{number}"
         with log_file.open("wb") as log:
-            process = subprocess.Popen(
-                mount_command(source, path, **options),
-                env=environment() | {"XDG_STATE_HOME": str(state or self.directory / "state")} | dict(env or {}),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                preexec_fn=_prepare(bound_by_modes),
-            )
+            variables = environment() | {"XDG_STATE_HOME": str(state or self.directory / "state")} | dict(env or {})
+            line = mount_command(source, path, **options)
+            process = _start(line, variables, log, bound_by_modes)
         mount = Mount(source, path, process, log_file, list(expect))
         self.stack.callback(mount.end)
         if address_space is not None:
@@ -199,6 +194,21 @@ class Mounter:
 
 
 _NUMBERS = count(1)
+
+
+def _start(
+    line: list[str], env: Mapping[str, str], log: IO[bytes], bound_by_modes: bool
+) -> subprocess.Popen[bytes] | Prepared:
+    if can_be_prepared(env) and not bound_by_modes:  # capabilities are lost with exec only
+        return Prepared(line[len(command()) :], env=env, cwd=None, stdout=subprocess.PIPE, stderr=log)
+    return subprocess.Popen(
+        line,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        preexec_fn=_prepare(bound_by_modes),
+    )
 
 
 def _prepare(bound_by_modes: bool) -> Callable[[], None]:

@@ -12,6 +12,9 @@ from tests.support.corpus import array, sharding
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, mount_points, mounter
 
+FRESH = {"PYTHONHASHSEED": "1"}
+"""What a process that is forked could not obey."""
+
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
@@ -76,10 +79,10 @@ def test_a_daemon_that_dies_fails_the_test(tmp_path: Path) -> None:
 def test_a_mount_has_the_environment_and_the_state_directory_that_it_is_given(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     with mounter(tmp_path) as mount:
-        ordinary = mount(str(tmp_path / "source"))
+        ordinary = mount(str(tmp_path / "source"), env=FRESH)
         other = mount(
             tmp_path / "source",
-            env={"AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
+            env=FRESH | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
             state=tmp_path / "other-host",
             arguments=("--metadata-ttl=7",),
         )

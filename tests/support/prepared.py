@@ -1,0 +1,158 @@
+"""Processes of shardfs that need not import it: they are forked from one that has, which saves most of their time.
+
+They differ from fresh ones in nothing else that a test sees; `SHARDFS_LONG` makes all of them fresh.  So are those with
+variables that are read before shardfs is, those that other programs start, and the daemons of mounts in the background.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+TOP = Path(__file__).parents[2]
+_FRESH = bool(os.environ.get("SHARDFS_LONG"))
+_READ_AT_START = re.compile(r"(LD_|PYTHON|LC_|LANG|TZ|MALLOC_|GLIBC_|OMP_|OPENBLAS_).*")
+
+
+class Prepared:
+    """A process that runs `shardfs` with *arguments*; it has what subprocess.Popen has."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None,
+        stdout: IO[bytes] | int,
+        stderr: IO[bytes] | int,
+    ) -> None:
+        self.args = list(arguments)
+        self.returncode: int | None = None
+        self.stdout: IO[bytes] | None = None
+        if stdout == subprocess.PIPE:
+            read_end, write_end = os.pipe()
+            self.stdout, output = os.fdopen(read_end, "rb"), os.fdopen(write_end, "wb")
+        else:
+            output = stdout
+        self._status, status = os.pipe()
+        wanted = {"arguments": self.args, "env": dict(env), "cwd": str(cwd or os.getcwd())}
+        with open(os.devnull, "rb") as nothing:
+            files = [nothing, output, stderr]
+            fds = [file if isinstance(file, int) else file.fileno() for file in files]
+            self.pid, self._pidfd = _fork(wanted, [*fds, status])
+        os.close(status)
+        if self.stdout:
+            output.close()
+
+    def __del__(self) -> None:
+        for fd in (self._status, self._pidfd):
+            os.close(fd)
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+            self.returncode = int(os.read(self._status, 16))
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None and not select.select([self._status], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        returncode = self.poll()
+        assert returncode is not None
+        return returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):  # it ends in this moment
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def run_prepared(
+    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Run `shardfs` with *arguments* to its end, and return what it printed."""
+    with _file() as stdout, _file() as stderr:
+        process = Prepared(arguments, env=env, cwd=cwd, stdout=stdout, stderr=stderr)
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        assert process.returncode is not None
+        texts = []
+        for file in (stdout, stderr):
+            file.seek(0)
+            texts.append(file.read().decode("utf-8", "surrogateescape"))
+        return subprocess.CompletedProcess(process.args, process.returncode, *texts)
+
+
+def can_be_prepared(env: Mapping[str, str]) -> bool:
+    """Whether a process with this environment does the same if it is forked."""
+    return not _FRESH and _read_at_start(env) == _read_at_start(_ENVIRONMENT)
+
+
+def fresh_environment() -> dict[str, str]:
+    """Environment in which `python -m shardfs` finds this shardfs."""
+    return {**os.environ, "PYTHONPATH": str(TOP)}
+
+
+_ENVIRONMENT = fresh_environment()
+
+
+def _file() -> IO[bytes]:
+    return os.fdopen(os.memfd_create("output", os.MFD_CLOEXEC), "w+b")
+
+
+_LOCK = threading.Lock()
+
+
+def _fork(wanted: dict[str, Any], fds: list[int]) -> tuple[int, int]:
+    """Have a process forked; returns its number and a pidfd."""
+    with _LOCK:  # tests start processes in threads, too
+        connection = _connection()
+        socket.send_fds(connection, [json.dumps(wanted).encode()], fds)
+        answer, (pidfd,), _, _ = socket.recv_fds(connection, 64, 1)
+        return int(answer), pidfd
+
+
+@cache
+def _connection() -> socket.socket:
+    """Start the process that forks, which ends when its end of the connection is the only one that is left."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", Path(__file__).with_name("prepared_server.py")],
+            env=_ENVIRONMENT,
+            cwd="/",
+            stdin=theirs,
+            stdout=subprocess.PIPE,  # Python remembers whether it can seek there
+        )
+
+    def end() -> None:
+        ours.close()
+        process.communicate()
+
+    atexit.register(end)
+    return ours
+
+
+def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if _READ_AT_START.fullmatch(name)}
