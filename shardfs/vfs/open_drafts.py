@@ -99,7 +99,7 @@ class OpenDraft:
             self.base = None
             self.draft.clear()
             self.mtime_ns = None
-            self.is_fresh = True
+            self.is_dirty, self.is_fresh = False, True  # whoever wrote before and closes now publishes nothing
 
     async def publish(self, publish: "Callable[[OpenDraft], Awaitable[None]]") -> None:
         """Have *publish* make the present content that of the name, unless somebody did, or has the name, by now."""

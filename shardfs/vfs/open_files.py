@@ -214,7 +214,7 @@ class OpenFiles:
             self.drafts.rename(opened, new)
             return
         file = await self._tree.store.open_live(new.path, writable=True)
-        if opened.is_dirty:  # it was written since it was published for the move
+        if opened.is_dirty or opened.is_fresh:  # it was written, or cut, since it was published for the move
             await file.truncate(0)
             for start in range(0, opened.draft.nbytes, _PIECE_NBYTES):
                 await file.write(start, opened.draft.read(start, _PIECE_NBYTES))

@@ -413,6 +413,18 @@ def test_stat_tells_the_size_of_what_is_written_unless_somebody_reads(
     assert (root / KEY).stat().st_size == 100
 
 
+@pytest.mark.parametrize("name", [KEY, "zarr.json"])
+def test_who_closes_after_somebody_began_anew_publishes_nothing(root: Path, name: str) -> None:
+    old = (root / name).read_bytes()
+    with opened(root / name, os.O_WRONLY | os.O_TRUNC) as first:
+        os.write(first, old[:1])
+        second = os.open(root / name, os.O_WRONLY | os.O_TRUNC)
+    assert (root / name).read_bytes() == old
+    os.write(second, old)
+    os.close(second)
+    assert (root / name).read_bytes() == old
+
+
 def test_writing_in_place_makes_another_version_that_open_files_do_not_see(root: Path) -> None:
     old, number = (root / KEY).read_bytes(), (root / KEY).stat().st_ino
     with opened(root / KEY) as reader:
