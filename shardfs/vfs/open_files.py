@@ -193,13 +193,13 @@ class OpenFiles:
     async def hand_over_plain(self, old: PlainName, new: Name) -> None:
         """Let those who write the file *old*, which became the chunk or document *new*, write that from now on."""
         assert not isinstance(new, PlainName | ChunkDirectoryName)
-        writing = [(number, handle) for number, handle in self.plain.items() if handle.key == old.path]
-        if not writing:
+        if not self.plain.has(old.path):
             return
         base = await self._contents.current(new)
-        if base is None:
+        writing = [(number, handle) for number, handle in self.plain.items() if handle.key == old.path]
+        if base is None or not writing:
             return  # a document that says nothing is not there: they write a file without a name
-        opened = self.drafts.begin(new, base, base.attributes.status)
+        opened = self.drafts.get(new) or self.drafts.begin(new, base, base.attributes.status)
         for number, handle in writing:
             del self.plain[number]
             self._tree.replace_file(number, self.drafts.use(opened, handle.ino, 0))

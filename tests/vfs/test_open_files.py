@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 from shardfs.stores.durable import Disk
-from shardfs.vfs.names import Owner
+from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.handles import ChunkHandle, DocumentHandle
+from shardfs.vfs.names import ChunkName, DocumentName, Owner
 from tests.support.crashing import Process, make_source
 from tests.support.opened import find, in_trio
 
@@ -54,3 +56,34 @@ async def test_a_lock_file_that_became_a_chunk_is_opened_as_the_chunk(tmp_path: 
     extent = await (await process.array("unchecked")).extent((0,))
     assert extent is not None
     assert bytes(await extent.read(0, extent.nbytes)) == b"one more"
+
+
+@in_trio
+async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, Disk())
+    files, editor, contents = process.writing.files, process.writing.editor, process.writing.files._contents
+    directory = (await find(process.tree, "unchecked/c")).ino
+    handles = [(await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER))[0] for _ in range(3)]
+    await files.write(handles[0], 0, b"text")
+    current, others = contents.current, list[tuple[int, Attributes, bool]]()
+
+    async def current_later(name: ChunkName | DocumentName) -> ChunkHandle | DocumentHandle | None:
+        contents.current = current  # type: ignore[method-assign]
+        found = await current(name)
+        others.append(await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER))
+        await files.close(handles[1])
+        return found
+
+    contents.current = current_later  # type: ignore[method-assign]
+    await editor.rename(directory, LOCK, directory, b"0", exclusive=False)
+    await files.write(others[0][0], 4, b" and")
+    await files.write(handles[0], 8, b" more")
+    await files.close(handles[2])
+    for number in (handles[0], others[0][0]):
+        await files.flush(number)
+        await files.close(number)
+    extent = await (await process.array("unchecked")).extent((0,))
+    assert extent is not None
+    assert bytes(await extent.read(0, extent.nbytes)) == b"text and more"
