@@ -24,6 +24,7 @@ from shardfs.fuse.errno import request
 from shardfs.fuse.operations import Operations
 from shardfs.stores.base import Kind
 from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.handles import DocumentHandle
 from shardfs.vfs.names import Owner
 from shardfs.vfs.tree import Tree
 from shardfs.vfs.writing import Writing
@@ -55,8 +56,9 @@ class WritingOperations(Operations):
         """Open a file."""
         if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
             number, handle = await self.tree.open(inode)
-            if self._files.drafts.of_ino(inode) is not None:
-                # The page cache would end at the size that the kernel knows, which is that of what is being written.
+            if isinstance(handle, DocumentHandle) or self._files.drafts.of_ino(inode) is not None:
+                # The page cache would end at the size that the kernel knows, which may be that of what is being
+                # written, by now or later on.
                 return FileInfo(fh=FileHandleT(number), direct_io=True, keep_cache=False)
             return self._opened(number, handle.is_chunk)
         number, is_direct = await self._files.open(inode, flags)

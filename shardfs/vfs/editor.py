@@ -21,7 +21,7 @@ from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.attributes import ABSENT, Attributes
 from shardfs.vfs.contents import Contents
 from shardfs.vfs.gate import Gate
-from shardfs.vfs.handles import ChunkHandle, PlainHandle
+from shardfs.vfs.handles import PlainHandle
 from shardfs.vfs.inodes import in_table
 from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Owner, PlainName, resolve
 from shardfs.vfs.nodes import Directory, Document, PlainFile, StoredNode
@@ -192,13 +192,9 @@ class Editor:
         The kernel does not say whose handle it asks for.
         """
         opened = self._drafts.of_ino(ino)
-        if opened is not None and (opened.is_dirty or opened.is_fresh) and not self._is_read(ino):
+        if opened is not None and (opened.is_dirty or opened.is_fresh) and not self._files.is_read(ino):
             return opened.attributes(ino)
         return await self._tree.attributes(ino)
-
-    def _is_read(self, ino: int) -> bool:
-        """Whether somebody reads the version *ino*, whose size must not be that of what is being written."""
-        return any(isinstance(handle, ChunkHandle) and handle.attributes.ino == ino for _, handle in self._tree.files())
 
     async def set_attributes(
         self,

@@ -35,7 +35,7 @@ class Readable(Protocol):
 class OpenDraft:
     """What is written to one name by all who have it open, as on any file.
 
-    The kernel may believe its attributes for *ttl* seconds until it is written: then the kernel asks again by itself.
+    The kernel may believe those of a new one for *ttl* seconds until it is written: then it asks again by itself.
     *base* is what the name stood for, as long as nothing was written; None if it begins empty.  *ino* is the number
     that the first version published gets, if the file is new; *is_detached*: the name stands for something else now,
     and nothing is published any more.  *version* is the number of what was published last; *mtime_ns* its time, or the
@@ -65,7 +65,7 @@ class OpenDraft:
 
     def attributes(self, ino: int) -> Attributes:
         """Return the attributes of what was written so far, for the number *ino*."""
-        ttl = self.ttl if self.is_fresh else 0.0
+        ttl = self.ttl if self.is_fresh and self.is_new else 0.0  # nobody reads what nobody has published
         return Attributes(ino, self.nbytes, ttl, self.status, self.mtime_ns)
 
     @property

@@ -104,6 +104,14 @@ class OpenFiles:
                 await opened.restart()
             return self._tree.add_file(handle), True
 
+    def is_read(self, ino: int) -> bool:
+        """Whether somebody reads the version *ino*, whose size must not be that of what is being written."""
+        return bool(self._sizes_read(ino))
+
+    def _sizes_read(self, ino: int) -> list[int]:
+        shown = [handle.attributes for _, handle in self._tree.files() if not isinstance(handle, DraftHandle)]
+        return [attributes.size for attributes in shown if attributes.ino == ino]
+
     async def write(self, number: int, offset: int, data: Buffer) -> int:
         """Write to an open file."""
         handle = self._tree.file(number)

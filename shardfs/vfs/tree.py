@@ -12,7 +12,7 @@ from shardfs.stores.base import Kind, Store, join_key
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.decoded import DecodedChunks
-from shardfs.vfs.handles import Batch, ChunkHandle, DirectoryHandle, FileHandle
+from shardfs.vfs.handles import Batch, ChunkHandle, DirectoryHandle, DocumentHandle, FileHandle, PlainHandle
 from shardfs.vfs.inodes import InodeTable, TreeNumbers, in_table, unpack
 from shardfs.vfs.nodes import ChunkDirectory, ChunkVersion, Directory, Document, StoredNode, TableNode
 from shardfs.vfs.stored_names import StoredNames
@@ -93,7 +93,8 @@ class Tree:
             if not handles:
                 raise
             # A reader must be told the size of what it reads; a writer knows what it wrote.
-            return next((h for h in handles if isinstance(h, ChunkHandle)), handles[0]).attributes
+            readers = [handle for handle in handles if isinstance(handle, ChunkHandle | DocumentHandle | PlainHandle)]
+            return (readers or handles)[0].attributes
 
     async def open(self, ino: int) -> tuple[int, FileHandle]:
         """Open a file; returns the number of the handle too."""

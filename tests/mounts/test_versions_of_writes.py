@@ -413,6 +413,25 @@ def test_stat_tells_the_size_of_what_is_written_unless_somebody_reads(
     assert (root / KEY).stat().st_size == 100
 
 
+@pytest.mark.parametrize("name", ["zarr.json", "plain/zarr.json"], ids=["generated", "as-stored"])
+def test_a_document_that_is_open_keeps_its_text_and_size_while_somebody_writes(
+    mounted: Mount, root: Path, name: str
+) -> None:
+    source = mounted.source / root.name
+    (source / "plain").mkdir()
+    (source / "plain/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    old = (root / name).read_bytes()
+    with opened(root / name) as before, opened(root / name, os.O_WRONLY | os.O_TRUNC) as fd:
+        os.fstat(fd)
+        with opened(root / name) as after:
+            assert [os.fstat(reader).st_size for reader in (before, after)] == [len(old)] * 2
+            assert [os.pread(reader, len(old), 0) for reader in (before, after)] == [old] * 2
+            os.write(fd, old[:10])
+            assert [os.pread(reader, len(old), 0) for reader in (before, after)] == [old] * 2
+        os.pwrite(fd, old, 0)
+    assert (root / name).read_bytes() == old
+
+
 @pytest.mark.parametrize("name", [KEY, "zarr.json"])
 def test_who_closes_after_somebody_began_anew_publishes_nothing(root: Path, name: str) -> None:
     old = (root / name).read_bytes()

@@ -87,3 +87,24 @@ async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(t
     extent = await (await process.array("unchecked")).extent((0,))
     assert extent is not None
     assert bytes(await extent.read(0, extent.nbytes)) == b"text and more"
+
+
+@in_trio
+async def test_the_kernel_is_not_told_to_believe_the_size_of_a_chunk_that_is_cut(tmp_path: Path) -> None:
+    """A reader that opens the version that is there would take it for empty."""
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, Disk())
+    process.tree.ttl = 3600.0
+    files, editor = process.writing.files, process.writing.editor
+    directory = (await find(process.tree, "unchecked/c")).ino
+    handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
+    assert made.ttl == 3600.0
+    await files.write(handle, 0, b"text")
+    await files.flush(handle)
+    await files.close(handle)
+    ino = (await editor.lookup(directory, b"0")).ino
+    await files.open(ino, os.O_WRONLY | os.O_TRUNC)
+    assert (await editor.attributes(ino))[1:3] == (0, 0.0)
+    await process.tree.open(ino)
+    assert (await editor.attributes(ino)).size == 4
