@@ -55,8 +55,10 @@ class WritingOperations(Operations):
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         """Open a file."""
         if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
-            number, handle = await self.tree.open(inode)
-            if isinstance(handle, DocumentHandle) or self._files.drafts.of_ino(inode) is not None:
+            number, handle, is_late = await self._files.open_to_read(inode)
+            if is_late:
+                pyfuse3.invalidate_inode(inode, attr_only=True)  # it may know the size of what was replaced
+            if is_late or isinstance(handle, DocumentHandle) or self._files.drafts.of_ino(inode) is not None:
                 # The page cache would end at the size that the kernel knows, which may be that of what is being
                 # written, by now or later on.
                 return FileInfo(fh=FileHandleT(number), direct_io=True, keep_cache=False)

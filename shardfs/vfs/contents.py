@@ -5,6 +5,7 @@ import secrets
 import stat
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from shardfs.dataset.pending import OwnVersion
@@ -16,6 +17,7 @@ from shardfs.errors import (
     NotFoundError,
     RefusedError,
     ShardfsError,
+    StaleError,
 )
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
 from shardfs.stores.base import Content, Kind, LiveFile, Stat, join_key
@@ -24,7 +26,7 @@ from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle, PlainHandle
 from shardfs.vfs.inodes import in_table, unpack
 from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Name, Owner, PlainName
-from shardfs.vfs.nodes import ChunkVersion, Document, PlainFile
+from shardfs.vfs.nodes import GONE, ChunkVersion, Document, PlainFile
 from shardfs.vfs.open_drafts import OpenDrafts
 from shardfs.vfs.publisher import Publisher
 from shardfs.vfs.tree import Tree
@@ -69,6 +71,23 @@ class Contents:
             return DocumentHandle(handle.attributes, text)
         assert isinstance(handle, ChunkHandle | DocumentHandle)
         return handle
+
+    async def successor(self, ino: int) -> ChunkHandle | DocumentHandle | PlainHandle | None:
+        """Open what has the name of the file *ino* by now, to read it under that number; None if there is nothing.
+
+        The kernel looks a name up once more when it is told that a number is out of date, and not again.  Where others
+        write one name time after time that is not enough; and programs take the error for a file that is not there.
+        """
+        handle: ChunkHandle | DocumentHandle | PlainHandle | None
+        try:
+            node = self._tree.node(ino) if in_table(ino) else None
+            if isinstance(node, PlainFile) and not self.is_document(node):
+                file = await self._tree.store.open_live(node.path, writable=False) if node.identity != GONE else None
+                return PlainHandle(ino, node.path, file, 0.0) if file is not None else None
+            handle = await self.current(await self.name_of(ino))
+        except (NotFoundError, StaleError, IsADirectoryHereError, NotADirectoryHereError):
+            return None
+        return replace(handle, attributes=handle.attributes._replace(ino=ino, ttl=0.0)) if handle is not None else None
 
     def is_document(self, node: PlainFile) -> bool:
         """Whether a file is a document that is shown as it is stored: it is published as a whole, too."""

@@ -194,7 +194,13 @@ class Editor:
         opened = self._drafts.of_ino(ino)
         if opened is not None and (opened.is_dirty or opened.is_fresh) and not self._files.is_read(ino):
             return opened.attributes(ino)
-        return await self._tree.attributes(ino)
+        try:
+            return await self._tree.attributes(ino)
+        except StaleError:
+            late = await self._contents.successor(ino)
+            if late is None:
+                raise
+            return late.attributes
 
     async def set_attributes(
         self,

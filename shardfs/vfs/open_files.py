@@ -17,7 +17,7 @@ from shardfs.stores.base import Buffer
 from shardfs.vfs.attributes import Attributes, new_file
 from shardfs.vfs.contents import Contents
 from shardfs.vfs.gate import Gate
-from shardfs.vfs.handles import PlainHandle
+from shardfs.vfs.handles import FileHandle, PlainHandle
 from shardfs.vfs.inodes import in_table
 from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Name, Owner, PlainName, resolve
 from shardfs.vfs.nodes import GONE, PlainFile
@@ -103,6 +103,18 @@ class OpenFiles:
             if flags & os.O_TRUNC:
                 await opened.restart()
             return self._tree.add_file(handle), True
+
+    async def open_to_read(self, ino: int) -> tuple[int, FileHandle, bool]:
+        """Open a file to read; returns its handle, by number too, and whether that is what took the place of *ino*."""
+        try:
+            number, handle = await self._tree.open(ino)
+        except StaleError:
+            late = await self._contents.successor(ino)
+            # The kernel does not say whose size it asks for, so all who have one number open must have the same.
+            if late is None or any(size != late.attributes.size for size in self._sizes_read(ino)):
+                raise
+            return self._tree.add_file(late), late, True
+        return number, handle, False
 
     def is_read(self, ino: int) -> bool:
         """Whether somebody reads the version *ino*, whose size must not be that of what is being written."""

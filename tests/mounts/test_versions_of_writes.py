@@ -444,6 +444,21 @@ def test_who_closes_after_somebody_began_anew_publishes_nothing(root: Path, name
     assert (root / name).read_bytes() == old
 
 
+@pytest.mark.parametrize("name", [KEY, "zarr.json", "notes"])
+def test_a_number_that_is_out_of_date_opens_what_has_the_name_now(root: Path, name: str) -> None:
+    """As if the kernel had looked later: `/proc` stands for a writer that is faster each time it looks."""
+    (root / "notes").write_bytes(b"{notes")
+    old = (root / name).read_bytes()
+    with opened(root / name, os.O_PATH) as fd:
+        edited = b'{"attributes": {"a": 1}, ' + old[1:] if old[:1] == b"{" else b"12"
+        (root / "c/0/scratch").write_bytes(edited)
+        os.rename(root / "c/0/scratch", root / name)
+        new, itself = (root / name).read_bytes(), Path(f"/proc/self/fd/{fd}")
+        with opened(itself) as late:
+            assert os.fstat(late).st_size == itself.stat().st_size == len(new) != len(old)
+            assert os.pread(late, 10**6, 0) == new
+
+
 def test_writing_in_place_makes_another_version_that_open_files_do_not_see(root: Path) -> None:
     old, number = (root / KEY).read_bytes(), (root / KEY).stat().st_ino
     with opened(root / KEY) as reader:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from shardfs.errors import StaleError
 from shardfs.stores.durable import Disk
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle
+from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.names import ChunkName, DocumentName, Owner
 from tests.support.crashing import Process, make_source
 from tests.support.opened import find, in_trio
@@ -59,6 +63,76 @@ async def test_a_lock_file_that_became_a_chunk_is_opened_as_the_chunk(tmp_path: 
 
 
 @in_trio
+async def test_what_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(tmp_path: Path) -> None:
+    """The kernel looks only once more: with writers that are faster, a file that is there seemed to be none."""
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, Disk())
+    files, editor = process.writing.files, process.writing.editor
+    directory = (await find(process.tree, "unchecked/c")).ino
+
+    async def write(text: bytes) -> None:
+        handle, _, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER)
+        await files.write(handle, 0, text)
+        await files.flush(handle)
+        await files.close(handle)
+
+    await write(b"first")
+    first = (await editor.lookup(directory, b"0")).ino
+    await write(b"the second")
+    assert (await editor.attributes(first)).size == 10
+    number, late, is_late = await files.open_to_read(first)
+    assert is_late
+    assert bytes(await late.read(0, 100)) == b"the second"
+    await write(b"third")
+    assert (await editor.attributes(first)).size == 10  # of who has it open
+    with pytest.raises(StaleError):  # whose size that would be, nobody could say
+        await files.open_to_read(first)
+    await files.close(number)
+    _, later, _ = await files.open_to_read(first)
+    assert bytes(await later.read(0, 100)) == b"third"
+    await editor.unlink(directory, b"0")
+    with pytest.raises(StaleError):  # the kernel looks once more, and finds nothing
+        await files.open_to_read(first)
+
+
+@in_trio
+async def test_a_plain_file_that_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    (root / "notes").write_bytes(b"first")
+    process = await Process.start(root, Disk())
+    first = (await process.writing.editor.lookup(ROOT, b"notes")).ino
+    (root / "next").write_bytes(b"the second")
+    (root / "next").rename(root / "notes")
+    assert (await process.writing.editor.attributes(first)).size == 10
+    _, late, is_late = await process.writing.files.open_to_read(first)
+    assert is_late
+    assert bytes(await late.read(0, 100)) == b"the second"
+
+
+@in_trio
+async def test_the_kernel_is_not_told_to_believe_the_size_of_a_chunk_that_is_cut(tmp_path: Path) -> None:
+    """A reader that opens the version that is there would take it for empty."""
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, Disk())
+    process.tree.ttl = 3600.0
+    files, editor = process.writing.files, process.writing.editor
+    directory = (await find(process.tree, "unchecked/c")).ino
+    handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
+    assert made.ttl == 3600.0
+    await files.write(handle, 0, b"text")
+    await files.flush(handle)
+    await files.close(handle)
+    ino = (await editor.lookup(directory, b"0")).ino
+    await files.open(ino, os.O_WRONLY | os.O_TRUNC)
+    assert (await editor.attributes(ino))[1:3] == (0, 0.0)
+    await files.open_to_read(ino)
+    assert (await editor.attributes(ino)).size == 4
+
+
+@in_trio
 async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(tmp_path: Path) -> None:
     root = tmp_path / "source"
     make_source(root)
@@ -87,24 +161,3 @@ async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(t
     extent = await (await process.array("unchecked")).extent((0,))
     assert extent is not None
     assert bytes(await extent.read(0, extent.nbytes)) == b"text and more"
-
-
-@in_trio
-async def test_the_kernel_is_not_told_to_believe_the_size_of_a_chunk_that_is_cut(tmp_path: Path) -> None:
-    """A reader that opens the version that is there would take it for empty."""
-    root = tmp_path / "source"
-    make_source(root)
-    process = await Process.start(root, Disk())
-    process.tree.ttl = 3600.0
-    files, editor = process.writing.files, process.writing.editor
-    directory = (await find(process.tree, "unchecked/c")).ino
-    handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
-    assert made.ttl == 3600.0
-    await files.write(handle, 0, b"text")
-    await files.flush(handle)
-    await files.close(handle)
-    ino = (await editor.lookup(directory, b"0")).ino
-    await files.open(ino, os.O_WRONLY | os.O_TRUNC)
-    assert (await editor.attributes(ino))[1:3] == (0, 0.0)
-    await process.tree.open(ino)
-    assert (await editor.attributes(ino)).size == 4
