@@ -219,6 +219,7 @@ class Document(StoredNode):
         text = self.tree.view.documents(node).get(self.path.rpartition("/")[2])
         if text is None or node.document_stat is None or node.document_stat.version != self.identity:
             raise StaleError(f"{self.path} was replaced")
+        text = self.tree.as_written.text(self.path, text)
         ttl = self.tree.hierarchy.remaining(node.path)
         return DocumentHandle(Attributes(ino, len(text), ttl, node.document_stat), text)
 

@@ -226,11 +226,14 @@ class Publisher:
         content = publication.written if is_v3 and document == edited else encode_json(document)
         exclusive = publication.exclusive and node.document is None
         key = join_key(node.path, DOCUMENT)
+        # What these say will be in the document.
+        beside = {} if is_v3 or node.document is not None else await self._documents_in(node.path)
+        texts = {join_key(node.path, name): text for name, text in beside.items()}
         try:
-            await self._tree.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
-            if not is_v3 and node.document is None:
-                for name in await self._documents_in(node.path):  # what they say is in the document
-                    await self._tree.store.unlink(join_key(node.path, name))
+            with self._tree.as_written.storing({**texts, publication.name.path: publication.written}):
+                await self._tree.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
+            for path in texts:
+                await self._tree.store.unlink(path)
         finally:
             await self._tree.refresh(node.path)
 

@@ -9,6 +9,7 @@ from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node, is_below
 from shardfs.errors import NotFoundError, ShardfsError, SourceError, StaleError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, Store, join_key
+from shardfs.vfs.as_written import AsWritten
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.decoded import DecodedChunks
@@ -45,6 +46,7 @@ class Tree:
         self.decoded = decoded
         self.ttl = ttl
         self.stored = StoredNames(self)
+        self.as_written = AsWritten()
         self.numbers: TreeNumbers[ChunkTree] = TreeNumbers()
         self._chunk_trees: dict[str, ChunkTree] = {}
         self._table: InodeTable[TableNode] | None = None

@@ -1,0 +1,77 @@
+"""Generated documents in the very text in which a program wrote them.
+
+A document is stored in another form, and what is shown is generated from that: the same to who reads JSON, and not to
+who compares sizes and checksums with what he has just copied.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from shardfs.errors import MetadataError
+from shardfs.format.metadata import parse_json
+from shardfs.format.normal_form import canonical
+
+_MAX_NBYTES: Final = 16 * 2**20
+
+
+@dataclass(slots=True, eq=False)
+class _Written:
+    text: bytes
+    shown: bytes | None = None
+    """The generated text that was compared last, which is shown again and again."""
+    is_same: bool = False
+
+
+class AsWritten:
+    """The texts of documents that were written through a mount, by path; those written last stay, up to some MiB."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[str, _Written] = OrderedDict()
+        self._nbytes = 0
+
+    def text(self, path: str, shown: bytes) -> bytes:
+        """Return *shown*, as the document at *path* is generated, or what was written if it says the same."""
+        written = self._texts.get(path)
+        if written is None:
+            return shown
+        if written.shown != shown:
+            written.shown, written.is_same = shown, _says_the_same(shown, written.text)
+        return written.text if written.is_same else shown
+
+    @contextmanager
+    def storing(self, texts: Mapping[str, bytes]) -> Iterator[None]:
+        """Know *texts* as those of the documents at these paths from the beginning of a block on, unless that fails."""
+        before = {path: self._take(path) for path in texts}
+        for path, text in texts.items():
+            self._keep(path, _Written(text))
+        try:
+            yield
+        except BaseException:
+            for path, written in before.items():
+                self._take(path)
+                if written is not None:
+                    self._keep(path, written)
+            raise
+
+    def _take(self, path: str) -> _Written | None:
+        written = self._texts.pop(path, None)
+        self._nbytes -= len(written.text) if written is not None else 0
+        return written
+
+    def _keep(self, path: str, written: _Written) -> None:
+        if len(written.text) > _MAX_NBYTES:
+            return
+        self._texts[path] = written
+        self._nbytes += len(written.text)
+        while self._nbytes > _MAX_NBYTES:
+            self._take(next(iter(self._texts)))
+
+
+def _says_the_same(one: bytes, other: bytes) -> bool:
+    try:
+        return canonical(parse_json(one)) == canonical(parse_json(other))
+    except MetadataError:
+        return False
