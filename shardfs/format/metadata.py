@@ -9,7 +9,7 @@ Source: Zarr core specification 3.1, "Metadata".
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from shardfs.errors import MetadataError
@@ -42,11 +42,15 @@ _OPTIONAL_GROUP_MEMBERS: Final = frozenset({"attributes", "consolidated_metadata
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """A named extension point (codec, chunk grid, chunk key encoding) and its configuration."""
+    """A named extension point (codec, chunk grid, chunk key encoding) and its configuration.
+
+    If it *has_configuration* it is written with one, though that is empty.
+    """
 
     name: str
     configuration: Document
     must_understand: bool = True
+    has_configuration: bool = field(default=False, compare=False)
 
     @classmethod
     def parse(cls, value: Json, where: str) -> "Extension":
@@ -64,11 +68,14 @@ class Extension:
         must_understand = value.get("must_understand", True)
         if not isinstance(must_understand, bool):
             raise MetadataError(f"must_understand of {where} must be true or false")
-        return cls(value["name"], configuration, must_understand)
+        return cls(value["name"], configuration, must_understand, "configuration" in value)
 
     def to_json(self) -> dict[str, Json]:
-        """Return the long object form, without `must_understand` (tensorstore refuses it on extensions)."""
-        if not self.configuration:
+        """Return the long object form, without `must_understand` (tensorstore refuses it on extensions).
+
+        An empty configuration stays where there was one: zarr-python wants it of codecs of numcodecs.
+        """
+        if not self.configuration and not self.has_configuration:
             return {"name": self.name}
         return {"name": self.name, "configuration": dict(self.configuration)}
 

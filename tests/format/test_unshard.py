@@ -102,6 +102,9 @@ def test_codecs_that_nobody_knows_are_passed_on(name: str) -> None:
         ArrayV3Metadata.from_dict(shown)
 
 
+ZLIB = {"name": "numcodecs.zlib", "configuration": {}}
+
+
 @pytest.mark.parametrize(
     ("codecs", "expected"),
     [
@@ -113,6 +116,9 @@ def test_codecs_that_nobody_knows_are_passed_on(name: str) -> None:
         ([transpose(1, 0), sharding((6, 4), transpose(1, 0), sharding((2, 3)))], [LITTLE]),
         ([sharding((2, 3), LITTLE, GZIP | {"must_understand": False})], [LITTLE, GZIP]),
         ([sharding((2, 3)), GZIP], [LITTLE]),
+        # zarr-python refuses a codec of numcodecs that has no configuration
+        ([sharding((2, 3), LITTLE, ZLIB)], [LITTLE, ZLIB]),
+        ([transpose(1, 0), sharding((6, 4), sharding((3, 2), LITTLE, ZLIB))], [transpose(1, 0), LITTLE, ZLIB]),
     ],
 )
 def test_codecs_of_the_unsharded_array(codecs: list[Any], expected: list[Any] | None) -> None:
