@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 
 from shardfs.dataset.hierarchy import Node
 from shardfs.format.codecs import compose, composed_order
-from shardfs.format.metadata import ArrayMetadata, Extension
+from shardfs.format.metadata import ArrayMetadata, Extension, brief
+from shardfs.format.v2_attributes import DIMENSIONS, v2_attributes
 from shardfs.vfs.views import View
 
 
@@ -32,8 +33,8 @@ class Tool:
     up to *max_codecs* of them, and unless it *assumes_little_endian* both byte orders; "numcodecs.*" stands for every
     codec that begins so.  If it *inverts_transposes*, it reads only those that are their own inverse.  It knows the
     *data_types*, None being all, and arrays of at least *min_ndim* axes, which are not empty if it *needs_elements*;
-    one that it does not know makes it fail on all of a group if it *fails_whole*.  A tool that *copies* asks for none
-    of that.
+    one that it does not know makes it fail on all of a group if it *fails_whole*.  If it *joins_axes*, those of one
+    name are one dimension of all that it opens, whatever their lengths.  A tool that *copies* asks for none of that.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Tool:
     min_ndim: int = 0
     needs_elements: bool = False
     fails_whole: bool = False
+    joins_axes: bool = False
     copies: bool = False
 
     def misses(self, node: Node, shown: ViewOptions, view: View) -> str | None:
@@ -70,9 +72,16 @@ class Tool:
         if self.data_types is not None and data_type not in self.data_types:
             return f"it has no data type {data_type}"
         if metadata.ndim < self.min_ndim:
-            return f"it has no arrays of less than {self.min_ndim} axes"
+            return (
+                f"it has no arrays of less than {self.min_ndim} axes"
+                if self.min_ndim > 1
+                else "it has no arrays without axes"
+            )
         if self.needs_elements and 0 in metadata.shape:
             return "it has no arrays without elements"
+        if self.joins_axes:
+            odd = next((name for name, _ in _named_axes(metadata) if name == "" or "/" in name), None)
+            return None if odd is None else f"it has no axis with the name {brief(odd)}"
         return None
 
     def _misses_codecs(self, codecs: Sequence[Extension], ndim: int) -> str | None:
@@ -114,6 +123,7 @@ class Adviser:
         self._missing: dict[tuple[Tool, ViewOptions], dict[str, str]] = {
             (tool, shown): {} for tool in TOOLS for shown in tool.views
         }
+        self._axes: dict[tuple[Tool, ViewOptions], dict[str, tuple[int, str]]] = {of: {} for of in self._missing}
         self._count = 0
 
     def add(self, node: Node) -> None:
@@ -121,6 +131,8 @@ class Adviser:
         self._count += 1
         for (tool, shown), missing in self._missing.items():
             reason = tool.misses(node, shown, self._views[shown])
+            if reason is None and tool.joins_axes:
+                reason = _join_axes(self._axes[tool, shown], node)
             if reason is not None:
                 missing[node.path] = reason
 
@@ -138,6 +150,26 @@ class Adviser:
 def _name_of(data_type: object) -> str:
     name = str(data_type["name"] if isinstance(data_type, dict) else data_type)
     return "r*" if name[:1] == "r" and name[1:].isdecimal() else name
+
+
+def _named_axes(metadata: ArrayMetadata) -> list[tuple[str, int]]:
+    """Return name and length of every axis, as readers of Zarr v2 find them; nothing where they have no names."""
+    names = v2_attributes(metadata.document).get(DIMENSIONS)
+    if not isinstance(names, list) or len(names) != metadata.ndim:
+        return []
+    return [(name, length) for name, length in zip(names, metadata.shape, strict=True) if isinstance(name, str)]
+
+
+def _join_axes(axes: dict[str, tuple[int, str]], node: Node) -> str | None:
+    """Add the axes of an array to *axes*, which has length and path by name; return why they are not the same there."""
+    if not isinstance(node.metadata, ArrayMetadata):
+        return None
+    for name, length in _named_axes(node.metadata):
+        known, path = axes.setdefault(name, (length, node.path))
+        if length != known:
+            where = "of another axis" if path == node.path else f"of {path or '.'}"
+            return f"it gives the axis {brief(name)} one length, {length} here and {known} {where}, and so wrong values"
+    return None
 
 
 def _is_among(codec: str, codecs: frozenset[str]) -> bool:
@@ -200,8 +232,10 @@ TOOLS: Final = (
         (_V2_DECODED,),
         "ncdump 'file:///mnt/x#mode=zarr,file'",
         _INTEGERS | {"float32", "float64"},
+        min_ndim=1,
         needs_elements=True,
         fails_whole=True,
+        joins_axes=True,
     ),
     Tool(
         "tensorstore, driver zarr",

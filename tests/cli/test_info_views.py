@@ -39,6 +39,15 @@ DOCUMENTS = {
     "volume": array((4, 6, 2), (4, 6, 2), sharding((2, 3, 2), BIG, GZIP), data_type="uint16"),
     "unknown": array((4, 6), (4, 6), {"name": "numcodecs.delta"}, sharding((2, 3))),
 }
+NAMED = {
+    "half": array((2, 3), (2, 3), sharding((2, 3)), dimension_names=["y", "x"]),
+    "named": array((4, 6), (4, 6), sharding((2, 3)), dimension_names=["y", "x"]),
+    "nameless": array((4, 6), (4, 6), sharding((2, 3)), dimension_names=["", "x"]),
+    "point": array((), (), sharding(())),
+    "same": array((6, 4), (6, 4), sharding((3, 2)), attributes={"_ARRAY_DIMENSIONS": ["x", "y"]}),
+    "square": array((4, 6), (4, 6), sharding((2, 3)), dimension_names=["z", "z"]),
+}
+"""Arrays whose axes have names, and one without axes."""
 V3, V3_DECODED, V2, V2_DECODED, NPY = (options.text for options in VIEW_OPTIONS)
 SHOWN = {
     "big": {V3, V3_DECODED, V2, V2_DECODED, NPY},
@@ -73,7 +82,7 @@ def info_json(*arguments: str | Path) -> list[dict[str, Any]]:
 def write(directory: Path, *names: str) -> Path:
     for name in names:
         (directory / name).mkdir(parents=True)
-        (directory / name / "zarr.json").write_text(json.dumps(DOCUMENTS[name]))
+        (directory / name / "zarr.json").write_text(json.dumps((DOCUMENTS | NAMED)[name]))
     return directory
 
 
@@ -147,6 +156,12 @@ TOOL_VIEWS = {
     "text or a transpose": ("turned text image", "zarr-python 2.18", V2, "turned"),
     "a data type that it has not": ("complex image", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "complex"),
     "no array that it reads": ("complex", "netCDF-C 4.9 (Debian 12)", None, "complex"),
+    "axes of one name and length": ("named same", "netCDF-C 4.9 (Debian 12)", V2_DECODED, ""),
+    "axes of one name and two lengths": ("half named same", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "named same"),
+    "two axes of one name": ("image square", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "square"),
+    "an axis with no name": ("image nameless", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "nameless"),
+    "an array without axes": ("image point", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "point"),
+    "axes that do not matter": ("half named nameless point square", "zarr-python 2.18", V2, ""),
     "a byte order that it ignores": ("volume", "cloud-volume 12", V3_DECODED, ""),
     "fewer axes than it takes": ("volume big", "cloud-volume 12", V3_DECODED, "big"),
     "a transpose that it inverts": ("cycled turned", "rasterio 1.5 (GDAL 3.12)", V3_DECODED, ""),
