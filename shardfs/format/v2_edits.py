@@ -68,7 +68,7 @@ def new_array(zarray: bytes, zattrs: bytes | None, separator: str) -> ArrayMetad
     """
     written = parse_zarray(zarray)
     attributes = {} if zattrs is None else parse_zattrs(zattrs)
-    require_separator({"dimension_separator": written.get("dimension_separator") or "."}, separator)
+    require_separator({**written, "dimension_separator": written.get("dimension_separator") or "."}, separator)
     if 0 in written["chunks"]:
         raise NotUnshardable("chunks of length 0 have no Zarr v3 form")
     try:

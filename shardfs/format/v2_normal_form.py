@@ -58,10 +58,16 @@ def require_same_encoding(shown: Document, written: Document) -> None:
 
 
 def require_separator(written: Document, separator: str) -> None:
-    """Raise `RefusedError` if a `.zarray` asks for another dimension separator; one that is silent does not."""
+    """Raise `RefusedError` if a `.zarray` asks for another dimension separator than *separator*.
+
+    One that is silent does not, and one of an array with fewer than two axes, whose chunks have no separator, neither.
+    """
     asked = written.get("dimension_separator")
-    if asked is not None and asked != separator:
-        raise RefusedError(f"the dimension separator is {brief(asked)}, and {brief(separator)} in this mount")
+    if asked is not None and asked != separator and len(written["shape"]) > 1:
+        raise RefusedError(
+            f"the dimension separator is {brief(asked)}, and {brief(separator)} in this mount: "
+            f"mount with --dimension-separator {asked}"
+        )
 
 
 def codecs_of(zarray: Document) -> list[dict[str, Any]]:

@@ -166,6 +166,16 @@ def test_a_new_array_has_the_dimension_separator_of_the_mount() -> None:
             new_array(text(document), None, "/")
 
 
+@pytest.mark.parametrize("ndim", [0, 1])
+@pytest.mark.parametrize("separators", [("/", "."), (".", "/"), (None, "/")])
+def test_chunks_of_fewer_than_two_axes_have_no_separator_that_matters(ndim: int, separators: Any) -> None:
+    written, of_mount = separators
+    array = new_array(
+        text({**NEW, "shape": [4] * ndim, "chunks": [2] * ndim, "dimension_separator": written}), None, of_mount
+    )
+    assert array.shape == (4,) * ndim
+
+
 def test_a_new_array_takes_its_attributes_along() -> None:
     document = new_array(text(NEW), text({"a": 1, "_ARRAY_DIMENSIONS": ["y", "x"]}), ".").document
     assert (document["attributes"], document["dimension_names"]) == ({"a": 1}, ["y", "x"])
