@@ -105,16 +105,16 @@ def run_prepared(
 
 
 def can_be_prepared(env: Mapping[str, str]) -> bool:
-    """Whether a process with this environment does the same if it is forked."""
-    return not _FRESH and _read_at_start(env) == _read_at_start(_ENVIRONMENT)
+    """Whether a process with this environment does the same if it is forked.
+
+    What libraries that tests import have set since is the same for all processes, and does not count.
+    """
+    return not _FRESH and _read_at_start(env) == _read_at_start(fresh_environment())
 
 
 def fresh_environment() -> dict[str, str]:
     """Environment in which `python -m shardfs` finds this shardfs."""
     return {**os.environ, "PYTHONPATH": str(TOP)}
-
-
-_ENVIRONMENT = fresh_environment()
 
 
 def _file() -> IO[bytes]:
@@ -140,7 +140,7 @@ def _connection() -> socket.socket:
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-P", Path(__file__).with_name("prepared_server.py")],
-            env=_ENVIRONMENT,
+            env=fresh_environment(),
             cwd="/",
             stdin=theirs,
             stdout=subprocess.PIPE,  # Python remembers whether it can seek there

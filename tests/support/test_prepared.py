@@ -45,7 +45,8 @@ def test_a_forked_process_says_and_returns_what_a_fresh_one_does(tmp_path: Path)
     assert {0, FAILED, WRONG_USAGE} <= set(statuses)
 
 
-def test_variables_that_are_read_at_the_start_make_a_process_fresh() -> None:
+def test_variables_that_are_read_at_the_start_make_a_process_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # as a library does for its own process
     assert can_be_prepared(environment() | {"XDG_STATE_HOME": "/state", "AWS_REGION": "here", "TERM": "xterm"})
     assert not can_be_prepared(environment() | {"PYTHONWARNINGS": "error"})
     assert not can_be_prepared(environment() | {"LC_ALL": "C"})
