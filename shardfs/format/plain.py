@@ -55,7 +55,10 @@ def require_plain(edited: ArrayMetadata) -> None:
     except (MetadataError, NotShownError) as error:
         raise RefusedError(str(error)) from None
     names = ", ".join(codec.name for codec in edited.codecs)
-    raise RefusedError(f"codecs {names}: chunks are plain here, which is the codec bytes alone, little-endian")
+    raise RefusedError(
+        f"codecs {names}: chunks are plain here; make the array without compressor and filters, little-endian "
+        "and in C order"
+    )
 
 
 def _plain_codec(data_type: DataType) -> Extension:

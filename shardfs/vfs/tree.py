@@ -69,7 +69,9 @@ class Tree:
         if self.view.translates:
             reason = self.view.left_out(await self.hierarchy.node(""))
             if reason is not None:
-                raise SourceError(f"{self.store.url} cannot be shown in this view: {reason}")
+                raise SourceError(
+                    f"{self.store.url} cannot be shown in this view: {reason}; `shardfs info` names views that show it"
+                )
         self._table = InodeTable(self.view.directory(self, "", status.identity))
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
