@@ -190,11 +190,11 @@ class DecodedChunks:
             self._nbytes -= len(evicted.plain)
 
     def _remember_large(self, key: VersionKey, codec: ChunkCodec, plain: memoryview) -> None:
-        large = self._large.pop(key, None)
+        large = self._large.get(key)
         if large is None or large.codec != codec:
             return  # nobody has it open, or as something else
         large.plain = plain
-        self._large[key] = large
+        self._large[key] = self._large.pop(key)  # as the last of them
         kept = [large for large in self._large.values() if large.plain is not None]
         for large in kept[:-_MAX_LARGE]:
             large.plain = None

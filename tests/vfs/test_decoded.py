@@ -322,3 +322,14 @@ async def test_who_has_a_chunk_open_that_is_larger_than_the_bound_shares_it_with
     assert await (await decoding.plain((3, 0))).get() == VALUES[3].tobytes()
     assert decoding.statistics.decoded_chunks == 2  # somebody has, who has not read yet
     del idle
+
+
+@in_trio
+async def test_who_decodes_a_large_chunk_as_something_else_takes_it_from_nobody(tmp_path: Path) -> None:
+    store(tmp_path, document(LITTLE, ZSTD), VALUES)
+    decoding = await open_decoding(tmp_path, max_nbytes=NBYTES - 1)
+    one = await decoding.plain((3, 0))
+    unsigned = ChunkCodec.parse("uint32", decoding.array.grid.chunk_shape, decoding.array.codecs)
+    await decoding.chunks.get(decoding.array.arrangement, (3, 0), await decoding.extent((3, 0)), unsigned)
+    assert await one.get() is await one.get()
+    assert decoding.statistics.decoded_chunks == 2
