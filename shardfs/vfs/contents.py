@@ -26,7 +26,7 @@ from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle, PlainHandle
 from shardfs.vfs.inodes import in_table, unpack
 from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Name, Owner, PlainName
-from shardfs.vfs.nodes import GONE, ChunkVersion, Document, PlainFile
+from shardfs.vfs.nodes import GONE, ChunkVersion, Directory, Document, PlainFile
 from shardfs.vfs.open_drafts import OpenDrafts
 from shardfs.vfs.publisher import Publisher
 from shardfs.vfs.tree import Tree
@@ -82,12 +82,24 @@ class Contents:
         try:
             node = self._tree.node(ino) if in_table(ino) else None
             if isinstance(node, PlainFile) and not self.is_document(node):
-                file = await self._tree.store.open_live(node.path, writable=False) if node.identity != GONE else None
-                return PlainHandle(ino, node.path, file, 0.0) if file is not None else None
+                if node.identity == GONE:
+                    return None
+                file = await self._tree.store.open_live(node.path, writable=False)
+                return PlainHandle(ino, node.path, file, 0.0) if await self._passes_through(node.path) else None
             handle = await self.current(await self.name_of(ino))
         except (NotFoundError, StaleError, IsADirectoryHereError, NotADirectoryHereError):
             return None
         return replace(handle, attributes=handle.attributes._replace(ino=ino, ttl=0.0)) if handle is not None else None
+
+    async def _passes_through(self, path: str) -> bool:
+        """Whether *path* is of no array's chunks, nor hidden: where a plain file was, there may be a shard by now."""
+        names = path.split("/")
+        for depth, name in enumerate([] if self._tree.is_scratch(path) else names):
+            directory = "/".join(names[:depth])
+            node = await self._tree.hierarchy.node(directory)
+            if Directory(self._tree, directory, None).hides(node, self._tree.chunk_tree(node), name):
+                return False
+        return True
 
     def is_document(self, node: PlainFile) -> bool:
         """Whether a file is a document that is shown as it is stored: it is published as a whole, too."""

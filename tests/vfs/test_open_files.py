@@ -112,6 +112,26 @@ async def test_a_plain_file_that_was_replaced_since_the_kernel_looked_is_read_as
 
 
 @in_trio
+async def test_a_shard_is_not_read_under_the_number_of_the_file_that_was_in_its_place(tmp_path: Path) -> None:
+    """A chunk file that came before the document of its array may have the name of a shard that is stored later."""
+    root = tmp_path / "source"
+    make_source(root)
+    (root / "unchecked/zarr.json").rename(tmp_path / "zarr.json")
+    (root / "unchecked/c").mkdir(exist_ok=True)
+    (root / "unchecked/c/0").write_bytes(b"a chunk")
+    process = await Process.start(root, Disk())
+    first = (await find(process.tree, "unchecked/c/0")).ino
+    (tmp_path / "zarr.json").rename(root / "unchecked/zarr.json")
+    (root / "unchecked/next").write_bytes(b"a shard")
+    (root / "unchecked/next").rename(root / "unchecked/c/0")
+    await process.tree.refresh("unchecked")
+    with pytest.raises(StaleError):
+        await process.writing.editor.attributes(first)
+    with pytest.raises(StaleError):
+        await process.writing.files.open_to_read(first)
+
+
+@in_trio
 async def test_the_kernel_is_not_told_to_believe_the_size_of_a_chunk_that_is_cut(tmp_path: Path) -> None:
     """A reader that opens the version that is there would take it for empty."""
     root = tmp_path / "source"
