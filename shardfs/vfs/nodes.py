@@ -192,10 +192,19 @@ class PlainFile(StoredNode):
         return PlainHandle(ino, self.path, file, self.tree.ttl)
 
 
+@dataclass(frozen=True, slots=True)
 class Document(StoredNode):
-    """A generated document, of a stored `zarr.json`; *identity* is the version of the latter."""
+    """A generated document of *nbytes* bytes, of a stored `zarr.json`; *identity* is the version of the latter.
 
-    __slots__ = ()
+    One version may be shown in several texts: the one that a program wrote is not known for ever.
+    """
+
+    nbytes: int
+
+    @property
+    def key(self) -> object:
+        """What tells it from all others in the inode table."""
+        return Document, self.path, self.identity, self.nbytes
 
     @property
     def stored_path(self) -> str:
@@ -216,12 +225,12 @@ class Document(StoredNode):
 
     def open_of(self, node: Node, ino: int) -> DocumentHandle:
         """Open the text that *node* has, which is that of the directory."""
-        text = self.tree.view.documents(node).get(self.path.rpartition("/")[2])
-        if text is None or node.document_stat is None or node.document_stat.version != self.identity:
+        text = self.tree.document_text(node, self.path.rpartition("/")[2])
+        status = node.document_stat
+        if text is None or status is None or (status.version, len(text)) != (self.identity, self.nbytes):
             raise StaleError(f"{self.path} was replaced")
-        text = self.tree.as_written.text(self.path, text)
         ttl = self.tree.hierarchy.remaining(node.path)
-        return DocumentHandle(Attributes(ino, len(text), ttl, node.document_stat), text)
+        return DocumentHandle(Attributes(ino, len(text), ttl, status), text)
 
 
 class Directory(StoredNode):

@@ -35,7 +35,7 @@ class Readable(Protocol):
 class OpenDraft:
     """What is written to one name by all who have it open, as on any file.
 
-    The kernel may believe those of a new one for *ttl* seconds until it is written: then it asks again by itself.
+    The kernel may believe the attributes of a new file for *ttl* seconds until it is written: then it asks by itself.
     *base* is what the name stood for, as long as nothing was written; None if it begins empty.  *ino* is the number
     that the first version published gets, if the file is new; *is_detached*: the name stands for something else now,
     and nothing is published any more.  *version* is the number of what was published last; *mtime_ns* its time, or the
@@ -186,7 +186,7 @@ class OpenDrafts:
             node = (
                 ChunkVersion(name.chunks, name.coords)
                 if isinstance(name, ChunkName)
-                else Document(self._tree, name.path, ino)
+                else Document(self._tree, name.path, ino, 0)
             )
             self._tree.inodes.keep(ino, node)
         self._by_name[name] = opened

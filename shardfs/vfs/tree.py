@@ -220,11 +220,16 @@ class Tree:
 
     def document_attributes(self, node: Node, name: str) -> Attributes:
         """Return the attributes of the generated document *name* of *node*."""
+        text = self.document_text(node, name)
         assert node.document_stat is not None
-        path = join_key(node.path, name)
-        document = Document(self, path, node.document_stat.version)
-        ino = self.inodes.number((Document, path, document.identity), document)
-        return document.open_of(node, ino).attributes
+        assert text is not None
+        document = Document(self, join_key(node.path, name), node.document_stat.version, len(text))
+        return document.open_of(node, self.inodes.number(document.key, document)).attributes
+
+    def document_text(self, node: Node, name: str) -> bytes | None:
+        """Return the text that the document *name* of *node* is shown in; None if none is generated."""
+        text = self.view.documents(node).get(name)
+        return None if text is None else self.as_written.text(join_key(node.path, name), text)
 
     async def present(self, chunks: ChunkTree) -> ChunkTree:
         """Return the chunk tree that the array of *chunks* has now; raises `StaleError` if it is none any more."""
@@ -263,7 +268,8 @@ class Tree:
         def follow(_: object, node: TableNode) -> tuple[object, TableNode] | None:
             if not isinstance(node, Document) or (node.stored_path, node.identity) != before:
                 return None
-            return (Document, node.path, identity), replace(node, identity=identity)
+            followed = replace(node, identity=identity)
+            return followed.key, followed
 
         self.inodes.move(follow)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import pytest
 
 from shardfs.errors import StaleError
 from shardfs.stores.durable import Disk
+from shardfs.vfs.as_written import AsWritten
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.names import ChunkName, DocumentName, Owner
 from tests.support.crashing import Process, make_source
-from tests.support.opened import find, in_trio
+from tests.support.opened import find, in_trio, read_file
 
 OWNER = Owner(os.geteuid(), os.getegid())
 LOCK = b"0.__lock"
@@ -181,3 +183,28 @@ async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(t
     extent = await (await process.array("unchecked")).extent((0,))
     assert extent is not None
     assert bytes(await extent.read(0, extent.nbytes)) == b"text and more"
+
+
+@in_trio
+async def test_a_document_that_is_shown_in_another_text_has_another_number(tmp_path: Path) -> None:
+    """The stored one stays as it is: a reader would have one text and the size of the other."""
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, Disk())
+    tree, files, editor = process.tree, process.writing.files, process.writing.editor
+    directory = (await find(tree, "unchecked")).ino
+    generated = await read_file(tree, (await editor.lookup(directory, b"zarr.json")).ino)
+    compact = json.dumps(json.loads(generated), separators=(",", ":")).encode()
+    handle, _, _ = await files.create(directory, b"zarr.json", 0o644, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER)
+    await files.write(handle, 0, compact)
+    await files.flush(handle)
+    await files.close(handle)
+    before = await editor.lookup(directory, b"zarr.json")
+    number, reader, _ = await files.open_to_read(before.ino)
+    tree.as_written = AsWritten()  # as when too many others were written
+    after = await editor.lookup(directory, b"zarr.json")
+    assert (before.size, after.size) == (len(compact), len(generated))
+    assert after.ino != before.ino
+    assert await read_file(tree, after.ino) == generated
+    assert (await editor.attributes(before.ino)).size == len(bytes(await reader.read(0, 10**6))) == len(compact)
+    await files.close(number)
