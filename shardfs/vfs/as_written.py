@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import MetadataError
 from shardfs.format.metadata import parse_json
 from shardfs.format.normal_form import canonical
 
 _MAX_NBYTES: Final = 16 * 2**20
+_OVERHEAD_NBYTES: Final = 512
+"""About what a text takes beside itself: its path, its place here, and what is generated."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +26,10 @@ class _Written:
     shown: bytes | None = None
     """The generated text that was compared last, which is shown again and again."""
     is_same: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.text) + _OVERHEAD_NBYTES
 
 
 class AsWritten:
@@ -56,16 +63,23 @@ class AsWritten:
                     self._keep(path, written)
             raise
 
+    def move(self, old: str, new: str) -> None:
+        """Follow a directory that was moved from *old* to *new*, with all documents below it."""
+        for path in [path for path in self._texts if is_below(path, old) or is_below(path, new)]:
+            written = self._take(path)
+            if written is not None and is_below(path, old):
+                self._keep(new + path[len(old) :], written)
+
     def _take(self, path: str) -> _Written | None:
         written = self._texts.pop(path, None)
-        self._nbytes -= len(written.text) if written is not None else 0
+        self._nbytes -= written.nbytes if written is not None else 0
         return written
 
     def _keep(self, path: str, written: _Written) -> None:
-        if len(written.text) > _MAX_NBYTES:
+        if written.nbytes > _MAX_NBYTES:
             return
         self._texts[path] = written
-        self._nbytes += len(written.text)
+        self._nbytes += written.nbytes
         while self._nbytes > _MAX_NBYTES:
             self._take(next(iter(self._texts)))
 

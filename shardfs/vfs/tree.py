@@ -275,6 +275,7 @@ class Tree:
 
     def moved(self, old: str, new: str) -> None:
         """Follow a name that was moved in the store from *old* to *new*, with all below it."""
+        self.as_written.move(old, new)
         for path in [path for path in self._chunk_trees if is_below(path, old) or is_below(path, new)]:
             self.numbers.remove(self._chunk_trees.pop(path).number)
 

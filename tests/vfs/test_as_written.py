@@ -47,11 +47,21 @@ def test_a_text_that_could_not_be_stored_is_not_known_and_the_one_before_is() ->
 
 
 def test_the_texts_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(as_written, "_MAX_NBYTES", 3 * len(COMPACT))
+    most = 3 * (len(COMPACT) + as_written._OVERHEAD_NBYTES)
+    monkeypatch.setattr(as_written, "_MAX_NBYTES", most)
     known = AsWritten()
     for number in range(5):
         written(str(number), known=known)
     written("4", known=known)
     assert [known.text(str(number), SHOWN) == COMPACT for number in range(5)] == [False, False, True, True, True]
-    written("4", COMPACT + b" " * 3 * len(COMPACT), known=known)
+    written("4", COMPACT + b" " * most, known=known)
     assert [known.text(str(number), SHOWN) == COMPACT for number in range(5)] == [False, False, True, True, False]
+
+
+def test_texts_follow_a_directory_that_is_moved() -> None:
+    known = AsWritten()
+    for path in ("a/zarr.json", "ab/zarr.json", "b/c/zarr.json"):
+        written(path, known=known)
+    known.move("a", "b")
+    shown = {path: known.text(path, SHOWN) for path in ("a/zarr.json", "ab/zarr.json", "b/zarr.json", "b/c/zarr.json")}
+    assert [path for path, text in shown.items() if text == COMPACT] == ["ab/zarr.json", "b/zarr.json"]

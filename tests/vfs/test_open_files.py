@@ -208,3 +208,20 @@ async def test_a_document_that_is_shown_in_another_text_has_another_number(tmp_p
     assert await read_file(tree, after.ino) == generated
     assert (await editor.attributes(before.ino)).size == len(bytes(await reader.read(0, 10**6))) == len(compact)
     await files.close(number)
+
+
+@in_trio
+async def test_a_document_below_a_directory_that_is_moved_keeps_its_text(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, Disk())
+    tree, files, editor = process.tree, process.writing.files, process.writing.editor
+    directory = (await find(tree, "unchecked")).ino
+    generated = await read_file(tree, (await editor.lookup(directory, b"zarr.json")).ino)
+    compact = json.dumps(json.loads(generated), separators=(",", ":")).encode()
+    handle, _, _ = await files.create(directory, b"zarr.json", 0o644, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER)
+    await files.write(handle, 0, compact)
+    await files.flush(handle)
+    await files.close(handle)
+    await editor.rename(ROOT, b"unchecked", ROOT, b"moved", exclusive=False)
+    assert await read_file(tree, (await find(tree, "moved/zarr.json")).ino) == compact
