@@ -192,7 +192,7 @@ class Editor:
         The kernel does not say whose handle it asks for.
         """
         opened = self._drafts.of_ino(ino)
-        if opened is not None and (opened.is_dirty or opened.is_fresh) and not self._files.is_read(ino):
+        if opened is not None and (opened.is_dirty or opened.is_fresh) and not self._tree.readers(ino):
             return opened.attributes(ino)
         try:
             return await self._tree.attributes(ino)

@@ -16,6 +16,10 @@ class FileHandle(Protocol):
     """An open file."""
 
     @property
+    def ino(self) -> int:
+        """The number that it was opened by."""
+
+    @property
     def attributes(self) -> Attributes:
         """Attributes of the version that the handle reads, as they were when it was opened."""
 
@@ -40,6 +44,11 @@ class ChunkHandle:
     reopen: "Callable[[], Awaitable[ChunkHandle | None]] | None" = None
     is_chunk = True
 
+    @property
+    def ino(self) -> int:
+        """The number of the version."""
+        return self.attributes.ino
+
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes of the version that was opened; raises `StaleError` if they are gone."""
         reopen, self.reopen = self.reopen, None
@@ -60,6 +69,11 @@ class DocumentHandle:
     attributes: Attributes
     text: bytes
     is_chunk = False
+
+    @property
+    def ino(self) -> int:
+        """The number of the version."""
+        return self.attributes.ino
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes of the text."""

@@ -115,6 +115,11 @@ class NpyHandle:
         last = min((*shown.file.shape[-1:], *shown.file.chunk_shape[-1:]), default=1)
         self._max_planned = _MAX_COPIES * max(1, last)
 
+    @property
+    def ino(self) -> int:
+        """The number of the file."""
+        return self.attributes.ino
+
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*; raises `StaleError` when the array became another one."""
         file = self._shown.file

@@ -111,18 +111,12 @@ class OpenFiles:
         except StaleError:
             late = await self._contents.successor(ino)
             # The kernel does not say whose size it asks for, so all who have one number open must have the same.
-            if late is None or any(size != late.attributes.size for size in self._sizes_read(ino)):
+            if late is None or any(
+                reader.attributes.size != late.attributes.size for reader in self._tree.readers(ino)
+            ):
                 raise
             return self._tree.add_file(late), late, True
         return number, handle, False
-
-    def is_read(self, ino: int) -> bool:
-        """Whether somebody reads the version *ino*, whose size must not be that of what is being written."""
-        return bool(self._sizes_read(ino))
-
-    def _sizes_read(self, ino: int) -> list[int]:
-        shown = [handle.attributes for _, handle in self._tree.files() if not isinstance(handle, DraftHandle)]
-        return [attributes.size for attributes in shown if attributes.ino == ino]
 
     async def write(self, number: int, offset: int, data: Buffer) -> int:
         """Write to an open file."""

@@ -93,12 +93,16 @@ class Tree:
             number, generation, position = unpack(ino)
             return await self.numbers.tree(number).attributes(generation, position)
         except ShardfsError:
-            handles = [handle for handle in self._open_files.values() if handle.attributes.ino == ino]
+            # A reader must be told the size of what it reads; a writer knows what it wrote.
+            handles = self.readers(ino) or [handle for handle in self._open_files.values() if handle.ino == ino]
             if not handles:
                 raise
-            # A reader must be told the size of what it reads; a writer knows what it wrote.
-            readers = [handle for handle in handles if isinstance(handle, ChunkHandle | DocumentHandle | PlainHandle)]
-            return (readers or handles)[0].attributes
+            return handles[0].attributes
+
+    def readers(self, ino: int) -> list[FileHandle]:
+        """Return the open files of the number *ino* that are no drafts: what they read has a size of its own."""
+        kinds = ChunkHandle | DocumentHandle | PlainHandle
+        return [handle for handle in self._open_files.values() if isinstance(handle, kinds) and handle.ino == ino]
 
     async def open(self, ino: int) -> tuple[int, FileHandle]:
         """Open a file; returns the number of the handle too."""
