@@ -1,7 +1,10 @@
 """Changes to the names and attributes of a tree: what each of these requests does."""
 
 import os
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
+from typing import TypeVar
 
 from shardfs.dataset.pending import OwnVersion
 from shardfs.dataset.writer import Writer
@@ -23,11 +26,13 @@ from shardfs.vfs.contents import Contents
 from shardfs.vfs.gate import Gate
 from shardfs.vfs.handles import PlainHandle
 from shardfs.vfs.inodes import in_table
-from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Owner, PlainName, resolve
+from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Name, Owner, PlainName, resolve
 from shardfs.vfs.nodes import Directory, Document, PlainFile, StoredNode
 from shardfs.vfs.open_files import OpenFiles
 from shardfs.vfs.publisher import Publisher
 from shardfs.vfs.tree import Tree
+
+T = TypeVar("T")
 
 
 class Editor:
@@ -68,31 +73,17 @@ class Editor:
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> None:
         """Move a file or a directory, in place of what the new name stands for, or if *exclusive* only if nothing."""
         self._writer.check()
-        moving = await resolve(self._tree, parent, name)
-        opened = self._drafts.get(moving) if isinstance(moving, ChunkName | DocumentName) else None
-        if opened is not None and opened.is_dirty:
-            await self._files.publish(opened)
-        # Nothing is published below a directory that moves, or under the name of a chunk between its move and its end.
-        alone = not isinstance(moving, PlainName) or await self._is_directory(moving)
-        async with self._gate_for(new_name, alone=alone):
-            old, new = await resolve(self._tree, parent, name), await resolve(self._tree, new_parent, new_name)
-            if old == new:
-                return
-            if isinstance(old, ChunkDirectoryName) or isinstance(new, ChunkDirectoryName):
-                raise CrossDeviceError("directories of chunks are not moved as a whole")
-            if isinstance(old, PlainName) and isinstance(new, PlainName):
-                await self._rename_plain(old, new, exclusive=exclusive)
-                return
-            written = None if isinstance(old, PlainName) else self._drafts.get(old)
-            attributes, content = await self._contents.content_of(old)
-            if exclusive and await self._contents.exists(new):
-                raise ExistsError(f"{new.path} exists")
-            await self._contents.put(new, content, attributes, attributes.ino if isinstance(old, PlainName) else None)
-            await self._contents.remove(old)
-            if isinstance(old, PlainName):
-                await self._files.hand_over_plain(old, new)
-            elif written is not None:
-                await self._files.hand_over_draft(written, new)
+        while True:
+            turns = self._gate.turns
+            moving, alone = await self._settled(partial(self._moving, parent, name))
+            opened = self._drafts.get(moving) if isinstance(moving, ChunkName | DocumentName) else None
+            if opened is not None and opened.is_dirty:
+                await self._files.publish(opened)
+            async with self._gate_for(new_name, alone=alone):
+                if alone or turns == self._gate.turns or not (await self._moving(parent, name))[1]:
+                    old, new = await resolve(self._tree, parent, name), await resolve(self._tree, new_parent, new_name)
+                    await self._rename(old, new, exclusive=exclusive)
+                    return
 
     async def link(self, ino: int, new_parent: int, new_name: bytes) -> Attributes:
         """Give a file a second name; that of a chunk or a document is a copy."""
@@ -195,7 +186,7 @@ class Editor:
         if opened is not None and (opened.is_dirty or opened.is_fresh) and not self._tree.readers(ino):
             return opened.attributes(ino)
         try:
-            return await self._tree.attributes(ino)
+            return await self._settled(partial(self._tree.attributes, ino))
         except StaleError:
             late = await self._contents.successor(ino)
             if late is None:
@@ -264,6 +255,47 @@ class Editor:
         """Bring everything that is pending into shards, and to the store."""
         await self._writer.committer.flush()
         await self._tree.store.flush()
+
+    async def _settled(self, look: Callable[[], Awaitable[T]]) -> T:
+        """Return what *look* finds, again if it found nothing while a document made an array of a directory.
+
+        Files in it are on their way from one place to another meanwhile.
+        """
+        turns = self._gate.turns
+        try:
+            return await look()
+        except (NotFoundError, StaleError):
+            if turns == self._gate.turns and not turns % 2:
+                raise
+        async with self._gate.passing():
+            return await look()
+
+    async def _moving(self, parent: int, name: bytes) -> tuple[Name, bool]:
+        """Return what is to be moved, and whether that takes the gate closed.
+
+        Nothing is published below a directory that moves, or under the name of a chunk between its move and its end.
+        """
+        moving = await resolve(self._tree, parent, name)
+        return moving, not isinstance(moving, PlainName) or await self._is_directory(moving)
+
+    async def _rename(self, old: Name, new: Name, *, exclusive: bool) -> None:
+        if old == new:
+            return
+        if isinstance(old, ChunkDirectoryName) or isinstance(new, ChunkDirectoryName):
+            raise CrossDeviceError("directories of chunks are not moved as a whole")
+        if isinstance(old, PlainName) and isinstance(new, PlainName):
+            await self._rename_plain(old, new, exclusive=exclusive)
+            return
+        written = None if isinstance(old, PlainName) else self._drafts.get(old)
+        attributes, content = await self._contents.content_of(old)
+        if exclusive and await self._contents.exists(new):
+            raise ExistsError(f"{new.path} exists")
+        await self._contents.put(new, content, attributes, attributes.ino if isinstance(old, PlainName) else None)
+        await self._contents.remove(old)
+        if isinstance(old, PlainName):
+            await self._files.hand_over_plain(old, new)
+        elif written is not None:
+            await self._files.hand_over_draft(written, new)
 
     def _gate_for(self, new_name: bytes, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
         """Return what to hold while *new_name* is taken: a document may make an array of the directory."""

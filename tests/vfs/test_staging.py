@@ -56,3 +56,29 @@ async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(tmp_pa
         (root / "elsewhere").rename(root / "partial")
     assert found == [1]
     assert not (await editor.lookup(ROOT, b"never")).ino
+
+
+@in_trio
+async def test_a_file_on_its_way_to_another_place_is_moved_and_looked_at_when_it_is_there(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    (root / "partial").write_bytes(b"x")
+    process = await Process.start(root, Disk())
+    editor = process.writing.editor
+    ino = (await editor.lookup(ROOT, b"partial")).ino
+    found: list[int] = []
+
+    async def move() -> None:
+        await editor.rename(ROOT, b"partial", ROOT, b"whole", exclusive=False)
+
+    async def look() -> None:
+        found.append((await editor.attributes(ino)).size)
+
+    for task, name in ((move, root / "partial"), (look, root / "whole")):
+        async with trio.open_nursery() as nursery, process.writing.files._gate.closed():
+            name.rename(root / "elsewhere")
+            nursery.start_soon(task)
+            await trio.testing.wait_all_tasks_blocked()
+            (root / "elsewhere").rename(name)
+        assert (root / "whole").read_bytes() == b"x"
+    assert found == [1]
