@@ -13,16 +13,24 @@ array has no entry: its size and its time, or what else the store says of its ve
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
 from shardfs.dataset.journal import Erase, Intent, JournalContents, Put, Shrink
 from shardfs.dataset.pending import Change
-from shardfs.dataset.settling import Outcome, Settled, is_there, is_within, settle
+from shardfs.dataset.settling import Outcome, Settled, is_there, is_within, settle, while_it_changes
 from shardfs.dataset.shrinking import empty_outside
 from shardfs.dataset.source import Source
-from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, NotUnshardable, ShardfsError
+from shardfs.errors import (
+    CorruptionError,
+    NotADirectoryHereError,
+    NotFoundError,
+    NotUnshardable,
+    ShardfsError,
+    StaleError,
+)
 from shardfs.format.metadata import ArrayMetadata, parse_node
 from shardfs.format.unshard import describe as describe_array
 
@@ -67,7 +75,7 @@ async def classify(source: Source, contents: JournalContents, settled: Settled) 
     for change in latest.values():
         if change.sequence in done:
             continue
-        array, reason = await _fit(source, change)
+        array, reason = await while_it_changes(partial(_fit, source, change))
         if reason is not None:
             recovery.conflicts.append(Conflict(change, reason))
         elif array is not None:
@@ -123,6 +131,8 @@ async def _fit(source: Source, change: Change) -> tuple[Array | None, str | None
         if entry == change.superseded:
             return array, None
         return (None, None) if await is_there(array, change) else (array, _CHANGED)
+    except StaleError:
+        raise
     except ShardfsError as error:
         if source.store.root is None and not isinstance(error, CorruptionError):
             raise  # what a server fails to answer now, it answers when the journal is replayed next

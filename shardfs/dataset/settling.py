@@ -6,18 +6,19 @@ append in place can be, is taken back.  Whatever else the shard is now, it is le
 
 import logging
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.journal import Erase, Intent, JournalContents, Put
 from shardfs.dataset.pending import Change
 from shardfs.dataset.source import Source
-from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError
+from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, StaleError
 from shardfs.format.sharding import ShardingLevel
 from shardfs.stores.base import Kept, Snapshot, Splice, is_reserved
 from shardfs.stores.memory import MemoryContent
@@ -25,6 +26,9 @@ from shardfs.stores.memory import MemoryContent
 log = logging.getLogger(__name__)
 
 _PIECE_NBYTES: Final = 2**20
+_ATTEMPTS: Final = 5
+
+T = TypeVar("T")
 
 
 class Outcome(Enum):
@@ -61,7 +65,8 @@ async def settle(source: Source, contents: JournalContents, *, apply: bool) -> S
     for intents in by_key.values():
         for earlier, later in pairwise(intents):
             commits.append((earlier, _outcome_before(earlier, later, changes)))
-        outcome = await _outcome(source, intents[-1], _held(intents[-1], changes))
+        held = _held(intents[-1], changes)
+        outcome = await while_it_changes(partial(_outcome, source, intents[-1], held))
         commits.append((intents[-1], outcome))
         if apply:
             await _take_back(source, intents, outcome)
@@ -71,6 +76,14 @@ async def settle(source: Source, contents: JournalContents, *, apply: bool) -> S
         if outcome is Outcome.COMPLETE:
             done += [change.sequence for change in _held(intent, changes)]
     return Settled(commits, done)
+
+
+async def while_it_changes(look: Callable[[], Awaitable[T]]) -> T:
+    """Return what *look* finds; it looks again if another host replaces a shard meanwhile, a few times."""
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(StaleError):
+            return await look()
+    return await look()
 
 
 async def is_there(array: Array, change: Change) -> bool:

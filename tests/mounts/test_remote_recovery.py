@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
 from tests.support.commands import FAILED
 from tests.support.hosts import NEW, OTHER, PREFIX, Host, kill, make_host, publish
-from tests.support.mounting import Mount, Mounter
-from tests.support.s3_faults import Hang, Then
+from tests.support.mounting import PATIENCE, Mount, Mounter
+from tests.support.s3_faults import Before, Hang, Then
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 
@@ -130,14 +131,35 @@ def test_a_commit_that_was_made_is_known_also_with_that_of_another_host_on_top(h
     mounted = host.mount()
     publish(mounted, _0=NEW, _1=NEW)
 
+    is_committed = Event()
+
     def meanwhile() -> None:
         kill(mounted)
         direct.commit("c/1/0", OTHER)
+        is_committed.set()
 
     s3_proxy.fail("PutObject", Then(meanwhile), key=SHARD)
     commit(mounted)
+    assert is_committed.wait(PATIENCE)
     s3_proxy.log.clear()
     host.mount().unmount()
     assert SHARD not in s3_proxy.log.keys("PutObject")
+    assert [host.chunk(0, 0), host.chunk(0, 1), host.chunk(1, 0)] == [NEW, NEW, OTHER]
+    assert host.recover() == []
+
+
+def test_a_shard_that_another_host_replaces_while_a_mount_recovers_is_looked_at_again(
+    host: Host, s3_proxy: S3Proxy
+) -> None:
+    direct, host = host.elsewhere(), host.behind(s3_proxy.url)
+    mounted = host.mount()
+    publish(mounted, _0=NEW, _1=NEW)
+    s3_proxy.fail("PutObject", Then(lambda: kill(mounted)), key=SHARD)
+    commit(mounted)
+    others = [OTHER, NEW, OTHER]
+    # Before each of the first reads, of the index and of what was appended.
+    rules = [s3_proxy.fail("GetObject", Before(partial(direct.commit, "c/1/0", other)), key=SHARD) for other in others]
+    host.mount().unmount()
+    assert all(rule.hits for rule in rules)
     assert [host.chunk(0, 0), host.chunk(0, 1), host.chunk(1, 0)] == [NEW, NEW, OTHER]
     assert host.recover() == []
