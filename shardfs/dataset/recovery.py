@@ -23,14 +23,7 @@ from shardfs.dataset.pending import Change
 from shardfs.dataset.settling import Outcome, Settled, is_there, is_within, settle, while_it_changes
 from shardfs.dataset.shrinking import empty_outside
 from shardfs.dataset.source import Source
-from shardfs.errors import (
-    CorruptionError,
-    NotADirectoryHereError,
-    NotFoundError,
-    NotUnshardable,
-    ShardfsError,
-    StaleError,
-)
+from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, NotUnshardable, ShardfsError
 from shardfs.format.metadata import ArrayMetadata, parse_node
 from shardfs.format.unshard import describe as describe_array
 
@@ -75,7 +68,7 @@ async def classify(source: Source, contents: JournalContents, settled: Settled) 
     for change in latest.values():
         if change.sequence in done:
             continue
-        array, reason = await while_it_changes(partial(_fit, source, change))
+        array, reason = await _fit(source, change)
         if reason is not None:
             recovery.conflicts.append(Conflict(change, reason))
         elif array is not None:
@@ -127,16 +120,18 @@ async def _fit(source: Source, change: Change) -> tuple[Array | None, str | None
     if not is_within(array, change):
         return array, "it lies outside the array now"
     try:
-        entry = await array.stored_entry(change.coords)
-        if entry == change.superseded:
-            return array, None
-        return (None, None) if await is_there(array, change) else (array, _CHANGED)
-    except StaleError:
-        raise
+        return await while_it_changes(partial(_compare, array, change))
     except ShardfsError as error:
         if source.store.root is None and not isinstance(error, CorruptionError):
             raise  # what a server fails to answer now, it answers when the journal is replayed next
         return array, f"its shard cannot be read: {error}"
+
+
+async def _compare(array: Array, change: Change) -> tuple[Array | None, str | None]:
+    """Return the same as `_fit`, by the chunk that is stored."""
+    if await array.stored_entry(change.coords) == change.superseded:
+        return array, None
+    return (None, None) if await is_there(array, change) else (array, _CHANGED)
 
 
 _CHANGED: Final = "another program has changed the chunk since"
