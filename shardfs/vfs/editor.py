@@ -56,7 +56,7 @@ class Editor:
         """
         turns = self._gate.turns
         attributes = await self._tree.lookup(parent, name)
-        if attributes.ino != ABSENT or (turns == self._gate.turns and not turns % 2):
+        if attributes.ino != ABSENT or not self._gate.has_turned(turns):
             return attributes
         async with self._gate.passing():
             return await self._tree.lookup(parent, name)
@@ -80,7 +80,7 @@ class Editor:
             if opened is not None and opened.is_dirty:
                 await self._files.publish(opened)
             async with self._gate_for(new_name, alone=alone):
-                if alone or turns == self._gate.turns or not (await self._moving(parent, name))[1]:
+                if alone or not self._gate.has_turned(turns) or not (await self._moving(parent, name))[1]:
                     old, new = await resolve(self._tree, parent, name), await resolve(self._tree, new_parent, new_name)
                     await self._rename(old, new, exclusive=exclusive)
                     return
@@ -265,7 +265,7 @@ class Editor:
         try:
             return await look()
         except (NotFoundError, StaleError):
-            if turns == self._gate.turns and not turns % 2:
+            if not self._gate.has_turned(turns):
                 raise
         async with self._gate.passing():
             return await look()

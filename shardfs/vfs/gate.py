@@ -22,6 +22,10 @@ class Gate:
         """Work on names in an `async with`: they go on standing for what they stand for."""
         return self._passage
 
+    def has_turned(self, turns: int) -> bool:
+        """Whether the gate was closed at any time since `turns` was *turns*."""
+        return turns != self.turns or bool(turns % 2)
+
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
         """Change what names stand for, while nobody works on them."""

@@ -15,11 +15,20 @@ from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.names import ChunkName, DocumentName, Owner
+from shardfs.vfs.open_files import OpenFiles
 from tests.support.crashing import Process, make_source
 from tests.support.opened import find, in_trio, read_file
 
 OWNER = Owner(os.geteuid(), os.getegid())
 LOCK = b"0.__lock"
+
+
+async def write(files: OpenFiles, directory: int, name: bytes, text: bytes) -> None:
+    """Write a file as a whole, whatever it was."""
+    handle, _, _ = await files.create(directory, name, 0o644, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER)
+    await files.write(handle, 0, text)
+    await files.flush(handle)
+    await files.close(handle)
 
 
 @in_trio
@@ -73,20 +82,14 @@ async def test_what_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(tm
     files, editor = process.writing.files, process.writing.editor
     directory = (await find(process.tree, "unchecked/c")).ino
 
-    async def write(text: bytes) -> None:
-        handle, _, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER)
-        await files.write(handle, 0, text)
-        await files.flush(handle)
-        await files.close(handle)
-
-    await write(b"first")
+    await write(files, directory, b"0", b"first")
     first = (await editor.lookup(directory, b"0")).ino
-    await write(b"the second")
+    await write(files, directory, b"0", b"the second")
     assert (await editor.attributes(first)).size == 10
     number, late, is_late = await files.open_to_read(first)
     assert is_late
     assert bytes(await late.read(0, 100)) == b"the second"
-    await write(b"third")
+    await write(files, directory, b"0", b"third")
     assert (await editor.attributes(first)).size == 10  # of who has it open
     with pytest.raises(StaleError):  # whose size that would be, nobody could say
         await files.open_to_read(first)
@@ -195,10 +198,7 @@ async def test_a_document_that_is_shown_in_another_text_has_another_number(tmp_p
     directory = (await find(tree, "unchecked")).ino
     generated = await read_file(tree, (await editor.lookup(directory, b"zarr.json")).ino)
     compact = json.dumps(json.loads(generated), separators=(",", ":")).encode()
-    handle, _, _ = await files.create(directory, b"zarr.json", 0o644, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER)
-    await files.write(handle, 0, compact)
-    await files.flush(handle)
-    await files.close(handle)
+    await write(files, directory, b"zarr.json", compact)
     before = await editor.lookup(directory, b"zarr.json")
     number, reader, _ = await files.open_to_read(before.ino)
     tree.as_written = AsWritten()  # as when too many others were written
@@ -219,9 +219,6 @@ async def test_a_document_below_a_directory_that_is_moved_keeps_its_text(tmp_pat
     directory = (await find(tree, "unchecked")).ino
     generated = await read_file(tree, (await editor.lookup(directory, b"zarr.json")).ino)
     compact = json.dumps(json.loads(generated), separators=(",", ":")).encode()
-    handle, _, _ = await files.create(directory, b"zarr.json", 0o644, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER)
-    await files.write(handle, 0, compact)
-    await files.flush(handle)
-    await files.close(handle)
+    await write(files, directory, b"zarr.json", compact)
     await editor.rename(ROOT, b"unchecked", ROOT, b"moved", exclusive=False)
     assert await read_file(tree, (await find(tree, "moved/zarr.json")).ino) == compact
