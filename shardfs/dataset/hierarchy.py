@@ -23,8 +23,9 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
+from shardfs.format.consolidated import every_copy, inline_copies
 from shardfs.format.fingerprint import fingerprint
-from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, GroupMetadata, parse_document
+from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, Document, GroupMetadata, parse_document
 from shardfs.format.unshard import UnshardedArray, unshard, whole
 from shardfs.stores.base import Stat, Store, join_key
 from shardfs.stores.belief import is_believed, seen_at
@@ -50,7 +51,8 @@ class Node:
     or broken.  *array* is there for a sharded array that can be shown unsharded; for a document that cannot be shown
     as anything but what is stored, *reason* says why.  *whole* is there for an array that is stored unsharded, if its
     chunks have one shape: views that show more than the stored files reach its chunks by it.  An array whose document
-    was removed through the mount is there still, with its *metadata* and without a document.
+    was removed through the mount is there still, with its *metadata* and without a document.  *as_stored* is what
+    `Hierarchy.as_stored` says of a group.
     """
 
     path: str
@@ -61,6 +63,7 @@ class Node:
     array: Array | None = None
     reason: str | None = None
     whole: Array | None = None
+    as_stored: frozenset[str] = frozenset()
 
     @property
     def any_array(self) -> Array | None:
@@ -142,7 +145,7 @@ class Hierarchy:
         """Let the directory of *node* stay the array that it is when its document goes, until it is emptied."""
         if node.array is not None or (self.shows_whole and node.whole is not None):
             self._left[node.path] = replace(node, document=None, document_stat=None)
-        self._as_stored.discard(node.path)
+        self.show_unsharded(node.path)
         self.forget(node.path)
 
     def abandon(self, path: str) -> None:
@@ -152,13 +155,47 @@ class Hierarchy:
         for arrays in (self._arrays, self._wholes):
             for known in [known for known in arrays if is_below(known, path)]:
                 del arrays[known]
-        self._as_stored = {known for known in self._as_stored if not is_below(known, path)}
+        for known in [known for known in self._as_stored if is_below(known, path)]:
+            self.show_unsharded(known)
         self.forget(path)
+
+    def moved(self, old: str, new: str) -> None:
+        """Follow a directory that was moved from *old* to *new*: what is shown as it is stored below it stays so."""
+        as_stored = [new + path[len(old) :] for path in self._as_stored if is_below(path, old)]
+        self.abandon(old)
+        self.abandon(new)
+        for path in as_stored:
+            self.show_as_stored(path)
 
     def show_as_stored(self, path: str) -> None:
         """Show the sharded array at *path* as it is stored from now on: its writer writes shards."""
-        self._as_stored.add(path)
+        if path not in self._as_stored:
+            self._as_stored.add(path)
+            self._forget_copies(path)
         self.forget(path)
+
+    def show_unsharded(self, path: str) -> None:
+        """Show the array at *path* unsharded from now on, whatever it was before."""
+        if path in self._as_stored:
+            self._as_stored.remove(path)
+            self._forget_copies(path)
+
+    def _forget_copies(self, path: str) -> None:
+        """Look again at the groups above *path* whose consolidated metadata may tell of it."""
+        while path:
+            path = path.rpartition("/")[0]
+            group = self._nodes[path][0].metadata if path in self._nodes else None
+            if isinstance(group, GroupMetadata) and inline_copies(group.document) is not None:
+                self._nbytes -= self._nodes.pop(path)[0].memory
+
+    def as_stored(self, path: str, group: Document) -> frozenset[str]:
+        """Return which arrays that *group*, the document at *path*, has copies of are shown as they are stored.
+
+        Their paths are relative, as they are in the document.
+        """
+        if not self._as_stored or inline_copies(group) is None:
+            return frozenset()
+        return frozenset(copy for copy, _ in every_copy(group) if join_key(path, copy.strip("/")) in self._as_stored)
 
     def _remember(self, node: Node, now: float) -> None:
         before = self._nodes.pop(node.path, None)
@@ -183,7 +220,8 @@ class Hierarchy:
         try:
             if known is not None and known.document_stat is not None:
                 version = (await self._store.stat(key)).version
-                if (stat.version, version) == (known.stat.version, known.document_stat.version):
+                is_same = (stat.version, version) == (known.stat.version, known.document_stat.version)
+                if is_same and path in self._nodes:  # else it was forgotten meanwhile
                     return known
             document, document_stat = await self._read(key)
             if len(document) > _THREAD_NBYTES:
@@ -199,7 +237,8 @@ class Hierarchy:
                     known_wholes = self._wholes if self.shows_whole else {}  # else nothing hangs on arrangements
                     array = self._array(known_wholes, whole(metadata), path, metadata, document_stat)
                     return Node(path, stat, document, document_stat, metadata, whole=array)
-            return Node(path, stat, document, document_stat, metadata)
+            as_stored = frozenset() if isinstance(metadata, ArrayMetadata) else self.as_stored(path, metadata.document)
+            return Node(path, stat, document, document_stat, metadata, as_stored=as_stored)
         except (NotFoundError, NotADirectoryHereError):
             left = self._left.get(path)
             return Node(path, stat) if left is None else replace(left, stat=stat)

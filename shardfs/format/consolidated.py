@@ -5,7 +5,7 @@ Source: Zarr core specification 3.1 discussion of consolidated metadata as zarr-
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,11 +30,14 @@ MAX_PATH_LENGTH: Final = 4096
 _NOT_SHOWN: Final = (NotShownError, NotUnshardable)
 
 
-def unshard_consolidated(document: Document, present: Present) -> dict[str, Any] | None:
+def unshard_consolidated(
+    document: Document, present: Present, as_stored: Collection[str] = (), prefix: str = ""
+) -> dict[str, Any] | None:
     """Return a group's document with copies of arrays as *present* shows them; None if all are shown as they are.
 
-    A copy of an array that is not shown is left out.  One that cannot be read stays as it is, as does consolidated
-    metadata of an unknown kind.
+    A copy of an array that is not shown is left out.  One that cannot be read stays as it is, as do consolidated
+    metadata of an unknown kind, and copies of arrays that are themselves shown *as_stored*: their paths, relative to
+    the group that this one is a copy in at *prefix*.
     """
     copies = inline_copies(document)
     if copies is None:
@@ -43,7 +46,7 @@ def unshard_consolidated(document: Document, present: Present) -> dict[str, Any]
     is_changed = False
     for path, copy in copies.items():
         try:
-            rewritten = _unshard_copy(copy, present)
+            rewritten = _unshard_copy(copy, present, as_stored, prefix + path)
         except _NOT_SHOWN:
             is_changed = True
             continue
@@ -58,16 +61,17 @@ def reshard_consolidated(
     stored_copy: Callable[[str], Json | None],
     present: Present,
     accept: Accept,
+    as_stored: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return a group's edited document with every copy of an array that shows otherwise as it is stored.
 
     *stored* is the group's stored document, if there is one: its copies of arrays that are not shown are put back, and
     one that was not edited stays as it is.  *stored_copy* gives the stored document of the node at a path relative to
-    the group, or None if there is none.  Raises `RefusedError`, naming the path, for a copy that describes other stored
-    bytes than these.
+    the group, or None if there is none.  Copies at the paths *as_stored* are taken as they are.  Raises
+    `RefusedError`, naming the path, for a copy that describes other stored bytes than these.
     """
     try:
-        return _Resharding(stored_copy, present, accept).group(edited, stored, "")
+        return _Resharding(stored_copy, present, accept, as_stored).group(edited, stored, "")
     except RecursionError:
         raise RefusedError("the consolidated metadata is nested too deeply") from None
 
@@ -93,12 +97,12 @@ def every_copy(document: Document) -> Iterator[tuple[str, Json]]:
                 groups.append((f"{path}/", copy))
 
 
-def _unshard_copy(copy: Json, present: Present) -> dict[str, Any] | None:
+def _unshard_copy(copy: Json, present: Present, as_stored: Collection[str], path: str) -> dict[str, Any] | None:
     try:
         node = parse_node(copy)
         if isinstance(node, ArrayMetadata):
-            return present(node)
-        return unshard_consolidated(node.document, present)
+            return None if path in as_stored else present(node)
+        return unshard_consolidated(node.document, present, as_stored, f"{path}/")
     except (MetadataError, RecursionError):
         return None
 
@@ -110,6 +114,7 @@ class _Resharding:
     stored_copy: Callable[[str], Json | None]
     present: Present
     accept: Accept
+    as_stored: Collection[str]
 
     def group(self, edited: Document, stored: Document | None, prefix: str) -> dict[str, Any]:
         """Return the document of the group at *prefix*, or a copy of it."""
@@ -131,6 +136,8 @@ class _Resharding:
             return copy
         if not isinstance(node, ArrayMetadata):
             return self.group(node.document, before, f"{path}/")
+        if path in self.as_stored:
+            return copy
         try:
             stored = parse_node(self.stored_copy(path))
             if not isinstance(stored, ArrayMetadata) or self.present(stored) is None:

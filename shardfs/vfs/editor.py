@@ -314,8 +314,7 @@ class Editor:
             await self._writer.committer.flush(below=old.path)
         await store.rename(old.path, new.path, exclusive=exclusive)
         if is_directory:
-            hierarchy.abandon(old.path)
-            hierarchy.abandon(new.path)
+            hierarchy.moved(old.path, new.path)
         self._moved(old.path, new.path)
         if not is_directory:
             return

@@ -29,6 +29,7 @@ from shardfs.format.metadata import (
     GroupMetadata,
     Json,
     encode_json,
+    parse_node,
 )
 from shardfs.format.reshard import reshard
 from shardfs.format.shard_new import shard_new
@@ -167,7 +168,9 @@ class Publisher:
         if isinstance(edited, GroupMetadata):
             await self._require_no_chunks(node, "a group")
             stored = node.metadata.document if isinstance(node.metadata, GroupMetadata) else None
-            document = await self._reshard_copies(node.path, edited.document, stored)
+            copies = await self._stored_copies(node.path, edited.document)
+            self._expect_shards(node.path, edited.document, copies)
+            document = self._reshard_copies(node.path, edited.document, stored, copies)
             await self._store(node, document, edited.document, publication)
         elif edited.is_sharded:
             await self._require_no_chunks(node, "a sharded array")
@@ -212,6 +215,7 @@ class Publisher:
                 return
             document = dict(edited.document)
         await self._staging.put_aside(node.path, self._view.key_encoding(edited), edited.ndim)
+        self._tree.hierarchy.show_unsharded(node.path)
         await self._store(node, document, edited.document, publication)
         chunks = self._tree.chunk_tree(await self._tree.hierarchy.node(node.path))
         if chunks is not None:
@@ -265,18 +269,35 @@ class Publisher:
                 await prune(self._tree.store, join_key(node.path, name))
         array.forget_listing()
 
-    async def _reshard_copies(self, path: str, document: Document, stored: Document | None) -> Document:
-        """Return a group's document with its copies of arrays as they are stored.
-
-        *stored* is what an edit replaces: copies that were not edited stay.
-        """
+    async def _stored_copies(self, path: str, document: Document) -> dict[str, Json]:
+        """Return the stored documents of the nodes that a group's document has copies of, if they have any."""
         copies: dict[str, Json] = {}
         for relative, _ in every_copy(document):
             if ".." not in relative.split("/"):
                 with suppress(NotFoundError, NotADirectoryHereError):
                     found = await self._tree.hierarchy.node(join_key(path, relative.strip("/")))
                     copies[relative] = found.metadata.document if found.metadata is not None else None
-        return reshard_consolidated(document, stored, copies.get, self._view.present_copy, self._view.accept_copy)
+        return copies
+
+    def _expect_shards(self, path: str, document: Document, copies: Mapping[str, Json]) -> None:
+        """Show sharded arrays as they are stored that a program tells of before it makes them: it writes shards."""
+        for relative, copy in every_copy(document):
+            if copies.get(relative) is None and ".." not in relative.split("/"):
+                with suppress(MetadataError):
+                    node = parse_node(copy)
+                    if isinstance(node, ArrayMetadata) and node.is_sharded:
+                        self._tree.hierarchy.show_as_stored(join_key(path, relative.strip("/")))
+
+    def _reshard_copies(
+        self, path: str, document: Document, stored: Document | None, copies: Mapping[str, Json]
+    ) -> Document:
+        """Return a group's document with its *copies* of arrays as they are stored.
+
+        *stored* is what an edit replaces: copies that were not edited stay.
+        """
+        as_stored = self._tree.hierarchy.as_stored(path, document)
+        view = self._view
+        return reshard_consolidated(document, stored, copies.get, view.present_copy, view.accept_copy, as_stored)
 
     async def _refresh_copies(self, path: str) -> None:
         """Bring copies of an array that was sharded on its way, in the groups above it, to what is stored now."""
@@ -286,7 +307,8 @@ class Publisher:
             if not isinstance(node.metadata, GroupMetadata):
                 continue
             try:
-                document = await self._reshard_copies(path, node.metadata.document, None)
+                copies = await self._stored_copies(path, node.metadata.document)
+                document = self._reshard_copies(path, node.metadata.document, None, copies)
             except RefusedError as reason:
                 log.warning("the consolidated metadata of %s is out of date: %s", path or "the source", reason)
                 continue

@@ -75,7 +75,7 @@ class ZarrV3:
     def _appear(self, node: Node) -> Appearance:
         metadata = node.metadata
         if isinstance(metadata, GroupMetadata):
-            rewritten = unshard_consolidated(metadata.document, self.present_copy)
+            rewritten = unshard_consolidated(metadata.document, self.present_copy, node.as_stored)
             return Appearance({} if rewritten is None else {DOCUMENT: encode_json(rewritten)})
         if not isinstance(metadata, ArrayMetadata):
             return Appearance()
