@@ -27,6 +27,7 @@ Accept = Callable[[ArrayMetadata, ArrayMetadata], ArrayMetadata]
 MAX_PATH_LENGTH: Final = 4096
 """Length of a path up to which it can be that of a node."""
 
+_FINGERPRINTED: Final = frozenset({"chunk_grid", "chunk_key_encoding", "codecs", "data_type"})
 _NOT_SHOWN: Final = (NotShownError, NotUnshardable)
 
 
@@ -95,6 +96,31 @@ def every_copy(document: Document) -> Iterator[tuple[str, Json]]:
             yield path, copy
             if isinstance(copy, dict) and len(path) < MAX_PATH_LENGTH:
                 groups.append((f"{path}/", copy))
+
+
+def says_the_same(one: Json, other: Json) -> bool:
+    """Whether two documents of a node, copies in them included, say the same, in whatever spelling."""
+    try:
+        if canonical(one) == canonical(other):
+            return True
+        this, that = parse_node(one), parse_node(other)
+        if isinstance(this, ArrayMetadata) and isinstance(that, ArrayMetadata):
+            return fingerprint(this) == fingerprint(that) and canonical(_rest(one)) == canonical(_rest(other))
+        if isinstance(this, ArrayMetadata) or isinstance(that, ArrayMetadata):
+            return False
+        copies, others = inline_copies(one), inline_copies(other)
+        if copies is None or others is None or copies.keys() != others.keys():
+            return False
+        if canonical(_with_copies(one, {})) != canonical(_with_copies(other, {})):
+            return False
+        return all(says_the_same(copy, others[path]) for path, copy in copies.items())
+    except (MetadataError, RecursionError):
+        return False
+
+
+def _rest(document: Document) -> dict[str, Json]:
+    """Return what the fingerprint of an array does not tell."""
+    return {member: value for member, value in document.items() if member not in _FINGERPRINTED}
 
 
 def _unshard_copy(copy: Json, present: Present, as_stored: Collection[str], path: str) -> dict[str, Any] | None:

@@ -10,11 +10,14 @@ from typing import Any, Final
 
 import numcodecs
 
-from shardfs.errors import RefusedError
+from shardfs.errors import MetadataError, RefusedError
 from shardfs.format.codecs import is_in_order
-from shardfs.format.metadata import Document, Json, brief
+from shardfs.format.metadata import Document, Json, brief, parse_json
 from shardfs.format.normal_form import ENCODER_MEMBERS, canonical
 from shardfs.format.v2_codecs import ARRAY_FILTERS, BYTES_FILTERS
+from shardfs.format.v2_documents import ZARRAY, ZATTRS, ZGROUP, ZMETADATA
+from shardfs.format.v2_fill_values import parse_fill_value
+from shardfs.format.v2_parsing import check_document, parse_consolidated
 from shardfs.format.v2_types import parse_dtype
 
 _ENCODER_MEMBERS: Final[dict[str, frozenset[str]]] = {
@@ -55,6 +58,46 @@ def require_same_encoding(shown: Document, written: Document) -> None:
     for was, codec in zip(old, new, strict=True):
         if not _is_same_codec(was, codec):
             raise RefusedError(f"the codec {canonical(codec)[:120]} instead of {canonical(was)[:120]}")
+
+
+def says_the_same(name: str, one: bytes, other: bytes) -> bool:
+    """Whether two documents *name* say the same, in whatever spelling."""
+    try:
+        if name != ZMETADATA:
+            for text in (one, other):
+                check_document(name, text)
+            return _is_same(name, parse_json(one), parse_json(other))
+        these, those = _copies(one), _copies(other)
+        return these.keys() == those.keys() and all(_is_same(key[1], copy, those[key]) for key, copy in these.items())
+    except (MetadataError, RefusedError):
+        return False
+
+
+def _copies(zmetadata: bytes) -> dict[tuple[str, str], Json]:
+    """Return the copies in a `.zmetadata` by path and name, without those that say nothing."""
+    found = parse_consolidated(zmetadata).items()
+    return {(path, name): copy for path, copies in found for name, copy in copies.items() if copy or name != ZATTRS}
+
+
+def _is_same(name: str, one: Json, other: Json) -> bool:
+    if canonical(one) == canonical(other):
+        return True
+    if name != ZARRAY:
+        return name == ZGROUP
+    separator = "dimension_separator"  # readers take "." where there is none
+    one, other = ({**zarray, separator: zarray.get(separator) or "."} for zarray in (one, other))
+    require_same_encoding(one, other)
+    return bool(one["shape"] == other["shape"]) and _is_same_fill_value(one, other)
+
+
+def _is_same_fill_value(one: Document, other: Document) -> bool:
+    dtype, values = parse_dtype(one["dtype"]), (one["fill_value"], other["fill_value"])
+    if canonical(values[0]) == canonical(values[1]):
+        return True
+    if None in values or dtype.hasobject:
+        return False
+    plain = dtype.newbyteorder("<")
+    return parse_fill_value(plain, values[0]) == parse_fill_value(plain, values[1])
 
 
 def require_separator(written: Document, separator: str) -> None:

@@ -8,21 +8,31 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from shardfs.dataset.hierarchy import is_below
+from shardfs.dataset.hierarchy import DOCUMENT, is_below
 from shardfs.errors import MetadataError
+from shardfs.format import consolidated, v2_normal_form
 from shardfs.format.metadata import parse_json
-from shardfs.format.normal_form import canonical
+from shardfs.format.v2_documents import ZATTRS
 
 _MAX_NBYTES: Final = 16 * 2**20
+_NO_ATTRIBUTES: Final = b"{}"
 _OVERHEAD_NBYTES: Final = 512
 """About what a text takes beside itself: its path, its place here, and what is generated."""
+
+
+class DocumentText(NamedTuple):
+    """The text of a document, and its own modification time, if that is not the stored document's."""
+
+    text: bytes
+    mtime_ns: int | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Written:
     text: bytes
+    mtime_ns: int | None = None
     shown: bytes | None = None
     """The generated text that was compared last, which is shown again and again."""
     is_same: bool = False
@@ -39,14 +49,18 @@ class AsWritten:
         self._texts: OrderedDict[str, _Written] = OrderedDict()
         self._nbytes = 0
 
-    def text(self, path: str, shown: bytes) -> bytes:
+    def text(self, path: str, shown: bytes) -> DocumentText:
         """Return *shown*, as the document at *path* is generated, or what was written if it says the same."""
-        written = self._texts.get(path)
-        if written is None:
-            return shown
-        if written.shown != shown:
-            written.shown, written.is_same = shown, _says_the_same(shown, written.text)
-        return written.text if written.is_same else shown
+        return self._same(path, shown) or DocumentText(shown)
+
+    def silent(self, path: str) -> DocumentText | None:
+        """Return what was written for the document at *path*, where none is generated, if it says nothing either."""
+        return self._same(path, _NO_ATTRIBUTES) if path.rpartition("/")[2] == ZATTRS else None
+
+    def set_time(self, path: str, mtime_ns: int) -> None:
+        """Let *mtime_ns* be the modification time of the document at *path*, if its text is known."""
+        if path in self._texts:
+            self._texts[path].mtime_ns = mtime_ns
 
     @contextmanager
     def storing(self, texts: Mapping[str, bytes]) -> Iterator[None]:
@@ -70,6 +84,14 @@ class AsWritten:
             if written is not None and is_below(path, old):
                 self._keep(new + path[len(old) :], written)
 
+    def _same(self, path: str, shown: bytes) -> DocumentText | None:
+        written = self._texts.get(path)
+        if written is None:
+            return None
+        if written.shown != shown:
+            written.shown, written.is_same = shown, _says_the_same(path.rpartition("/")[2], shown, written.text)
+        return DocumentText(written.text, written.mtime_ns) if written.is_same else None
+
     def _take(self, path: str) -> _Written | None:
         written = self._texts.pop(path, None)
         self._nbytes -= written.nbytes if written is not None else 0
@@ -84,8 +106,10 @@ class AsWritten:
             self._take(next(iter(self._texts)))
 
 
-def _says_the_same(one: bytes, other: bytes) -> bool:
+def _says_the_same(name: str, one: bytes, other: bytes) -> bool:
+    if name != DOCUMENT:
+        return v2_normal_form.says_the_same(name, one, other)
     try:
-        return canonical(parse_json(one)) == canonical(parse_json(other))
+        return consolidated.says_the_same(parse_json(one), parse_json(other))
     except MetadataError:
         return False

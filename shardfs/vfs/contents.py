@@ -249,4 +249,5 @@ class Contents:
         stored = await self._tree.stored_document(name.directory, name.name)
         with suppress(NotFoundError):
             await self._tree.store.set_attributes(stored, mtime_ns=mtime_ns)
+        self._tree.as_written.set_time(name.path, mtime_ns)
         await self._tree.refresh(name.directory)

@@ -227,6 +227,8 @@ class Editor:
         if opened is not None and mtime_ns is not None:
             opened.mtime_ns = mtime_ns
         if isinstance(node, Document):
+            if mtime_ns is not None:
+                self._tree.as_written.set_time(node.path, mtime_ns)
             await self._tree.follow_document(node)
         elif isinstance(node, Directory):
             self._tree.hierarchy.forget(node.path)

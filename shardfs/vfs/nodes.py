@@ -225,12 +225,12 @@ class Document(StoredNode):
 
     def open_of(self, node: Node, ino: int) -> DocumentHandle:
         """Open the text that *node* has, which is that of the directory."""
-        text = self.tree.document_text(node, self.path.rpartition("/")[2])
+        shown = self.tree.documents(node).get(self.path.rpartition("/")[2])
         status = node.document_stat
-        if text is None or status is None or (status.version, len(text)) != (self.identity, self.nbytes):
+        if shown is None or status is None or (status.version, len(shown.text)) != (self.identity, self.nbytes):
             raise StaleError(f"{self.path} was replaced")
         ttl = self.tree.hierarchy.remaining(node.path)
-        return DocumentHandle(Attributes(ino, len(text), ttl, status), text)
+        return DocumentHandle(Attributes(ino, len(shown.text), ttl, status, shown.mtime_ns), shown.text)
 
 
 class Directory(StoredNode):
@@ -241,7 +241,7 @@ class Directory(StoredNode):
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of a generated document, of something in the chunk tree, or of what is stored."""
         node = await self.hierarchy_node()
-        if name in self.tree.view.documents(node):
+        if name in self.tree.view.document_names and name in self.tree.documents(node):
             return self.tree.document_attributes(node, name)
         chunks = self.tree.chunk_tree(node)
         if chunks is not None and chunks.owns_in_array(name):
@@ -257,7 +257,7 @@ class Directory(StoredNode):
         """Yield generated documents, then stored names, then chunks."""
         node = await self.hierarchy_node()
         chunks = self.tree.chunk_tree(node)
-        generated = {name: self.tree.document_attributes(node, name) for name in self.tree.view.documents(node)}
+        generated = {name: self.tree.document_attributes(node, name) for name in self.tree.documents(node)}
 
         def hides(name: str) -> bool:
             return name in generated or self.hides(node, chunks, name)

@@ -101,7 +101,7 @@ class Publisher:
         """Remove a document; an array stays one until it is emptied or has a new document."""
         async with self._lock:
             node = await self._tree.hierarchy.look_again(name.directory)
-            documents = self._view.documents(node)
+            documents = self._tree.documents(node)
             edited = await self._view.edit(self._tree.hierarchy, Edit(node, name.name, None))
             if edited is not None and name.name in documents:
                 mode = stat.S_IMODE(node.document_stat.mode) if node.document_stat is not None else 0o644
@@ -115,7 +115,7 @@ class Publisher:
                 for other in self._view.document_names - {DOCUMENT}:
                     key = join_key(node.path, other)
                     if other in documents and other != name.name:  # it goes when it is removed itself
-                        await self._tree.store.replace(key, documents[other])
+                        await self._tree.store.replace(key, documents[other].text)
                     else:  # what was stored beside the v3 document, and hidden by it, must not come back
                         with suppress(NotFoundError, IsADirectoryHereError):
                             await self._tree.store.unlink(key)
@@ -233,10 +233,13 @@ class Publisher:
         # What these say will be in the document.
         beside = {} if is_v3 or node.document is not None else await self._documents_in(node.path)
         texts = {join_key(node.path, name): text for name, text in beside.items()}
+        as_written = self._tree.as_written
         try:
-            with self._tree.as_written.storing({**texts, publication.name.path: publication.written}):
-                await self._tree.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
+            with as_written.storing({**texts, publication.name.path: publication.written}):
+                stored = await self._tree.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
+            as_written.set_time(publication.name.path, stored.mtime_ns)
             for path in texts:
+                as_written.set_time(path, (await self._tree.store.stat(path)).mtime_ns)
                 await self._tree.store.unlink(path)
         finally:
             await self._tree.refresh(node.path)

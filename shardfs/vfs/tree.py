@@ -1,7 +1,7 @@
 """The tree: from an inode number to what it stands for."""
 
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node, is_below
 from shardfs.errors import NotFoundError, ShardfsError, SourceError, StaleError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, Store, join_key
-from shardfs.vfs.as_written import AsWritten
+from shardfs.vfs.as_written import AsWritten, DocumentText
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.decoded import DecodedChunks
@@ -224,16 +224,20 @@ class Tree:
 
     def document_attributes(self, node: Node, name: str) -> Attributes:
         """Return the attributes of the generated document *name* of *node*."""
-        text = self.document_text(node, name)
         assert node.document_stat is not None
-        assert text is not None
-        document = Document(self, join_key(node.path, name), node.document_stat.version, len(text))
+        nbytes = len(self.documents(node)[name].text)
+        document = Document(self, join_key(node.path, name), node.document_stat.version, nbytes)
         return document.open_of(node, self.inodes.number(document.key, document)).attributes
 
-    def document_text(self, node: Node, name: str) -> bytes | None:
-        """Return the text that the document *name* of *node* is shown in; None if none is generated."""
-        text = self.view.documents(node).get(name)
-        return None if text is None else self.as_written.text(join_key(node.path, name), text)
+    def documents(self, node: Node) -> Mapping[str, DocumentText]:
+        """Return the generated documents of *node* by name, in the texts in which they are shown."""
+        shown = self.view.documents(node)
+        documents = {name: self.as_written.text(join_key(node.path, name), text) for name, text in shown.items()}
+        for name in self.view.document_names - shown.keys() if shown else ():
+            silent = self.as_written.silent(join_key(node.path, name))
+            if silent is not None:
+                documents[name] = silent
+        return documents
 
     async def present(self, chunks: ChunkTree) -> ChunkTree:
         """Return the chunk tree that the array of *chunks* has now; raises `StaleError` if it is none any more."""
@@ -259,7 +263,7 @@ class Tree:
     async def stored_document(self, directory: str, name: str) -> str:
         """Return the key of what is stored and shows as the document *name* in *directory*."""
         node = await self.hierarchy.node(directory)
-        return join_key(directory, DOCUMENT if name in self.view.documents(node) else name)
+        return join_key(directory, DOCUMENT if name in self.documents(node) else name)
 
     async def follow_document(self, document: Document) -> None:
         """Let numbers of generated documents go on standing for them when attributes of the stored one changed."""

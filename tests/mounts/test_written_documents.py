@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import shutil
 import warnings
@@ -15,7 +17,7 @@ import zarr
 
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
-from tests.support.writers import WRITERS, assert_sound, document_of
+from tests.support.writers import WRITERS, assert_sound, document_of, tool
 
 VALUES = np.arange(1, 13, dtype="i4")
 SHARDED = ("z", "group/z", "group/deep/z")
@@ -132,3 +134,153 @@ def test_sharded_arrays_are_copied_in_any_order_and_each_file_is_read_back(
     assert {key: data for key, data in files_below(tmp_path / "source").items() if key.endswith("zarr.json")} == {
         key: data for key, data in files if key.endswith("zarr.json")
     } or shards
+
+
+V2_ARRAY = {
+    "zarr_format": 2,
+    "shape": [6],
+    "chunks": [2],
+    "dtype": "<i2",
+    "compressor": None,
+    "fill_value": 0,
+    "order": "C",
+    "filters": None,
+}
+
+
+def respelled(document: Any) -> Any:
+    """What other libraries, or other versions of one, write of the same array."""
+    if isinstance(document, list):
+        return [respelled(value) for value in document]
+    if not isinstance(document, dict):
+        return document
+    if document.get("name") == "bytes":
+        return {"name": "bytes", "configuration": {"endian": "little"}}
+    if document == {"name": "default", "configuration": {"separator": "/"}}:
+        return {"name": "default"}
+    return {name: respelled(value) for name, value in reversed(document.items())}
+
+
+def test_copies_in_another_spelling_are_read_back_as_they_were_written(mount: Mounter, tmp_path: Path) -> None:
+    """As zarr-python 3.0 writes a group of zarr-python 3.1 of which it edits attributes."""
+    source = tmp_path / "source"
+    group = zarr.create_group(str(source))
+    for dtype in ("u1", "i4"):
+        array = group.create_array(dtype, shape=(12,), chunks=(3,), shards=(6,), dtype=dtype)
+        array[...] = VALUES.astype(dtype)
+    zarr.consolidate_metadata(str(source))
+    mounted = mount(source, write=True)
+    shown = (mounted.path / "zarr.json").read_text()
+    written = json.dumps(respelled(json.loads(shown)) | {"attributes": {"edited": 1}})
+    assert written.count("endian") == 2 > shown.count("endian")
+    (mounted.path / "zarr.json").write_text(written)
+    assert (mounted.path / "zarr.json").read_text() == written
+    assert (mounted.path / "zarr.json").stat().st_size == len(written)
+    array = zarr.open_array(str(mounted.path / "u1"), mode="r+")
+    array.attrs["another"] = 1
+    assert (mounted.path / "zarr.json").read_text() == written
+    (mounted.path / "u1/zarr.json").write_text(json.dumps(respelled(document_of(mounted.path / "u1"))))
+    (mounted.path / "zarr.json").write_text(shown)
+    assert (mounted.path / "zarr.json").read_text() == shown
+    mounted.unmount()
+    opened = zarr.open_group(str(source), mode="r")
+    for dtype in ("u1", "i4"):
+        assert document_of(source / dtype)["codecs"][0]["name"] == "sharding_indexed"
+        array = opened[dtype]
+        assert isinstance(array, zarr.Array)
+        assert np.array_equal(np.asarray(array[...]), VALUES)
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "edited"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"order": "F"},
+        {"filters": []},
+        {"dtype": "|u1", "compressor": {"id": "zlib"}},
+        {"dtype": "<f4", "fill_value": 0},
+        {"dtype": "<f4", "fill_value": "NaN"},
+        {"fill_value": None},
+        {"dimension_separator": "."},
+        {"shape": [6, 4], "chunks": [2, 2]},
+        {"another": "member"},
+    ],
+    ids=str,
+)
+def test_a_zarray_is_read_back_as_it_was_written(
+    mount: Mounter, tmp_path: Path, changes: dict[str, Any], is_new: bool
+) -> None:
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="2", arguments=["--view=v2"])
+    array = mounted.path / "array"
+    array.mkdir()
+    texts = {".zattrs": "{ }", ".zarray": json.dumps(V2_ARRAY | changes)}
+    if not is_new:
+        (array / ".zarray").write_text(json.dumps(V2_ARRAY | changes | {"dimension_separator": "."}, indent=9))
+    for name, text in texts.items():
+        (array / name).write_text(text)
+        assert (array / name).read_text() == text
+    assert document_of(tmp_path / "source/array")["codecs"][0]["name"] == "sharding_indexed"
+    for name, text in texts.items():
+        assert (array / name).read_text() == text
+        assert (array / name).stat().st_size == len(text)
+    assert sorted(os.listdir(array)) == [".zarray", ".zattrs"]
+    shutil.rmtree(array)
+    assert os.listdir(tmp_path / "source") == [".shardfs"]
+
+
+def test_a_text_that_readers_would_take_for_something_else_is_not_shown(mount: Mounter, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="2", arguments=["--view=v2", "--dimension-separator=/"])
+    array = mounted.path / "array"
+    array.mkdir()
+    document = V2_ARRAY | {"shape": [6, 4], "chunks": [2, 2], "fill_value": 7, "dimension_separator": "/"}
+    (array / ".zarray").write_text(json.dumps(document))
+    del document["dimension_separator"]  # which readers take for "."
+    (array / ".zarray").write_text(json.dumps(document))
+    assert json.loads((array / ".zarray").read_text())["dimension_separator"] == "/"
+    (array / ".zarray").write_text(json.dumps(document | {"fill_value": None, "dimension_separator": "/"}))
+    assert json.loads((array / ".zarray").read_text())["fill_value"] == 7
+
+
+@pytest.mark.parametrize("view", ["v2", "v3"])
+@pytest.mark.parametrize("copier", ["rsync -a", "rsync -a --checksum", "rsync -a --inplace", "rclone copy", "cp -a"])
+def test_a_copier_finds_what_it_has_copied(mount: Mounter, tmp_path: Path, view: str, copier: str) -> None:
+    """Sizes, times and contents are those of the files that it copied, also of several documents of one node."""
+    if not shutil.which(copier.split()[0]):
+        pytest.skip(f"{copier.split()[0]} is not installed")
+    plain = tmp_path / "plain"
+    zarr.create_group(str(plain), zarr_format=int(view[1]))  # type: ignore[arg-type]
+    for name, dtype in (("a", "u1"), ("b", "i4")):
+        zarr.create_array(str(plain), name=name, data=VALUES.astype(dtype), chunks=(3,), zarr_format=int(view[1]))  # type: ignore[arg-type]
+    if view == "v2":
+        for name in ("a", "b"):
+            document = json.loads((plain / name / ".zarray").read_text())
+            del document["dimension_separator"]
+            (plain / name / ".zarray").write_text(json.dumps(document | {"order": "F"}))
+        (plain / "a/.zattrs").write_text("{}")
+        (plain / "b/.zattrs").write_text('{"a": 1}')
+    zarr.consolidate_metadata(str(plain))
+    if view == "v3":
+        (plain / "zarr.json").write_text(json.dumps(respelled(document_of(plain))))
+    for age, key in enumerate(sorted(files_below(plain))):
+        os.utime(plain / key, ns=(0, 10**18 + age * 10**10))
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="2", arguments=[f"--view={view}"])
+    options = ["--config="] if copier.startswith("rclone") else []
+    for _ in range(2):
+        tool(*copier.split(), *options, f"{plain}/{'.' if copier == 'cp -a' else ''}", mounted.path / "copy/")
+        assert files_below(mounted.path / "copy") == files_below(plain)
+    for key in files_below(plain):
+        assert (mounted.path / "copy" / key).stat().st_mtime_ns == (plain / key).stat().st_mtime_ns, key
+    if copier.startswith("rsync"):
+        again = tool(*copier.split(), "--itemize-changes", "--no-perms", f"{plain}/", mounted.path / "copy/").decode()
+        assert [line for line in again.splitlines() if line[1] == "f"] == []
+    mounted.unmount()
+    opened = zarr.open_group(str(tmp_path / "source/copy"), mode="r", zarr_format=3)
+    for name in ("a", "b"):
+        array = opened[name]
+        assert isinstance(array, zarr.Array)
+        assert array.shards == (6,)
+        assert np.array_equal(np.asarray(array[...]), VALUES)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from shardfs.vfs import as_written
 from shardfs.vfs.as_written import AsWritten
+from tests.support.corpus import GZIP, LITTLE, array
 
 SHOWN = b'{\n  "a": [1, 2.0]\n}\n'
 COMPACT = b'{"a":[1,2.0]}'
@@ -20,30 +22,34 @@ def written(path: str = "zarr.json", text: bytes = COMPACT, known: AsWritten | N
     return known
 
 
+def text_of(known: AsWritten, path: str = "zarr.json", shown: bytes = SHOWN) -> bytes:
+    return known.text(path, shown).text
+
+
 def test_what_says_the_same_is_shown_as_it_was_written() -> None:
     known = written()
-    assert known.text("zarr.json", SHOWN) == known.text("zarr.json", bytes(bytearray(SHOWN))) == COMPACT
-    assert known.text("other/zarr.json", SHOWN) == SHOWN
+    assert text_of(known) == text_of(known, shown=bytes(bytearray(SHOWN))) == COMPACT
+    assert text_of(known, "other/zarr.json") == SHOWN
 
 
 @pytest.mark.parametrize(
     "text", [b'{"a":[1,2]}', b'{"a":[true,2.0]}', b'{"a":[1,2.0],"b":0}', b"", b"no JSON", b"\xff"]
 )
 def test_what_says_anything_else_is_shown_as_it_is_stored(text: bytes) -> None:
-    assert written(text=text).text("zarr.json", SHOWN) == SHOWN
+    assert text_of(written(text=text)) == SHOWN
 
 
 def test_a_change_by_others_is_shown_and_so_is_its_end() -> None:
     known = written()
     changed = b'{"a": []}'
-    assert [known.text("zarr.json", shown) for shown in (SHOWN, changed, SHOWN)] == [COMPACT, changed, COMPACT]
+    assert [text_of(known, shown=shown) for shown in (SHOWN, changed, SHOWN)] == [COMPACT, changed, COMPACT]
 
 
 def test_a_text_that_could_not_be_stored_is_not_known_and_the_one_before_is() -> None:
     known = written()
     with pytest.raises(OSError, match="full"), known.storing({"zarr.json": json.dumps({"a": [1, 2.0]}).encode()}):
         raise OSError("the disk is full")
-    assert known.text("zarr.json", SHOWN) == COMPACT
+    assert text_of(known) == COMPACT
 
 
 def test_the_texts_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,11 +57,23 @@ def test_the_texts_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(as_written, "_MAX_NBYTES", most)
     known = AsWritten()
     for number in range(5):
-        written(str(number), known=known)
-    written("4", known=known)
-    assert [known.text(str(number), SHOWN) == COMPACT for number in range(5)] == [False, False, True, True, True]
-    written("4", COMPACT + b" " * most, known=known)
-    assert [known.text(str(number), SHOWN) == COMPACT for number in range(5)] == [False, False, True, True, False]
+        written(f"{number}/zarr.json", known=known)
+    written("4/zarr.json", known=known)
+    assert [text_of(known, f"{number}/zarr.json") == COMPACT for number in range(5)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    written("4/zarr.json", COMPACT + b" " * most, known=known)
+    assert [text_of(known, f"{number}/zarr.json") == COMPACT for number in range(5)] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_texts_follow_a_directory_that_is_moved() -> None:
@@ -63,5 +81,76 @@ def test_texts_follow_a_directory_that_is_moved() -> None:
     for path in ("a/zarr.json", "ab/zarr.json", "b/c/zarr.json"):
         written(path, known=known)
     known.move("a", "b")
-    shown = {path: known.text(path, SHOWN) for path in ("a/zarr.json", "ab/zarr.json", "b/zarr.json", "b/c/zarr.json")}
+    shown = {path: text_of(known, path) for path in ("a/zarr.json", "ab/zarr.json", "b/zarr.json", "b/c/zarr.json")}
     assert [path for path, text in shown.items() if text == COMPACT] == ["ab/zarr.json", "b/zarr.json"]
+
+
+ZARRAY = {
+    "zarr_format": 2,
+    "shape": [6, 4],
+    "chunks": [2, 2],
+    "dtype": "<f4",
+    "compressor": {"id": "zlib", "level": 1},
+    "fill_value": 0.0,
+    "order": "C",
+    "filters": None,
+    "dimension_separator": ".",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        ({"fill_value": 0, "filters": []}, True),
+        ({"dimension_separator": None}, True),
+        ({"dimension_separator": "/"}, False),
+        ({"fill_value": None}, False),
+        ({"fill_value": 1}, False),
+        ({"shape": [6, 5]}, False),
+        ({"chunks": [2, 1]}, False),
+        ({"order": "F"}, False),
+        ({"dtype": "<i4"}, False),
+        ({"compressor": None}, False),
+        ({"zarr_format": 3}, False),
+    ],
+    ids=str,
+)
+def test_a_zarray_is_shown_as_it_was_written_only_if_readers_take_it_for_the_same(
+    changes: dict[str, Any], is_same: bool
+) -> None:
+    shown, text = (json.dumps(document).encode() for document in (ZARRAY, ZARRAY | changes))
+    copies = [
+        json.dumps({"zarr_consolidated_format": 1, "metadata": {"a/.zarray": document, **others}}).encode()
+        for document, others in ((ZARRAY, {}), (ZARRAY | changes, {"a/.zattrs": {}}))
+    ]
+    assert (text_of(written("a/.zarray", text), "a/.zarray", shown) == text) == is_same
+    assert (text_of(written(".zmetadata", copies[1]), ".zmetadata", copies[0]) == copies[1]) == is_same
+    assert text_of(written(".zmetadata", copies[1]), ".zmetadata", copies[1].replace(b"a/", b"b/")) != copies[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        ({"codecs": ["bytes", {"name": "gzip", "configuration": {"level": 1}}]}, True),
+        ({"chunk_key_encoding": "default", "data_type": {"name": "uint8"}}, True),
+        ({"codecs": ["bytes"]}, False),
+        ({"shape": [5]}, False),
+        ({"fill_value": 1}, False),
+        ({"attributes": {"a": 1}}, False),
+        ({"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [3]}}}, False),
+    ],
+    ids=str,
+)
+def test_copies_are_shown_as_they_were_written_only_if_they_say_the_same(
+    changes: dict[str, Any], is_same: bool
+) -> None:
+    copy = array((4,), (2,), LITTLE, GZIP, data_type="uint8")
+
+    def group(copy: dict[str, Any]) -> bytes:
+        inner = {"zarr_format": 3, "node_type": "group"}
+        consolidated = {"kind": "inline", "must_understand": False, "metadata": {"a": copy}}
+        inner["consolidated_metadata"] = consolidated
+        return json.dumps(inner | {"consolidated_metadata": {**consolidated, "metadata": {"g": inner}}}).encode()
+
+    shown, text = group(copy), group(copy | changes)
+    assert (text_of(written(text=text), shown=shown) == text) == is_same
