@@ -83,6 +83,8 @@ class WritingOperations(Operations):
     async def flush(self, fh: FileHandleT) -> None:
         """Publish what was written to an open file, which somebody closes."""
         await self._files.flush(fh)
+        if self._files.says_nothing(fh):
+            raise pyfuse3.FUSEError(errno.EINVAL)  # the log says it at the end, if nothing is written until then
 
     @request
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:

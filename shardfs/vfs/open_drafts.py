@@ -138,6 +138,8 @@ class DraftHandle:
     ino: int
     open_draft: OpenDraft
     appends: bool = False
+    begins_empty: bool = False
+    """Whether the file was cut, or made on the condition that there was none, for this handle, not flushed since."""
     is_chunk = True
 
     @property
@@ -196,7 +198,8 @@ class OpenDrafts:
         """Return a handle of *opened* with the number *ino*."""
         opened.users += 1
         self._by_ino[ino] = opened
-        return DraftHandle(ino, opened, appends=bool(flags & os.O_APPEND))
+        begins_empty = bool(flags & (os.O_TRUNC | os.O_EXCL))
+        return DraftHandle(ino, opened, appends=bool(flags & os.O_APPEND), begins_empty=begins_empty)
 
     def end(self, opened: OpenDraft) -> None:
         """Forget a file that nobody writes any more."""

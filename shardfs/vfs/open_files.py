@@ -134,6 +134,21 @@ class OpenFiles:
         if isinstance(handle, DraftHandle) and handle.open_draft.is_dirty:
             await self.publish(handle.open_draft)
 
+    def says_nothing(self, number: int) -> bool:
+        """Whether an open file is a document that began empty and was not written, when it is flushed first.
+
+        It will not be published, which who closes it is to be told.  Who only makes the name, to write later, is not.
+        Neither is who closes it after others (then a shell or a parent process, which does not look, has handed it to
+        programs that do, and that may write it still), or while others have it open.
+        """
+        handle = self._tree.file(number)
+        if not isinstance(handle, DraftHandle) or not handle.begins_empty:
+            return False
+        handle.begins_empty = False
+        opened = handle.open_draft
+        is_fresh = opened.is_fresh and opened.users == 1 and not opened.is_detached
+        return is_fresh and isinstance(opened.name, DocumentName)
+
     async def sync(self, number: int) -> None:
         """Make durable what was written to an open file."""
         handle = self._tree.file(number)

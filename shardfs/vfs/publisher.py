@@ -87,7 +87,7 @@ class Publisher:
                 raise ExistsError(f"{name.path} exists")
             publication = _Publication(name, written, mode, exclusive)
             try:
-                node = await self._without_emptied(node)
+                node = await self._without_emptied(node, name, written)
                 edited = await self._edit(node, name, written)
                 if edited is None:
                     await self._store_as_written(node, publication)
@@ -133,11 +133,18 @@ class Publisher:
         face = self._view.face(node)
         return face.array if face is not None else None
 
-    async def _without_emptied(self, node: Node) -> Node:
-        """Return *node*, which is no array any more if its document was removed and no chunk is left."""
+    async def _without_emptied(self, node: Node, name: DocumentName, written: bytes) -> Node:
+        """Return *node*, which is no array any more if its document was removed and no chunk is left.
+
+        It stays what it was if the document that was *written* means the same: programs that unpack remove first.
+        """
         array = self._array(node)
         if node.document is not None or array is None or not await array.is_empty():
             return node
+        with suppress(MetadataError, RefusedError):
+            edited = await self._edit(node, name, written)
+            if edited is None or _is_that_array(node.metadata, edited):
+                return node
         await self.prune(node)
         self._tree.hierarchy.abandon(node.path)
         return await self._tree.hierarchy.node(node.path, fresh=True)
@@ -318,6 +325,14 @@ class Publisher:
             if document != node.metadata.document:
                 await self._tree.store.replace(join_key(path, DOCUMENT), encode_json(document))
                 self._tree.hierarchy.forget(path)
+
+
+def _is_that_array(stored: Metadata | None, edited: Metadata) -> bool:
+    """Whether *edited* describes the chunks of *stored*; raises `RefusedError` if not, as an edit of it would."""
+    if not isinstance(stored, ArrayMetadata) or not isinstance(edited, ArrayMetadata):
+        return False
+    reshard(stored, edited)
+    return edited.shape == stored.shape
 
 
 def _require_seen(shown: Node | None, stored: Node, edited: ArrayMetadata | GroupMetadata) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -284,3 +285,99 @@ def test_a_copier_finds_what_it_has_copied(mount: Mounter, tmp_path: Path, view:
         assert isinstance(array, zarr.Array)
         assert array.shards == (6,)
         assert np.array_equal(np.asarray(array[...]), VALUES)
+
+
+EMPTIED = {
+    "cp": "cp /dev/null {}",
+    "truncate": "truncate -s 0 {}",
+    "tee": "tee {} < /dev/null",
+    "python": 'python3 -c \'open("{}", "w").close()\'',
+    "unlink first": "cp --remove-destination /dev/null {}",
+}
+LATE = {
+    "redirected": "cat {new} > {document}",
+    "a group of programs": "{{ true; cd .; sleep 0; env true; cat {new}; }} > {document}",
+    "touched first": "touch {document} && cat {new} > {document}",
+    "dd": "dd status=none if={new} of={document}",
+    "in pieces": "dd status=none bs=7 if={new} of={document}",
+    "a parent that lets go": 'python3 -c \'import subprocess as s; f = open("{document}", "w"); '
+    'p = s.Popen(["sh", "-c", "read x; cat {new}"], stdin=s.PIPE, stdout=f); f.close(); p.communicate(b"x\\n")\'',
+}
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+@pytest.mark.parametrize("view", ["v2", "v3"])
+def test_who_empties_a_document_is_told_and_it_stays(mount: Mounter, tmp_path: Path, view: str, shell: str) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed")
+    zarr.create_array(str(tmp_path / "source/array"), shape=(12,), chunks=(3,), shards=(6,), dtype="i4")
+    mounted = mount(tmp_path / "source", write=True, arguments=[f"--view={view}"], expect=("is refused",))
+    name = "zarr.json" if view == "v3" else ".zarray"
+    (mounted.path / "new").mkdir()
+
+    def runs(command: str) -> str | None:
+        done = subprocess.run([shell, "-c", command], cwd=mounted.path, capture_output=True, text=True, check=False)
+        return None if done.returncode == 0 and not done.stderr else done.stderr
+
+    before = (mounted.path / "array" / name).read_bytes()
+    for what, command in EMPTIED.items():
+        for path in (f"array/{name}", f"new/{name}"):
+            if what == "unlink first" and path.startswith("array"):
+                continue
+            assert "Invalid argument" in (runs(command.format(path)) or ""), (what, path)
+    runs(f": > array/{name}")  # a shell does not look
+    assert (mounted.path / "array" / name).read_bytes() == before
+    assert os.listdir(mounted.path / "new") == []
+    (tmp_path / "text").write_bytes(before + b" ")
+    for number, (what, command) in enumerate(LATE.items()):
+        for path in (f"array/{name}", f"new-{number}/{name}"):
+            (mounted.path / path).parent.mkdir(exist_ok=True)
+            assert runs(command.format(new=tmp_path / "text", document=path)) is None, what
+            assert (mounted.path / path).read_bytes() == before + b" ", what
+    assert document_of(tmp_path / "source/array")["codecs"][0]["name"] == "sharding_indexed"
+
+
+@pytest.mark.parametrize("view", ["v2", "v3"])
+def test_an_array_without_chunks_stays_sharded_when_it_is_unpacked_again(
+    mount: Mounter, tmp_path: Path, view: str
+) -> None:
+    source = tmp_path / "source"
+    attributes = {"a": 1}
+    zarr.create_array(str(source / "z"), shape=(12,), chunks=(3,), shards=(6,), dtype="i4", attributes=attributes)
+    stored = document_of(source / "z")
+    mounted = mount(source, write=True, arguments=[f"--view={view}"])
+    tool("tar", "-cf", tmp_path / "all.tar", "z", cwd=mounted.path)
+    for _ in range(2):
+        tool("tar", "-xf", tmp_path / "all.tar", cwd=mounted.path)
+        assert document_of(source / "z") == stored
+    documents = sorted(files_below(mounted.path / "z").items())
+    for order in (documents, documents[::-1]):
+        for name, _ in order:
+            (mounted.path / "z" / name).unlink()
+        for name, data in order:
+            (mounted.path / "z" / name).write_bytes(data)
+        assert document_of(source / "z") == stored
+        assert dict(documents) == files_below(mounted.path / "z")
+    mounted.unmount()
+    assert document_of(source / "z") == stored
+
+
+@pytest.mark.parametrize("change", [{"shape": [9]}, {"data_type": "float32"}, {"node_type": "group"}], ids=str)
+def test_another_document_makes_another_node_of_an_array_without_chunks(
+    mount: Mounter, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    source = tmp_path / "source"
+    zarr.create_array(str(source / "z"), shape=(12,), chunks=(3,), shards=(6,), dtype="i4")[0:3] = 7
+    mounted = mount(source, write=True, expect=("is refused",))
+    document = document_of(mounted.path / "z") | change
+    if "node_type" in change:
+        document = {"zarr_format": 3, **change}
+    (mounted.path / "z/zarr.json").unlink()
+    if "shape" not in change:
+        with pytest.raises(OSError, match="Invalid argument"):
+            (mounted.path / "z/zarr.json").write_text(json.dumps(document))
+    (mounted.path / "z/c/0").unlink()
+    with pytest.raises(OSError, match="Invalid argument"):
+        (mounted.path / "z/zarr.json").write_text("{}")
+    (mounted.path / "z/zarr.json").write_text(json.dumps(document))
+    assert document_of(mounted.path / "z") == document_of(source / "z") == document
