@@ -2,7 +2,7 @@
 
 import logging
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ from shardfs.format.metadata import (
 )
 from shardfs.format.reshard import reshard
 from shardfs.format.shard_new import shard_new
-from shardfs.stores.base import join_key, prune
+from shardfs.stores.base import Kind, is_reserved, join_key, prune
 from shardfs.vfs.names import DocumentName
 from shardfs.vfs.staging import Staging
 from shardfs.vfs.tree import Tree
@@ -153,7 +153,7 @@ class Publisher:
         """Return the unsharded v3 document that was written; None if it is stored as it is."""
         beside = await self._documents_in(node.path) if node.document is None else {}
         is_new = self._chunks_per_shard is not None and name.name not in beside
-        edit = Edit(node, name.name, written, beside, is_new, self._documents_in)
+        edit = Edit(node, name.name, written, beside, is_new, self._documents_in, self._directories_in)
         try:
             return await self._view.edit(self._tree.hierarchy, edit)
         except NotUnshardable as reason:
@@ -169,6 +169,11 @@ class Publisher:
                 if snapshot.size <= MAX_DOCUMENT_NBYTES:
                     found[name] = bytes(await snapshot.read(0, snapshot.size))
         return found
+
+    async def _directories_in(self, path: str) -> Sequence[str]:
+        """Return the names of the directories that are stored in the directory *path*."""
+        entries = await self._tree.store.list(path)
+        return [entry.name for entry in entries if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name)]
 
     async def _publish(self, node: Node, edited: Metadata, publication: _Publication) -> None:
         array = self._array(node)

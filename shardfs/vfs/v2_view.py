@@ -15,6 +15,7 @@ from shardfs.errors import (
     RefusedError,
 )
 from shardfs.format.chunk_key import ChunkKeyEncoding
+from shardfs.format.consolidated import every_copy, inline_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, encode_json, parse_node
 from shardfs.format.normal_form import canonical
 from shardfs.format.plain import accept_plain, codec_of, plain_document, require_plain
@@ -28,6 +29,7 @@ from shardfs.format.v2_documents import (
     ZMETADATA,
     array_documents,
     group_documents,
+    is_relative_path,
 )
 from shardfs.format.v2_edits import check_document, edit_array, edit_group, new_array, new_group, parse_consolidated
 from shardfs.stores.base import join_key
@@ -163,7 +165,8 @@ class ZarrV2:
     ) -> GroupMetadata:
         """Return the group's document with copies of the nodes that *written* has copies of, as they are stored."""
         copies: dict[str, Json] = {}
-        for path, documents in parse_consolidated(written).items():
+        given = parse_consolidated(written)
+        for path, documents in given.items():
             try:
                 if not path:
                     self._check_copy(group, documents)
@@ -172,10 +175,39 @@ class ZarrV2:
                     copies[path] = copied.document
             except (MetadataError, NotShownError, NotUnshardable, RefusedError) as error:
                 raise RefusedError(f"the copy of {path or 'the group'}: {error}") from None
+        copies |= await self._not_given(hierarchy, edit, group, given)
         consolidated = {"kind": "inline", "must_understand": False, "metadata": copies}
         edited = parse_node({**group.document, "consolidated_metadata": consolidated})
         assert isinstance(edited, GroupMetadata)
         return edited
+
+    async def _not_given(
+        self, hierarchy: Hierarchy, edit: Edit, group: GroupMetadata, given: Mapping[str, Mapping[str, Json]]
+    ) -> dict[str, Json]:
+        """Return the stored documents, by path, of nodes that have no v2 form and so are not among those *given*.
+
+        Readers find a node that is not in the consolidated metadata no more.  Raises `RefusedError` for one that is
+        shown, and was found until now.
+        """
+        found: dict[str, Json] = {}
+        consolidated = inline_copies(group.document)
+        pending = [path for path, _ in every_copy(group.document)] if consolidated is not None else [""]
+        while pending:
+            path = pending.pop()
+            key = join_key(edit.node.path, path) if path else edit.node.path
+            if path not in given and is_relative_path(path):
+                try:
+                    node = await hierarchy.node(key)
+                except (NotFoundError, NotADirectoryHereError):
+                    continue
+                if self.left_out(node) is not None:
+                    found |= {} if node.metadata is None else {path: node.metadata.document}
+                    continue
+                if node.document is not None or {ZARRAY, ZGROUP} & (await edit.documents_in(key)).keys():
+                    raise RefusedError(f"it leaves {path} out, which its readers would not find any more")
+            if consolidated is None and ZARRAY not in given.get(path, {}):
+                pending += [f"{path}/{name}".lstrip("/") for name in await edit.directories_in(key)]
+        return found
 
     async def _copied(
         self, hierarchy: Hierarchy, edit: Edit, path: str, documents: Mapping[str, dict[str, Json]]
@@ -186,7 +218,7 @@ class ZarrV2:
             found = await hierarchy.node(path)
         if found is not None and found.document is not None and found.metadata is not None:
             return self._check_copy(found.metadata, documents)
-        stored = await edit.documents_in(path) if edit.documents_in is not None else {}
+        stored = await edit.documents_in(path)
         name = next((name for name in (ZARRAY, ZGROUP) if name in documents), None)
         if not edit.is_new or name is None or ZARRAY in stored or ZGROUP in stored:
             raise RefusedError("it is not stored as Zarr v3, and cannot have a copy here")

@@ -4,7 +4,7 @@ A view is one face of a dataset.  It knows documents and names; what is stored b
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -86,13 +86,18 @@ class View(Protocol):
         """Whether *name*, in the directory of *node*, is not shown, as it belongs to another face."""
 
 
+async def _nothing_in(path: str) -> Mapping[str, bytes]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Edit:
     """A document that a program wrote, or removed: then *written* is None.
 
     *node* is what is stored.  If it has no document of v3, *beside* are other documents of its directory, stored as
-    they were written, and *documents_in* gives those of another directory.  *is_new*: a node that begins with this one,
-    or that it tells of and that is not there yet, becomes v3.
+    they were written, and *documents_in* gives those of another directory; *directories_in* gives the names of the
+    directories in one.  *is_new*: a node that begins with this one, or that it tells of and that is not there yet,
+    becomes v3.
     """
 
     node: Node
@@ -100,7 +105,8 @@ class Edit:
     written: bytes | None
     beside: Mapping[str, bytes] = field(default_factory=dict)
     is_new: bool = False
-    documents_in: Callable[[str], Awaitable[Mapping[str, bytes]]] | None = None
+    documents_in: Callable[[str], Awaitable[Mapping[str, bytes]]] = _nothing_in
+    directories_in: Callable[[str], Awaitable[Iterable[str]]] = _nothing_in
 
 
 class EditableView(View, Protocol):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import zarr
 
+from tests.support.clients import ZARR2
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
 from tests.support.writers import WRITERS, assert_sound, document_of, tool
@@ -137,6 +138,7 @@ def test_sharded_arrays_are_copied_in_any_order_and_each_file_is_read_back(
     } or shards
 
 
+V2_NAMES = {".zarray", ".zattrs", ".zgroup", ".zmetadata"}
 V2_ARRAY = {
     "zarr_format": 2,
     "shape": [6],
@@ -381,3 +383,71 @@ def test_another_document_makes_another_node_of_an_array_without_chunks(
         (mounted.path / "z/zarr.json").write_text("{}")
     (mounted.path / "z/zarr.json").write_text(json.dumps(document))
     assert document_of(mounted.path / "z") == document_of(source / "z") == document
+
+
+CONSOLIDATE = "import sys, zarr; zarr.consolidate_metadata(zarr.DirectoryStore(sys.argv[1]))"
+
+
+@pytest.mark.parametrize("is_consolidated", [False, True], ids=["first", "again"])
+def test_consolidated_metadata_of_v2_hides_no_array_from_others(
+    mount: Mounter, tmp_path: Path, is_consolidated: bool
+) -> None:
+    source = tmp_path / "source"
+    root = zarr.create_group(str(source))
+    for name, order in (("shown", (0, 1, 2)), ("no-v2-form", (1, 0, 2)), ("group/no-v2-form", (1, 0, 2))):
+        filters = [zarr.codecs.TransposeCodec(order=order)]
+        shape = {"shape": (4, 4, 4), "chunks": (2, 2, 2), "shards": (4, 4, 4)}
+        root.create_array(name, dtype="i4", filters=filters, **shape)[...] = 7  # type: ignore[arg-type]
+    if is_consolidated:
+        zarr.consolidate_metadata(str(source))
+    mounted = mount(source, write=True, arguments=["--view=v2"])
+    ZARR2.run(CONSOLIDATE, mounted.path)
+    mounted.unmount()
+    opened = zarr.open_group(str(source), mode="r", use_consolidated=True)
+    for name in ("shown", "no-v2-form", "group/no-v2-form"):
+        array = opened[name]
+        assert isinstance(array, zarr.Array)
+        assert np.asarray(array[...]).min() == 7
+        assert document_of(source)["consolidated_metadata"]["metadata"][name] == document_of(source / name)
+
+
+@pytest.mark.parametrize("is_consolidated", [False, True], ids=["first", "again"])
+def test_consolidated_metadata_of_v2_that_leaves_an_array_out_is_refused(
+    mount: Mounter, tmp_path: Path, is_consolidated: bool
+) -> None:
+    source = tmp_path / "source"
+    root = zarr.create_group(str(source))
+    for name in ("a", "group/deep/b"):
+        root.create_array(name, shape=(4,), chunks=(2,), shards=(4,), dtype="i4")[...] = 7
+    if is_consolidated:
+        zarr.consolidate_metadata(str(source))
+    mounted = mount(source, write=True, arguments=["--view=v2"], expect=("leaves .* out",))
+    seen = {key: data for key, data in files_below(mounted.path).items() if key.rpartition("/")[2] in V2_NAMES}
+    whole = {key: json.loads(data) for key, data in seen.items() if key != ".zmetadata"}
+
+    def consolidate(copies: dict[str, Any]) -> str:
+        text = json.dumps({"zarr_consolidated_format": 1, "metadata": copies})
+        (mounted.path / ".zmetadata").write_text(text)
+        return text
+
+    stored = document_of(source)
+    for missing in ("a", "group/deep/b", "group/deep", "group"):
+        with pytest.raises(OSError, match="Invalid argument"):
+            consolidate({key: copy for key, copy in whole.items() if key.rpartition("/")[0] != missing})
+        assert document_of(source) == stored
+    text = consolidate(whole)
+    assert (mounted.path / ".zmetadata").read_text() == text
+    shutil.rmtree(mounted.path / "a")
+    text = consolidate({key: copy for key, copy in whole.items() if not key.startswith("a/")})
+    assert (mounted.path / ".zmetadata").read_text() == text
+    assert document_of(source)["consolidated_metadata"]["metadata"].keys() == {"group", "group/deep", "group/deep/b"}
+
+
+def test_an_array_that_is_stored_as_v2_is_not_left_out_either(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    zarr.create_group(str(source))
+    zarr.create_array(str(source / "folder/old"), shape=(4,), chunks=(2,), dtype="i4", zarr_format=2)
+    mounted = mount(source, write=True, arguments=["--view=v2"], expect=("leaves folder/old out",))
+    document = {"zarr_consolidated_format": 1, "metadata": {".zgroup": {"zarr_format": 2}}}
+    with pytest.raises(OSError, match="Invalid argument"):
+        (mounted.path / ".zmetadata").write_text(json.dumps(document))
