@@ -77,6 +77,10 @@ class AsWritten:
                     self._keep(path, written)
             raise
 
+    def forget(self, path: str) -> None:
+        """Forget the text of a document that was removed."""
+        self._take(path)
+
     def move(self, old: str, new: str) -> None:
         """Follow a directory that was moved from *old* to *new*, with all documents below it."""
         for path in [path for path in self._texts if is_below(path, old) or is_below(path, new)]:

@@ -121,6 +121,7 @@ class Publisher:
                             await self._tree.store.unlink(key)
                 await self._tree.store.unlink(join_key(node.path, DOCUMENT))
                 self._tree.hierarchy.leave(node)
+            self._tree.as_written.forget(name.path)
 
     def _leave(self, node: Node, name: DocumentName) -> None:
         if name.name == DOCUMENT:

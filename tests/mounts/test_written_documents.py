@@ -231,6 +231,9 @@ def test_a_zarray_is_read_back_as_it_was_written(
     assert sorted(os.listdir(array)) == [".zarray", ".zattrs"]
     shutil.rmtree(array)
     assert os.listdir(tmp_path / "source") == [".shardfs"]
+    array.mkdir()
+    (array / ".zarray").write_text(texts[".zarray"])
+    assert os.listdir(array) == [".zarray"]  # nothing comes back
 
 
 def test_a_text_that_readers_would_take_for_something_else_is_not_shown(mount: Mounter, tmp_path: Path) -> None:
