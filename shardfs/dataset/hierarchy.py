@@ -181,12 +181,15 @@ class Hierarchy:
             self._forget_copies(path)
 
     def _forget_copies(self, path: str) -> None:
-        """Look again at the groups above *path* whose consolidated metadata may tell of it."""
-        while path:
-            path = path.rpartition("/")[0]
-            group = self._nodes[path][0].metadata if path in self._nodes else None
-            if isinstance(group, GroupMetadata) and inline_copies(group.document) is not None:
-                self._nbytes -= self._nodes.pop(path)[0].memory
+        """Look again at the groups above *path* whose consolidated metadata tells of it."""
+        above = path
+        while above:
+            above = above.rpartition("/")[0]
+            group = self._nodes[above][0].metadata if above in self._nodes else None
+            copies = inline_copies(group.document) if isinstance(group, GroupMetadata) else None
+            relative = path.removeprefix(above).lstrip("/")
+            if copies is not None and any(is_below(relative, copy.strip("/")) for copy in copies):
+                self._nbytes -= self._nodes.pop(above)[0].memory
 
     def as_stored(self, path: str, group: Document) -> frozenset[str]:
         """Return which arrays that *group*, the document at *path*, has copies of are shown as they are stored.
