@@ -129,6 +129,8 @@ def parse_json(data: bytes) -> Json:
     """
     if len(data) > MAX_DOCUMENT_NBYTES:
         raise MetadataError(f"the document has {len(data)} bytes, more than {MAX_DOCUMENT_NBYTES}")
+    if not data:
+        raise MetadataError("the document is empty")
     try:
         return json.loads(data.decode(), parse_float=_finite)
     except (ValueError, RecursionError) as error:
