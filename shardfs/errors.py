@@ -115,6 +115,10 @@ class CrossDeviceError(ShardfsError):
     """A name cannot be moved there; programs then copy and delete."""
 
 
+class TooLargeError(ShardfsError):
+    """A file cannot have this size, or be written so far from its beginning."""
+
+
 class NameTooLongError(ShardfsError):
     """The store has no such long names."""
 

@@ -45,6 +45,7 @@ ERRNOS: Final[dict[type[errors.ShardfsError], int]] = {
     errors.UnsupportedError: errno.EOPNOTSUPP,
     errors.CrossDeviceError: errno.EXDEV,
     errors.NameTooLongError: errno.ENAMETOOLONG,
+    errors.TooLargeError: errno.EFBIG,
     errors.NoAttributeError: errno.ENODATA,
     errors.UsageError: errno.EINVAL,
     errors.SourceError: errno.EIO,

@@ -30,6 +30,7 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
     StoreError,
+    TooLargeError,
 )
 
 READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -65,6 +66,7 @@ _ERRORS_OF_CHANGES: Final[dict[int, type[ShardfsError]]] = _ERRORS | {
     errno.EINVAL: RefusedError,
     errno.ELOOP: RefusedError,  # the name is a symbolic link: changes follow none
     errno.ENAMETOOLONG: NameTooLongError,
+    errno.EFBIG: TooLargeError,
 }
 
 

@@ -4,13 +4,13 @@ import os
 import tempfile
 from typing import Final
 
-from shardfs.errors import StoreError
+from shardfs.errors import TooLargeError
 from shardfs.stores.base import Buffer
 from shardfs.stores.beneath import Descriptor, changing, translated
 
 _SPILL_NBYTES: Final = 4 * 2**20
 _MAX_MEMORY: Final = 64 * 2**20
-_MAX_NBYTES: Final = 2**40
+MAX_CHUNK_NBYTES: Final = 2**40
 
 
 class DraftSpace:
@@ -22,10 +22,14 @@ class DraftSpace:
 
 
 class Draft:
-    """The content of one file while it is written.  It is itself the content that is published."""
+    """The content of one file while it is written.  It is itself the content that is published.
 
-    def __init__(self, space: DraftSpace) -> None:
+    More than *max_nbytes* bytes are a `TooLargeError`.
+    """
+
+    def __init__(self, space: DraftSpace, max_nbytes: int = MAX_CHUNK_NBYTES) -> None:
         self._space = space
+        self._max_nbytes = max_nbytes
         self._buffer: bytes | bytearray = b""
         self._file: Descriptor | None = None
         self._accounted = 0
@@ -109,8 +113,8 @@ class Draft:
         self._file = file
 
     def _check(self, nbytes: int) -> int:
-        if nbytes > _MAX_NBYTES:
-            raise StoreError(f"a chunk of {nbytes} bytes is larger than shardfs takes")
+        if nbytes > self._max_nbytes:
+            raise TooLargeError(f"{nbytes} bytes are more than a file of this kind may have")
         return nbytes
 
 

@@ -9,9 +9,10 @@ from typing import Final, Protocol
 
 from shardfs.dataset.quick_lock import QuickLock
 from shardfs.errors import StaleError
+from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
 from shardfs.stores.base import Buffer, Stat
 from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.drafts import Draft, DraftSpace
+from shardfs.vfs.drafts import MAX_CHUNK_NBYTES, Draft, DraftSpace
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle
 from shardfs.vfs.names import ChunkName, DocumentName
 from shardfs.vfs.nodes import ChunkVersion, Document
@@ -183,7 +184,8 @@ class OpenDrafts:
         """Begin to write a file."""
         ino = self._tree.inodes.reserve() if base is None else base.attributes.ino
         is_new = base is None
-        opened = OpenDraft(name, Draft(self._space), ino, status, base, is_new, self._tree.ttl, is_fresh=is_new)
+        most = MAX_CHUNK_NBYTES if isinstance(name, ChunkName) else MAX_DOCUMENT_NBYTES
+        opened = OpenDraft(name, Draft(self._space, most), ino, status, base, is_new, self._tree.ttl, is_fresh=is_new)
         if base is None:
             node = (
                 ChunkVersion(name.chunks, name.coords)

@@ -117,7 +117,8 @@ def test_damage_is_logged_and_everyday_errors_are_not(
 ) -> None:
     caplog.set_level(logging.INFO)
     errno_of(Handlers(), error("a reason"))
-    loud = ERRNOS[error] in (errno.EIO, errno.EACCES, errno.EINVAL, errno.ENOSPC, errno.EROFS, errno.EPERM)
+    codes = (errno.EIO, errno.EACCES, errno.EINVAL, errno.ENOSPC, errno.EROFS, errno.EPERM, errno.EFBIG)
+    loud = ERRNOS[error] in codes
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * loud
 
 

@@ -36,7 +36,7 @@ def document(*around: Any, **members: Any) -> dict[str, Any]:
 def mounted(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Mount:
     source = tmp_path_factory.mktemp("source")
     mount = module_mount(source, write=True, metadata_ttl=request.param)
-    mount.expect(r" (create|mkdir|setxattr|symlink|link|rename|flush|fsync|release): ")  # what they refuse
+    mount.expect(r" (create|mkdir|set(x)?attr|symlink|link|rename|write|flush|fsync|release): ")  # what they refuse
     return mount
 
 
@@ -395,6 +395,22 @@ def test_truncate_without_a_handle_is_published_at_once(root: Path) -> None:
     assert (root / KEY).read_bytes() == old[:5]
     os.truncate(root / KEY, 8)
     assert (root / KEY).read_bytes() == old[:5] + b"\0\0\0"
+
+
+@pytest.mark.parametrize("name", [KEY, "zarr.json", "notes", "c/0/scratch"])
+@pytest.mark.parametrize("nbytes", [2**62, 2**63 - 1])
+def test_a_size_that_no_file_can_have_is_efbig_and_nothing_is_changed(root: Path, name: str, nbytes: int) -> None:
+    if not (root / name).exists():
+        (root / name).write_bytes(b"notes")
+    old = (root / name).read_bytes()
+    with refuses(errno.EFBIG):
+        os.truncate(root / name, nbytes)
+    with opened(root / name, os.O_RDWR) as fd:
+        with refuses(errno.EFBIG):
+            os.ftruncate(fd, nbytes)
+        with refuses(errno.EFBIG):
+            os.pwrite(fd, b"1", nbytes - 1)
+    assert (root / name).read_bytes() == old
 
 
 def test_stat_tells_the_size_of_what_is_written_unless_somebody_reads(
