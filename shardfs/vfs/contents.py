@@ -9,20 +9,24 @@ from dataclasses import replace
 from typing import Final
 
 from shardfs.dataset.pending import OwnVersion
+from shardfs.dataset.walk import walk_files
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     IsADirectoryHereError,
     MetadataError,
     NotADirectoryHereError,
+    NotEmptyError,
     NotFoundError,
     RefusedError,
     ShardfsError,
     StaleError,
 )
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
-from shardfs.stores.base import Content, Kind, LiveFile, Stat, join_key
+from shardfs.format.sharding import Coords
+from shardfs.stores.base import Content, Kind, LiveFile, Stat, join_key, prune
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle, PlainHandle
 from shardfs.vfs.inodes import in_table, unpack
 from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Name, Owner, PlainName
@@ -233,11 +237,29 @@ class Contents:
         if name.is_scratch:
             await self._tree.store.make_directories(name.path.rpartition("/")[0])
 
-    async def remove_scratch(self, directory: str) -> None:
-        """Remove the scratch directory of a directory of chunks; raises `NotEmptyError`."""
+    async def require_no_scratch(self, chunks: ChunkTree, coords: Coords) -> None:
+        """Raise `NotEmptyError` if a directory of chunks lists names beside them, or directories that have some."""
         assert self._tree.scratch is not None
+        scratch = join_key(self._tree.scratch, chunks.directory_of(coords))
+        try:
+            entries = await self._tree.store.list(scratch)
+        except (NotFoundError, NotADirectoryHereError):
+            return
+        for entry in entries:
+            is_empty = chunks.owns(entry.name)
+            if is_empty and await chunks.lists((*coords, int(entry.name))):
+                is_empty = not [key async for key in walk_files(self._tree.store, join_key(scratch, entry.name))]
+            if not is_empty:
+                raise NotEmptyError(f"{entry.name} is in the directory")
+
+    async def remove_scratch(self, directory: str) -> None:
+        """Remove the names beside chunks in a directory that is gone, and below it, where nothing shows them."""
+        assert self._tree.scratch is not None
+        scratch = join_key(self._tree.scratch, directory)
         with suppress(NotFoundError, NotADirectoryHereError):
-            await self._tree.store.rmdir(join_key(self._tree.scratch, directory))
+            async for key in walk_files(self._tree.store, scratch):
+                await self._tree.store.unlink(key)
+            await prune(self._tree.store, scratch)
 
     async def own(self, path: str, owner: Owner) -> None:
         """Give what is new to who asked for it, where we may."""

@@ -158,6 +158,7 @@ class Editor:
                 chunks = target.chunks
                 if not await chunks.array.is_empty(target.coords):
                     raise NotEmptyError("there are chunks in the directory")
+                await self._contents.require_no_scratch(chunks, target.coords)
                 await self._contents.remove_scratch(chunks.directory_of(target.coords))
                 chunks.array.arrangement.remove_directory(target.coords)
                 chunks.removed(target.coords)
@@ -173,8 +174,8 @@ class Editor:
                 if node.document is not None or not await face.array.is_empty():
                     raise NotEmptyError(f"{target.path} is not empty")
                 await self._publisher.prune(node)
-                await self._contents.remove_scratch(target.path)
             await store.rmdir(target.path)
+            await self._contents.remove_scratch(target.path)
             self._tree.hierarchy.abandon(target.path)
 
     async def attributes(self, ino: int) -> Attributes:

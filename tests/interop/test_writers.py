@@ -363,3 +363,25 @@ def test_tensorstore_creates_resizes_and_deletes(mount: Mounter, tmp_path: Path)
         assert_same(read(tmp_path / "source" / "a"), expected)
         assert_same(read(tmp_path / "source" / "b"), np.zeros((10, 12), "u2"))
     assert_sound(tmp_path / "source")
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["made-through-the-mount", "stored-before"])
+def test_zarr_python_removes_and_overwrites_an_array_after_a_shrink(
+    mount: Mounter, tmp_path: Path, is_new: bool
+) -> None:
+    (tmp_path / "source").mkdir()
+    if not is_new:
+        zarr.create_array(str(tmp_path / "source"), name="a", shape=(4, 4), chunks=(1, 1), shards=(2, 2), dtype="i4")
+    mounted = mount(tmp_path / "source", write=True, shards="2,2")
+    root = str(mounted.path)
+    for shape in ((2, 2), (3, 3)):
+        if is_new or shape == (3, 3):
+            array = zarr.create_array(root, name="a", shape=(4, 4), chunks=(1, 1), dtype="i4", overwrite=True)
+        else:
+            array = zarr.open_array(root, path="a", mode="a")
+        array[...] = 1
+        array.resize(shape)
+    zarr.create_array(root, name="a", shape=(3,), chunks=(1,), dtype="i4", overwrite=True)[...] = 2
+    assert np.array_equal(READERS["zarr"](mounted.path / "a"), np.full(3, 2))
+    mounted.unmount()
+    assert not (tmp_path / "source/.shardfs").exists()

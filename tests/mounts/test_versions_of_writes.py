@@ -606,6 +606,29 @@ def test_scratch_beside_chunks_is_not_in_the_dataset_and_survives_a_remount(moun
     assert not (tmp_path / "source/.shardfs").exists()
 
 
+def test_scratch_goes_with_its_directory_also_beyond_the_shape(mounted: Mount, root: Path) -> None:
+    for name in ("c/0/temporary", "c/3/temporary"):
+        (root / name).write_bytes(b"1")
+    edit(root, shape=[4, 6])
+    with refuses(errno.ENOTEMPTY):
+        os.rmdir(root / "c/0")
+    (root / "zarr.json").unlink()
+    subprocess.run(["rm", "-r", root], check=True)
+    assert not (mounted.source / ".shardfs/scratch" / root.name).exists()
+    assert not (mounted.source / root.name).exists()
+
+
+def test_scratch_that_is_listed_keeps_its_directory(root: Path) -> None:
+    (root / "c/1/temporary").write_bytes(b"1")
+    for i, j in np.ndindex(4, 4):
+        (root / f"c/{i}/{j}").unlink()
+    os.rmdir(root / "c/0")
+    with refuses(errno.ENOTEMPTY):
+        os.rmdir(root / "c")
+    (root / "c/1/temporary").unlink()
+    os.rmdir(root / "c")
+
+
 def test_the_directory_of_shardfs_is_not_shown_and_its_name_cannot_be_taken(mounted: Mount, root: Path) -> None:
     assert (mounted.source / ".shardfs").exists()
     assert ".shardfs" not in os.listdir(mounted.path)
