@@ -86,8 +86,8 @@ class Contents:
         try:
             node = self._tree.node(ino) if in_table(ino) else None
             if isinstance(node, PlainFile) and not self.is_document(node):
-                if node.identity == GONE:
-                    return None
+                if node.identity == GONE and self._tree.is_scratch(node.path):
+                    return None  # who opens what became of a lock file would take it for the lock
                 file = await self._tree.store.open_live(node.path, writable=False)
                 return PlainHandle(ino, node.path, file, 0.0) if await self._passes_through(node.path) else None
             handle = await self.current(await self.name_of(ino))
@@ -107,8 +107,7 @@ class Contents:
 
     def is_document(self, node: PlainFile) -> bool:
         """Whether a file is a document that is shown as it is stored: it is published as a whole, too."""
-        directory, _, name = node.path.rpartition("/")
-        return name in self._tree.view.document_names and not self._tree.is_scratch(directory)
+        return self._tree.is_document(node.path)
 
     async def current(self, name: ChunkName | DocumentName) -> ChunkHandle | DocumentHandle | None:
         """Open what *name* stands for, None if it is nothing."""
@@ -204,6 +203,7 @@ class Contents:
                         await file.write(start, content.read(start, min(_PIECE_NBYTES, content.nbytes - start)))
                     file.set_attributes(mtime_ns=mtime_ns, atime_ns=status.atime_ns)
                     await self._tree.store.rename(copy, name.path, exclusive=exclusive)
+                    self._tree.removed(name.path)
                 except ShardfsError:
                     await self._tree.store.unlink(copy)
                     raise
@@ -222,8 +222,10 @@ class Contents:
                 async with self._drafts.lock(name):
                     await self._publisher.remove(name)
                     self._drafts.detach(name)
+                self._tree.removed(name.path)
             case PlainName():
                 await self._tree.store.unlink(name.path)
+                self._tree.removed(name.path)
 
     async def nameless(self) -> LiveFile:
         """Return an empty file that has no name."""
@@ -259,6 +261,7 @@ class Contents:
         with suppress(NotFoundError, NotADirectoryHereError):
             async for key in walk_files(self._tree.store, scratch):
                 await self._tree.store.unlink(key)
+                self._tree.removed(key)
             await prune(self._tree.store, scratch)
 
     async def own(self, path: str, owner: Owner) -> None:

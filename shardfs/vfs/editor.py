@@ -69,6 +69,8 @@ class Editor:
             if isinstance(target, ChunkDirectoryName):
                 raise IsADirectoryHereError("this is a directory of chunks")
             await self._contents.remove(target)
+            if isinstance(target, PlainName):
+                self._files.plain.let_go(target.path)
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> None:
         """Move a file or a directory, in place of what the new name stands for, or if *exclusive* only if nothing."""
@@ -175,6 +177,7 @@ class Editor:
                     raise NotEmptyError(f"{target.path} is not empty")
                 await self._publisher.prune(node)
             await store.rmdir(target.path)
+            self._tree.removed(target.path)
             await self._contents.remove_scratch(target.path)
             self._tree.hierarchy.abandon(target.path)
 
@@ -293,7 +296,8 @@ class Editor:
         attributes, content = await self._contents.content_of(old)
         if exclusive and await self._contents.exists(new):
             raise ExistsError(f"{new.path} exists")
-        await self._contents.put(new, content, attributes, attributes.ino if isinstance(old, PlainName) else None)
+        has_one_name = isinstance(old, PlainName) and attributes.status.nlink == 1
+        await self._contents.put(new, content, attributes, attributes.ino if has_one_name else None)
         await self._contents.remove(old)
         if isinstance(old, PlainName):
             await self._files.hand_over_plain(old, new)
@@ -318,16 +322,16 @@ class Editor:
         await store.rename(old.path, new.path, exclusive=exclusive)
         if is_directory:
             hierarchy.moved(old.path, new.path)
-        self._moved(old.path, new.path)
+        self._moved(old.path, new.path, is_directory=is_directory)
         if not is_directory:
             return
         if not old.is_scratch and not new.is_scratch:
             await self._move_scratch(old.path, new.path)
         await self._files.move_drafts(old.path, new.path)
 
-    def _moved(self, old: str, new: str) -> None:
+    def _moved(self, old: str, new: str, *, is_directory: bool) -> None:
         """Follow what was moved in the store from *old* to *new*."""
-        self._tree.moved(old, new)
+        self._tree.moved(old, new, is_directory=is_directory)
         self._files.plain.follow(old, new)
 
     async def _move_scratch(self, old: str, new: str) -> None:
@@ -338,7 +342,7 @@ class Editor:
             await self._tree.store.stat(source)
             await self._tree.store.make_directories(target.rpartition("/")[0])
             await self._tree.store.rename(source, target, exclusive=False)
-            self._moved(source, target)
+            self._moved(source, target, is_directory=True)
 
     async def _set_chunk_time(self, ino: int, mtime_ns: int) -> None:
         opened = self._drafts.of_ino(ino)

@@ -6,7 +6,6 @@ chunk apart; so a chunk's number is computed and no table is needed, however man
 else: its other 46 bits count up, in the table below.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -40,17 +39,19 @@ def in_table(ino: int) -> bool:
 
 @dataclass(slots=True)
 class _Row(Generic[N]):
-    key: object
     node: N
     lookups: int
-    told: int = 0
+    keys: tuple[object, ...] = ()
 
 
 class InodeTable(Generic[N]):
-    """Numbers of nodes that are not in a chunk tree: counted up, and forgotten when the kernel forgets them."""
+    """Numbers of nodes that are not in a chunk tree: counted up, and forgotten when the kernel forgets them.
+
+    A node is found by its number, or by one of its keys: what identifies it, and the names that it has.
+    """
 
     def __init__(self, root: N) -> None:
-        self._rows: dict[int, _Row[N]] = {ROOT: _Row(None, root, 1)}
+        self._rows: dict[int, _Row[N]] = {ROOT: _Row(root, 1)}
         self._numbers: dict[object, int] = {}
         self._new: set[int] = set()
         self._last = ROOT
@@ -59,46 +60,58 @@ class InodeTable(Generic[N]):
         """Return the number of the node that *key* identifies; *node* is taken in if the key is new."""
         ino = self._numbers.get(key)
         if ino is None:
-            ino = self._last = self._last + 1
-            self._numbers[key] = ino
-            self._rows[ino] = _Row(key, node, 0)
-            self._new.add(ino)
-        self._rows[ino].told += 1
+            ino = self.reserve()
+            self.keep(ino, node, key)
         return ino
 
-    def told(self, ino: int) -> int:
-        """Return how often `number` gave out *ino*."""
-        return self._rows[ino].told
+    def find(self, key: object) -> int | None:
+        """Return the number of the node with *key*; None if there is none."""
+        return self._numbers.get(key)
 
     def reserve(self) -> int:
         """Return a number that no node has, for a node that `keep` takes in."""
         self._last += 1
         return self._last
 
-    def keep(self, ino: int, node: N) -> None:
-        """Let *ino*, which `reserve` or `number` gave out, stand for *node*, whatever it stood for."""
+    def keep(self, ino: int, node: N, *keys: object) -> None:
+        """Let *ino*, which `reserve` or `number` gave out, stand for *node*, whatever it stood for, with these keys."""
         row = self._rows.get(ino)
         if row is None:
-            self._rows[ino] = _Row(None, node, 0)  # such a node is found by its number only
+            row = self._rows[ino] = _Row(node, 0)
             self._new.add(ino)
-        elif row.node != node:
-            self._rekey(ino, row, None)
-            row.node = node
+        elif row.node == node and row.keys == keys:
+            return
+        for key in row.keys:
+            self.drop_key(key)
+        row.node = node
+        for key in keys:
+            self.add_key(ino, key, len(keys))
 
-    def move(self, change: Callable[[object, N], tuple[object, N] | None]) -> None:
-        """Give every node for which *change* returns another key and node that key, under the same number."""
-        for ino, row in list(self._rows.items()):
-            moved = change(row.key, row.node)
-            if moved is not None:
-                self._rekey(ino, row, moved[0])
-                row.node = moved[1]
+    def add_key(self, ino: int, key: object, most: int) -> None:
+        """Let *key* find the node *ino*, and no other; behind its first key, a node keeps the last *most*."""
+        if self._numbers.get(key) == ino:
+            return
+        self.drop_key(key)
+        self._numbers[key] = ino
+        row = self._rows[ino]
+        row.keys = (*row.keys, key)
+        for old in row.keys[1:-most]:
+            self.drop_key(old)
 
-    def _rekey(self, ino: int, row: "_Row[N]", key: object) -> None:
-        if self._numbers.get(row.key) == ino:
-            del self._numbers[row.key]
-        row.key = key
-        if key is not None:
-            self._numbers[key] = ino
+    def drop_key(self, key: object) -> None:
+        """Find nothing by *key* any more."""
+        ino = self._numbers.pop(key, None)
+        if ino is not None:
+            row = self._rows[ino]
+            row.keys = tuple(other for other in row.keys if other != key)
+
+    def keys(self, ino: int) -> tuple[object, ...]:
+        """Return the keys of the node *ino*, in the order in which they came."""
+        return self._rows[ino].keys
+
+    def nodes(self) -> list[tuple[int, N]]:
+        """Return all nodes, with their numbers."""
+        return [(ino, row.node) for ino, row in self._rows.items()]
 
     def node(self, ino: int) -> N:
         """Return the node with the number *ino*."""
@@ -130,8 +143,7 @@ class InodeTable(Generic[N]):
 
     def _drop(self, ino: int) -> None:
         self._new.discard(ino)
-        key = self._rows.pop(ino).key
-        if self._numbers.get(key) == ino:
+        for key in self._rows.pop(ino).keys:
             del self._numbers[key]
 
     def __len__(self) -> int:

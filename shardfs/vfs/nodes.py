@@ -1,7 +1,7 @@
 """Nodes of the inode table, one class per kind: everything that is not in a chunk tree."""
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from shardfs.dataset.hierarchy import DOCUMENT, Node
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _REASON: Final = b"user.shardfs.reason"
 GONE: Final = "gone"
-"""The identity of a stored node that is gone for good, whatever its path stands for."""
+"""The identity of a stored file or directory that has no name any more, whatever its path stands for."""
 
 
 class TableNode(Protocol):
@@ -124,16 +124,25 @@ class ChunkDirectory:
         return []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class StoredNode:
     """Something that is shown as it is stored; *identity* tells whether *path* still stands for it.
 
-    As it is: a symbolic link (which the kernel follows on the mount), a pipe, a socket or a device.
+    As it is: a symbolic link (which the kernel follows on the mount), a pipe, a socket or a device.  *path* is the name
+    by which it was looked up last, of the *nlink* that it has.
     """
 
     tree: "Tree"
     path: str
     identity: object
+    nlink: int = field(default=1, kw_only=True)
+
+    @property
+    def key(self) -> object:
+        """What tells it from all others in the inode table: links are one file, where the store knows files."""
+        if isinstance(self.identity, tuple) and not self.tree.is_document(self.path):
+            return type(self), self.identity
+        return type(self), self.path, self.identity
 
     @property
     def stored_path(self) -> str:
@@ -192,7 +201,7 @@ class PlainFile(StoredNode):
         return PlainHandle(ino, self.path, file, self.tree.ttl)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Document(StoredNode):
     """A generated document of *nbytes* bytes, of a stored `zarr.json`; *identity* is the version of the latter.
 
@@ -237,6 +246,11 @@ class Directory(StoredNode):
     """A directory: of an array, of a group, or of anything else."""
 
     __slots__ = ()
+
+    @property
+    def key(self) -> object:
+        """What tells it from all others: it has one name, or is mounted at several, which are several directories."""
+        return type(self), self.path, self.identity
 
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of a generated document, of something in the chunk tree, or of what is stored."""

@@ -3,7 +3,6 @@
 import os
 import stat
 import time
-from dataclasses import replace
 from typing import Final
 
 from shardfs.dataset.hierarchy import is_below
@@ -231,7 +230,8 @@ class OpenFiles:
         opened = self.drafts.get(new) or self.drafts.begin(new, base, base.attributes.status)
         for number, handle in writing:
             del self.plain[number]
-            self._tree.replace_file(number, self.drafts.use(opened, handle.ino, 0))
+            is_link = isinstance(self._tree.node(handle.ino), PlainFile)  # which goes on being that under another name
+            self._tree.replace_file(number, self.drafts.use(opened, opened.ino if is_link else handle.ino, 0))
 
     async def hand_over_draft(self, opened: OpenDraft, new: Name) -> None:
         """Let those who write *opened*, whose name became *new*, write that from now on."""
@@ -274,23 +274,17 @@ class OpenFiles:
         """Open a plain file to write, None if *ino* is none; beside chunks one that is gone, too, as anywhere.
 
         Writers take turns with lock files there, which they rename onto a chunk; who comes late finds out by comparing
-        inode numbers.  So the number of a file that is gone must not go to the next one of the name, though the store
-        may give that the same identity.
+        inode numbers.
         """
-        inodes = self._tree.inodes
-        while True:
-            node = self._tree.node(ino) if in_table(ino) else None
-            if not isinstance(node, PlainFile) or self._contents.is_document(node):
-                return None
-            told = inodes.told(ino)
-            try:
-                return await node.open_live(ino, writable=True)
-            except StaleError:
-                if not self._tree.is_scratch(node.path):
-                    raise
-            if self._tree.node(ino) is node and inodes.told(ino) == told:
-                inodes.keep(ino, replace(node, identity=GONE))
-                return PlainHandle(ino, "", await self._contents.nameless(), self._tree.ttl)
+        node = self._tree.node(ino) if in_table(ino) else None
+        if not isinstance(node, PlainFile) or self._contents.is_document(node):
+            return None
+        try:
+            return await node.open_live(ino, writable=True)
+        except StaleError:
+            if node.identity != GONE or not self._tree.is_scratch(node.path):
+                raise
+        return PlainHandle(ino, "", await self._contents.nameless(), self._tree.ttl)
 
     async def _create_plain(self, name: PlainName, mode: int, flags: int, owner: Owner) -> PlainHandle:
         await self._contents.make_scratch(name)

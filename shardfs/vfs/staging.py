@@ -16,6 +16,7 @@ from shardfs.errors import CrossDeviceError, NotADirectoryHereError, NotFoundErr
 from shardfs.format.chunk_key import ChunkKeyEncoding, parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, join_key, prune
+from shardfs.vfs.nodes import PlainFile
 from shardfs.vfs.plain_writers import PlainWriters
 from shardfs.vfs.tree import Tree
 
@@ -98,7 +99,7 @@ class Staging:
         await self._store.rename(key, beside, exclusive=True)
         for old in (key, join_key(path, name)):
             self._plain.follow(old, beside)
-            self._tree.moved(old, beside)
+            self._tree.moved(old, beside, is_directory=False)
 
     async def _make_directories(self, path: str, place: str) -> None:
         """Let the array at *path* have the directories that are below *place*, also those without a file."""
@@ -150,6 +151,8 @@ class Staging:
         shards, shard = self._writer.source.shards, array.grid.locate(coords).shard
         shards.own(array.arrangement, shard, coords, OwnVersion(self._tree.inodes.reserve(), status.mtime_ns))
         await self._store.unlink(key)
+        if status.nlink == 1:
+            self._tree.retire((PlainFile, status.identity))
 
     async def resume(self) -> None:
         """Publish what an earlier mount put aside and did not come to publish."""

@@ -125,5 +125,6 @@ class StoredNames:
 
     def _of(self, path: str, status: Stat) -> Attributes:
         kind = self._tree.view.directory if status.kind is Kind.DIRECTORY else _KINDS.get(status.kind, StoredNode)
-        ino = self._tree.inodes.number((kind, path, status.identity), kind(self._tree, path, status.identity))
+        nlink = 1 if status.kind is Kind.DIRECTORY else status.nlink
+        ino = self._tree.stored_number(kind(self._tree, path, status.identity, nlink=nlink))
         return Attributes(ino, status.size, self._tree.ttl, status)

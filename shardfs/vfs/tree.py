@@ -3,7 +3,6 @@
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node, is_below
 from shardfs.errors import NotFoundError, ShardfsError, SourceError, StaleError
@@ -15,7 +14,7 @@ from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.decoded import DecodedChunks
 from shardfs.vfs.handles import Batch, ChunkHandle, DirectoryHandle, DocumentHandle, FileHandle, PlainHandle
 from shardfs.vfs.inodes import InodeTable, TreeNumbers, in_table, unpack
-from shardfs.vfs.nodes import ChunkDirectory, ChunkVersion, Directory, Document, StoredNode, TableNode
+from shardfs.vfs.nodes import GONE, ChunkDirectory, ChunkVersion, Directory, Document, StoredNode, TableNode
 from shardfs.vfs.stored_names import StoredNames
 from shardfs.vfs.views import View
 
@@ -62,6 +61,11 @@ class Tree:
     def is_scratch(self, path: str) -> bool:
         """Whether the directory *path* of the store is for names beside chunks."""
         return self.scratch is not None and is_below(path, self.scratch)
+
+    def is_document(self, path: str) -> bool:
+        """Whether what is stored under *path* is a document in this view, which is published as a whole."""
+        directory, _, name = path.rpartition("/")
+        return name in self.view.document_names and not self.is_scratch(directory)
 
     async def start(self) -> None:
         """Look at the source; raises what keeps it from being read, and `SourceError` if there is nothing to show."""
@@ -272,42 +276,83 @@ class Tree:
         if status is None:
             return
         before, identity = (document.stored_path, document.identity), status.version
+        for ino, node in self.inodes.nodes():
+            if isinstance(node, Document) and (node.stored_path, node.identity) == before:
+                node.identity = identity
+                self.inodes.keep(ino, node, node.key)
 
-        def follow(_: object, node: TableNode) -> tuple[object, TableNode] | None:
-            if not isinstance(node, Document) or (node.stored_path, node.identity) != before:
-                return None
-            followed = replace(node, identity=identity)
-            return followed.key, followed
+    def stored_number(self, node: StoredNode) -> int:
+        """Return the number of what is stored and was found under the path of *node*: one for all names of a file."""
+        ino = self.inodes.number(node.key, node)
+        known = self.inodes.node(ino)
+        assert isinstance(known, StoredNode)
+        known.path, known.nlink = node.path, node.nlink
+        self.inodes.add_key(ino, node.path, node.nlink)
+        return ino
 
-        self.inodes.move(follow)
+    def removed(self, path: str) -> None:
+        """Know that a name was removed, or is that of something else now.
 
-    def moved(self, old: str, new: str) -> None:
-        """Follow a name that was moved in the store from *old* to *new*, with all below it."""
+        The number of a file without a name is that of no other, though the store may give a new file the identity of
+        one that is gone: who waits for a lock file compares numbers.
+        """
+        ino = self.inodes.find(path)
+        if ino is None:
+            return
+        self.inodes.drop_key(path)
+        node = self.inodes.node(ino)
+        assert isinstance(node, StoredNode)
+        node.nlink -= 1
+        if node.nlink <= 0:
+            self.retire(node.key)
+        for other in self.inodes.keys(ino):
+            if isinstance(other, str):
+                node.path = other
+
+    def retire(self, key: object) -> None:
+        """Give the number of what is stored and identified by *key*, and gone, to nothing else."""
+        ino = self.inodes.find(key)
+        if ino is not None:
+            self.inodes.drop_key(key)
+            node = self.inodes.node(ino)
+            assert isinstance(node, StoredNode)
+            node.identity = GONE
+
+    def moved(self, old: str, new: str, *, is_directory: bool) -> None:
+        """Follow a name that was moved in the store from *old* to *new*, a directory with all below it."""
+        self._follow(self.inodes.find(old), old, new)
+        if not is_directory:
+            return
         self.as_written.move(old, new)
         for path in [path for path in self._chunk_trees if is_below(path, old) or is_below(path, new)]:
             self.numbers.remove(self._chunk_trees.pop(path).number)
+        for ino, node in self.inodes.nodes():
+            if isinstance(node, StoredNode) and not isinstance(node, Document) and is_below(node.path, old):
+                self._follow(ino, node.path, new + node.path[len(old) :])
 
-        def follow(_: object, node: TableNode) -> tuple[object, TableNode] | None:
-            if not isinstance(node, StoredNode) or isinstance(node, Document) or not is_below(node.path, old):
-                return None
-            moved = replace(node, path=new + node.path[len(old) :])
-            return (type(node), moved.path, moved.identity), moved
-
-        self.inodes.move(follow)
+    def _follow(self, ino: int | None, old: str, new: str) -> None:
+        if ino is not None and self.inodes.find(new) == ino:
+            return  # these are two names of one file, which stay
+        self.removed(new)
+        if ino is None:
+            return
+        node = self.inodes.node(ino)
+        assert isinstance(node, StoredNode)
+        self.inodes.drop_key(old)
+        before, node.path = node.key, new
+        if node.key != before:
+            self.inodes.keep(ino, node, node.key)
+        self.inodes.add_key(ino, new, node.nlink)
 
     def became_chunks(self, chunks: ChunkTree) -> None:
         """Let the directories that became ones of *chunks* go on under their numbers: programs work in them."""
         above = chunks.array.arrangement.path
-
-        def follow(_: object, node: TableNode) -> tuple[object, TableNode] | None:
+        for ino, node in self.inodes.nodes():
             if not isinstance(node, Directory) or node.path == above or not is_below(node.path, above):
-                return None
+                continue
             position = chunks.directory_at(node.path[len(above) :].lstrip("/"))
-            if position is None:
-                return None
-            return (ChunkDirectory, chunks.number, position), ChunkDirectory(chunks, position)
-
-        self.inodes.move(follow)
+            if position is not None:
+                self.inodes.keep(ino, ChunkDirectory(chunks, position), (ChunkDirectory, chunks.number, position))
 
     def keep_version(self, ino: int, chunks: ChunkTree, coords: Coords) -> None:
         """Let *ino* stand for the version of a chunk that was published through the mount."""

@@ -823,16 +823,6 @@ def test_a_link_to_the_name_of_a_chunk_is_a_copy(root: Path) -> None:
         os.link(root / "plain", root / KEY)
 
 
-def test_two_names_of_a_plain_file_have_different_inode_numbers(root: Path) -> None:
-    (root / "plain").write_bytes(b"one")
-    os.link(root / "plain", root / "second")
-    assert (root / "second").read_bytes() == b"one"
-    assert (root / "plain").stat().st_nlink == (root / "second").stat().st_nlink == 2
-    assert (root / "plain").stat().st_ino != (root / "second").stat().st_ino
-    (root / "second").write_bytes(b"two")
-    assert (root / "plain").read_bytes() == b"two"
-
-
 def test_names_are_not_exchanged(root: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     old, new = os.fsencode(root / KEY), os.fsencode(root / NEIGHBOUR)

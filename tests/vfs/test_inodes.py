@@ -139,3 +139,18 @@ def test_what_the_kernel_forgets_before_it_counts_is_swept_once() -> None:
     table.forget(ino, 1)  # of a reference from before the number was forgotten and kept again
     table.sweep()
     assert len(table) == 1
+
+
+def test_a_node_is_found_by_its_keys_and_the_last_of_its_names() -> None:
+    table: InodeTable[str] = InodeTable("root")
+    ino = table.number("identity", "node")
+    for name in "abcb":
+        table.add_key(ino, name, 2)
+    assert [table.find(key) for key in ("identity", "a", "b", "c")] == [ino, None, ino, ino]
+    other = table.number("another", "other")
+    table.add_key(other, "b", 1)
+    assert (table.find("b"), table.keys(ino)) == (other, ("identity", "c"))
+    for number in (ino, other):
+        table.retain(number)
+        table.forget(number, 1)
+    assert [table.find(key) for key in ("identity", "a", "b", "c", "another")] == [None] * 5

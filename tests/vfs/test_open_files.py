@@ -13,7 +13,7 @@ from shardfs.stores.durable import Disk
 from shardfs.vfs.as_written import AsWritten
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle
-from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.inodes import ROOT, InodeTable
 from shardfs.vfs.names import ChunkName, DocumentName, Owner
 from shardfs.vfs.open_files import OpenFiles
 from tests.support.crashing import Process, make_source
@@ -222,3 +222,17 @@ async def test_a_document_below_a_directory_that_is_moved_keeps_its_text(tmp_pat
     await write(files, directory, b"zarr.json", compact)
     await editor.rename(ROOT, b"unchecked", ROOT, b"moved", exclusive=False)
     assert await read_file(tree, (await find(tree, "moved/zarr.json")).ino) == compact
+
+
+@in_trio
+async def test_a_file_is_renamed_without_a_look_at_all_other_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    (root / "notes").write_bytes(b"text")
+    process = await Process.start(root, Disk())
+    first = (await process.writing.editor.lookup(ROOT, b"notes")).ino
+    monkeypatch.delattr(InodeTable, "nodes")
+    await process.writing.editor.rename(ROOT, b"notes", ROOT, b"moved", exclusive=False)
+    assert (await process.writing.editor.lookup(ROOT, b"moved")).ino == first
