@@ -120,7 +120,9 @@ class Contents:
         return await self.open_to_read(attributes.ino) if attributes.ino else None
 
     async def exists(self, name: Name) -> bool:
-        """Whether *name* stands for anything."""
+        """Whether *name* stands for anything, be it a file that is not published yet."""
+        if isinstance(name, ChunkName | DocumentName) and self._drafts.unpublished(name) is not None:
+            return True
         match name:
             case ChunkName():
                 return (await name.chunks.array.find(name.coords, fresh=True))[1] is not None
@@ -212,15 +214,20 @@ class Contents:
         """Remove a file; raises `NotFoundError`."""
         match name:
             case ChunkName():
-                if not await self.exists(name):
-                    raise NotFoundError(f"{name.path} does not exist")
                 async with self._drafts.lock(name):
-                    array = (await self._tree.present(name.chunks)).array
-                    await self._writer.erase(array, name.coords, mtime_ns=time.time_ns())
+                    if (await name.chunks.array.find(name.coords, fresh=True))[1] is not None:
+                        array = (await self._tree.present(name.chunks)).array
+                        await self._writer.erase(array, name.coords, mtime_ns=time.time_ns())
+                    elif self._drafts.unpublished(name) is None:
+                        raise NotFoundError(f"{name.path} does not exist")
                     self._drafts.detach(name)
             case DocumentName():
                 async with self._drafts.lock(name):
-                    await self._publisher.remove(name)
+                    try:
+                        await self._publisher.remove(name)
+                    except NotFoundError:
+                        if self._drafts.unpublished(name) is None:
+                            raise
                     self._drafts.detach(name)
                 self._tree.removed(name.path)
             case PlainName():

@@ -26,7 +26,16 @@ from shardfs.vfs.contents import Contents
 from shardfs.vfs.gate import Gate
 from shardfs.vfs.handles import PlainHandle
 from shardfs.vfs.inodes import in_table
-from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Name, Owner, PlainName, resolve
+from shardfs.vfs.names import (
+    ChunkDirectoryName,
+    ChunkName,
+    DocumentName,
+    Name,
+    Owner,
+    PlainName,
+    resolve,
+    resolve_published,
+)
 from shardfs.vfs.nodes import Directory, Document, PlainFile, StoredNode
 from shardfs.vfs.open_files import OpenFiles
 from shardfs.vfs.publisher import Publisher
@@ -56,10 +65,16 @@ class Editor:
         """
         turns = self._gate.turns
         attributes = await self._tree.lookup(parent, name)
-        if attributes.ino != ABSENT or not self._gate.has_turned(turns):
-            return attributes
-        async with self._gate.passing():
-            return await self._tree.lookup(parent, name)
+        if attributes.ino == ABSENT and self._gate.has_turned(turns):
+            async with self._gate.passing():
+                attributes = await self._tree.lookup(parent, name)
+        if attributes.ino == ABSENT and self._drafts:
+            published = await resolve_published(self._tree, parent, name)
+            opened = self._drafts.unpublished(published) if published is not None else None
+            if opened is not None:
+                self._tree.retain(opened.ino)
+                return opened.attributes(opened.ino)._replace(ttl=0.0)
+        return attributes
 
     async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a file."""
@@ -78,9 +93,9 @@ class Editor:
         while True:
             turns = self._gate.turns
             moving, alone = await self._settled(partial(self._moving, parent, name))
-            opened = self._drafts.get(moving) if isinstance(moving, ChunkName | DocumentName) else None
-            if opened is not None and opened.is_dirty:
-                await self._files.publish(opened)
+            for opened in self._drafts.all_of(moving) if isinstance(moving, ChunkName | DocumentName) else ():
+                if opened.is_dirty or opened.is_new:
+                    await self._files.publish(opened)
             async with self._gate_for(new_name, alone=alone):
                 if alone or not self._gate.has_turned(turns) or not (await self._moving(parent, name))[1]:
                     old, new = await resolve(self._tree, parent, name), await resolve(self._tree, new_parent, new_name)
@@ -216,8 +231,9 @@ class Editor:
             return
         changes = {"mode": mode, "uid": uid, "gid": gid, "atime_ns": atime_ns, "mtime_ns": mtime_ns}
         opened = self._drafts.of_ino(ino)
-        if opened is not None and opened.is_new:
-            return  # a document that is not stored yet
+        if opened is not None and opened.is_new:  # a document that is not stored yet
+            opened.mtime_ns = mtime_ns if mtime_ns is not None else opened.mtime_ns
+            return
         try:
             if opened is None and not isinstance(node, Document):
                 await node.attributes(ino)  # raises, if another file has the name
@@ -292,7 +308,7 @@ class Editor:
         if isinstance(old, PlainName) and isinstance(new, PlainName):
             await self._rename_plain(old, new, exclusive=exclusive)
             return
-        written = None if isinstance(old, PlainName) else self._drafts.get(old)
+        written = [] if isinstance(old, PlainName) else self._drafts.all_of(old)
         attributes, content = await self._contents.content_of(old)
         if exclusive and await self._contents.exists(new):
             raise ExistsError(f"{new.path} exists")
@@ -301,8 +317,8 @@ class Editor:
         await self._contents.remove(old)
         if isinstance(old, PlainName):
             await self._files.hand_over_plain(old, new)
-        elif written is not None:
-            await self._files.hand_over_draft(written, new)
+        for opened in written:
+            await self._files.hand_over_draft(opened, new)
 
     def _gate_for(self, new_name: bytes, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
         """Return what to hold while *new_name* is taken: a document may make an array of the directory."""

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from shardfs.errors import NotADirectoryHereError, NotPermittedError
+from shardfs.errors import NotADirectoryHereError, NotPermittedError, RefusedError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import is_reserved, join_key
 from shardfs.vfs.chunk_tree import ChunkTree
@@ -88,6 +88,36 @@ async def resolve(tree: Tree, parent: int, name: bytes) -> Name:
     if node.hides(stored, known, text):
         raise NotPermittedError(f"{join_key(node.path, text)} is not shown, and cannot be written, in this view")
     return PlainName(join_key(node.path, text), is_scratch=is_scratch)
+
+
+async def resolve_published(tree: Tree, parent: int, name: bytes) -> ChunkName | DocumentName | None:
+    """Return what *name* stands for if that is published as a whole; looks at nothing that is stored."""
+    text = os.fsdecode(name)
+    node = tree.node(parent) if in_table(parent) else None
+    position: int | None = None
+    if isinstance(node, ChunkDirectory):
+        chunks, position = node.chunks, node.position
+        is_owned = chunks.owns(text)
+    elif isinstance(node, Directory):
+        if tree.is_document(join_key(node.path, text)):
+            return DocumentName(node.path, text)
+        known = tree.chunk_tree(await node.hierarchy_node())
+        if known is None:
+            return None
+        chunks, is_owned = known, known.owns_in_array(text)
+    elif node is None:
+        number, _, position = unpack(parent)
+        chunks = tree.numbers.tree(number)
+        is_owned = chunks.owns(text)
+    else:
+        return None
+    if not is_owned:
+        return None
+    try:
+        found = _of_chunks(chunks, await chunks.coords_of(position, text))
+    except RefusedError:  # beyond the grid
+        return None
+    return found if isinstance(found, ChunkName) else None
 
 
 async def _resolve_in_chunks(tree: Tree, chunks: ChunkTree, position: int, text: str) -> Name:

@@ -34,7 +34,7 @@ class Readable(Protocol):
 
 @dataclass(eq=False)
 class OpenDraft:
-    """What is written to one name by all who have it open, as on any file.
+    """What is written to one name by those who share a buffer: who cuts the file when he opens it begins one.
 
     The kernel may believe the attributes of a new file for *ttl* seconds until it is written: then it asks by itself.
     *base* is what the name stood for, as long as nothing was written; None if it begins empty.  *ino* is the number
@@ -56,10 +56,15 @@ class OpenDraft:
     is_fresh: bool = False
     """Whether it was made, or cut when it was opened, and nothing was written or published since."""
     is_detached: bool = False
+    is_outdated: bool = False
+    """Whether another draft has published something since this one was, and nothing was written to it."""
+    is_cut: bool = False
+    """Whether it began empty: then it is published as its writers wrote it, and never on top of what others did."""
     users: int = 0
     mtime_ns: int | None = None
     version: int = field(init=False)
     lock: QuickLock = field(default_factory=QuickLock)
+    """Held while it is written or published; the drafts of one name have one."""
 
     def __post_init__(self) -> None:
         self.version = self.ino
@@ -94,13 +99,12 @@ class OpenDraft:
             self.draft.truncate(nbytes)
             self._changed()
 
-    async def restart(self) -> None:
-        """Begin empty, as an open that truncates does."""
+    async def begin_again(self, base: Readable | None) -> None:
+        """Say what *base* says, which was published meanwhile."""
         async with self.lock:
-            self.base = None
-            self.draft.clear()
-            self.mtime_ns = None
-            self.is_dirty, self.is_fresh = False, True  # whoever wrote before and closes now publishes nothing
+            if self.is_outdated:
+                self.base, self.is_outdated = base, False
+                self.draft.clear()
 
     async def publish(self, publish: "Callable[[OpenDraft], Awaitable[None]]") -> None:
         """Have *publish* make the present content that of the name, unless somebody did, or has the name, by now."""
@@ -110,6 +114,11 @@ class OpenDraft:
             await self._load()
             await publish(self)
             self.is_dirty = self.is_fresh = self.is_new = False
+
+    @property
+    def is_unpublished(self) -> bool:
+        """Whether there is something that will be published."""
+        return (self.is_dirty or self.is_fresh) and not self.is_detached
 
     def _changed(self) -> None:
         self.is_dirty, self.is_fresh = True, False
@@ -141,6 +150,8 @@ class DraftHandle:
     appends: bool = False
     begins_empty: bool = False
     """Whether the file was cut, or made on the condition that there was none, for this handle, not flushed since."""
+    is_unflushed: bool = False
+    """Whether something was written by it since it was flushed: a write may end after the descriptor was closed."""
     is_chunk = True
 
     @property
@@ -158,58 +169,97 @@ class DraftHandle:
 
 
 class OpenDrafts:
-    """The drafts that are open, by the names that they are published under and by the numbers of their handles."""
+    """The drafts that are open, by the names that they are published under and by the numbers of their handles.
+
+    Of several the last counts: of one name that which was begun last, and of one number that which was written last.
+    """
 
     def __init__(self, tree: Tree, space: DraftSpace) -> None:
         self._tree = tree
         self._space = space
-        self._by_name: dict[ChunkName | DocumentName, OpenDraft] = {}
-        self._by_ino: dict[int, OpenDraft] = {}
+        self._by_name: dict[ChunkName | DocumentName, list[OpenDraft]] = {}
+        self._by_ino: dict[int, list[OpenDraft]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_name)
 
     def get(self, name: ChunkName | DocumentName) -> OpenDraft | None:
-        """Return the draft that is published under *name*."""
-        return self._by_name.get(name)
+        """Return the draft that those share who open *name* and do not cut it."""
+        drafts = self._by_name.get(name)
+        return drafts[-1] if drafts else None
+
+    def all_of(self, name: ChunkName | DocumentName) -> list[OpenDraft]:
+        """Return all drafts that are published under *name*, in the order in which they were begun."""
+        return list(self._by_name.get(name, ()))
+
+    def unpublished(self, name: ChunkName | DocumentName) -> OpenDraft | None:
+        """Return a draft that is about to be published under *name*."""
+        drafts = self._by_name.get(name, ())
+        return next((opened for opened in reversed(drafts) if opened.is_unpublished), None)
 
     def of_ino(self, ino: int) -> OpenDraft | None:
-        """Return the draft that a handle with the number *ino* writes."""
-        return self._by_ino.get(ino)
+        """Return the draft that a handle with the number *ino* has written last."""
+        drafts = self._by_ino.get(ino)
+        return drafts[-1] if drafts else None
 
     def items(self) -> list[tuple[ChunkName | DocumentName, OpenDraft]]:
         """Return all that have a name, with it."""
-        return list(self._by_name.items())
+        return [(name, opened) for name, drafts in self._by_name.items() for opened in drafts]
 
     def begin(
-        self, name: ChunkName | DocumentName, base: ChunkHandle | DocumentHandle | None, status: Stat
+        self,
+        name: ChunkName | DocumentName,
+        base: ChunkHandle | DocumentHandle | None,
+        status: Stat,
+        *,
+        is_cut: bool = False,
     ) -> OpenDraft:
-        """Begin to write a file."""
-        ino = self._tree.inodes.reserve() if base is None else base.attributes.ino
+        """Begin to write a file, which *base* says now, if it is there; *is_cut*: with nothing of that."""
         is_new = base is None
-        most = MAX_CHUNK_NBYTES if isinstance(name, ChunkName) else MAX_DOCUMENT_NBYTES
-        opened = OpenDraft(name, Draft(self._space, most), ino, status, base, is_new, self._tree.ttl, is_fresh=is_new)
-        if base is None:
+        ino = self._tree.inodes.reserve() if base is None else base.attributes.ino
+        draft = Draft(self._space, MAX_CHUNK_NBYTES if isinstance(name, ChunkName) else MAX_DOCUMENT_NBYTES)
+        kept = None if is_cut else base
+        opened = OpenDraft(name, draft, ino, status, kept, is_new, self._tree.ttl)
+        opened.is_fresh = opened.is_cut = is_new or is_cut
+        if is_new:
             node = (
                 ChunkVersion(name.chunks, name.coords)
                 if isinstance(name, ChunkName)
                 else Document(self._tree, name.path, ino, 0)
             )
             self._tree.inodes.keep(ino, node)
-        self._by_name[name] = opened
+        self._add(opened)
         return opened
 
     def use(self, opened: OpenDraft, ino: int, flags: int) -> DraftHandle:
         """Return a handle of *opened* with the number *ino*."""
         opened.users += 1
-        self._by_ino[ino] = opened
+        for number in {ino, opened.ino}:
+            self.was_written(opened, number)
         begins_empty = bool(flags & (os.O_TRUNC | os.O_EXCL))
         return DraftHandle(ino, opened, appends=bool(flags & os.O_APPEND), begins_empty=begins_empty)
 
+    def was_written(self, opened: OpenDraft, ino: int) -> None:
+        """Know *opened* as the draft that was written last by a handle with the number *ino*."""
+        drafts = self._by_ino.setdefault(ino, [])
+        if not drafts or drafts[-1] is not opened:
+            self._by_ino[ino] = [*(other for other in drafts if other is not opened), opened]
+
+    def was_published(self, opened: OpenDraft) -> None:
+        """Know that the name of *opened* says what it says: others begin with that, if they have nothing to publish."""
+        for other in self._by_name.get(opened.name, ()):
+            if other is not opened:
+                other.is_outdated = not (other.is_unpublished or other.is_cut)
+                other.is_exclusive = False  # this was made after it
+
     def end(self, opened: OpenDraft) -> None:
         """Forget a file that nobody writes any more."""
-        if self._by_name.get(opened.name) is opened:
-            del self._by_name[opened.name]
-        numbers = [ino for ino, other in self._by_ino.items() if other is opened]
-        for ino in numbers:
-            del self._by_ino[ino]
+        self._remove(opened)
+        for ino, drafts in list(self._by_ino.items()):
+            if opened in drafts:
+                drafts.remove(opened)
+                if not drafts:
+                    del self._by_ino[ino]
         opened.draft.clear()
 
     def lock(self, name: ChunkName | DocumentName) -> AbstractAsyncContextManager[None]:
@@ -217,18 +267,29 @@ class OpenDrafts:
 
         Who holds it must not wait for the gate.
         """
-        opened = self._by_name.get(name)
+        opened = self.get(name)
         return nullcontext() if opened is None else opened.lock
 
     def detach(self, name: ChunkName | DocumentName) -> None:
-        """Let go of the name of an open file: something else has it from now on."""
-        opened = self._by_name.pop(name, None)
-        if opened is not None:
+        """Let go of the name of open files: something else has it from now on."""
+        for opened in self._by_name.pop(name, ()):
             opened.is_detached = True
 
     def rename(self, opened: OpenDraft, name: ChunkName | DocumentName) -> None:
         """Publish *opened* under another name from now on."""
-        if self._by_name.get(opened.name) is opened:
-            del self._by_name[opened.name]
+        self._remove(opened)
         opened.name, opened.is_detached = name, False
-        self._by_name[name] = opened
+        self._add(opened)
+
+    def _add(self, opened: OpenDraft) -> None:
+        drafts = self._by_name.setdefault(opened.name, [])
+        if drafts:
+            opened.lock = drafts[0].lock
+        drafts.append(opened)
+
+    def _remove(self, opened: OpenDraft) -> None:
+        drafts = self._by_name.get(opened.name, [])
+        if opened in drafts:
+            drafts.remove(opened)
+            if not drafts:
+                del self._by_name[opened.name]

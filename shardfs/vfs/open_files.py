@@ -10,6 +10,7 @@ from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     ExistsError,
     IsADirectoryHereError,
+    NotFoundError,
     StaleError,
 )
 from shardfs.stores.base import Buffer
@@ -70,14 +71,13 @@ class OpenFiles:
             opened = self.drafts.get(target)
             if flags & os.O_EXCL and (opened is not None or base is not None):
                 raise ExistsError(f"{target.path} exists")
-            if opened is None:
+            if opened is None or flags & os.O_TRUNC:
                 new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
-                opened = self.drafts.begin(target, base, new if base is None else base.attributes.status)
+                status = new if base is None else base.attributes.status
+                opened = self.drafts.begin(target, base, status, is_cut=bool(flags & os.O_TRUNC))
                 opened.is_exclusive = bool(flags & os.O_EXCL)
             handle = self.drafts.use(opened, opened.ino, flags)
             self._tree.retain(opened.ino)
-            if flags & os.O_TRUNC:
-                await opened.restart()
             return self._tree.add_file(handle), handle.attributes, True
 
     async def open(self, ino: int, flags: int) -> tuple[int, bool]:
@@ -90,17 +90,18 @@ class OpenFiles:
                     await plain.file.truncate(0)
                 return self._add_writing(plain), False
             target = await self._contents.name_of(ino)
-            opened = self.drafts.get(target)
-            if opened is None:
+            opened, is_cut = self.drafts.get(target), bool(flags & os.O_TRUNC)
+            if opened is None or is_cut:
                 # What was replaced since the kernel looked is opened as it is now.  The kernel would look only once
                 # more, and writers that take turns on one name, with lock files renamed onto it, may be faster.
                 base = await self._contents.current(target)
-                if base is None:
+                if base is None and opened is None:
                     raise StaleError(f"{target.path} was removed")
-                opened = self.drafts.get(target) or self.drafts.begin(target, base, base.attributes.status)
+                shared = None if is_cut else self.drafts.get(target)
+                status = base.attributes.status if base is not None else opened.status if opened is not None else None
+                assert status is not None
+                opened = shared or self.drafts.begin(target, base, status, is_cut=is_cut)
             handle = self.drafts.use(opened, ino, flags)
-            if flags & os.O_TRUNC:
-                await opened.restart()
             return self._tree.add_file(handle), True
 
     async def open_to_read(self, ino: int) -> tuple[int, FileHandle, bool]:
@@ -109,6 +110,9 @@ class OpenFiles:
             number, handle = await self._tree.open(ino)
         except StaleError:
             late = await self._contents.successor(ino)
+            opened = self.drafts.of_ino(ino)
+            if late is None and opened is not None and not opened.is_detached:
+                raise NotFoundError(f"{opened.name.path} is not published yet") from None
             # The kernel does not say whose size it asks for, so all who have one number open must have the same.
             if late is None or any(
                 reader.attributes.size != late.attributes.size for reader in self._tree.readers(ino)
@@ -123,15 +127,27 @@ class OpenFiles:
         if isinstance(handle, DraftHandle):
             self._writer.check()
             self._writer.committer.check_room()
+            await self._begin_again(handle.open_draft)
             await handle.write(offset, data)
+            self._was_written(handle)
             return len(data)
         return await self.plain[number].file.write(offset, data)
 
     async def flush(self, number: int) -> None:
         """Publish what was written to an open file and is not published yet."""
         handle = self._tree.file(number)
-        if isinstance(handle, DraftHandle) and handle.open_draft.is_dirty:
-            await self.publish(handle.open_draft)
+        if isinstance(handle, DraftHandle):
+            handle.is_unflushed = False
+            if handle.open_draft.is_dirty:
+                await self.publish(handle.open_draft)
+
+    async def _begin_again(self, opened: OpenDraft) -> None:
+        if opened.is_outdated:
+            await opened.begin_again(await self._contents.current(opened.name))
+
+    def _was_written(self, handle: DraftHandle) -> None:
+        handle.is_unflushed = True
+        self.drafts.was_written(handle.open_draft, handle.ino)
 
     def says_nothing(self, number: int) -> bool:
         """Whether an open file is a document that began empty and was not written, when it is flushed first.
@@ -158,7 +174,10 @@ class OpenFiles:
             await self.plain[number].file.sync()
 
     async def close(self, number: int) -> None:
-        """Close an open file; one that was made, or cut when it was opened, and not written is published now."""
+        """Close an open file; one that was made, or cut when it was opened, and not written is published now.
+
+        So is what was written after the descriptor was flushed: by a thread, while another one closed it.
+        """
         handle = self._tree.file(number)
         self._tree.close(number)
         plain = self.plain.pop(number, None)
@@ -170,7 +189,7 @@ class OpenFiles:
             opened = handle.open_draft
             opened.users -= 1
             try:
-                if opened.is_fresh and not opened.users:
+                if handle.is_unflushed or (opened.is_fresh and not opened.users):
                     await self.publish(opened)
             finally:
                 if not opened.users:
@@ -185,7 +204,9 @@ class OpenFiles:
         if number is not None:
             handle = self._tree.file(number)
             if isinstance(handle, DraftHandle):
+                await self._begin_again(handle.open_draft)
                 await handle.open_draft.truncate(nbytes)
+                self._was_written(handle)
             else:
                 await self.plain[number].file.truncate(nbytes)
             return self._tree.file(number).attributes
@@ -213,6 +234,7 @@ class OpenFiles:
                 await self._publisher.publish(opened.name, text, mode=mode, exclusive=exclusive)
                 if opened.mtime_ns is not None:
                     await self._contents.set_document_time(opened.name, opened.mtime_ns)
+            self.drafts.was_published(opened)
 
         # The gate once, and before the draft's lock: whoever closes it waits for all who passed.
         async with self._gate.passing() if isinstance(opened.name, ChunkName) else self._gate.closed():

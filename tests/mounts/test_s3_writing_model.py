@@ -68,7 +68,7 @@ class WritingS3Mount(local.WritingMount):
     @precondition(lambda self: self.opened)
     @rule(file=opened, mtime_ns=st.integers(10**18, 10**18 + 9))
     def set_time_open(self, file: tuple[int, Handle], mtime_ns: int) -> None:
-        if self.model.drafts.get(file[1].path or "") is not None:
+        if self.model.drafts.get(file[1].path or ""):
             super().set_time_open(file, mtime_ns)
 
     @rule(old=st.nothing(), new=st.nothing())

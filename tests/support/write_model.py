@@ -3,8 +3,10 @@
 Every operation is done by the operating system in a directory, but for what differs by design:
 
 - What is written to a chunk or a document is published as a whole, when a descriptor is closed or synced, when its
-  name is cut, and when it is renamed; all who write one name share what they write; a reader keeps the version that
-  it opened.  `Draft` is that, and a published version is a file of its own, put in place by rename.
+  name is cut, and when it is renamed; who opens it with `O_TRUNC` begins a `Draft`, which those share who open it
+  otherwise; a reader keeps the version that it opened.  A published version is a file of its own, put in place by
+  rename.
+- A name that is made is taken, and has nothing to read until it is published.
 - Directories of chunks are there as far as the grid goes; a name beyond the grid is `EINVAL` to writers, and not there
   to readers.
 - A chunk or a document has one name only: a link to it is `EPERM`, a link that becomes one is a copy.
@@ -150,7 +152,16 @@ class Draft:
     content: bytearray
     is_dirty: bool = False
     is_fresh: bool = False
+    is_new: bool = False
+    """Whether there was no file when it was begun, and it was not published since."""
+    is_cut: bool = False
+    """Whether it began empty."""
+    is_outdated: bool = False
     users: int = 0
+
+    @property
+    def is_unpublished(self) -> bool:
+        return self.is_dirty or self.is_fresh
 
 
 @dataclass(eq=False)
@@ -183,7 +194,8 @@ class Model:
 
     root: Path
     chunk_nbytes: int | None = None
-    drafts: dict[str, Draft] = field(default_factory=dict)
+    drafts: dict[str, list[Draft]] = field(default_factory=dict)
+    """Those of each name, in the order in which they were begun."""
     handles: list[Handle] = field(default_factory=list)
     _versions: int = 0
 
@@ -199,21 +211,26 @@ class Model:
         return handle
 
     def _open_draft(self, path: str, flags: int, *, is_within: bool) -> Draft:
-        exists, draft = self._at(path).is_file(), self.drafts.get(path)
-        if not exists and not (flags & os.O_CREAT and self._at(path).parent.is_dir()):
+        exists, drafts = self._at(path).is_file(), self.drafts.get(path, [])
+        if not (exists or self._is_made(path)) and not (flags & os.O_CREAT and self._at(path).parent.is_dir()):
             raise RefusedError(errno.ENOENT)
         if not is_within:
             raise RefusedError(errno.EINVAL)
-        if flags & os.O_EXCL and flags & os.O_CREAT and (exists or draft is not None):
+        if flags & os.O_EXCL and flags & os.O_CREAT and (exists or drafts):
             raise RefusedError(errno.EEXIST)
-        if draft is None:
-            content = self._at(path).read_bytes() if exists else b""
-            draft = self.drafts[path] = Draft(path, bytearray(content), is_fresh=not exists)
-        if flags & os.O_TRUNC:
-            draft.content.clear()
-            draft.is_fresh = True
+        if drafts and not flags & os.O_TRUNC:
+            draft = drafts[-1]
+        else:
+            is_cut = bool(flags & os.O_TRUNC) or not exists
+            content = b"" if is_cut else self._at(path).read_bytes()
+            draft = Draft(path, bytearray(content), is_fresh=is_cut, is_new=not exists, is_cut=is_cut)
+            self.drafts[path] = [*drafts, draft]
         draft.users += 1
         return draft
+
+    def _is_made(self, path: str) -> bool:
+        """Whether *path* is the name of a file that is about to be published."""
+        return any(draft.is_unpublished for draft in self.drafts.get(path, []))
 
     def read(self, handle: Handle, offset: int, nbytes: int) -> bytes:
         if handle.draft is None:
@@ -226,6 +243,7 @@ class Model:
             return
         if not data:
             return  # the kernel sends no such write
+        self._begin_again(handle.draft)
         content = handle.draft.content
         start = len(content) if handle.flags & os.O_APPEND else offset
         content.extend(bytes(max(0, start - len(content))))
@@ -236,7 +254,13 @@ class Model:
         if handle.draft is None:
             os.ftruncate(handle.fd, nbytes)
         else:
+            self._begin_again(handle.draft)
             _cut(handle.draft, nbytes)
+
+    def _begin_again(self, draft: Draft) -> None:
+        if draft.is_outdated and draft.path is not None:
+            draft.content[:] = self._at(draft.path).read_bytes()
+        draft.is_outdated = False
 
     def size(self, handle: Handle) -> int:
         return os.fstat(handle.fd).st_size if handle.draft is None else len(handle.draft.content)
@@ -268,30 +292,31 @@ class Model:
                 if draft.is_fresh and not draft.is_dirty:  # published at release, whose errors nobody sees
                     with suppress(OSError):
                         self._publish(draft)
-                if draft.path is not None and self.drafts.get(draft.path) is draft:
-                    del self.drafts[draft.path]
+                if draft.path is not None:
+                    self.drafts[draft.path].remove(draft)
 
     def truncate(self, path: str, nbytes: int) -> None:
         if place(path).kind == "file":
             os.truncate(self._at(path), nbytes)
             return
         handle = self.open(path, os.O_WRONLY)
-        assert handle.draft is not None
-        _cut(handle.draft, nbytes)
+        self.ftruncate(handle, nbytes)
         self.close(handle)
 
     # Names
 
     def rename(self, old: str, new: str) -> None:
         source, target = place(old), place(new)
-        self._at(old).lstat()
+        if not self._is_made(old):
+            self._at(old).lstat()
         if not (source.is_within and target.is_within):
             raise RefusedError(errno.EINVAL)
         if old == new:
             return
-        draft = self.drafts.get(old)
-        if draft is not None and draft.is_dirty:
-            self._publish(draft)
+        drafts = list(self.drafts.get(old, []))
+        for draft in drafts:
+            if draft.is_dirty or draft.is_new:
+                self._publish(draft)
         if target.kind == "document":
             self._at(new).parent.lstat()
             _require_document(self._at(old).read_bytes())
@@ -310,16 +335,17 @@ class Model:
         if target.kind == "file":
             self._move_handles(new, None)
         self._detach(new)
-        if draft is not None:
-            del self.drafts[old]
+        self.drafts.pop(old, None)
+        for draft in drafts:
             self._let_go(draft, new) if target.kind == "file" else self._take_over(draft, new)
-        elif source.kind == "file":
+        if source.kind == "file":
             self._hand_over(old, new)
 
     def link(self, old: str, new: str) -> None:
         if place(old).kind != "file":
-            self._at(old).lstat()
-            if self._at(new).exists():
+            if not self._is_made(old):
+                self._at(old).lstat()
+            if self._at(new).exists() or self._is_made(new):
                 raise RefusedError(errno.EEXIST)
             raise RefusedError(errno.EPERM)
         where = place(new)
@@ -327,7 +353,7 @@ class Model:
             os.link(self._at(old), self._at(new))
             return
         content = self._at(old).read_bytes()
-        if self._at(new).exists():
+        if self._at(new).exists() or self._is_made(new):
             raise RefusedError(errno.EEXIST)
         if not where.is_within:
             raise RefusedError(errno.EINVAL)
@@ -338,17 +364,26 @@ class Model:
         self._replace(new, content)
 
     def unlink(self, path: str) -> None:
-        os.unlink(self._at(path))
+        if not self._is_made(path) or self._at(path).exists():
+            os.unlink(self._at(path))
         self._detach(path)
         self._move_handles(path, None)
 
     def mkdir(self, path: str) -> None:
         is_beyond = re.fullmatch(r"g/\w+/c/[4-9]", path)
+        if self._is_made(path):
+            raise RefusedError(errno.EEXIST)
         if is_beyond or (place(path).kind == "chunk" and not self._at(path).exists()):
             raise RefusedError(errno.EINVAL)
         os.mkdir(self._at(path))
 
+    def set_time(self, path: str) -> None:
+        if not self._is_made(path):
+            os.utime(self._at(path))
+
     def rmdir(self, path: str) -> None:
+        if self._is_made(path):
+            raise RefusedError(errno.ENOTDIR)
         os.rmdir(self._at(path))
         if re.fullmatch(r"g/\w+/c(/[0-3])?", path):
             os.mkdir(self._at(path))  # it is there again, as it was before
@@ -369,7 +404,10 @@ class Model:
             return
         self._require(draft.path, bytes(draft.content))
         self._replace(draft.path, bytes(draft.content))
-        draft.is_dirty = draft.is_fresh = False
+        draft.is_dirty = draft.is_fresh = draft.is_new = False
+        for other in self.drafts[draft.path]:
+            if other is not draft:
+                other.is_outdated = not (other.is_unpublished or other.is_cut)
 
     def _require(self, path: str, content: bytes) -> None:
         """Refuse what cannot become the chunk or document *path*."""
@@ -386,8 +424,7 @@ class Model:
         version.rename(self._at(path))
 
     def _detach(self, path: str) -> None:
-        draft = self.drafts.pop(path, None)
-        if draft is not None:
+        for draft in self.drafts.pop(path, []):
             draft.path = None
 
     def _separate(self, path: str) -> None:
@@ -404,16 +441,17 @@ class Model:
 
     def _take_over(self, draft: Draft, new: str) -> None:
         """Let those who write a chunk or a document that has the name *new* now write that."""
-        draft.path, self.drafts[new] = new, draft
+        draft.path = new
+        self.drafts.setdefault(new, []).append(draft)
 
     def _hand_over(self, old: str, new: str) -> None:
         """Let those who write the file *old*, which became the chunk or document *new*, write that."""
         writers = [handle for handle in self.handles if handle.path == old and handle.is_writable]
         if writers:
-            self.drafts[new] = Draft(new, bytearray(self._at(new).read_bytes()), users=len(writers))
+            self.drafts[new] = [Draft(new, bytearray(self._at(new).read_bytes()), users=len(writers))]
         for handle in writers:
             os.close(handle.fd)
-            handle.fd, handle.path, handle.draft = -1, None, self.drafts[new]
+            handle.fd, handle.path, handle.draft = -1, None, self.drafts[new][0]
 
     def _let_go(self, draft: Draft, path: str) -> None:
         """Let those who write a draft that became a plain file write that."""

@@ -225,6 +225,26 @@ async def test_a_document_below_a_directory_that_is_moved_keeps_its_text(tmp_pat
 
 
 @in_trio
+async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, Disk())
+    files, editor = process.writing.files, process.writing.editor
+    directory = (await find(process.tree, "unchecked/c")).ino
+    handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
+    beside, _ = await files.open(made.ino, os.O_WRONLY)
+    await files.write(handle, 0, b"first")
+    await files.flush(handle)
+    await files.write(handle, 5, b" and the rest")
+    await files.close(handle)
+    assert await read_file(process.tree, (await editor.lookup(directory, b"0")).ino) == b"first and the rest"
+    await files.flush(beside)
+    await files.close(beside)
+
+
+@in_trio
 async def test_a_file_is_renamed_without_a_look_at_all_other_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,271 @@
+"""Chunks and documents that programs write in place: several at once, and names that are made and not published yet."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from tests.support.corpus import LITTLE, array, sharding
+from tests.support.datasets import store
+from tests.support.mounting import Mount, Mounter
+
+KEY, ABSENT = "c/0/0", "c/0/1"
+CUT = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+_RENAME_NOREPLACE = 1
+
+
+@pytest.fixture(params=[0, 3600], ids=["no-ttl", "long-ttl"])
+def mounted(mount: Mounter, tmp_path: Path, request: pytest.FixtureRequest) -> Mount:
+    store(tmp_path / "source", array((8, 12), (4, 6), sharding((2, 3), LITTLE)), absent=[(0, 1)])
+    return mount(tmp_path / "source", write=True, metadata_ttl=request.param)
+
+
+@pytest.fixture
+def root(mounted: Mount) -> Path:
+    return mounted.path
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A plain directory, with a file where the mount has a chunk."""
+    (tmp_path / "plain/c/0").mkdir(parents=True)
+    (tmp_path / "plain" / KEY).write_bytes(b"0" * 24)
+    return tmp_path / "plain"
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """The kernel does not wait for the answer to a release."""
+    for _ in range(10_000):
+        if condition():
+            return
+        os.sched_yield()
+    raise AssertionError
+
+
+def content(path: Path) -> bytes | None:
+    """What a reader finds, None if there is nothing."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+# Several writers
+
+
+def versions_of(root: Path, name: str) -> list[bytes]:
+    """What two programs write as the whole of a file."""
+    if name != "zarr.json":
+        return [b"1" * 5000, b"2" * 4000]
+    document = json.loads((root / name).read_text())
+    return [json.dumps({**document, "attributes": {"text": text * 3000}}).encode() for text in "ab"]
+
+
+@pytest.mark.parametrize("name", [KEY, ABSENT, "zarr.json"])
+def test_of_programs_that_write_one_file_as_a_whole_one_wins_whole(root: Path, name: str) -> None:
+    versions, barrier = versions_of(root, name), Barrier(2, timeout=60)
+
+    def write(data: bytes) -> None:
+        for _ in range(60):
+            barrier.wait()
+            fd = os.open(root / name, CUT, 0o644)
+            for start in range(0, len(data), 500):
+                os.write(fd, data[start : start + 500])
+            os.close(fd)
+            barrier.wait()
+            assert (root / name).read_bytes() in versions
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, versions))
+
+
+@pytest.mark.parametrize("name", [KEY, ABSENT, "zarr.json"])
+def test_of_two_that_cut_a_file_the_last_to_close_wins(root: Path, name: str) -> None:
+    first, second = versions_of(root, name)
+    old = content(root / name)
+    fds = [os.open(root / name, CUT, 0o644) for _ in range(2)]
+    os.write(fds[0], first[:7])
+    assert os.fstat(fds[0]).st_size == 7
+    os.write(fds[1], second)
+    assert os.fstat(fds[1]).st_size == len(second)
+    os.pwrite(fds[0], first[7:], 7)
+    assert content(root / name) == old
+    os.close(fds[1])
+    assert (root / name).read_bytes() == second
+    os.close(fds[0])
+    assert (root / name).read_bytes() == first
+
+
+def test_who_does_not_cut_a_file_shares_the_buffer_that_was_begun_last(root: Path) -> None:
+    cut = os.open(root / KEY, CUT)
+    os.write(cut, b"1111")
+    with (root / KEY).open("ab", buffering=0) as more, (root / KEY).open("r+b", buffering=0) as beside:
+        more.write(b"22")
+        beside.write(b"3")
+        assert beside.read() == b"11122"
+    os.close(cut)
+    assert (root / KEY).read_bytes() == b"311122"
+
+
+def test_who_has_a_file_open_and_wrote_nothing_begins_with_what_was_published(root: Path) -> None:
+    with (root / KEY).open("r+b", buffering=0) as file:
+        (root / KEY).write_bytes(b"published")
+        file.write(b"P")
+        assert os.pread(file.fileno(), 100, 0) == b"Published"
+        os.fsync(file.fileno())
+        (root / KEY).write_bytes(b"again")
+        os.pwrite(file.fileno(), b"A", 0)
+    assert (root / KEY).read_bytes() == b"Again"
+
+
+def test_sync_publishes_the_buffer_of_its_descriptor(root: Path) -> None:
+    fds = [os.open(root / KEY, CUT) for _ in range(2)]
+    os.write(fds[0], b"first")
+    os.write(fds[1], b"second")
+    os.fsync(fds[0])
+    assert (root / KEY).read_bytes() == b"first"
+    os.close(fds[1])
+    assert (root / KEY).read_bytes() == b"second"
+    os.close(fds[0])  # which has nothing more to publish
+    assert (root / KEY).read_bytes() == b"second"
+
+
+def test_a_rename_and_a_removal_take_all_writers_along(root: Path) -> None:
+    fds = [os.open(root / KEY, CUT) for _ in range(2)]
+    for fd, data in zip(fds, (b"first", b"second"), strict=True):
+        os.write(fd, data)
+    os.rename(root / KEY, root / ABSENT)
+    assert (root / ABSENT).read_bytes() == b"second"
+    os.write(fds[0], b" more")
+    os.close(fds[0])
+    assert ((root / ABSENT).read_bytes(), content(root / KEY)) == (b"first more", None)
+    (root / ABSENT).unlink()
+    os.write(fds[1], b" nowhere")
+    os.close(fds[1])
+    assert content(root / ABSENT) is None
+
+
+def test_the_shell_cuts_and_flushes_before_it_writes(root: Path, plain: Path) -> None:
+    for directory in (root, plain):
+        line = "cat < b > c/0/0; cat b >> c/0/0; : > c/0/1; (echo a; echo b >> c/0/1; echo c) > c/0/1"
+        (directory / "b").write_bytes(b"text\n")
+        subprocess.run(["sh", "-c", line], cwd=directory, check=True)
+    for name in (KEY, ABSENT):
+        assert (root / name).read_bytes() == (plain / name).read_bytes()
+
+
+def test_what_is_written_while_another_thread_closes_the_file_is_published(root: Path) -> None:
+    data = os.urandom(5 << 20)
+    with ThreadPoolExecutor(1) as pool:
+        for n in range(8):
+            fd = os.open(root / KEY, CUT)
+            writing = pool.submit(os.write, fd, data[n:])
+            while n % 2 and os.fstat(fd).st_size == 0 and not writing.done():
+                pass
+            os.close(fd)
+            failure = writing.exception()
+            assert failure is None or isinstance(failure, OSError)
+            assert failure is None or failure.errno == errno.EBADF  # it was closed first
+            nbytes = writing.result() if failure is None else 0
+            wait_for(lambda n=n, nbytes=nbytes: content(root / KEY) == data[n:][:nbytes])  # type: ignore[misc]
+
+
+# Names that are made and not published yet
+
+
+def test_a_file_that_is_made_and_open_has_its_name(root: Path, plain: Path) -> None:
+    """All that asks for the name, or takes it, does what it does in a plain directory; only readers find nothing."""
+
+    def refused(change: Callable[[], object]) -> str | None:
+        try:
+            change()
+        except OSError as error:
+            return errno.errorcode[error.errno or 0]
+        return None
+
+    def try_all(directory: Path) -> list[object]:
+        path, found = directory / ABSENT, list[object]()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        (directory / "beside").write_bytes(b"beside")
+        for size in (0, 3):
+            os.pwrite(fd, b"1" * size, 0)
+            os.fchmod(fd, 0o640)
+            found += [path.exists(), path.stat().st_size, path.stat().st_ino == os.fstat(fd).st_ino]
+            found += [stat.S_ISREG(path.stat().st_mode), os.access(path, os.W_OK)]
+            found += [refused(lambda: os.chmod(path, 0o644)), refused(lambda: os.utime(path, ns=(1, 1)))]
+            found += [refused(lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))]
+            found += [refused(lambda: os.link(directory / "beside", path))]
+            found += [refused(lambda: rename_if_absent(directory / "beside", path))]
+            found += [refused(lambda: os.mkdir(path)), refused(lambda: os.rmdir(path))]
+        os.unlink(path)
+        found += [path.exists(), os.fstat(fd).st_size, os.pread(fd, 10, 0), refused(lambda: os.unlink(path))]
+        second = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        found += [os.fstat(second).st_size, os.fstat(second).st_ino == os.fstat(fd).st_ino]
+        os.pwrite(second, b"second", 0)
+        os.pwrite(fd, b"nowhere", 0)
+        os.close(second)
+        os.close(fd)
+        return [*found, path.read_bytes()]
+
+    assert try_all(root) == try_all(plain)
+
+
+def rename_if_absent(old: Path, new: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), _RENAME_NOREPLACE):
+        raise OSError(ctypes.get_errno(), "renameat2")
+
+
+def test_a_document_that_is_made_and_open_has_its_name(root: Path) -> None:
+    group = b'{"zarr_format": 3, "node_type": "group"}'
+    os.mkdir(root / "group")
+    path = root / "group/zarr.json"
+    for is_kept in (False, True):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        os.write(fd, group)
+        assert path.stat().st_size == len(group)
+        assert content(path) is None
+        os.utime(path, ns=(1, 1_000_000_007))
+        if not is_kept:
+            os.unlink(path)
+        os.close(fd)
+        assert content(path) == (group if is_kept else None)
+    assert path.stat().st_mtime_ns == 1_000_000_007
+
+
+def test_what_is_made_and_given_up_before_it_is_closed_is_not_there(root: Path, mounted: Mount) -> None:
+    with (root / ABSENT).open("xb", buffering=0) as file:
+        file.write(b"half of it")
+        (root / ABSENT).unlink()
+    assert content(root / ABSENT) is None
+    mounted.unmount()
+    assert mounted.log.count("ERROR") == 0
+
+
+def test_a_file_that_is_made_and_open_is_renamed(root: Path) -> None:
+    fd = os.open(root / ABSENT, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    os.rename(root / ABSENT, root / KEY)
+    os.write(fd, b"text")
+    os.close(fd)
+    assert ((root / KEY).read_bytes(), content(root / ABSENT)) == (b"text", None)
+
+
+@pytest.mark.parametrize("line", ["cp -p", "cp --sparse=always", "rsync -a", "rsync -a --inplace", "install -m 600"])
+def test_tools_make_chunks(root: Path, tmp_path: Path, line: str) -> None:
+    if not shutil.which(line.split()[0]):
+        pytest.skip(f"{line.split()[0]} is not installed")
+    (tmp_path / "text").write_bytes(b"text" * 3000)
+    for name in (ABSENT, KEY):
+        subprocess.run([*line.split(), tmp_path / "text", root / name], check=True)
+        assert (root / name).read_bytes() == b"text" * 3000
