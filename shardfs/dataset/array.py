@@ -272,6 +272,13 @@ class Array:
         for index in sorted({*stored, *pending}) if pending else stored:
             yield self.grid.covered(axis, index)
 
+    async def lists(self, coords: Coords) -> bool:
+        """Whether the directory above chunks whose path gives *coords* is listed in the one above it."""
+        directories = self.arrangement.directories
+        if directories is not None:
+            return coords[-1] in directories.get(coords[:-1], ())
+        return any([coords[-1] in covered async for covered in self.covered(coords[:-1])])
+
     async def rows(self, first: Coords, prefix: Coords = ()) -> AsyncGenerator[Coords, None]:
         """Yield, in C order, the prefixes (all coordinates but the last) of rows that stored shards cover.
 

@@ -229,13 +229,6 @@ class ChunkTree:
             attributes = await self._directory_attributes(0)
             yield Batch(attributes, [(self.root.encode(), attributes.ino, attributes.size, 1)])
 
-    async def lists(self, coords: Coords) -> bool:
-        """Whether the directory whose path gives *coords* is listed in the one above it."""
-        directories = self.array.arrangement.directories
-        if directories is not None:
-            return coords[-1] in directories.get(coords[:-1], ())
-        return any([coords[-1] in covered async for covered in self.array.covered(coords[:-1])])
-
     def _keep_version(self, ino: int, coords: Coords) -> None:
         self._tree.keep_version(ino, self, coords)
 

@@ -256,7 +256,7 @@ class Contents:
             return
         for entry in entries:
             is_empty = chunks.owns(entry.name)
-            if is_empty and await chunks.lists((*coords, int(entry.name))):
+            if is_empty and await chunks.array.lists((*coords, int(entry.name))):
                 is_empty = not [key async for key in walk_files(self._tree.store, join_key(scratch, entry.name))]
             if not is_empty:
                 raise NotEmptyError(f"{entry.name} is in the directory")
