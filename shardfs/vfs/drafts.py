@@ -4,13 +4,11 @@ import os
 import tempfile
 from typing import Final
 
-from shardfs.errors import TooLargeError
 from shardfs.stores.base import Buffer
 from shardfs.stores.beneath import Descriptor, changing, translated
 
 _SPILL_NBYTES: Final = 4 * 2**20
 _MAX_MEMORY: Final = 64 * 2**20
-MAX_CHUNK_NBYTES: Final = 2**40
 
 
 class DraftSpace:
@@ -22,14 +20,10 @@ class DraftSpace:
 
 
 class Draft:
-    """The content of one file while it is written.  It is itself the content that is published.
+    """The content of one file while it is written.  It is itself the content that is published."""
 
-    More than *max_nbytes* bytes are a `TooLargeError`.
-    """
-
-    def __init__(self, space: DraftSpace, max_nbytes: int = MAX_CHUNK_NBYTES) -> None:
+    def __init__(self, space: DraftSpace) -> None:
         self._space = space
-        self._max_nbytes = max_nbytes
         self._buffer: bytes | bytearray = b""
         self._file: Descriptor | None = None
         self._accounted = 0
@@ -48,7 +42,7 @@ class Draft:
         """Write *data* at *offset*; a gap before it is zeros."""
         if not data:
             return
-        end = self._check(offset + len(data))
+        end = offset + len(data)
         if self._file is None and (end > _SPILL_NBYTES or self._space.memory + end > _MAX_MEMORY):
             self._spill()
         if self._file is None and self.nbytes == offset == 0:
@@ -67,7 +61,6 @@ class Draft:
 
     def truncate(self, nbytes: int) -> None:
         """Cut the content to *nbytes*, or extend it with zeros."""
-        self._check(nbytes)
         if self._file is None and nbytes > _SPILL_NBYTES:
             self._spill()
         if self._file is not None:
@@ -111,11 +104,6 @@ class Draft:
         self._account(0)
         self._buffer = b""
         self._file = file
-
-    def _check(self, nbytes: int) -> int:
-        if nbytes > self._max_nbytes:
-            raise TooLargeError(f"{nbytes} bytes are more than a file of this kind may have")
-        return nbytes
 
 
 def _write(fd: int, data: Buffer, offset: int) -> None:

@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from shardfs.dataset.quick_lock import QuickLock
-from shardfs.errors import StaleError
+from shardfs.errors import StaleError, TooLargeError
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
 from shardfs.stores.base import Buffer, Stat
 from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.drafts import MAX_CHUNK_NBYTES, Draft, DraftSpace
+from shardfs.vfs.drafts import Draft, DraftSpace
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle
 from shardfs.vfs.names import ChunkName, DocumentName
 from shardfs.vfs.nodes import ChunkVersion, Document
 from shardfs.vfs.tree import Tree
 
 _PIECE_NBYTES: Final = 2**20
+_MAX_CHUNK_NBYTES: Final = 2**40
 
 
 class Readable(Protocol):
@@ -87,12 +88,15 @@ class OpenDraft:
         """Write *data* at *offset*, None being the end."""
         async with self.lock:
             await self._load()
-            self.draft.write(self.draft.nbytes if offset is None else offset, data)
+            offset = self.draft.nbytes if offset is None else offset
+            self._check(offset + len(data))
+            self.draft.write(offset, data)
             self._changed()
 
     async def truncate(self, nbytes: int) -> None:
         """Give the file another size."""
         async with self.lock:
+            self._check(nbytes)
             if nbytes == 0:
                 self.base = None
             await self._load()
@@ -119,6 +123,10 @@ class OpenDraft:
     def is_unpublished(self) -> bool:
         """Whether there is something that will be published."""
         return (self.is_dirty or self.is_fresh) and not self.is_detached
+
+    def _check(self, nbytes: int) -> None:
+        if nbytes > (_MAX_CHUNK_NBYTES if isinstance(self.name, ChunkName) else MAX_DOCUMENT_NBYTES):
+            raise TooLargeError(f"{self.name.path} cannot have {nbytes} bytes")
 
     def _changed(self) -> None:
         self.is_dirty, self.is_fresh = True, False
@@ -217,9 +225,8 @@ class OpenDrafts:
         """Begin to write a file, which *base* says now, if it is there; *is_cut*: with nothing of that."""
         is_new = base is None
         ino = self._tree.inodes.reserve() if base is None else base.attributes.ino
-        draft = Draft(self._space, MAX_CHUNK_NBYTES if isinstance(name, ChunkName) else MAX_DOCUMENT_NBYTES)
         kept = None if is_cut else base
-        opened = OpenDraft(name, draft, ino, status, kept, is_new, self._tree.ttl)
+        opened = OpenDraft(name, Draft(self._space), ino, status, kept, is_new, self._tree.ttl)
         opened.is_fresh = opened.is_cut = is_new or is_cut
         if is_new:
             node = (
