@@ -15,6 +15,7 @@ import trio
 from shardfs import errors, reports
 from shardfs.commands import cli, command, json_option, mountpoint_argument, view_options
 from shardfs.descriptions import describe
+from shardfs.format.metadata import encode_json
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import is_shardfs
 from shardfs.fuse.options import MountOptions
@@ -23,6 +24,7 @@ from shardfs.mounting import mount, umount  # noqa: F401 - they too
 from shardfs.sources import open_source, source_options
 from shardfs.stores.url import StoreOptions
 from shardfs.tools import ViewOptions
+from shardfs.vfs.make_view import make_view
 
 
 @command(
@@ -49,7 +51,7 @@ def info(source: str, store_options: StoreOptions, view: str, decode: bool, shar
     options = [option for option in store_options.to_arguments() if option not in usual]
     shown = ViewOptions(view, decode)
     described = trio.run(partial(describe, opened, shown, shards=shards, typed=source, options=options))
-    click.echo(json.dumps(described.as_list(), indent=2) if as_json else described.render(), nl=as_json)
+    click.echo(encode_json(described.as_list()) if as_json else described.render(), nl=False)
 
 
 @command(
@@ -64,12 +66,14 @@ def info(source: str, store_options: StoreOptions, view: str, decode: bool, shar
 def verify(source: str, store_options: StoreOptions, data: bool, as_json: bool) -> None:
     """Read every shard index of SOURCE and check every entry.
 
-    Names each damaged document, shard and inner chunk; exit status 1 if there is one.
+    Names each damaged document, shard and inner chunk; exit status 1 if there is one, or if --data meets an inner chunk
+    of more than 512 MiB, which it does not decode. Arrays that are not checked, as they are not sharded or say what
+    shardfs does not know, are named with the reason.
     """
     opened = open_source(source, store_options)
     report = trio.run(reports.verify, opened, data, sys.stderr)
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
-    if report.problems:
+    if not report.is_sound:
         sys.exit(1)
 
 
@@ -77,25 +81,41 @@ def verify(source: str, store_options: StoreOptions, data: bool, as_json: bool) 
     examples="""
     shardfs refs data.zarr > references.json
     shardfs refs --output references.json data.zarr
+    shardfs refs --view v2 --output references.json s3://bucket/data.zarr
     """
 )
 @source_options
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
+@click.option(
+    "--view",
+    type=click.Choice(["v3", "v2"]),
+    default="v3",
+    show_default=True,
+    help="Reference unsharded Zarr v3, or Zarr v2, which kerchunk's engine for xarray needs.",
+)
 @click.option("--skip-encoded", is_flag=True, help="Leave out arrays whose shards are encoded as a whole.")
-def refs(source: str, store_options: StoreOptions, output: Path | None, skip_encoded: bool) -> None:
+def refs(source: str, store_options: StoreOptions, output: Path | None, view: str, skip_encoded: bool) -> None:
     """Print kerchunk references to every inner chunk of SOURCE, for machines that cannot mount.
 
     They say what a mount would show at this moment; write them again when the source has changed.
+
+    An array with a chunk that cannot be read is left out, as readers take a missing chunk for fill values. So is one
+    that the view cannot show. Each is named with the reason. If something could not be read, the exit status is 1, and
+    the file of --output stays as it was; what is printed has all other arrays.
     """
     opened = open_source(source, store_options)
-    logging.getLogger("shardfs.vfs.references").addHandler(_Message())
+    logging.getLogger("shardfs.reports").addHandler(_Message())
+    shown = make_view(view, opened.store)
     if output is None:
-        trio.run(reports.write_references, opened, sys.stdout, skip_encoded)
+        if trio.run(reports.write_references, opened, sys.stdout, shown, skip_encoded):
+            sys.exit(1)
         return
     partial = output.with_name(f".{output.name}.partial")
     try:
         with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
-            trio.run(reports.write_references, opened, file, skip_encoded)
+            failed = trio.run(reports.write_references, opened, file, shown, skip_encoded)
+        if failed:
+            raise errors.CorruptionError(f"{output} is left as it was; without --output the other arrays are printed")
         partial.replace(output)
     except OSError as error:
         raise errors.UsageError(f"{output} cannot be written: {error.strerror}") from None

@@ -11,9 +11,10 @@ from shardfs.dataset.hierarchy import Node
 from shardfs.dataset.inspection import ShardUse, measure
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_nodes, walk_shards
-from shardfs.errors import ShardfsError, printable
+from shardfs.errors import MetadataError, ShardfsError, printable
 from shardfs.format.codecs import SHARDING
-from shardfs.format.metadata import ArrayMetadata
+from shardfs.format.metadata import ArrayMetadata, Json, brief, encode_json
+from shardfs.format.unshard import fault_of
 from shardfs.tools import VIEW_OPTIONS, Advice, Adviser, ViewOptions
 from shardfs.vfs.make_view import make_view
 from shardfs.vfs.npy_names import npy_problems
@@ -83,14 +84,14 @@ async def _measure(array: Array) -> AsyncIterator[ShardUse]:
 
 
 def _describe_node(node: Node) -> Described:
-    item: Described = {"path": node.path, "shown_unsharded": node.array is not None, "reason": node.reason}
+    item: Described = {"path": node.path, "shown_unsharded": node.array is not None, "reason": _reason(node)}
     if not isinstance(node.metadata, ArrayMetadata):
         return item
     document = node.metadata.document
     item |= {
         "shape": list(node.metadata.shape),
-        "data_type": document["data_type"],
-        "chunk_grid": document["chunk_grid"],
+        "data_type": _shallow(document["data_type"]),
+        "chunk_grid": _shallow(document["chunk_grid"]),
         "sharded": node.metadata.is_sharded,
         "codecs": [codec.name for codec in node.metadata.codecs],
     }
@@ -105,8 +106,25 @@ def _describe_node(node: Node) -> Described:
     return item
 
 
+def _reason(node: Node) -> str | None:
+    """Return why nothing but what is stored can be shown of a node; None where an array just is not sharded."""
+    if node.reason is None and node.array is None and isinstance(node.metadata, ArrayMetadata):
+        return None if node.metadata.is_sharded else fault_of(node.metadata)
+    return node.reason
+
+
+def _shallow(part: Json) -> Json:
+    """Return a part of a document as it is, or a text in its place if it is nested too deeply to be printed."""
+    try:
+        encode_json([[[part]]])  # as deep as it lies in the description
+    except MetadataError:
+        return brief(part)
+    return part
+
+
 def _describe_view(node: Node, shown: ViewOptions, views: Views) -> Described:
-    reasons = {each: view.left_out(node) or node.reason for each, view in views.items()}
+    reason = _reason(node)
+    reasons = {each: view.left_out(node) or reason for each, view in views.items()}
     return {
         "view": shown.view,
         "decode": shown.decode,
@@ -152,15 +170,16 @@ def _render_array(item: Described) -> str:
     return "\n".join(map(printable, lines)) + "\n"
 
 
-def _grid(grid: Any) -> str:  # noqa: ANN401 - a part of a document
-    configuration = grid.get("configuration", {}) if isinstance(grid, dict) else {}
-    name = grid["name"] if isinstance(grid, dict) else grid
-    if name == "regular":
-        return _lengths(configuration.get("chunk_shape", []))
-    return f"{name} {json.dumps(configuration)}"[:100]
+def _grid(grid: Json) -> str:
+    grid = {"name": grid} if isinstance(grid, str) else grid
+    configuration = grid.get("configuration", {})
+    lengths = configuration.get("chunk_shape")
+    if grid["name"] == "regular" and isinstance(lengths, list):
+        return _lengths(lengths)
+    return f"{grid['name']} {json.dumps(configuration)}"[:100]
 
 
-def _lengths(lengths: list[int]) -> str:
+def _lengths(lengths: list[Json]) -> str:
     return " × ".join(map(str, lengths)) or "no axes"
 
 

@@ -71,6 +71,10 @@ class CorruptionError(ShardfsError):
     """Stored bytes contradict the format: the data they stand for cannot be given."""
 
 
+class TooLargeError(CorruptionError):
+    """Stored bytes decode to more than may be: too much for what they stand for, or for memory."""
+
+
 class OutsideSourceError(CorruptionError):
     """A symbolic link would lead out of the source."""
 

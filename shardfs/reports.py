@@ -1,9 +1,12 @@
 """What the commands print: reports of damage, references, counts."""
 
 import json
+import logging
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from tempfile import TemporaryFile
 from typing import Any, TextIO
 
 import click
@@ -12,37 +15,64 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.inspection import ChunkDecoder, Problem, check
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_nodes, walk_shards
-from shardfs.errors import ShardfsError, printable
+from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError, printable
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.format.sharding import Coords
-from shardfs.vfs.references import references
-from shardfs.vfs.v3_view import ZarrV3
+from shardfs.format.unshard import fault_of
+from shardfs.vfs.references import Reference, array_references, document_references
+from shardfs.vfs.views import View
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
 class Report:
-    """What `verify` found.  *unchecked* are arrays that were not looked into, with the reason."""
+    """What `verify` found.
+
+    *unchecked* are arrays that were not looked into, with the reason; *too_large* are chunks that were to be decoded
+    and were not: nobody knows whether they are sound.
+    """
 
     arrays: int = 0
     shards: int = 0
     problems: list[dict[str, str | None]] = field(default_factory=list)
+    too_large: list[dict[str, str | None]] = field(default_factory=list)
     unchecked: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all was checked that was to be, and nothing is damaged."""
+        return not self.problems and not self.too_large
+
+    def add(self, problem: Problem) -> None:
+        """Take in what was found in a shard."""
+        item = {"shard": problem.shard, "chunk": problem.chunk, "message": problem.message}
+        if problem.too_large:
+            self.too_large.append(item)
+        else:
+            self.problems.append({**item, "document": None})
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {"sound": not self.problems, **asdict(self)}
+        return {"sound": self.is_sound, **asdict(self)}
 
     def render(self) -> str:
         """Return the text for people."""
         lines = [f"not checked: {item['array'] or '(root)'}: {item['reason']}" for item in self.unchecked]
-        lines += [
-            f"damaged: {problem['shard'] or problem['document']}"
-            + (f", chunk {problem['chunk']}" if problem.get("chunk") else "")
-            + f": {problem['message']}"
-            for problem in self.problems
-        ]
+        lines += [f"too large to check: {_render_problem(problem)}" for problem in self.too_large]
+        lines += [f"damaged: {_render_problem(problem)}" for problem in self.problems]
         verdict = f"{len(self.problems)} problems" if self.problems else "no damage found"
+        if self.too_large:
+            verdict += f", {len(self.too_large)} chunks too large to check"
+        if self.unchecked:
+            verdict += f"; {len(self.unchecked)} arrays not checked"
         lines.append(f"{self.arrays} arrays, {self.shards} shards: {verdict}")
         return "\n".join(map(printable, lines)) + "\n"
+
+
+def _render_problem(problem: dict[str, str | None]) -> str:
+    chunk = f", chunk {problem['chunk']}" if problem["chunk"] else ""
+    return f"{problem['shard'] or problem['document']}{chunk}: {problem['message']}"
 
 
 async def verify(source: Source, data: bool, progress: TextIO) -> Report:
@@ -56,19 +86,63 @@ async def verify(source: Source, data: bool, progress: TextIO) -> Report:
             report.problems.append(
                 {"shard": None, "document": node.path or "(root)", "chunk": None, "message": node.reason}
             )
-        elif node.reason is not None:
-            report.unchecked.append({"array": node.path, "reason": node.reason})
+        elif isinstance(node.metadata, ArrayMetadata):
+            reason = node.reason or fault_of(node.metadata) or "it is not sharded: each chunk is a file of its own"
+            report.unchecked.append({"array": node.path, "reason": reason})
     return report
 
 
-async def write_references(source: Source, file: TextIO, skip_encoded: bool) -> None:
-    """Write kerchunk references as JSON, one line each."""
+async def write_references(source: Source, file: TextIO, view: View, skip_encoded: bool) -> int:
+    """Write kerchunk references to what *view* shows as JSON, one line each.
+
+    Returns how many arrays are left out, with a warning each, as they could not be read or referenced.  Not counted are
+    those that the view does not show and, if *skip_encoded*, those whose shards are encoded as a whole.
+    """
+    lines = _Lines(file)
+    groups, left_out, failed = [], set(), 0
     file.write('{"version": 1, "refs": {')
-    separator = "\n"
-    async for key, reference in references(source, ZarrV3(), skip_encoded=skip_encoded):
-        file.write(f"{separator}{json.dumps(key)}: {json.dumps(reference)}")
-        separator = ",\n"
+    async for node in walk_nodes(source):
+        if isinstance(node.metadata, GroupMetadata):
+            groups.append(node.path)
+            continue
+        try:
+            if node.metadata is None:
+                raise MetadataError(str(node.reason))
+            with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as aside:
+                array_lines = _Lines(aside, lines.separator)
+                async for key, reference in array_references(source, view, node):
+                    array_lines.write(key, reference)
+                aside.seek(0)
+                shutil.copyfileobj(aside, file)
+                lines.separator = array_lines.separator
+            continue
+        except NotShownError as error:
+            reason = str(error)
+        except NotUnshardable as error:
+            failed += not skip_encoded
+            reason = str(error) if skip_encoded else f"{error}; mount it, or leave it out with --skip-encoded"
+        except ShardfsError as error:
+            failed += 1
+            reason = str(error)
+        left_out.add(node.path)
+        log.warning("%s cannot be referenced: %s", node.path or "the source", reason)
+    for path in groups:  # at last, when it is known which arrays their copies would tell of for nothing
+        for key, text in document_references(view, await source.hierarchy.node(path), left_out):
+            lines.write(key, text)
     file.write("\n}}\n")
+    return failed
+
+
+@dataclass
+class _Lines:
+    """The members of an object of JSON, one line each, in a file that has some already if there is a *separator*."""
+
+    file: TextIO
+    separator: str = "\n"
+
+    def write(self, key: str, reference: Reference) -> None:
+        self.file.write(f"{self.separator}{json.dumps(key)}: {json.dumps(reference)}")
+        self.separator = ",\n"
 
 
 def render_statistics(counts: dict[str, Any], indent: str = "") -> str:
@@ -96,12 +170,11 @@ async def _verify_array(array: Array, data: bool, progress: TextIO, report: Repo
         async for coords in walk_shards(array):
             shards.append(coords)
     except ShardfsError as error:  # a directory of shards; what was found is checked all the same
-        problem = Problem(path or "(root)", None, str(error))
-        report.problems.append({**asdict(problem), "document": None})
+        report.add(Problem(path or "(root)", None, str(error)))
     with bar(len(shards), printable(path) or "(root)", progress) as advance:
         for coords in shards:
             async for problem in check(array, coords, decoder):
-                report.problems.append({**asdict(problem), "document": None})
+                report.add(problem)
             report.shards += 1
             advance()
 

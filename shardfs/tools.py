@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from shardfs.dataset.hierarchy import Node
+from shardfs.errors import MetadataError
 from shardfs.format.codecs import compose, composed_order
 from shardfs.format.metadata import ArrayMetadata, Extension, brief
+from shardfs.format.unshard import fault_of
 from shardfs.format.v2_attributes import DIMENSIONS, v2_attributes
 from shardfs.vfs.views import View
 
@@ -63,9 +65,15 @@ class Tool:
         if shown.decode or shown.view == "npy":
             return None
         grid = node.metadata.chunk_grid.name
+        fault = fault_of(node.metadata) if node.any_array is None else None
+        if fault is not None:
+            return fault
         if shown.view == "v3" and node.array is None and grid != "regular":
             return f"it may not know the chunk grid {grid}, and the array is not sharded"
-        return self._misses_codecs((node.any_array or node.metadata).codecs, node.metadata.ndim)
+        try:
+            return self._misses_codecs((node.any_array or node.metadata).codecs, node.metadata.ndim)
+        except MetadataError as error:
+            return str(error)
 
     def _misses_array(self, metadata: ArrayMetadata) -> str | None:
         data_type = _name_of(metadata.document["data_type"])

@@ -9,21 +9,26 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.open_shard import OpenShard, open_inner_shard
-from shardfs.errors import CorruptionError, MetadataError, ShardfsError
+from shardfs.errors import CorruptionError, MetadataError, ShardfsError, TooLargeError
+from shardfs.format.chunk_codec import MAX_CHUNK_NBYTES
 from shardfs.format.codecs import chunk_nbytes, decode, is_decodable, split_chain
 from shardfs.format.metadata import Extension
 from shardfs.format.sharding import Coords, Place
 
-_UNKNOWN_NBYTES: Final = 1 << 30  # a chunk of unknown size is decoded up to this
+_PIECE_NBYTES: Final = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something damaged: a whole shard, or an inner chunk, named by its key in the unsharded array."""
+    """Something damaged: a whole shard, or an inner chunk, named by its key in the unsharded array.
+
+    What is *too_large* to be decoded may be sound.
+    """
 
     shard: str
     chunk: str | None
     message: str
+    too_large: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +70,31 @@ class ChunkDecoder:
         return cls(chain.after, chunk_nbytes(array.document["data_type"], array.grid.chunk_shape) if fixed else None)
 
     async def check(self, shard: OpenShard, offset: int, nbytes: int) -> None:
-        """Read and decode one chunk; raises `CorruptionError` if it is damaged."""
-        limit = _UNKNOWN_NBYTES if self.nbytes is None else self.nbytes
-        if nbytes > 2 * limit + 4096:
+        """Read and decode one chunk; raises `CorruptionError` if it is damaged.
+
+        Raises `TooLargeError` if it, or what it decodes to, is larger than what is decoded: up to `MAX_CHUNK_NBYTES`.
+        """
+        if not self.codecs:
+            self._check_size(nbytes)
+            for start in range(0, nbytes, _PIECE_NBYTES):
+                await shard.read(offset + start, min(_PIECE_NBYTES, nbytes - start))
+            return
+        limit = MAX_CHUNK_NBYTES if self.nbytes is None else self.nbytes
+        if nbytes > 2 * limit + 4096 and self.nbytes is not None:
             raise CorruptionError(f"the chunk has {nbytes} encoded bytes, too many for {limit} decoded ones")
-        encoded = await shard.read(offset, nbytes)
-        decoded = encoded
-        if self.codecs:
-            decoded = await trio.to_thread.run_sync(decode, self.codecs, encoded, limit)
-        if self.nbytes is not None and len(decoded) != self.nbytes:
-            raise CorruptionError(f"the chunk decodes to {len(decoded)} bytes, its shape needs {self.nbytes}")
+        if max(nbytes - 4096, limit) > MAX_CHUNK_NBYTES:
+            raise TooLargeError(f"{max(nbytes, limit):,} bytes are more than the {MAX_CHUNK_NBYTES:,} that are decoded")
+        try:
+            encoded = await shard.read(offset, nbytes)
+            self._check_size(len(await trio.to_thread.run_sync(decode, self.codecs, encoded, limit)))
+        except TooLargeError as error:
+            raise error if self.nbytes is None else CorruptionError(str(error)) from None
+        except MemoryError:
+            raise TooLargeError("decoding it takes more memory than there is") from None
+
+    def _check_size(self, nbytes: int) -> None:
+        if self.nbytes not in (None, nbytes):
+            raise CorruptionError(f"the chunk decodes to {nbytes} bytes, its shape needs {self.nbytes}")
 
 
 async def measure(array: Array, coords: Coords) -> ShardUse:
@@ -164,7 +184,7 @@ def _entered(place: Place, entry: int) -> Place:
 def _problem(array: Array, place: Place, error: ShardfsError) -> Problem:
     arrangement = array.arrangement
     chunk = arrangement.key_encoding.encode(array.grid.coords(place))
-    return Problem(arrangement.shard_key(place.shard), chunk, str(error))
+    return Problem(arrangement.shard_key(place.shard), chunk, str(error), isinstance(error, TooLargeError))
 
 
 def _covered_nbytes(ranges: np.ndarray) -> int:

@@ -19,7 +19,7 @@ from numcodecs import blosc
 from numcodecs.checksum32 import CRC32C
 from numcodecs.zstd import decompress as zstd_into
 
-from shardfs.errors import CorruptionError, MetadataError, NotShownError
+from shardfs.errors import CorruptionError, MetadataError, NotShownError, TooLargeError
 from shardfs.format.data_type import DataType
 from shardfs.format.metadata import Extension, Json, brief, parse_lengths
 
@@ -89,7 +89,7 @@ def split_chain(chain: Sequence[Extension], where: str) -> CodecChain:
 def parse_transpose(codec: Extension, ndim: int) -> tuple[int, ...]:
     """Return the `order` of a transpose codec on an array with *ndim* axes."""
     codec.expect("order")
-    order = parse_lengths(codec.configuration.get("order"), "order", minimum=0, ndim=ndim)
+    order = parse_lengths(codec.configuration.get("order"), "the order of a transpose", minimum=0, ndim=ndim)
     if sorted(order) != list(range(ndim)):
         raise MetadataError(f"the order {list(order)} of a transpose is no permutation of {ndim} axes")
     return order
@@ -136,13 +136,13 @@ def is_decodable(codec: Extension) -> bool:
 def decode(codecs: Sequence[Extension], data: Buffer, limit: int) -> Buffer:
     """Undo bytes → bytes *codecs*, all decodable, in reverse order.
 
-    Raises `CorruptionError` if *data* does not decode, or decodes to more than *limit* bytes at any stage.
+    Raises `CorruptionError` if *data* does not decode: `TooLargeError` if it has more than *limit* bytes at any stage.
     """
     for codec in reversed(codecs):
         # A stage may be larger than what it decodes to, by headers and checksums only.
         data = _DECODERS[codec.name](data, limit + limit // 8 + 4096)
     if len(data) > limit:
-        raise CorruptionError(f"the data decodes to {len(data)} bytes, more than {limit}")
+        raise TooLargeError(f"the data decodes to {len(data)} bytes, more than {limit}")
     return data
 
 
@@ -283,7 +283,7 @@ def _decode_crc32c(data: Buffer, limit: int) -> Buffer:
 
 def _check_size(size: int, limit: int) -> None:
     if size > limit:
-        raise CorruptionError(f"the data decodes to more than {limit} bytes")
+        raise TooLargeError(f"the data decodes to more than {limit} bytes")
 
 
 _DECODERS: Final[dict[str, Decoder]] = {

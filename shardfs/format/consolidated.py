@@ -88,6 +88,22 @@ def inline_copies(document: Document) -> dict[str, Json] | None:
     return copies if isinstance(copies, dict) else None
 
 
+def without_copies(document: Document, is_left_out: Callable[[str], bool], prefix: str = "") -> dict[str, Any]:
+    """Return a group's document without copies, on any level, of nodes that are left out.
+
+    *is_left_out* is asked with the paths of copies, behind *prefix*.
+    """
+    copies = inline_copies(document)
+    if copies is None:
+        return dict(document)
+    kept = {
+        path: without_copies(copy, is_left_out, f"{prefix}{path}/") if isinstance(copy, dict) else copy
+        for path, copy in copies.items()
+        if not is_left_out(prefix + path)
+    }
+    return _with_copies(document, kept)
+
+
 def every_copy(document: Document) -> Iterator[tuple[str, Json]]:
     """Yield the copies in a group's document, and then those within copies of groups, by path relative to the group."""
     groups = deque([("", document)])

@@ -207,8 +207,8 @@ def _parse_array(document: dict[str, Json]) -> ArrayMetadata:
     if len(shape) > MAX_NDIM:
         raise MetadataError(f"the array has {len(shape)} axes, more than {MAX_NDIM}")
     Extension.parse(document["data_type"], "data_type")
-    if document.get("storage_transformers", []) != []:
-        raise MetadataError("storage transformers are not supported")
+    if not isinstance(document.get("storage_transformers", []), list):
+        raise MetadataError(f"storage_transformers must be a list, not {brief(document['storage_transformers'])}")
     names = document.get("dimension_names")
     if names is not None:
         if not isinstance(names, list) or not all(name is None or isinstance(name, str) for name in names):

@@ -10,7 +10,7 @@ from typing import Any, Final
 from shardfs.errors import MetadataError, NotUnshardable
 from shardfs.format.chunk_grid import ChunkGrid
 from shardfs.format.chunk_key import ChunkKeyEncoding
-from shardfs.format.codecs import item_nbytes, parse_chain
+from shardfs.format.codecs import composed_order, item_nbytes, parse_chain
 from shardfs.format.metadata import ArrayMetadata, Extension
 from shardfs.format.sharding import ShardGrid
 from shardfs.format.sharding_codec import parse_sharding
@@ -64,6 +64,22 @@ def describe(array: ArrayMetadata) -> UnshardedArray:
     return unshard(array) if array.is_sharded else whole(array)
 
 
+def fault_of(array: ArrayMetadata) -> str | None:
+    """Return what is wrong, or not supported, in the document of an array that is stored unsharded; None if nothing.
+
+    Such an array is shown as it is stored, so nothing depends on it but what users are told.
+    """
+    try:
+        _check_supported(array)
+        ChunkGrid.parse(array.chunk_grid, array.shape)
+        ChunkKeyEncoding.parse(array.chunk_key_encoding)
+        chain = parse_chain(array.codecs, "codecs")
+        composed_order([codec for codec in chain if codec.name == "transpose"], array.ndim)
+    except MetadataError as error:
+        return str(error)
+    return None
+
+
 def _unshard(array: ArrayMetadata) -> UnshardedArray:
     grid, order, inner_codecs = parse_sharding(
         ChunkGrid.parse(array.chunk_grid, array.shape),
@@ -89,6 +105,7 @@ def _whole(array: ArrayMetadata) -> UnshardedArray:
 
 
 def _described(array: ArrayMetadata, grid: ShardGrid, codecs: tuple[Extension, ...]) -> UnshardedArray:
+    _check_supported(array)
     key_encoding = ChunkKeyEncoding.parse(array.chunk_key_encoding)
     if count_positions(grid.grid_shape) > 2**POSITION_BITS:
         raise MetadataError(f"{math.prod(grid.grid_shape)} inner chunks are more than inode numbers can count")
@@ -98,6 +115,11 @@ def _described(array: ArrayMetadata, grid: ShardGrid, codecs: tuple[Extension, .
         "codecs": [codec.to_json() for codec in codecs],
     }
     return UnshardedArray({**array.document, **replaced}, grid, key_encoding, codecs)
+
+
+def _check_supported(array: ArrayMetadata) -> None:
+    if array.document.get("storage_transformers"):
+        raise MetadataError("storage transformers, which may change keys and bytes, are not supported")
 
 
 def count_positions(grid_shape: tuple[int, ...]) -> int:

@@ -1,59 +1,77 @@
 """kerchunk references: what a mount would show, as ranges of stored files, for machines that cannot mount.
 
+A reader takes a missing reference for fill values.  So an array is referenced with all its chunks, or not at all.
+
 Source: the reference file format of kerchunk and fsspec, version 1.
 """
 
-import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Iterator
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import DOCUMENT
+from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.source import Source
-from shardfs.dataset.walk import walk_files, walk_nodes
-from shardfs.errors import CorruptionError, NotUnshardable
-from shardfs.format.metadata import ArrayMetadata
+from shardfs.dataset.walk import walk_files
+from shardfs.errors import CorruptionError, NotShownError, NotUnshardable
+from shardfs.format.chunk_key import ChunkKeyEncoding
+from shardfs.format.consolidated import without_copies
+from shardfs.format.metadata import encode_json, parse_json
+from shardfs.format.v2_documents import ZMETADATA
 from shardfs.stores.base import join_key
-from shardfs.vfs.v3_view import ZarrV3
-
-log = logging.getLogger(__name__)
+from shardfs.vfs.views import View
 
 Reference = str | list[str | int]
 """A text, or the URL of a file, with offset and length if only a range of it is meant."""
 
 
-async def references(source: Source, view: ZarrV3, *, skip_encoded: bool) -> AsyncIterator[tuple[str, Reference]]:
-    """Yield key and reference of every metadata document and every chunk.
+async def array_references(source: Source, view: View, node: Node) -> AsyncIterator[tuple[str, Reference]]:
+    """Yield key and reference of every chunk and every document of an array as *view* shows it, without decoding.
 
-    An array whose shards are encoded as a whole, so that no range of a file is a chunk, is left out with its document
-    if *skip_encoded*; else it raises `NotUnshardable`.  A chunk that cannot be read raises `CorruptionError`: a reader
-    would take a missing reference for fill values.
+    Raises `NotShownError` if the view does not show it, `NotUnshardable` if its shards are encoded as a whole, so that
+    no range of a file is a chunk, and what keeps a chunk or a shard from being read.
     """
-    async for node in walk_nodes(source):
-        array = node.array
-        if array is not None and array.grid.is_encoded:
-            message = f"{node.path or 'the array'} cannot be referenced: its shards are encoded as a whole"
-            if not skip_encoded:
-                raise NotUnshardable(f"{message}; mount it, or leave it out with --skip-encoded")
-            log.warning("%s; it is left out", message)
-            continue
-        if node.metadata is None and node.reason is not None:
-            log.warning("%s is left out: %s", node.path or "the source", node.reason)
-            continue
-        document = view.documents(node).get(DOCUMENT, node.document)
-        if document is not None:
-            yield join_key(node.path, DOCUMENT), document.decode()
-        if array is not None:
-            async for key, reference in _chunks(source, array):
-                yield join_key(node.path, key), reference
-        elif isinstance(node.metadata, ArrayMetadata):
-            async for key in walk_files(source.store, node.path):
-                if key != join_key(node.path, DOCUMENT):
-                    yield key, [source.store.url_of(key)]
+    reason = view.left_out(node)
+    if reason is not None:
+        raise NotShownError(reason)
+    face = view.face(node)
+    if face is not None:
+        if face.array.grid.is_encoded:
+            raise NotUnshardable("its shards are encoded as a whole, so no range of a file is a chunk")
+        async for key, reference in _chunks(source, face.array, face.key_encoding):
+            yield join_key(node.path, key), reference
+    else:
+        async for key in walk_files(source.store, node.path):
+            if key != join_key(node.path, DOCUMENT):
+                yield key, [source.store.url_of(key)]
+    for key, reference in document_references(view, node, ()):
+        yield key, reference
 
 
-async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[str, Reference]]:
+def document_references(view: View, node: Node, left_out: Collection[str]) -> Iterator[tuple[str, Reference]]:
+    """Yield key and text of every document of *node*, without the copies of arrays that are *left_out*, by path."""
+    documents = {} if node.document is None or view.hides(node, DOCUMENT) else {DOCUMENT: node.document}
+    documents.update(view.documents(node))
+    for name, text in documents.items():
+        yield join_key(node.path, name), _without(left_out, node.path, name, text).decode()
+
+
+def _without(left_out: Collection[str], path: str, name: str, text: bytes) -> bytes:
+    """Return the text of a document without consolidated metadata of arrays that are *left_out*.
+
+    Who opens one by its copy would find no chunk, and no error.
+    """
+    if not left_out or name not in (DOCUMENT, ZMETADATA):
+        return text
+    document = parse_json(text)
+    if name == ZMETADATA:
+        copies = document["metadata"].items()
+        kept = {key: copy for key, copy in copies if join_key(path, key.rpartition("/")[0]) not in left_out}
+        return encode_json({**document, "metadata": kept})
+    return encode_json(without_copies(document, lambda copy: join_key(path, copy) in left_out))
+
+
+async def _chunks(source: Source, array: Array, key_encoding: ChunkKeyEncoding) -> AsyncIterator[tuple[str, Reference]]:
     arrangement = array.arrangement
-    encode = arrangement.key_encoding.encode
+    encode = key_encoding.encode
     if array.grid.ndim == 0:
         extent = await array.extent(())
         if extent is not None:
@@ -64,14 +82,14 @@ async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[str, Refe
             numbers, sizes, damaged = run.chunks(0, run.length)
             if run.error is not None:
                 raise run.error
-            if run.shard is None or run.entries is None:
-                continue
             if damaged is not None:
-                raise CorruptionError(
-                    f"{encode((*prefix, numbers[damaged.index(True)]))} is damaged; see shardfs verify"
-                )
-            shard = array.grid.locate((*prefix, run.first)).shard
-            url = source.store.url_of(arrangement.shard_key(shard))
-            offsets = run.entries.offsets[run.entries.sound].tolist()
-            for number, offset, size in zip(numbers, offsets, sizes, strict=True):
-                yield encode((*prefix, number)), [url, run.shard.offset + offset, size]
+                key = arrangement.key_encoding.encode((*prefix, numbers[damaged.index(True)]))
+                raise CorruptionError(f"{join_key(arrangement.path, key)} is damaged; see shardfs verify")
+            url = source.store.url_of(arrangement.shard_key(array.grid.locate((*prefix, run.first)).shard))
+            if array.grid.is_whole:  # a chunk is a file
+                for number in numbers:
+                    yield encode((*prefix, number)), [url]
+            elif run.shard is not None and run.entries is not None:
+                offsets = run.entries.offsets[run.entries.sound].tolist()
+                for number, offset, size in zip(numbers, offsets, sizes, strict=True):
+                    yield encode((*prefix, number)), [url, run.shard.offset + offset, size]

@@ -12,10 +12,12 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+import xarray
 import zarr
 
+from tests.support.clients import KERCHUNK, ZARR2
 from tests.support.commands import FAILED, SOURCE, WRONG_USAGE, one_line_of, run
-from tests.support.corpus import CASES, GZIP, LITTLE, array, extension, rectilinear, sharding, write_case
+from tests.support.corpus import CASES, GZIP, LITTLE, array, extension, rectilinear, sharding, transpose, write_case
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
 from tests.support.datasets import by_key, store
 from tests.support.encoder import SHARDING, Encoded, named
@@ -179,6 +181,99 @@ def test_damage_is_an_error_and_never_a_hole(tmp_path: Path, fault: str) -> None
     assert "c/0/" in error_of(run("refs", tmp_path / "array"))
 
 
+def write_group(directory: Path, **documents: dict[str, Any]) -> None:
+    """Consolidated arrays, and a group within theirs that has a copy of its own array."""
+    group = {"zarr_format": 3, "node_type": "group"}
+    below = group | consolidated({"damaged": document()})
+    for name, stored in {**documents, "inner/damaged": document()}.items():
+        store(directory / name, stored)
+    copies = documents | {"inner": below, "inner/damaged": document()}
+    (directory / "zarr.json").write_text(json.dumps(group | consolidated(copies)))
+    (directory / "inner/zarr.json").write_text(json.dumps(below))
+
+
+def consolidated(copies: dict[str, Any]) -> dict[str, Any]:
+    return {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": copies}}
+
+
+@pytest.mark.parametrize("view", ["v3", "v2"])
+def test_a_damaged_array_is_named_and_left_out_with_its_copies_and_all_others_are_there(
+    tmp_path: Path, view: str
+) -> None:
+    """A reader that opened it by its consolidated copy would find fill values."""
+    write_group(tmp_path, image=document(), whole=document(after=(GZIP,)), plain=array((4, 6), (2, 3), LITTLE))
+    edit(tmp_path / "inner/damaged" / SHARD, ENTRY_FAULTS["beyond-the-end"])
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/zarr.json").write_text("{")
+    done = run("refs", "--view", view, "--skip-encoded", tmp_path)
+    assert done.returncode == FAILED
+    said = done.stderr.splitlines()
+    assert [line.partition(" cannot be referenced: ")[0] for line in said] == [
+        "shardfs: broken",
+        "shardfs: inner/damaged",
+        "shardfs: whole",
+    ]
+    assert "inner/damaged/c/0/" in said[1]
+    refs = json.loads(done.stdout)["refs"]
+    document_name = {"v3": "zarr.json", "v2": ".zarray"}[view]
+    assert {key.rpartition("/")[0] for key in refs if key.endswith(document_name)} >= {"image", "plain"}
+    assert not [key for key in refs if key.startswith(("inner/damaged", "broken", "whole"))]
+    texts = [text for text in refs.values() if isinstance(text, str)]
+    assert not [text for text in texts if "damaged" in text or "whole" in text]
+    assert [text for text in texts if "image" in text]
+    written = tmp_path / "references.json"
+    assert f"{written} is left as it was" in error_of(run("refs", "--skip-encoded", "-o", written, tmp_path))
+    assert not written.exists()
+
+
+def test_references_of_the_v2_view_are_the_same_bytes_under_the_names_of_v2(tmp_path: Path) -> None:
+    store(tmp_path / "image", document())
+    store(tmp_path / "plain", array((4, 6), (2, 3), LITTLE))
+    store(tmp_path / "turned", array((4, 6, 4), (4, 6, 4), sharding((2, 3, 2), transpose(1, 0, 2), LITTLE)))
+    done = run("refs", "--view", "v2", tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "shardfs: turned cannot be referenced: Zarr v2 has no transpose to [1, 0, 2]; --decode shows the array"
+    ]
+    v2, v3 = json.loads(done.stdout)["refs"], references(tmp_path)
+    assert {key.partition("/")[0] for key in v2} == {"image", "plain"}
+    for name, shape in (("image", (2, 4)), ("plain", (2, 2))):
+        assert json.loads(v2[f"{name}/.zarray"])["zarr_format"] == 2
+        for i, j in np.ndindex(*shape):
+            assert resolve(v2[f"{name}/{i}.{j}"]) == resolve(v3[f"{name}/c/{i}/{j}"])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_xarray_reads_the_references_of_the_v2_view(tmp_path: Path) -> None:
+    """By zarr-python 3 and 2, and with kerchunk's own engine, which knows no Zarr v3."""
+    values = np.arange(20 * 24 * 28, dtype="f4").reshape(20, 24, 28) + 0.5
+    written = xarray.Dataset({"t": (("z", "y", "x"), values)}, coords={"x": np.arange(28) * 0.5 + 1})
+    encoding = {"t": {"chunks": (5, 6, 7), "shards": (10, 12, 14)}}
+    written.to_zarr(tmp_path / "data.zarr", zarr_format=3, consolidated=True, encoding=encoding)
+    file = tmp_path / "references.json"
+    done = run("refs", "--view", "v2", "-o", file, tmp_path / "data.zarr")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    filesystem = fsspec.filesystem("reference", fo=str(file), asynchronous=True)
+    stored = zarr.storage.FsspecStore(filesystem, read_only=True)
+    for consolidated in (True, False):
+        read = xarray.open_dataset(stored, engine="zarr", zarr_format=2, consolidated=consolidated)
+        xarray.testing.assert_equal(read.load(), written)
+    opened = {
+        ZARR2: 'xarray.open_dataset(fsspec.get_mapper("reference://", fo=references), engine="zarr")',
+        KERCHUNK: 'xarray.open_dataset(references, engine="kerchunk")',
+    }
+    for client, expression in opened.items():
+        program = f"""
+import sys, fsspec, numpy, xarray
+found, references = sys.argv[1:]
+read = {expression}
+numpy.savez(found, t=read["t"].values, x=read["x"].values)
+"""
+        found = client.arrays(program, tmp_path, file)
+        assert np.array_equal(found["t"], values)
+        assert np.array_equal(found["x"], written["x"].values)
+
+
 def test_an_array_that_cannot_be_unsharded_is_referenced_as_stored(tmp_path: Path) -> None:
     store(tmp_path, document())
     spiral = document() | {"example.note": {"must_understand": False}}
@@ -194,8 +289,10 @@ def test_a_document_that_is_refused_is_referenced_with_all_that_is_stored_or_not
     """A reader that is less strict would take missing chunks for fill values."""
     store(tmp_path, document())
     (tmp_path / "zarr.json").write_text(json.dumps(document() | {"example.note": "of no importance"}))
-    refs = references(tmp_path)
+    done = run("refs", tmp_path)
+    refs = json.loads(done.stdout)["refs"]
     assert "zarr.json" not in refs or {"c/0/0", "c/0/1"} <= refs.keys()
+    assert refs or "unknown member" in error_of(done)
 
 
 def test_a_document_of_any_bytes_is_kept_or_told(tmp_path: Path) -> None:

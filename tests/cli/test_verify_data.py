@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import numcodecs
 
-from tests.support.commands import run_json
-from tests.support.corpus import BLOSC, CRC32C, GZIP, LITTLE, ZSTD, extension, transpose
+from tests.support.commands import run, run_json
+from tests.support.corpus import BLOSC, CRC32C, GZIP, LITTLE, ZSTD, array, extension, sharding, transpose
 from tests.support.damage import SHARD, document, edit, entry, flip, index, payload
 from tests.support.datasets import store
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 NBYTES = 4 * 3 * 4
 """Of a decoded inner chunk."""
@@ -64,6 +71,55 @@ def test_a_chunk_too_large_to_be_one_is_not_read(tmp_path: Path) -> None:
         file.seek(2**40)
         file.write(index(1, 0, 2**40)(data)[-68:])
     assert damaged(tmp_path) == ["huge"]
+
+
+ZEROS = zstd.compress(bytes(64 * 2**20))
+
+
+def test_a_chunk_of_more_bytes_than_are_decoded_is_named_and_no_damage(tmp_path: Path) -> None:
+    """The first is 12 GiB as its document declares, the second 576 MiB, of elements that vary in size."""
+    long = 2**28
+    store(tmp_path / "declared", document(LITTLE, ZSTD))
+    edit(tmp_path / "declared" / SHARD, payload(1, ZEROS * 192))
+    edit(tmp_path / "declared" / SHARD, index(0, 2**64 - 1, 2**64 - 1))
+    declared = array((8 * long, 12), (8 * long, 6), sharding((4 * long, 3), LITTLE, ZSTD))
+    (tmp_path / "declared/zarr.json").write_text(json.dumps(declared))
+    store(tmp_path / "sound", document(LITTLE, GZIP))
+    strings = document(extension("vlen-utf8"), ZSTD) | {"data_type": "string", "fill_value": ""}
+    store(tmp_path / "strings", strings)
+    edit(tmp_path / "strings" / SHARD, payload(1, ZEROS * 9))
+    limited = ("prlimit", f"--as={6 * 2**30}")
+    done = run("verify", "--data", tmp_path, prefix=limited)
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    assert f"too large to check: strings/{SHARD}, chunk c/0/1: " in "\n".join(lines)
+    large = [line for line in lines if line.startswith("too large to check: ")]
+    assert f"too large to check: declared/{SHARD}, chunk c/0/1: " in large[0]
+    assert "536,870,912" in large[0]
+    assert not [line for line in lines if line.startswith("damaged")]
+    assert lines[-1].endswith(f"no damage found, {len(large)} chunks too large to check")
+    report = run_json("verify", "--data", "--json", tmp_path, status=1)
+    assert (report["sound"], report["problems"], len(report["too_large"])) == (False, [], len(large))
+    assert run_json("verify", "--json", tmp_path)["sound"] is True  # whose indexes are
+
+
+def test_a_large_chunk_without_compression_is_read_to_its_end(tmp_path: Path) -> None:
+    long = 2**24
+    store(tmp_path, document(LITTLE))
+    data = (tmp_path / SHARD).read_bytes()
+    nbytes = 48 * long
+    (tmp_path / "zarr.json").write_text(json.dumps(array((8 * long, 12), (8 * long, 6), sharding((4 * long, 3)))))
+    (tmp_path / "c/0/1").unlink()
+    with (tmp_path / SHARD).open("r+b") as file:  # 768 MiB, most of it a hole
+        tail = data
+        for number in range(4):
+            tail = index(number, 2**64 - 1, 2**64 - 1)(tail)
+        file.truncate(nbytes)
+        file.seek(nbytes)
+        file.write(index(1, 0, nbytes)(tail)[-68:])
+    done = run("verify", "--data", tmp_path, prefix=("prlimit", f"--as={6 * 2**30}"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "1 arrays, 1 shards: no damage found\n"
 
 
 def test_chunks_of_unknown_codecs_are_named_as_not_looked_into(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ class Client:
 
 ZARR2 = Client("zarr2")
 """zarr-python 2.18, and xarray and dask that go with it."""
+KERCHUNK = Client("kerchunk")
+"""kerchunk, and xarray with the engine that it brings."""
 CLOUD_VOLUME = Client("cloudvolume")
 RASTERIO = Client("rasterio", "it takes Python 3.12 or later")
 """With a GDAL that reads Zarr v3."""

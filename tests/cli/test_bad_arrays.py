@@ -1,0 +1,127 @@
+"""One array that is not as it should be keeps no command, and no mount, from showing the others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.commands import run, run_json
+from tests.support.corpus import BLOSC, GZIP, LITTLE, array, extension, sharding, transpose
+from tests.support.datasets import files_below, store
+from tests.support.json_values import mutated_documents, places, replaced, scalars
+from tests.support.mounting import Mounter
+
+VIEWS = [["--view=v3"], ["--view=v3", "--decode"], ["--view=v2"], ["--view=v2", "--decode"], ["--view=npy"]]
+SOUND = array((8, 12), (4, 6), sharding((2, 3)), dimension_names=["y", "x"])
+PLAIN = array((8, 12), (4, 6), transpose(1, 0), LITTLE, BLOSC, dimension_names=["y", "x"], attributes={"a": 1})
+FROM_FORTRAN = extension("transpose", order="F")
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "order-F": (array((8, 12), (4, 6), FROM_FORTRAN, LITTLE), "the order of a transpose must be a list"),
+    "order-F-in-shards": (array((8, 12), (4, 6), sharding((2, 3), FROM_FORTRAN, LITTLE)), ""),
+    "order-F-before-shards": (array((8, 12), (4, 6), FROM_FORTRAN, sharding((2, 3))), "the order of a transpose"),
+    "chunk_shape-2": (
+        array((8, 12), (4, 6), LITTLE) | {"chunk_grid": extension("regular", chunk_shape=2)},
+        "chunk_shape must be a list of integers, not 2",
+    ),
+    "grid-without-chunks": (array((8, 12), (4, 6), LITTLE) | {"chunk_grid": "regular"}, "chunk_shape must be a list"),
+    "grid-unknown": (array((8, 12), (4, 6), LITTLE) | {"chunk_grid": "example.spiral"}, "unknown chunk grid"),
+    "keys-unknown": (array((8, 12), (4, 6), LITTLE) | {"chunk_key_encoding": "example.hash"}, "chunk key encoding"),
+    "no-serializer": (array((8, 12), (4, 6), GZIP), "no array → bytes codec"),
+    "type-with-a-member": (array((8, 12), (4, 6), LITTLE) | {"data_type": extension("int32", of=1)}, ""),
+    "transformers": (array((8, 12), (4, 6), LITTLE, storage_transformers=["example.cache"]), "not supported"),
+}
+"""Documents, and what `info` gives as the reason why nothing but what is stored is shown."""
+
+
+def deep(nesting: int) -> str:
+    """A document with a data type that is nested as deep."""
+    document = json.dumps(SOUND | {"data_type": extension("example.deep", inside="@")})
+    return document.replace('"@"', "[" * nesting + "]" * nesting)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("source")
+    store(root / "sound", SOUND)
+    for name, (document, _) in BAD.items():
+        (root / name).mkdir()
+        (root / name / "zarr.json").write_text(json.dumps(document))
+    for nesting in (100, 900, 990):
+        (root / f"deep-{nesting}").mkdir()
+        (root / f"deep-{nesting}/zarr.json").write_text(deep(nesting))
+    return root
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=" ".join)
+def test_info_names_every_bad_array_with_its_reason_and_describes_the_others(source: Path, view: list[str]) -> None:
+    described = {item["path"]: item for item in run_json("info", "--json", *view, source)}
+    assert described.keys() == {"sound", *BAD, "deep-100", "deep-900", "deep-990"}
+    for name, (_, reason) in BAD.items():
+        assert reason in (described[name]["reason"] or ""), name
+        assert reason or described[name]["reason"] is None
+    assert described["sound"]["reason"] is None
+    assert described["sound"]["left_out"] is None
+    by_tool = {item["tool"]: item for item in described["sound"]["tools"]}
+    assert by_tool["zarr-python 2.18"]["reason"] is None
+    done = run("info", *view, source)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name, (_, reason) in BAD.items():
+        about = next(text for text in done.stdout.split("\n\n") if text.startswith(f"{name}\n"))
+        assert reason in about
+
+
+def test_verify_and_refs_go_on_with_the_others(source: Path) -> None:
+    report = run_json("verify", "--data", "--json", source, status=1)
+    assert {problem["document"] for problem in report["problems"]} == {"deep-990"}  # too deep to be read
+    assert {item["array"] for item in report["unchecked"]} >= BAD.keys() - {"order-F-in-shards"}
+    for view in ("v3", "v2"):
+        done = run("refs", "--view", view, source)
+        refs = json.loads(done.stdout)["refs"]
+        assert len([key for key in refs if key.startswith("sound/")]) == 16 + (1 if view == "v3" else 2)
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=" ".join)
+def test_a_mount_shows_the_others(mount: Mounter, source: Path, view: list[str]) -> None:
+    mounted = mount(source, arguments=view)
+    mounted.expect(r"(is left out of the|is shown as stored)")
+    files_below(mounted.path)
+    assert (mounted.path / ("sound.npy" if "--view=npy" in view else "sound")).exists()
+
+
+@st.composite
+def bad_documents(draw: st.DrawFn) -> Any:
+    """A document of an array that is not sharded, or another one, with some part replaced."""
+    if draw(st.booleans()):
+        return draw(mutated_documents())
+    document: Any = PLAIN
+    for _ in range(draw(st.integers(1, 3))):
+        document = replaced(document, draw(st.sampled_from(places(document)[1:])), draw(scalars))
+    return document
+
+
+@given(st.lists(bad_documents(), min_size=60, max_size=60))
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large])
+def test_no_document_keeps_the_commands_from_the_others(tmp_path: Path, documents: list[Any]) -> None:
+    shutil.rmtree(tmp_path / "source", ignore_errors=True)
+    store(tmp_path / "source/sound", SOUND)
+    for number, document in enumerate(documents):
+        (tmp_path / f"source/{number}").mkdir()
+        (tmp_path / f"source/{number}/zarr.json").write_text(json.dumps(document))
+    for view in VIEWS:
+        described = run_json("info", "--json", "--shards", *view, tmp_path / "source")
+        assert "sound" in {item["path"] for item in described}
+        assert run("info", *view, tmp_path / "source").returncode == 0
+    done = run("verify", "--data", "--json", tmp_path / "source")
+    assert json.loads(done.stdout)["arrays"] >= 1
+    for chosen in ("v3", "v2"):
+        done = run("refs", "--view", chosen, "--skip-encoded", tmp_path / "source")
+        assert "Traceback" not in done.stderr
+        keys = json.loads(done.stdout)["refs"].keys()
+        assert len([key for key in keys if key.startswith("sound/")]) == 16 + (1 if chosen == "v3" else 2)
