@@ -52,6 +52,8 @@ def info(source: str, store_options: StoreOptions, view: str, decode: bool, shar
     shown = ViewOptions(view, decode)
     described = trio.run(partial(describe, opened, shown, shards=shards, typed=source, options=options))
     click.echo(encode_json(described.as_list()) if as_json else described.render(), nl=False)
+    if as_json and described.instead is not None:
+        click.echo(errors.printable(f"shardfs: there are no Zarr v3 arrays here: {described.instead}"), err=True)
 
 
 @command(

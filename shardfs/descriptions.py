@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.foreign import what_else
 from shardfs.dataset.hierarchy import Node
 from shardfs.dataset.inspection import ShardUse, measure
 from shardfs.dataset.source import Source
@@ -32,11 +33,13 @@ _MAX_MISSING: Final = 3
 class Description:
     """The arrays of a source, and how to mount it for which tool.
 
-    Beside them are nodes whose document is broken, and stored names that a file of the npy view hides.
+    Beside them are nodes whose document is broken, and stored names that a file of the npy view hides.  *instead* says
+    what a source without arrays is.
     """
 
     arrays: list[Described]
     advice: list[Advice]
+    instead: str | None = None
 
     def as_list(self) -> list[Described]:
         """Return plain values, one item per array."""
@@ -45,8 +48,12 @@ class Description:
     def render(self) -> str:
         """Return the text for people."""
         if not self.arrays:
-            return "There are no arrays here.\n"
-        return "\n".join([*map(_render_array, self.arrays), *([_render_advice(self.advice)] if self.advice else [])])
+            return f"There are no Zarr v3 arrays here: {printable(self.instead or '')}.\n"
+        shapes = [item for item in self.arrays if "shape" in item]
+        plain = "Nothing here is sharded: programs that read Zarr v3 read it without a mount.\n"
+        is_plain = bool(shapes) and not any(item["sharded"] for item in shapes)
+        advice = [_render_advice(self.advice)] if self.advice else []
+        return "\n".join([*map(_render_array, self.arrays), *([plain] if is_plain else []), *advice])
 
 
 async def describe(
@@ -71,7 +78,7 @@ async def describe(
         known = {item["path"] for item in arrays}
         problems = [problem async for problem in npy_problems(source, view)]
         arrays += [_describe_hidden(path, shown, reason) for path, reason in problems if path not in known]
-    return Description(arrays, adviser.advice(typed, options))
+    return Description(arrays, adviser.advice(typed, options), None if arrays else await what_else(source))
 
 
 async def _measure(array: Array) -> AsyncIterator[ShardUse]:

@@ -156,8 +156,9 @@ def mount(
     place = check_mount_point(mountpoint, root, cache)
     log_file = (log_file or daemon.default_log_file(place)).absolute()
     arguments = [url, place, *chosen.to_arguments(), *store_options.to_arguments(), f"--log-level={log_level}"]
-    daemon.start_daemon(arguments, log_file)
+    note = daemon.start_daemon(arguments, log_file)
     click.echo(errors.printable(f"{url} is mounted at {mountpoint}, {_how(chosen)} (log: {log_file})"))
+    _say(url, note)
 
 
 @command(
@@ -169,6 +170,11 @@ def mount(
 def umount(mountpoint: str) -> None:
     """Unmount MOUNTPOINT, and return when its daemon is gone."""
     unmount(mountpoint)
+
+
+def _say(url: str, note: str | None) -> None:
+    if note is not None:
+        click.echo(errors.printable(f"shardfs: note on {url}: {note}"), err=True)
 
 
 def _how(options: MountOptions) -> str:
@@ -195,11 +201,12 @@ def _mount_in_foreground(
         store = open_store(source, store_options, ttl=options.metadata_ttl)
         from shardfs.fuse.mount import serve
 
-        def ready() -> None:
+        def ready(note: str | None) -> None:
             if pipe is not None:
-                pipe.succeed()
+                pipe.succeed(note)
             else:
                 with suppress(OSError):  # the mount is there, whether somebody hears of it or not
+                    _say(store.url, note)
                     click.echo(
                         errors.printable(
                             f"{store.url} is mounted at {mountpoint}, {_how(options)} (end it with Ctrl-C)"

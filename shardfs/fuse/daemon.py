@@ -32,9 +32,9 @@ class ReadyPipe:
 
     fd: int
 
-    def succeed(self) -> None:
-        """Say that the mount answers."""
-        self._send({})
+    def succeed(self, note: str | None) -> None:
+        """Say that the mount answers, and what there is to say to the user."""
+        self._send({} if note is None else {"note": note})
 
     def fail(self, error: errors.ShardfsError) -> None:
         """Say why there is no mount."""
@@ -45,10 +45,11 @@ class ReadyPipe:
         os.close(self.fd)
 
 
-def start_daemon(arguments: list[str], log_file: Path) -> None:
+def start_daemon(arguments: list[str], log_file: Path) -> str | None:
     """Run `shardfs mount` with *arguments* in the background; return when the mount answers.
 
-    What the process prints goes to the end of *log_file*.  Raises the error that it died of.
+    Returns what there is to say to the user.  What the process prints goes to the end of *log_file*.  Raises the error
+    that it died of.
     """
     try:
         log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -87,6 +88,8 @@ def start_daemon(arguments: list[str], log_file: Path) -> None:
                 said = log.read().decode(errors="replace").strip().splitlines()
                 details = f" ({said[-1].strip()})" if said else ""
             raise kind(message["message"] + details)
+        note: str | None = message.get("note")
+        return note
 
 
 def default_log_file(mountpoint: str) -> Path:

@@ -11,9 +11,10 @@ from typing import Final
 import pyfuse3
 import trio
 
+from shardfs.dataset.foreign import EMPTY, NO_ZARR, foreign_format, unsharded
 from shardfs.dataset.host_state import has_journal, hold
 from shardfs.dataset.source import Source
-from shardfs.errors import FuseUnavailableError, ShardfsError
+from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
 from shardfs.fuse.operations import Operations
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
@@ -32,14 +33,19 @@ _GRACE_SECONDS: Final = 5.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def serve(store: Store, path: str, options: MountOptions, ready: Callable[[], None]) -> bool:
+def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str | None], None]) -> bool:
     """Mount *store* at *path* and answer requests until it is unmounted, or a signal comes.
 
-    *ready* is called when the mount answers.  Returns whether everything that was written is in the shards.  Raises
-    `SourceError` if it cannot be read, or is to be written to and another mount does, and what keeps a journal from
-    being replayed.
+    *ready* is called when the mount answers, with what there is to say if the source may not be what the user thinks.
+    Returns whether everything that was written is in the shards.  Raises `SourceError` if it cannot be read, or is to
+    be written to and another mount does, and what keeps a journal from being replayed.
     """
-    trio.run(store.check)  # before anybody sees a mount
+    entries = trio.run(store.check)  # before anybody sees a mount
+    note = None if entries is None else foreign_format(entries)
+    if note not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
+        raise SourceError(f"{store.url} cannot be shown so: {note}")
+    if note in (EMPTY, NO_ZARR) and options.chunks_per_shard is not None:
+        note = None  # to be filled
     with hold(store) if options.write else nullcontext() as claim:
         source = Source.of(store, max_open=_raise_file_limit() // 4)
         decoded = DecodedChunks(options.decode_cache_nbytes, source.statistics)
@@ -53,7 +59,13 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[], No
             view = make_view(options.view, store, plain=options.decode, separator=options.dimension_separator)
             tree = Tree(store, source.hierarchy, view, decoded, ttl=store.ttl)
             return _mount(
-                Operations(tree, source.statistics, page_cache=options.page_cache), store, path, options, ready, None
+                Operations(tree, source.statistics, page_cache=options.page_cache),
+                store,
+                path,
+                options,
+                ready,
+                note,
+                None,
             )
         editable = make_editable_view(options.view, plain=options.decode, separator=options.dimension_separator)
         tree = Tree(store, source.hierarchy, editable, decoded, ttl=store.ttl, scratch=claim.state.scratch_key)
@@ -68,7 +80,7 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[], No
             single_writer=options.single_writer,
         )
         operations = WritingOperations(tree, writing, source.statistics, page_cache=options.page_cache)
-        return _mount(operations, store, path, options, ready, writing)
+        return _mount(operations, store, path, options, ready, note, writing)
 
 
 def _mount(
@@ -76,7 +88,8 @@ def _mount(
     store: Store,
     path: str,
     options: MountOptions,
-    ready: Callable[[], None],
+    ready: Callable[[str | None], None],
+    note: str | None,
     writing: Writing | None,
 ) -> bool:
     fuse_options = {
@@ -96,7 +109,7 @@ def _mount(
         raise FuseUnavailableError(f"{path} could not be mounted: {error}") from None
     clean = False
     try:
-        is_committed = trio.run(_serve, operations.tree, writing, ready)
+        is_committed = trio.run(_serve, operations.tree, writing, ready, note)
         clean = True
     except ShardfsError:
         clean = True  # it could not begin, and nobody has seen it
@@ -120,24 +133,26 @@ class _End:
     is_given_up: bool = False
 
 
-async def _serve(tree: Tree, writing: Writing | None, ready: Callable[[], None]) -> bool:
+async def _serve(tree: Tree, writing: Writing | None, ready: Callable[[str | None], None], note: str | None) -> bool:
     end = _End()
     await tree.start()
+    if tree.store.root is not None and not tree.view.translates:  # a remote one would take a request
+        note = note or unsharded(await tree.hierarchy.node(""))
     if writing is not None:
         await writing.start()
     async with trio.open_nursery() as nursery:
         if writing is not None:
             nursery.start_soon(writing.run)
         await nursery.start(_end_on_signal, writing, end, nursery.cancel_scope)
-        nursery.start_soon(_announce, ready)
+        nursery.start_soon(_announce, ready, note)
         await pyfuse3.main()
         nursery.cancel_scope.cancel()
     return writing is None or await writing.finish(commit=not end.is_given_up)
 
 
-async def _announce(ready: Callable[[], None]) -> None:
+async def _announce(ready: Callable[[str | None], None], note: str | None) -> None:
     try:
-        ready()
+        ready(note)
     except OSError:
         log.warning("nobody waits for the mount any more; unmounting")
         pyfuse3.terminate()

@@ -255,8 +255,8 @@ class Store(Protocol):
     def url_of(self, key: str) -> str:
         """Return the URL under which other programs find *key*."""
 
-    async def check(self) -> None:
-        """Raise `SourceError` for what keeps the source from being read; a local one was looked at when opened."""
+    async def check(self) -> Sequence[Entry] | None:
+        """Return the names at the top, None if they cannot be told; raises `SourceError` for what cannot be read."""
 
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*, of the link itself if it is one; raises `NotFoundError`."""

@@ -7,6 +7,8 @@ times as much.  Reads run there too where the page cache has the bytes (`RWF_NOW
 import errno
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import Final
 from weakref import WeakSet
 
@@ -21,6 +23,7 @@ from shardfs.errors import (
 from shardfs.stores.address import Address
 from shardfs.stores.base import Capacity, Entry, Kind, Stat
 from shardfs.stores.beneath import ITSELF, READ, WALK, Descriptor, open_beneath, translated
+from shardfs.stores.file_format import MAGIC_NBYTES, MAX_TOP, file_format
 from shardfs.stores.local_snapshot import LocalSnapshot, to_stat
 
 USER: Final = b"user."
@@ -48,7 +51,7 @@ class LocalReader:
         except FileNotFoundError:
             raise SourceError(f"{root} does not exist") from None
         except NotADirectoryError:
-            raise SourceError(f"{root} is a file; SOURCE is the directory of an array, a group or several") from None
+            raise SourceError(f"{root} is {file_format(self._root, _first_bytes(self._root))}") from None
         except OSError as error:
             raise SourceError(f"{root} cannot be read: {error.strerror}") from None
         self._snapshots: WeakSet[LocalSnapshot] = WeakSet()
@@ -79,8 +82,11 @@ class LocalReader:
     def forget(self, key: str) -> None:
         """Do nothing: names are looked at each time."""
 
-    async def check(self) -> None:
-        """Do nothing: opening it was looking at it."""
+    async def check(self) -> Sequence[Entry] | None:
+        """Return the names at the top, if they are not very many; opening the source was looking at it."""
+        with translated(""), os.scandir(self._root) as found:
+            entries = [Entry(entry.name, _entry_kind(entry)) for entry in islice(found, MAX_TOP + 1)]
+        return entries if len(entries) <= MAX_TOP else None
 
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*."""
@@ -187,6 +193,16 @@ def _entry_kind(entry: os.DirEntry[str]) -> Kind:
     if entry.is_dir(follow_symlinks=False):
         return Kind.DIRECTORY
     return Kind.FILE if entry.is_file(follow_symlinks=False) else Kind.SPECIAL
+
+
+def _first_bytes(path: str) -> bytes:
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, MAGIC_NBYTES)
+        finally:
+            os.close(descriptor)
+    return b""
 
 
 def _scan(directory: Descriptor) -> list[Entry]:

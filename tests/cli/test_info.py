@@ -118,7 +118,7 @@ def test_an_array_at_the_root_is_called_root_and_nothing_is_said_to_be_nothing(t
     (tmp_path / "empty").mkdir()
     assert run("info", tmp_path / "array").stdout.startswith("(root)\n")
     assert run_json("info", "--json", tmp_path / "array")[0]["path"] == ""
-    assert run("info", tmp_path / "empty").stdout == "There are no arrays here.\n"
+    assert run("info", tmp_path / "empty").stdout.startswith("There are no Zarr v3 arrays here: it is empty")
     assert run_json("info", "--json", tmp_path / "empty") == []
     assert "nowhere does not exist" in one_line_of(run("info", "nowhere"), SOURCE)
 

@@ -71,9 +71,9 @@ class Overlay:
         """Return what was counted, as plain values."""
         return self.objects.statistics()
 
-    async def check(self) -> None:
-        """Raise `SourceError` if the source cannot be listed, or nothing is stored there."""
-        await self.objects.check()
+    async def check(self) -> Sequence[Entry] | None:
+        """Raise `SourceError` if the source cannot be read, or nothing is stored there."""
+        return await self.objects.check()
 
     def forget(self, key: str) -> None:
         """Ask again for *key* when it is wanted next."""

@@ -22,6 +22,7 @@ from shardfs.errors import (
 from shardfs.stores.address import Address
 from shardfs.stores.base import Capacity, Entry, Kind, Stat, join_key
 from shardfs.stores.coalesce import Span
+from shardfs.stores.file_format import MAGIC_NBYTES, MAX_TOP, file_format
 from shardfs.stores.range_cache import RangeCache
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.counts import Counts
@@ -99,18 +100,34 @@ class S3Reader:
         """Return what was counted, as plain values."""
         return self.counts.as_dict()
 
-    async def check(self) -> None:
-        """Raise `SourceError` if the source cannot be listed, or nothing is stored there; a bucket may be empty."""
+    async def check(self) -> Sequence[Entry] | None:
+        """Return the names at the top, if they are not very many.
+
+        Raises `SourceError` if the source cannot be listed, or nothing is stored there; a bucket may be empty.
+        """
+        prefix = self.location.directory_prefix("")
         try:
             with trio.fail_after(_PATIENCE):
-                page = await self.client.list_page(self.location.directory_prefix(""), limit=1)
+                page = await self.client.list_page(prefix, limit=MAX_TOP)
         except trio.TooSlowError:
             reason = f"{self.client.endpoint_url} does not answer within {_PATIENCE:.0f} seconds"
             raise SourceError(f"{self.url} cannot be read: {reason}") from None
         except ShardfsError as error:
             raise SourceError(f"{self.url} cannot be read: {error}") from None
         if self.location.prefix and not page.objects and not page.prefixes:
-            raise SourceError(f"nothing is stored at {self.url}; to begin something new there, mount what is above it")
+            raise SourceError(await self._what_is_there())
+        if page.token is not None:
+            return None
+        names = [Entry(full[len(prefix) :], Kind.FILE) for full, _ in page.objects if full != prefix]
+        return names + [Entry(full[len(prefix) : -1], Kind.DIRECTORY) for full in page.prefixes]
+
+    async def _what_is_there(self) -> str:
+        """Say what is stored under the name of the source, if nothing is below it."""
+        try:
+            first = await self.client.get(self.location.prefix, Range(0, MAGIC_NBYTES))
+        except ShardfsError:
+            return f"nothing is stored at {self.url}; to begin something new there, mount what is above it"
+        return f"{self.url} is {file_format(self.url, bytes(first.data))}"
 
     def forget(self, key: str) -> None:
         """Ask again for *key* when it is wanted next; may be called in any thread."""

@@ -1,0 +1,133 @@
+"""Sources without a sharded array of Zarr v3: `info` and `mount` say what they are, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Background
+from tests.support.commands import SOURCE, one_line_of, run, run_json
+from tests.support.corpus import LITTLE, array, sharding
+from tests.support.datasets import store
+
+
+def _folder(*names: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.mkdir()
+        for name in names:
+            if name.endswith("/"):
+                (path / name).mkdir(parents=True)
+            else:
+                (path / name).write_text('{"zarr_format": 2}')
+
+    return make
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "zarr-v2-group": (_folder(".zgroup", "image/"), "it is Zarr v2"),
+    "zarr-v2-array": (_folder(".zarray", "0.0"), "it is Zarr v2"),
+    "icechunk": (_folder("refs/", "snapshots/", "manifests/", "chunks/", "config.yaml"), "an Icechunk repository"),
+    "icechunk-2": (_folder("repo", "snapshots/", "manifests/", "transactions/"), "an Icechunk repository"),
+    "n5": (_folder("attributes.json", "s0/"), "it is N5"),
+    "empty": (_folder(), "it is empty; a mount with --write --shards"),
+    "no-zarr": (_folder("notes.txt", "table.csv"), "no zarr.json is in it or below it"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_info_and_mount_say_what_a_folder_is_and_what_to_do(
+    background: Background, place: Path, tmp_path: Path, name: str
+) -> None:
+    make, text = FOLDERS[name]
+    source = tmp_path / name
+    make(source)
+    done = run("info", source)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("There are no Zarr v3 arrays here: ")
+    assert text in done.stdout
+    done = run("info", "--json", source)
+    assert (done.returncode, json.loads(done.stdout)) == (0, [])
+    assert text in done.stderr
+    mounted = background(source, place)
+    assert mounted.returncode == 0
+    assert mounted.stderr.startswith(f"shardfs: note on {source}: ")
+    assert mounted.stderr.count("\n") == 1
+    assert text in mounted.stderr
+    assert sorted(os.listdir(place)) == sorted(os.listdir(source))  # as it is stored
+
+
+def test_a_view_that_cannot_show_a_folder_is_refused(background: Background, place: Path, tmp_path: Path) -> None:
+    for name in ("zarr-v2-group", "icechunk", "n5"):
+        make, text = FOLDERS[name]
+        make(tmp_path / name)
+        for view in (["--view=npy"], ["--view=v2", "--decode"]):
+            said = one_line_of(background(*view, tmp_path / name, place), SOURCE)
+            assert said.startswith(f"{tmp_path / name} cannot be shown so: ")
+            assert text in said
+
+
+def test_a_folder_to_be_filled_is_as_it_should_be(background: Background, place: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    done = background("--write", "--shards=2", tmp_path / "new", place)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_folder_of_other_formats_is_named_by_one_of_them(tmp_path: Path) -> None:
+    FOLDERS["empty"][0](tmp_path / "source")
+    FOLDERS["empty"][0](tmp_path / "source/a")
+    FOLDERS["zarr-v2-group"][0](tmp_path / "source/b.zarr")
+    assert "b.zarr in it: it is Zarr v2" in run("info", tmp_path / "source").stdout
+    FOLDERS["empty"][0](tmp_path / "nothing")
+    FOLDERS["empty"][0](tmp_path / "nothing/below")
+    assert "no zarr.json is in it or below it" in run("info", tmp_path / "nothing").stdout
+    (tmp_path / "nothing/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    assert "a Zarr v3 group without arrays" in run("info", tmp_path / "nothing").stdout
+
+
+def test_an_array_that_is_not_sharded_needs_no_mount(background: Background, place: Path, tmp_path: Path) -> None:
+    store(tmp_path / "plain", array((4, 6), (2, 3), LITTLE))
+    assert (
+        "Nothing here is sharded: programs that read Zarr v3 read it without a mount."
+        in run("info", tmp_path / "plain").stdout
+    )
+    done = background(tmp_path / "plain", place)
+    assert done.returncode == 0
+    assert "the array is not sharded; programs that read Zarr v3 read it without a mount" in done.stderr
+    run("umount", place)
+    done = background("--view=v2", tmp_path / "plain", place)  # which is a reason to mount it
+    assert (done.returncode, done.stderr) == (0, "")
+    store(tmp_path / "both/sharded", array((4, 6), (4, 6), sharding((2, 3))))
+    store(tmp_path / "both/plain", array((4, 6), (2, 3), LITTLE))
+    assert "Nothing here is sharded" not in run("info", tmp_path / "both").stdout
+
+
+def _zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("zarr.json", "{}")
+
+
+FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "data.zarr.zip": (_zip, "is a ZIP file; unpack it"),
+    "data.h5": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100)), "is an HDF5 file"),
+    "zarr.json": (lambda path: path.write_text("{}"), "is a document of Zarr; SOURCE is the folder that it is in"),
+    "notes.txt": (lambda path: path.write_text("text"), "is a file; SOURCE is the folder of"),
+    "nothing.bin": (lambda path: path.write_bytes(b""), "is a file; SOURCE is the folder of"),
+    "fifo": (os.mkfifo, "is a file; SOURCE is the folder of"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_refused_by_what_it_is(background: Background, place: Path, tmp_path: Path, name: str) -> None:
+    make, text = FILES[name]
+    make(tmp_path / name)
+    for done in (run("info", tmp_path / name), background(tmp_path / name, place)):
+        assert text in one_line_of(done, SOURCE)
+
+
+def test_json_of_nothing_is_an_empty_list(tmp_path: Path) -> None:
+    assert run_json("info", "--json", tmp_path) == []
