@@ -10,7 +10,7 @@ from pathlib import Path
 
 _TOP = Path(__file__).parents[2]
 _CUSTOM = """\
-from shardfs.stores.s3 import reader
+from shardfs.stores.s3 import checking
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.retrying import Backoff
 from shardfs.stores.s3.session import Timeouts
@@ -19,7 +19,7 @@ S3Client.__init__.__kwdefaults__.update(
     timeouts=Timeouts(connect={silence}, silence={silence}, work={silence}),
     backoff=Backoff(first={pause}, most={pause}),
 )
-reader._PATIENCE = {first}
+checking._PATIENCE = {first}
 """
 
 

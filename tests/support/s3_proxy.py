@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Coroutine, Iterator
 from time import perf_counter_ns
@@ -46,10 +47,10 @@ _Result = TypeVar("_Result")
 class S3Proxy:
     """A proxy before the server at *target*, an HTTP URL, in a thread of its own for the length of a `with` block.
 
-    *latency* is in seconds, for each request, and may be set at any time.
+    *latency* is in seconds, for each request, and may be set at any time.  With *tls* it is one of https.
     """
 
-    def __init__(self, target: str, *, port: int = 0, latency: float = 0.0) -> None:
+    def __init__(self, target: str, *, port: int = 0, latency: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
         url = urlsplit(target)
         self.latency = latency
         self.log = RequestLog()
@@ -60,6 +61,7 @@ class S3Proxy:
         self._connections: set[asyncio.Task[None]] = set()
         self._failures: list[Exception] = []
         self._listener: asyncio.Server | None = None
+        self._tls = tls
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="s3-proxy", daemon=True)
 
@@ -80,7 +82,7 @@ class S3Proxy:
     @property
     def url(self) -> str:
         """Where clients find it."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
 
     def fail(self, match: Match, fault: Fault, *, key: str = "", times: int | None = 1, after: int = 0) -> Rule:
         """Let requests meet a fault: the first *times* ones, or all if None, of those *after* so many others.
@@ -114,7 +116,9 @@ class S3Proxy:
 
     async def _listen(self) -> None:
         listener = _bound(self._port)
-        self._listener = await asyncio.start_server(self._connected, sock=listener, limit=BUFFER, backlog=1024)
+        self._listener = await asyncio.start_server(
+            self._connected, sock=listener, limit=BUFFER, backlog=1024, ssl=self._tls
+        )
 
     async def _refuse(self) -> None:
         if self._listener:

@@ -92,7 +92,10 @@ class S3Client:
     async def list_page(
         self, prefix: str, *, delimiter: str = "/", token: str | None = None, limit: int = 1000
     ) -> ListPage:
-        """Return one page of the keys that begin with *prefix*; no *delimiter* gives all of them."""
+        """Return one page of the keys that begin with *prefix*; no *delimiter* gives all of them.
+
+        What begins otherwise is dropped: some servers list such for a prefix that ends with several slashes.
+        """
         _require_name(prefix)
         arguments: dict[str, Any] = {"Prefix": prefix, "MaxKeys": limit}
         if delimiter:
@@ -105,8 +108,8 @@ class S3Client:
         if reply.get("IsTruncated") and not following:
             raise StoreError(f"{request.target}: the server lists a part of the keys, and not how to get the others")
         return ListPage(
-            [(entry["Key"], stat_of(entry)) for entry in reply.get("Contents", ())],
-            [entry["Prefix"] for entry in reply.get("CommonPrefixes", ())],
+            [(key, stat_of(entry)) for entry in reply.get("Contents", ()) if (key := entry["Key"]).startswith(prefix)],
+            [name for entry in reply.get("CommonPrefixes", ()) if (name := entry["Prefix"]).startswith(prefix)],
             following,
         )
 

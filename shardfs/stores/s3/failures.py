@@ -23,6 +23,7 @@ class Cause(enum.Enum):
     """How far a request came."""
 
     NO_CREDENTIALS = enum.auto()
+    NOT_TRUSTED = enum.auto()
     NOT_SENT = enum.auto()
     NO_REPLY = enum.auto()
     REPLY = enum.auto()
@@ -48,7 +49,7 @@ class Failure:
     def is_passing(self) -> bool:
         """Whether the same request may succeed a moment later."""
         if self.cause is not Cause.REPLY:
-            return self.cause is not Cause.NO_CREDENTIALS
+            return self.cause not in (Cause.NO_CREDENTIALS, Cause.NOT_TRUSTED)
         return self.status in _PASSING_STATUS or self.code in _PASSING_CODES
 
     @property
@@ -122,7 +123,7 @@ def error_of(request: Request, failure: Failure, attempts: int) -> ShardfsError:
     if failure.status in _DENIED:
         return AccessDeniedError(f"{request.operation} of {target} was refused ({failure.reason}): no permission")
     times = f" {attempts} times" if attempts > 1 else ""
-    kind = UnreachableError if failure.is_silent or failure.cause is Cause.NOT_SENT else StoreError
+    kind = UnreachableError if failure.is_silent or failure.cause in (Cause.NOT_SENT, Cause.NOT_TRUSTED) else StoreError
     return kind(f"{request.operation} of {target} failed{times}: {failure.reason}")
 
 

@@ -39,11 +39,14 @@ class Getter:
         request = Request("GetObject", self._bucket, key, is_conditional=etag is not None)
         # obstore does not give all properties.
         get = self._get_by_boto3 if with_properties or not is_plain(key) else self._get_by_obstore
+        reason = "the server does not give what the object has"
         for _ in range(_ATTEMPTS):
-            fetched = None
+            fetched: Fetched | Failure | None = None
             if part is None or part.nbytes > 0:
                 fetched = self._sender.send(request, partial(get, key, part, etag))
-            if fetched is not None:
+            if fetched is NOT_PARTIAL:
+                reason = NOT_PARTIAL.reason
+            elif isinstance(fetched, Fetched):
                 self._sender.count_bytes(received=fetched.data.nbytes)
                 return fetched
             reply = self.head(key, etag)
@@ -52,7 +55,7 @@ class Getter:
             if nbytes == 0:
                 return Fetched(stat, offset, memoryview(b""), properties_of(reply))
             # It was replaced, or made, between the two requests.
-        raise StoreError(f"{request.target}: the server does not give what the object has")
+        raise StoreError(f"{request.target}: {reason}")
 
     def head(self, key: str, etag: str | None = None) -> Mapping[str, Any]:
         """Return the reply to HEAD; raises as `S3Client.head` does, and `ConflictError` if there is another ETag."""
@@ -71,8 +74,8 @@ class Getter:
         except AccessDeniedError:
             return  # it exists
 
-    def _get_by_obstore(self, key: str, part: Range | None, etag: str | None) -> Fetched | None:
-        """Send one GET; None if HEAD has to tell what the reply means."""
+    def _get_by_obstore(self, key: str, part: Range | None, etag: str | None) -> Fetched | Failure:
+        """Send one GET; returns the failure if HEAD has to tell what it means."""
         options: GetOptions = {}
         if part is not None:
             suffix = part.offset < 0
@@ -82,13 +85,12 @@ class Getter:
         try:
             result, data = self._session.get(key, options)
         except FailedRequest as error:
-            _require_doubt(error)
-            return None
+            return _doubtful(error)
         meta = result.meta
         stat = ObjectStat(meta["size"], _quoted(meta["e_tag"]), mtime_ns_of(meta["last_modified"]))
         return _checked(part, etag, Fetched(stat, result.range[0], data))
 
-    def _get_by_boto3(self, key: str, part: Range | None, etag: str | None) -> Fetched | None:
+    def _get_by_boto3(self, key: str, part: Range | None, etag: str | None) -> Fetched | Failure:
         arguments = {} if etag is None else {"IfMatch": etag}
         if part is not None:
             last = part.offset + part.nbytes - 1
@@ -96,13 +98,12 @@ class Getter:
         try:
             reply = self._session.call("GetObject", Key=key, **arguments)
         except FailedRequest as error:
-            _require_doubt(error)
-            return None
+            return _doubtful(error)
         size, offset, nbytes = reply["ContentLength"], 0, reply["ContentLength"]
         if part is not None:
             found = _CONTENT_RANGE.fullmatch(reply.get("ContentRange", ""))
             if found is None:
-                return None
+                return NOT_PARTIAL
             size, offset = int(found[3]), int(found[1])
             nbytes = min(nbytes, part.nbytes)
         data = memoryview(self._session.read(reply["Body"], nbytes))
@@ -147,8 +148,8 @@ def _place(part: Range | None, size: int) -> tuple[int, int]:
     return offset, min(part.nbytes, size - offset)
 
 
-def _require_doubt(error: FailedRequest) -> None:
-    """Raise *error*, unless HEAD tells more.
+def _doubtful(error: FailedRequest) -> Failure:
+    """Return the failure of which HEAD tells more, else raise *error*.
 
     The server may not have the range, or ignore it as some do of an empty object.  That there is no such object is a
     thing that S3 says: a 404 in other words may come from whatever else answers at this address.
@@ -157,6 +158,7 @@ def _require_doubt(error: FailedRequest) -> None:
     is_vague = failure.status == _NOT_FOUND and failure.code not in _MISSING
     if not is_vague and failure.status != _RANGE_NOT_SATISFIABLE and failure is not NOT_PARTIAL:
         raise error
+    return failure
 
 
 def _checked(part: Range | None, etag: str | None, fetched: Fetched) -> Fetched:

@@ -10,10 +10,10 @@ from typing import Final
 
 import trio
 
-from shardfs.errors import printable
+from shardfs.errors import AccessDeniedError, NotFoundError, printable
 from shardfs.stores.belief import is_believed
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.location import Location
+from shardfs.stores.s3.location import DOCUMENT, Location
 from shardfs.stores.s3.objects import ListPage, ObjectStat
 from shardfs.stores.s3.seen import Known
 
@@ -108,6 +108,8 @@ class Listings:
         self._walks: dict[str, _Walk] = {}
         self._asked: OrderedDict[str, _Asked] = OrderedDict()
         self._has_hidden = False
+        self.is_allowed = True
+        """Whether listing is allowed; else objects are looked up by themselves, and directories by their document."""
 
     def find(self, key: str) -> Listing | None:
         """Return the listing of the directory *key* that is believed; None if there is none."""
@@ -133,7 +135,7 @@ class Listings:
 
         Programs that write files beside others and rename them ask for a new name each time.
         """
-        if self.find(key) is not None:
+        if self.find(key) is not None or not self.is_allowed:
             return
         now, asked = self._clock(), self._asked.get(key)
         if asked is None or now - asked.time >= self._ttl:
@@ -147,6 +149,8 @@ class Listings:
     async def lookup(self, key: str) -> Known:
         """Return what *key* stands for, asking the store for this key alone."""
         full = self._location.object_key(key)
+        if not self.is_allowed:
+            return await self._look_up_unlisted(full)
         below = full + "/"
         stat: ObjectStat | None = None
         token: str | None = None
@@ -159,6 +163,27 @@ class Listings:
             token = page.token
             if token is None or last > below.encode():
                 return Known(stat, False)
+
+    async def _look_up_unlisted(self, full: str) -> Known:
+        """Return what a key stands for where listing is not allowed: a directory is one with a document.
+
+        S3 does not say then that there is no object: it refuses.  That is passed on, as chunks must not be taken for
+        absent, but for names that programs try everywhere, and that no chunk has.
+        """
+        refusal: AccessDeniedError | None = None
+        for name, known in ((f"{full}/{DOCUMENT}", Known(None, True)), (full, None)):
+            try:
+                stat, _ = await self._client.head(name)
+            except NotFoundError:
+                continue
+            except AccessDeniedError as error:
+                refusal = error
+            else:
+                return known or Known(stat, False)
+        last = full.rpartition("/")[2]
+        if refusal is not None and last != DOCUMENT and not last.startswith("."):
+            raise refusal
+        return Known(None, None)
 
     def put(self, key: str, name: str, known: Known) -> None:
         """Correct what is said of *name* in the directory *key*, also in a listing that is on its way."""

@@ -8,6 +8,9 @@ from urllib.parse import urlsplit
 from shardfs.errors import SourceError
 from shardfs.stores.address import Address
 
+DOCUMENT: Final = "zarr.json"
+"""The object that says that there is an array or a group, where nothing can be listed."""
+
 _SCHEME: Final = "s3://"
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _MAX_PREFIX: Final = 1000

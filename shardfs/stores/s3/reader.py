@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager
 from typing import Final
 from weakref import WeakValueDictionary
 
-import trio
-
 from shardfs.errors import (
     ConflictError,
     IsADirectoryHereError,
@@ -17,13 +15,12 @@ from shardfs.errors import (
     NotFoundError,
     RefusedError,
     ShardfsError,
-    SourceError,
 )
 from shardfs.stores.address import Address
 from shardfs.stores.base import Capacity, Entry, Kind, Stat, join_key
 from shardfs.stores.coalesce import Span
-from shardfs.stores.file_format import MAGIC_NBYTES, MAX_TOP, file_format
 from shardfs.stores.range_cache import RangeCache
+from shardfs.stores.s3.checking import check
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.fetching import Fetching, Version
@@ -37,9 +34,6 @@ from shardfs.stores.s3.succession import Succession
 
 TTL: Final = 60.0
 """For how many seconds what was seen is believed by default; to look again takes a request."""
-
-_PATIENCE: Final = 15.0
-"""For how many seconds a source may be silent before it is said to be out of reach, while a user waits."""
 
 _BLOCK: Final = 4096
 _PLENTY: Final = 2**50 // _BLOCK
@@ -101,33 +95,9 @@ class S3Reader:
         return self.counts.as_dict()
 
     async def check(self) -> Sequence[Entry] | None:
-        """Return the names at the top, if they are not very many.
-
-        Raises `SourceError` if the source cannot be listed, or nothing is stored there; a bucket may be empty.
-        """
-        prefix = self.location.directory_prefix("")
-        try:
-            with trio.fail_after(_PATIENCE):
-                page = await self.client.list_page(prefix, limit=MAX_TOP)
-        except trio.TooSlowError:
-            reason = f"{self.client.endpoint_url} does not answer within {_PATIENCE:.0f} seconds"
-            raise SourceError(f"{self.url} cannot be read: {reason}") from None
-        except ShardfsError as error:
-            raise SourceError(f"{self.url} cannot be read: {error}") from None
-        if self.location.prefix and not page.objects and not page.prefixes:
-            raise SourceError(await self._what_is_there())
-        if page.token is not None:
-            return None
-        names = [Entry(full[len(prefix) :], Kind.FILE) for full, _ in page.objects if full != prefix]
-        return names + [Entry(full[len(prefix) : -1], Kind.DIRECTORY) for full in page.prefixes]
-
-    async def _what_is_there(self) -> str:
-        """Say what is stored under the name of the source, if nothing is below it."""
-        try:
-            first = await self.client.get(self.location.prefix, Range(0, MAGIC_NBYTES))
-        except ShardfsError:
-            return f"nothing is stored at {self.url}; to begin something new there, mount what is above it"
-        return f"{self.url} is {file_format(self.url, bytes(first.data))}"
+        """Return the names at the top, if they are not very many, and raise as `checking.check` does."""
+        entries, self._names.listings.is_allowed = await check(self.client, self.location)
+        return entries
 
     def forget(self, key: str) -> None:
         """Ask again for *key* when it is wanted next; may be called in any thread."""

@@ -86,6 +86,7 @@ class Session:
         session = _session(options)
         self.region: str = session.region_name or _DEFAULT_REGION
         self._certificates = _certificates(session)
+        self._is_virtual = _is_virtual(session)
         self._libraries = self._set_up(session)
         self.endpoint_url = _checked(self._libraries.quick.meta.endpoint_url)
 
@@ -160,11 +161,11 @@ class Session:
         return ObjectStore(
             self._bucket,
             # All that the environment could set otherwise is given.
-            endpoint=self.endpoint_url,
+            endpoint=_with_bucket(self.endpoint_url, self._bucket) if self._is_virtual else self.endpoint_url,
             region=self.region,
             skip_signature=anonymous,
             request_payer=self._options.request_payer,
-            virtual_hosted_style_request=False,
+            virtual_hosted_style_request=self._is_virtual,
             client_options=client_options,
             retry_config={"max_retries": 0},
             credential_provider=None if anonymous else Boto3CredentialProvider(session, ttl=_CREDENTIALS_LAST),
@@ -179,7 +180,7 @@ class Session:
             retries={"total_max_attempts": 1},
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            s3={"addressing_style": "path"},
+            s3={"addressing_style": "virtual" if self._is_virtual else "path"},
         )
         try:
             client = session.client(
@@ -220,6 +221,18 @@ def _session(options: S3Options) -> boto3.session.Session:
         raise SourceError(f"there is no AWS profile {error.kwargs['profile']}; `aws configure` makes one") from None
     except botocore.exceptions.BotoCoreError as error:
         raise SourceError(f"the AWS configuration cannot be read ({type(error).__name__})") from None
+
+
+def _is_virtual(session: boto3.session.Session) -> bool:
+    """Whether the profile wants the bucket in the name of the server: `s3 = addressing_style = virtual`."""
+    settings = session._session.get_scoped_config().get("s3")
+    return isinstance(settings, dict) and settings.get("addressing_style") == "virtual"
+
+
+def _with_bucket(endpoint_url: str, bucket: str) -> str:
+    """Return the URL of a server with the bucket in its name."""
+    parts = urlsplit(endpoint_url)
+    return parts._replace(netloc=f"{bucket}.{parts.netloc}").geturl()
 
 
 def _certificates(session: boto3.session.Session) -> bytes | None:

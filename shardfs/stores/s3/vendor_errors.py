@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import botocore.exceptions as boto
 import obstore.exceptions
@@ -15,7 +17,12 @@ from shardfs.stores.s3.failures import Cause, FailedRequest, Failure
 
 TRUNCATED: Final = Failure(Cause.NO_REPLY, "the reply was cut short")
 SILENT: Final = Failure(Cause.NO_REPLY, "no answer in time", is_silent=True)
-NOT_PARTIAL: Final = Failure(Cause.REPLY, "the server does not say which range it gives", 200, "NotPartial")
+NOT_PARTIAL: Final = Failure(
+    Cause.REPLY,
+    "asked for a range, the server gives the whole object, or does not say which range it gives",
+    200,
+    "NotPartial",
+)
 OTHER_RANGE: Final = Failure(Cause.REPLY, "the server answered another range than it was asked for", 206, "OtherRange")
 
 NO_CREDENTIALS: Final = "no credentials can be had; see `aws configure`, `aws sso login`, --profile, --anonymous"
@@ -57,9 +64,9 @@ def of_boto3(error: Exception, endpoint: str) -> Failure:
     if isinstance(error, boto.ClientError):
         return _of_reply(error.response)
     if isinstance(error, boto.SSLError):
-        return Failure(Cause.NO_REPLY, f"{endpoint} cannot be reached: TLS failed")
+        return _not_connected(endpoint, str(error), Cause.NO_REPLY)
     if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)):
-        return Failure(Cause.NOT_SENT, _unreachable(endpoint, str(error.kwargs.get("error"))))
+        return _not_connected(endpoint, str(error.kwargs.get("error")), Cause.NOT_SENT)
     if isinstance(error, (boto.ReadTimeoutError, urllib3.exceptions.TimeoutError)):
         return SILENT
     if isinstance(error, (boto.IncompleteReadError, boto.ResponseStreamingError)):
@@ -93,7 +100,7 @@ def of_obstore(error: Exception, endpoint: str) -> Failure:
     if kind is None:
         return Failure(Cause.NO_REPLY, _NONSENSE)
     if kind[1] == "Connect":
-        return Failure(Cause.NOT_SENT, _unreachable(endpoint, dump[kind.end() :]))
+        return _not_connected(endpoint, dump[kind.end() :], Cause.NOT_SENT)
     if kind[1] == "Timeout":
         return SILENT
     return TRUNCATED if "IncompleteBody" in dump[kind.end() :] else Failure(Cause.NO_REPLY, _BROKEN)
@@ -118,26 +125,56 @@ def _of_reply(response: Mapping[str, Any]) -> Failure:
     return reply_failure(status, code, None if region is None else str(region))
 
 
-def _unreachable(endpoint: str, words: str) -> str:
+def _not_connected(endpoint: str, words: str, cause: Cause) -> Failure:
     """Return why a connection could not be made, as far as the *words* of a library tell."""
-    for word, reason in _UNREACHABLE:
-        if word in words:
-            return f"{endpoint} cannot be reached: {reason}"
-    return f"{endpoint} cannot be reached"
+    for pattern, reason in _UNTRUSTED:
+        if pattern.search(words):
+            return Failure(Cause.NOT_TRUSTED, f"{endpoint} is not trusted: {reason}")
+    proxy = _proxy_of(endpoint)
+    where = f"the proxy {proxy}, through which {endpoint} is asked," if proxy else endpoint
+    for pattern, reason in _UNREACHABLE:
+        if pattern.search(words):
+            return Failure(cause, f"{where} cannot be reached: {reason}")
+    return Failure(cause, f"{where} cannot be reached")
 
 
-_UNREACHABLE: Final = (
-    ("dns error", "its name is not known"),
-    ("NameResolutionError", "its name is not known"),
-    ("Name or service not known", "its name is not known"),
-    ("ConnectionRefused", "the connection is refused"),
-    ("Connection refused", "the connection is refused"),
-    ("Unreachable", "there is no network"),
-    ("unreachable", "there is no network"),
-    ("InvalidCertificate", "TLS failed"),
-    ("InvalidMessage", "TLS failed"),
-    ("imed out", SILENT.reason),
-    ("TimedOut", SILENT.reason),
+def _proxy_of(endpoint: str) -> str | None:
+    """Return host and port of the proxy that the environment names for *endpoint*, and the variable that names it."""
+    parts = urlsplit(endpoint)
+    proxy = getproxies().get(parts.scheme)
+    if proxy is None or proxy_bypass(parts.netloc):
+        return None
+    host = urlsplit(proxy if "://" in proxy else f"//{proxy}").netloc.rpartition("@")[2]  # without a password
+    return f"{host} ({parts.scheme.upper()}_PROXY)"
+
+
+_UNTRUSTED: Final = tuple(
+    (re.compile(pattern), reason)
+    for pattern, reason in (
+        (r"certificate has expired|\bExpired", "its certificate has expired"),
+        ("not yet valid|NotValidYet", "its certificate is not valid yet; is the clock of this machine right?"),
+        ("[Mm]ismatch|doesn't match|not valid for|NotValidForName", "its certificate is that of another name"),
+        (
+            "self.signed|local issuer|UnknownIssuer|CERTIFICATE_VERIFY_FAILED|InvalidCertificate",
+            "its certificate is of an authority that is not known here; AWS_CA_BUNDLE names a file with certificates "
+            "to trust",
+        ),
+    )
+)
+_UNREACHABLE: Final = tuple(
+    (re.compile(pattern), reason)
+    for pattern, reason in (
+        ("dns error|NameResolutionError|Name or service not known", "its name is not known"),
+        ("ConnectionRefused|Connection refused", "the connection is refused"),
+        ("[Uu]nreachable", "there is no network"),
+        (
+            "WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|InvalidMessage|InvalidContentType",
+            "it does not speak TLS; is its URL one of http://?",
+        ),
+        ("[Tt]unnel", "it does not connect to the server"),
+        ("imed out|TimedOut", SILENT.reason),
+        ("SSL|TLS|tls", "TLS failed"),
+    )
 )
 _STATUS: Final = re.compile(r"^ +status: (\d{3}),$", re.MULTILINE)
 _BODY: Final = re.compile(r"^ +body: Some\(\n *(.*)$", re.MULTILINE)

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from shardfs.errors import SourceError
+from shardfs.errors import NotFoundError, SourceError
 from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.location import Location
 from shardfs.stores.s3.objects import ListPage
@@ -28,6 +28,9 @@ class Client:
             await trio.sleep_forever()
         assert self.page is not None
         return self.page
+
+    async def get(self, key: str, *_: Any) -> None:
+        raise NotFoundError(key)
 
 
 def check(url: str, page: ListPage | None) -> float:

@@ -401,8 +401,13 @@ async def test_properties_are_asked_for_once_for_a_version() -> None:
 
 
 @on_mock_clock
-async def test_a_source_is_checked_with_one_request() -> None:
+async def test_a_source_is_checked_with_one_request_and_a_server_other_than_aws_with_a_range() -> None:
     fake, _, _ = stored(key="a/b/c")
+    await reader_of(fake, prefix="a/b").check()
+    *listed, read = fake.take_log()
+    assert listed == lists("a/b/")
+    assert (read.operation, read.key, read.range) == ("GetObject", "a/b/c", "-1")
+    fake.endpoint_url = "https://s3.us-east-1.amazonaws.com"
     await reader_of(fake, prefix="a/b").check()
     await reader_of(fake).check()
     assert fake.take_log() == lists("a/b/", "")
@@ -464,6 +469,7 @@ def test_a_source_on_a_server_is_read_with_the_same_requests(monkeypatch: pytest
         for key, content in {"c/0": data, "c/2": data, "a b%20é": b"abc", "empty": b""}.items():
             bucket.put(f"d/{key}", content)
         requests = trio.run(read, bucket)
-    # Two small objects (the empty one needs no request), index and two windows, the state of what is replaced, the
-    # read that fails, the new version with its state, and the object that is missing.
-    assert requests == {"ListObjectsV2": 2, "GetObject": 7, "HeadObject": 2}
+    # The range that the server is tried with, two small objects (the empty one needs no request), index and two
+    # windows, the state of what is replaced, the read that fails, the new version with its state, and the object that
+    # is missing.
+    assert requests == {"ListObjectsV2": 2, "GetObject": 8, "HeadObject": 2}

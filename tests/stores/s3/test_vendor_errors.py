@@ -110,7 +110,11 @@ def test_status_and_code_are_read_from_what_obstore_says(
         ),
         (
             http_dump("Connect", "InvalidCertificate(UnknownIssuer)"),
-            Failure(Cause.NOT_SENT, f"{ENDPOINT} cannot be reached: TLS failed"),
+            Failure(
+                Cause.NOT_TRUSTED,
+                f"{ENDPOINT} is not trusted: its certificate is of an authority that is not known here; AWS_CA_BUNDLE "
+                "names a file with certificates to trust",
+            ),
         ),
         (obstore.exceptions.GenericError("of another version"), Failure(Cause.NO_REPLY, "the reply makes no sense")),
     ],
@@ -132,7 +136,7 @@ def test_why_there_is_no_reply_is_read_from_what_obstore_says(error: Exception, 
         (boto.ReadTimeoutError(endpoint_url="u"), Cause.NO_REPLY, "no answer in time"),
         (boto.ConnectionClosedError(endpoint_url="u"), Cause.NO_REPLY, "broken"),
         (boto.IncompleteReadError(actual_bytes=1, expected_bytes=2), Cause.NO_REPLY, "cut short"),
-        (boto.SSLError(endpoint_url="u", error="certificate"), Cause.NO_REPLY, "TLS"),
+        (boto.SSLError(endpoint_url="u", error="UNEXPECTED_EOF"), Cause.NO_REPLY, "TLS"),
         (boto.HTTPClientError(error="x"), Cause.NO_REPLY, "broken"),
         (ResponseParserError("x"), Cause.NO_REPLY, "no sense"),
         (boto.NoCredentialsError(), Cause.NO_CREDENTIALS, "aws configure"),

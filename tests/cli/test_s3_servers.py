@@ -1,0 +1,226 @@
+"""Servers, networks and permissions that are not as AWS has them: refused with the cause, or read all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from shardfs.errors import StoreError
+from tests.cli.conftest import Background
+from tests.stores.s3.clients import client_of, run
+from tests.support import commands
+from tests.support.canned_s3 import canned, listing
+from tests.support.certificates import Authority
+from tests.support.commands import SOURCE, one_line_of
+from tests.support.corpus import LITTLE, array, sharding
+from tests.support.datasets import files_below, store
+from tests.support.mounting import Mounter
+from tests.support.s3_faults import Ignore, Reply
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import ACCESS_KEY, SECRET_KEY, Bucket
+
+PREFIX = "data.zarr"
+KEYS = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+SHARDED = array((8, 12), (4, 6), sharding((2, 3)))
+GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {"made by": "a test"}}
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """A dataset, which is in the bucket too."""
+    store(tmp_path / "local/image", SHARDED, absent=[(3, 3)])
+    store(tmp_path / "local/plain", array((4, 6), (2, 3), LITTLE))
+    (tmp_path / "local/zarr.json").write_text(json.dumps(GROUP))
+    return tmp_path / "local"
+
+
+@pytest.fixture
+def bucket(s3_bucket: Bucket, local: Path) -> Bucket:
+    s3_bucket.upload(local, PREFIX)
+    return s3_bucket
+
+
+@pytest.mark.parametrize("prefix", [PREFIX, ""])
+def test_a_server_that_does_not_give_ranges_is_refused(
+    bucket: Bucket, s3_proxy: S3Proxy, background: Background, place: Path, prefix: str
+) -> None:
+    """Every index and every chunk would be the whole shard, or an error at each read."""
+    s3_proxy.fail("GetObject", Ignore("range"), times=None)
+    variables = bucket.through(s3_proxy.url).environment
+    for done in (
+        commands.run("info", bucket.url(prefix), **variables),
+        background(bucket.url(prefix), place, **variables),
+    ):
+        said = one_line_of(done, SOURCE)
+        assert said.startswith(f"{bucket.url(prefix)} cannot be read: ")
+        assert "asked for a range, the server gives the whole object" in said
+
+
+def test_a_read_is_guarded_also_if_the_server_stops_to_give_ranges(
+    bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter
+) -> None:
+    mounted = mount(bucket.url(PREFIX), env=bucket.through(s3_proxy.url).environment)
+    s3_proxy.fail("GetObject", Ignore("range"), times=None)
+    mounted.expect("gives the whole object")
+    with pytest.raises(OSError, match="Input/output error"):
+        (mounted.path / "image/c/0/0").read_bytes()
+
+
+def test_what_a_server_lists_that_was_not_asked_for_is_ignored(aws_environment: None) -> None:
+    """SeaweedFS lists such prefixes for one that ends in two slashes."""
+    with canned(lambda _: (200, listing("a//", "a//b/", "a//c", "c/", "a/", "other"))) as server:
+        client = client_of(Bucket("bucket", server.url)).client
+        page = run(partial(client.list_page, "a//"))
+    assert ([key for key, _ in page.objects], list(page.prefixes)) == (["a//c"], ["a//b/"])
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.make(tmp_path, "authority")
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        ({}, "its certificate is of an authority that is not known here; AWS_CA_BUNDLE names a file"),
+        ({"days": -1, "trusted": True}, "its certificate has expired"),
+        ({"address": "127.0.0.2", "trusted": True}, "its certificate is that of another name"),
+    ],
+    ids=["authority", "expired", "name"],
+)
+def test_why_a_server_is_not_trusted_is_said(
+    bucket: Bucket, background: Background, place: Path, tmp_path: Path, authority: Authority, server: dict, words: str
+) -> None:
+    trusted = server.pop("trusted", False)
+    with S3Proxy(bucket.endpoint_url, tls=authority.server(tmp_path, **server)) as proxy:
+        variables = bucket.through(proxy.url).environment
+        if trusted:
+            variables["AWS_CA_BUNDLE"] = str(authority.path)
+        for done in (
+            commands.run("info", bucket.url(PREFIX), **variables),
+            background(bucket.url(PREFIX), place, **variables),
+        ):
+            said = one_line_of(done, SOURCE)
+            assert f"{proxy.url} is not trusted: " in said
+            assert words in said
+        with pytest.raises(StoreError, match=words.partition(";")[0]):  # obstore says it in other words
+            monkeypatched(variables, lambda: run(partial(client_of(bucket.through(proxy.url)).client.get, "key")))
+
+
+def monkeypatched(variables: dict[str, str], call: object) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        call()  # type: ignore[operator]
+
+
+def test_a_server_that_does_not_speak_tls_is_told(bucket: Bucket) -> None:
+    url = bucket.endpoint_url.replace("http://", "https://")
+    said = one_line_of(commands.run("info", bucket.url(PREFIX), **bucket.through(url).environment), SOURCE)
+    assert "it does not speak TLS; is its URL one of http://?" in said
+
+
+def test_a_bundle_of_several_authorities_is_trusted_by_both_libraries(
+    bucket: Bucket, mount: Mounter, tmp_path: Path, authority: Authority, local: Path
+) -> None:
+    other = Authority.make(tmp_path, "other")
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_bytes(other.path.read_bytes() + authority.path.read_bytes())
+    with S3Proxy(bucket.endpoint_url, tls=authority.server(tmp_path)) as proxy:
+        variables = bucket.through(proxy.url).environment | {"AWS_CA_BUNDLE": str(bundle)}
+        mounted = mount(bucket.url(PREFIX), env=variables)
+        assert len(files_below(mounted.path / "image")) == 16
+        mounted.unmount()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_is_dead_is_named_and_not_the_server(
+    bucket: Bucket, background: Background, place: Path, scheme: str
+) -> None:
+    url = f"{scheme}://s3.example.test:9000"
+    variables = bucket.through(url).environment | {f"{scheme.upper()}_PROXY": "http://user:hush@127.0.0.1:9"}
+    for done in (
+        commands.run("info", bucket.url(PREFIX), **variables),
+        background(bucket.url(PREFIX), place, **variables),
+    ):
+        said = one_line_of(done, SOURCE) if done.stderr.count("\n") == 1 else done.stderr.splitlines()[-1]
+        assert (
+            f"the proxy 127.0.0.1:9 ({scheme.upper()}_PROXY), through which {url} is asked, cannot be reached" in said
+        )
+        assert "hush" not in done.stderr
+    with pytest.raises(StoreError, match=r"the proxy 127\.0\.0\.1:9"):  # obstore
+        monkeypatched(variables, lambda: run(partial(client_of(bucket.through(url)).client.get, "key")))
+
+
+def test_a_proxy_that_is_not_for_the_server_is_not_asked(bucket: Bucket) -> None:
+    dead = {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
+    assert commands.run("info", bucket.url(PREFIX), **bucket.environment | dead).returncode == 0
+
+
+@pytest.mark.parametrize("style", ["path", "virtual", "auto"])
+def test_the_addressing_style_of_the_profile_is_that_of_both_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aws_environment: None, style: str
+) -> None:
+    (tmp_path / "config").write_text(f"[profile lab]\n{KEYS}region = us-east-1\ns3 =\n    addressing_style = {style}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with canned(lambda target: (200, listing("", "key") if "list-type" in target else b"data")) as server:
+        monkeypatch.setenv("HTTP_PROXY", server.url)  # which is asked for any name
+        monkeypatch.setenv("http_proxy", server.url)
+        client = client_of(Bucket("bucket", "http://s3.example.test:9000"), profile="lab").client
+        run(partial(client.list_page, ""))
+        assert bytes(run(partial(client.get, "key")).data) == b"data"
+        run(partial(client.head, "key"))
+    hosts = {host for host, _ in server.asked}
+    paths = [target.partition("?")[0].removeprefix("http://").partition("/")[2] for _, target in server.asked]
+    if style == "virtual":
+        assert hosts == {"bucket.s3.example.test:9000"}
+        assert paths == ["", "key", "key"]
+    else:
+        assert hosts == {"s3.example.test:9000"}
+        assert paths == ["bucket", "bucket/key", "bucket/key"]
+
+
+def test_what_may_be_read_and_not_listed_is_mounted_by_its_documents(
+    bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, local: Path
+) -> None:
+    """S3 says then of everything that is not there that it may not be read: that is no hole."""
+    s3_proxy.fail("ListObjectsV2", Reply(403, "AccessDenied"), times=None)
+    for missing in ("image/c/1/1", "plain/c/1/1"):
+        bucket.delete(f"{PREFIX}/{missing}")
+    s3_proxy.fail("HeadObject", Reply(403, ""), key=".zgroup", times=None)
+    s3_proxy.fail("HeadObject", Reply(403, ""), key="nothing", times=None)
+    for operation in ("HeadObject", "GetObject"):
+        s3_proxy.fail(operation, Reply(403, "AccessDenied"), key="c/1/1", times=None)
+    mounted = mount(bucket.url(PREFIX), env=bucket.through(s3_proxy.url).environment)
+    mounted.expect("AccessDenied", "403", "refused")
+    assert (mounted.path / "zarr.json").read_bytes() == (local / "zarr.json").read_bytes()
+    assert "sharding" not in (mounted.path / "image/zarr.json").read_text()
+    chunk = (mounted.path / "image/c/0/0").read_bytes()
+    assert len(chunk) == 24
+    assert not (mounted.path / ".zgroup").exists()
+    with pytest.raises(PermissionError):
+        os.stat(mounted.path / "nothing")
+    os.stat(mounted.path / "image/c")
+    with pytest.raises(PermissionError):
+        (mounted.path / "image/c/3/3").read_bytes()
+    with pytest.raises(PermissionError):
+        os.listdir(mounted.path)
+    assert (mounted.path / "image/c/0/1").read_bytes() != chunk
+    translated = mount(bucket.url(PREFIX), env=bucket.through(s3_proxy.url).environment, arguments=["--view=v2"])
+    translated.expect("AccessDenied", "403", "refused")
+    assert (translated.path / "plain/0.0").read_bytes() == (local / "plain/c/0/0").read_bytes()
+    with pytest.raises(PermissionError):
+        (translated.path / "plain/1.1").read_bytes()
+
+
+def test_without_permission_to_list_a_source_without_a_document_is_refused(
+    bucket: Bucket, s3_proxy: S3Proxy, background: Background, place: Path
+) -> None:
+    s3_proxy.fail("ListObjectsV2", Reply(403, "AccessDenied"), times=None)
+    variables = bucket.through(s3_proxy.url).environment
+    said = one_line_of(background(bucket.url(), place, **variables), SOURCE)
+    assert "AccessDenied 403): no permission; without permission to list, SOURCE must be an array or a group" in said
