@@ -21,7 +21,7 @@ from tests.support.datasets import files_below, store
 from tests.support.mounting import Mounter
 from tests.support.s3_faults import Ignore, Reply
 from tests.support.s3_proxy import S3Proxy
-from tests.support.s3_server import ACCESS_KEY, SECRET_KEY, Bucket
+from tests.support.s3_server import ACCESS_KEY, SECRET_KEY, Bucket, guard, guarded, make_user
 
 PREFIX = "data.zarr"
 KEYS = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
@@ -224,3 +224,36 @@ def test_without_permission_to_list_a_source_without_a_document_is_refused(
     variables = bucket.through(s3_proxy.url).environment
     said = one_line_of(background(bucket.url(), place, **variables), SOURCE)
     assert "AccessDenied 403): no permission; without permission to list, SOURCE must be an array or a group" in said
+
+
+def test_the_permissions_of_the_readme_are_enough(aws_environment: None, mount: Mounter, local: Path) -> None:
+    """By the rules of AWS, as moto has them."""
+    with guarded() as server:
+        bucket = server.make_bucket()
+        bucket.upload(local, PREFIX)
+        all_of_it, objects = f"arn:aws:s3:::{bucket.name}", f"arn:aws:s3:::{bucket.name}/*"
+        gets = make_user(server, "gets", (["s3:GetObject"], objects))
+        reads = make_user(server, "reads", (["s3:GetObject"], objects), (["s3:ListBucket"], all_of_it))
+        writes = make_user(
+            server,
+            "writes",
+            (["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], objects),
+            (["s3:ListBucket", "s3:ListBucketMultipartUploads"], all_of_it),
+        )
+        guard(server)
+        chunk = (mount(bucket.url(PREFIX), env=reads).path / "image/c/0/0").read_bytes()
+        assert len(chunk) == 24
+        unlisted = mount(bucket.url(PREFIX), env=gets)
+        unlisted.expect("AccessDenied")
+        assert (unlisted.path / "image/c/0/0").read_bytes() == chunk
+        with pytest.raises(PermissionError):
+            os.listdir(unlisted.path)
+        written = mount(bucket.url(PREFIX), env=writes, arguments=["--write", "--single-writer"])
+        (written.path / "image/c/0/0").write_bytes(chunk[::-1])
+        (written.path / "notes").write_text("text")
+        written.unmount()
+        again = mount(bucket.url(PREFIX), env=reads)
+        assert (again.path / "image/c/0/0").read_bytes() == chunk[::-1]
+        assert (again.path / "notes").read_text() == "text"
+        for mounted in (unlisted, again):
+            mounted.unmount()

@@ -7,6 +7,7 @@ stands for the endpoints that several hosts must not write to.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -149,6 +151,40 @@ def moto() -> Iterator[S3Server]:
     """Run a server that ignores conditions of copies and of completed uploads, at a port of its own."""
     with _running([os.path.join(_SCRIPTS, "moto_server"), "-H", "127.0.0.1", "-p", "0"], {}) as server:
         yield server
+
+
+@contextmanager
+def guarded() -> Iterator[S3Server]:
+    """Run a server that looks at policies from `guard` on, and else is that of `moto`."""
+    command = [os.path.join(_SCRIPTS, "moto_server"), "-H", "127.0.0.1", "-p", "0"]
+    with _running(command, {"INITIAL_NO_AUTH_ACTION_COUNT": "1000000"}) as server:
+        yield server
+
+
+def guard(server: S3Server) -> None:
+    """Let a server of `guarded` look at policies from now on."""
+    url, headers = f"{server.endpoint_url}/moto-api/reset-auth", {"Content-Type": "text/plain"}
+    request = urllib.request.Request(url, data=b"0", headers=headers, method="POST")
+    with urllib.request.urlopen(request, timeout=_PATIENCE):
+        pass
+
+
+def make_user(server: S3Server, name: str, *rules: tuple[Sequence[str], str]) -> dict[str, str]:
+    """Make a user who may do what *rules* say, actions and a resource each; return variables with the credentials."""
+    iam = boto3.client(
+        "iam",
+        endpoint_url=server.endpoint_url,
+        region_name=REGION,
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+    )
+    statements = [{"Effect": "Allow", "Action": list(actions), "Resource": resource} for actions, resource in rules]
+    iam.create_user(UserName=name)
+    policy = json.dumps({"Version": "2012-10-17", "Statement": statements})
+    iam.put_user_policy(UserName=name, PolicyName="rules", PolicyDocument=policy)
+    made = iam.create_access_key(UserName=name)["AccessKey"]
+    keys = {"AWS_ACCESS_KEY_ID": made["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": made["SecretAccessKey"]}
+    return {**credentials(), **keys, "AWS_ENDPOINT_URL": server.endpoint_url}
 
 
 @contextmanager
