@@ -15,7 +15,6 @@ import trio
 from shardfs import errors, reports
 from shardfs.commands import cli, command, json_option, mountpoint_argument, view_options
 from shardfs.descriptions import describe
-from shardfs.format.metadata import encode_json
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import is_shardfs
 from shardfs.fuse.options import MountOptions
@@ -51,7 +50,7 @@ def info(source: str, store_options: StoreOptions, view: str, decode: bool, shar
     options = [option for option in store_options.to_arguments() if option not in usual]
     shown = ViewOptions(view, decode)
     described = trio.run(partial(describe, opened, shown, shards=shards, typed=source, options=options))
-    click.echo(encode_json(described.as_list()) if as_json else described.render(), nl=False)
+    click.echo(json.dumps(described.as_list(), indent=2) if as_json else described.render(), nl=as_json)
     if as_json and described.instead is not None:
         click.echo(errors.printable(f"shardfs: there are no Zarr v3 arrays here: {described.instead}"), err=True)
 

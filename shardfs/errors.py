@@ -71,7 +71,7 @@ class CorruptionError(ShardfsError):
     """Stored bytes contradict the format: the data they stand for cannot be given."""
 
 
-class TooLargeError(CorruptionError):
+class OversizedDataError(CorruptionError):
     """Stored bytes decode to more than may be: too much for what they stand for, or for memory."""
 
 

@@ -9,7 +9,7 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.open_shard import OpenShard, open_inner_shard
-from shardfs.errors import CorruptionError, MetadataError, ShardfsError, TooLargeError
+from shardfs.errors import CorruptionError, MetadataError, OversizedDataError, ShardfsError
 from shardfs.format.chunk_codec import MAX_CHUNK_NBYTES
 from shardfs.format.codecs import chunk_nbytes, decode, is_decodable, split_chain
 from shardfs.format.metadata import Extension
@@ -72,7 +72,7 @@ class ChunkDecoder:
     async def check(self, shard: OpenShard, offset: int, nbytes: int) -> None:
         """Read and decode one chunk; raises `CorruptionError` if it is damaged.
 
-        Raises `TooLargeError` if it, or what it decodes to, is larger than what is decoded: up to `MAX_CHUNK_NBYTES`.
+        Raises `OversizedDataError` if it, or what it decodes to, is larger than `MAX_CHUNK_NBYTES`.
         """
         if not self.codecs:
             self._check_size(nbytes)
@@ -83,14 +83,16 @@ class ChunkDecoder:
         if nbytes > 2 * limit + 4096 and self.nbytes is not None:
             raise CorruptionError(f"the chunk has {nbytes} encoded bytes, too many for {limit} decoded ones")
         if max(nbytes - 4096, limit) > MAX_CHUNK_NBYTES:
-            raise TooLargeError(f"{max(nbytes, limit):,} bytes are more than the {MAX_CHUNK_NBYTES:,} that are decoded")
+            raise OversizedDataError(
+                f"{max(nbytes, limit):,} bytes are more than the {MAX_CHUNK_NBYTES:,} that are decoded"
+            )
         try:
             encoded = await shard.read(offset, nbytes)
             self._check_size(len(await trio.to_thread.run_sync(decode, self.codecs, encoded, limit)))
-        except TooLargeError as error:
+        except OversizedDataError as error:
             raise error if self.nbytes is None else CorruptionError(str(error)) from None
         except MemoryError:
-            raise TooLargeError("decoding it takes more memory than there is") from None
+            raise OversizedDataError("decoding it takes more memory than there is") from None
 
     def _check_size(self, nbytes: int) -> None:
         if self.nbytes not in (None, nbytes):
@@ -184,7 +186,7 @@ def _entered(place: Place, entry: int) -> Place:
 def _problem(array: Array, place: Place, error: ShardfsError) -> Problem:
     arrangement = array.arrangement
     chunk = arrangement.key_encoding.encode(array.grid.coords(place))
-    return Problem(arrangement.shard_key(place.shard), chunk, str(error), isinstance(error, TooLargeError))
+    return Problem(arrangement.shard_key(place.shard), chunk, str(error), isinstance(error, OversizedDataError))
 
 
 def _covered_nbytes(ranges: np.ndarray) -> int:

@@ -19,7 +19,7 @@ from numcodecs import blosc
 from numcodecs.checksum32 import CRC32C
 from numcodecs.zstd import decompress as zstd_into
 
-from shardfs.errors import CorruptionError, MetadataError, NotShownError, TooLargeError
+from shardfs.errors import CorruptionError, MetadataError, NotShownError, OversizedDataError
 from shardfs.format.data_type import DataType
 from shardfs.format.metadata import Extension, Json, brief, parse_lengths
 
@@ -136,13 +136,13 @@ def is_decodable(codec: Extension) -> bool:
 def decode(codecs: Sequence[Extension], data: Buffer, limit: int) -> Buffer:
     """Undo bytes → bytes *codecs*, all decodable, in reverse order.
 
-    Raises `CorruptionError` if *data* does not decode: `TooLargeError` if it has more than *limit* bytes at any stage.
+    Raises `CorruptionError` if *data* does not decode, `OversizedDataError` if it grows beyond *limit* bytes.
     """
     for codec in reversed(codecs):
         # A stage may be larger than what it decodes to, by headers and checksums only.
         data = _DECODERS[codec.name](data, limit + limit // 8 + 4096)
     if len(data) > limit:
-        raise TooLargeError(f"the data decodes to {len(data)} bytes, more than {limit}")
+        raise OversizedDataError(f"the data decodes to {len(data)} bytes, more than {limit}")
     return data
 
 
@@ -283,7 +283,7 @@ def _decode_crc32c(data: Buffer, limit: int) -> Buffer:
 
 def _check_size(size: int, limit: int) -> None:
     if size > limit:
-        raise TooLargeError(f"the data decodes to more than {limit} bytes")
+        raise OversizedDataError(f"the data decodes to more than {limit} bytes")
 
 
 _DECODERS: Final[dict[str, Decoder]] = {

@@ -33,7 +33,7 @@ ERRNOS: Final[dict[type[errors.ShardfsError], int]] = {
     errors.UnknownOutcomeError: errno.EIO,
     errors.UnreachableError: errno.EIO,
     errors.CorruptionError: errno.EIO,
-    errors.TooLargeError: errno.EIO,
+    errors.OversizedDataError: errno.EIO,
     errors.OutsideSourceError: errno.EIO,
     errors.StaleError: errno.ESTALE,
     errors.ConflictError: errno.EIO,
