@@ -84,7 +84,7 @@ def hold(store: Store) -> Iterator[Claim]:
     and if a slot is of another source.
     """
     if store.root is not None:
-        with locked(store.root) as state:
+        with locked(StateDirectory(store.root, store.directory)) as state:
             yield Claim(state)
         return
     with ExitStack() as held:
@@ -143,7 +143,7 @@ def _claim(address: Address, held: ExitStack) -> Claim:
         if fd is None:
             used.add(number)
             continue
-        _tidy(state)
+        _tidy(state, fd)
         if os.path.isdir(state.path):
             held.callback(_release, state, fd)
             _require_source(state, address)
@@ -176,14 +176,14 @@ def _make_slot(root: str, address: Address, held: ExitStack) -> StateDirectory:
 def _release(state: StateDirectory, fd: int) -> None:
     try:
         with suppress(ShardfsError), _alone():
-            _tidy(state)
+            _tidy(state, fd)
     finally:
         os.close(fd)
 
 
-def _tidy(state: StateDirectory) -> None:
-    """Remove a locked slot if nothing is in it."""
-    tidy(state)
+def _tidy(state: StateDirectory, fd: int) -> None:
+    """Remove a slot that *fd* has the lock of if nothing is in it."""
+    tidy(state, fd)
     if os.path.isdir(state.path):
         return
     with suppress(OSError):

@@ -40,12 +40,16 @@ class JournalFiles:
     def __init__(self, directory: Descriptor, disk: Disk) -> None:
         try:
             self._directory = Descriptor(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory.fd))
-            self._where = os.readlink(self._directory.path)
         except OSError as error:
             raise translate(error, "the journal") from None
         self._disk = disk
         self.failed = ""
         self.has_vanished = False
+
+    @property
+    def _where(self) -> str:
+        """Where the directory is now: its source may have been renamed."""
+        return os.path.realpath(self._directory.path)
 
     def check(self) -> None:
         """Raise `ReadOnlyError` if nothing is taken any more."""

@@ -14,14 +14,14 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.walk import holds_chunks
 from shardfs.errors import ShardfsError, SourceError
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, parse_document
-from shardfs.stores.beneath import READ
+from shardfs.stores.beneath import READ, Descriptor
 
 DIRECTORY: Final = ".shardfs"
 FLOCK: Final = "hhqqi4x"
@@ -39,14 +39,19 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True)
 class StateDirectory:
-    """`.shardfs` in the directory at the absolute path *root*: the source itself, or a slot of a remote one."""
+    """`.shardfs` in the directory at the absolute path *root*: the source itself, or a slot of a remote one.
+
+    With *opened*, the descriptor of that directory, all paths lead through it: *root* may be another directory's
+    meanwhile.
+    """
 
     root: str
+    opened: Descriptor | None = field(default=None, compare=False, repr=False)
 
     @property
     def path(self) -> str:
-        """Its absolute path."""
-        return os.path.join(self.root, DIRECTORY)
+        """Its absolute path, which leads to the same directory for as long as *opened* is open."""
+        return os.path.join(self.root if self.opened is None else self.opened.path, DIRECTORY)
 
     @property
     def journal(self) -> str:
@@ -103,23 +108,24 @@ class StateDirectory:
 
 
 @contextmanager
-def locked(root: str) -> Iterator[StateDirectory]:
-    """Hold the lock of the source at *root*, and have its directory; what is empty of it goes at the end.
+def locked(state: StateDirectory) -> Iterator[StateDirectory]:
+    """Hold the lock of a source on this machine; what is empty of its directory goes at the end.
 
     Raises `SourceError` if another process writes the same dataset, or one around or within it; and if one of those
     left changes that are not in the store, which only a mount of the same source may bring there.
     """
-    state = StateDirectory(root)
+    root = state.root
     fd = try_lock(state)
     if fd is None:
         raise SourceError(f"{root} is written already, by {_read_holder(state)}; unmount it there first")
     try:
+        _require_in_place(state)
         for other in (*_ancestors(root), *_descendants(root)):
             _require_idle(root, StateDirectory(other))
         prepare(state)
         yield state
     finally:
-        tidy(state)
+        tidy(state, fd)
         os.close(fd)
 
 
@@ -146,7 +152,7 @@ def try_lock(state: StateDirectory) -> int | None:
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
     except OSError as error:
-        raise SourceError(f"{state.lock} cannot be made, which is needed to write: {error.strerror}") from None
+        raise SourceError(f"{shown(state.lock)} cannot be made, which is needed to write: {error.strerror}") from None
     return fd
 
 
@@ -169,7 +175,7 @@ def prepare(state: StateDirectory) -> None:
     """Make what a locked directory has in it; raises `SourceError`."""
     for directory in (state.journal, state.conflicts, state.drafts):
         make_directory(directory)
-    for directory in (state.path, state.root):  # a journal is not durable in a directory that is not
+    for directory in (state.path, os.path.dirname(state.path)):  # a journal is not durable in a directory that is not
         sync_directory(directory)
 
 
@@ -186,9 +192,9 @@ def make_directory(path: str) -> None:
             os.mkdir(path, mode=0o700)
         is_ours = stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError as error:
-        raise SourceError(f"{path} cannot be made, which is needed to write: {error.strerror}") from None
+        raise SourceError(f"{shown(path)} cannot be made, which is needed to write: {error.strerror}") from None
     if not is_ours:
-        raise SourceError(f"{path}, which is needed to write, is no directory; move it away")
+        raise SourceError(f"{shown(path)}, which is needed to write, is no directory; move it away")
 
 
 def sync_directory(path: str) -> None:
@@ -201,7 +207,16 @@ def sync_directory(path: str) -> None:
             os.close(fd)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise SourceError(f"{path} cannot be made durable: {error.strerror}") from None
+            raise SourceError(f"{shown(path)} cannot be made durable: {error.strerror}") from None
+
+
+def _require_in_place(state: StateDirectory) -> None:
+    """Raise `SourceError` if another directory than *state* has its path: what is around it is looked at by path."""
+    if state.opened is not None:
+        with suppress(OSError):
+            if os.path.samestat(os.stat(state.root), os.fstat(state.opened.fd)):
+                return
+        raise SourceError(f"{state.root} was moved away or replaced while it was opened; try again")
 
 
 def _require_idle(root: str, other: StateDirectory) -> None:
@@ -262,13 +277,21 @@ def _is_array(directory: str) -> bool:
         return False
 
 
-def tidy(state: StateDirectory) -> None:
-    """Remove what is empty of a locked directory, and the lock if nothing is left beside it."""
-    for directory, _, _ in os.walk(state.path, topdown=False):
-        with suppress(OSError):
-            if directory != state.path:
-                os.rmdir(directory)
+def tidy(state: StateDirectory, fd: int) -> None:
+    """Remove what is empty of a directory that *fd* has the lock of, and the lock if nothing is left beside it."""
     with suppress(OSError):
+        if not os.path.samestat(os.fstat(fd), os.stat(state.lock)):
+            return  # somebody removed what was ours, and another process has made it anew
+        for directory, _, _ in os.walk(state.path, topdown=False):
+            with suppress(OSError):
+                if directory != state.path:
+                    os.rmdir(directory)
         if os.listdir(state.path) == ["lock"]:
             os.unlink(state.lock)
             os.rmdir(state.path)
+
+
+def shown(path: str) -> str:
+    """Return a path of ours, which may lead through a descriptor, as people know it."""
+    parent, name = os.path.split(path)
+    return os.path.join(os.path.realpath(parent), name)

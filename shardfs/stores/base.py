@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, Protocol, cast
 
 from shardfs.errors import NotADirectoryHereError, NotEmptyError, NotFoundError
 from shardfs.stores.address import Address
+from shardfs.stores.beneath import Descriptor
 
 Buffer = bytes | bytearray | memoryview
 
@@ -220,10 +221,7 @@ def is_reserved(name: str) -> bool:
 
 
 class Store(Protocol):
-    """Named bytes below one source.
-
-    A remote store believes what it saw of names for *ttl* seconds, and asks again then; a local one looks each time.
-    """
+    """Named bytes below one source; a remote one believes what it saw of names for *ttl* seconds, a local one never."""
 
     @property
     def url(self) -> str:
@@ -235,7 +233,11 @@ class Store(Protocol):
 
     @property
     def root(self) -> str | None:
-        """Absolute path of the source, where the store is a directory of this machine."""
+        """Absolute path that the source had when it was opened, where the store is a directory of this machine."""
+
+    @property
+    def directory(self) -> Descriptor | None:
+        """That directory, held open: it may have been renamed, and its path be another one's."""
 
     @property
     def ttl(self) -> float:
@@ -267,9 +269,7 @@ class Store(Protocol):
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
         """Open a file; symbolic links are followed within the source only.
 
-        *head_nbytes* bytes at its beginning, or *tail_nbytes* at its end, are read next: a remote store fetches them
-        in the same request.
-
+        *head_nbytes* bytes at its beginning, or *tail_nbytes* at its end, come with the same request if it is remote.
         Raises `NotFoundError`, `IsADirectoryHereError`, `AccessDeniedError`, `OutsideSourceError`, `StoreError`.
         """
 

@@ -93,7 +93,7 @@ class Descriptor:
 
 def open_directory(path: str) -> Descriptor:
     """Open a directory of our own by its path."""
-    with translated(path):
+    with translated(os.path.realpath(path)):  # which may lead through a descriptor
         return Descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 

@@ -58,8 +58,13 @@ class LocalReader:
 
     @property
     def root(self) -> str:
-        """Absolute path of the source, without symbolic links."""
+        """Absolute path that the source had when it was opened, without symbolic links."""
         return self._root
+
+    @property
+    def directory(self) -> Descriptor:
+        """The source, held open."""
+        return self._descriptor
 
     @property
     def url(self) -> str:
@@ -158,7 +163,7 @@ class LocalReader:
     async def capacity(self) -> Capacity:
         """Return the room on the file system of the source."""
         with translated(""):
-            room = os.statvfs(self._root)
+            room = os.statvfs(self._descriptor.path)
         return Capacity(
             room.f_frsize, room.f_blocks, room.f_bfree, room.f_bavail, room.f_files, room.f_ffree, room.f_namemax
         )

@@ -71,6 +71,7 @@ class MemoryStore:
     """Named bytes in memory."""
 
     root = None
+    directory = None
     url = "memory://"
     address = Address("memory://")
     ttl = 0.0

@@ -14,7 +14,7 @@ import trio
 
 import shardfs
 from shardfs.dataset.array import Array
-from shardfs.dataset.lock import locked
+from shardfs.dataset.lock import StateDirectory, locked
 from shardfs.dataset.source import Source
 from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
 from shardfs.stores.local import LocalStore
@@ -59,7 +59,7 @@ class Opened:
 async def opened(root: Path, *, journal: bool) -> AsyncIterator[Opened]:
     """Open *root* to write; the disk of the *journal*, or that of the shards, is one that can fail."""
     failing, sound = LossyDisk(root), LossyDisk(root)
-    with locked(str(root)) as state:
+    with locked(StateDirectory(str(root))) as state:
         local = LocalStore(str(root), disk=sound if journal else failing)
         source = Source.of(local, ttl=1.0)
         view = ZarrV3()

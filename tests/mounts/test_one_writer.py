@@ -261,6 +261,44 @@ def test_a_daemon_in_the_foreground_ends_with_1_if_the_commit_fails(source: Path
     assert "chunk 0/0 of image" in run("recover", source).stdout
 
 
+def test_a_mount_whose_source_was_renamed_leaves_alone_what_has_the_path_now(
+    mount: Mounter, source: Path, place: Path
+) -> None:
+    first = mount(source, write=True)
+    (first.path / "image/c/0/0").write_bytes(NEW)
+    moved = source.rename(source.parent / "moved")
+    shutil.copytree(moved, source, ignore=shutil.ignore_patterns(".shardfs"))
+    second = mount(source, write=True)
+    (second.path / "labels/c/0/0").write_bytes(NEW)
+    (second.path / "zarr.json").stat()
+    ours = {path: os.stat(path).st_ino for path in [source / ".shardfs", *(source / ".shardfs").rglob("*")]}
+    for seed in range(3):  # more than is kept in memory: it goes to files
+        (first.path / f"image/c/0/{seed}").write_bytes(bytes([seed]) * (5 * 2**20))
+    assert os.statvfs(first.path).f_blocks
+    first.unmount()
+    assert {path: os.stat(path).st_ino for path in ours} == ours
+    assert "is written already" in refusal(source, place)
+    assert not (moved / ".shardfs").exists()
+    assert shardfs.open(moved)["image"].read_chunk((0, 2)) == b"\2" * (5 * 2**20)
+    second.unmount()
+    assert shardfs.open(source)["labels"].read_chunk((0, 0)) == NEW
+    assert not (source / ".shardfs").exists()
+
+
+def test_a_mount_whose_source_was_renamed_writes_nothing_where_it_was(mount: Mounter, source: Path) -> None:
+    first = mount(source, write=True)
+    moved = source.rename(source.parent / "moved")
+    source.mkdir()
+    with open(first.path / "image/c/0/0", "wb", buffering=0) as file:
+        file.write(bytes(5 * 2**20))
+        assert os.listdir(source) == []
+    done = run("umount", first.path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.listdir(source) == []
+    assert sorted(os.listdir(moved)) == ["image", "labels", "zarr.json"]
+    assert shardfs.open(moved)["image"].read_chunk((0, 0)) == bytes(5 * 2**20)
+
+
 def test_a_directory_of_ours_that_is_a_link_is_never_followed(source: Path, place: Path) -> None:
     """A dataset may come from anywhere, and with it a link to a directory that has files called `lock`."""
     outside = source.parent / "outside"

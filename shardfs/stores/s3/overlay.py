@@ -28,6 +28,7 @@ class Overlay:
     """The reading half of an S3 store: *objects*, and *copies* and the side once it may be changed."""
 
     root = None
+    directory = None
     rewrites = True
 
     def __init__(

@@ -49,6 +49,7 @@ class S3Reader:
     """
 
     root = None
+    directory = None
     rewrites = True
 
     def __init__(
