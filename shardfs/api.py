@@ -14,7 +14,7 @@ import trio
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_nodes
-from shardfs.errors import NotFoundError, NotUnshardable
+from shardfs.errors import NotFoundError, NotUnshardable, StoreError, UnfinishedError
 from shardfs.format.metadata import parse_json
 from shardfs.format.sharding import Coords
 from shardfs.fuse.daemon import start_daemon
@@ -41,6 +41,7 @@ def mount(
     check_fuse()
     temporary = Path(tempfile.mkdtemp(prefix="shardfs-"))
     place = temporary / "mount" if mountpoint is None else Path(mountpoint)
+    says_why = False
     try:
         if mountpoint is None:
             place.mkdir()
@@ -51,11 +52,16 @@ def mount(
         try:
             yield place
         finally:
-            unmount(path)
+            try:
+                unmount(path)
+            except (StoreError, UnfinishedError):
+                says_why = True
+                raise
     finally:
-        # Never recursively: a mount that could not be taken away stays where it is.
+        # Never recursively: a mount that could not be taken away stays where it is, and so does the log that says why.
         with suppress(OSError):
-            (temporary / "log").unlink(missing_ok=True)
+            if not says_why:
+                (temporary / "log").unlink(missing_ok=True)
             if mountpoint is None:
                 place.rmdir()
             temporary.rmdir()

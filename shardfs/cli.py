@@ -13,7 +13,7 @@ import click
 import trio
 
 from shardfs import errors, reports
-from shardfs.commands import cli, command, json_option, mountpoint_argument, view_options
+from shardfs.commands import cli, command, json_option, mountpoint_argument, timeout_option, view_options
 from shardfs.descriptions import describe
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import is_shardfs
@@ -131,13 +131,15 @@ def refs(source: str, store_options: StoreOptions, output: Path | None, view: st
     """
 )
 @mountpoint_argument
+@timeout_option
 @json_option
-def stats(mountpoint: str, as_json: bool) -> None:
+def stats(mountpoint: str, timeout: float, as_json: bool) -> None:
     """Show what the mount at MOUNTPOINT did: requests, bytes, cache hits, index loads, errors."""
-    if not is_shardfs(os.path.realpath(mountpoint)):
+    path = os.path.realpath(mountpoint)
+    if not is_shardfs(path):
         raise errors.MountPointError(f"{mountpoint} is not a mount of shardfs")
     try:
-        text = os.getxattr(mountpoint, control.STATISTICS).decode()
+        text = control.ask(path, control.STATISTICS, timeout).decode()
     except OSError as error:
         raise errors.MountPointError(f"{mountpoint} does not answer: {error.strerror}") from None
     click.echo(text if as_json else reports.render_statistics(json.loads(text)))

@@ -10,6 +10,7 @@ from typing import Any, Final, ParamSpec
 import click
 
 from shardfs import __version__, errors
+from shardfs.fuse.control import TIMEOUT
 from shardfs.fuse.options import VIEWS, MountOptions
 
 EXIT_STATUS: Final[dict[type[errors.ShardfsError], int]] = {
@@ -17,6 +18,7 @@ EXIT_STATUS: Final[dict[type[errors.ShardfsError], int]] = {
     errors.SourceError: 3,
     errors.MountPointError: 4,
     errors.FuseUnavailableError: 5,
+    errors.UnfinishedError: 6,
 }
 """Exit status by error.  Any other error is 1, and so is a `verify` that found damage."""
 
@@ -65,7 +67,8 @@ def cli() -> None:
 
     \b
     Exit status: 0 done; 1 failed, or damage found; 2 wrong usage; 3 SOURCE is missing
-    or unreadable; 4 the mount point cannot be used; 5 this machine cannot mount.
+    or unreadable; 4 the mount point cannot be used; 5 this machine cannot mount; 6 the
+    daemon of a mount does not answer, or is not done yet.
     """
 
 
@@ -101,6 +104,11 @@ def no_nan(_: click.Context, __: click.Parameter, value: float | None) -> float 
     return value
 
 
+def complain(message: str) -> None:
+    """Say something on standard error, as a line like that of an error."""
+    click.echo(errors.printable(f"shardfs: {message}"), err=True)
+
+
 def view_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say what arrays are shown as, `view` and `decode`."""
     decode = click.option("--decode", is_flag=True, help="Show chunks as plain array bytes, with --view v3 or v2.")
@@ -114,5 +122,14 @@ def view_options(function: Callable[..., None]) -> Callable[..., None]:
     return view(decode(function))
 
 
+timeout_option = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    callback=no_nan,
+    default=TIMEOUT,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give up, with exit status 6, when the daemon does not answer, or gets nothing done, for so long.",
+)
 mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=click.Path())
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

@@ -143,5 +143,9 @@ class MountPointError(ShardfsError):
     """MOUNTPOINT cannot be used."""
 
 
+class UnfinishedError(ShardfsError):
+    """A daemon does not answer, or is not done yet; what was waited for may still happen."""
+
+
 class FuseUnavailableError(ShardfsError):
     """This machine cannot mount: no `/dev/fuse`, no `fusermount3`, or no permission."""

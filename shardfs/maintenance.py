@@ -11,7 +11,7 @@ import click
 import trio
 
 from shardfs import errors
-from shardfs.commands import command, json_option, mountpoint_argument, no_nan
+from shardfs.commands import command, complain, json_option, mountpoint_argument, no_nan, timeout_option
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import is_shardfs
 from shardfs.host_journals import recover_host
@@ -29,12 +29,17 @@ _NOT_LOGGED: Final = {errno.EROFS, errno.ENOTCONN, errno.ECONNABORTED}
     """
 )
 @mountpoint_argument
-def flush(mountpoint: str) -> None:
-    """Bring everything that was written to the mount at MOUNTPOINT into its shards, and return when it is there."""
-    if not is_shardfs(os.path.realpath(mountpoint)):
+@timeout_option
+def flush(mountpoint: str, timeout: float) -> None:
+    """Bring everything that was written to the mount at MOUNTPOINT into its shards, and return when it is there.
+
+    For as long as the daemon answers it is waited for; what for is said on standard error.
+    """
+    path = os.path.realpath(mountpoint)
+    if not is_shardfs(path):
         raise errors.MountPointError(f"{mountpoint} is not a mount of shardfs")
     try:
-        os.setxattr(mountpoint, control.FLUSH, b"")
+        control.flush(path, timeout, complain)
     except OSError as error:
         more = "" if error.errno in _NOT_LOGGED else "; its log says more"
         raise errors.StoreError(f"{mountpoint} could not be flushed: {error.strerror}{more}") from None

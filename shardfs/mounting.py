@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from shardfs import errors
-from shardfs.commands import RemoteOption, command, mountpoint_argument, no_nan, view_options
+from shardfs.commands import RemoteOption, command, complain, mountpoint_argument, no_nan, timeout_option, view_options
 from shardfs.format.shard_new import parse_chunks_per_shard
 from shardfs.fuse import daemon
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point, unmount
@@ -167,9 +167,15 @@ def mount(
     """
 )
 @mountpoint_argument
-def umount(mountpoint: str) -> None:
-    """Unmount MOUNTPOINT, and return when its daemon is gone."""
-    unmount(mountpoint)
+@timeout_option
+def umount(mountpoint: str, timeout: float) -> None:
+    """Unmount MOUNTPOINT, and return when everything that was written is in the shards and its daemon is gone.
+
+    What it waits for is said on standard error. Exit status 1 if it is unmounted, but not everything could be brought
+    into the shards: that stays in the journal, for the next mount with --write or `shardfs recover`. Exit status 6 if
+    the daemon does not answer, or gets nothing done for --timeout seconds: it goes on then, and nothing is lost.
+    """
+    unmount(mountpoint, timeout, complain)
 
 
 def _say(url: str, note: str | None) -> None:

@@ -51,6 +51,7 @@ ERRNOS: Final[dict[type[errors.ShardfsError], int]] = {
     errors.UsageError: errno.EINVAL,
     errors.SourceError: errno.EIO,
     errors.MountPointError: errno.EIO,
+    errors.UnfinishedError: errno.EIO,
     errors.FuseUnavailableError: errno.EIO,
 }
 

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _OPEN_FILES: Final = 16384
 _GRACE_SECONDS: Final = 5.0
 """For how long a mount that is to end by a signal waits for answers, where nothing more can be committed."""
+_WAY_OUT: Final = "SIGKILL ends it now, and leaves that in the journal"
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -128,8 +129,12 @@ def _option_value(text: str) -> str:
 
 @dataclass(slots=True)
 class _End:
-    """How a mount ends; *is_given_up*: it was told to, and what is pending could not be committed."""
+    """How a mount ends; *is_given_up*: it was told to, and what is pending could not be committed.
 
+    *has_begun*: it was told to, or unmounted; a signal changes nothing any more.
+    """
+
+    has_begun: bool = False
     is_given_up: bool = False
 
 
@@ -140,14 +145,19 @@ async def _serve(tree: Tree, writing: Writing | None, ready: Callable[[str | Non
         note = note or unsharded(await tree.hierarchy.node(""))
     if writing is not None:
         await writing.start()
-    async with trio.open_nursery() as nursery:
-        if writing is not None:
-            nursery.start_soon(writing.run)
-        await nursery.start(_end_on_signal, writing, end, nursery.cancel_scope)
-        nursery.start_soon(_announce, ready, note)
-        await pyfuse3.main()
-        nursery.cancel_scope.cancel()
-    return writing is None or await writing.finish(commit=not end.is_given_up)
+    async with trio.open_nursery() as watching:  # until all is done: a signal would end it half-way
+        async with trio.open_nursery() as nursery:
+            await watching.start(_end_on_signal, writing, end, nursery)
+            if writing is not None:
+                nursery.start_soon(writing.run)
+            nursery.start_soon(_announce, ready, note)
+            await pyfuse3.main()
+            end.has_begun = True
+            nursery.cancel_scope.cancel()
+        is_committed = writing is None or await writing.finish(commit=not end.is_given_up)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # what is left is to unmount, and to let go of the lock
+        watching.cancel_scope.cancel()
+    return is_committed
 
 
 async def _announce(ready: Callable[[str | None], None], note: str | None) -> None:
@@ -159,7 +169,7 @@ async def _announce(ready: Callable[[str | None], None], note: str | None) -> No
 
 
 async def _end_on_signal(
-    writing: Writing | None, end: _End, requests: trio.CancelScope, task_status: "trio.TaskStatus[None]"
+    writing: Writing | None, end: _End, requests: trio.Nursery, task_status: "trio.TaskStatus[None]"
 ) -> None:
     hangup_is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as under nohup
     ends = [number for number in _SIGNALS if not (number == signal.SIGHUP and hangup_is_ignored)]
@@ -167,11 +177,21 @@ async def _end_on_signal(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         task_status.started()
         async for number in signals:
-            log.info("unmounting on %s", signal.Signals(number).name)
-            if writing is not None:
-                end.is_given_up = not await writing.commit()
-            pyfuse3.terminate()
-            break
+            name = signal.Signals(number).name
+            if end.has_begun:
+                log.info(
+                    "the mount ends when what was written is in the shards: %s changes nothing, %s", name, _WAY_OUT
+                )
+            else:
+                end.has_begun = True
+                log.info("unmounting on %s", name)
+                requests.start_soon(_end_requests, writing, end, requests.cancel_scope)
+
+
+async def _end_requests(writing: Writing | None, end: _End, requests: trio.CancelScope) -> None:
+    if writing is not None:
+        end.is_given_up = not await writing.commit()
+    pyfuse3.terminate()
     if writing is None or end.is_given_up:
         await trio.sleep(_GRACE_SECONDS)
         log.warning("requests that wait for the store are given up")

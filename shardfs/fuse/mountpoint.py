@@ -3,14 +3,18 @@
 import errno
 import os
 import re
-import select
 import shutil
 import stat
 import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
-from shardfs.errors import FuseUnavailableError, MountPointError, StoreError
+from shardfs.dataset.lock import StateDirectory
+from shardfs.errors import FuseUnavailableError, MountPointError, ShardfsError
 from shardfs.fuse import control
+from shardfs.fuse.ending import Ending
+from shardfs.stores.beneath import open_directory
 
 _FILESYSTEM = "fuse.shardfs"
 _MAX_STACKED = 16
@@ -60,51 +64,75 @@ def check_fuse() -> None:
     _fusermount()
 
 
-def unmount(mountpoint: str) -> None:
-    """Unmount, and return when the daemon is gone; raises `MountPointError`.
+def unmount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable[[str], None] = lambda _: None) -> None:
+    """Unmount, and return when everything is in the shards and the daemon is gone; *say* is told what is waited for.
 
-    Raises `StoreError` if it is unmounted, but not everything that was written could be brought into the shards.
+    Where mounts lie one over the other, all of them go.  Raises `MountPointError` if that cannot be, and nothing was
+    changed; `StoreError` if it is unmounted, but not everything could be brought into the shards; `UnfinishedError` if
+    the daemon does not answer, or gets nothing done for *timeout* seconds.
     """
     path = os.path.realpath(mountpoint)
-    if not is_shardfs(path):
+    count = _count(path)
+    if not count:
         raise MountPointError(f"{mountpoint} is not a mount of shardfs")
+    for _ in range(count):
+        _unmount_upper(path, timeout, say)
+
+
+def _unmount_upper(path: str, timeout: float, say: Callable[[str], None]) -> None:
+    """Unmount what lies on top at *path*."""
     try:
-        daemon = os.pidfd_open(int(os.getxattr(path, control.PID)))
+        daemon = control.Daemon.of(path, timeout)
     except OSError as error:
-        if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED, errno.ESRCH):
-            raise MountPointError(f"{mountpoint} does not answer: {error.strerror}") from None
-        _run_fusermount("-u", "-z", path)
+        if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
+            raise MountPointError(f"{path} does not answer: {error.strerror}") from None
+        # It died, or ends at this moment, or somebody cut the connection and it commits still.
+        with ExitStack() as stack:
+            pid = control.find_daemon(path)
+            ending = Ending(path, None if pid is None else _open_process(pid, stack), None, None)
+            with suppress(MountPointError) if _count(path) == 0 else nullcontext():
+                _run_fusermount("-u", "-z", path)
+            ending.wait(timeout, say)
         return
-    unwritten = _flush(path)
-    try:
+    with ExitStack() as stack:
+        is_near = daemon.namespace == control.pid_namespace()  # else its number is another process's here
+        process = _open_process(daemon.pid, stack) if is_near else None
+        ending = Ending(path, process, daemon.log, _state_of(daemon))
         _run_fusermount("-u", path)
-        poll = select.poll()
-        poll.register(daemon, select.POLLIN)
-        poll.poll()
-    finally:
-        os.close(daemon)
-    if unwritten:
-        raise StoreError(
-            f"{mountpoint} is unmounted, but not everything is in the shards ({unwritten}): it stays in the journal, "
-            "for the next mount with --write or `shardfs recover`"
-        )
+        ending.wait(timeout, say)
+        ending.check()
 
 
-def _flush(path: str) -> str | None:
-    """Commit what is pending on a mount that may be written to; returns why that failed."""
+def _open_process(pid: int, stack: ExitStack) -> int | None:
+    """Return a descriptor of a process, None if it has ended."""
     try:
-        if not os.statvfs(path).f_flag & os.ST_RDONLY:
-            os.setxattr(path, control.FLUSH, b"")
-    except PermissionError:
-        pass  # somebody else's mount; the daemon does it anyway
-    except OSError as error:
-        return error.strerror
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    stack.callback(os.close, process)
+    return process
+
+
+def _state_of(daemon: control.Daemon) -> StateDirectory | None:
+    """Return the directory that a daemon writes in, by its descriptor; None if there is none that can be read here."""
+    if daemon.source is None:
+        return None
+    with suppress(ShardfsError):
+        state = StateDirectory(daemon.source, open_directory(daemon.source))
+        with suppress(OSError):
+            os.listdir(state.path)
+            return state
     return None
 
 
 def is_shardfs(path: str) -> bool:
     """Whether *path* is where a shardfs, dead or alive, is mounted."""
-    return any(point == path and kind == _FILESYSTEM for point, kind in _mounts())
+    return _count(path) > 0
+
+
+def _count(path: str) -> int:
+    """Return how many shardfs are mounted at *path*, one over the other."""
+    return sum(point == path and kind == _FILESYSTEM for point, kind in _mounts())
 
 
 def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
@@ -144,5 +172,9 @@ def _run_fusermount(*arguments: str) -> None:
     done = subprocess.run([_fusermount(), *arguments], check=False, capture_output=True, text=True)  # noqa: S603
     if done.returncode:
         message = done.stderr.strip() or f"fusermount3 ended with status {done.returncode}"
-        way_out = f"; `fuser -vm {arguments[-1]}` tells who uses it" if "busy" in message else ""
+        way_out = ""
+        if "busy" in message:
+            way_out = (
+                f"; it stays mounted and goes on: `fuser -vm {arguments[-1]}` tells who uses it, end that and try again"
+            )
         raise MountPointError(f"{arguments[-1]} cannot be unmounted: {message}{way_out}")

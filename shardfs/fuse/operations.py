@@ -2,8 +2,10 @@
 
 import errno
 import json
+import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, cast
 
 import pyfuse3
@@ -129,6 +131,8 @@ class Operations(pyfuse3.Operations):
             return json.dumps(counts | {"store": stored} if stored else counts).encode()
         if inode == pyfuse3.ROOT_INODE and name == control.PID.encode():
             return b"%d" % os.getpid()
+        if inode == pyfuse3.ROOT_INODE and name == control.DAEMON.encode():
+            return self.daemon().encode()
         return await self.tree.attribute(inode, name)
 
     @request
@@ -146,6 +150,10 @@ class Operations(pyfuse3.Operations):
         data.f_files, data.f_ffree, data.f_favail = room.files, room.files_free, room.files_free
         data.f_namemax = room.name_max
         return data
+
+    def daemon(self) -> control.Daemon:
+        """Describe this process to those who wait for its end."""
+        return control.Daemon(os.getpid(), control.pid_namespace(), _log_file())
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         """Return attributes as pyfuse3 takes them, in an object that is reused with the next ones of the same status.
@@ -167,6 +175,16 @@ class Operations(pyfuse3.Operations):
         entry.attr_timeout = entry.entry_timeout = ttl
         entry.st_mtime_ns = status.mtime_ns if mtime_ns is None else mtime_ns
         return entry
+
+
+def _log_file() -> str | None:
+    """Return the path of the file that this process logs to; None if it is a terminal or a pipe."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            with suppress(OSError, ValueError):
+                path = os.readlink(f"/proc/self/fd/{handler.stream.fileno()}")
+                return path if os.path.isfile(path) else None
+    return None
 
 
 def _new_entry(status: Stat) -> pyfuse3.EntryAttributes:

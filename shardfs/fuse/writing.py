@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 from typing import Final
 
 import pyfuse3
@@ -40,6 +41,7 @@ class WritingOperations(Operations):
         super().__init__(tree, statistics, page_cache=page_cache)
         self._editor = writing.editor
         self._files = writing.files
+        self._writing = writing
 
     @request
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
@@ -194,6 +196,11 @@ class WritingOperations(Operations):
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
         """Remove an extended attribute."""
         await self._editor.set_attribute(inode, name, None)
+
+    def daemon(self) -> control.Daemon:
+        """Describe this process, and what it writes."""
+        source = os.path.dirname(os.path.realpath(self._writing.state.path))
+        return replace(super().daemon(), source=source, npending=self._writing.writer.committer.npending)
 
     def _opened(self, number: int, is_chunk: bool) -> FileInfo:
         direct = is_chunk and not self._page_cache

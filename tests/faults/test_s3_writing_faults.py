@@ -16,7 +16,7 @@ import pytest
 
 import shardfs
 from shardfs.stores.url import StoreOptions
-from tests.support.commands import FAILED, run
+from tests.support.commands import FAILED, UNFINISHED, run
 from tests.support.corpus import CRC32C, LITTLE, array, sharding
 from tests.support.datasets import store
 from tests.support.hasty import hasty
@@ -348,6 +348,21 @@ def test_a_signal_ends_a_mount_whose_server_hangs_and_all_is_kept(writer: Callab
     assert not here.mounted.is_mounted
     assert "what is pending stays in the journal, for the next mount" in here.mounted.log
     assert "files that are not sent yet stay on this machine" in here.mounted.log
+    is_kept_and_sent_by_the_next_mount(here)
+
+
+def test_umount_gives_up_on_a_server_that_hangs_and_all_is_kept(writer: Callable[..., Writer]) -> None:
+    here = writer()
+    fill(here, 0)
+    here.mounted.ends = (1,)
+    with here.meeting(Hang(), times=None):
+        done = run("umount", "--timeout", "2", here.path)
+        assert done.returncode == UNFINISHED
+        assert not here.mounted.is_mounted
+        waits, gives_up = done.stderr.splitlines()
+        assert f"waiting for the daemon, process {here.mounted.process.pid}, to end; 16 chunks not in their" in waits
+        assert "got nothing done for 2 s; 16 chunks not in their shards; it goes on" in gives_up
+        assert here.mounted.process.wait(PATIENCE) == 1
     is_kept_and_sent_by_the_next_mount(here)
 
 
