@@ -44,11 +44,15 @@ def recover_host() -> RecoveryReport:
     report = RecoveryReport()
     for slot in all_slots():
         held, who = _Held.of(slot), slot.holder
-        is_left = who is None and bool(held.chunks or held.conflicts or held.files or held.is_damaged)
-        if who is None and not is_left:
+        is_elsewhere = who is not None and who.is_elsewhere
+        has_any = bool(held.chunks or held.conflicts or held.files or held.is_damaged)
+        is_left = has_any and (who is None or is_elsewhere)
+        if not is_left and (who is None or is_elsewhere):
             continue
         command = _command(slot.address) if is_left and slot.address is not None else None
-        if who is not None:
+        if is_elsewhere:
+            end = _take_over(slot, command)
+        elif who is not None:
             end = f"in use by {who}"
         elif command is not None:
             end = f"to bring them home: {command}"
@@ -71,6 +75,14 @@ def recover_host() -> RecoveryReport:
             command=command,
         )
     return report
+
+
+def _take_over(slot: Slot, command: str | None) -> str:
+    """Return what to do about a slot of another host."""
+    return (
+        f"of {slot.holder}: if that runs, it brings them home; if not, run there, or, if that host is gone for good, "
+        f"remove {slot.state.lock} and run here: {command}"
+    )
 
 
 def _command(address: Address) -> str:

@@ -56,7 +56,14 @@ async def recover_source(store: Store, apply: bool, *, single_writer: bool = Fal
     source = Source.of(store, ttl=_FOREVER)
     report = RecoveryReport()
     for slot in slots_of(store):
-        if slot.holder is not None:
+        if slot.holder is not None and slot.holder.is_elsewhere:
+            line = (
+                f"slot {slot.number} is of {slot.holder}, which may be running; if that host is gone for good, remove "
+                f"{slot.state.lock}"
+            )
+            has_any = slot.state.has_journal() or count_files(slot.state) > 0
+            report.add("slot", line, left=has_any, slot=slot.number, pid=slot.holder.pid, host=slot.holder.host)
+        elif slot.holder is not None:
             line = f"slot {slot.number} is in use by {slot.holder}, which brings into the shards what is in its journal"
             report.add("slot", line, left=False, slot=slot.number, pid=slot.holder.pid, host=slot.holder.host)
         elif slot.address is None:

@@ -3,7 +3,11 @@
 A source that is no directory of this machine has its journals in the user's state directory.  Several processes may
 write such a source, on one machine as on several: each claims the first slot that nobody holds,
 `shardfs/remote/<name>-<hash>/<number>` with `.shardfs` in it, and `source.json`, which says of what source it is.  A
-slot that is free and not empty was left by a process that was killed; the next one takes care of it.
+slot that is free and not empty was left by a process that was killed; the next one of that host takes care of it.
+
+The state directory may be in a home that several hosts share, and where none sees the locks of another, or there are
+none.  So the lock of a slot says who has it: host, boot, process and when that began.  What another host has is left
+alone until somebody removes its lock.
 
 Slots are claimed and left one at a time, so that none goes while it is looked at.
 """
@@ -15,6 +19,7 @@ import logging
 import os
 import re
 import struct
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -22,14 +27,17 @@ from itertools import count
 from typing import Final
 
 from shardfs.dataset.adoption import adopt
+from shardfs.dataset.holder import Holder
 from shardfs.dataset.lock import (
     FLOCK,
-    Holder,
+    NO_LOCKS,
     StateDirectory,
     find_holder,
+    find_recorded,
     locked,
     make_directory,
     prepare,
+    release,
     sync_directory,
     tidy,
     try_lock,
@@ -139,7 +147,14 @@ def _claim(address: Address, held: ExitStack) -> Claim:
     used = set()
     for number in _numbers(directory):
         state = StateDirectory(os.path.join(directory, str(number)))
-        fd = try_lock(state)
+        holder = find_holder(state, locks_reach=False)
+        if holder is not None and holder.is_elsewhere and state.has_journal():
+            log.warning(
+                "%s has a journal of %s, which may be running; `shardfs recover` says how to get at it if it is not",
+                state.root,
+                holder,
+            )
+        fd = try_lock(state, locks_reach=False) if _is_complete(state) else None
         if fd is None:
             used.add(number)
             continue
@@ -150,11 +165,7 @@ def _claim(address: Address, held: ExitStack) -> Claim:
             left.append(state)
         else:
             os.close(fd)
-    if left:
-        own = left.pop(0)
-    else:
-        number = next(number for number in count() if number not in used)
-        own = _make_slot(os.path.join(directory, str(number)), address, held)
+    own = left.pop(0) if left else _make_slot(directory, used, address, held)
     for state in (own, *left):
         prepare(state)
         if state is not own:
@@ -162,23 +173,40 @@ def _claim(address: Address, held: ExitStack) -> Claim:
     return Claim(own, tuple(state for state in left if state.has_journal()))
 
 
-def _make_slot(root: str, address: Address, held: ExitStack) -> StateDirectory:
-    _make_directories(root)
-    _write_source(root, address)
+def _make_slot(directory: str, used: set[int], address: Address, held: ExitStack) -> StateDirectory:
+    """Make the first slot that nobody has, on this host or another one."""
+    for number in count():
+        root = os.path.join(directory, str(number))
+        if number not in used:
+            _make_directories(directory)
+            try:
+                os.mkdir(root, mode=0o700)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise SourceError(f"{root} cannot be made, which is needed to write: {error.strerror}") from None
+            break
     state = StateDirectory(root)
-    fd = try_lock(state)
+    fd = try_lock(state, locks_reach=False)
     if fd is None:
-        raise SourceError(f"{state.lock} is held by {find_holder(state)}, which does not use it")
+        raise SourceError(f"{state.lock} is held by another process, which does not use it")
     held.callback(_release, state, fd)
+    sync_directory(directory)
+    _write_source(root, address)
     return state
 
 
+def _is_complete(state: StateDirectory) -> bool:
+    """Whether a slot is more than what another host makes or removes at this moment."""
+    if find_recorded(state) is not None:
+        return True
+    return any(names and names != ["lock"] for _, _, names in os.walk(state.path))
+
+
 def _release(state: StateDirectory, fd: int) -> None:
-    try:
-        with suppress(ShardfsError), _alone():
-            _tidy(state, fd)
-    finally:
-        os.close(fd)
+    with suppress(ShardfsError), _alone():
+        _tidy(state, fd)
+    release(state, fd, Holder(host=Holder.own().host))
 
 
 def _tidy(state: StateDirectory, fd: int) -> None:
@@ -207,12 +235,27 @@ def _alone() -> Iterator[None]:
         raise SourceError(f"{path} cannot be made, which is needed to write: {error.strerror}") from None
     try:
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            _await_lock(fd)
         except OSError as error:
-            raise SourceError(f"{path} cannot be locked, which is needed to write: {error.strerror}") from None
+            if error.errno not in NO_LOCKS:
+                raise
+            # Only processes of this host claim its slots, so a lock that only they see will do.
+            path = os.path.join(tempfile.gettempdir(), f"shardfs-{os.getuid()}.lock")
+            near = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            os.close(fd)
+            fd = near
+            _await_lock(fd)
+    except OSError as error:
+        os.close(fd)
+        raise SourceError(f"{path} cannot be locked, which is needed to write: {error.strerror}") from None
+    try:
         yield
     finally:
         os.close(fd)
+
+
+def _await_lock(fd: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def _make_directories(path: str) -> None:
@@ -241,7 +284,7 @@ def _slots(directory: str) -> list[Slot]:
         address = _read_source(state.root)
         if address is not None and _directory(address) != directory:
             address = None
-        found.append(Slot(address, number, state, find_holder(state)))
+        found.append(Slot(address, number, state, find_holder(state, locks_reach=False)))
     return found
 
 

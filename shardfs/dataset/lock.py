@@ -9,15 +9,15 @@ import errno
 import fcntl
 import json
 import os
-import socket
 import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from shardfs.dataset.hierarchy import DOCUMENT
+from shardfs.dataset.holder import NOBODY, Holder
 from shardfs.dataset.walk import holds_chunks
 from shardfs.errors import ShardfsError, SourceError
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, parse_document
@@ -25,16 +25,13 @@ from shardfs.stores.beneath import READ, Descriptor
 
 DIRECTORY: Final = ".shardfs"
 FLOCK: Final = "hhqqi4x"
+NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""What a file system without locks says, such as NFS without its lock service."""
 
-
-class Holder(NamedTuple):
-    """Who has a lock, as far as that is known."""
-
-    pid: int | None = None
-    host: str | None = None
-
-    def __str__(self) -> str:
-        return "another process" if self.pid is None else f"process {self.pid} on {self.host}"
+_HOLDER_NBYTES: Final = 512
+_SHARED: Final = ("cifs", "smb3", "9p", "lustre", "fuse")
+_SHARED_PREFIXES: Final = ("nfs", "fuse.")
+"""File systems that several hosts may mount, and that may keep locks to the host that takes them."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,9 @@ def locked(state: StateDirectory) -> Iterator[StateDirectory]:
     left changes that are not in the store, which only a mount of the same source may bring there.
     """
     root = state.root
-    fd = try_lock(state)
+    fd = try_lock(state, locks_reach=_locks_reach(state))
     if fd is None:
-        raise SourceError(f"{root} is written already, by {_read_holder(state)}; unmount it there first")
+        raise SourceError(_refusal(f"{root} is", state, _read_holder(state)))
     try:
         _require_in_place(state)
         for other in (*_ancestors(root), *_descendants(root)):
@@ -125,14 +122,15 @@ def locked(state: StateDirectory) -> Iterator[StateDirectory]:
         prepare(state)
         yield state
     finally:
-        tidy(state, fd)
-        os.close(fd)
+        release(state, fd)
 
 
-def try_lock(state: StateDirectory) -> int | None:
+def try_lock(state: StateDirectory, *, locks_reach: bool) -> int | None:
     """Lock a directory of our own, which is made if there is none; return the descriptor that holds the lock.
 
-    None if another process has it.  Raises `SourceError` if it cannot be made.
+    None if another process has it: one that holds the lock; or one that runs, or is of another host, where locks may
+    not reach.  There, unless it is a source, a file system without locks will do.  Raises `SourceError` if the lock
+    cannot be made.
     """
     try:
         while True:
@@ -141,23 +139,42 @@ def try_lock(state: StateDirectory) -> int | None:
             try:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
             except OSError as error:
-                os.close(fd)
                 if error.errno in (errno.EAGAIN, errno.EACCES):
+                    os.close(fd)
                     return None
-                raise
+                if state.opened is not None or error.errno not in NO_LOCKS:
+                    os.close(fd)
+                    raise
             with suppress(OSError):
                 if os.path.samestat(os.fstat(fd), os.stat(state.lock)):
                     break
             os.close(fd)  # whoever had it took it away
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
+        before = _read_holder(state)
+        if not locks_reach and (before.is_elsewhere or before.lives_here()):
+            os.close(fd)
+            return None
+        _write_holder(fd, Holder.own())
     except OSError as error:
-        raise SourceError(f"{shown(state.lock)} cannot be made, which is needed to write: {error.strerror}") from None
+        way_out = "; only what lies on a file system with locks can be written" if error.errno in NO_LOCKS else ""
+        raise SourceError(
+            f"{shown(state.lock)} cannot be made, which is needed to write: {error.strerror}{way_out}"
+        ) from None
     return fd
 
 
-def find_holder(state: StateDirectory) -> Holder | None:
-    """Return who has the lock of a directory, None if nobody has; raises `SourceError` if that cannot be told."""
+def release(state: StateDirectory, fd: int, last: Holder = NOBODY) -> None:
+    """Tidy a directory, and let go of its lock, which says from now on who had it *last*."""
+    tidy(state, fd)
+    with suppress(OSError):
+        _write_holder(fd, last)
+    os.close(fd)
+
+
+def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
+    """Return who has the lock of a directory, as `try_lock` sees it; None if nobody has.
+
+    Raises `SourceError` if that cannot be told.
+    """
     try:
         fd = os.open(state.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -166,9 +183,39 @@ def find_holder(state: StateDirectory) -> Holder | None:
         raise SourceError(f"whether {state.root} is written cannot be told: {error.strerror}") from None
     try:
         found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        return _read_holder(state) if struct.unpack(FLOCK, found)[0] != fcntl.F_UNLCK else None
+        is_locked = struct.unpack(FLOCK, found)[0] != fcntl.F_UNLCK
+    except OSError as error:
+        if locks_reach or error.errno not in NO_LOCKS:
+            raise SourceError(f"whether {state.root} is written cannot be told: {error.strerror}") from None
+        is_locked = False
     finally:
         os.close(fd)
+    holder = _read_holder(state)
+    return holder if is_locked or (not locks_reach and (holder.is_elsewhere or holder.lives_here())) else None
+
+
+def _locks_reach(state: StateDirectory) -> bool:
+    """Whether a lock on the file system of a source is one for all hosts that have it mounted, for all that we know."""
+    try:
+        device = os.stat(os.path.dirname(state.path)).st_dev
+        with open("/proc/self/mountinfo", errors="surrogateescape") as lines:
+            kinds = {
+                line.partition(" - ")[2].split()[0]
+                for line in lines
+                if line.split()[2] == f"{os.major(device)}:{os.minor(device)}"
+            }
+    except OSError:
+        return True
+    return not any(kind in _SHARED or kind.startswith(_SHARED_PREFIXES) for kind in kinds)
+
+
+def _refusal(what: str, state: StateDirectory, holder: Holder) -> str:
+    if not holder.is_elsewhere:
+        return f"{what} written already, by {holder}; unmount it there first"
+    return (
+        f"{what} written already, by {holder}; unmount it there first. If that host is gone, or the process is: remove "
+        f"{shown(state.lock)}"
+    )
 
 
 def prepare(state: StateDirectory) -> None:
@@ -220,11 +267,9 @@ def _require_in_place(state: StateDirectory) -> None:
 
 
 def _require_idle(root: str, other: StateDirectory) -> None:
-    holder = find_holder(other)
+    holder = find_holder(other, locks_reach=_locks_reach(other))
     if holder is not None:
-        raise SourceError(
-            f"{other.root}, which overlaps {root}, is written already, by {holder}; unmount it there first"
-        )
+        raise SourceError(_refusal(f"{other.root}, which overlaps {root}, is", other, holder))
     if other.has_journal():
         raise SourceError(
             f"{other.root}, which overlaps {root}, has a journal of chunks that are not in their shards yet; "
@@ -232,12 +277,26 @@ def _require_idle(root: str, other: StateDirectory) -> None:
         )
 
 
+def find_recorded(state: StateDirectory) -> Holder | None:
+    """Return who wrote that it has the lock, whether it still has it or not; None if nobody did."""
+    holder = _read_holder(state)
+    return holder if holder.host is not None else None
+
+
+def _write_holder(fd: int, holder: Holder) -> None:
+    # In one call, and of one length: others read it at any time.
+    os.pwrite(fd, json.dumps(holder._asdict()).encode().ljust(_HOLDER_NBYTES), 0)
+    os.ftruncate(fd, _HOLDER_NBYTES)
+
+
 def _read_holder(state: StateDirectory) -> Holder:
     try:
-        with open(state.lock, "rb") as file:
+        with open(os.open(state.lock, READ), "rb") as file:
             holder = json.loads(file.read(4096))
-        return Holder(int(holder["pid"]), str(holder["host"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        boot, started = (str(holder[name]) if holder.get(name) is not None else None for name in ("boot", "started"))
+        pid, host = holder["pid"], holder["host"]
+        return Holder(None if pid is None else int(pid), None if host is None else str(host), boot, started)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Holder()
 
 

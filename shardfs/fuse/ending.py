@@ -70,7 +70,7 @@ class Ending:
         """Whether the daemon is gone, at the latest a moment from now."""
         if self._process is not None:
             return bool(self._poll.poll(1000 * _STEP_SECONDS))
-        if self._state is None or find_holder(self._state) is None:
+        if self._state is None or find_holder(self._state, locks_reach=False) is None:
             return True
         time.sleep(_STEP_SECONDS)
         return False

@@ -1,0 +1,185 @@
+"""State directories and sources on a file system that several hosts share, without locks that all of them see."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardfs
+from tests.support.commands import FAILED, SOURCE, one_line_of, run
+from tests.support.daemons import daemon_of, end_mounts_below, kill_daemon
+from tests.support.datasets import store
+from tests.support.hosts import DOCUMENT, NEW, OTHER, PREFIX
+from tests.support.s3_server import Bucket
+from tests.support.shared_home import on_host, shared, without_locks
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine called *name*, which sees what all share at *home*."""
+
+    name: str
+    home: Path
+    directory: Path
+    variables: dict[str, Any]
+
+    def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return run(*arguments, prefix=on_host(self.name), XDG_STATE_HOME=str(self.home / "state"), **self.variables)
+
+    def mount(self, source: str | Path, number: int = 0) -> Path:
+        """Mount in the background, to write; returns where."""
+        place = self.directory / f"{self.name}-{number}"
+        place.mkdir(exist_ok=True)
+        done = self.run("mount", "--write", "--log-file", self.log, source, place)
+        assert done.returncode == 0, done.stderr
+        return place
+
+    @property
+    def log(self) -> Path:
+        return self.directory / f"{self.name}.log"
+
+
+@pytest.fixture
+def shares(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """One directory as two hosts see it."""
+    if os.geteuid() != 0 or subprocess.run([*on_host("name"), "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no other host can be made here")
+    (tmp_path / "shared").mkdir()
+    with ExitStack() as stack:
+        yield (
+            stack.enter_context(shared(tmp_path / "shared", tmp_path / "seen-by-alpha")),
+            stack.enter_context(shared(tmp_path / "shared", tmp_path / "seen-by-beta")),
+        )
+        end_mounts_below(tmp_path)
+
+
+@pytest.fixture
+def hosts(shares: tuple[Path, Path], s3_bucket: Bucket, tmp_path: Path) -> tuple[Host, Host]:
+    """Two hosts that share a home, and reach a bucket with an array."""
+    store(tmp_path / "source", DOCUMENT)
+    s3_bucket.upload(tmp_path / "source", PREFIX)
+    alpha, beta = (
+        Host(name, home, tmp_path, s3_bucket.environment) for name, home in zip(("alpha", "beta"), shares, strict=True)
+    )
+    return alpha, beta
+
+
+def stored(bucket: Bucket) -> list[bytes | None]:
+    opened = shardfs.open(bucket.url(PREFIX), store_options=shardfs.StoreOptions(endpoint_url=bucket.endpoint_url))
+    return [opened[""].read_chunk((0, j)) for j in range(2)]
+
+
+def test_what_a_running_mount_of_another_host_has_is_left_alone(hosts: tuple[Host, Host], s3_bucket: Bucket) -> None:
+    alpha, beta = hosts
+    url = s3_bucket.url(PREFIX)
+    first = alpha.mount(url)
+    (first / "c/0/0").write_bytes(NEW)
+    second = beta.mount(url)
+    assert "has a journal of process" in beta.log.read_text()
+    assert stored(s3_bucket)[0] != NEW
+    (second / "c/0/1").write_bytes(OTHER)
+    assert beta.run("umount", second).returncode == 0
+    assert stored(s3_bucket)[0] != NEW
+    (first / "c/0/0").write_bytes(NEW[::-1] + b"again")
+    done = alpha.run("umount", first)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert stored(s3_bucket) == [NEW[::-1] + b"again", OTHER]
+    assert alpha.run("recover").stdout == beta.run("recover").stdout == "nothing to recover\n"
+
+
+def test_what_a_killed_mount_of_another_host_left_is_replayed_when_that_is_asked_for(
+    hosts: tuple[Host, Host], s3_bucket: Bucket
+) -> None:
+    alpha, beta = hosts
+    url = s3_bucket.url(PREFIX)
+    first = alpha.mount(url)
+    (first / "c/0/0").write_bytes(NEW)
+    kill_daemon(first)
+    assert beta.run("umount", beta.mount(url)).returncode == 0
+    assert beta.run("recover", "--apply", url).returncode == FAILED
+    assert stored(s3_bucket)[0] != NEW
+    listed = beta.run("recover")
+    assert listed.returncode == FAILED
+    (line,) = listed.stdout.splitlines()
+    assert "1 chunk of 24 bytes not in their shards yet; of process" in line
+    assert "on alpha" in line
+    way_out = line.partition("remove ")[2]
+    lock, _, command = way_out.partition(" and run here: ")
+    assert f"{lock}\n" in beta.run("recover", url).stdout
+    os.unlink(lock)
+    assert beta.run(*shlex.split(command)[1:]).returncode == 0
+    assert stored(s3_bucket)[0] == NEW
+    assert beta.run("recover").stdout == "nothing to recover\n"
+
+
+def test_what_a_killed_mount_of_the_same_host_left_is_replayed_by_its_next_one(
+    hosts: tuple[Host, Host], s3_bucket: Bucket
+) -> None:
+    alpha, _ = hosts
+    url = s3_bucket.url(PREFIX)
+    first = alpha.mount(url)
+    (first / "c/0/0").write_bytes(NEW)
+    kill_daemon(first)
+    assert alpha.run("umount", alpha.mount(url)).returncode == 0
+    assert stored(s3_bucket)[0] == NEW
+
+
+def test_where_nothing_can_be_locked_mounts_of_one_host_keep_out_of_each_others_way(
+    hosts: tuple[Host, Host], s3_bucket: Bucket
+) -> None:
+    home = hosts[0].home
+    alpha = Host("alpha", home, hosts[0].directory, s3_bucket.environment | without_locks(home))
+    url = s3_bucket.url(PREFIX)
+    first = alpha.mount(url, 1)
+    (first / "c/0/0").write_bytes(NEW)
+    second = alpha.mount(url, 2)
+    assert stored(s3_bucket)[0] != NEW
+    used = alpha.run("recover").stdout.splitlines()
+    assert len(used) == 2
+    for place, line in zip((first, second), used, strict=True):
+        assert f"in use by process {daemon_of(place)} on alpha" in line
+    kill_daemon(first)
+    assert alpha.run("umount", second).returncode == 0
+    assert stored(s3_bucket)[0] != NEW
+    assert alpha.run("umount", alpha.mount(url, 3)).returncode == 0
+    assert stored(s3_bucket)[0] == NEW
+    assert alpha.run("recover").stdout == "nothing to recover\n"
+
+
+def test_a_source_that_hosts_share_is_written_by_one_of_them_at_a_time(
+    shares: tuple[Path, Path], tmp_path: Path
+) -> None:
+    store(tmp_path / "shared/data", DOCUMENT)
+    alpha, beta = (Host(name, tmp_path / name, tmp_path, {}) for name in ("alpha", "beta"))
+    for is_running in (True, False):
+        first = alpha.mount(shares[0] / "data")
+        (first / "c/0/0").write_bytes(NEW)
+        if not is_running:
+            kill_daemon(first)
+        (tmp_path / "place").mkdir(exist_ok=True)
+        line = one_line_of(beta.run("mount", "--write", shares[1] / "data", tmp_path / "place"), SOURCE)
+        assert "on alpha; unmount it there first" in line
+        lock = shares[1] / "data/.shardfs/lock"
+        assert f"remove {lock}" in line
+        assert "on alpha" in one_line_of(beta.run("mount", "--write", shares[1], tmp_path / "place"), SOURCE)
+        if is_running:
+            assert alpha.run("umount", first).returncode == 0
+    os.unlink(lock)
+    assert beta.run("umount", beta.mount(shares[1] / "data")).returncode == 0
+    assert shardfs.open(tmp_path / "shared/data")[""].read_chunk((0, 0)) == NEW
+
+
+def test_a_source_on_a_file_system_without_locks_is_not_written(tmp_path: Path) -> None:
+    store(tmp_path / "data", DOCUMENT)
+    (tmp_path / "place").mkdir()
+    done = run("mount", "--write", tmp_path / "data", tmp_path / "place", **without_locks(tmp_path))
+    assert "only what lies on a file system with locks can be written" in one_line_of(done, SOURCE)
+    assert run("recover", tmp_path / "data", **without_locks(tmp_path)).stdout == "nothing to recover\n"
