@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import os
 import sys
 from contextlib import suppress
 from functools import partial
@@ -16,7 +15,7 @@ from shardfs import errors, reports
 from shardfs.commands import cli, command, json_option, mountpoint_argument, timeout_option, view_options
 from shardfs.descriptions import describe
 from shardfs.fuse import control
-from shardfs.fuse.mountpoint import is_shardfs
+from shardfs.fuse.mountpoint import is_shardfs, place_of
 from shardfs.fuse.options import MountOptions
 from shardfs.maintenance import compact, flush, recover  # noqa: F401 - they are commands of the group
 from shardfs.mounting import mount, umount  # noqa: F401 - they too
@@ -135,7 +134,7 @@ def refs(source: str, store_options: StoreOptions, output: Path | None, view: st
 @json_option
 def stats(mountpoint: str, timeout: float, as_json: bool) -> None:
     """Show what the mount at MOUNTPOINT did: requests, bytes, cache hits, index loads, errors."""
-    path = os.path.realpath(mountpoint)
+    path = place_of(mountpoint)
     if not is_shardfs(path):
         raise errors.MountPointError(f"{mountpoint} is not a mount of shardfs")
     try:

@@ -29,6 +29,14 @@ class RemoteOption(click.Option):
     """An option for sources that are not on this machine, which the help lists apart from the others."""
 
 
+class _MountPoint(click.Path):
+    """A path that is not looked at: click asks for its state, and a stopped daemon never answers that."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - as click has it
+        """Return *value* as it is."""
+        return value
+
+
 class Examples(click.Command):
     """A command whose help ends with examples, line by line as they are written."""
 
@@ -131,5 +139,5 @@ timeout_option = click.option(
     metavar="SECONDS",
     help="Give up, with exit status 6, when the daemon does not answer, or gets nothing done, for so long.",
 )
-mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=click.Path())
+mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=_MountPoint())
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

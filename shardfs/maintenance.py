@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import sys
 from functools import partial
 from typing import Final
@@ -13,7 +12,7 @@ import trio
 from shardfs import errors
 from shardfs.commands import command, complain, json_option, mountpoint_argument, no_nan, timeout_option
 from shardfs.fuse import control
-from shardfs.fuse.mountpoint import is_shardfs
+from shardfs.fuse.mountpoint import is_shardfs, place_of
 from shardfs.host_journals import recover_host
 from shardfs.repairs import compact_source, recover_source
 from shardfs.sources import open_checked, single_writer_option, source_options, store_options
@@ -35,7 +34,7 @@ def flush(mountpoint: str, timeout: float) -> None:
 
     For as long as the daemon answers it is waited for; what for is said on standard error.
     """
-    path = os.path.realpath(mountpoint)
+    path = place_of(mountpoint)
     if not is_shardfs(path):
         raise errors.MountPointError(f"{mountpoint} is not a mount of shardfs")
     try:

@@ -48,7 +48,8 @@ def _boot() -> str | None:
 
 
 def _start_of(pid: int | None) -> str | None:
-    """Return when a process began, in a clock of its own; None if there is none."""
+    """Return when a process began, in a clock of its own; None if it does not run."""
     with suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[19].decode()
+        state, *fields = file.read().rpartition(b")")[2].split()
+        return fields[18].decode() if state not in (b"Z", b"X") else None  # which nobody has waited for yet
     return None

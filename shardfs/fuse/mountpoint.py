@@ -71,7 +71,7 @@ def unmount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable[[st
     changed; `StoreError` if it is unmounted, but not everything could be brought into the shards; `UnfinishedError` if
     the daemon does not answer, or gets nothing done for *timeout* seconds.
     """
-    path = os.path.realpath(mountpoint)
+    path = place_of(mountpoint)
     count = _count(path)
     if not count:
         raise MountPointError(f"{mountpoint} is not a mount of shardfs")
@@ -123,6 +123,13 @@ def _state_of(daemon: control.Daemon) -> StateDirectory | None:
             os.listdir(state.path)
             return state
     return None
+
+
+def place_of(mountpoint: str) -> str:
+    """Return the absolute path of a mount point without asking what is mounted there, which may never answer."""
+    parent, name = os.path.split(os.path.abspath(mountpoint))
+    path = os.path.join(os.path.realpath(parent), name)
+    return path if is_shardfs(path) else os.path.realpath(mountpoint)
 
 
 def is_shardfs(path: str) -> bool:
