@@ -20,6 +20,7 @@ from shardfs.tools import VIEW_OPTIONS, Advice, Adviser, ViewOptions
 from shardfs.vfs.make_view import make_view
 from shardfs.vfs.npy_names import npy_problems
 from shardfs.vfs.npy_view import NpyView
+from shardfs.vfs.v2_view import ZarrV2
 from shardfs.vfs.views import View
 
 Described = dict[str, Any]
@@ -64,6 +65,7 @@ async def describe(
     With *shards*, each shard too.  *typed* is what the user calls the source, *options* are those that reach it.
     """
     views = {each: make_view(each.view, source.store, plain=each.decode) for each in VIEW_OPTIONS}
+    source.hierarchy.looks_above = True
     arrays, adviser = [], Adviser(views)
     async for node in walk_nodes(source):
         if isinstance(node.metadata, ArrayMetadata) or node.reason is not None:
@@ -132,7 +134,9 @@ def _shallow(part: Json) -> Json:
 def _describe_view(node: Node, shown: ViewOptions, views: Views) -> Described:
     reason = _reason(node)
     reasons = {each: view.left_out(node) or reason for each, view in views.items()}
+    caveats = [view.caveat(node) for view in views.values() if isinstance(view, ZarrV2)]
     return {
+        "caveat": next((caveat for caveat in caveats if caveat is not None), None),
         "view": shown.view,
         "decode": shown.decode,
         "left_out": views[shown].left_out(node),
@@ -170,6 +174,8 @@ def _render_array(item: Described) -> str:
     elif item["reason"] is None and "codecs" in item:
         lines.append(f"  codecs         {', '.join(item['codecs'])}")
     lines.append(f"  shown          {_how(item)}")
+    if item.get("caveat") is not None:
+        lines.append(f"  but in v2      {item['caveat']}")
     for use in item.get("shards", []):
         waste = "encoded as a whole" if use["live"] is None else f"{use['live']:,} live, {use['dead']:,} dead"
         state = f"UNREADABLE: {use['error']}" if use["error"] else f"{use['chunks']:,} chunks, {waste}"

@@ -46,6 +46,14 @@ def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) 
     help="Name chunks of --view v2 0.0.0, or 0/0/0.  [default: .]",
 )
 @click.option(
+    "--fill-missing",
+    type=click.Choice(["yes", "no"]),
+    default="yes",
+    show_default=True,
+    help="In --view v2 of arrays with named axes, show xarray's missing value as the fill value, and files for chunks "
+    "that are not stored where their values differ from it; no shows the stored fill value, and no such files.",
+)
+@click.option(
     "--decode-cache",
     callback=size,
     default="256M",
@@ -105,6 +113,7 @@ def mount(
     view: str,
     decode: bool,
     dimension_separator: str | None,
+    fill_missing: str,
     decode_cache: int,
     foreground: bool,
     metadata_ttl: float | None,
@@ -144,6 +153,7 @@ def mount(
         view=view,
         decode=decode,
         dimension_separator=dimension_separator,
+        fill_missing=fill_missing == "yes",
         decode_cache_nbytes=decode_cache,
     ).with_fuse_options(options)
     chosen = replace(chosen, chunks_per_shard=chunks_per_shard, auto_compact=auto_compact, single_writer=single_writer)

@@ -5,7 +5,7 @@ The array is sharded, or each of its chunk files is taken for a shard of one chu
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Mapping, Sequence
 from contextlib import aclosing
 from hashlib import blake2b
 from itertools import product
@@ -244,17 +244,22 @@ class Array:
         """List the stored shards again when they are wanted next."""
         self._coverage.forget()
 
-    async def is_empty(self, prefix: Coords = ()) -> bool:
-        """Whether there is no chunk whose coordinates begin with *prefix*, which are fewer than all."""
+    async def is_empty(self, prefix: Coords = (), *, besides: Container[Coords] = ()) -> bool:
+        """Whether no chunk, *besides* these, has coordinates that begin with *prefix*, which are fewer than all."""
         if not self.grid.ndim:
-            return (await self.find(()))[1] is None
+            return () in besides or (await self.find(()))[1] is None
         async with aclosing(self.rows((0,) * (self.grid.ndim - 1), prefix)) as rows:
             async for row in rows:
                 async with aclosing(self.list_row(row, 0)) as runs:
                     async for run in runs:
-                        if run.chunks(0, run.length)[0]:
+                        if any((*row, number) not in besides for number in run.chunks(0, run.length)[0]):
                             return False
         return True
+
+    def absent_run(self, prefix: Coords, first: int, stop: int) -> ListedRun:
+        """Return the run of chunks from *first* to *stop* − 1 of the row below *prefix*, where nothing is stored."""
+        place = self.arrangement.locate((*prefix, first))
+        return ListedRun(first, stop - first, self._shards.listed(self.arrangement, place.shard, None))
 
     async def shard(self, coords: Coords) -> ShardState:
         """Return what is known of the shard at *coords*."""

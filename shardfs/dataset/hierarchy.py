@@ -27,7 +27,9 @@ from shardfs.format.consolidated import every_copy, inline_copies
 from shardfs.format.fingerprint import fingerprint
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, Document, GroupMetadata, parse_document
 from shardfs.format.unshard import UnshardedArray, unshard, whole
-from shardfs.stores.base import Stat, Store, join_key
+from shardfs.format.v2_images import is_image
+from shardfs.format.v2_missing import names_axes
+from shardfs.stores.base import Kind, Stat, Store, join_key
 from shardfs.stores.belief import is_believed, seen_at
 
 log = logging.getLogger(__name__)
@@ -52,7 +54,9 @@ class Node:
     as anything but what is stored, *reason* says why.  *whole* is there for an array that is stored unsharded, if its
     chunks have one shape: views that show more than the stored files reach its chunks by it.  An array whose document
     was removed through the mount is there still, with its *metadata* and without a document.  *as_stored* is what
-    `Hierarchy.as_stored` says of a group.
+    `Hierarchy.as_stored` says of a group.  *in_image* says that it is a group with metadata of OME-Zarr 0.5, or lies
+    below one, and *in_named* that an array without axes has one with named axes beside it, if the hierarchy was asked
+    to look above.
     """
 
     path: str
@@ -64,6 +68,8 @@ class Node:
     reason: str | None = None
     whole: Array | None = None
     as_stored: frozenset[str] = frozenset()
+    in_image: bool = False
+    in_named: bool = False
 
     @property
     def any_array(self) -> Array | None:
@@ -80,7 +86,8 @@ class Hierarchy:
     """The nodes below a source, looked at again when they were last checked *ttl* seconds ago.
 
     *shows_whole* says that the chunks of unsharded arrays are shown as such, too, and not just as the files that they
-    are: such an array is then as careful of what becomes of its document as a sharded one.
+    are: such an array is then as careful of what becomes of its document as a sharded one.  *looks_above*: what a node
+    is shown as depends on the groups above it, too.
     """
 
     def __init__(
@@ -91,6 +98,7 @@ class Hierarchy:
         self._ttl = ttl
         self.clock = clock
         self.shows_whole = False
+        self.looks_above = False
         self._loading: dict[str, trio.Event] = {}
         self._nbytes = 0
         # For good: inode numbers hang on arrangements, and readers may know the documents (by identity).
@@ -113,6 +121,8 @@ class Hierarchy:
         event = self._loading[path] = trio.Event()
         try:
             node = await self._load(path, known[0] if known else None)
+            if self.looks_above:
+                node = await self._below_groups(node, known[0] if known else None)
         finally:
             del self._loading[path]
             event.set()
@@ -257,6 +267,32 @@ class Hierarchy:
         if known is None or known.reason != reason:
             log.warning("%s is shown as stored: %s", path or "the source", reason)
         return Node(path, stat, document, document_stat, metadata, reason=reason)
+
+    async def _below_groups(self, node: Node, known: Node | None) -> Node:
+        """Return *node* with what the groups above it say of it; where one is broken, it stays what was *known*."""
+        document = node.metadata.document if isinstance(node.metadata, GroupMetadata) else None
+        in_image, is_broken = document is not None and is_image(document), node.reason is not None
+        if node.path and not in_image:
+            with suppress(NotFoundError, NotADirectoryHereError):
+                above = await self.node(node.path.rpartition("/")[0])
+                in_image, is_broken = above.in_image, is_broken or above.reason is not None
+        if is_broken and known is not None:
+            in_image = known.in_image
+        is_point = isinstance(node.metadata, ArrayMetadata) and not node.metadata.shape and bool(node.path)
+        in_named = is_point and not in_image and (node.in_named or await self._names_axes(node.path.rpartition("/")[0]))
+        if (node.in_image, node.in_named) == (in_image, in_named):
+            return node
+        return replace(node, in_image=in_image, in_named=in_named)
+
+    async def _names_axes(self, path: str) -> bool:
+        """Whether an array in the group at *path* has axes that all have names."""
+        for entry in await self._store.list(path):
+            if entry.kind is Kind.DIRECTORY:
+                with suppress(NotFoundError, NotADirectoryHereError, *_VERDICTS):
+                    metadata = parse_document((await self._read(join_key(join_key(path, entry.name), DOCUMENT)))[0])
+                    if isinstance(metadata, ArrayMetadata) and names_axes(metadata.document):
+                        return True
+        return False
 
     async def _read(self, key: str) -> tuple[bytes, Stat]:
         """Read a document of one version, also while another program is writing it."""

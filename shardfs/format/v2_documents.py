@@ -7,6 +7,7 @@ Source: Zarr storage specification 2; `dimension_names` as `_ARRAY_DIMENSIONS`, 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
@@ -23,9 +24,20 @@ from shardfs.format.metadata import (
     parse_lengths,
     parse_node,
 )
+from shardfs.format.unshard import describe
 from shardfs.format.v2_attributes import v2_attributes
 from shardfs.format.v2_codecs import Elements, v2_codecs
 from shardfs.format.v2_fill_values import v2_fill_value
+from shardfs.format.v2_images import SEPARATOR, is_image
+from shardfs.format.v2_missing import (
+    as_its_group,
+    fill_values,
+    has_missing_value,
+    missing_value,
+    names_axes,
+    said_fill_value,
+    says_fill_value,
+)
 from shardfs.format.v2_types import VLEN_SERIALIZERS, type_name, v2_dtype
 
 ZARRAY: Final = ".zarray"
@@ -34,57 +46,66 @@ ZATTRS: Final = ".zattrs"
 ZMETADATA: Final = ".zmetadata"
 V2_NAMES: Final = frozenset({ZARRAY, ZGROUP, ZATTRS, ZMETADATA})
 
-_SAYS_NULL: Final = "shardfs:v2"
-_NULL: Final = {"must_understand": False, "fill_value": None}
 
-
-def array_documents(array: ArrayMetadata, separator: str) -> dict[str, dict[str, Any]]:
+def array_documents(array: ArrayMetadata, separator: str, *, shows_missing: bool = False) -> dict[str, dict[str, Any]]:
     """Return `.zarray`, and `.zattrs` if there are attributes, of an unsharded v3 array with a regular chunk grid.
 
-    *separator* is the dimension separator.  Raises `NotShownError` with the reason why the array has no v2 form.
+    *separator* is the dimension separator; *shows_missing* makes the fill value that of missing values, as xarray
+    takes it, if the array may have them.  Raises `NotShownError` with the reason why the array has no v2 form.
     """
     try:
-        return _with_attributes({ZARRAY: _zarray(array, separator)}, array.document)
+        return _with_attributes({ZARRAY: _zarray(array, separator, shows_missing)}, array.document)
     except MetadataError as error:
         raise NotShownError(str(error)) from None
 
 
+def can_show_missing(stored: ArrayMetadata) -> bool:
+    """Whether the fill value of the array *stored* can be that of missing values, if it may have them.
+
+    It cannot be where chunks that are not there would be taken for such values, and no others can be made.
+    """
+    try:
+        fill_values(describe(stored))
+    except (NotShownError, NotUnshardable):
+        return False
+    return True
+
+
 def group_documents(
-    group: GroupMetadata, separator: str, present: Callable[[ArrayMetadata], Json]
+    group: GroupMetadata,
+    separator: str,
+    present: Callable[[ArrayMetadata], Json],
+    *,
+    in_image: bool = False,
+    fills_missing: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Return `.zgroup`, `.zattrs` if there are attributes, and `.zmetadata` if the group is consolidated.
 
     *present* gives the unsharded v3 document that stands for the copy of an array, or raises `NotShownError` or
     `NotUnshardable`; a copy without a v2 form is left out.  There is no `.zmetadata` where the paths of copies within
-    copies would make it many times as long as the group's own document.
+    copies would make it many times as long as the group's own document.  *in_image*: the group belongs to an OME-Zarr
+    image; *fills_missing*: the fill values of arrays that do not are those of missing values.
     """
     documents = _with_attributes({ZGROUP: {"zarr_format": 2}}, group.document)
     if inline_copies(group.document) is not None:
         metadata: dict[str, Any] = dict(documents)
         room = MAX_DOCUMENT_NBYTES
+        copies = [(path, copy) for path, copy in every_copy(group.document) if isinstance(copy, dict)]
+        named = {path.rpartition("/")[0] for path, copy in copies if "shape" in copy and names_axes(copy)}
+        images = {path for path, copy in copies if is_image(copy)}
         for path, copy in every_copy(group.document):
             room -= len(path)
             if room < 0:
                 return documents
             if is_relative_path(path):
-                for name, document in _copy_documents(copy, separator, present).items():
+                is_in_image = in_image or not images.isdisjoint(_groups_above(path))
+                fills, between = (False, SEPARATOR) if is_in_image else (fills_missing, separator)
+                is_named = not is_in_image and path.rpartition("/")[0] in named
+                described = _copy_documents(copy, between, present, fills_missing=fills, is_named=is_named)
+                for name, document in described.items():
                     metadata.setdefault(f"{path}/{name}", document)
         documents[ZMETADATA] = {"zarr_consolidated_format": 1, "metadata": metadata}
     return documents
-
-
-def with_null(document: Document) -> dict[str, Any]:
-    """Return an array's v3 document that shows with the fill value null, which Zarr v3 has not.
-
-    To xarray any other fill value of v2 is a missing value, and zero, which null becomes in v3, is what most
-    coordinates begin with.  So a member that nobody needs to understand keeps it.
-    """
-    return {**document, _SAYS_NULL: _NULL}
-
-
-def without_null(document: Document) -> dict[str, Any]:
-    """Return an array's v3 document that shows with the fill value that it says."""
-    return {member: value for member, value in document.items() if member != _SAYS_NULL}
 
 
 def is_relative_path(path: str) -> bool:
@@ -111,7 +132,7 @@ def elements_of(array: ArrayMetadata) -> Elements:
     return Elements(chunk_shape_of(array), dtype.itemsize, dtype.str)
 
 
-def _zarray(array: ArrayMetadata, separator: str) -> dict[str, Any]:
+def _zarray(array: ArrayMetadata, separator: str, shows_missing: bool) -> dict[str, Any]:
     data_type = array.document["data_type"]
     codecs = v2_codecs(array.codecs, elements_of(array))
     serializer = VLEN_SERIALIZERS.get(type_name(data_type))
@@ -124,7 +145,7 @@ def _zarray(array: ArrayMetadata, separator: str) -> dict[str, Any]:
         "compressor": codecs.compressor,
         "dimension_separator": separator,
         "dtype": v2_dtype(data_type, codecs.endian),
-        "fill_value": None if _is_null(array.document) else _fill_value(data_type, array.document["fill_value"]),
+        "fill_value": shown_fill_value(array.document, shows_missing=shows_missing),
         "filters": list(codecs.filters) or None,
         "order": codecs.order,
         "shape": list(array.shape),
@@ -132,12 +153,13 @@ def _zarray(array: ArrayMetadata, separator: str) -> dict[str, Any]:
     }
 
 
-def _is_null(document: Document) -> bool:
-    member = document.get(_SAYS_NULL)
-    return isinstance(member, dict) and member.get("fill_value", ...) is None
-
-
-def _fill_value(data_type: Json, fill_value: Json) -> Json:
+def shown_fill_value(document: Document, *, shows_missing: bool) -> Json:
+    """Return the `fill_value` of the `.zarray` that stands for an array's *document*."""
+    if shows_missing and has_missing_value(document):
+        return missing_value(document)
+    if says_fill_value(document):
+        return said_fill_value(document)
+    data_type, fill_value = document["data_type"], document["fill_value"]
     if type_name(data_type) not in VLEN_SERIALIZERS:
         parsed = DataType.parse(data_type)
         return v2_fill_value(parsed.dtype, fill_element(parsed, fill_value))
@@ -155,13 +177,30 @@ def _with_attributes(documents: dict[str, dict[str, Any]], document: Document) -
     return {**documents, ZATTRS: attributes} if attributes else documents
 
 
-def _copy_documents(copy: Json, separator: str, present: Callable[[ArrayMetadata], Json]) -> dict[str, dict[str, Any]]:
-    """Return the documents of a copy; none of one that has no v2 form."""
+def _groups_above(path: str) -> list[str]:
+    """Return the paths of the groups that a node belongs to, which may be one itself."""
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+
+
+def _copy_documents(
+    copy: Json,
+    separator: str,
+    present: Callable[[ArrayMetadata], Json],
+    *,
+    fills_missing: bool,
+    is_named: bool,
+) -> dict[str, dict[str, Any]]:
+    """Return the documents of a copy, whose group has arrays with named axes or not; none if it has no v2 form."""
     try:
         node = parse_node(copy)
         if isinstance(node, GroupMetadata):
             return _with_attributes({ZGROUP: {"zarr_format": 2}}, node.document)
+        if is_named:
+            node = replace(node, document=as_its_group(node.document))
         shown = parse_node(present(node))
-        return array_documents(shown, separator) if isinstance(shown, ArrayMetadata) else {}
+        if not isinstance(shown, ArrayMetadata):
+            return {}
+        return array_documents(shown, separator, shows_missing=fills_missing and can_show_missing(node))
     except (MetadataError, NotShownError, NotUnshardable):
         return {}

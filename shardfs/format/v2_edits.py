@@ -7,40 +7,71 @@ import numpy as np
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
 from shardfs.format.data_type import MAX_ITEM_NBYTES, DataType
 from shardfs.format.fill_value import fill_element
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, brief, parse_node
+from shardfs.format.metadata import ArrayMetadata, Document, GroupMetadata, Json, brief, parse_node
 from shardfs.format.v2_attributes import with_attributes
 from shardfs.format.v2_codecs import Elements
-from shardfs.format.v2_documents import ZARRAY, ZATTRS, ZGROUP, ZMETADATA, array_documents, with_null, without_null
+from shardfs.format.v2_documents import (
+    ZARRAY,
+    ZATTRS,
+    ZGROUP,
+    ZMETADATA,
+    array_documents,
+    can_show_missing,
+    shown_fill_value,
+)
 from shardfs.format.v2_fill_values import default_fill_value, parse_fill_value, v3_fill_value
+from shardfs.format.v2_missing import (
+    FILL_VALUE,
+    has_missing_value,
+    saying_fill_value,
+    saying_nothing,
+    says_fill_value,
+    with_missing_value,
+)
 from shardfs.format.v2_new_codecs import object_data_type, v3_codecs
 from shardfs.format.v2_normal_form import codecs_of, require_same_encoding, require_separator
 from shardfs.format.v2_parsing import check_document, parse_consolidated, parse_zarray, parse_zattrs, parse_zgroup
 from shardfs.format.v2_types import VLEN_SERIALIZERS, parse_dtype, type_name, v3_data_type
 
-__all__ = ["check_document", "edit_array", "edit_group", "new_array", "new_group", "parse_consolidated"]
+__all__ = [
+    "check_document",
+    "edit_array",
+    "edit_attributes",
+    "edit_group",
+    "new_array",
+    "new_group",
+    "parse_consolidated",
+]
 
 
-def edit_array(shown: ArrayMetadata, name: str, written: bytes | None, separator: str) -> ArrayMetadata:
+def edit_array(
+    shown: ArrayMetadata, name: str, written: bytes | None, separator: str, *, shows_missing: bool = False
+) -> ArrayMetadata:
     """Return *shown*, an unsharded v3 document, with what a program changed in its document *name*.
 
-    Shape, fill value and attributes may change, and `_ARRAY_DIMENSIONS`, which become dimension names.  Without
-    *written*, a `.zattrs` was removed.  Raises `RefusedError` for anything else, and `MetadataError` for what is no
-    such document.
+    It is shown as `array_documents` shows it, with the same *separator* and *shows_missing*.  Shape, fill value and
+    attributes may change, and `_ARRAY_DIMENSIONS`, which become dimension names.  Without *written*, a `.zattrs` was
+    removed.  Raises `RefusedError` for anything else, and `MetadataError` for what is no such document.
     """
     if name == ZATTRS:
         attributes = {} if written is None else parse_zattrs(written)
-        return _array(with_attributes(shown.document, shown.ndim, attributes))
+        return edit_attributes(shown, attributes, shows_missing=shows_missing)
     if name != ZARRAY or written is None:
         raise RefusedError(f"{name} of an array cannot be changed so")
     zarray = parse_zarray(written)
     try:
-        require_same_encoding(array_documents(shown, separator)[ZARRAY], zarray)
+        require_same_encoding(array_documents(shown, separator, shows_missing=shows_missing)[ZARRAY], zarray)
     except NotShownError as error:
         raise RefusedError(str(error)) from None
     document = {**shown.document, "shape": zarray["shape"]}
+    if shows_missing and has_missing_value(document):
+        return _array(with_missing_value(document, zarray["fill_value"]))
     if zarray["fill_value"] is not None:
-        document = without_null(document)
+        is_point = not shown.shape and says_fill_value(document)
+        document = saying_nothing(document)
         document["fill_value"] = _edited_fill_value(shown, zarray["fill_value"])
+        if is_point:  # so that it goes on having no names
+            document = saying_fill_value(document, zarray["fill_value"])
     return _array(document)
 
 
@@ -60,7 +91,7 @@ def edit_group(shown: GroupMetadata, name: str, written: bytes | None) -> GroupM
     raise RefusedError(f"{name} of a group cannot be changed so")
 
 
-def new_array(zarray: bytes, zattrs: bytes | None, separator: str) -> ArrayMetadata:
+def new_array(zarray: bytes, zattrs: bytes | None, separator: str, *, fills_missing: bool = False) -> ArrayMetadata:
     """Return the unsharded v3 document of an array that a program wrote as v2, so that chunks keep their bytes.
 
     Raises `NotUnshardable` with the reason why there is none, `RefusedError` for another dimension separator than
@@ -72,12 +103,13 @@ def new_array(zarray: bytes, zattrs: bytes | None, separator: str) -> ArrayMetad
     if 0 in written["chunks"]:
         raise NotUnshardable("chunks of length 0 have no Zarr v3 form")
     try:
-        array = _array(with_attributes(_new_document(written), len(written["shape"]), attributes))
+        array = _array(_new_document(written))
+        is_null = written["fill_value"] is None and array_documents(array, separator)[ZARRAY]["fill_value"] is not None
+        if is_null or not array.shape:
+            array = _array(saying_fill_value(array.document, written["fill_value"]))
+        array = edit_attributes(array, attributes, shows_missing=fills_missing and can_show_missing(array))
         # What was stored must show as it was written: its writer goes on with what it reads.
-        shown = array_documents(array, separator)[ZARRAY]
-        require_same_encoding(shown, written)
-        if written["fill_value"] is None and shown["fill_value"] is not None:
-            array = _array(with_null(array.document))
+        require_same_encoding(array_documents(array, separator)[ZARRAY], written)
     except (MetadataError, NotShownError, RefusedError) as error:
         raise NotUnshardable(str(error)) from None
     return array
@@ -88,6 +120,23 @@ def new_group(zgroup: bytes, zattrs: bytes | None) -> GroupMetadata:
     parse_zgroup(zgroup)
     document = {"zarr_format": 3, "node_type": "group", "attributes": {}}
     return _group(with_attributes(document, None, {} if zattrs is None else parse_zattrs(zattrs)))
+
+
+def edit_attributes(shown: ArrayMetadata, attributes: Document, *, shows_missing: bool) -> ArrayMetadata:
+    """Return *shown* with other attributes; its `.zarray` goes on showing the fill value that it shows.
+
+    With names of dimensions an array may have missing values, and without it may not.
+    """
+    before = shown.document
+    document = with_attributes(before, shown.ndim, attributes, keeps_missing_value=shows_missing)
+    had, has = has_missing_value(before), has_missing_value(document)
+    if shows_missing and had != has:
+        fill_value = shown_fill_value(before, shows_missing=True)
+        if has and FILL_VALUE not in attributes:
+            document = with_missing_value(document, fill_value)
+        elif had:
+            document = saying_fill_value(document, fill_value)
+    return _array(document)
 
 
 def _edited_fill_value(shown: ArrayMetadata, written: Json) -> Json:

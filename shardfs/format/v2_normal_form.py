@@ -17,6 +17,7 @@ from shardfs.format.normal_form import ENCODER_MEMBERS, canonical
 from shardfs.format.v2_codecs import ARRAY_FILTERS, BYTES_FILTERS
 from shardfs.format.v2_documents import ZARRAY, ZATTRS, ZGROUP, ZMETADATA
 from shardfs.format.v2_fill_values import parse_fill_value
+from shardfs.format.v2_missing import FILL_VALUE
 from shardfs.format.v2_parsing import check_document, parse_consolidated
 from shardfs.format.v2_types import parse_dtype
 
@@ -61,7 +62,10 @@ def require_same_encoding(shown: Document, written: Document) -> None:
 
 
 def says_the_same(name: str, one: bytes, other: bytes) -> bool:
-    """Whether two documents *name* say the same, in whatever spelling."""
+    """Whether two documents *name* say the same, in whatever spelling.
+
+    *one* is as it is shown; *other* may leave the missing value to the `.zarray`, which has it too, as xarray does.
+    """
     try:
         if name != ZMETADATA:
             for text in (one, other):
@@ -80,6 +84,8 @@ def _copies(zmetadata: bytes) -> dict[tuple[str, str], Json]:
 
 
 def _is_same(name: str, one: Json, other: Json) -> bool:
+    if name == ZATTRS and isinstance(one, dict) and isinstance(other, dict) and FILL_VALUE not in other:
+        one = {attribute: value for attribute, value in one.items() if attribute != FILL_VALUE}
     if canonical(one) == canonical(other):
         return True
     if name != ZARRAY:
@@ -109,7 +115,7 @@ def require_separator(written: Document, separator: str) -> None:
     if asked is not None and asked != separator and len(written["shape"]) > 1:
         raise RefusedError(
             f"the dimension separator is {brief(asked)}, and {brief(separator)} in this mount: "
-            f"mount with --dimension-separator {asked}"
+            f"mount with --dimension-separator {asked} (but an OME-Zarr image has / in any mount)"
         )
 
 

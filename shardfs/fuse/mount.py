@@ -57,7 +57,13 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
                     "mount it with --write, or see `shardfs recover`",
                     store.url,
                 )
-            view = make_view(options.view, store, plain=options.decode, separator=options.dimension_separator)
+            view = make_view(
+                options.view,
+                store,
+                plain=options.decode,
+                separator=options.dimension_separator,
+                fills_missing=options.fill_missing,
+            )
             tree = Tree(store, source.hierarchy, view, decoded, ttl=store.ttl)
             return _mount(
                 Operations(tree, source.statistics, page_cache=options.page_cache),
@@ -68,7 +74,12 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
                 note,
                 None,
             )
-        editable = make_editable_view(options.view, plain=options.decode, separator=options.dimension_separator)
+        editable = make_editable_view(
+            options.view,
+            plain=options.decode,
+            separator=options.dimension_separator,
+            fills_missing=options.fill_missing,
+        )
         tree = Tree(store, source.hierarchy, editable, decoded, ttl=store.ttl, scratch=claim.state.scratch_key)
         writing = Writing.open(
             source,

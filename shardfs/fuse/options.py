@@ -24,8 +24,9 @@ class MountOptions:
     that nobody else writes to a remote source, whose server then need not keep writers apart.
 
     *view*, one of `VIEWS`, is what arrays are shown as; with *decode* chunk files of the views v3 and v2 hold plain
-    array bytes.  *dimension_separator* names the chunk files of the view v2, None being ".".  Decoded chunks are kept
-    for later reads up to *decode_cache_nbytes*.
+    array bytes.  *dimension_separator* names the chunk files of the view v2, None being "."; with *fill_missing*, its
+    fill values are missing values as xarray takes them.  Decoded chunks are kept for later reads up to
+    *decode_cache_nbytes*.
 
     Raises `UsageError` for options that contradict each other.
     """
@@ -41,6 +42,7 @@ class MountOptions:
     view: str = "v3"
     decode: bool = False
     dimension_separator: str | None = None
+    fill_missing: bool = True
     decode_cache_nbytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
@@ -62,6 +64,8 @@ class MountOptions:
                 raise UsageError("--dimension-separator is for chunk files of Zarr v2: add --view v2")
             if self.dimension_separator not in DIMENSION_SEPARATORS:
                 raise UsageError(f"--dimension-separator cannot be {self.dimension_separator!r}: choose . or /")
+        if not self.fill_missing and self.view != "v2":
+            raise UsageError("--fill-missing is for Zarr v2: add --view v2")
         if self.decode_cache_nbytes < 1:
             raise UsageError("--decode-cache is at least 1 byte")
         if self.decode_cache_nbytes != MountOptions.decode_cache_nbytes and not self.decode and self.view != "npy":
@@ -105,6 +109,7 @@ class MountOptions:
             *([f"--view={self.view}"] if self.view != MountOptions.view else []),
             *(["--decode"] if self.decode else []),
             *([f"--dimension-separator={self.dimension_separator}"] if self.dimension_separator is not None else []),
+            *([] if self.fill_missing else ["--fill-missing=no"]),
             *(
                 [f"--decode-cache={self.decode_cache_nbytes}"]
                 if self.decode_cache_nbytes != MountOptions.decode_cache_nbytes

@@ -8,11 +8,13 @@ from shardfs.dataset.array import ListedRun
 from shardfs.format.sharding import Coords
 from shardfs.vfs.attributes import unreadable
 from shardfs.vfs.handles import Batch, Row
-from shardfs.vfs.inodes import pack
+from shardfs.vfs.inodes import GENERATION_MASK, pack
 from shardfs.vfs.positions import Positions
 from shardfs.vfs.views import Face
 
 BATCH: Final = 1024
+MISSING: Final = GENERATION_MASK
+"""The generation, in its inode number, of a chunk that is shown and not stored."""
 
 
 class ChunkRows:
@@ -30,10 +32,11 @@ class ChunkRows:
         self._keep = keep
         self._nested = face.key_encoding.is_nested(face.array.grid.ndim)
 
-    def batches(self, run: ListedRun, prefix: Coords, ttl: float) -> Iterable[Batch]:
+    def batches(self, run: ListedRun, prefix: Coords, ttl: float, missing_nbytes: int | None = None) -> Iterable[Batch]:
         """Yield the chunks of *run*, of the row below *prefix*; the kernel may believe them for *ttl* seconds.
 
-        Those that cannot be read get attributes that are not kept.
+        Those that cannot be read get attributes that are not kept.  Those that are not stored are shown if they have a
+        size, *missing_nbytes*.
         """
         row = self._positions.of_chunk((*prefix, 0))
         ino = pack(self._number, run.state.generation, row)
@@ -45,11 +48,16 @@ class ChunkRows:
             numbers, sizes, damaged = run.chunks(start, min(start + BATCH, run.length))
             if self._nbytes is not None:
                 sizes = [self._nbytes] * len(sizes)
+            inos = shifted(numbers, ino)
+            if missing_nbytes is not None and len(numbers) < min(run.length - start, BATCH):
+                every = range(run.first + start, run.first + min(start + BATCH, run.length))
+                sizes, inos, damaged = self._with_missing(every, numbers, sizes, inos, damaged, row, missing_nbytes)
+                numbers = every
             if self._nested:
                 names = decimals(numbers)
             else:
                 names = [self._encoding.encode((*prefix, n)).encode() for n in numbers]
-            rows: Sequence[Row] = list(zip(names, shifted(numbers, ino), sizes, shifted(numbers, cookie), strict=True))
+            rows: Sequence[Row] = list(zip(names, inos, sizes, shifted(numbers, cookie), strict=True))
             if has_own:
                 rows = self._with_own(rows, numbers, prefix)
             if damaged is None:
@@ -58,6 +66,26 @@ class ChunkRows:
                 continue
             for is_damaged, group in groupby(zip(damaged, rows, strict=True), key=lambda pair: pair[0]):
                 yield Batch(broken if is_damaged else sound, [listed for _, listed in group], is_counted=has_own)
+
+    def _with_missing(
+        self,
+        every: range,
+        numbers: Sequence[int],
+        sizes: Sequence[int],
+        inos: Sequence[int],
+        damaged: Sequence[bool] | None,
+        row: int,
+        nbytes: int,
+    ) -> tuple[list[int], list[int], list[bool] | None]:
+        """Return sizes, inode numbers and damage of *every* chunk, where only *numbers* are stored."""
+        stored = {number: i for i, number in enumerate(numbers)}
+        missing = pack(self._number, MISSING, row)
+        at = [stored.get(number) for number in every]
+        return (
+            [nbytes if i is None else sizes[i] for i in at],
+            [missing + number if i is None else inos[i] for number, i in zip(every, at, strict=True)],
+            None if damaged is None else [i is not None and damaged[i] for i in at],
+        )
 
     def _with_own(self, rows: Sequence[Row], numbers: Sequence[int], prefix: Coords) -> Sequence[Row]:
         """Return *rows* with the inode numbers of versions that were published through the mount."""

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
-from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from shardfs.dataset.array import Extent
@@ -15,16 +14,17 @@ from shardfs.errors import (
     NotADirectoryHereError,
     NotFoundError,
     RefusedError,
-    ShardfsError,
     StaleError,
 )
 from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.sharding import Coords
-from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, absent, new_file, unreadable
-from shardfs.vfs.chunk_rows import BATCH, ChunkRows, decimals, shifted
+from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, absent, new_file
+from shardfs.vfs.chunk_listing import ChunkListing
+from shardfs.vfs.chunk_rows import MISSING, ChunkRows, shifted
 from shardfs.vfs.decoded import PlainChunk
 from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle
 from shardfs.vfs.inodes import pack
+from shardfs.vfs.missing import FillChunk
 from shardfs.vfs.positions import Positions
 from shardfs.vfs.views import Face
 
@@ -41,11 +41,15 @@ class ChunkTree:
     """The chunks of an array, as its face shows them, and the directories above them, by their `Positions`.
 
     Position 0 is the directory *root* (`c`), or, where keys have no such directory (*root* is ""), the array's own.
+
+    *refilled* are chunks that programs removed and that went on as chunks of the fill value which these were shown,
+    with the numbers of those.  Some programs remove a name to take it anew: of one that is *removed_again* the next
+    lookup finds nothing.
     """
 
     def __init__(self, tree: "Tree", face: Face) -> None:
         self.face = face
-        array, encoding, self.codec = face
+        array, encoding, self.codec, _ = face
         self.number = tree.numbers.add(self)
         self.array = array
         self.root = encoding.root(array.grid.ndim)
@@ -53,10 +57,13 @@ class ChunkTree:
         self._encoding = encoding
         self._ndim = array.grid.ndim
         self._nested = encoding.is_nested(self._ndim)
-        self._positions = Positions.of(array.grid.grid_shape, nested=self._nested)
-        self._rows = ChunkRows(self.number, face, self._positions, self._keep_version)
+        self.positions = Positions.of(array.grid.grid_shape, nested=self._nested)
+        rows = ChunkRows(self.number, face, self.positions, self._keep_version)
+        self._listing = ChunkListing(self, rows)
         self._prefixes: dict[int, Coords] = {}
         self._removals: Counter[int] = Counter()  # of directories, by their positions
+        self.refilled: dict[Coords, int] = {}
+        self.removed_again: set[Coords] = set()
         self._valid_until = float("-inf")
         self._directory_template: tuple[float, Attributes] | None = None
 
@@ -85,7 +92,7 @@ class ChunkTree:
     async def lookup(self, position: int, name: str) -> Attributes:
         """Return the attributes of *name* in the directory at *position*."""
         await self._check()
-        if self._positions.is_chunk(position):
+        if self.positions.is_chunk(position):
             raise NotADirectoryHereError("a chunk is no directory")
         if not self.owns(name):
             return await self._tree.stored.lookup_beside_chunks(self.stored_path(position), name)
@@ -101,7 +108,7 @@ class ChunkTree:
         if position is None and self.root:
             return ()
         position = position or 0
-        if self._positions.is_chunk(position):
+        if self.positions.is_chunk(position):
             raise NotADirectoryHereError("a chunk is no directory")
         coords = (*self._prefix(position), int(name)) if self._nested else self._encoding.decode(name, self._ndim) or ()
         if any(i >= n for i, n in zip(coords, self.array.grid.grid_shape, strict=False)):
@@ -124,11 +131,11 @@ class ChunkTree:
         is_within = all(index < length for index, length in zip(coords, grid_shape, strict=False))
         if not self._nested or len(coords) != len(names) or len(coords) >= self._ndim or not is_within:
             return None
-        return self._positions.of_directory(coords)
+        return self.positions.of_directory(coords)
 
     def is_chunk(self, position: int) -> bool:
         """Whether *position* is that of a chunk."""
-        return self._positions.is_chunk(position)
+        return self.positions.is_chunk(position)
 
     async def version(self, coords: Coords, ino: int | None = None, *, fresh: bool = True) -> ChunkHandle:
         """Return the chunk at *coords* as it is, open; `StaleError` if *ino* is not its number.
@@ -147,7 +154,11 @@ class ChunkTree:
         await self._check()
         state, extent = await self.array.find(coords, fresh=fresh)
         if extent is None:
-            return None
+            missing = self.face.shown_missing
+            if missing is None:
+                return None
+            chunk = await missing.stored()
+            return ChunkHandle(self._missing_attributes(coords, state, chunk), chunk)
         reopen = partial(self.current, coords) if self._tree.store.rewrites else None
         attributes = self._chunk_attributes(coords, state, extent)
         if self.codec is None:
@@ -159,21 +170,21 @@ class ChunkTree:
     async def attributes(self, generation: int, position: int) -> Attributes:
         """Return the attributes of version *generation* of a chunk, or of a directory of chunks."""
         await self._check()
-        if not self._positions.is_chunk(position):
-            return await self._directory_attributes(position)
+        if not self.positions.is_chunk(position):
+            return await self.directory_attributes(position)
         ino = pack(self.number, generation, position)
         return (await self.version(self._coords(position), ino, fresh=False)).attributes
 
     async def open(self, generation: int, position: int) -> ChunkHandle:
         """Open version *generation* of a chunk."""
         await self._check()
-        if not self._positions.is_chunk(position):
+        if not self.positions.is_chunk(position):
             raise IsADirectoryHereError("this is a directory of chunks")
         return await self.version(self._coords(position), pack(self.number, generation, position))
 
     async def attribute(self, generation: int, position: int, name: bytes) -> bytes:
         """Return an extended attribute of version *generation* of a chunk."""
-        if not self._positions.is_chunk(position):
+        if not self.positions.is_chunk(position):
             raise NoAttributeError(f"no attribute {name!r}")
         return await self.chunk_attribute(self._coords(position), pack(self.number, generation, position), name)
 
@@ -189,13 +200,15 @@ class ChunkTree:
         extent = chunk.extent if isinstance(chunk, PlainChunk) else chunk
         if name == _NBYTES:
             return b"%d" % extent.nbytes
+        if isinstance(extent, FillChunk):
+            raise NoAttributeError("the chunk is not stored")
         if name == _OFFSET and not self.array.grid.is_encoded and extent.shard.offset is not None:
             return b"%d" % (extent.shard.offset + extent.offset)
         raise NoAttributeError(f"no attribute {name!r}")
 
     def attribute_names(self, position: int) -> Sequence[bytes]:
         """Return the names of the attributes."""
-        return self.chunk_attribute_names() if self._positions.is_chunk(position) else []
+        return self.chunk_attribute_names() if self.positions.is_chunk(position) else []
 
     def chunk_attribute_names(self) -> Sequence[bytes]:
         """Return the names of the attributes of chunks."""
@@ -213,21 +226,26 @@ class ChunkTree:
     async def list(self, position: int, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield stored names that are no chunks', then chunks, of the directory at *position* behind *cookie*."""
         await self._check()
-        if self._positions.is_chunk(position):
+        if self.positions.is_chunk(position):
             raise NotADirectoryHereError("a chunk is no directory")
         async for batch in self._tree.stored.list_beside_chunks(self.stored_path(position), cookie, self.owns):
             yield batch
-        async for batch in self._list_chunks(position, 0 if cookie >= OTHERS else cookie):
+        async for batch in self._list_chunks(position, cookie):
             yield batch
 
     async def list_in_array(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield what the array's directory shows of the chunks behind *cookie*."""
         if not self.root:
-            async for batch in self._list_chunks(0, 0 if cookie >= OTHERS else cookie):
+            async for batch in self._list_chunks(0, cookie):
                 yield batch
         elif (cookie == 0 or cookie >= OTHERS) and await self._has_root():
-            attributes = await self._directory_attributes(0)
+            attributes = await self.directory_attributes(0)
             yield Batch(attributes, [(self.root.encode(), attributes.ino, attributes.size, 1)])
+
+    async def _list_chunks(self, position: int, cookie: int) -> AsyncGenerator[Batch, None]:
+        start = 0 if cookie >= OTHERS else cookie
+        async for batch in self._listing.list(self._coords(position), start, is_nested=self._nested):
+            yield batch
 
     def _keep_version(self, ino: int, coords: Coords) -> None:
         self._tree.keep_version(ino, self, coords)
@@ -235,21 +253,6 @@ class ChunkTree:
     async def _has_root(self) -> bool:
         arrangement = self.array.arrangement
         return await self.array.has_shards() if arrangement.directories is None else arrangement.has_directory(())
-
-    async def _list_chunks(self, position: int, start: int) -> AsyncGenerator[Batch, None]:
-        """Yield chunks, or directories of chunks.
-
-        The cookie of a name is its coordinate + 1; where a name is a whole key, the index in the grid + 1.
-        """
-        prefix = self._coords(position)
-        if not self._nested:
-            batches = self._list_flat(start)
-        elif len(prefix) < self._ndim - 1:
-            batches = self._list_directories(prefix, start)
-        else:
-            batches = self._list_row(prefix, start)
-        async for batch in batches:
-            yield batch
 
     async def _check(self) -> None:
         """Raise `StaleError` if the array does not have these chunks any more."""
@@ -260,13 +263,14 @@ class ChunkTree:
         face = self._tree.view.face(node)
         if face is None or not face.has_chunks_of(self.face):
             raise StaleError(f"the array {path or 'at the root'} has changed")
+        self.face = face
         self._valid_until = self._tree.hierarchy.clock() + self._tree.hierarchy.remaining(path)
 
     def _coords(self, position: int) -> Coords:
         """Return what `Positions.coords` does; prefixes of rows, of which few are in use at a time, are remembered."""
-        if not self._nested or not self._positions.is_chunk(position):
+        if not self._nested or not self.positions.is_chunk(position):
             return self._prefix(position)
-        directory, last = self._positions.parent(position)
+        directory, last = self.positions.parent(position)
         return (*self._prefix(directory), last)
 
     def _prefix(self, position: int) -> Coords:
@@ -274,7 +278,7 @@ class ChunkTree:
         if coords is None:
             if len(self._prefixes) >= _MAX_PREFIXES:
                 self._prefixes.clear()
-            coords = self._prefixes[position] = self._positions.coords(position)
+            coords = self._prefixes[position] = self.positions.coords(position)
         return coords
 
     async def _lookup(self, position: int, name: str) -> Attributes:
@@ -284,20 +288,39 @@ class ChunkTree:
                 return absent(self._absent_ttl())
             if len(coords) < self._ndim:
                 return await self._directory(coords)
-            position = self._positions.child(position, coords[-1])
+            position = self.positions.child(position, coords[-1])
         else:
             coords = self._encoding.decode(name, self._ndim) or ()
             if not self.array.grid.contains(coords):
                 return absent(self._absent_ttl())
-            position = self._positions.of_chunk(coords)
+            position = self.positions.of_chunk(coords)
         state, extent = await self.array.find(coords)
+        if coords in self.removed_again:
+            self.removed_again.discard(coords)
+            return absent(0.0)
         if extent is None:
-            return absent(self._ttl(state))
+            missing = self.face.shown_missing
+            if missing is None:
+                return absent(self.ttl(state))
+            return self._missing_attributes(coords, state, await missing.stored())
         return self._chunk_attributes(coords, state, extent)
+
+    async def is_empty(self, coords: Coords = ()) -> bool:
+        """Whether the directory to which *coords* lead has no chunks but such as programs removed."""
+        return await self.array.is_empty(coords, besides=self.refilled)
+
+    async def remains(self, coords: Coords) -> FillChunk | None:
+        """Return what the chunk at *coords*, which a program removes, goes on as; None if it goes."""
+        missing = self.face.missing
+        return await missing.shown() if missing is not None and missing.is_listed else None
+
+    def _missing_attributes(self, coords: Coords, state: ShardState, chunk: FillChunk) -> Attributes:
+        ino = pack(self.number, MISSING, self.positions.of_chunk(coords))
+        return Attributes(ino, chunk.nbytes, self.ttl(state), state.stat or UNKNOWN_FILE)
 
     def _chunk_attributes(self, coords: Coords, state: ShardState, extent: Extent) -> Attributes:
         arrangement = self.array.arrangement
-        ttl = self._ttl(state)
+        ttl = self.ttl(state)
         status = state.stat
         if status is None:
             change = arrangement.pending.changes.get(coords)
@@ -305,7 +328,7 @@ class ChunkTree:
         own = arrangement.own.get(coords)
         size = extent.nbytes if self.codec is None else self.codec.nbytes
         if own is None:
-            ino = pack(self.number, state.generation, self._positions.of_chunk(coords))
+            ino = pack(self.number, state.generation, self.positions.of_chunk(coords))
             return Attributes(ino, size, ttl, status)
         self._tree.keep_version(own.ino, self, coords)
         return Attributes(own.ino, size, ttl, status, own.mtime_ns)
@@ -313,7 +336,7 @@ class ChunkTree:
     def _absent_ttl(self) -> float:
         return 0.0 if self._tree.is_writable else self._tree.hierarchy.remaining(self.array.arrangement.path)
 
-    def _ttl(self, state: ShardState) -> float:
+    def ttl(self, state: ShardState) -> float:
         """Return for how long the kernel may believe what it is told of the chunks of a shard.
 
         A chunk that programs write through the mount would be out of date in the kernel's memory.
@@ -323,9 +346,10 @@ class ChunkTree:
     async def _directory(self, coords: Coords) -> Attributes:
         if not self.array.arrangement.has_directory(coords):
             return absent(0.0)
-        return await self._directory_attributes(self._positions.of_directory(coords))
+        return await self.directory_attributes(self.positions.of_directory(coords))
 
-    async def _directory_attributes(self, position: int) -> Attributes:
+    async def directory_attributes(self, position: int) -> Attributes:
+        """Return the attributes of the directory at *position*."""
         now, known = self._tree.hierarchy.clock(), self._directory_template
         if known is None or known[0] <= now:
             attributes = await self._tree.directory_attributes(self.array.arrangement.path, self.root)
@@ -335,61 +359,13 @@ class ChunkTree:
 
     def removed(self, coords: Coords) -> None:
         """Give a directory another number: it was removed, and to the kernel the old one is dead if anybody has it."""
-        self._removals[self._positions.of_directory(coords)] += 1
+        self._removals[self.positions.of_directory(coords)] += 1
 
     def _directory_ino(self, position: int) -> int:
         return pack(self.number, self._removals[position] if self._removals else 0, position)
 
-    def _directory_inos(self, position: int, numbers: Sequence[int]) -> Sequence[int]:
+    def directory_inos(self, position: int, numbers: Sequence[int]) -> Sequence[int]:
         """Return the inode numbers of directories beside each other, the first of which is at *position*."""
         if not self._removals:
             return shifted(numbers, pack(self.number, 0, position))
         return [self._directory_ino(position + n) for n in numbers]
-
-    async def _list_directories(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
-        position = self._positions.of_directory((*prefix, 0))
-        template = await self._directory_attributes(position)
-        made = self.array.arrangement.directories
-        if made is not None:
-            found = [n for n in sorted(made.get(prefix, ())) if n >= start]
-            inos = self._directory_inos(position, found)
-            rows = [(b"%d" % n, ino, template.size, n + 1) for n, ino in zip(found, inos, strict=True)]
-            if rows:
-                yield Batch(template, rows)
-            return
-        async for covered in self.array.covered(prefix):
-            for first in range(max(start, covered.start), covered.stop, BATCH):
-                numbers = range(first, min(first + BATCH, covered.stop))
-                sizes = repeat(template.size, len(numbers))
-                names, inos = decimals(numbers), self._directory_inos(position, numbers)
-                yield Batch(template, list(zip(names, inos, sizes, shifted(numbers, 1), strict=True)))
-
-    async def _list_row(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
-        async for run in self.array.list_row(prefix, start):
-            for batch in self._rows.batches(run, prefix, self._ttl(run.state)):
-                yield batch
-
-    async def _list_flat(self, start: int) -> AsyncGenerator[Batch, None]:
-        if self._ndim == 0:
-            if start == 0:
-                async for batch in self._list_only_chunk():
-                    yield batch
-            return
-        if start >= self.array.grid.nchunks:
-            return
-        first = self._positions.coords(self._positions.bases[-1] + start)
-        async for prefix in self.array.rows(first[:-1]):
-            async for run in self.array.list_row(prefix, first[-1] if prefix == first[:-1] else 0):
-                for batch in self._rows.batches(run, prefix, self._ttl(run.state)):
-                    yield batch
-
-    async def _list_only_chunk(self) -> AsyncGenerator[Batch, None]:
-        """List the chunk of an array without axes."""
-        name = self._encoding.encode(())
-        position = self._positions.of_chunk(())
-        try:
-            attributes = await self._lookup(0, name)
-        except ShardfsError:
-            attributes = unreadable(None)._replace(ino=pack(self.number, 0, position))
-        if attributes.ino:
-            yield Batch(attributes, [(name.encode(), attributes.ino, attributes.size, 1)], is_counted=True)

@@ -29,6 +29,7 @@ from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle, PlainHandle
 from shardfs.vfs.inodes import in_table, unpack
+from shardfs.vfs.missing import FillChunk
 from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Name, Owner, PlainName
 from shardfs.vfs.nodes import GONE, ChunkVersion, Directory, Document, PlainFile
 from shardfs.vfs.open_drafts import OpenDrafts
@@ -125,7 +126,7 @@ class Contents:
             return True
         match name:
             case ChunkName():
-                return (await name.chunks.array.find(name.coords, fresh=True))[1] is not None
+                return name.coords not in name.chunks.refilled and await name.chunks.current(name.coords) is not None
             case DocumentName():
                 return bool((await self._tree.lookup_document(name.directory, name.name)).ino)
             case PlainName():
@@ -172,6 +173,7 @@ class Contents:
         mtime_ns = mtime_ns if mtime_ns is not None else now if now > before else before + 1
         mode, uid, gid = stat.S_IMODE(status.mode), status.uid, status.gid
         await self._writer.put(array, name.coords, content, mtime_ns=mtime_ns, mode=mode, uid=uid, gid=gid)
+        chunks.refilled.pop(name.coords, None)
         arrangement.make_directory(name.coords[:-1])  # which may have been removed while the file was written
         self._writer.source.shards.own(arrangement, shard, name.coords, OwnVersion(ino, mtime_ns))
         return mtime_ns
@@ -215,9 +217,9 @@ class Contents:
         match name:
             case ChunkName():
                 async with self._drafts.lock(name):
-                    if (await name.chunks.array.find(name.coords, fresh=True))[1] is not None:
-                        array = (await self._tree.present(name.chunks)).array
-                        await self._writer.erase(array, name.coords, mtime_ns=time.time_ns())
+                    handle = await name.chunks.current(name.coords)
+                    if handle is not None:
+                        await self._remove_chunk(name, handle)
                     elif self._drafts.unpublished(name) is None:
                         raise NotFoundError(f"{name.path} does not exist")
                     self._drafts.detach(name)
@@ -233,6 +235,21 @@ class Contents:
             case PlainName():
                 await self._tree.store.unlink(name.path)
                 self._tree.removed(name.path)
+
+    async def _remove_chunk(self, name: ChunkName, handle: ChunkHandle) -> None:
+        """Remove a chunk, or let it go on as one of the fill value that is shown: no file means that to its reader."""
+        chunks = await self._tree.present(name.chunks)
+        remains = await chunks.remains(name.coords)
+        if remains is None:
+            if not isinstance(handle.extent, FillChunk):
+                await self._writer.erase(chunks.array, name.coords, mtime_ns=time.time_ns())
+        elif chunks.refilled.get(name.coords) == handle.ino:
+            chunks.removed_again.add(name.coords)
+        else:
+            number = self._tree.inodes.reserve()
+            await self.put_chunk(name, await remains.content(), handle.attributes.status, number, None)
+            self._tree.keep_version(number, chunks, name.coords)
+            chunks.refilled[name.coords] = number
 
     async def nameless(self) -> LiveFile:
         """Return an empty file that has no name."""

@@ -173,7 +173,7 @@ class Editor:
                 raise NotADirectoryHereError("a chunk is no directory")
             if isinstance(target, ChunkDirectoryName):
                 chunks = target.chunks
-                if not await chunks.array.is_empty(target.coords):
+                if not await chunks.is_empty(target.coords):
                     raise NotEmptyError("there are chunks in the directory")
                 await self._contents.require_no_scratch(chunks, target.coords)
                 await self._contents.remove_scratch(chunks.directory_of(target.coords))
@@ -186,9 +186,9 @@ class Editor:
                         self._tree.hierarchy.abandon(node.path)
                 return
             node = await self._tree.hierarchy.node(target.path)
-            face = self._tree.view.face(node)
-            if face is not None:
-                if node.document is not None or not await face.array.is_empty():
+            emptied = self._tree.chunk_tree(node)
+            if emptied is not None:
+                if node.document is not None or not await emptied.is_empty():
                     raise NotEmptyError(f"{target.path} is not empty")
                 await self._publisher.prune(node)
             await store.rmdir(target.path)

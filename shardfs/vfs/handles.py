@@ -10,6 +10,7 @@ from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, LiveFile
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.decoded import PlainChunk
+from shardfs.vfs.missing import FillChunk
 
 
 class FileHandle(Protocol):
@@ -40,7 +41,7 @@ class ChunkHandle:
     """
 
     attributes: Attributes
-    extent: Extent | PlainChunk
+    extent: Extent | PlainChunk | FillChunk
     reopen: "Callable[[], Awaitable[ChunkHandle | None]] | None" = None
     is_chunk = True
 

@@ -27,6 +27,7 @@ class NpyView:
     directory = NpyDirectory
     document_names = _NO_NAMES
     translates = True
+    looks_above = False
 
     def __init__(self, url: str) -> None:
         self.source_name = url.rstrip("/").rpartition("/")[2] or "root"

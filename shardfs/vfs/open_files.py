@@ -69,6 +69,8 @@ class OpenFiles:
             # The kernel looked before, and there was nothing; who made it meanwhile made the file that is opened now.
             base = await self._contents.current(target) if self.drafts.get(target) is None else None
             opened = self.drafts.get(target)
+            if flags & os.O_EXCL and base is not None and not await self._contents.exists(target):
+                base = None  # a chunk that was removed, and went on as one of the fill value
             if flags & os.O_EXCL and (opened is not None or base is not None):
                 raise ExistsError(f"{target.path} exists")
             if opened is None or flags & os.O_TRUNC:

@@ -2,6 +2,7 @@
 
 import logging
 import stat
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -139,8 +140,8 @@ class Publisher:
 
         It stays what it was if the document that was *written* means the same: programs that unpack remove first.
         """
-        array = self._array(node)
-        if node.document is not None or array is None or not await array.is_empty():
+        chunks = self._tree.chunk_tree(node)
+        if node.document is not None or chunks is None or not await chunks.is_empty():
             return node
         with suppress(MetadataError, RefusedError):
             edited = await self._edit(node, name, written)
@@ -227,7 +228,7 @@ class Publisher:
                 await self._store_as_written(node, publication)
                 return
             document = dict(edited.document)
-        await self._staging.put_aside(node.path, self._view.key_encoding(edited), edited.ndim)
+        await self._staging.put_aside(node.path, self._view.key_encoding(node, edited), edited.ndim)
         self._tree.hierarchy.show_unsharded(node.path)
         await self._store(node, document, edited.document, publication)
         chunks = self._tree.chunk_tree(await self._tree.hierarchy.node(node.path))
@@ -265,18 +266,22 @@ class Publisher:
             await self._tree.refresh(node.path)
 
     async def _require_no_chunks(self, node: Node, what: str) -> None:
-        array = self._array(node)
-        if array is None:
+        chunks = self._tree.chunk_tree(node)
+        if chunks is None:
             return
-        if not await array.is_empty():
+        if not await chunks.is_empty():
             raise RefusedError(f"the directory holds chunks of an array, and cannot become {what}")
         await self.prune(node)
         self._tree.hierarchy.abandon(node.path)
 
     async def prune(self, node: Node) -> None:
         """Commit that all chunks of an array are gone, and remove the directories that held its shards."""
-        array = self._array(node)
-        assert array is not None
+        chunks = self._tree.chunk_tree(node)
+        assert chunks is not None
+        array = chunks.array
+        for coords in chunks.refilled:
+            await self._writer.erase(array, coords, mtime_ns=time.time_ns())
+        chunks.refilled.clear()
         await self._writer.committer.flush(below=node.path)
         arrangement = array.arrangement
         if arrangement.key_encoding.is_nested(array.grid.ndim):

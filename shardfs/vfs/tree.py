@@ -41,6 +41,7 @@ class Tree:
         self.scratch = scratch
         self.hierarchy = hierarchy
         hierarchy.shows_whole = view.translates
+        hierarchy.looks_above = view.looks_above
         self.view = view
         self.decoded = decoded
         self.ttl = ttl
@@ -208,6 +209,7 @@ class Tree:
                 self.numbers.remove(self._chunk_trees.pop(node.path).number)
             return None
         if known is not None and face.has_chunks_of(known.face):
+            known.face = face
             return known
         if known is not None:
             self.numbers.remove(known.number)

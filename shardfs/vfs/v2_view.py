@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
@@ -14,12 +15,13 @@ from shardfs.errors import (
     NotUnshardable,
     RefusedError,
 )
+from shardfs.format.chunk_codec import ChunkCodec
 from shardfs.format.chunk_key import ChunkKeyEncoding
 from shardfs.format.consolidated import every_copy, inline_copies
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, encode_json, parse_node
 from shardfs.format.normal_form import canonical
 from shardfs.format.plain import accept_plain, codec_of, plain_document, require_plain
-from shardfs.format.unshard import describe
+from shardfs.format.unshard import UnshardedArray, describe
 from shardfs.format.v2_attributes import v2_attributes, with_attributes
 from shardfs.format.v2_documents import (
     V2_NAMES,
@@ -28,11 +30,23 @@ from shardfs.format.v2_documents import (
     ZGROUP,
     ZMETADATA,
     array_documents,
+    can_show_missing,
     group_documents,
     is_relative_path,
 )
-from shardfs.format.v2_edits import check_document, edit_array, edit_group, new_array, new_group, parse_consolidated
+from shardfs.format.v2_edits import (
+    check_document,
+    edit_array,
+    edit_attributes,
+    edit_group,
+    new_array,
+    new_group,
+    parse_consolidated,
+)
+from shardfs.format.v2_images import SEPARATOR
+from shardfs.format.v2_missing import as_its_group, fill_values, has_missing_value, odd_missing_value
 from shardfs.stores.base import join_key
+from shardfs.vfs.missing import Missing
 from shardfs.vfs.nodes import Directory
 from shardfs.vfs.views import Appearance, Appearances, Edit, Face, Metadata
 
@@ -42,15 +56,20 @@ log = logging.getLogger(__name__)
 class ZarrV2:
     """Zarr v2, with chunk keys joined by *separator*; *plain* shows chunks decoded.
 
-    What is stored as v2 passes through.
+    Fill values are missing values, as xarray takes them, where arrays may have such, and what is not stored is shown
+    where it would be taken for one; if not *fills_missing*, fill values are those that are stored.  OME-Zarr images are
+    those of version 0.4.  What is stored as v2 passes through.
     """
 
     directory = Directory
+    looks_above = True
     document_names = V2_NAMES
     translates = True
 
-    def __init__(self, separator: str = ".", *, plain: bool = False) -> None:
+    def __init__(self, separator: str = ".", *, plain: bool = False, fills_missing: bool = True) -> None:
         self._encoding = ChunkKeyEncoding("v2", separator)
+        self._in_images = ChunkKeyEncoding("v2", SEPARATOR)
+        self._fills_missing = fills_missing
         self._plain = plain
         self._appearances = Appearances(self._appear, "decoded v2" if plain else "v2")
 
@@ -66,13 +85,17 @@ class ZarrV2:
         """Return the reason why a node that is stored as v3 has no v2 form."""
         return self._appearances.of(node).reason
 
+    def caveat(self, node: Node) -> str | None:
+        """Return why some readers get wrong values of an array; None if there is no reason."""
+        return self._appearances.of(node).caveat
+
     def hides(self, node: Node, name: str) -> bool:
         """Whether *name* is the v3 document, or a v2 document that is stored beside one."""
         return name == DOCUMENT or (name in V2_NAMES and node.document is not None)
 
-    def key_encoding(self, new: ArrayMetadata) -> ChunkKeyEncoding:
+    def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
         """Return the v2 names."""
-        return self._encoding
+        return self._encoding_of(node)
 
     async def edit(self, hierarchy: Hierarchy, edit: Edit) -> Metadata | None:
         """Return the v3 document of a node with what a program changed in one of its v2 documents."""
@@ -81,7 +104,12 @@ class ZarrV2:
         if written is None and is_main:
             return None
         if isinstance(node.metadata, ArrayMetadata) and (node.document is not None or is_main):
-            return self._edit_array(node.metadata, edit)
+            named = _as_its_group(node, node.metadata)
+            edited = self._edit_array(node, named, edit)
+            if "dimension_names" in node.metadata.document or "dimension_names" not in named.document:
+                return edited
+            document = {name: value for name, value in edited.document.items() if name != "dimension_names"}
+            return replace(edited, document=document)
         if isinstance(node.metadata, GroupMetadata) and node.document is not None:
             if name == ZARRAY:
                 raise RefusedError("a group is stored there")
@@ -93,13 +121,19 @@ class ZarrV2:
         check_document(name, written)
         return await self._begin(hierarchy, edit, written) if edit.is_new and is_main else None
 
-    def _edit_array(self, stored: ArrayMetadata, edit: Edit) -> ArrayMetadata:
+    def _edit_array(self, node: Node, stored: ArrayMetadata, edit: Edit) -> ArrayMetadata:
         if edit.name not in (ZARRAY, ZATTRS):
             raise RefusedError("an array is stored there")
-        edited = edit_array(self._shown(stored), edit.name, edit.written, self._encoding.separator)
-        if edit.node.document is None:
-            edited = edit_array(edited, ZATTRS, edit.beside.get(ZATTRS), self._encoding.separator)
+        edited = self._edited(node, self._shown(stored), stored, edit.name, edit.written)
+        if node.document is None:
+            edited = self._edited(node, edited, stored, ZATTRS, edit.beside.get(ZATTRS))
         return accept_plain(describe(stored), edited) if self._plain else edited
+
+    def _edited(
+        self, node: Node, shown: ArrayMetadata, stored: ArrayMetadata, name: str, written: bytes | None
+    ) -> ArrayMetadata:
+        separator, shows_missing = self._encoding_of(node).separator, self._shows_missing(node, stored)
+        return edit_array(shown, name, written, separator, shows_missing=shows_missing)
 
     async def _begin(self, hierarchy: Hierarchy, edit: Edit, written: bytes) -> Metadata:
         """Return the v3 document of a new node, consolidated if its `.zmetadata` came first."""
@@ -107,7 +141,7 @@ class ZarrV2:
             raise RefusedError("an array is stored there")
         if edit.name == ZARRAY and ZGROUP in edit.beside:
             raise RefusedError("a group is stored there")
-        new = self._new(edit.name, written, edit.beside)
+        new = self._new(edit.node, edit.name, written, edit.beside)
         consolidated = edit.beside.get(ZMETADATA)
         if consolidated is None or not isinstance(new, GroupMetadata):
             return new
@@ -117,10 +151,12 @@ class ZarrV2:
             log.warning("%s is not consolidated any more: %s", edit.node.path or "the source", reason)
             return new
 
-    def _new(self, name: str, written: bytes, beside: Mapping[str, bytes]) -> Metadata:
+    def _new(self, node: Node, name: str, written: bytes, beside: Mapping[str, bytes]) -> Metadata:
+        """Return the v3 document of a new node at, or below, *node*."""
         if name == ZGROUP:
             return new_group(written, beside.get(ZATTRS))
-        array = new_array(written, beside.get(ZATTRS), self._encoding.separator)
+        separator, fills_missing = self._encoding_of(node).separator, self._fills_missing and not node.in_image
+        array = new_array(written, beside.get(ZATTRS), separator, fills_missing=fills_missing)
         if self._plain:
             require_plain(array)
         return array
@@ -140,15 +176,42 @@ class ZarrV2:
         if metadata is None:
             return Appearance(reason=node.reason)
         if isinstance(metadata, GroupMetadata):
-            documents = group_documents(metadata, self._encoding.separator, self._copy)
+            separator = self._encoding_of(node).separator
+            documents = group_documents(
+                metadata, separator, self._copy, in_image=node.in_image, fills_missing=self._fills_missing
+            )
             return Appearance(_texts(documents))
+        metadata = _as_its_group(node, metadata)
         shown = describe(metadata)
         codec = codec_of(shown) if self._plain else None
-        documents = array_documents(self._shown(metadata), self._encoding.separator)
+        encoding, shows_missing = self._encoding_of(node), self._shows_missing(node, metadata)
+        documents = array_documents(self._shown(metadata), encoding.separator, shows_missing=shows_missing)
         array = node.any_array
         if array is None:
             raise NotShownError(node.reason or "the document is nested too deeply to be compared")
-        return Appearance({} if node.document is None else _texts(documents), Face(array, self._encoding, codec))
+        missing, caveat = self._missing(node, shown, codec)
+        texts = {} if node.document is None else _texts(documents)
+        return Appearance(texts, Face(array, encoding, codec, missing), caveat=caveat)
+
+    def _encoding_of(self, node: Node) -> ChunkKeyEncoding:
+        return self._in_images if node.in_image else self._encoding
+
+    def _shows_missing(self, node: Node, stored: ArrayMetadata) -> bool:
+        """Whether the fill value that is shown is that of missing values, if an array may have such."""
+        return self._fills_missing and not node.in_image and can_show_missing(stored)
+
+    def _missing(
+        self, node: Node, shown: UnshardedArray, codec: ChunkCodec | None
+    ) -> tuple[Missing | None, str | None]:
+        """Return what stands for chunks that are not stored, and why some readers get wrong values nevertheless."""
+        if not self._fills_missing or node.in_image or not has_missing_value(shown.document):
+            return None, None
+        try:
+            values = fill_values(shown)
+        except NotShownError as reason:
+            return None, f"xarray takes values that equal the fill value for missing ones: {reason}"
+        missing = Missing(values, codec, is_listed=node.document is not None) if values.differ else None
+        return missing, odd_missing_value(shown.document)
 
     def _shown(self, stored: ArrayMetadata) -> ArrayMetadata:
         """Return the unsharded v3 document that the v2 documents are made from."""
@@ -169,7 +232,7 @@ class ZarrV2:
         for path, documents in given.items():
             try:
                 if not path:
-                    self._check_copy(group, documents)
+                    self._check_copy(edit.node, group, documents)
                 else:
                     copied = await self._copied(hierarchy, edit, join_key(edit.node.path, path), documents)
                     copies[path] = copied.document
@@ -217,31 +280,42 @@ class ZarrV2:
         with suppress(NotFoundError, NotADirectoryHereError):
             found = await hierarchy.node(path)
         if found is not None and found.document is not None and found.metadata is not None:
-            return self._check_copy(found.metadata, documents)
+            return self._check_copy(found, found.metadata, documents)
         stored = await edit.documents_in(path)
         name = next((name for name in (ZARRAY, ZGROUP) if name in documents), None)
         if not edit.is_new or name is None or ZARRAY in stored or ZGROUP in stored:
             raise RefusedError("it is not stored as Zarr v3, and cannot have a copy here")
         texts = _texts(documents)
-        return self._new(name, texts[name], texts)
+        return self._new(found or edit.node, name, texts[name], texts)
 
-    def _check_copy(self, stored: Metadata, documents: Mapping[str, dict[str, Json]]) -> Metadata:
+    def _check_copy(self, node: Node, stored: Metadata, documents: Mapping[str, dict[str, Json]]) -> Metadata:
         """Return *stored*, with attributes that are on their way; raises `RefusedError` for a copy of anything else."""
-        shown = self._shown(stored) if isinstance(stored, ArrayMetadata) else stored
         copied = stored
+        if isinstance(stored, ArrayMetadata):
+            stored = _as_its_group(node, stored)
+        shown = self._shown(stored) if isinstance(stored, ArrayMetadata) else stored
         for name, copy in documents.items():
             if name == ZATTRS and not v2_attributes(shown.document):
-                ndim = stored.ndim if isinstance(stored, ArrayMetadata) else None
-                copied = parse_node(with_attributes(stored.document, ndim, copy))
+                if isinstance(stored, ArrayMetadata):
+                    copied = edit_attributes(stored, copy, shows_missing=self._shows_missing(node, stored))
+                else:
+                    copied = parse_node(with_attributes(stored.document, None, copy))
                 continue
             text = encode_json(copy)
-            if isinstance(shown, ArrayMetadata):
-                edited: Metadata = edit_array(shown, name, text, self._encoding.separator)
-            else:
+            if isinstance(shown, ArrayMetadata) and isinstance(stored, ArrayMetadata):
+                edited: Metadata = self._edited(node, shown, stored, name, text)
+            elif isinstance(shown, GroupMetadata):
                 edited = edit_group(shown, name, text)
             if canonical(edited.document) != canonical(shown.document):
                 raise RefusedError(f"its {name} is not what is there")
         return copied
+
+
+def _as_its_group(node: Node, stored: ArrayMetadata) -> ArrayMetadata:
+    """Return the metadata of an array with what xarray does not say of one without axes."""
+    if not node.in_named or node.in_image:
+        return stored
+    return replace(stored, document=as_its_group(stored.document))
 
 
 def _texts(documents: Mapping[str, Json]) -> dict[str, bytes]:

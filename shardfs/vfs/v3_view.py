@@ -20,6 +20,7 @@ class ZarrV3:
     """Zarr v3 without sharding codecs; *plain* shows chunks decoded, which takes arrays that are not sharded too."""
 
     directory = Directory
+    looks_above = False
     document_names = _NAMES
 
     def __init__(self, *, plain: bool = False) -> None:
@@ -43,7 +44,7 @@ class ZarrV3:
         """Say that nothing is hidden: this is the format that is stored."""
         return False
 
-    def key_encoding(self, new: ArrayMetadata) -> ChunkKeyEncoding:
+    def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
         """Return what the document says."""
         return ChunkKeyEncoding.parse(new.chunk_key_encoding)
 

@@ -15,6 +15,7 @@ from shardfs.errors import MetadataError, NotShownError, NotUnshardable
 from shardfs.format.chunk_codec import ChunkCodec
 from shardfs.format.chunk_key import ChunkKeyEncoding
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json
+from shardfs.vfs.missing import Missing
 
 if TYPE_CHECKING:
     from shardfs.vfs.nodes import StoredNode
@@ -25,11 +26,29 @@ Metadata = ArrayMetadata | GroupMetadata
 
 
 class Face(NamedTuple):
-    """How the chunks of *array* are shown: under which names, and decoded by *codec*, or as they are without one."""
+    """How the chunks of *array* are shown: under which names, and decoded by *codec*, or as they are without one.
+
+    *missing* stands for chunks that are not there, where those are shown too.
+    """
 
     array: Array
     key_encoding: ChunkKeyEncoding
     codec: ChunkCodec | None
+    missing: Missing | None = None
+
+    @property
+    def shown_missing(self) -> Missing | None:
+        """What is shown for a chunk that is not there; None if nothing is.
+
+        An array that is made through the mount shows what its writer wrote, who takes it for an error if more is there.
+        """
+        return self.missing if self.array.arrangement.directories is None else None
+
+    @property
+    def listed_missing(self) -> Missing | None:
+        """The same in a listing."""
+        missing = self.shown_missing
+        return missing if missing is not None and missing.is_listed else None
 
     def has_chunks_of(self, other: "Face") -> bool:
         """Whether the chunks lie where those of *other* lie, mean what they mean, and show alike."""
@@ -50,12 +69,13 @@ class Face(NamedTuple):
 class Appearance:
     """What a view makes of one node: generated *documents* by name, and the *face* of its chunks.
 
-    *reason* is there for a node that is not shown at all.
+    *reason* is there for a node that is not shown at all, *caveat* for one that some readers get wrong values of.
     """
 
     documents: Mapping[str, bytes] = field(default_factory=dict)
     face: Face | None = None
     reason: str | None = None
+    caveat: str | None = None
 
 
 class View(Protocol):
@@ -72,6 +92,10 @@ class View(Protocol):
     @property
     def translates(self) -> bool:
         """Whether arrays are shown in another form: unsharded ones too, and some perhaps not at all."""
+
+    @property
+    def looks_above(self) -> bool:
+        """Whether what a node is shown as depends on the groups above it."""
 
     def documents(self, node: Node) -> Mapping[str, bytes]:
         """Return the generated documents of *node* by name; each hides what is stored under that name."""
@@ -112,8 +136,8 @@ class Edit:
 class EditableView(View, Protocol):
     """A face through which a dataset may be changed."""
 
-    def key_encoding(self, new: ArrayMetadata) -> ChunkKeyEncoding:
-        """Return the names that chunks have of an array that a program makes with the unsharded document *new*."""
+    def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
+        """Return the names that chunks have of an array that a program makes of *node*, with the document *new*."""
 
     async def edit(self, hierarchy: Hierarchy, edit: Edit) -> Metadata | None:
         """Return the unsharded v3 document of a node after an edit of one of its documents.
@@ -151,7 +175,9 @@ class Appearances:
             except (NotShownError, NotUnshardable, MetadataError) as error:
                 found = Appearance(reason=str(error))
             self._known[node] = found
-            if found.reason is not None and (node.path, found.reason) not in self._told:
-                self._told.add((node.path, found.reason))
-                log.warning("%s is left out of the %s view: %s", node.path or "the source", self._what, found.reason)
+            told = found.reason or found.caveat
+            if told is not None and (node.path, told) not in self._told:
+                self._told.add((node.path, told))
+                what = "is left out of" if found.reason is not None else "is not right to all readers of"
+                log.warning("%s %s the %s view: %s", node.path or "the source", what, self._what, told)
         return found

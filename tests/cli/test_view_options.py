@@ -34,6 +34,7 @@ def view_options(draw: st.DrawFn) -> MountOptions:
     chosen: dict[str, Any] = {"view": view, "decode": decode}
     if view == "v2":
         chosen["dimension_separator"] = draw(st.none() | st.sampled_from(DIMENSION_SEPARATORS))
+        chosen["fill_missing"] = draw(st.booleans())
     if view == "npy" or decode:
         chosen["decode_cache_nbytes"] = draw(st.integers(1, 10**15 - 1))
     if view != "npy":
@@ -58,6 +59,8 @@ CONTRADICTIONS = [
     ("--view npy -o rw", "leave out --write"),
     ("--view npy --decode", "leave out --decode"),
     ("--view npy --dimension-separator .", "add --view v2"),
+    ("--fill-missing no", "add --view v2"),
+    ("--view npy --fill-missing no", "add --view v2"),
     ("--dimension-separator /", "add --view v2"),
     ("--decode-cache 1G", "add --decode, or --view npy"),
     ("--view v2 --decode-cache 1G", "add --decode, or --view npy"),

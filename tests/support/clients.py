@@ -30,7 +30,7 @@ class Client:
 
     @property
     def python(self) -> Path:
-        path = Path(sys.prefix, "clients", self.name, "bin", "python")
+        path = Path(sys.prefix, "clients", self.name, "bin", "python") if self.name else Path(sys.executable)
         if not path.exists():
             if self.impossible:
                 pytest.skip(f"no {self.name} at {path}: {self.impossible}")
@@ -63,10 +63,16 @@ class Client:
         )
 
 
+MAIN = Client("")
+"""What the tests themselves run in, with the xarray and the zarr-python of today."""
 ZARR2 = Client("zarr2")
 """zarr-python 2.18, and xarray and dask that go with it."""
 KERCHUNK = Client("kerchunk")
 """kerchunk, and xarray with the engine that it brings."""
+NETCDF4 = Client("netcdf4")
+"""netCDF4-python, whose wheel has a newer netCDF-C than the system."""
+OME_ZARR = Client("omezarr")
+"""ome-zarr-py 0.9, which knows OME-Zarr 0.4."""
 CLOUD_VOLUME = Client("cloudvolume")
 RASTERIO = Client("rasterio", "it takes Python 3.12 or later")
 """With a GDAL that reads Zarr v3."""
@@ -118,11 +124,18 @@ def netcdf_url(root: Path) -> str:
 
 
 _CDL_TYPES = {"byte": "i1", "ubyte": "u1", "short": "i2", "ushort": "u2", "int": "i4", "float": "f4", "double": "f8"}
+_CDL_TYPES["int64"] = "i8"
 
 
-def read_netcdf(dataset: str | Path) -> dict[str, np.ndarray]:
-    """Read all variables with ncdump, without a shape; with a digit more than a float needs."""
-    head, data = output_of("ncdump", "-p", "9,17", str(dataset)).split("\ndata:\n")
+def read_netcdf(dataset: str | Path, *names: str) -> dict[str, np.ndarray]:
+    """Read variables, all if none is named, with ncdump, without a shape; with a digit more than a float needs."""
+    chosen = ["-v", ",".join(names)] if names else []
+    head, data = output_of("ncdump", "-p", "9,17", *chosen, str(dataset)).split("\ndata:\n")
     types = {name: _CDL_TYPES[cdl] for cdl, name in re.findall(r"^\t(\w+) (\w+)\(", head, re.MULTILINE)}
+    missing = dict(re.findall(r"^\t\t(\w+):_FillValue = (\S+?)[a-z]* ;", head, re.MULTILINE))
     values = dict(re.findall(r"^ (\w+) =\s([^;]*);", data, re.MULTILINE))
-    return {name: np.array(values[name].replace(",", " ").split(), types[name]) for name in types}
+    found = {}
+    for name in names or types:
+        words = [missing[name] if word == "_" else word for word in values[name].replace(",", " ").split()]
+        found[name] = np.array(words, types[name])
+    return found

@@ -1,0 +1,150 @@
+"""xarray and netCDF read of the v2 view the values that xarray reads natively, and write those that it reads then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import xarray
+
+from tests.support.clients import MAIN, NETCDF4, ZARR2, netcdf_url, output_of, read_netcdf, read_zarr2
+from tests.support.datasets import age
+from tests.support.mounting import Mounter
+from tests.support.science import (
+    READ_BY_NETCDF4,
+    READ_BY_XARRAY,
+    WRITERS,
+    Values,
+    assert_equal,
+    decoded,
+    natively,
+    stored,
+    write_dataset,
+    write_tree,
+)
+from tests.support.writers import assert_sound, document_of
+
+VIEWS = {
+    "encoded": ["--view=v2"],
+    "decoded": ["--view=v2", "--decode"],
+    "slash": ["--view=v2", "--dimension-separator=/"],
+}
+
+
+def read_new(root: Path, *, consolidated: bool = False, group: str | None = None) -> Values:
+    with xarray.open_zarr(root, zarr_format=2, chunks=None, consolidated=consolidated, group=group) as opened:
+        return decoded(opened)
+
+
+def read_old(root: Path, directory: Path, *options: str) -> Values:
+    return ZARR2.arrays(READ_BY_XARRAY, directory, root, *options)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", WRITERS)
+def test_xarray_reads_the_values_that_it_reads_natively(mount: Mounter, tmp_path: Path, name: str, view: str) -> None:
+    source = tmp_path / "data.zarr"
+    WRITERS[name](source)
+    age(source)
+    expected, raw = natively(source), stored(source)
+    root = mount(source, arguments=VIEWS[view]).path
+    assert_equal(read_new(root), expected)
+    assert_equal(read_old(root, tmp_path), expected)
+    if name != "bare":
+        assert_equal(read_new(root, consolidated=True), expected)
+        assert_equal(read_old(root, tmp_path, "consolidated"), expected)
+    assert_equal(read_zarr2(root, list(raw), tmp_path), raw)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_netcdf_reads_the_values_that_are_stored(mount: Mounter, tmp_path: Path, name: str) -> None:
+    source = tmp_path / "data.zarr"
+    WRITERS[name](source)
+    age(source)
+    expected = stored(source)
+    root = mount(source, arguments=VIEWS["decoded"]).path
+    expected = {array: values for array, values in expected.items() if values.ndim}  # it has no others
+    assert_equal(read_netcdf(netcdf_url(root), *expected), expected)
+    assert_equal(NETCDF4.arrays(READ_BY_NETCDF4, tmp_path, netcdf_url(root)), expected)
+    if name == "bare":
+        head = output_of("ncdump", "-h", netcdf_url(root))
+        assert "floats:_FillValue = NaN ;" in head
+        assert "counts:" not in head
+
+
+def test_an_array_that_is_mounted_alone_has_the_values_that_it_has_in_its_group(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "data.zarr"
+    write_dataset(source)
+    age(source)
+    for name, values in stored(source).items():
+        root = mount(source / name, arguments=["--view=v2"]).path
+        assert_equal(read_zarr2(root.parent, [root.name], tmp_path), {root.name: values})
+
+
+def test_every_group_of_a_tree_reads_as_it_does_natively(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "data.zarr"
+    write_tree(source)
+    age(source)
+    root = mount(source, arguments=["--view=v2"]).path
+    expected = xarray.open_datatree(source, engine="zarr", chunks=None, consolidated=False)
+    found = xarray.open_datatree(root, engine="zarr", zarr_format=2, chunks=None, consolidated=False)
+    assert (
+        [node.path for node in found.subtree]
+        == [node.path for node in expected.subtree]
+        == ["/", "/fine", "/fine/deep"]
+    )
+    for node in expected.subtree:
+        assert_equal(decoded(found[node.path].to_dataset()), decoded(node.to_dataset()))
+
+
+APPEND = """
+import sys, numpy, xarray
+root, *options = sys.argv[1:]
+options = {"zarr_format": int(option) for option in options}
+opened = xarray.open_zarr(root, chunks=None, consolidated=False, **options).load()
+late = opened[["temperature", "packed"]].isel(time=slice(0, 2)).drop_vars(["crs", "height"], errors="ignore")
+late = late.assign_coords(time=opened.time[-2:].values + numpy.timedelta64(2, "D"))
+late["temperature"][0, :8] = numpy.nan
+late["packed"][1] = numpy.nan
+for variable in late.variables.values():
+    variable.encoding.clear()
+late.to_zarr(root, append_dim="time", consolidated=False, **options)
+part = opened[["temperature", "mask"]].isel(lat=slice(8, 16))
+part = part.drop_vars(["time", "lon", "crs", "height"], errors="ignore")
+part["temperature"][:, :, :8] = numpy.nan
+part["temperature"][:, :, 8:16] = 0
+part["mask"][:] = 0
+whole = {"lat": slice(8, 16)}
+part[["temperature"]].drop_vars("lat").to_zarr(
+    root, region={"time": slice(0, 4), **whole, "lon": slice(0, 24)}, consolidated=False, **options
+)
+part[["mask"]].drop_vars("lat").to_zarr(root, region={**whole, "lon": slice(0, 24)}, consolidated=False, **options)
+"""
+
+
+@pytest.mark.parametrize("view", ["encoded", "decoded"])
+@pytest.mark.parametrize("library", ["new", "old"])
+@pytest.mark.parametrize("name", ["dataset", "as-before"])
+def test_what_xarray_appends_and_writes_in_a_region_is_what_it_reads_natively_then(
+    mount: Mounter, tmp_path: Path, name: str, library: str, view: str
+) -> None:
+    source, reference = tmp_path / "data.zarr", tmp_path / "reference.zarr"
+    for path in (source, reference):
+        WRITERS[name](path)
+        age(path)
+    MAIN.run(APPEND, reference, "3")
+    expected, raw = natively(reference), stored(reference)
+    before = {path.parent.name: document_of(path.parent) for path in source.glob("*/zarr.json")}
+    mounted = mount(source, write=True, arguments=VIEWS[view])
+    MAIN.run(APPEND, mounted.path, "2") if library == "new" else ZARR2.run(APPEND, mounted.path)
+    assert_equal(read_new(mounted.path), expected)
+    assert_equal(read_old(mounted.path, tmp_path), expected)
+    assert_equal(read_zarr2(mounted.path, list(raw), tmp_path), raw)
+    mounted.unmount()
+    assert_equal(natively(source), expected)
+    for array, document in before.items():
+        now = document_of(source / array)
+        assert {**now, "shape": 0} == {**document, "shape": 0}, "only the shape has changed"
+    assert_sound(source)
+    root = mount(source, arguments=["--view=v2"]).path
+    assert_equal(read_old(root, tmp_path), expected)
