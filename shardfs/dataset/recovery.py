@@ -148,6 +148,7 @@ async def _shrink(source: Source, committer: Committer, shrink: Shrink) -> None:
         former = parse_node({**metadata.document, "shape": list(shrink.shape)})
         assert isinstance(former, ArrayMetadata)
         array = Array.open(shrink.path, describe_array(former), source.shards, now.fingerprint)
+        await source.store.sync_directory(shrink.path)  # chunks go for the sake of a document that is there to stay
         await empty_outside(committer, array, metadata.shape)
     except (NotFoundError, NotADirectoryHereError, NotUnshardable) as error:
         log.warning("%s is not emptied outside its shape: %s", shrink.path or "the array", error)

@@ -18,7 +18,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.journal import Erase, Intent, JournalContents, Put
 from shardfs.dataset.pending import Change
 from shardfs.dataset.source import Source
-from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, StaleError
+from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError
 from shardfs.format.sharding import ShardingLevel
 from shardfs.stores.base import Kept, Snapshot, Splice, is_reserved
 from shardfs.stores.memory import MemoryContent
@@ -193,9 +193,15 @@ async def _take_back(source: Source, intents: Sequence[Intent], outcome: Outcome
 
 
 async def _make_durable(source: Source, key: str) -> None:
-    """Make durable what an earlier process did to a shard and perhaps did not come to make so, names included."""
+    """Make durable what an earlier process did to a shard and perhaps did not come to make so, names included.
+
+    The lock that it may have left goes.
+    """
     if source.store.rewrites:
         return  # a new version is durable when it is there
+    with suppress(ShardfsError):  # who has it now removes it
+        async with source.store.edit(key):
+            pass
     with suppress(NotFoundError, NotADirectoryHereError):
         await (await source.store.open_live(key, writable=False)).sync()
     while key:

@@ -1,15 +1,24 @@
-"""Going through a whole source: its nodes, and the stored shards of an array."""
+"""Going through a whole source: its nodes, and the stored shards of an array; and what is left without them."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Node
 from shardfs.dataset.source import Source
-from shardfs.errors import IsADirectoryHereError, NotUnshardable, ShardfsError
+from shardfs.errors import (
+    IsADirectoryHereError,
+    NotADirectoryHereError,
+    NotEmptyError,
+    NotFoundError,
+    NotUnshardable,
+    ShardfsError,
+)
 from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, Stat, Store, join_key
+from shardfs.stores.file_lock import is_lock
 
 
 async def walk_nodes(source: Source) -> AsyncIterator[Node]:
@@ -76,3 +85,19 @@ async def walk_shards(array: Array, prefix: Coords = ()) -> AsyncIterator[Coords
 def holds_chunks(name: str) -> bool:
     """Whether a name in the directory of an array leads to chunks."""
     return name == "c" or parse_coordinate(name) is not None
+
+
+async def prune(store: Store, directory: str, *, locks: bool = False) -> None:
+    """Remove *directory*, and those below it, as far as they are empty, or hold nothing but *locks*."""
+    try:
+        entries = await store.list(directory)
+    except (NotFoundError, NotADirectoryHereError):
+        return
+    for entry in entries:
+        if entry.kind is Kind.DIRECTORY:
+            await prune(store, join_key(directory, entry.name), locks=locks)
+        elif locks and is_lock(entry.name):
+            with suppress(NotFoundError):
+                await store.unlink(join_key(directory, entry.name))
+    with suppress(NotEmptyError):
+        await store.rmdir(directory)

@@ -2,11 +2,10 @@
 
 import enum
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, cast
 
-from shardfs.errors import NotADirectoryHereError, NotEmptyError, NotFoundError
 from shardfs.stores.address import Address
 from shardfs.stores.beneath import Descriptor
 
@@ -385,16 +384,3 @@ class Store(Protocol):
 
     async def sync_directory(self, key: str) -> None:
         """Make the names in a directory durable."""
-
-
-async def prune(store: Store, directory: str) -> None:
-    """Remove *directory*, and those below it, as far as they are empty."""
-    try:
-        entries = await store.list(directory)
-    except (NotFoundError, NotADirectoryHereError):
-        return
-    for entry in entries:
-        if entry.kind is Kind.DIRECTORY:
-            await prune(store, join_key(directory, entry.name))
-    with suppress(NotEmptyError):
-        await store.rmdir(directory)

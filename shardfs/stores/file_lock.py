@@ -1,7 +1,13 @@
-"""Locks on local files that shardfs takes before it changes them, and other programs may take too.
+"""The lock that keeps other programs from replacing a file while shardfs changes it: that of tensorstore.
 
-A lock belongs to the open file description (`F_OFD_SETLK`), so that two edits in one process exclude each other as two
-processes do, and it goes with the process.
+The lock of a file is another one beside it, `NAME.__lock`.  tensorstore makes it, locks it (`F_OFD_SETLK`), looks if
+the name still stands for what it has locked, writes its new version into it, and renames it onto the file.  In its mode
+`lockfile` it locks nothing, and relies on having made the file.  Who makes the file exclusively and locks it keeps both
+away.  Such a lock belongs to the open file description, so that two edits in one process exclude each other as two
+processes do, and goes with the process.
+
+Our lock files stay empty, as tensorstore cuts off nothing before it writes.  They are made with the sticky bit, which
+means nothing on files: by that one that a killed process or a power cut left is known for what it is.
 """
 
 import errno
@@ -9,65 +15,134 @@ import fcntl
 import os
 import stat
 import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import trio
 
-from shardfs.errors import RefusedError, StoreError
-from shardfs.stores.beneath import WALK, WRITE, Descriptor, changing, open_beneath
+from shardfs.errors import StoreError
+from shardfs.stores.beneath import WRITE, Descriptor, changing
+from shardfs.stores.durable import Disk
+from shardfs.stores.new_file import Rights
+
+LOCK_SUFFIX: Final = ".__lock"
 
 _PATIENCE: Final = 30.0
+_LIFE: Final = 60.0
 _FIRST_PAUSE: Final = 0.001
-_LONGEST_PAUSE: Final = 0.1
-"""Seconds: how long a lock is waited for, and how often it is tried."""
+_LONGEST_PAUSE: Final = 0.02
+"""Seconds: how long a lock is waited for, how old a file is that nobody has locked if it is none of the mode `lockfile`
+that is in use, and how often either is tried."""
 
+_MODE: Final = stat.S_ISVTX | 0o666
 _FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, nbytes (0: all), pid (0: of the description)
 
 
-async def open_locked(root: Descriptor, key: str) -> Descriptor | None:
-    """Open the regular file *key* to read and write, locked; None if there is none.
+def is_lock(name: str) -> bool:
+    """Whether a name, in a directory of chunks or shards, is one of a lock file."""
+    return name.endswith(LOCK_SUFFIX)
 
-    The key stood for the file after it was locked.  Raises `StoreError` if others keep it locked.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileLock:
+    """The lock file *name* in *directory*, made and locked, or taken over."""
+
+    disk: Disk
+    directory: Descriptor
+    name: str
+    file: Descriptor
+
+    def release(self) -> None:
+        """Let others have it.  The file may stay where it cannot be removed, as one of a killed process does."""
+        try:
+            with suppress(OSError):
+                if self.stands():
+                    self.disk.unlink(self.name, self.directory.fd)
+        finally:
+            _fcntl_lock(self.file.fd, fcntl.F_UNLCK)
+
+    def stands(self) -> bool:
+        """Whether the name stands for the file still: nobody has renamed or removed it."""
+        try:
+            found = os.stat(self.name, dir_fd=self.directory.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(found, os.fstat(self.file.fd))
+
+
+async def lock(disk: Disk, directory: Descriptor, key: str, rights: Rights) -> FileLock | None:
+    """Take the lock of the file *key*, which lies in *directory*; *rights* give the owner of the lock file.
+
+    None where nothing can be made in the directory, by this process.  Raises `StoreError` if others have the lock for
+    long, or have left it.
     """
-    deadline = trio.current_time() + _PATIENCE
+    name = key.rpartition("/")[2] + LOCK_SUFFIX
+    begun = trio.current_time()
     pause = _FIRST_PAUSE
     while True:
         with changing(key):
-            parent, _, name = key.rpartition("/")
             try:
-                directory = open_beneath(root, parent, WALK)
-                descriptor = Descriptor(os.open(name, WRITE, dir_fd=directory.fd))
-            except FileNotFoundError:
-                return None
-            status = os.fstat(descriptor.fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise RefusedError(f"{key} is not a regular file")
-            if lock(descriptor.fd) and _stands_for(name, directory.fd, status):
-                return descriptor
-        if trio.current_time() >= deadline:
-            raise StoreError(f"{key} is kept locked by another program")
+                taken = _make(disk, directory, name, rights)
+            except FileExistsError:
+                taken = None
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    return None
+                raise
+            taken = taken or _take(disk, directory, name, key, trio.current_time() - begun)
+            if taken is not None:
+                return taken
         await trio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def lock(fd: int) -> bool:
-    """Lock a file; return False if another description of it is locked."""
+def _make(disk: Disk, directory: Descriptor, name: str, rights: Rights) -> FileLock | None:
+    """Make the lock file; None if another program has locked it before us, and will remove it."""
+    file = Descriptor(disk.create(name, os.O_RDWR | os.O_EXCL, _MODE, directory.fd))
+    made = FileLock(disk, directory, name, file)
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        if not _fcntl_lock(file.fd, fcntl.F_WRLCK) or not made.stands():
+            return None
+        Rights(uid=rights.uid, gid=rights.gid).give(disk, file.fd)  # so that who may write the file can wait for it
+    except Exception:
+        made.release()
+        raise
+    return made
+
+
+def _take(disk: Disk, directory: Descriptor, name: str, key: str, waited: float) -> FileLock | None:
+    """Take the lock file that is there, if a killed process of ours left it; None if it is to be waited for."""
+    found: FileLock | None = None
+    try:
+        found = FileLock(disk, directory, name, Descriptor(os.open(name, WRITE, dir_fd=directory.fd)))
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        pass  # it is another user's
+    if found is None or not _fcntl_lock(found.file.fd, fcntl.F_WRLCK):
+        if waited >= _PATIENCE:
+            raise StoreError(f"{key} is kept locked by another program, with {name}")
+        return None
+    status = os.fstat(found.file.fd)
+    if not stat.S_ISREG(status.st_mode) or not found.stands():
+        return None
+    if not status.st_size and status.st_mode & stat.S_ISVTX:
+        return found
+    if max(waited, time.time() - status.st_mtime) >= _LIFE:
+        raise StoreError(
+            f"{key} is not changed: the lock file {name} was left beside it; remove that if no program uses it"
+        )
+    return None
+
+
+def _fcntl_lock(fd: int, kind: int) -> bool:
+    """Lock or unlock a file; return False if another description of it is locked."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
         raise StoreError(f"no lock can be had: {error.strerror}") from None
     return True
-
-
-def unlock(descriptor: Descriptor) -> None:
-    """Release the lock, though snapshots may hold the file open still."""
-    fcntl.fcntl(descriptor.fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
-
-
-def _stands_for(name: str, dir_fd: int, status: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(name, dir_fd=dir_fd, follow_symlinks=False), status)
-    except FileNotFoundError:
-        return False

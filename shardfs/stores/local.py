@@ -13,11 +13,11 @@ from typing import Final
 
 import trio
 
-from shardfs.errors import ExistsError, NoAttributeError, RefusedError, UnsupportedError
+from shardfs.errors import ExistsError, NoAttributeError, NotFoundError, RefusedError, UnsupportedError
 from shardfs.stores.base import Stat
 from shardfs.stores.beneath import ITSELF, READ, WALK, WRITE, Descriptor, changing, open_beneath
 from shardfs.stores.durable import Disk
-from shardfs.stores.file_lock import open_locked, unlock
+from shardfs.stores.file_lock import FileLock, lock
 from shardfs.stores.local_edit import LocalEdit
 from shardfs.stores.local_live import LocalFile, change_attributes
 from shardfs.stores.local_reader import TTL, USER, LocalReader
@@ -48,8 +48,8 @@ class LocalStore(LocalReader):
 
     async def check_writable(self, key: str) -> None:
         """Raise what keeps a regular file from being changed or made."""
-        async with self.edit(key):
-            pass
+        with suppress(NotFoundError):
+            self._open_to_change(key)
 
     @asynccontextmanager
     async def edit(
@@ -63,27 +63,52 @@ class LocalStore(LocalReader):
         gid: int | None = None,
     ) -> AsyncIterator[LocalEdit]:
         """Begin a change of a regular file, alone."""
-        _require_name(key)
-        descriptor = await open_locked(self._descriptor, key)
-        snapshot: LocalSnapshot | None = None
-        if descriptor is not None:
-            snapshot = self._snapshot(key, descriptor, to_stat(os.fstat(descriptor.fd)))
-        edit = LocalEdit(
-            self._disk,
-            self._descriptor,
-            key,
-            Rights(mode, uid, gid),
-            self._snapshots,
-            self.make_directories,
-            descriptor,
-            snapshot,
-        )
+        rights = Rights(mode, uid, gid)
+        held = await self._lock(key, rights)
+        try:
+            descriptor: Descriptor | None = None
+            snapshot: LocalSnapshot | None = None
+            with suppress(NotFoundError):
+                descriptor = self._open_to_change(key)
+                snapshot = self._snapshot(key, descriptor, to_stat(os.fstat(descriptor.fd)))
+            edit = LocalEdit(
+                self._disk,
+                self._descriptor,
+                key,
+                rights,
+                self._snapshots,
+                self.make_directories,
+                held,
+                descriptor,
+                snapshot,
+            )
+        except BaseException:
+            if held is not None:
+                held.release()
+            raise
         try:
             yield edit
         finally:
-            for locked in (descriptor, edit.descriptor):
-                if locked is not None:
-                    unlock(locked)
+            edit.release()
+
+    async def _lock(self, key: str, rights: Rights) -> FileLock | None:
+        """Take the lock of *key*; None where there is no directory for it, or one in which nothing can be made."""
+        with changing(key):
+            try:
+                parent, name = self._place(key)
+            except FileNotFoundError:
+                return None
+            with suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=parent.fd, follow_symlinks=False)
+                rights = Rights.of(status)
+        return await lock(self._disk, parent, key, rights)
+
+    def _open_to_change(self, key: str) -> Descriptor:
+        with changing(key):
+            parent, name = self._place(key)
+            descriptor = Descriptor(os.open(name, WRITE, dir_fd=parent.fd))
+        _require_regular(key, descriptor)
+        return descriptor
 
     async def create(self, key: str, mode: int, *, exclusive: bool) -> LocalFile:
         """Open a regular file to read and write, and make it with *mode* if there is none."""
@@ -102,13 +127,7 @@ class LocalStore(LocalReader):
 
     async def open_live(self, key: str, *, writable: bool) -> LocalFile:
         """Open a regular file as it is at any time."""
-        if not writable:
-            return LocalFile(self._disk, key, self._open(key)[0])
-        with changing(key):
-            parent, name = self._place(key)
-            descriptor = Descriptor(os.open(name, WRITE, dir_fd=parent.fd))
-        _require_regular(key, descriptor)
-        return LocalFile(self._disk, key, descriptor)
+        return LocalFile(self._disk, key, self._open_to_change(key) if writable else self._open(key)[0])
 
     async def replace(self, key: str, content: bytes, *, exclusive: bool = False, mode: int | None = None) -> Stat:
         """Store *content* under *key*, durably and at once, in place of what is there."""

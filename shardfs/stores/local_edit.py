@@ -12,7 +12,7 @@ from shardfs.errors import ConflictError, NotFoundError
 from shardfs.stores.base import Splice, Stat, join_key
 from shardfs.stores.beneath import READ, WALK, Descriptor, open_beneath, translate_of_change
 from shardfs.stores.durable import Disk
-from shardfs.stores.file_lock import lock
+from shardfs.stores.file_lock import FileLock, lock
 from shardfs.stores.local_snapshot import LocalSnapshot, to_stat
 from shardfs.stores.new_file import Rights, rename_to_absent, temporary_name, write_aside
 from shardfs.stores.splicing import Arranged, Form, arrange, batches, change_in_place
@@ -23,10 +23,10 @@ _NO_FILE: Final = -1
 
 @dataclass(slots=True, eq=False)
 class LocalEdit:
-    """A change of what *key* stands for: the file open as *descriptor*, locked, or nothing yet.
+    """A change of what *key* stands for: the file open as *descriptor*, or nothing yet.
 
-    What does not exist cannot be locked: of two edits that make it, the second gets `ConflictError`.  *snapshots* are
-    those of any file that are open, *rights* those of a new file.
+    It has the *lock* of the key until it is made or failed; where there is no directory yet, only while it is made.
+    *snapshots* are those of any file that are open, *rights* those of a new file.
     """
 
     disk: Disk
@@ -35,6 +35,7 @@ class LocalEdit:
     rights: Rights
     snapshots: Iterable[LocalSnapshot]
     make_directories: Callable[[str], Awaitable[None]]
+    lock: FileLock | None
     descriptor: Descriptor | None
     snapshot: LocalSnapshot | None
     can_delete: bool = field(init=False, default=True)
@@ -54,9 +55,14 @@ class LocalEdit:
                 return await self._change_in_place(change)
             if self.snapshot is None:
                 await self.make_directories(self._parent)
+            if self.lock is None:
+                directory = open_beneath(self.root, self._parent, WALK)
+                self.lock = await lock(self.disk, directory, self.key, self.rights)
             return await trio.to_thread.run_sync(self._write_new, change)
         except OSError as error:
             raise translate_of_change(error, self.key) from None
+        finally:
+            self.release()
 
     async def delete(self) -> None:
         """Remove the file durably."""
@@ -65,6 +71,14 @@ class LocalEdit:
             await trio.to_thread.run_sync(self._delete)
         except OSError as error:
             raise translate_of_change(error, self.key) from None
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Let others change the file: what was changed is durable, or was taken back."""
+        if self.lock is not None:
+            self.lock.release()
+            self.lock = None
 
     @property
     def _parent(self) -> str:
@@ -108,8 +122,7 @@ class LocalEdit:
         self.written_nbytes = change.nbytes
         return status
 
-    def _take_name(self, temporary: str, dir_fd: int, fd: int) -> None:
-        lock(fd)  # nobody has it yet; who waits for the old file shall find the new one locked till the edit ends
+    def _take_name(self, temporary: str, dir_fd: int, _: int) -> None:
         if self.snapshot is not None:
             self._require_unchanged()
             self.disk.rename(temporary, self._name, dir_fd, dir_fd)

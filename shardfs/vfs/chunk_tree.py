@@ -18,6 +18,7 @@ from shardfs.errors import (
 )
 from shardfs.format.chunk_key import parse_coordinate
 from shardfs.format.sharding import Coords
+from shardfs.stores.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, absent, new_file
 from shardfs.vfs.chunk_listing import ChunkListing
 from shardfs.vfs.chunk_rows import MISSING, ChunkRows, shifted
@@ -84,6 +85,10 @@ class ChunkTree:
     def takes(self, name: str) -> bool:
         """Whether *name*, in the array's directory, belongs to the chunks, or to the shards that they are stored in."""
         return self.owns_in_array(name) or self.array.arrangement.key_encoding.begins(name, self._ndim)
+
+    def locks(self, name: str) -> bool:
+        """Whether *name*, in the array's directory, is that of a lock of a chunk, or of a shard, that lies there."""
+        return is_lock(name) and self.takes(name.removesuffix(LOCK_SUFFIX))
 
     async def lookup_in_array(self, name: str) -> Attributes:
         """Return the attributes of *name*, which belongs to the chunks, in the array's directory."""

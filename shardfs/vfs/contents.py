@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from shardfs.dataset.pending import OwnVersion
-from shardfs.dataset.walk import walk_files
+from shardfs.dataset.walk import prune, walk_files
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     IsADirectoryHereError,
@@ -23,7 +23,7 @@ from shardfs.errors import (
 )
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Content, Kind, LiveFile, Stat, join_key, prune
+from shardfs.stores.base import Content, Kind, LiveFile, Stat, join_key
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_tree import ChunkTree

@@ -85,6 +85,8 @@ async def resolve(tree: Tree, parent: int, name: bytes) -> Name:
     known = tree.chunk_tree(stored)
     if known is not None and known.owns_in_array(text):
         return _of_chunks(known, await known.coords_of(None, text))
+    if known is not None and known.locks(text):
+        return await _beside_chunks(tree, node.path, text)
     if node.hides(stored, known, text):
         raise NotPermittedError(f"{join_key(node.path, text)} is not shown, and cannot be written, in this view")
     return PlainName(join_key(node.path, text), is_scratch=is_scratch)
@@ -123,7 +125,10 @@ async def resolve_published(tree: Tree, parent: int, name: bytes) -> ChunkName |
 async def _resolve_in_chunks(tree: Tree, chunks: ChunkTree, position: int, text: str) -> Name:
     if chunks.owns(text):
         return _of_chunks(chunks, await chunks.coords_of(position, text))
-    directory = chunks.stored_path(position)
+    return await _beside_chunks(tree, chunks.stored_path(position), text)
+
+
+async def _beside_chunks(tree: Tree, directory: str, text: str) -> PlainName:
     place = await tree.stored.place_beside_chunks(directory, text)
     return PlainName(join_key(place, text), is_scratch=place != directory)
 

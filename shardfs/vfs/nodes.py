@@ -260,6 +260,8 @@ class Directory(StoredNode):
         chunks = self.tree.chunk_tree(node)
         if chunks is not None and chunks.owns_in_array(name):
             return await chunks.lookup_in_array(name)
+        if chunks is not None and chunks.locks(name):
+            return await self.tree.stored.lookup_beside_chunks(self.path, name)
         if self.hides(node, chunks, name):
             return self.tree.stored.nothing()
         attributes = await self.tree.stored.lookup(self.path, name)
@@ -286,7 +288,9 @@ class Directory(StoredNode):
         """Whether what is stored under *name* is not shown as it is stored."""
         if self.tree.is_scratch(self.path):
             return False
-        return self.tree.view.hides(node, name) or (chunks is not None and chunks.takes(name))
+        if chunks is not None and (chunks.takes(name) or chunks.locks(name)):
+            return True
+        return self.tree.view.hides(node, name)
 
     async def hierarchy_node(self) -> Node:
         """Return what the directory is; raises `StaleError` if it is gone."""

@@ -12,6 +12,7 @@ import trio
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.shrinking import empty_outside
+from shardfs.dataset.walk import prune
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     ExistsError,
@@ -34,7 +35,8 @@ from shardfs.format.metadata import (
 )
 from shardfs.format.reshard import reshard
 from shardfs.format.shard_new import shard_new
-from shardfs.stores.base import Kind, is_reserved, join_key, prune
+from shardfs.stores.base import Kind, is_reserved, join_key
+from shardfs.stores.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.names import DocumentName
 from shardfs.vfs.staging import Staging
 from shardfs.vfs.tree import Tree
@@ -287,7 +289,13 @@ class Publisher:
         if arrangement.key_encoding.is_nested(array.grid.ndim):
             root = arrangement.key_encoding.root(array.grid.ndim)
             for name in [root] if root else [str(index) for index in await array.stored_shards(())]:
-                await prune(self._tree.store, join_key(node.path, name))
+                await prune(self._tree.store, join_key(node.path, name), locks=True)
+        elif self._tree.store.root is not None:
+            store = self._tree.store
+            for entry in await store.list(node.path):
+                name = entry.name.removesuffix(LOCK_SUFFIX)
+                if is_lock(entry.name) and arrangement.key_encoding.begins(name, array.grid.ndim):
+                    await store.unlink(join_key(node.path, entry.name))
         array.forget_listing()
 
     async def _stored_copies(self, path: str, document: Document) -> dict[str, Json]:

@@ -10,12 +10,12 @@ from typing import Final
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.pending import OwnVersion
-from shardfs.dataset.walk import walk_files
+from shardfs.dataset.walk import prune, walk_files
 from shardfs.dataset.writer import Writer
 from shardfs.errors import CrossDeviceError, NotADirectoryHereError, NotFoundError
 from shardfs.format.chunk_key import ChunkKeyEncoding, parse_coordinate
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Kind, join_key, prune
+from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.nodes import PlainFile
 from shardfs.vfs.plain_writers import PlainWriters
 from shardfs.vfs.tree import Tree

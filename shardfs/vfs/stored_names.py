@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
 from shardfs.stores.base import Kind, Stat, is_reserved, join_key
+from shardfs.stores.file_lock import is_lock
 from shardfs.vfs.at_once import for_each
 from shardfs.vfs.attributes import Attributes, absent
 from shardfs.vfs.handles import OTHERS, Batch
@@ -45,16 +46,24 @@ class StoredNames:
         return self._of(key, await self._tree.store.stat(key))
 
     async def lookup_beside_chunks(self, directory: str, name: str) -> Attributes:
-        """Return the attributes of *name*, which is no chunk's, in a directory of chunks."""
+        """Return the attributes of *name*, which is no chunk's, in a directory of chunks.
+
+        What is stored under the name of a lock is about a shard, and not shown: see `place_beside_chunks`.
+        """
+        if is_lock(name) and self._tree.scratch is None:
+            return self.nothing()
         return await self.lookup(await self.place_beside_chunks(directory, name), name)
 
     async def place_beside_chunks(self, directory: str, name: str) -> str:
         """Return the directory of the store that holds *name*, which is no chunk's and lies among chunks.
 
-        That is the directory of the same path for what has been stored there, else one among the scratch.
+        That is the directory of the same path for what has been stored there, else one among the scratch.  A lock that
+        a program takes on an inner chunk is always there: the stored file of that name would be the lock of a shard.
         """
         if self._tree.scratch is None:
             return directory
+        if is_lock(name):
+            return join_key(self._tree.scratch, directory)
         try:
             await self._tree.store.stat(join_key(directory, name))
         except (NotFoundError, NotADirectoryHereError):
@@ -116,8 +125,12 @@ class StoredNames:
             if cookie >= first + _MANY or (cookie < OTHERS and cookie):
                 continue
             within = cookie - first + OTHERS if cookie > first else 0
+
+            def hides_here(name: str, place: str = place) -> bool:
+                return hides(name) or (place == directory and is_lock(name))
+
             try:
-                async for batch in self.list(place, within, {}, hides):
+                async for batch in self.list(place, within, {}, hides_here):
                     rows = [(name, ino, size, behind + i * _MANY) for name, ino, size, behind in batch.rows]
                     yield batch._replace(rows=rows)
             except (NotFoundError, NotADirectoryHereError):

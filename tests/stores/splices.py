@@ -7,9 +7,11 @@ from pathlib import Path
 
 from shardfs.stores.base import Buffer, Content, Kept, Splice, Stat
 from shardfs.stores.durable import Disk
+from shardfs.stores.file_lock import is_lock
 from shardfs.stores.local import LocalStore
 from shardfs.stores.memory import MemoryContent
 from tests.support.datasets import age
+from tests.support.lossy_disk import LossyDisk
 
 MIB = 2**20
 OLD = bytes(i * 7 % 251 for i in range(10_000))
@@ -33,6 +35,21 @@ class Counted:
         assert offset + nbytes <= self.nbytes
         self.largest = max(self.largest, nbytes)
         return self._byte * nbytes
+
+
+class SpliceDisk(LossyDisk):
+    """A lossy disk where lock files are neither counted nor lost: they are a matter of their own."""
+
+    def create(self, name: str, flags: int, mode: int, dir_fd: int) -> int:
+        return (
+            Disk.create(self, name, flags, mode, dir_fd) if is_lock(name) else super().create(name, flags, mode, dir_fd)
+        )
+
+    def unlink(self, name: str, dir_fd: int) -> None:
+        if not is_lock(name):
+            super().unlink(name, dir_fd)
+        elif self._killed is None:
+            Disk.unlink(self, name, dir_fd)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -10,16 +11,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from shardfs.errors import ConflictError, RefusedError, StoreError
-from shardfs.stores import file_lock
+from shardfs.errors import ConflictError, NoSpaceError, RefusedError, StoreError
 from shardfs.stores.base import Kept, Splice
+from shardfs.stores.durable import Disk
 from shardfs.stores.local import LocalStore
-from tests.stores.splices import OLD, content, make_source
+from tests.stores.splices import OLD, content, files, make_source
 from tests.support.opened import in_trio
 
 HOLD = """
@@ -38,6 +40,18 @@ trio.run(main)
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return make_source(tmp_path / "source")
+
+
+def lock_as_tensorstore(file: BinaryIO) -> None:
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+
+
+async def refused_for(source: Path, match: str, at_least: float, at_most: float) -> None:
+    before = trio.current_time()
+    with pytest.raises(StoreError, match=match):
+        await append(LocalStore(str(source)), b"never")
+    assert at_least <= trio.current_time() - before <= at_most
+    assert (source / "d" / "f").read_bytes() == OLD
 
 
 @contextmanager
@@ -127,15 +141,92 @@ def test_a_lock_goes_with_its_process(source: Path) -> None:
     assert (source / "d" / "f").read_bytes() == OLD + b"then"
 
 
-def test_a_lock_of_another_program_counts(source: Path) -> None:
-    async def refused() -> None:
-        with pytest.raises(StoreError, match="locked"):
-            await append(LocalStore(str(source)), b"never")
+def test_a_lock_file_that_another_program_has_locked_counts(source: Path) -> None:
+    with (source / "d" / "f.__lock").open("xb") as file:
+        lock_as_tensorstore(file)
+        trio.run(refused_for, source, "f.__lock", 25, 40, clock=MockClock(autojump_threshold=0))
+        file.close()
+        assert (source / "d" / "f.__lock").exists(), "it is not ours to remove"
 
-    with (source / "d" / "f").open("r+b") as file:
-        lock = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 5, 1, 0)
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
-        trio.run(refused, clock=MockClock(autojump_threshold=0))
+
+def test_what_is_renamed_over_the_file_by_who_has_its_lock_is_what_is_changed_then(source: Path) -> None:
+    async def main() -> None:
+        with (source / "d" / "f.__lock").open("xb") as file:
+            lock_as_tensorstore(file)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(append, LocalStore(str(source)), b" and ours")
+                await wait_all_tasks_blocked()
+                file.write(b"theirs")
+                file.flush()
+                os.rename(source / "d" / "f.__lock", source / "d" / "f")
+
+    trio.run(main)
+    assert (source / "d" / "f").read_bytes() == b"theirs and ours"
+    assert files(source) == {"d/f"}
+
+
+def test_a_lock_file_that_nobody_has_locked_is_waited_for_while_it_is_young(source: Path) -> None:
+    """In its mode `lockfile` tensorstore makes it, and that is all."""
+
+    async def main() -> None:
+        lock = source / "d" / "f.__lock"
+        lock.touch()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(append, LocalStore(str(source)), b"x")
+            await trio.sleep(50)
+            assert (source / "d" / "f").read_bytes() == OLD
+            lock.unlink()
+        assert (source / "d" / "f").read_bytes() == OLD + b"x"
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.01))
+
+
+def test_a_lock_file_that_was_left_is_named_and_stays(source: Path) -> None:
+    lock = source / "d" / "f.__lock"
+    lock.write_bytes(b"half")
+    trio.run(refused_for, source, "f.__lock was left", 55, 65, clock=MockClock(autojump_threshold=0))
+    os.utime(lock, (1e9, 1e9))
+    trio.run(refused_for, source, "f.__lock was left", 0, 0, clock=MockClock(autojump_threshold=0))
+    assert lock.read_bytes() == b"half"
+
+
+@in_trio
+async def test_the_lock_file_of_a_killed_process_is_taken_over(source: Path) -> None:
+    with held_elsewhere(source) as process:
+        process.kill()
+        process.wait()
+    assert files(source) == {"d/f", "d/f.__lock"}
+    with trio.fail_after(5):
+        await append(LocalStore(str(source)), b"x")
+    assert files(source) == {"d/f"}
+
+
+def test_the_lock_file_is_empty_and_of_the_owner_of_the_file(source: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    os.chown(source / "d" / "f", 1234, 1235)
+    with held_elsewhere(source):
+        status = (source / "d" / "f.__lock").stat()
+        assert (status.st_size, status.st_uid, status.st_gid) == (0, 1234, 1235)
+
+
+@in_trio
+async def test_what_is_not_ours_by_now_is_not_removed(source: Path) -> None:
+    lock = source / "d" / "f.__lock"
+    async with LocalStore(str(source)).edit("d/f"):
+        lock.unlink()
+        lock.write_bytes(b"theirs")
+    assert lock.read_bytes() == b"theirs"
+
+
+@in_trio
+async def test_where_nothing_can_be_made_a_file_is_changed_without_a_lock(source: Path) -> None:
+    class Closed(Disk):
+        def create(self, name: str, flags: int, mode: int, dir_fd: int) -> int:
+            raise PermissionError(errno.EACCES, "injected")
+
+    await append(LocalStore(str(source), Closed()), b"x")
+    assert (source / "d" / "f").read_bytes() == OLD + b"x"
 
 
 @in_trio
@@ -185,22 +276,6 @@ def test_what_was_replaced_while_it_was_waited_for_is_opened_again(source: Path)
 
 
 @in_trio
-async def test_what_is_replaced_before_it_is_locked_is_opened_again(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lock(fd: int) -> bool:
-        monkeypatch.undo()
-        (source / "new").write_bytes(b"new")
-        (source / "new").rename(source / "d" / "f")
-        return file_lock.lock(fd)
-
-    monkeypatch.setattr(file_lock, "lock", lock)
-    async with LocalStore(str(source)).edit("d/f") as edit:
-        assert edit.snapshot is not None
-        assert bytes(await edit.snapshot.read(0, 3)) == b"new"
-
-
-@in_trio
 async def test_what_was_replaced_is_free_under_its_other_name(source: Path) -> None:
     os.link(source / "d" / "f", source / "d" / "second")
     store = LocalStore(str(source))
@@ -215,11 +290,11 @@ async def test_what_was_replaced_is_free_under_its_other_name(source: Path) -> N
 @in_trio
 async def test_of_two_that_make_a_file_the_second_is_told(source: Path) -> None:
     store = LocalStore(str(source))
-    async with store.edit("d/new") as first, store.edit("d/new") as second:
+    async with store.edit("n/new") as first, store.edit("n/new") as second:
         await first.splice(Splice((content(b"first"),)))
         with pytest.raises(ConflictError):
             await second.splice(Splice((content(b"second"),)))
-    assert (source / "d" / "new").read_bytes() == b"first"
+    assert (source / "n" / "new").read_bytes() == b"first"
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("f", path)], ids=["pipe", "dir", "link"])
@@ -231,3 +306,29 @@ async def test_only_regular_files_are_edited(source: Path, make: object) -> None
         async with LocalStore(str(source)).edit("d/x"):
             pass
     assert (source / "d" / "f").read_bytes() == OLD
+
+
+@in_trio
+async def test_a_lock_that_cannot_be_made_is_an_error_and_nothing_is_changed(source: Path) -> None:
+    class Full(Disk):
+        def create(self, name: str, flags: int, mode: int, dir_fd: int) -> int:
+            raise OSError(errno.ENOSPC, "injected")
+
+    with pytest.raises(NoSpaceError, match="injected"):
+        await append(LocalStore(str(source), Full()), b"never")
+    assert (source / "d" / "f").read_bytes() == OLD
+    assert files(source) == {"d/f"}
+
+
+@in_trio
+async def test_a_lock_that_cannot_be_removed_is_none_for_the_next_edit(source: Path) -> None:
+    class Stuck(Disk):
+        def unlink(self, name: str, dir_fd: int) -> None:
+            raise OSError(errno.EIO, "injected")
+
+    await append(LocalStore(str(source), Stuck()), b"x")
+    assert files(source) == {"d/f", "d/f.__lock"}
+    with trio.fail_after(5):
+        await append(LocalStore(str(source)), b"y")
+    assert (source / "d" / "f").read_bytes() == OLD + b"xy"
+    assert files(source) == {"d/f"}

@@ -17,8 +17,20 @@ from shardfs.stores.base import Kept, Splice, is_reserved
 from shardfs.stores.durable import Disk
 from shardfs.stores.local import LocalStore
 from shardfs.stores.splicing import BATCH_NBYTES, arrange
-from tests.stores.splices import CASES, MIB, OLD, TAIL_NBYTES, WHOLE, Case, Counted, content, files, make, make_source
-from tests.support.lossy_disk import LossyDisk
+from tests.stores.splices import (
+    CASES,
+    MIB,
+    OLD,
+    TAIL_NBYTES,
+    WHOLE,
+    Case,
+    Counted,
+    SpliceDisk,
+    content,
+    files,
+    make,
+    make_source,
+)
 from tests.support.opened import in_trio
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -64,7 +76,7 @@ async def test_the_new_version_is_the_pieces_one_behind_the_other(source: Path, 
 @every_case
 @in_trio
 async def test_a_splice_takes_these_calls(source: Path, case: Case) -> None:
-    disk = LossyDisk(source)
+    disk = SpliceDisk(source)
     await make(source, disk, case)
     assert tuple(disk.names) == case.calls
 
@@ -82,7 +94,7 @@ async def test_kept_bytes_stay_in_their_file_or_leave_it_whole(source: Path, cas
 
 @in_trio
 async def test_an_append_writes_no_byte_twice(source: Path) -> None:
-    disk = LossyDisk(source)
+    disk = SpliceDisk(source)
     payloads = [content(bytes([i % 256]) * 1000) for i in range(3000)]  # more than one call takes as buffers
     await make(source, disk, Case((WHOLE, *payloads, content(b"t" * TAIL_NBYTES)), TAIL_NBYTES, ()))
     assert disk.names == ["pwrite", "sync"]
@@ -92,7 +104,7 @@ async def test_an_append_writes_no_byte_twice(source: Path) -> None:
 @pytest.mark.parametrize("nbytes", [BATCH_NBYTES - TAIL_NBYTES, BATCH_NBYTES - TAIL_NBYTES + 1])
 @in_trio
 async def test_a_large_append_writes_one_tail_more(source: Path, nbytes: int) -> None:
-    disk = LossyDisk(source)
+    disk = SpliceDisk(source)
     await make(source, disk, Case((WHOLE, Counted(nbytes), content(b"t" * TAIL_NBYTES)), TAIL_NBYTES, ()))
     is_large = nbytes + TAIL_NBYTES > BATCH_NBYTES
     assert disk.written == nbytes + TAIL_NBYTES * (2 if is_large else 1)
@@ -104,7 +116,7 @@ async def test_a_large_append_writes_one_tail_more(source: Path, nbytes: int) ->
 async def test_a_large_append_copies_no_tail_that_there_is_not(source: Path, old_nbytes: int, tail_nbytes: int) -> None:
     """The old object is shorter than the tail, or the tail begins in what is kept."""
     os.truncate(source / "d" / "f", old_nbytes)
-    disk = LossyDisk(source)
+    disk = SpliceDisk(source)
     await make(source, disk, Case((Kept(0, old_nbytes), Counted(9 * MIB)), tail_nbytes, ()))
     assert disk.written == 9 * MIB
     assert (source / "d" / "f").read_bytes() == OLD + bytes(old_nbytes - len(OLD)) + b"c" * (9 * MIB)
@@ -156,7 +168,7 @@ async def test_memory_is_bounded(source: Path, kept: tuple[Kept, ...]) -> None:
         with (source / "d" / "f").open("ab") as file:
             file.write(bytes(2 * MIB))
     large = [Counted(20 * MIB), *(Counted(MIB // 2) for _ in range(40))]
-    disk = LossyDisk(source)
+    disk = SpliceDisk(source)
     await make(source, disk, Case((*kept, *large), 0, ()))
     assert max(piece.largest for piece in large) <= MIB
     assert max(len(call.data) for call in disk.calls) <= BATCH_NBYTES
@@ -253,7 +265,7 @@ async def test_an_edit_shows_what_it_finds_and_makes_one_change(source: Path) ->
 @every_case
 @in_trio
 async def test_the_temporary_name_is_known_before_it_is_used(source: Path, case: Case) -> None:
-    disk = LossyDisk(source)
+    disk = SpliceDisk(source)
     store = LocalStore(str(source), disk)
     async with store.edit(case.key) as edit:
         directory, _, name = edit.temporary.rpartition("/")
@@ -269,7 +281,7 @@ async def test_the_temporary_name_is_known_before_it_is_used(source: Path, case:
 
 @in_trio
 async def test_a_file_is_deleted_durably(source: Path) -> None:
-    disk = LossyDisk(source)
+    disk = SpliceDisk(source)
     store = LocalStore(str(source), disk)
     snapshot = await store.open("d/f")
     async with store.edit("d/f") as edit:

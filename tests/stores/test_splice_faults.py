@@ -15,6 +15,7 @@ import trio
 from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, StaleError, StoreError
 from shardfs.stores.base import Buffer, Kept, is_reserved
 from shardfs.stores.durable import Disk
+from shardfs.stores.file_lock import is_lock
 from shardfs.stores.local import LocalStore
 from tests.stores.splices import (
     CASES,
@@ -23,12 +24,13 @@ from tests.stores.splices import (
     TAIL_NBYTES,
     Case,
     Counted,
+    SpliceDisk,
     content_of,
     files,
     make,
     make_source,
 )
-from tests.support.lossy_disk import Fault, Killed, LossyDisk, newest, oldest
+from tests.support.lossy_disk import Fault, Killed, newest, oldest
 from tests.support.opened import in_trio
 
 CALLS = [(name, number) for name, case in CASES.items() for number in range(len(case.calls))]
@@ -57,7 +59,7 @@ async def test_a_failed_call_leaves_the_old_version(
     case = CASES[name]
     if written and case.calls[number] != "pwrite":
         return
-    disk = LossyDisk(source, {number: Fault(OSError(number_of_error, "injected"), written)})
+    disk = SpliceDisk(source, {number: Fault(OSError(number_of_error, "injected"), written)})
     store = LocalStore(str(source), disk)
     snapshot = await store.open("d/f")
     with pytest.raises(StoreError if number_of_error == errno.EIO else NoSpaceError, match="injected"):
@@ -82,7 +84,7 @@ async def test_a_failed_call_leaves_the_old_version(
 async def test_who_is_killed_leaves_all_that_was_there(source: Path, name: str, number: int) -> None:
     case = CASES[name]
     written = {"pwrite": 30}.get(case.calls[number], 0)
-    disk = LossyDisk(source, {number: Fault(Killed(), written)})
+    disk = SpliceDisk(source, {number: Fault(Killed(), written)})
     with pytest.raises(Killed):
         await make(source, disk, case)
     found = content_of(source / case.key)
@@ -97,7 +99,8 @@ async def test_who_is_killed_leaves_all_that_was_there(source: Path, name: str, 
         assert found is not None
         assert found.startswith(OLD)
     strays = files(source) - {"d/f", case.key}
-    assert all(is_reserved(stray.rpartition("/")[2]) for stray in strays)
+    names = [stray.rpartition("/")[2] for stray in strays]
+    assert all(is_reserved(name) or is_lock(name) for name in names)
 
 
 @pytest.mark.parametrize("number", range(1, 5))
@@ -105,7 +108,7 @@ async def test_who_is_killed_leaves_all_that_was_there(source: Path, name: str, 
 async def test_who_is_killed_in_a_large_append_leaves_a_whole_tail(source: Path, number: int) -> None:
     case = CASES["large append"]
     with pytest.raises(Killed):
-        await make(source, LossyDisk(source, {number: Fault(Killed())}), case)
+        await make(source, SpliceDisk(source, {number: Fault(Killed())}), case)
     found = (source / "d" / "f").read_bytes()
     assert len(found) == len(case.new)
     assert found.endswith(OLD[-TAIL_NBYTES:])
@@ -115,7 +118,7 @@ async def test_who_is_killed_in_a_large_append_leaves_a_whole_tail(source: Path,
 @pytest.mark.parametrize("sync_keeps_name", [False, True])
 @in_trio
 async def test_what_was_stored_outlives_a_power_cut(source: Path, case: Case, sync_keeps_name: bool) -> None:
-    disk = LossyDisk(source)
+    disk = SpliceDisk(source)
     await make(source, disk, case)
     disk.after_power_cut(source.parent / "cut", oldest, sync_keeps_name=sync_keeps_name)
     assert content_of(source.parent / "cut" / case.key) == case.new
@@ -126,7 +129,7 @@ async def test_what_was_stored_outlives_a_power_cut(source: Path, case: Case, sy
 @in_trio
 async def test_a_power_cut_at_any_call_leaves_the_old_bytes(source: Path, name: str, number: int) -> None:
     case = CASES[name]
-    disk = LossyDisk(source)
+    disk = SpliceDisk(source)
     await make(source, disk, case)
     choices: list[Callable[[int], int]] = [oldest, newest, *(random.Random(seed).randrange for seed in range(20))]
     for place, choose in enumerate(choices):
@@ -156,7 +159,7 @@ async def test_a_power_cut_at_any_call_leaves_the_old_bytes(source: Path, name: 
 async def test_what_cannot_be_taken_back_is_told(source: Path, name: str) -> None:
     faults = {0: Fault(OSError(errno.ENOSPC, "no room"), written=10), 1: Fault(OSError(errno.EIO, "broken"))}
     with pytest.raises(StoreError, match=r"no room.*cannot be taken back: broken"):
-        await make(source, LossyDisk(source, faults), CASES[name])
+        await make(source, SpliceDisk(source, faults), CASES[name])
     assert (source / "d" / "f").read_bytes().startswith(OLD)
 
 
@@ -164,7 +167,7 @@ async def test_what_cannot_be_taken_back_is_told(source: Path, name: str) -> Non
 async def test_a_full_disk_is_told_as_such(source: Path) -> None:
     for number, expected in ((errno.EDQUOT, NoSpaceError), (errno.EROFS, ReadOnlyError)):
         with pytest.raises(expected):
-            await make(source, LossyDisk(source, {0: Fault(OSError(number, "injected"))}), CASES["append"])
+            await make(source, SpliceDisk(source, {0: Fault(OSError(number, "injected"))}), CASES["append"])
 
 
 @every_case
@@ -351,7 +354,8 @@ async def test_what_another_program_shortens_during_a_change_is_stale_at_once(so
 @in_trio
 async def test_a_splice_that_is_cancelled_is_brought_to_its_end(source: Path, case: Case) -> None:
     scope = trio.CancelScope()
-    store = LocalStore(str(source), MeddledDisk(case.calls[0], lambda: trio.from_thread.run_sync(scope.cancel)))
+    call = case.calls[0].replace("create", "pwrite")  # a lock is created, too
+    store = LocalStore(str(source), MeddledDisk(call, lambda: trio.from_thread.run_sync(scope.cancel)))
     with scope:
         async with store.edit(case.key) as edit:
             await edit.splice(case.splice)
@@ -363,7 +367,7 @@ async def test_a_splice_that_is_cancelled_is_brought_to_its_end(source: Path, ca
 @every_case
 @in_trio
 async def test_a_splice_that_is_cancelled_before_it_begins_does_nothing(source: Path, case: Case) -> None:
-    disk = LossyDisk(source)
+    disk = SpliceDisk(source)
     with trio.CancelScope() as scope:
         async with LocalStore(str(source), disk).edit(case.key) as edit:
             scope.cancel()

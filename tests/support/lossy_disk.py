@@ -11,7 +11,8 @@ from them, by this model:
 - A change of names (creation, link, rename, removal) is certain once all its directories were synced after it; before,
   it happened or not, as a whole, whatever happened to others.  The sync of a file says nothing of its name, unless
   `sync_keeps_name`.
-- Modes, owners, times and extended attributes are not followed; a pipe, and what is like it, becomes an empty file.
+- A file has the sticky bit if it was made with it.  Other modes, owners, times and extended attributes are not
+  followed; a pipe, and what is like it, becomes an empty file.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class _File:
     initial: bytes = b""
     target: str | None = None  # of a symbolic link
     identity: tuple[int, int] = (0, 0)
+    is_sticky: bool = False
 
 
 @dataclass(eq=False)
@@ -141,7 +143,7 @@ class LossyDisk(Disk):
             before = _look(name, dir_fd)
             fd = super().create(name, flags, mode, dir_fd)
             if before is None:
-                self._made(_File(), name, dir_fd)
+                self._made(_File(is_sticky=bool(mode & stat.S_ISVTX)), name, dir_fd)
             elif flags & os.O_TRUNC:
                 self._note(_Truncated(self._file(fd), 0))
             return fd
@@ -257,6 +259,8 @@ class LossyDisk(Disk):
                     path.hardlink_to(inodes[node.identity])
                 contents[node] = path
                 path.write_bytes(_content(node, effects, choose))
+                if node.is_sticky:
+                    path.chmod(path.stat().st_mode | stat.S_ISVTX)
 
         entries = _entries(self._directories, effects, choose, sync_keeps_name)
         build(self._tree, directory)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from shardfs.dataset.walk import prune
 from shardfs.errors import (
     ConflictError,
     ExistsError,
@@ -21,7 +22,7 @@ from shardfs.errors import (
     RefusedError,
     StaleError,
 )
-from shardfs.stores.base import Entry, Kept, Kind, Splice, Stat, Store, prune
+from shardfs.stores.base import Entry, Kept, Kind, Splice, Stat, Store
 from tests.stores.conformance.conftest import Subject
 from tests.stores.splices import content
 
