@@ -15,9 +15,9 @@ from shardfs.dataset.open_shard import OpenShard, open_inner_shard
 from shardfs.errors import StoreError
 from shardfs.format.encoding import encode
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords, Place, ShardGrid, ShardingLevel
-from shardfs.format.splice import Added, Index, IndexLayout, SplicePlan, plan_empty, plan_splice
+from shardfs.format.splice import Added, Index, IndexLayout, Padding, SplicePlan, plan_empty, plan_splice
 from shardfs.format.splice import Kept as KeptRange
-from shardfs.stores.base import Buffer, Content, Kept, Splice
+from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Splice
 from shardfs.stores.memory import MemoryContent
 
 _PROOF_NBYTES: Final = 4096
@@ -72,17 +72,20 @@ async def assemble(
     compact: bool = False,
     drop_index: bool = False,
     keep_empty: bool = False,
+    alignment: int = 1,
 ) -> Assembly:
     """Plan the next version of the shard at *shard*, with *changes* to its chunks: new bytes, or None to remove one.
 
-    *old* is the shard as it is now.  *drop_index*: an index that is replaced need not stay among the payloads.
-    *keep_empty*: a shard without any chunk stays, with an index that says so, if it has one.  Raises `CorruptionError`
-    if what has to be copied cannot be read.
+    *old* is the shard as it is now, *alignment* where appends to it had better end.  *drop_index*: an index that is
+    replaced need not stay among the payloads.  *keep_empty*: a shard without any chunk stays, with an index that says
+    so, if it has one.  Raises `CorruptionError` if what has to be copied cannot be read.
     """
     level, shape = grid.levels[0], grid.index_shape(shard)
     located = [_Change(grid.locate(coords), content) for coords, content in changes.items()]
     compact = compact or bool(level.after)
-    plan, contents = await _plan(grid, 0, shape, old, located, compact=compact, drop_index=drop_index)
+    plan, contents = await _plan(
+        grid, 0, shape, old, located, compact=compact, drop_index=drop_index, alignment=alignment
+    )
     if plan.is_empty:
         if not keep_empty or grid.is_whole:
             return Assembly(None)
@@ -98,6 +101,8 @@ async def assemble(
                 pieces.append(Kept(piece.offset, piece.nbytes))
             case Added():
                 pieces.append(contents[piece.entry])
+            case Padding():
+                pieces.append(MemoryContent(memoryview(bytes(piece.nbytes))))
             case Index():
                 pieces.append(MemoryContent(memoryview(piece.encoded)))
     if level.index_at_start:
@@ -118,6 +123,7 @@ async def _plan(
     *,
     compact: bool,
     drop_index: bool = False,
+    alignment: int = 1,
 ) -> tuple[SplicePlan, dict[int, Content]]:
     """Plan one shard of the level *depth*; returns the contents of its new entries too."""
     level = grid.levels[depth]
@@ -138,6 +144,8 @@ async def _plan(
         [entry for entry, content in replaced.items() if content is None],
         compact=compact,
         drop_index=drop_index,
+        alignment=alignment,
+        at_once=APPEND_NBYTES,
     )
     return plan, contents
 
@@ -170,6 +178,8 @@ def _join(plan: SplicePlan, contents: Mapping[int, Content], old: OpenShard | No
                 parts.append(old.snapshot.content(old.offset + piece.offset, piece.nbytes))
             case Added():
                 parts.append(contents[piece.entry])
+            case Padding():
+                parts.append(MemoryContent(memoryview(bytes(piece.nbytes))))
             case Index():
                 parts.append(MemoryContent(memoryview(piece.encoded)))
     return Joined(parts)

@@ -78,6 +78,7 @@ class Commits:
             compact=compact,
             drop_index=self._source.store.rewrites,
             keep_empty=not edit.can_delete,
+            alignment=edit.append_alignment,
         )
         return Commit(array, shard, contents or {}, records, edit, old, assembly)
 
@@ -110,7 +111,7 @@ class Commits:
             planned_nbytes=assembly.splice.nbytes if assembly.splice is not None else 0,
             index_offset_old=old.index_offset if old is not None else 0,
             is_replacement=is_replacement,
-            temporary=commit.edit.temporary if is_replacement else "",
+            temporary=commit.edit.temporary,
             old_index=old.index.encoded if old is not None and assembly.is_append else b"",
             planned_index=assembly.proof,
             records=[record.sequence for record in commit.records],

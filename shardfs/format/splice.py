@@ -54,6 +54,12 @@ class Added(NamedTuple):
     nbytes: int
 
 
+class Padding(NamedTuple):
+    """Bytes of no meaning."""
+
+    nbytes: int
+
+
 class Index(NamedTuple):
     """The new index."""
 
@@ -65,7 +71,7 @@ class Index(NamedTuple):
         return len(self.encoded)
 
 
-Piece = Kept | Added | Index
+Piece = Kept | Added | Padding | Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,8 @@ def plan_splice(
     *,
     compact: bool = False,
     drop_index: bool = False,
+    alignment: int = 1,
+    at_once: int = 0,
 ) -> SplicePlan:
     """Plan the shard in which the entries of *puts* have new payloads, of so many bytes, and those of *erases* none.
 
@@ -105,6 +113,10 @@ def plan_splice(
     *drop_index* and no entry names bytes of it.  A shard that is not there yet, is put whole, or is to be *compact*, is
     laid out anew: payloads in C order of their entries, and no dead bytes.  Entries of the old shard that share bytes
     share them in the new one, too.
+
+    With an *alignment*, an index at the end ends at a multiple of it: padding is put before the payloads, so that the
+    last one ends where the index begins.  Payloads of more than *at_once* bytes are then appended in two steps: the
+    first ones, and behind them a copy of the old index, for who reads the shard until the second step is made.
 
     An append keeps a damaged entry damaged.  Raises `CorruptionError` where the new shard could not be right: a
     damaged entry would have to be moved, or an entry names a part of the index that is to be replaced.
@@ -115,7 +127,9 @@ def plan_splice(
     values = old.entries().copy()
     values[list(erases)] = _EMPTY
     if not compact:
-        return _append(layout, values, puts, old.shard_nbytes, drop_index=drop_index)
+        if layout.at_start:
+            alignment = 1
+        return _append(layout, values, puts, old.shard_nbytes, drop_index, alignment, at_once)
     values[list(puts)] = _EMPTY
     run = EntryRun(values, old.shard_nbytes)
     for entry in np.flatnonzero(~(run.sound | run.empty))[:1].tolist():
@@ -148,8 +162,9 @@ def _append(
     values: npt.NDArray[np.uint64],
     puts: Mapping[int, int],
     shard_nbytes: int,
-    *,
     drop_index: bool,
+    alignment: int,
+    at_once: int,
 ) -> SplicePlan:
     """Plan an append to a shard with the entries *values*; those of *puts* do not matter."""
     entries, sizes = _in_c_order(puts)
@@ -159,15 +174,28 @@ def _append(
         without = shard_nbytes - layout.nbytes
         if not (EntryRun(values, shard_nbytes).sound & ~EntryRun(values, without).sound).any():
             kept_nbytes = without
-    nbytes = kept_nbytes + int(sizes.sum()) + (0 if layout.at_start else layout.nbytes)
+    tail_nbytes = 0 if layout.at_start else layout.nbytes
+    nbytes = kept_nbytes
+    behind = np.cumsum(sizes[::-1])[::-1]  # bytes of each payload and those that follow
+    first = int(np.count_nonzero(behind > at_once)) if alignment > 1 else 0  # payloads of the first step of two
+    offsets = np.empty_like(sizes)
+    added: list[Piece] = []
+    for step in (slice(0, first), slice(first, None)) if first else (slice(0, None),):
+        step_nbytes = int(sizes[step].sum())
+        if padding := -(nbytes + step_nbytes + tail_nbytes) % alignment:
+            added.append(Padding(padding))
+        offsets[step] = nbytes + padding + np.cumsum(sizes[step]) - sizes[step]
+        added += [Added(entry, puts[entry]) for entry in entries[step].tolist()]
+        if step.stop is not None:
+            added.append(Kept(shard_nbytes - tail_nbytes, tail_nbytes))
+        nbytes += padding + step_nbytes + tail_nbytes
     # The new end must not lend sense to an entry that named bytes beyond the old one: they would be another's.
     values[EntryRun(values, nbytes).sound & ~EntryRun(values, kept_nbytes).sound, 0] = _EMPTY
-    values[entries, 0] = kept_nbytes + np.cumsum(sizes) - sizes
+    values[entries, 0] = offsets
     values[entries, 1] = sizes
     if (values == _EMPTY).all():
         return _NOTHING
     index = layout.codecs.encode(values, layout.chunks_per_shard)
-    added = [Added(entry, puts[entry]) for entry in entries.tolist()]
     if not layout.at_start:
         before = [Kept(0, kept_nbytes)] if kept_nbytes else []
         return SplicePlan((*before, *added, Index(index)), index, nbytes, is_append=True)

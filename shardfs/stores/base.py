@@ -11,6 +11,9 @@ from shardfs.stores.beneath import Descriptor
 
 Buffer = bytes | bytearray | memoryview
 
+APPEND_NBYTES: Final = 8 * 2**20
+"""How many bytes, padding and the tail not counted, are appended in one step at most."""
+
 _RESERVED: Final = ".shardfs"
 
 
@@ -134,7 +137,8 @@ class Splice:
     """A new version of an object, first byte to last: ranges of the old one and new content.
 
     The last *tail_nbytes* bytes, of the new version as of the old one, are what makes the object readable: the index
-    of a shard that ends with it, 0 for one that begins with it.
+    of a shard that ends with it, 0 for one that begins with it.  A range behind the first piece that is the old tail
+    once more ends a step: until the next one is made, that is what the object ends with.
     """
 
     pieces: tuple[Kept | Content, ...]
@@ -159,6 +163,13 @@ class Edit(Protocol):
     @property
     def can_delete(self) -> bool:
         """Whether `delete` removes the object as this change finds it, and no other."""
+
+    @property
+    def append_alignment(self) -> int:
+        """What the size of the object, and after each step, had better be a multiple of when it is appended to.
+
+        If it is one, and no step has more than `APPEND_NBYTES`, nobody finds the object without its tail at any moment.
+        """
 
     @property
     def temporary(self) -> str:

@@ -7,8 +7,11 @@ to make durable and what an error means is for the caller to know.
 
 import ctypes
 import errno
+import fcntl
 import os
+import struct
 from collections.abc import Sequence
+from mmap import mmap
 from typing import Final
 
 from shardfs.stores.base import Buffer
@@ -16,6 +19,12 @@ from shardfs.stores.base import Buffer
 _MAX_BUFFERS: Final = 1024  # IOV_MAX of Linux
 _RENAME_NOREPLACE: Final = 1
 _NO_DIRECTORY_SYNC: Final = (errno.EINVAL, errno.EOPNOTSUPP)
+
+_FICLONE: Final = 0x40049409
+_AT_ONCE: Final = (0xEF53, 0x58465342)  # ext4 and its elders, XFS; trying tells nothing, as btrfs and tmpfs take it
+
+BLOCK: Final = 4096
+"""What begin and end of a direct write are multiples of."""
 
 Target = int | str
 """A descriptor, or the path in `/proc/self/fd` of one that was opened with `O_PATH`."""
@@ -45,6 +54,33 @@ class Disk:
                 first += 1
             if done:
                 pending[first] = pending[first][done:]
+
+    def appends_at_once(self, fd: int) -> bool:
+        """Whether a direct write beyond the end of a file is seen as a whole or not at all, on its file system."""
+        status = ctypes.create_string_buffer(512)
+        if ctypes.CDLL(None).fstatfs(fd, status) != 0:
+            return False
+        return struct.unpack_from("l", status)[0] in _AT_ONCE
+
+    def pwrite_direct(self, fd: int, buffer: mmap, offset: int) -> None:
+        """Write all of *buffer* from *offset* on past the page cache, in one call; EINVAL where that cannot be done.
+
+        Offset and size are multiples of `BLOCK`.
+        """
+        room = os.fstatvfs(fd)
+        if room.f_bfree * room.f_frsize < len(buffer):  # else a part of it would be written
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        direct = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+        try:
+            done = os.pwrite(direct, buffer, offset)
+        finally:
+            os.close(direct)
+        if done < len(buffer):
+            self.pwrite(fd, [buffer[done:]], offset + done)
+
+    def clone(self, fd: int, source: int) -> None:
+        """Give the empty file *fd* the content of *source*, without a copy of it; EOPNOTSUPP and others where not."""
+        fcntl.ioctl(fd, _FICLONE, source)
 
     def truncate(self, fd: int, nbytes: int) -> None:
         """Give a file the size *nbytes*."""

@@ -11,10 +11,10 @@ import trio
 from shardfs.errors import ConflictError, NotFoundError
 from shardfs.stores.base import Splice, Stat, join_key
 from shardfs.stores.beneath import READ, WALK, Descriptor, open_beneath, translate_of_change
-from shardfs.stores.durable import Disk
+from shardfs.stores.durable import BLOCK, Disk
 from shardfs.stores.file_lock import FileLock, lock
 from shardfs.stores.local_snapshot import LocalSnapshot, to_stat
-from shardfs.stores.new_file import Rights, rename_to_absent, temporary_name, write_aside
+from shardfs.stores.new_file import NO_CLONES, Rights, rename_to_absent, temporary_name, write_aside
 from shardfs.stores.splicing import Arranged, Form, arrange, batches, change_in_place
 
 _DIRECTORY: Final = READ | os.O_DIRECTORY
@@ -39,18 +39,30 @@ class LocalEdit:
     descriptor: Descriptor | None
     snapshot: LocalSnapshot | None
     can_delete: bool = field(init=False, default=True)
+    append_alignment: int = field(init=False, default=1)
     temporary: str = field(init=False)
     written_nbytes: int = field(init=False, default=0)
     _is_made: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.temporary = join_key(self._parent, temporary_name())
+        if self.descriptor is not None and self.disk.appends_at_once(self.descriptor.fd):
+            self.append_alignment = BLOCK
 
     async def splice(self, splice: Splice) -> Stat:
-        """Store the new version: in place if it keeps the whole old one, with a new head or tail, else written anew."""
+        """Store the new version: in place if it keeps the whole old one, with a new head or tail, else written anew.
+
+        What is appended where others would see a part of it is appended to a clone, if one can be had.
+        """
         self._begin()
         change = arrange(splice, self.snapshot.stat.size if self.snapshot else 0)
         try:
+            if change.form is Form.APPENDED and change.tail_nbytes and self.append_alignment == 1:
+                try:
+                    return await trio.to_thread.run_sync(self._write_new, change, self.descriptor)
+                except OSError as error:
+                    if error.errno not in NO_CLONES:
+                        raise
             if change.form is not Form.WRITTEN_NEW:
                 return await self._change_in_place(change)
             if self.snapshot is None:
@@ -100,7 +112,8 @@ class LocalEdit:
         self._require_unchanged()
         held = [] if change.form is Form.CUT else [s for s in list(self.snapshots) if s.hold(old, change.overwritten)]
         try:
-            self.written_nbytes = await trio.to_thread.run_sync(change_in_place, self.disk, fd, old.size, change)
+            make = partial(change_in_place, self.disk, fd, old.size, change, at_once=self.append_alignment > 1)
+            self.written_nbytes = await trio.to_thread.run_sync(make)
         finally:
             now = to_stat(os.fstat(fd))
             is_ours = now.size in (old.size, change.nbytes)
@@ -111,15 +124,19 @@ class LocalEdit:
             raise ConflictError(f"{self.key} was replaced while it was changed")
         return now
 
-    def _write_new(self, change: Arranged) -> Stat:
+    def _write_new(self, change: Arranged, clone_of: Descriptor | None = None) -> Stat:
         directory = open_beneath(self.root, self._parent, _DIRECTORY)
         fd = _NO_FILE if self.descriptor is None else self.descriptor.fd
         rights = self.rights if self.descriptor is None else Rights.of(os.fstat(fd))
-        content = batches(change.pieces, fd, 0, change.nbytes)
+        kept = os.fstat(fd).st_size if clone_of is not None else 0
+        content = batches(change.pieces, fd, kept, change.nbytes)
         temporary = self.temporary.rpartition("/")[2]
         take_name = partial(self._take_name, temporary, directory.fd)
-        self.descriptor, status = write_aside(self.disk, directory, temporary, rights, content, take_name)
-        self.written_nbytes = change.nbytes
+        clone_fd = clone_of.fd if clone_of is not None else None
+        self.descriptor, status = write_aside(
+            self.disk, directory, temporary, rights, content, take_name, clone_of=clone_fd
+        )
+        self.written_nbytes = change.nbytes - kept
         return status
 
     def _take_name(self, temporary: str, dir_fd: int, _: int) -> None:

@@ -38,6 +38,7 @@ class MemoryEdit:
     mode: int
     snapshot: StoredSnapshot | None
     temporary: str = field(init=False, default="")
+    append_alignment: int = field(init=False, default=1)
     can_delete: bool = field(init=False, default=True)
     written_nbytes: int = field(init=False, default=0)
 

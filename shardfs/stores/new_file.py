@@ -14,6 +14,7 @@ from shardfs.stores.durable import Disk
 from shardfs.stores.local_snapshot import to_stat
 
 _NOT_EXCLUSIVE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+NO_CLONES: Final = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
 _NO_LINKS: Final = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -57,17 +58,23 @@ def write_aside(
     rights: Rights,
     content: Iterable[Sequence[Buffer]],
     take_name: Callable[[int], None],
+    *,
+    clone_of: int | None = None,
 ) -> tuple[Descriptor, Stat]:
     """Write *content* to the new file *temporary*, make it durable, call *take_name*, and make that durable.
 
-    *take_name* gets a descriptor of the file.  Returns the file, open, and its state; after any error *temporary* is
-    gone.
+    *content* follows that of the file open as *clone_of*, if one is given; an `OSError` of `NO_CLONES` says that that
+    cannot be had without a copy.  *take_name* gets a descriptor of the file.  Returns the file, open, and its state;
+    after any error *temporary* is gone.
     """
     initial = 0o666 if rights.mode is None else rights.mode & 0o700
     file = Descriptor(disk.create(temporary, os.O_RDWR | os.O_EXCL, initial, directory.fd))
     fd = file.fd
     try:
         offset = 0
+        if clone_of is not None:
+            disk.clone(fd, clone_of)
+            offset = os.fstat(fd).st_size
         for buffers in content:
             disk.pwrite(fd, buffers, offset)
             offset += sum(len(buffer) for buffer in buffers)

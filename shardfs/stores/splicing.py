@@ -5,6 +5,8 @@ system leave as they come; a failed change in place is taken back first.
 """
 
 import enum
+import errno
+import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,12 +14,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardfs.errors import ConflictError, StoreError
-from shardfs.stores.base import Buffer, Content, Kept, Splice
-from shardfs.stores.durable import Disk
+from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Splice
+from shardfs.stores.durable import BLOCK, Disk
 
 BATCH_NBYTES: Final = 8 * 2**20
-"""What is written in one call at most, but for a head or a tail; also the largest append that is one call."""
+"""What is written in one call at most, but for a head or a tail."""
 
+_STEP_NBYTES: Final = APPEND_NBYTES + BLOCK
 _READ_NBYTES: Final = 2**20
 
 Piece = Kept | Content
@@ -62,7 +65,8 @@ def arrange(splice: Splice, old_nbytes: int) -> Arranged:
     if any(piece.offset < 0 or piece.nbytes < 0 or piece.offset + piece.nbytes > old_nbytes for piece in kept.values()):
         raise ValueError(f"a splice keeps more than the {old_nbytes} bytes that there are")
     form = Form.WRITTEN_NEW
-    if kept == {0: Kept(0, old_nbytes)}:
+    copies = [piece for place, piece in kept.items() if place]
+    if kept.get(0) == Kept(0, old_nbytes) and all(piece == _tail(splice.tail_nbytes, old_nbytes) for piece in copies):
         form = Form.APPENDED
     elif len(pieces) > 1 and kept == {1: Kept(pieces[0].nbytes, old_nbytes - pieces[0].nbytes)}:
         form = Form.HEADED
@@ -71,14 +75,22 @@ def arrange(splice: Splice, old_nbytes: int) -> Arranged:
     return Arranged(form, pieces, splice.tail_nbytes)
 
 
-def change_in_place(disk: Disk, fd: int, old_nbytes: int, change: Arranged) -> int:
-    """Make *change* of the open file, which has *old_nbytes* bytes, durably; return how many bytes that wrote."""
+def change_in_place(disk: Disk, fd: int, old_nbytes: int, change: Arranged, *, at_once: bool) -> int:
+    """Make *change* of the open file, which has *old_nbytes* bytes, durably; return how many bytes that wrote.
+
+    *at_once*: a direct write beyond the end of the file is seen as a whole or not at all.
+    """
     written = change.nbytes - old_nbytes
     match change.form:
         case Form.APPENDED:
             if len(change.pieces) > 1:
                 with _taken_back_on_failure(disk, fd, old_nbytes):
-                    written += _append(disk, fd, old_nbytes, change)
+                    before = os.fstat(fd)
+                    ends = _ends(change, old_nbytes) if at_once else ()
+                    if not ends or not _append_at_once(disk, fd, old_nbytes, change, ends):
+                        written += _append(disk, fd, old_nbytes, change)
+                    _move_time(disk, fd, before)
+                    disk.sync(fd)
         case Form.HEADED:
             _replace_head(disk, fd, old_nbytes, change)
             written += change.overwritten
@@ -108,24 +120,65 @@ def batches(pieces: Sequence[Piece], fd: int, start: int, stop: int) -> Iterator
         yield batch
 
 
+def _tail(nbytes: int, old_nbytes: int) -> Kept:
+    return Kept(old_nbytes - nbytes, nbytes)
+
+
+def _ends(change: Arranged, old_nbytes: int) -> tuple[int, ...]:
+    """Return the sizes that the file has after each step of an append; none if it cannot be made by direct writes."""
+    ends: list[int] = []
+    position = begin = old_nbytes
+    for piece in change.pieces[1:]:
+        position += piece.nbytes
+        if piece == _tail(change.tail_nbytes, old_nbytes) or position == change.nbytes:
+            ends.append(position)
+            if position == change.nbytes and position - begin - change.tail_nbytes >= _STEP_NBYTES:
+                return ()
+            begin = position
+    return tuple(ends) if change.tail_nbytes and not any(end % BLOCK for end in ends) else ()
+
+
+def _append_at_once(disk: Disk, fd: int, start: int, change: Arranged, ends: Sequence[int]) -> bool:
+    """Append by direct writes, after each of which the file ends with a whole tail; return False if that cannot be."""
+    for end in ends:
+        # What is too much goes into a hole before the tail, once that is there.
+        hole = end - start - change.tail_nbytes
+        if hole < _STEP_NBYTES:
+            hole = 0
+        begin = start + hole
+        first = begin // BLOCK * BLOCK
+        buffer = mmap.mmap(-1, end - first)  # it begins at a page
+        buffer[: begin - first] = bytes(begin - first) if hole else _read(fd, first, begin - first)
+        _gather(change.pieces, fd, begin, end, memoryview(buffer)[begin - first :])
+        try:
+            disk.pwrite_direct(fd, buffer, first)
+        except OSError as error:
+            if error.errno != errno.EINVAL or end != ends[0]:
+                raise
+            return False
+        if hole:
+            _write(disk, fd, change.pieces, start, begin)
+            disk.sync(fd)  # else a power cut may leave the last tail without what it speaks of
+        start = end
+    return True
+
+
 def _append(disk: Disk, fd: int, start: int, change: Arranged) -> int:
-    """Append what is new; return how many bytes that wrote besides."""
-    copied = 0
+    """Append by ordinary writes, which show sizes between the old one and the new; return how many bytes more it wrote.
+
+    Whoever opens the file meanwhile finds the old tail at its end, but while one is written.
+    """
     stop = change.nbytes
     tail = stop - change.tail_nbytes
-    if stop - start <= BATCH_NBYTES:
-        disk.pwrite(fd, [_gathered(change.pieces, fd, start, stop)], start)
-    elif change.tail_nbytes > start or tail < start or not change.tail_nbytes:
+    if change.tail_nbytes > start or tail < start or not change.tail_nbytes:
         _write(disk, fd, change.pieces, start, stop)
-    else:
-        # Whoever opens the file meanwhile finds the old tail at its end, before and after the hole is filled.
-        disk.pwrite(fd, [_read(fd, start - change.tail_nbytes, change.tail_nbytes)], tail)
-        copied = change.tail_nbytes
-        _write(disk, fd, change.pieces, start, tail)
+        return 0
+    disk.pwrite(fd, [_read(fd, start - change.tail_nbytes, change.tail_nbytes)], tail)
+    _write(disk, fd, change.pieces, start, tail)
+    if tail - start > BATCH_NBYTES:
         disk.sync(fd)  # else a power cut may leave the new tail without what it speaks of
-        disk.pwrite(fd, [_gathered(change.pieces, fd, tail, stop)], tail)
-    disk.sync(fd)
-    return copied
+    disk.pwrite(fd, [_gathered(change.pieces, fd, tail, stop)], tail)
+    return change.tail_nbytes
 
 
 def _replace_head(disk: Disk, fd: int, old_nbytes: int, change: Arranged) -> None:
@@ -140,11 +193,15 @@ def _replace_head(disk: Disk, fd: int, old_nbytes: int, change: Arranged) -> Non
             disk.sync(fd)
         with _taken_back_on_failure(disk, fd, old_nbytes, old_head):
             disk.pwrite(fd, [new_head], 0)
-            after = os.fstat(fd)
-            if (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns):
-                # The clock of the file system is coarser than the time since the last change.
-                disk.utime(fd, after.st_atime_ns, after.st_mtime_ns + 1)
+            _move_time(disk, fd, before)
             disk.sync(fd)
+
+
+def _move_time(disk: Disk, fd: int, before: os.stat_result) -> None:
+    """Give a file that was changed another time, by which others (tensorstore: by nothing else) tell its versions."""
+    after = os.fstat(fd)
+    if after.st_mtime_ns == before.st_mtime_ns:  # the clock of the file system is coarser than the time since then
+        disk.utime(fd, after.st_atime_ns, after.st_mtime_ns + 1)
 
 
 @contextmanager
@@ -172,11 +229,15 @@ def _write(disk: Disk, fd: int, pieces: Sequence[Piece], start: int, stop: int) 
 def _gathered(pieces: Sequence[Piece], fd: int, start: int, stop: int) -> bytearray:
     """Return bytes of the new version as one buffer, which the kernel takes in one call however many pieces it has."""
     buffer = bytearray(stop - start)
+    _gather(pieces, fd, start, stop, memoryview(buffer))
+    return buffer
+
+
+def _gather(pieces: Sequence[Piece], fd: int, start: int, stop: int, buffer: memoryview) -> None:
     position = 0
     for view in _views(pieces, fd, start, stop):
         buffer[position : position + view.nbytes] = view
         position += view.nbytes
-    return buffer
 
 
 def _views(pieces: Sequence[Piece], fd: int, start: int, stop: int) -> Iterator[memoryview]:

@@ -71,6 +71,10 @@ SHORT = {
 """Histories of one array, which has the chunks 0, 1, 2 and 4 at the beginning."""
 
 
+FILE_SYSTEMS = [{"at_once": True}, {"at_once": False, "clones": True}, {"at_once": False}]
+"""How appends are made: by direct writes, to clones, or by ordinary writes."""
+
+
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A source where every array has the chunks 0, 1, 2 and 4."""
@@ -129,13 +133,14 @@ class Crashes:
         self.directory, self.template, self.history, self.chance = directory, template, history, chance
         self.paths = sorted({operation.path for operation in history if operation.path})
         self.checks = 0
+        self.kind = chance.choice(FILE_SYSTEMS)
 
     def begin(self) -> tuple[Path, Machine, Ledger]:
         for name in os.listdir(self.directory):
             shutil.rmtree(self.directory / name)
         root = self.directory / "source"
         shutil.copytree(self.template, root, ignore=lambda _, names: {*names} & {*ARRAYS} - {*self.paths})
-        return root, Machine(root), ledger(self.paths)
+        return root, Machine(root, **self.kind), ledger(self.paths)
 
     def ncalls(self) -> int:
         root, machine, book = self.begin()

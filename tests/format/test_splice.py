@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shardfs.errors import CorruptionError
 from shardfs.format.metadata import parse_codecs
 from shardfs.format.shard_index import EMPTY, IndexCodecs, ShardIndex
-from shardfs.format.splice import Added, Index, IndexLayout, Kept, SplicePlan, plan_empty, plan_splice
+from shardfs.format.splice import Added, Index, IndexLayout, Kept, Padding, SplicePlan, plan_empty, plan_splice
 from tests.support.corpus import BIG, CRC32C, LITTLE, array, sharding, transpose
 from tests.support.datasets import store
 from tests.support.encoder import encode_array
@@ -57,6 +57,8 @@ def carried_out(plan: SplicePlan, old: bytes, puts: Mapping[int, bytes]) -> byte
             case Added(entry, nbytes):
                 assert nbytes == len(puts[entry])
                 shard += puts[entry]
+            case Padding(nbytes):
+                shard += bytes(nbytes)
             case Index(encoded):
                 assert encoded == plan.index
                 assert piece.nbytes == len(encoded)
@@ -135,6 +137,33 @@ def test_many_changes_leave_what_a_dictionary_would_hold(
             kept = {} if not shard else {e: chunk for e, chunk in model.items() if e not in puts}
             check_laid_out(codecs, layout, shard, new, kept, puts)
         shard = new
+
+
+@given(st.integers(0, 40), st.dictionaries(st.integers(0, 4), st.binary(max_size=40), max_size=5), st.integers(0, 99))
+def test_an_aligned_append_ends_each_step_at_a_multiple_and_with_an_index(
+    begin: int, puts: Chunks, at_once: int
+) -> None:
+    """The bytes between the old end and the payloads mean nothing; the last payload ends where the index begins."""
+    old = line(LINE, b"x" * begin, {5: (0, begin)})
+    index = index_of(LINE, old)
+    sizes = {entry: len(data) for entry, data in puts.items()}
+    plan = plan_splice(LINE, index, sizes, [], alignment=64, at_once=at_once)
+    new = carried_out(plan, old, puts)
+    assert plan.is_append
+    assert new.startswith(old)
+    assert chunks_in(LINE, new) == {5: b"x" * begin, **puts}
+    copies = [place for place, piece in enumerate(plan.pieces) if isinstance(piece, Kept)][1:]
+    assert len(copies) == (sum(sizes.values()) > at_once)
+    for stop in (*(place + 1 for place in copies), len(plan.pieces)):
+        end = sum(piece.nbytes for piece in plan.pieces[:stop])
+        assert end % 64 == 0
+        expected = chunks_in(LINE, new if end == len(new) else old)
+        assert chunks_in(LINE, new[:end]) == expected
+    last = plan.pieces[-2]
+    behind = copies[0] + 1 if copies else 1
+    payloads = [piece for piece in plan.pieces[behind:] if isinstance(piece, Added)]
+    assert sum(piece.nbytes for piece in payloads) <= at_once
+    assert not payloads or last == payloads[-1]
 
 
 def check_append(layout: IndexLayout, old: bytes, new: bytes, puts: Chunks, may_drop_index: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
+from shardfs.fuse.control import FLUSH
 from tests.support.mounting import PATIENCE, Mount, Mounter
 from tests.support.readers import READERS, assert_same
 from tests.support.writers import assert_sound, flush
@@ -78,3 +81,68 @@ def test_commits_and_native_writers_of_one_shard_lose_nothing(mount: Mounter, tm
     mounted.unmount()
     assert_sound(source)
     assert sorted(path.name for path in source.rglob("*")) == ["0", "c", "zarr.json"]
+
+
+READER = """
+import os, sys
+import google_crc32c
+path, nbytes = sys.argv[1], int(sys.argv[2])
+reads = torn = 0
+print("ready", flush=True)
+while not stop():
+    for _ in range(20):
+        fd = os.open(path, os.O_RDONLY)
+        index = os.pread(fd, nbytes, os.fstat(fd).st_size - nbytes)
+        os.close(fd)
+        reads += 1
+        torn += google_crc32c.value(index[:-4]).to_bytes(4, "little") != index[-4:]
+print(reads, torn, flush=True)
+"""
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A directory on a file system of the kind that is asked for; "" is what the tests run on."""
+    kind, disk = request.param, tmp_path / "disk"
+    if not kind:
+        yield tmp_path
+        return
+    if os.geteuid() != 0 or shutil.which(f"mkfs.{kind}") is None:
+        pytest.skip(f"only root can make a file system, by mkfs.{kind}")
+    disk.mkdir()
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(2**30)
+    made = subprocess.run([f"mkfs.{kind}", "-q", image], capture_output=True, check=False)
+    if made.returncode or subprocess.run(["mount", "-o", "loop", image, disk], check=False).returncode:
+        pytest.skip(f"{kind} cannot be mounted here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
+        image.unlink()
+
+
+@pytest.mark.parametrize("nchunks", [2**6, 2**12, 2**16])
+@pytest.mark.parametrize("place", ["", "xfs", "btrfs"], indirect=True)
+def test_native_readers_find_a_whole_index_at_every_moment(place: Path, mount: Mounter, nchunks: int) -> None:
+    source, nbytes = place / "source", 16 * nchunks + 4
+    zarr.create_array(source, shape=(8 * nchunks,), shards=(8 * nchunks,), chunks=(8,), dtype="u1", compressors=None)
+    zarr.open_array(source)[:8] = 1
+    mounted = mount(source, write=True)
+    command = [sys.executable, "-c", STOP + READER, str(source / "c/0"), str(nbytes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        try:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "ready\n"
+            for number in range(1, 60):
+                (mounted.path / f"c/{number}").write_bytes(bytes([number]) * 8)
+                os.setxattr(mounted.path, FLUSH, b"")
+            reads, torn = map(int, reader.communicate("", timeout=PATIENCE)[0].split())
+        finally:
+            reader.kill()
+    assert reads > 100
+    assert torn == 0
+    mounted.unmount()
+    for read in READERS.values():
+        assert read(source)[: 8 * 60].tolist() == [max(1, i // 8) for i in range(8 * 60)]

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from shardfs.dataset.source import Source
 from shardfs.dataset.writer import Writer
 from shardfs.fuse import control
 from shardfs.stores.beneath import open_directory
-from shardfs.stores.durable import Disk
+from shardfs.stores.durable import BLOCK, Disk
 from shardfs.stores.local import LocalStore
 from shardfs.stores.memory import MemoryContent
 from tests.support.corpus import CRC32C, array, extension, sharding
@@ -44,6 +45,10 @@ class CountingDisk(Disk):
     def pwrite(self, fd: int, buffers: Sequence[Any], offset: int) -> None:
         super().pwrite(fd, buffers, offset)
         self.written += sum(memoryview(buffer).nbytes for buffer in buffers)
+
+    def pwrite_direct(self, fd: int, buffer: mmap, offset: int) -> None:
+        super().pwrite_direct(fd, buffer, offset)
+        self.written += len(buffer)
 
 
 @dataclass
@@ -113,8 +118,12 @@ def test_a_commit_writes_payloads_and_indexes_and_nothing_else(
         return written, dataset.counted - before
 
     written, counted = trio.run(run)
-    assert written == len(chunks) * CHUNK + indexes * INDEX
-    assert counted == written, "the statistics tell what was written"
+    needed = len(chunks) * CHUNK + indexes * INDEX
+    if not already or len(chunks) == PER_SHARD:
+        assert written == counted == needed
+    else:  # a step of an append ends at a block, and begins with the block that is there
+        assert needed <= counted < needed + indexes * BLOCK, "the statistics tell what was written"
+        assert counted <= written < counted + indexes * BLOCK
 
 
 def test_a_mount_tells_what_its_commits_wrote(mount: Mounter, tmp_path: Path) -> None:
@@ -130,10 +139,11 @@ def test_a_mount_tells_what_its_commits_wrote(mount: Mounter, tmp_path: Path) ->
         return int(statistics(mounted.path)["committed_bytes"] - before)
 
     assert committed([0, 1]) == 2 * CHUNK + INDEX
-    assert committed([1]) == CHUNK + INDEX
-    assert committed(range(2, MANY)) == (MANY - 2) * CHUNK + 2 * INDEX
+    assert 0 <= committed([1]) - (CHUNK + INDEX) < BLOCK + INDEX
+    assert 0 <= committed(range(2, MANY)) - ((MANY - 2) * CHUNK + 2 * INDEX) < 2 * BLOCK
     assert committed([]) == 0
-    assert (source / "c" / "0").stat().st_size == (MANY + 1) * CHUNK + 3 * INDEX
+    dead = (source / "c" / "0").stat().st_size - (MANY + 1) * CHUNK
+    assert 0 <= dead - 3 * INDEX <= INDEX + 3 * BLOCK
 
 
 def statistics(path: Path) -> Any:

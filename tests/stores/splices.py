@@ -85,10 +85,23 @@ class Case:
 
 
 WHOLE = Kept(0, len(OLD))
+OLD_TAIL = Kept(len(OLD) - TAIL_NBYTES, TAIL_NBYTES)
 WRITE_ASIDE = ("create", "pwrite", "chmod", "sync")
 CASES = {
     "append": Case(
-        (WHOLE, content(b"one"), content(b"two"), content(b"t" * TAIL_NBYTES)), TAIL_NBYTES, ("pwrite", "sync")
+        (WHOLE, content(b"one"), content(b"two"), content(b"t" * TAIL_NBYTES)),
+        TAIL_NBYTES,
+        ("pwrite", "pwrite", "pwrite", "sync"),
+    ),
+    "append at once": Case(
+        (WHOLE, content(bytes(2185)), content(b"one"), content(b"t" * TAIL_NBYTES)),
+        TAIL_NBYTES,
+        ("pwrite_direct", "sync"),
+    ),
+    "append in two steps": Case(
+        (WHOLE, Counted(9 * MIB + 2188), OLD_TAIL, content(bytes(3993)), content(b"one"), content(b"t" * TAIL_NBYTES)),
+        TAIL_NBYTES,
+        ("pwrite_direct", "pwrite", "pwrite", "sync", "pwrite_direct", "sync"),
     ),
     "large append": Case(
         (WHOLE, Counted(9 * MIB), content(b"payload"), content(b"t" * TAIL_NBYTES)),

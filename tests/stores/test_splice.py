@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -14,13 +15,14 @@ from hypothesis import strategies as st
 
 from shardfs.errors import NotFoundError, StaleError, StoreError
 from shardfs.stores.base import Kept, Splice, is_reserved
-from shardfs.stores.durable import Disk
+from shardfs.stores.durable import BLOCK, Disk
 from shardfs.stores.local import LocalStore
 from shardfs.stores.splicing import BATCH_NBYTES, arrange
 from tests.stores.splices import (
     CASES,
     MIB,
     OLD,
+    OLD_TAIL,
     TAIL_NBYTES,
     WHOLE,
     Case,
@@ -53,6 +55,11 @@ class WatchedDisk(Disk):
     def pwrite(self, *args: Any) -> None:
         self._look()
         super().pwrite(*args)
+        self._look()
+
+    def pwrite_direct(self, *args: Any) -> None:
+        self._look()
+        super().pwrite_direct(*args)
         self._look()
 
     def sync(self, fd: int) -> None:
@@ -93,22 +100,56 @@ async def test_kept_bytes_stay_in_their_file_or_leave_it_whole(source: Path, cas
 
 
 @in_trio
-async def test_an_append_writes_no_byte_twice(source: Path) -> None:
+async def test_an_append_that_is_made_at_once_writes_the_last_block_again_and_nothing_else(source: Path) -> None:
     disk = SpliceDisk(source)
     payloads = [content(bytes([i % 256]) * 1000) for i in range(3000)]  # more than one call takes as buffers
-    await make(source, disk, Case((WHOLE, *payloads, content(b"t" * TAIL_NBYTES)), TAIL_NBYTES, ()))
-    assert disk.names == ["pwrite", "sync"]
-    assert disk.written == 3000 * 1000 + TAIL_NBYTES
+    padding = -(len(OLD) + 3000 * 1000 + TAIL_NBYTES) % BLOCK
+    pieces = (WHOLE, content(bytes(padding)), *payloads, content(b"t" * TAIL_NBYTES))
+    await make(source, disk, Case(pieces, TAIL_NBYTES, ()))
+    assert disk.names == ["pwrite_direct", "sync"]
+    assert disk.written == len(OLD) % BLOCK + padding + 3000 * 1000 + TAIL_NBYTES
 
 
-@pytest.mark.parametrize("nbytes", [BATCH_NBYTES - TAIL_NBYTES, BATCH_NBYTES - TAIL_NBYTES + 1])
+@pytest.mark.parametrize("nbytes", [1000, BATCH_NBYTES + 1])
 @in_trio
-async def test_a_large_append_writes_one_tail_more(source: Path, nbytes: int) -> None:
+async def test_an_append_by_ordinary_writes_writes_one_tail_more(source: Path, nbytes: int) -> None:
     disk = SpliceDisk(source)
     await make(source, disk, Case((WHOLE, Counted(nbytes), content(b"t" * TAIL_NBYTES)), TAIL_NBYTES, ()))
-    is_large = nbytes + TAIL_NBYTES > BATCH_NBYTES
-    assert disk.written == nbytes + TAIL_NBYTES * (2 if is_large else 1)
-    assert len(disk.names) > 2 if is_large else disk.names == ["pwrite", "sync"]
+    assert disk.written == nbytes + 2 * TAIL_NBYTES
+
+
+@pytest.mark.parametrize("name", ["append", "append at once", "large append", "append in two steps"])
+@in_trio
+async def test_where_others_would_see_a_part_of_it_a_clone_is_appended_to(source: Path, name: str) -> None:
+    disk = SpliceDisk(source, at_once=False, clones=True)
+    store = LocalStore(str(source), disk)
+    snapshot = await store.open("d/f")
+    stat = await make(source, disk, CASES[name])
+    assert (source / "d" / "f").read_bytes() == CASES[name].new
+    assert (disk.names[:2], disk.names[-4:]) == (["create", "clone"], ["chmod", "sync", "rename", "sync_directory"])
+    assert (stat.mode & 0o7777, files(source)) == (0o640, {"d/f"})
+    assert bytes(await snapshot.read(0, len(OLD))) == OLD
+
+
+@pytest.mark.parametrize("name", ["append at once", "append in two steps"])
+@in_trio
+async def test_without_direct_writes_and_clones_the_old_tail_is_copied_first(source: Path, name: str) -> None:
+    disk = SpliceDisk(source, at_once=False)
+    await make(source, disk, CASES[name])
+    assert (source / "d" / "f").read_bytes() == CASES[name].new
+    writes = [call for call in disk.calls if call.name == "pwrite"]
+    assert writes[0].data == OLD[-TAIL_NBYTES:]
+    assert {call.offset + len(call.data) for call in (writes[0], writes[-1])} == {len(CASES[name].new)}
+
+
+@in_trio
+async def test_where_direct_writes_are_refused_after_all_others_are_made(source: Path) -> None:
+    class Refusing(Disk):
+        def pwrite_direct(self, *args: Any) -> None:
+            raise OSError(errno.EINVAL, "not here")
+
+    await make(source, Refusing(), CASES["append in two steps"])
+    assert (source / "d" / "f").read_bytes() == CASES["append in two steps"].new
 
 
 @pytest.mark.parametrize(("old_nbytes", "tail_nbytes"), [(10_000, 20_000), (11 * MIB, 10 * MIB)])
@@ -122,10 +163,10 @@ async def test_a_large_append_copies_no_tail_that_there_is_not(source: Path, old
     assert (source / "d" / "f").read_bytes() == OLD + bytes(old_nbytes - len(OLD)) + b"c" * (9 * MIB)
 
 
-@pytest.mark.parametrize("case", [CASES["append"], CASES["large append"]], ids=["small", "large"])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "append" in name and case.tail_nbytes])
 @in_trio
-async def test_every_call_of_an_append_leaves_a_whole_tail(source: Path, case: Case) -> None:
-    tails = []
+async def test_every_call_of_an_append_leaves_a_whole_tail(source: Path, name: str) -> None:
+    case, tails = CASES[name], []
 
     def look() -> None:
         tails.append((source / "d" / "f").read_bytes()[-TAIL_NBYTES:])
@@ -312,6 +353,8 @@ async def test_open_snapshots_serve_on_while_the_store_changes_the_file(source: 
             nbytes = edit.snapshot.size
             kept = Kept(first.nbytes, nbytes - first.nbytes)
             pieces = (Kept(0, nbytes), *others) if isinstance(first, Kept) else (first, kept, *others[1:])
+            if OLD_TAIL in case.pieces:
+                pieces = tuple(Kept(nbytes - TAIL_NBYTES, TAIL_NBYTES) if p == OLD_TAIL else p for p in pieces)
             await edit.splice(Splice(pieces, case.tail_nbytes))
         await read()
         assert not await snapshot.is_current(), round_

@@ -17,6 +17,7 @@ from them, by this model:
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -116,7 +117,12 @@ _Effect = _Written | _Truncated | _Synced | _Renamed
 class LossyDisk(Disk):
     """A disk below *root*, whose calls fail as *faults* says, by their number from 0 on."""
 
-    def __init__(self, root: Path, faults: dict[int, Fault] | None = None) -> None:
+    def __init__(
+        self, root: Path, faults: dict[int, Fault] | None = None, *, at_once: bool = True, clones: bool = False
+    ) -> None:
+        """With *at_once* it is like ext4, with *clones* like btrfs, else like a file system that can do neither."""
+        self._at_once = at_once
+        self._clones = clones
         self.calls: list[Call] = []
         self.faults = faults or {}
         self._root = root
@@ -153,6 +159,24 @@ class LossyDisk(Disk):
         with self._call("pwrite", offset=offset, data=data, fd=fd):
             super().pwrite(fd, [data], offset)
             self._note(_Written(self._file(fd), offset, data))
+
+    def appends_at_once(self, fd: int) -> bool:
+        return self._at_once
+
+    def pwrite_direct(self, fd: int, buffer: Any, offset: int) -> None:
+        data = bytes(buffer)
+        assert offset % PAGE == len(data) % PAGE == 0
+        with self._call("pwrite_direct", offset=offset, data=data, fd=fd):
+            Disk.pwrite(self, fd, [data], offset)
+            self._note(_Written(self._file(fd), offset, data))
+
+    def clone(self, fd: int, source: int) -> None:
+        if not self._clones:
+            raise OSError(errno.EOPNOTSUPP, "no clones")
+        data = os.pread(source, os.fstat(source).st_size, 0)
+        with self._call("clone", fd=fd):
+            Disk.pwrite(self, fd, [data], 0)
+            self._note(_Written(self._file(fd), 0, data))
 
     def truncate(self, fd: int, nbytes: int) -> None:
         with self._call("truncate", offset=nbytes):

@@ -86,6 +86,7 @@ class S3Edit:
     key: str
     snapshot: S3Snapshot | None
     temporary: str = field(init=False, default="")
+    append_alignment: int = field(init=False, default=1)
     written_nbytes: int = field(init=False, default=0)
     _is_begun: bool = field(init=False, default=False)
 
