@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardfs.dataset.host_state import Slot, all_slots, count_files
+from shardfs.dataset.host_state import Slot, all_slots, kept_files
 from shardfs.dataset.journal import Erase, JournalContents, Put
 from shardfs.dataset.leftovers import read_left
 from shardfs.repairs import RecoveryReport
@@ -13,7 +13,7 @@ from shardfs.stores.address import Address
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a slot holds: *chunks* of *nbytes* bytes that are not in their shards, *conflicts*, and *files* to send."""
+    """What a slot holds: *chunks* of *nbytes* bytes that are not in their shards, *conflicts*, *files* not stored."""
 
     chunks: int
     nbytes: int
@@ -24,16 +24,16 @@ class _Held:
     @classmethod
     def of(cls, slot: Slot) -> "_Held":
         contents, aside = read_left(slot.state.journal), read_left(slot.state.conflicts)
-        changes = _latest(contents)
+        changes, files = _latest(contents), kept_files(slot.state, in_use=slot.holder is not None)
         nbytes = sum(change.payload.nbytes for change in changes if isinstance(change, Put))
         is_damaged = any(not damage.is_torn for found in (contents, aside) for damage in found.damage)
-        return cls(len(changes), nbytes, len(_latest(aside)), count_files(slot.state), is_damaged)
+        return cls(len(changes), nbytes, len(_latest(aside)), len(files), is_damaged)
 
     def __str__(self) -> str:
         parts = [
             f"{_number(self.chunks, 'chunk')} of {_number(self.nbytes, 'byte')} not in their shards yet",
             *([_number(self.conflicts, "conflict")] if self.conflicts else []),
-            *([f"{_number(self.files, 'file')} not sent yet"] if self.files else []),
+            *([f"{_number(self.files, 'file')} not stored"] if self.files else []),
             *(["damage in the journal"] if self.is_damaged else []),
         ]
         return ", ".join(parts)

@@ -1,12 +1,13 @@
 """What `shardfs recover` and `shardfs compact` do, and how they say it."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from shardfs.dataset.commit import carry
 from shardfs.dataset.compaction import compact, find_wasteful
-from shardfs.dataset.host_state import count_files, hold, slots_of
+from shardfs.dataset.host_state import hold, kept_files, slots_of
 from shardfs.dataset.journal import Erase, JournalContents, Put
 from shardfs.dataset.leftovers import Journals, opened, read_left
 from shardfs.dataset.lock import StateDirectory
@@ -19,6 +20,7 @@ from shardfs.errors import ShardfsError, SourceError, printable
 from shardfs.format.sharding import Coords
 from shardfs.reports import bar
 from shardfs.stores.base import Store
+from shardfs.stores.kept_files import KeptFile
 
 _FOREVER = float("inf")
 
@@ -56,13 +58,22 @@ async def recover_source(store: Store, apply: bool, *, single_writer: bool = Fal
     source = Source.of(store, ttl=_FOREVER)
     report = RecoveryReport()
     for slot in slots_of(store):
+        if not apply:
+            for file in kept_files(slot.state, in_use=slot.holder is not None):
+                _report_file(file, f"not stored: {file}", report, left=True)
         if slot.holder is not None and slot.holder.is_elsewhere:
             line = (
                 f"slot {slot.number} is of {slot.holder}, which may be running; if that host is gone for good, remove "
                 f"{slot.state.lock}"
             )
-            has_any = slot.state.has_journal() or count_files(slot.state) > 0
-            report.add("slot", line, left=has_any, slot=slot.number, pid=slot.holder.pid, host=slot.holder.host)
+            report.add(
+                "slot",
+                line,
+                left=slot.state.has_journal(),
+                slot=slot.number,
+                pid=slot.holder.pid,
+                host=slot.holder.host,
+            )
         elif slot.holder is not None:
             line = f"slot {slot.number} is in use by {slot.holder}, which brings into the shards what is in its journal"
             report.add("slot", line, left=False, slot=slot.number, pid=slot.holder.pid, host=slot.holder.host)
@@ -79,7 +90,7 @@ async def recover_source(store: Store, apply: bool, *, single_writer: bool = Fal
         await store.start_writing(claim.state.root, single_writer=single_writer)
         for state in claim.directories:
             await _apply_journals(source, state, report)
-        await store.flush()
+        await _store_files(store, kept_files(claim.state), report)
         async for torn in find_torn(source):
             await _report_torn(source, torn, claim.state, report)
     return report
@@ -164,10 +175,31 @@ async def _apply_conflict(source: Source, journals: Journals, change: Change) ->
     return None
 
 
+async def _store_files(store: Store, files: Sequence[KeptFile], report: RecoveryReport) -> None:
+    """Store files that were kept, those that were written first before the others, whatever has their names now."""
+    for kept in files:
+        try:
+            await store.make_directories(kept.key.rpartition("/")[0])
+            file = await store.create(kept.key, 0o644, exclusive=False)
+            try:
+                await file.truncate(0)
+                for offset, piece in kept.pieces():
+                    await file.write(offset, piece)
+                await file.sync()
+            finally:
+                await file.close()
+        except ShardfsError as error:
+            _report_file(kept, f"cannot be stored: {kept.key}, which stays in {kept.path}: {error}", report, left=True)
+        else:
+            kept.remove()
+            _report_file(kept, f"stored: {kept.key}, as it was written", report, left=False)
+
+
+def _report_file(file: KeptFile, line: str, report: RecoveryReport, *, left: bool) -> None:
+    report.add("file", line, left=left, key=file.key, path=file.path, nbytes=file.nbytes)
+
+
 async def _show_journals(source: Source, state: StateDirectory, report: RecoveryReport) -> None:
-    nfiles = count_files(state)
-    if nfiles:
-        report.add("files", f"{nfiles} files were written and not sent", left=True, files=nfiles)
     if not state.has_journal():
         return
     contents, aside = read_left(state.journal), read_left(state.conflicts)

@@ -11,7 +11,7 @@ from shardfs.errors import SourceError
 
 log = logging.getLogger(__name__)
 
-_ADOPTED: Final = ("plain", "scratch", "staged", "uploads")
+_ADOPTED: Final = ("plain", "spools", "scratch", "staged", "uploads")  # earlier versions had `plain`
 
 
 def adopt(left: StateDirectory, own: StateDirectory) -> None:

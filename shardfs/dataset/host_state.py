@@ -46,6 +46,7 @@ from shardfs.errors import ShardfsError, SourceError
 from shardfs.stores.address import Address
 from shardfs.stores.base import Store
 from shardfs.stores.beneath import READ
+from shardfs.stores.kept_files import KeptFile, KeptFiles
 
 log = logging.getLogger(__name__)
 
@@ -119,9 +120,9 @@ def has_journal(store: Store) -> bool:
     return any(slot.holder is None and slot.state.has_journal() for slot in slots_of(store))
 
 
-def count_files(state: StateDirectory) -> int:
-    """Return how many files of a directory are on their way to a remote store."""
-    return sum(len(names) for _, _, names in os.walk(state.plain))
+def kept_files(state: StateDirectory, *, in_use: bool = False) -> Sequence[KeptFile]:
+    """Return the files of a directory that a remote store does not have; of one *in_use*, those that it refused."""
+    return [file for file in KeptFiles(state.spools).find() if file.reason or not in_use]
 
 
 def state_home() -> str:

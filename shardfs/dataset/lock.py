@@ -66,9 +66,9 @@ class StateDirectory:
         return os.path.join(self.path, "drafts")
 
     @property
-    def plain(self) -> str:
-        """The directory for files on their way to a remote store."""
-        return os.path.join(self.path, "plain")
+    def spools(self) -> str:
+        """The directory for files that are written to a remote store, and those that it does not have."""
+        return os.path.join(self.path, "spools")
 
     @property
     def lock(self) -> str:

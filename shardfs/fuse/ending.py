@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from shardfs.dataset.host_state import count_files
+from shardfs.dataset.host_state import kept_files
 from shardfs.dataset.journal import Erase, Put
 from shardfs.dataset.leftovers import read_left
 from shardfs.dataset.lock import StateDirectory, find_holder
@@ -32,6 +32,7 @@ class Ending:
         if process is not None:
             self._poll.register(process, select.POLLIN)
         self._aside = _nbytes(state.conflicts) if state is not None else 0
+        self._kept = len(kept_files(state, in_use=True)) if state is not None else 0
 
     def wait(self, timeout: float, say: Callable[[str], None]) -> None:
         """Return when the daemon is gone; raises `UnfinishedError` if it gets nothing done for *timeout* seconds."""
@@ -65,6 +66,11 @@ class Ending:
                 "any more, which another program had changed, and were put aside; `shardfs recover` shows them"
                 f"{self._why()}"
             )
+        if self._state is not None and len(kept_files(self._state)) > self._kept:
+            raise StoreError(
+                f"{self._path} is unmounted, but not every file could be stored; `shardfs recover` shows those that "
+                f"are kept on this machine{self._why()}"
+            )
 
     def _has_ended(self) -> bool:
         """Whether the daemon is gone, at the latest a moment from now."""
@@ -79,7 +85,7 @@ class Ending:
         """Return what changes when the daemon gets something done."""
         if self._state is None:
             return None
-        return _sizes(self._state.journal), count_files(self._state)
+        return _sizes(self._state.journal), _sizes(self._state.spools)
 
     def _left(self, before: str) -> str:
         """Return what is not in the store yet, for people, behind *before*; nothing if there is nothing."""
@@ -92,8 +98,6 @@ class Ending:
                 parts.append(f"{nchunks:,} chunks not in their shards" if nchunks > 1 else "1 chunk not in its shard")
         except ShardfsError as error:
             parts.append(f"a journal that cannot be read: {error}")
-        if nfiles := count_files(self._state):
-            parts.append(f"{nfiles:,} file{'s' * (nfiles > 1)} not sent")
         return before + " and ".join(parts) if parts else ""
 
     def _who(self) -> str:

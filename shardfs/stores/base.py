@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, Protocol, cast
 
 from shardfs.stores.address import Address
 from shardfs.stores.beneath import Descriptor
+from shardfs.stores.live_file import LiveFile
 
 Buffer = bytes | bytearray | memoryview
 
@@ -190,34 +191,11 @@ class Edit(Protocol):
         """Remove the object durably; raises as `splice` does, and `NotFoundError` if there is none."""
 
 
-class LiveFile(Protocol):
-    """An open file that passes through: no version of it is kept, and what is written is seen at once."""
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a key must stand for when it is replaced: a file in this *state*, or nothing if that is None."""
 
-    def stat(self) -> Stat:
-        """Return the present state."""
-
-    async def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return up to *nbytes* bytes from *offset*."""
-
-    async def write(self, offset: int, data: Buffer) -> int:
-        """Write all of *data* at *offset*, and return how much that is."""
-
-    async def truncate(self, nbytes: int) -> None:
-        """Give the file the size *nbytes*."""
-
-    async def sync(self) -> None:
-        """Make what was written durable."""
-
-    def set_attributes(
-        self,
-        *,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        atime_ns: int | None = None,
-        mtime_ns: int | None = None,
-    ) -> Stat:
-        """Change what is given, and return the state after it."""
+    state: Stat | None
 
 
 def join_key(directory: str, name: str) -> str:
@@ -307,16 +285,13 @@ class Store(Protocol):
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
         """Begin to change the store, as is done once before anything is.
 
-        Names that are reserved, and files on their way to a remote store, live in *directory*, a directory of this
-        machine whose lock the caller holds.  Raises `SourceError` where the store cannot be written safely by
-        several, unless there is only a *single_writer*.
+        Names that are reserved, and files that are open to be written to a remote store, live in *directory*, a
+        directory of this machine whose lock the caller holds.  Raises `SourceError` where the store cannot be written
+        safely by several, unless there is only a *single_writer*.
         """
 
-    async def run(self) -> None:
-        """Bring to a remote store what is on its way there, for as long as this is not cancelled."""
-
     async def flush(self) -> None:
-        """Bring everything to the store that is on its way there; raises what keeps it from getting there."""
+        """Store what was written to files that are open; raises what keeps one from being stored."""
 
     async def check_writable(self, key: str) -> None:
         """Raise what is known to keep a regular file from being changed or made; asks no remote store."""
@@ -347,11 +322,28 @@ class Store(Protocol):
     async def open_live(self, key: str, *, writable: bool) -> LiveFile:
         """Open a regular file as it is at any time; raises as `open` does."""
 
-    async def replace(self, key: str, content: bytes, *, exclusive: bool = False, mode: int | None = None) -> Stat:
+    def show(self, key: str, state: Stat | None, *, again: bool = True) -> None:
+        """Note that programs were given the content of the file *key* in this *state*; None: that there is none.
+
+        If not *again*, only where it is not known what they were shown last, or what this mount stored since.
+        """
+
+    async def replace(
+        self,
+        key: str,
+        content: bytes,
+        *,
+        exclusive: bool = False,
+        mode: int | None = None,
+        expected: Expected | None = None,
+    ) -> Stat:
         """Store *content* under *key*, durably and at once, in place of what is there.
 
         A file that is replaced leaves its mode and owner; *mode* is for a new one.  If *exclusive*, raises
         `ExistsError` where the key stands for anything.
+
+        Where several hosts can change the store, raises `StaleError` if what is there is not as *expected*.  If that is
+        None, it must be as it was shown last, and what is refused is kept on this machine, as the log says.
         """
 
     async def unlink(self, key: str) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from shardfs.errors import ExistsError, NoAttributeError, NotFoundError, RefusedError, UnsupportedError
-from shardfs.stores.base import Stat
+from shardfs.stores.base import Expected, Stat
 from shardfs.stores.beneath import ITSELF, READ, WALK, WRITE, Descriptor, changing, open_beneath
 from shardfs.stores.durable import Disk
 from shardfs.stores.file_lock import FileLock, lock
@@ -40,11 +40,8 @@ class LocalStore(LocalReader):
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
         """Do nothing: reserved names live in the source, and its lock keeps other mounts away."""
 
-    async def run(self) -> None:
-        """Return: nothing is ever on its way."""
-
     async def flush(self) -> None:
-        """Return: nothing is ever on its way."""
+        """Return: what is written is stored at once."""
 
     async def check_writable(self, key: str) -> None:
         """Raise what keeps a regular file from being changed or made."""
@@ -129,7 +126,18 @@ class LocalStore(LocalReader):
         """Open a regular file as it is at any time."""
         return LocalFile(self._disk, key, self._open_to_change(key) if writable else self._open(key)[0])
 
-    async def replace(self, key: str, content: bytes, *, exclusive: bool = False, mode: int | None = None) -> Stat:
+    def show(self, key: str, state: Stat | None, *, again: bool = True) -> None:
+        """Do nothing: a lock keeps other mounts away."""
+
+    async def replace(
+        self,
+        key: str,
+        content: bytes,
+        *,
+        exclusive: bool = False,
+        mode: int | None = None,
+        expected: Expected | None = None,
+    ) -> Stat:
         """Store *content* under *key*, durably and at once, in place of what is there."""
         with changing(key):
             _require_name(key)

@@ -52,6 +52,12 @@ class LocalFile:
         with changing(self._key):
             await trio.to_thread.run_sync(self._disk.sync, self._descriptor.fd)
 
+    async def flush(self) -> None:
+        """Return: what is written is stored at once."""
+
+    async def close(self) -> None:
+        """Return: the file is closed with the last reference to it."""
+
     def set_attributes(
         self,
         *,

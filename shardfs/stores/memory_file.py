@@ -54,6 +54,12 @@ class MemoryFile:
         self.version += 1
         self.mtime_ns = time.time_ns()
 
+    async def flush(self) -> None:
+        """Return: what is written is stored at once."""
+
+    async def close(self) -> None:
+        """Return: the file is closed with the last reference to it."""
+
     def set_attributes(
         self,
         *,

@@ -22,7 +22,7 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.stores.address import Address
-from shardfs.stores.base import Buffer, Capacity, Entry, Kept, Splice, Stat, join_key
+from shardfs.stores.base import Buffer, Capacity, Entry, Expected, Kept, Splice, Stat, join_key
 from shardfs.stores.memory_file import MemoryFile, StoredSnapshot
 
 _BLOCK: Final = 4096
@@ -103,11 +103,8 @@ class MemoryStore:
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
         """Do nothing: this store has one writer."""
 
-    async def run(self) -> None:
-        """Return: nothing is ever on its way."""
-
     async def flush(self) -> None:
-        """Return: nothing is ever on its way."""
+        """Return: what is written is stored at once."""
 
     async def stat(self, key: str) -> Stat:
         """Return the state of *key*."""
@@ -180,7 +177,18 @@ class MemoryStore:
         """Open a file as it is at any time."""
         return self._find_file(key)
 
-    async def replace(self, key: str, content: bytes, *, exclusive: bool = False, mode: int | None = None) -> Stat:
+    def show(self, key: str, state: Stat | None, *, again: bool = True) -> None:
+        """Do nothing: nobody else changes the store."""
+
+    async def replace(
+        self,
+        key: str,
+        content: bytes,
+        *,
+        exclusive: bool = False,
+        mode: int | None = None,
+        expected: Expected | None = None,
+    ) -> Stat:
         """Store *content* under *key*."""
         if exclusive:
             self._require_absent(key)

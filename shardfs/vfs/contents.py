@@ -23,7 +23,8 @@ from shardfs.errors import (
 )
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Content, Kind, LiveFile, Stat, join_key
+from shardfs.stores.base import Content, Kind, Stat, join_key
+from shardfs.stores.live_file import LiveFile
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_tree import ChunkTree

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import TypeVar
 
+from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.pending import OwnVersion
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
@@ -74,6 +75,8 @@ class Editor:
             if opened is not None:
                 self._tree.retain(opened.ino)
                 return opened.attributes(opened.ino)._replace(ttl=0.0)
+        if attributes.ino == ABSENT and self._tree.store.root is None:
+            self._show_absent(parent, os.fsdecode(name))
         return attributes
 
     async def unlink(self, parent: int, name: bytes) -> None:
@@ -277,6 +280,20 @@ class Editor:
         """Bring everything that is pending into shards, and to the store."""
         await self._writer.committer.flush()
         await self._tree.store.flush()
+
+    def _show_absent(self, parent: int, name: str) -> None:
+        """Tell the store that a program was told that there is no *name*: what it makes must not replace another's."""
+        node = self._tree.node(parent) if in_table(parent) else None
+        if not isinstance(node, Directory):
+            return
+        names = {name}
+        if name in self._tree.view.document_names:
+            known = self._tree.hierarchy.last_seen(node.path)
+            if known is not None and known.document is not None:
+                return  # there is one, which has no such part
+            names.add(DOCUMENT)
+        for absent in names:
+            self._tree.store.show(join_key(node.path, absent), None)
 
     async def _settled(self, look: Callable[[], Awaitable[T]]) -> T:
         """Return what *look* finds, again if it found nothing while a document made an array of a directory.

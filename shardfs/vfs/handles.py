@@ -7,7 +7,8 @@ from typing import Final, NamedTuple, Protocol
 
 from shardfs.dataset.array import Extent
 from shardfs.errors import StaleError
-from shardfs.stores.base import Buffer, LiveFile
+from shardfs.stores.base import Buffer
+from shardfs.stores.live_file import LiveFile
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.decoded import PlainChunk
 from shardfs.vfs.missing import FillChunk

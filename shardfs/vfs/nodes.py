@@ -197,6 +197,7 @@ class PlainFile(StoredNode):
         except NotFoundError:
             raise StaleError(f"{self.path} is gone") from None
         if file.stat().identity != self.identity:
+            await file.close()
             raise StaleError(f"{self.path} was replaced")
         return PlainHandle(ino, self.path, file, self.tree.ttl)
 

@@ -17,10 +17,10 @@ from shardfs.stores.base import Buffer
 from shardfs.vfs.attributes import Attributes, new_file
 from shardfs.vfs.contents import Contents
 from shardfs.vfs.gate import Gate
-from shardfs.vfs.handles import FileHandle, PlainHandle
+from shardfs.vfs.handles import DocumentHandle, FileHandle, PlainHandle
 from shardfs.vfs.inodes import in_table
 from shardfs.vfs.names import ChunkDirectoryName, ChunkName, DocumentName, Name, Owner, PlainName, resolve
-from shardfs.vfs.nodes import GONE, PlainFile
+from shardfs.vfs.nodes import GONE, PlainFile, StoredNode
 from shardfs.vfs.open_drafts import DraftHandle, OpenDraft, OpenDrafts
 from shardfs.vfs.plain_writers import PlainWriters
 from shardfs.vfs.publisher import Publisher
@@ -89,7 +89,7 @@ class OpenFiles:
             plain = await self._open_plain(ino)
             if plain is not None:
                 if flags & os.O_TRUNC:
-                    await plain.file.truncate(0)
+                    await self._cut(plain)
                 return self._add_writing(plain), False
             target = await self._contents.name_of(ino)
             opened, is_cut = self.drafts.get(target), bool(flags & os.O_TRUNC)
@@ -99,6 +99,8 @@ class OpenFiles:
                 base = await self._contents.current(target)
                 if base is None and opened is None:
                     raise StaleError(f"{target.path} was removed")
+                if base is not None and not is_cut:
+                    self._show(ino, base)
                 shared = None if is_cut else self.drafts.get(target)
                 status = base.attributes.status if base is not None else opened.status if opened is not None else None
                 assert status is not None
@@ -120,7 +122,9 @@ class OpenFiles:
                 reader.attributes.size != late.attributes.size for reader in self._tree.readers(ino)
             ):
                 raise
+            self._show(ino, late)
             return self._tree.add_file(late), late, True
+        self._show(ino, handle)
         return number, handle, False
 
     async def write(self, number: int, offset: int, data: Buffer) -> int:
@@ -142,6 +146,8 @@ class OpenFiles:
             handle.is_unflushed = False
             if handle.open_draft.is_dirty:
                 await self.publish(handle.open_draft)
+        elif number in self.plain:
+            await self.plain[number].file.flush()
 
     async def _begin_again(self, opened: OpenDraft) -> None:
         if opened.is_outdated:
@@ -184,6 +190,7 @@ class OpenFiles:
         self._tree.close(number)
         plain = self.plain.pop(number, None)
         if plain is not None:
+            await plain.file.close()
             if is_below(plain.key, self._staging.directory) and not self.plain.has(plain.key):
                 async with self._gate.passing():
                     await self._staging.absorb_file(plain.key)
@@ -266,13 +273,14 @@ class OpenFiles:
             opened.version = current.attributes.ino
             self.drafts.rename(opened, new)
             return
-        file = await self._tree.store.open_live(new.path, writable=True)
-        if opened.is_dirty or opened.is_fresh:  # it was written, or cut, since it was published for the move
-            await file.truncate(0)
-            for start in range(0, opened.draft.nbytes, _PIECE_NBYTES):
-                await file.write(start, opened.draft.read(start, _PIECE_NBYTES))
         for number, handle in self._tree.files():
             if isinstance(handle, DraftHandle) and handle.open_draft is opened:
+                file = await self._tree.store.open_live(new.path, writable=True)
+                if opened.is_dirty or opened.is_fresh:  # it was written, or cut, since it was published for the move
+                    await file.truncate(0)
+                    for start in range(0, opened.draft.nbytes, _PIECE_NBYTES):
+                        await file.write(start, opened.draft.read(start, _PIECE_NBYTES))
+                    opened.is_dirty = opened.is_fresh = False
                 self.plain[number] = PlainHandle(handle.ino, new.path, file, self._tree.ttl)
                 self._tree.replace_file(number, self.plain[number])
         opened.users = 0
@@ -316,11 +324,26 @@ class OpenFiles:
         file = await self._tree.store.create(name.path, mode, exclusive=bool(flags & os.O_EXCL))
         if is_new:
             await self._contents.own(name.path, owner)
-        elif flags & os.O_TRUNC:
-            await file.truncate(0)
         attributes = await self._tree.stored.attributes(name.path)
+        handle = PlainHandle(attributes.ino, name.path, file, self._tree.ttl)
+        if flags & os.O_TRUNC and not is_new:
+            await self._cut(handle)
         self._tree.retain(attributes.ino)
-        return PlainHandle(attributes.ino, name.path, file, self._tree.ttl)
+        return handle
+
+    async def _cut(self, handle: PlainHandle) -> None:
+        """Let a file that was opened begin empty; it is closed if that fails."""
+        try:
+            await handle.file.truncate(0)
+        except BaseException:
+            await handle.file.close()
+            raise
+
+    def _show(self, ino: int, handle: FileHandle) -> None:
+        """Tell the store which version a program reads: what it writes then must not replace another one."""
+        node = self._tree.node(ino) if in_table(ino) else None
+        if isinstance(node, StoredNode) and isinstance(handle, DocumentHandle | PlainHandle):
+            self._tree.store.show(node.stored_path, handle.attributes.status)
 
     def _add_writing(self, handle: PlainHandle) -> int:
         number = self._tree.add_file(handle)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 import trio
 
@@ -22,6 +23,7 @@ from shardfs.errors import (
     NotFoundError,
     NotUnshardable,
     RefusedError,
+    StaleError,
 )
 from shardfs.format.consolidated import every_copy, reshard_consolidated
 from shardfs.format.metadata import (
@@ -35,7 +37,7 @@ from shardfs.format.metadata import (
 )
 from shardfs.format.reshard import reshard
 from shardfs.format.shard_new import shard_new
-from shardfs.stores.base import Kind, is_reserved, join_key
+from shardfs.stores.base import Expected, Kind, is_reserved, join_key
 from shardfs.stores.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.names import DocumentName
 from shardfs.vfs.staging import Staging
@@ -43,6 +45,8 @@ from shardfs.vfs.tree import Tree
 from shardfs.vfs.views import Edit, EditableView, Metadata
 
 log = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True)
@@ -250,6 +254,7 @@ class Publisher:
         beside = {} if is_v3 or node.document is not None else await self._documents_in(node.path)
         texts = {join_key(node.path, name): text for name, text in beside.items()}
         as_written = self._tree.as_written
+        self._tree.store.show(key, node.document_stat, again=False)
         try:
             with as_written.storing({**texts, publication.name.path: publication.written}):
                 stored = await self._tree.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
@@ -332,18 +337,31 @@ class Publisher:
         """Bring copies of an array that was sharded on its way, in the groups above it, to what is stored now."""
         while path:
             path = path.rpartition("/")[0]
-            node = await self._tree.hierarchy.node(path)
-            if not isinstance(node.metadata, GroupMetadata):
-                continue
             try:
-                copies = await self._stored_copies(path, node.metadata.document)
-                document = self._reshard_copies(path, node.metadata.document, None, copies)
-            except RefusedError as reason:
+                await self._refresh_copies_in(path)
+            except (RefusedError, StaleError) as reason:
                 log.warning("the consolidated metadata of %s is out of date: %s", path or "the source", reason)
-                continue
-            if document != node.metadata.document:
-                await self._tree.store.replace(join_key(path, DOCUMENT), encode_json(document))
+
+    async def _refresh_copies_in(self, path: str) -> None:
+        """Do so in one group, again if another host changes its document meanwhile."""
+        for attempt in range(_ATTEMPTS):
+            look = self._tree.hierarchy.look_again if attempt else self._tree.hierarchy.node
+            node = await look(path)
+            if not isinstance(node.metadata, GroupMetadata):
+                return
+            copies = await self._stored_copies(path, node.metadata.document)
+            document = self._reshard_copies(path, node.metadata.document, None, copies)
+            if document == node.metadata.document:
+                return
+            key, content, expected = join_key(path, DOCUMENT), encode_json(document), Expected(node.document_stat)
+            try:
+                await self._tree.store.replace(key, content, expected=expected)
+            except StaleError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+            else:
                 self._tree.hierarchy.forget(path)
+                return
 
 
 def _is_that_array(stored: Metadata | None, edited: Metadata) -> bool:

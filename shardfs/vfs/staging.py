@@ -60,14 +60,14 @@ class Staging:
         return place
 
     async def _move(self, key: str, to: str) -> None:
-        """Move a file or a directory, file by file where the store cannot move directories."""
+        """Move a file or a directory, name by name where the store cannot move directories."""
         try:
             await self._store.rename(key, to, exclusive=True)
         except CrossDeviceError:
-            async for file in walk_files(self._store, key):
-                await self._store.make_directories((to + file[len(key) :]).rpartition("/")[0])
-                await self._store.rename(file, to + file[len(key) :], exclusive=True)
-            await prune(self._store, key)
+            await self._store.make_directories(to)
+            for entry in await self._store.list(key):
+                await self._move(join_key(key, entry.name), join_key(to, entry.name))
+            await self._store.rmdir(key)
 
     async def absorb(self, path: str, *, again: bool = False) -> None:
         """Publish the chunk files of the array at *path* that nobody is writing.

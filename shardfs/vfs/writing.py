@@ -96,13 +96,11 @@ class Writing:
         await self.commit()
 
     async def run(self) -> None:
-        """Commit and send what is due, for as long as this is not cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.writer.committer.run)
-            nursery.start_soon(self.source.store.run)
+        """Commit what is due, for as long as this is not cancelled."""
+        await self.writer.committer.run()
 
     async def commit(self) -> bool:
-        """Commit and send everything that is pending; return whether that succeeded, as the log says if not."""
+        """Commit and store everything that is pending; return whether that succeeded, as the log says if not."""
         is_committed = True
         try:
             await self.writer.committer.flush()
@@ -115,7 +113,7 @@ class Writing:
         try:
             await self.source.store.flush()
         except ShardfsError as error:
-            log.error("files that are not sent yet stay on this machine, for the next mount: %s", error)  # noqa: TRY400
+            log.error("what was written stays on this machine: %s", error)  # noqa: TRY400
             is_committed = False
         return is_committed
 

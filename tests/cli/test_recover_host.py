@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,14 +55,17 @@ def test_a_source_is_shown_as_it_is_and_repaired_if_that_is_asked_for(host: Host
     first, second = host.mount(), host.mount()
     publish(first, _0=NEW)
     publish(second, _1=OTHER)
-    (second.path / "notes.txt").write_text("not sent")
+    file = os.open(second.path / "notes.txt", os.O_WRONLY | os.O_CREAT)
+    os.write(file, b"not stored")
     kill(first, second)
+    with suppress(OSError):
+        os.close(file)
     for _ in range(2):
         kinds = [found["kind"] for found in host.recover(host.url, status=FAILED)]
-        assert sorted(kinds) == ["files", "pending", "pending"]
-    assert [found["left"] for found in host.recover("--apply", host.url)] == [False, False]
+        assert sorted(kinds) == ["file", "pending", "pending"]
+    assert [found["left"] for found in host.recover("--apply", host.url)] == [False] * 3
     assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, OTHER)
-    assert host.bucket.get(f"{PREFIX}/notes.txt") == b"not sent"
+    assert host.bucket.get(f"{PREFIX}/notes.txt") == b"not stored"
     assert host.recover(host.url) == []
 
 

@@ -145,7 +145,9 @@ def test_slots_that_were_emptied_go() -> None:
     assert slots_of(remote()) == []
 
 
-@pytest.mark.parametrize("name", ["plain/a/b.txt", "scratch/c/.0.partial", "staged/x/.chunks/c/0", "uploads/one"])
+@pytest.mark.parametrize(
+    "name", ["plain/a/b.txt", "spools/0123", "scratch/c/.0.partial", "staged/x/.chunks/c/0", "uploads/one"]
+)
 def test_files_that_killed_mounts_left_are_in_the_directory_of_the_next(name: str) -> None:
     first, second = leave(name, count=2)
     Path(second.path, name).rename(Path(second.path, name + ".2"))

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -312,8 +312,9 @@ def fill(here: Writer, count: int) -> None:
         here.write(f"file-{i}", b"%d" % i)
 
 
-def is_kept_and_sent_by_the_next_mount(here: Writer) -> None:
+def is_kept_and_committed_by_the_next_mount(here: Writer) -> None:
     here.mounted = here.remount()
+    here.bucket.delete(f"{PREFIX}/open-0")  # what hung may have come through, as it may with any server
     here.check_mount()
     here.mounted.unmount()
     here.check_bucket()
@@ -333,22 +334,29 @@ def test_what_cannot_be_committed_when_the_server_is_down_is_told_by_umount(writ
         assert "it stays in the journal, for the next mount with --write" in done.stderr
         assert here.mounted.process.wait(PATIENCE) == 1
         assert time.monotonic() - started < 10
-    is_kept_and_sent_by_the_next_mount(here)
+    is_kept_and_committed_by_the_next_mount(here)
 
 
 def test_a_signal_ends_a_mount_whose_server_hangs_and_all_is_kept(writer: Callable[..., Writer]) -> None:
     here = writer()
     fill(here, 40)
     here.mounted.ends = (1,)
+    writers = [os.open(here.path / f"open-{number}", os.O_WRONLY | os.O_CREAT) for number in range(20)]
+    for file in writers:
+        os.write(file, b"not closed")
     with here.meeting(Hang(), times=None):
         reader = os.open(here.path / "c/3/3", os.O_RDONLY)
         here.mounted.process.send_signal(signal.SIGTERM)
         assert here.mounted.process.wait(15) == 1
         os.close(reader) if here.mounted.is_mounted else None
+    for file in writers:
+        with suppress(OSError):
+            os.close(file)
     assert not here.mounted.is_mounted
     assert "what is pending stays in the journal, for the next mount" in here.mounted.log
-    assert "files that are not sent yet stay on this machine" in here.mounted.log
-    is_kept_and_sent_by_the_next_mount(here)
+    assert "what was written stays on this machine" in here.mounted.log
+    is_kept_and_committed_by_the_next_mount(here)
+    assert "open-19, 10 bytes" in here.mounted.log
 
 
 def test_umount_gives_up_on_a_server_that_hangs_and_all_is_kept(writer: Callable[..., Writer]) -> None:
@@ -363,7 +371,7 @@ def test_umount_gives_up_on_a_server_that_hangs_and_all_is_kept(writer: Callable
         assert f"waiting for the daemon, process {here.mounted.process.pid}, to end; 16 chunks not in their" in waits
         assert "got nothing done for 2 s; 16 chunks not in their shards; it goes on" in gives_up
         assert here.mounted.process.wait(PATIENCE) == 1
-    is_kept_and_sent_by_the_next_mount(here)
+    is_kept_and_committed_by_the_next_mount(here)
 
 
 def test_one_silent_request_ends_a_commit_of_many_shards(writer: Callable[..., Writer]) -> None:
@@ -372,8 +380,7 @@ def test_one_silent_request_ends_a_commit_of_many_shards(writer: Callable[..., W
     with here.meeting(Hang(), times=None):
         here.proxy.log.clear()
         here.flush_fails()
-        asked = [request for request in here.proxy.log if request.operation != "PutObject"]  # which sends files
-        assert len(asked) == 2, asked
+        assert len(here.proxy.log.of()) == 2, here.proxy.log.of()
     here.flush()
     here.check_bucket()
 

@@ -47,14 +47,14 @@ def test_one_mount_brings_home_what_several_left(host: Host) -> None:
     first, second = host.mount(), host.mount()
     publish(first, _0=NEW)
     publish(second, _1=OTHER)
-    (second.path / "notes.txt").write_text("not sent")
+    (second.path / "notes.txt").write_text("closed")
     kill(first, second)
     mounted = host.mount()
-    for name, data in (("c/0/0", NEW), ("c/0/1", OTHER), ("notes.txt", b"not sent")):
+    for name, data in (("c/0/0", NEW), ("c/0/1", OTHER), ("notes.txt", b"closed")):
         assert (mounted.path / name).read_bytes() == data
     mounted.unmount()
     assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, OTHER)
-    assert host.bucket.get(f"{PREFIX}/notes.txt") == b"not sent"
+    assert host.bucket.get(f"{PREFIX}/notes.txt") == b"closed"
     assert host.recover() == []
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.mounts.test_sigkill import COMMIT, Book, Load, read_natively
 from tests.mounts.test_sigkill import source as local_source
 from tests.support.commands import FAILED
-from tests.support.hosts import NEW, OTHER, PREFIX, Host, kill, make_host, publish
+from tests.support.hosts import NEW, OTHER, PREFIX, Host, kill, make_host
 from tests.support.mounting import PATIENCE, Mount, Mounter
 from tests.support.s3_faults import Hang
 from tests.support.s3_proxy import S3Proxy
@@ -163,19 +163,4 @@ def test_a_journal_stays_where_it_belongs(host: Host, s3_proxy: S3Proxy, what: s
     (left,) = host.recover(status=FAILED)
     assert (left["source"], left["endpoint"], left["chunks"]) == (host.url, host.bucket.endpoint_url, 1)
     host.mount().unmount()
-    assert host.chunk(0, 0) == NEW
-
-
-def test_files_that_were_not_sent_are_sent_by_the_next_mount(host: Host) -> None:
-    mounted = host.mount()
-    (mounted.path / "one").mkdir()
-    (mounted.path / "one/notes.txt").write_text("not sent")
-    (mounted.path / "large.bin").write_bytes(bytes(3 * MIB))
-    publish(mounted, _0=NEW)
-    kill(mounted)
-    mounted = host.mount()
-    assert (mounted.path / "one/notes.txt").read_text() == "not sent"
-    os.setxattr(mounted.path, "user.shardfs.flush", b"")
-    assert host.bucket.get(f"{PREFIX}/one/notes.txt") == b"not sent"
-    assert host.bucket.get(f"{PREFIX}/large.bin") == bytes(3 * MIB)
     assert host.chunk(0, 0) == NEW

@@ -246,3 +246,68 @@ def test_chunks_are_removed_from_a_large_shard_without_moving_the_others(shard: 
     assert asked.total() <= MAX_REQUESTS
     assert shard.log.bytes_out("GetObject") == INDEX
     assert shard.log.bytes_in("UploadPart") == INDEX
+
+
+# Documents and files that pass through
+
+
+NAMES = {"PutObject": "PUT", "GetObject": "GET", "HeadObject": "HEAD", "DeleteObject": "DELETE"}
+
+
+def asked(shard: Shard) -> list[str]:
+    """What was asked for since the last time, and of which name, but for looks at the names in directories."""
+    found = [
+        f"{NAMES.get(request.operation, request.operation)} {request.key.removeprefix(f'{PREFIX}/')}"
+        for request in shard.log
+        if request.operation not in ("ListObjectsV2", "HeadBucket")
+    ]
+    shard.log.clear()
+    return found
+
+
+def replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name("tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def test_a_file_costs_one_request_and_with_a_temporary_name_three_more(shard: Shard) -> None:
+    shard.store()
+    shard.bucket.put(f"{PREFIX}/old.txt", b"old")
+    path = shard.mount().path / "files"
+    path.mkdir()
+    asked(shard)
+    (path / "new.txt").write_bytes(b"new")
+    assert asked(shard) == ["PUT files/new.txt"]
+    (path / "new.txt").write_bytes(b"newer")
+    assert asked(shard) == ["PUT files/new.txt"]
+    replace(path / "new.txt", b"newest")
+    assert asked(shard) == ["PUT files/tmp", "GET files/tmp", "PUT files/new.txt", "DELETE files/tmp"]
+    with (path / "new.txt").open("r+b") as file:
+        file.write(b"N")
+    assert asked(shard) == ["GET files/new.txt", "PUT files/new.txt"]
+    (shard.path / "old.txt").write_bytes(b"new")
+    assert asked(shard) == ["HEAD old.txt", "PUT old.txt"]
+    assert (path / "new.txt").read_bytes() == b"Newest"
+    assert asked(shard) == ["GET files/new.txt"]
+
+
+def test_a_large_file_that_is_renamed_is_copied_by_s3(shard: Shard) -> None:
+    shard.store()
+    path = shard.mount().path / "files"
+    path.mkdir()
+    asked(shard)
+    replace(path / "large.bin", bytes(9 * MIB))
+    upload = ["CreateMultipartUpload", "UploadPartCopy", "CompleteMultipartUpload"]
+    assert asked(shard) == ["PUT files/tmp", *[f"{name} files/large.bin" for name in upload], "DELETE files/tmp"]
+
+
+def test_a_document_that_is_edited_costs_one_request_besides_looks(shard: Shard) -> None:
+    shard.store()
+    shard.mount()
+    document = json.loads((shard.path / "zarr.json").read_bytes())
+    asked(shard)
+    for number in range(2):
+        (shard.path / "zarr.json").write_text(json.dumps(document | {"attributes": {"n": number}}))
+        changes = [words for words in asked(shard) if words.split()[0] not in ("GET", "HEAD")]
+        assert changes == ["PUT zarr.json"]

@@ -189,30 +189,6 @@ def test_a_shrink_empties_what_is_outside_and_growing_again_shows_nothing_of_it(
 # Plain files
 
 
-def test_a_temporary_name_that_is_renamed_at_once_never_reaches_the_bucket(
-    host: Host, mounted: Mount, s3_proxy: S3Proxy
-) -> None:
-    (mounted.path / "notes.txt.partial").write_text("notes")
-    (mounted.path / "notes.txt.partial").rename(mounted.path / "notes.txt")
-    (mounted.path / "x.tmp").write_text("x")
-    (mounted.path / "x.tmp").unlink()
-    flush(mounted)
-    assert changes(s3_proxy) == [("PutObject", "notes.txt")]
-    assert host.bucket.get(f"{PREFIX}/notes.txt") == b"notes"
-
-
-def test_a_plain_file_is_sent_by_itself_a_moment_later(host: Host, mounted: Mount, s3_proxy: S3Proxy) -> None:
-    with (mounted.path / "notes.txt").open("w") as file:
-        for _ in range(3):
-            file.write("line\n")
-            file.flush()
-            assert (mounted.path / "notes.txt").read_text().endswith("line\n")
-    s3_proxy.log.wait_for("PutObject")
-    flush(mounted)
-    assert changes(s3_proxy) == [("PutObject", "notes.txt")]
-    assert host.bucket.get(f"{PREFIX}/notes.txt") == b"line\n" * 3
-
-
 def test_plain_files_are_changed_renamed_and_removed(host: Host, mounted: Mount) -> None:
     for name in ("kept", "appended", "renamed", "replaced", "removed"):
         (mounted.path / name).write_text(name)

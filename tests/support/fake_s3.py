@@ -133,11 +133,6 @@ class FakeS3:
         self._require(key, condition)
         self.objects.pop(key, None)
 
-    async def copy(self, key: str, to: str) -> str:
-        await self._pass(Request("CopyObject", to))
-        found = self._object(key)
-        return self.store(to, found.data, found.properties).etag
-
     async def create_upload(self, key: str, properties: Properties) -> str:
         await self._pass(Request("CreateMultipartUpload", key))
         self._upload_number += 1
@@ -151,11 +146,20 @@ class FakeS3:
         return self._part(key, upload_id, number, data)
 
     async def copy_part(
-        self, key: str, upload_id: str, number: int, offset: int, nbytes: int, *, condition: Condition | None
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        offset: int,
+        nbytes: int,
+        *,
+        condition: Condition | None,
+        source: str | None = None,
     ) -> str:
         await self._pass(Request("UploadPartCopy", key, _http(Range(offset, nbytes)), _said(condition)))
-        self._require(key, condition)
-        data = self._object(key).data[offset : offset + nbytes]
+        source = key if source is None else source
+        self._require(source, condition)
+        data = self._object(source).data[offset : offset + nbytes]
         if len(data) != nbytes:
             raise StoreError(f"UploadPartCopy {key}: InvalidArgument")
         return self._part(key, upload_id, number, data)

@@ -53,8 +53,12 @@ def changes(fake: FakeS3) -> dict[str, int]:
 async def put_file(store: S3Store, key: str, data: bytes) -> None:
     """Write a file that passes through, and close it."""
     file = await store.create(key, 0o644, exclusive=False)
-    await file.truncate(0)
-    await file.write(0, data)
+    try:
+        await file.truncate(0)
+        await file.write(0, data)
+        await file.flush()
+    finally:
+        await file.close()
 
 
 async def text(store: S3Store, key: str) -> bytes:

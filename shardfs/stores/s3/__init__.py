@@ -6,13 +6,13 @@ which can do all that changes an object.  Everything above speaks of objects, ra
 A read enters with a key (`reader.S3Reader.open`), passes what was seen a while ago (`names`, `seen`) and the ranges
 that were fetched (`fetching`, and the cache on the local disk), and leaves through `client.S3Client`.  A change enters
 with a new version of one object (`edit.S3Edit.splice`), is cut into parts (`parts`, pure), and is made on the condition
-that nobody else was faster.  Files that pass through wait on the local disk (`outbox`) until they are sent.
+that nobody else was faster.  Files that pass through are on the local disk (`spools`) while they are being written.
 
-- the store: `store` (writing) on `passing` and `renames` (names) on `overlay` (reading, with what is on this machine)
-- names: `names` from `seen` and `listing`; `local_names` are those that only this mount knows
+- the store: `store` on `reading_store`, with `moves` for names; `shown` are the versions that writers must replace
+- names: `names` from `seen` and `listing`; `directories` are those that only this mount knows
 - reading objects: `reader`, `snapshot`, `fetching`, `segments`; `succession` carries open files over our own changes
 - changing shards: `edit`, `parts`, `bodies`, `uploads`, `transactions`; `probe` says which conditions hold at all
-- files and documents: `whole_objects`; `copies` in their `places`, open as `live`, sent by `outbox`
+- files that pass through: `files`, written to `spools`; what goes whatever it is: `whole_objects`
 - requests: `client`, `getting`, `streaming`, `retrying`, `session`, `failures`, `vendor_errors`
 - values: `location`, `objects`, `properties`, `counts`
 """

@@ -18,7 +18,7 @@ from shardfs.stores.s3.failures import Request
 from shardfs.stores.s3.getting import Getter, etag_of, stat_of
 from shardfs.stores.s3.location import S3Options
 from shardfs.stores.s3.objects import Condition, Fetched, ListPage, ObjectStat, Properties, Range, Upload
-from shardfs.stores.s3.properties import properties_of, to_arguments, to_copy_arguments
+from shardfs.stores.s3.properties import properties_of, to_arguments
 from shardfs.stores.s3.retrying import Backoff, Sender
 from shardfs.stores.s3.session import Session, Timeouts
 from shardfs.stores.s3.streaming import Streamed
@@ -130,16 +130,6 @@ class S3Client:
         except NotFoundError:  # without a condition
             return
 
-    async def copy(self, key: str, to: str) -> str:
-        """Copy an object with its properties within the bucket (of up to 5 GiB), and return the ETag.
-
-        Takes two requests.
-        """
-        _, properties = await self.head(key)
-        arguments = {"Key": to, "CopySource": self._source(key), **to_copy_arguments(properties)}
-        reply = await self._change(partial(self._call, self._request("CopyObject", to), arguments))
-        return etag_of(reply.get("CopyObjectResult", {}))
-
     async def create_upload(self, key: str, properties: Properties) -> str:
         """Begin a multipart upload and return its id.
 
@@ -155,14 +145,22 @@ class S3Client:
         return etag_of(await self._change(partial(self._send, self._request("UploadPart", key), arguments, body)))
 
     async def copy_part(
-        self, key: str, upload_id: str, number: int, offset: int, nbytes: int, *, condition: Condition | None
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        offset: int,
+        nbytes: int,
+        *,
+        condition: Condition | None,
+        source: str | None = None,
     ) -> str:
-        """Make a part of a range of the object *key* itself, and return its ETag."""
+        """Make a part of a range of the object *source*, None being *key* itself, and return its ETag."""
         arguments = {
             "Key": key,
             "UploadId": upload_id,
             "PartNumber": number,
-            "CopySource": self._source(key),
+            "CopySource": self._source(key if source is None else source),
             "CopySourceRange": f"bytes={offset}-{offset + nbytes - 1}",
         }
         if condition is not None:

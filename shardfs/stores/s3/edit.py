@@ -18,7 +18,7 @@ from shardfs.stores.s3.bodies import body_of
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.location import Location
 from shardfs.stores.s3.objects import Condition, ObjectStat, Properties
-from shardfs.stores.s3.parts import Copied, Part, Sent, kept_prefix, plan_parts
+from shardfs.stores.s3.parts import S3_LIMITS, Copied, Part, Sent, kept_prefix, plan_parts
 from shardfs.stores.s3.probe import Conditions
 from shardfs.stores.s3.snapshot import S3Snapshot
 from shardfs.stores.s3.transactions import Made, is_gone, is_made, new_transaction, once, with_transaction
@@ -89,23 +89,38 @@ class S3Edit:
     append_alignment: int = field(init=False, default=1)
     written_nbytes: int = field(init=False, default=0)
     _is_begun: bool = field(init=False, default=False)
+    _source: tuple[S3Snapshot, str] | None = field(init=False, default=None)
 
-    async def splice(self, splice: Splice) -> Stat:
+    async def splice(self, splice: Splice, properties: Properties | None = None) -> Stat:
         """Store the new version: as a whole if nothing of it can be copied, else in parts.
 
+        It has *properties*, or if that is None those of the old one.
         The state that is returned is not the present one if another host has changed the object again meanwhile.
         """
         self._begin()
         parts = plan_parts(splice, self.snapshot.size if self.snapshot is not None else 0)
         transaction = new_transaction()
         with self._forgotten_on_failure():
-            properties = with_transaction(await self._properties(), transaction)
-            new = _New(parts, splice.nbytes, kept_prefix(splice), properties, transaction)
+            found = await self._properties() if properties is None else properties
+            new = _New(parts, splice.nbytes, kept_prefix(splice), with_transaction(found, transaction), transaction)
             match parts:
                 case (Sent() as whole,):
                     return await self._put(whole, new)
                 case _:
                     return await self._upload(new)
+
+    async def copy(self, source: S3Snapshot, source_key: str) -> Stat:
+        """Make the object what *source* is, a version of *source_key*, which S3 copies."""
+        self._begin()
+        transaction = new_transaction()
+        with self._forgotten_on_failure():
+            properties = await self.writing.reading.properties(source_key, source.object.etag)
+            starts = range(0, source.size, S3_LIMITS.max_part)
+            parts = [Copied(start, min(S3_LIMITS.max_part, source.size - start)) for start in starts]
+            self._source = source, self.writing.location.object_key(source_key)
+            return await self._upload(
+                _New(parts, source.size, 0, with_transaction(properties, transaction), transaction)
+            )
 
     @property
     def can_delete(self) -> bool:
@@ -235,9 +250,12 @@ class S3Edit:
     async def _make_part(self, upload_id: str, number: int, part: Part) -> str:
         client, key = self.writing.client, self._object_key
         if isinstance(part, Copied):
-            condition = Condition(self._etag) if self.writing.conditions.copy else None
+            source, source_key = self._source if self._source is not None else (self.snapshot, key)
+            assert source is not None
+            condition = Condition(source.object.etag) if self.writing.conditions.copy else None
+            place = part.offset, part.nbytes
             try:
-                return await client.copy_part(key, upload_id, number, part.offset, part.nbytes, condition=condition)
+                return await client.copy_part(key, upload_id, number, *place, condition=condition, source=source_key)
             except NotFoundError:
                 raise self._changed() from None
         async with body_of(part, client, key, self._etag, self.writing.scratch) as body:

@@ -16,13 +16,6 @@ _HEADERS: Final = (
     "StorageClass",
     "WebsiteRedirectLocation",
 )
-_NOT_COPIED: Final = (
-    "BucketKeyEnabled",
-    "SSEKMSKeyId",
-    "ServerSideEncryption",
-    "StorageClass",
-    "WebsiteRedirectLocation",
-)
 _TRUE: Final = "true"
 
 
@@ -39,11 +32,6 @@ def properties_of(reply: Mapping[str, Any]) -> Properties:
 def to_arguments(properties: Properties) -> dict[str, Any]:
     """Return the arguments with which a new object, or a multipart upload, gets the properties."""
     return {**_typed(properties.headers), "Metadata": dict(properties.metadata)}
-
-
-def to_copy_arguments(properties: Properties) -> dict[str, Any]:
-    """Return the arguments with which a copy gets the properties that the server does not copy by itself."""
-    return _typed({name: value for name, value in properties.headers.items() if name in _NOT_COPIED})
 
 
 def _typed(headers: Mapping[str, str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import trio
 from shardfs.dataset.walk import prune
 from shardfs.errors import (
     ConflictError,
+    CrossDeviceError,
     ExistsError,
     IsADirectoryHereError,
     NoAttributeError,
@@ -72,6 +73,19 @@ async def put(store: Store, key: str, data: bytes) -> None:
     file = await store.create(key, 0o644, exclusive=False)
     await file.truncate(0)
     await file.write(0, data)
+    await file.flush()
+    await file.close()
+
+
+async def move(store: Store, key: str, to: str) -> None:
+    """Move a directory, name by name where the store does not move what is stored in it."""
+    try:
+        await store.rename(key, to, exclusive=False)
+    except CrossDeviceError:
+        await store.make_directories(to)
+        for entry in await store.list(key):
+            await move(store, f"{key}/{entry.name}", f"{to}/{entry.name}")
+        await store.rmdir(key)
 
 
 # Names and states
@@ -280,7 +294,46 @@ async def test_files_that_pass_through_are_seen_at_once(store: Store, subject: S
     await file.write(4, b"more")
     assert bytes(await other.read(0, 100)) == b"\0\0\0amore"
     assert await names(store, "d") == {"f": Kind.FILE, "new": Kind.FILE}
+    await file.flush()
     assert await read(await subject.again(store), "d/new") == b"\0\0\0amore"
+    await file.write(0, b"xyz")
+    await file.flush()
+    await other.close()
+    await file.close()
+    for opened in (store, await subject.again(store)):
+        assert await read(opened, "d/new") == b"xyzamore"
+
+
+@with_store
+async def test_an_empty_file_is_stored_when_it_is_closed(store: Store, subject: Subject) -> None:
+    for key in ("d/new", "d/f"):
+        file = await store.create(key, 0o644, exclusive=False)
+        await file.truncate(0)
+        await file.flush()
+        await file.close()
+        for opened in (store, await subject.again(store)):
+            assert await read(opened, key) == b""
+
+
+@with_store
+async def test_a_file_that_is_open_keeps_its_content_when_its_name_goes(store: Store, subject: Subject) -> None:
+    removed = await store.create("d/removed", 0o644, exclusive=True)
+    replaced = await store.create("d/replaced", 0o644, exclusive=True)
+    moved = await store.create("d/moved", 0o644, exclusive=True)
+    for file in (removed, replaced, moved):
+        await file.write(0, b"one")
+    await store.unlink("d/removed")
+    await store.rename("d/f", "d/replaced", exclusive=False)
+    await store.rename("d/moved", "e/moved", exclusive=True)
+    for file in (removed, replaced, moved):
+        await file.write(3, b" two")
+        assert bytes(await file.read(0, 100)) == b"one two"
+        await file.sync()
+        await file.close()
+    for opened in (store, await subject.again(store)):
+        assert await names(opened, "d") == {"replaced": Kind.FILE}
+        assert await read(opened, "d/replaced") == b"0123456789"
+        assert await read(opened, "e/moved") == b"one two"
 
 
 @with_store
@@ -291,6 +344,7 @@ async def test_stored_files_are_written(store: Store, subject: Subject) -> None:
     again = await store.create("d/f", 0o600, exclusive=False)
     await again.truncate(5)
     assert await read(store, "d/f") == b"01xx4"
+    await again.flush()
     assert await read(await subject.again(store), "d/f") == b"01xx4"
 
 
@@ -405,10 +459,11 @@ async def test_directories_of_new_files_are_moved(store: Store, subject: Subject
     for to, error in (("d", NotEmptyError), ("zarr.json", NotADirectoryHereError), ("e/g/h/i", RefusedError)):
         with pytest.raises(error):
             await store.rename("e/g", to, exclusive=False)
-    await store.rename("e/g", "g", exclusive=True)
+    await move(store, "e/g", "g")
     assert await names(store, "e") == {}
     assert await names(store, "g") == {"h": Kind.DIRECTORY, "new": Kind.FILE}
-    await store.rename("g", "e", exclusive=False)
+    await move(store, "g", "e")
+    assert await names(store) == {"d": Kind.DIRECTORY, "e": Kind.DIRECTORY, "zarr.json": Kind.FILE}
     assert await read(await subject.again(store), "e/new") == b"x"
 
 
@@ -444,8 +499,8 @@ async def test_reserved_names_are_names_as_others(store: Store, subject: Subject
     assert await names(store, ".shardfs/scratch/a") == {"g": Kind.FILE}
     assert await read(store, ".shardfs/scratch/a/g") == b"x"
     assert await (await subject.again(store)).is_absent("d/new")
-    await store.rename("d", ".shardfs/scratch/d", exclusive=True)
+    await move(store, "d", ".shardfs/scratch/d")
     assert await read(store, ".shardfs/scratch/d/f") == b"0123456789"
     assert "d" not in await names(store)
-    await store.rename(".shardfs/scratch/d", "d", exclusive=True)
+    await move(store, ".shardfs/scratch/d", "d")
     assert await read(await subject.again(store), "d/f") == b"0123456789"

@@ -39,8 +39,12 @@ class Step:
             case "write":
                 file = await store.create(self.key, 0o644, exclusive=self.exclusive)
                 await file.write(2, self.data)
+                await file.flush()
+                await file.close()
             case "truncate":
-                await (await store.open_live(self.key, writable=True)).truncate(len(self.data))
+                file = await store.open_live(self.key, writable=True)
+                await file.truncate(len(self.data))
+                await file.close()
             case "append":
                 async with store.edit(self.key) as edit:
                     size = edit.snapshot.size if edit.snapshot is not None else 0

@@ -21,12 +21,13 @@ from shardfs.errors import (
     ReadOnlyError,
     RefusedError,
     SourceError,
+    StaleError,
     UnknownOutcomeError,
     UnsupportedError,
 )
-from shardfs.stores.base import Kind, Splice, Store
-from shardfs.stores.s3 import renames
+from shardfs.stores.base import Expected, Kind, Splice, Store
 from shardfs.stores.s3.objects import Condition, Properties
+from shardfs.stores.s3.store import SPOOLS
 from tests.stores.splices import content
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock
@@ -55,7 +56,8 @@ async def test_a_document_is_replaced_at_once_and_keeps_its_properties(fake: Fak
     store = await writing(fake, tmp_path)
     status = await store.replace("zarr.json", b"[1]")
     assert objects(fake)["zarr.json"] == b"[1]"
-    assert fake.objects[f"{PREFIX}/zarr.json"].properties == properties
+    stored = fake.objects[f"{PREFIX}/zarr.json"].properties
+    assert (stored.headers, stored.metadata["owner"]) == (properties.headers, "me")
     assert status == await store.stat("zarr.json") == (await store.open("zarr.json")).stat
     await store.replace("a/zarr.json", b"{}")
     assert fake.objects[f"{PREFIX}/a/zarr.json"].properties.headers == {"ContentType": "application/json"}
@@ -114,16 +116,35 @@ async def test_a_document_that_was_made_and_not_confirmed_is_made(fake: FakeS3, 
 
 
 @on_mock_clock
-async def test_a_document_takes_the_place_of_a_file_that_waits(fake: FakeS3, tmp_path: Path) -> None:
+async def test_a_document_takes_the_place_of_a_file_that_is_open(fake: FakeS3, tmp_path: Path) -> None:
     store = await writing(fake, tmp_path)
-    await put_file(store, "b.json", b"waits")
+    file = await store.create("b.json", 0o644, exclusive=True)
+    await file.write(0, b"open")
     with pytest.raises(ExistsError):
         await store.replace("b.json", b"{}", exclusive=True)
     await store.replace("b.json", b"{}")
-    await store.flush()
+    await file.sync()
     assert objects(fake)["b.json"] == b"{}"
     with pytest.raises(IsADirectoryHereError):
         await store.replace("a", b"{}")
+
+
+@on_mock_clock
+async def test_a_document_that_is_made_of_others_is_refused_if_another_host_was_first_and_is_not_kept(
+    fake: FakeS3, tmp_path: Path
+) -> None:
+    store = await writing(fake, tmp_path)
+    found = await store.stat("zarr.json")
+    store.show("zarr.json", found)
+    fake.store(f"{PREFIX}/zarr.json", b"of another host")
+    with pytest.raises(StaleError):
+        await store.replace("zarr.json", b"made", expected=Expected(found))
+    assert not list((tmp_path / SPOOLS).iterdir())
+    store.forget("zarr.json")
+    await store.replace("zarr.json", b"made", expected=Expected(await store.stat("zarr.json")))
+    with pytest.raises(StaleError):  # that was not shown
+        await store.replace("zarr.json", b"written")
+    assert objects(fake)["zarr.json"] == b"made"
 
 
 # Shards
@@ -154,20 +175,15 @@ async def test_an_edit_of_what_another_host_changed_is_a_conflict(fake: FakeS3, 
 
 
 @on_mock_clock
-async def test_an_edit_sends_a_file_that_waits_under_the_same_name_first(fake: FakeS3, tmp_path: Path) -> None:
+async def test_a_file_that_is_open_to_be_written_is_no_shard(fake: FakeS3, tmp_path: Path) -> None:
     store = await writing(fake, tmp_path)
-    await put_file(store, "a/c/1", b"written as a file")
-    async with store.edit("a/c/1") as edit:
-        assert edit.snapshot is not None
-        assert bytes(await edit.snapshot.read(0, 7)) == b"written"
-        await edit.splice(Splice((content(b"new"),)))
-    await store.flush()
-    assert objects(fake)["a/c/1"] == b"new"
     file = await store.create("a/c/2", 0o644, exclusive=True)
     with pytest.raises(ConflictError):
         async with store.edit("a/c/2"):
             pass
-    del file
+    await file.close()
+    async with store.edit("a/c/2") as edit:
+        assert edit.snapshot is not None
 
 
 # Names that shardfs keeps for itself
@@ -211,100 +227,21 @@ async def test_names_move_between_the_side_and_the_bucket(fake: FakeS3, tmp_path
     await store.rename(".shardfs/drafts/1", "a/notes", exclusive=True)
     assert await text(store, "a/notes") == b"draft"
     assert (await store.stat("a/notes")).mode & 0o777 == 0o644
-    await store.flush()
     assert objects(fake)["a/notes"] == b"draft"
     await store.rename("a/notes", ".shardfs/drafts/2", exclusive=True)
     assert (tmp_path / ".shardfs" / "drafts" / "2").read_bytes() == b"draft"
     assert "a/notes" not in objects(fake)
-    await put_file(store, "b", b"waits")
+    file = await store.create("b", 0o644, exclusive=True)
+    await file.write(0, b"one")
     await store.rename("b", ".shardfs/drafts/3", exclusive=True)
-    await store.flush()
-    assert (tmp_path / ".shardfs" / "drafts" / "3").read_bytes() == b"waits"
+    await file.write(3, b" two")
+    await file.sync()
+    await file.close()
+    assert (tmp_path / ".shardfs" / "drafts" / "3").read_bytes() == b"one two"
     assert "b" not in objects(fake)
 
 
-@on_mock_clock
-async def test_a_directory_is_put_aside_with_what_is_stored_and_what_waits_and_comes_back(
-    fake: FakeS3, tmp_path: Path
-) -> None:
-    store = await writing(fake, tmp_path)
-    fake.store(f"{PREFIX}/new/c/0/0", b"stored")
-    await put_file(store, "new/c/0/1", b"waits")
-    await store.make_directories("new/c/1/empty")
-    await store.make_directories(".shardfs/staged/new")
-    await store.rename("new/c", ".shardfs/staged/new/c", exclusive=True)
-    aside = tmp_path / ".shardfs" / "staged" / "new" / "c"
-    assert {str(p.relative_to(aside)) for p in aside.rglob("*")} == {"0", "0/0", "0/1", "1", "1/empty"}
-    assert (aside / "0" / "0").read_bytes() == b"stored"
-    assert not [key for key in objects(fake) if key.startswith("new/")]
-    assert await names(store, "new") == set()
-    with pytest.raises(NotFoundError):
-        await store.stat("new/c")
-    await store.rename(".shardfs/staged/new/c", "new/c", exclusive=True)
-    assert await names(store, "new/c/0") == {"0", "1"}
-    await store.flush()
-    assert objects(fake)["new/c/0/0"] == b"stored"
-    assert objects(fake)["new/c/0/1"] == b"waits"
-
-
 # Files that are moved and removed
-
-
-@on_mock_clock
-async def test_an_object_that_is_moved_is_copied_by_s3(fake: FakeS3, tmp_path: Path) -> None:
-    properties = Properties({"ContentType": "text/x-notes"})
-    fake.store(f"{PREFIX}/d/f", b"content", properties)
-    store = await writing(fake, tmp_path)
-    await store.rename("d/f", "g", exclusive=True)
-    assert changes(fake) == {"CopyObject": 1, "DeleteObject": 1}
-    assert objects(fake)["g"] == b"content"
-    assert fake.objects[f"{PREFIX}/g"].properties == properties
-    assert (await store.stat("g")).size == 7
-    with pytest.raises(NotFoundError):
-        await store.stat("d/f")
-    assert await names(store, "d") == set()
-    assert await names(store) == {"a", "d", "g", "zarr.json"}
-
-
-@on_mock_clock
-async def test_an_object_too_large_for_one_copy_goes_through_this_machine(
-    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(renames, "MAX_WHOLE_NBYTES", 3)
-    fake.store(f"{PREFIX}/f", b"content")
-    store = await writing(fake, tmp_path)
-    await store.rename("f", "g", exclusive=True)
-    await store.flush()
-    assert changes(fake) == {"DeleteObject": 1, "PutObject": 1}
-    assert objects(fake)["g"] == b"content"
-    assert "f" not in objects(fake)
-
-
-@on_mock_clock
-async def test_a_file_that_waits_is_moved_here_over_what_the_bucket_has(fake: FakeS3, tmp_path: Path) -> None:
-    fake.store(f"{PREFIX}/f", b"old f")
-    fake.store(f"{PREFIX}/g", b"old g")
-    store = await writing(fake, tmp_path)
-    await put_file(store, "f", b"new f")
-    with pytest.raises(ExistsError):
-        await store.rename("f", "g", exclusive=True)
-    await store.rename("f", "g", exclusive=False)
-    assert changes(fake) == {"DeleteObject": 1}
-    assert await text(store, "g") == b"new f"
-    await store.flush()
-    assert objects(fake)["g"] == b"new f"
-    assert "f" not in objects(fake)
-
-
-@on_mock_clock
-async def test_an_object_moves_over_a_file_that_waits(fake: FakeS3, tmp_path: Path) -> None:
-    fake.store(f"{PREFIX}/f", b"object")
-    store = await writing(fake, tmp_path)
-    await put_file(store, "g", b"waits")
-    await store.rename("f", "g", exclusive=False)
-    assert await text(store, "g") == b"object"
-    await store.flush()
-    assert objects(fake)["g"] == b"object"
 
 
 @on_mock_clock
@@ -314,27 +251,26 @@ async def test_who_writes_an_object_follows_its_new_name(fake: FakeS3, tmp_path:
     file = await store.open_live("f", writable=True)
     await store.rename("f", "g", exclusive=False)
     await file.write(0, b"OBJECT")
-    await store.flush()
+    await file.flush()
     assert objects(fake)["g"] == b"OBJECT"
     assert "f" not in objects(fake)
 
 
 @on_mock_clock
-async def test_a_file_is_not_removed_or_moved_while_it_is_sent(fake: FakeS3, tmp_path: Path) -> None:
+async def test_a_file_is_not_removed_or_moved_while_it_is_stored(fake: FakeS3, tmp_path: Path) -> None:
     store = await writing(fake, tmp_path)
     for key, change in (("f", store.unlink), ("g", lambda key: store.rename(key, "moved", exclusive=False))):
-        await put_file(store, key, b"data")
         async with trio.open_nursery() as nursery:
 
             async def remove(request: Request, nursery: trio.Nursery = nursery, change: Any = change) -> None:
-                fake.before = None
-                nursery.start_soon(change, request.key.removeprefix(f"{PREFIX}/"))
-                await trio.testing.wait_all_tasks_blocked()
+                if request.operation == "PutObject":
+                    fake.before = None
+                    nursery.start_soon(change, request.key.removeprefix(f"{PREFIX}/"))
+                    await trio.testing.wait_all_tasks_blocked()
 
             fake.before = remove
-            nursery.start_soon(store.flush)
+            nursery.start_soon(put_file, store, key, b"data")
         assert key not in objects(fake)
-    await store.flush()
     assert objects(fake)["moved"] == b"data"
 
 
@@ -398,7 +334,6 @@ async def test_a_directory_that_another_host_emptied_is_gone_after_a_while(fake:
     store = await writing(fake, tmp_path)
     await store.mkdir("d", 0o755)
     await put_file(store, "d/f", b"x")
-    await store.flush()
     fake.remove(f"{PREFIX}/d/f")
     await trio.sleep(2 * TTL)
     assert await names(store) == {"a", "zarr.json"}
@@ -421,8 +356,6 @@ async def test_a_directory_moves_only_if_s3_has_nothing_of_it(fake: FakeS3, tmp_
     with pytest.raises(CrossDeviceError):
         await store.rename("a", "b", exclusive=True)
     await store.make_directories("d/e")
-    await put_file(store, "d/e/f", b"waits")
-    file = await store.open_live("d/e/f", writable=True)
     await store.mkdir("taken", 0o755)
     with pytest.raises(ExistsError):
         await store.rename("d", "taken", exclusive=True)
@@ -435,10 +368,15 @@ async def test_a_directory_moves_only_if_s3_has_nothing_of_it(fake: FakeS3, tmp_
     with pytest.raises(RefusedError):
         await store.rename("d", "d/e/x", exclusive=False)
     await store.rename("d", "taken", exclusive=False)
-    await file.write(0, b"WAITS")
     assert await names(store) == {"a", "taken", "zarr.json"}
-    await store.flush()
-    assert objects(fake)["taken/e/f"] == b"WAITS"
+    assert await names(store, "taken") == {"e"}
+    file = await store.create("taken/e/f", 0o644, exclusive=True)
+    await file.write(0, b"open")
+    for to in ("d", ".shardfs/d"):
+        with pytest.raises(CrossDeviceError):
+            await store.rename("taken", to, exclusive=False)
+    await file.flush()
+    assert objects(fake)["taken/e/f"] == b"open"
 
 
 # What S3 has not
@@ -462,7 +400,7 @@ async def test_what_objects_do_not_have_is_refused_as_other_file_systems_do(fake
 
 
 @on_mock_clock
-async def test_names_that_s3_cannot_have_are_refused_before_they_wait_for_ever(fake: FakeS3, tmp_path: Path) -> None:
+async def test_names_that_s3_cannot_have_are_refused_when_they_are_made(fake: FakeS3, tmp_path: Path) -> None:
     store = await writing(fake, tmp_path)
     deep = "/".join(["x" * 200] * 5)
     await store.make_directories(deep)

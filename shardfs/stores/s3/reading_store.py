@@ -1,35 +1,56 @@
-"""An S3 source as it is seen on this machine: objects, under what is not sent yet.
+"""The half of an S3 store that reads: objects, under what is open to be written on this machine."""
 
-Each name lives in one of three places.  Names that shardfs keeps for itself are on this machine, on the *side*.  Files
-that pass through are there too until they are sent (`copies`), and shadow what the bucket has.  All else is objects.
-"""
-
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, cast
 
-from shardfs.errors import IsADirectoryHereError, NoAttributeError, NotADirectoryHereError, NotFoundError, RefusedError
+from shardfs.errors import (
+    IsADirectoryHereError,
+    NoAttributeError,
+    NotADirectoryHereError,
+    NotFoundError,
+    RefusedError,
+)
 from shardfs.stores.address import Address
-from shardfs.stores.base import Capacity, Entry, Kind, Snapshot, Stat, is_reserved, join_key
+from shardfs.stores.base import (
+    Capacity,
+    Entry,
+    Kind,
+    Snapshot,
+    Stat,
+    is_reserved,
+    join_key,
+)
 from shardfs.stores.local import LocalStore
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.copies import Copies
 from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.directories import Directories
 from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.places import local_key
+from shardfs.stores.s3.objects import ObjectStat
 from shardfs.stores.s3.reader import TTL
+from shardfs.stores.s3.shown import Shown
+from shardfs.stores.s3.spools import Spools, is_on_side
 from shardfs.stores.s3.whole_objects import WholeObjects
 
 if TYPE_CHECKING:
     from shardfs.stores.range_cache import RangeCache
 
+log = logging.getLogger(__name__)
 
-class Overlay:
-    """The reading half of an S3 store: *objects*, and *copies* and the side once it may be changed."""
+_OWN: Final = ".shardfs"
+_UPLOADS: Final = f"{_OWN}/uploads"
+SPOOLS: Final = f"{_OWN}/spools"
+"""The directory of files that are open to be written, and of those that were kept, in that of the mount."""
+
+
+class ReadingStore:
+    """Reads *objects*, and what is in *spools* and *directories* once something may be changed."""
 
     root = None
     directory = None
     rewrites = True
+    spools: Spools | None = None
 
     def __init__(
         self,
@@ -46,8 +67,8 @@ class Overlay:
             client, location, counts, ttl=ttl, cache=cache, clock=clock, max_connections=max_connections
         )
         self.ttl = ttl
-        self.copies: Copies | None = None
-        self.clock = clock
+        self.directories = Directories()
+        self.shown = Shown()
 
     @property
     def url(self) -> str:
@@ -65,7 +86,7 @@ class Overlay:
         return self.objects.directory_stat
 
     def url_of(self, key: str) -> str:
-        """Return the `s3://` URL of *key*, under which it is found once it is sent."""
+        """Return the `s3://` URL of *key*."""
         return self.objects.url_of(key)
 
     def statistics(self) -> Mapping[str, object]:
@@ -89,23 +110,21 @@ class Overlay:
         side = self.side_of(key)
         if side is not None:
             return await side.stat(key)
-        match self._kind_here(key):
-            case Kind.FILE:
-                return await self._side.stat(local_key(key))
-            case Kind.DIRECTORY:
-                return self.directory_stat
-        return await self.objects.stat(key)
+        spool = self.spools.here(key) if self.spools is not None else None
+        if spool is not None:
+            return spool.stat()
+        return self.directory_stat if self.directories.has(key) else await self.objects.stat(key)
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
         """Open a file."""
         side = self.side_of(key)
         if side is not None:
             return await side.open(key)
-        match self._kind_here(key):
-            case Kind.FILE:
-                return await self._side.open(local_key(key))
-            case Kind.DIRECTORY:
-                raise IsADirectoryHereError(f"{key} is a directory")
+        spool = self.spools.here(key) if self.spools is not None else None
+        if spool is not None and self.spools is not None:
+            return await self.spools.snapshot(spool)
+        if self.directories.has(key):
+            raise IsADirectoryHereError(f"{key} is a directory")
         return await self.objects.open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
 
     async def is_absent(self, key: str) -> bool:
@@ -113,28 +132,31 @@ class Overlay:
         side = self.side_of(key)
         if side is not None:
             return await side.is_absent(key)
-        return self._kind_here(key) is None and await self.objects.is_absent(key)
+        return not self._is_here(key) and await self.objects.is_absent(key)
 
     async def list(self, key: str) -> Sequence[Entry]:
         """Return the names in a directory."""
         side = self.side_of(key)
         if side is not None:
             return await side.list(key)
-        if self.copies is None:
+        if self.spools is None:
             return await self.objects.list(key)
-        kind = self._kind_here(key)
-        if kind is Kind.FILE:
+        if self.spools.here(key) is not None:
             raise NotADirectoryHereError(f"{key} is no directory")
+        here = dict.fromkeys(self.directories.children(key), Kind.DIRECTORY)
+        for spool in self.spools:
+            parent, _, name = spool.key.rpartition("/")
+            if parent == key and spool.is_here:
+                here[name] = Kind.FILE
         try:
             stored = await self.objects.list(key)
         except NotFoundError:
-            if kind is None:
+            if not here and not self.directories.has(key):
                 raise
             stored = []
-        here = self.copies.names.children(key)
         entries = [Entry(name, kind) for name, kind in here.items()]
         if not key:
-            entries += [entry for entry in await self._side.list("") if is_reserved(entry.name)]
+            entries += [entry for entry in await self.spools.side.list("") if is_reserved(entry.name)]
             stored = [entry for entry in stored if not is_reserved(entry.name)]
         return entries + [entry for entry in stored if entry.name not in here]
 
@@ -144,7 +166,7 @@ class Overlay:
         if side is not None:
             return await side.stat_in(key, names)
         keys = [join_key(key, name) for name in names]
-        here = [self._kind_here(key) is not None or self.side_of(key) is not None for key in keys]
+        here = [self._is_here(key) or self.side_of(key) is not None for key in keys]
         if all(here):
             return [await self.stat(key) for key in keys]
         stored = await self.objects.stat_in(key, names)
@@ -171,20 +193,25 @@ class Overlay:
         side = self.side_of(key)
         return [] if side is None else await side.attributes(key)
 
+    def show(self, key: str, state: Stat | None, *, again: bool = True) -> None:
+        """Note that programs were given the content of an object, or were told that there is none."""
+        if self.spools is None or is_on_side(key) or self.spools.here(key) is not None:
+            return
+        if again or key not in self.shown:
+            self.shown.note(key, object_of(state))
+
     def side_of(self, key: str) -> LocalStore | None:
         """Return where a name that shardfs keeps for itself lives, None for others, and where nothing is changed."""
-        return self._side if self.copies is not None and is_on_side(key) else None
+        return self.spools.side if self.spools is not None and is_on_side(key) else None
 
-    @property
-    def _side(self) -> LocalStore:
-        assert self.copies is not None
-        return self.copies.side
-
-    def _kind_here(self, key: str) -> Kind | None:
-        """Return what *key* stands for among what is not sent, None if it is not there."""
-        return None if self.copies is None else self.copies.names.kind(key)
+    def _is_here(self, key: str) -> bool:
+        """Whether *key* stands for something that is not in the bucket."""
+        return self.directories.has(key) or (self.spools is not None and self.spools.here(key) is not None)
 
 
-def is_on_side(key: str) -> bool:
-    """Whether *key* is of a name that shardfs keeps for itself, which lives on this machine."""
-    return is_reserved(key.partition("/")[0])
+def object_of(state: Stat | None) -> ObjectStat | None:
+    """Return the version of an object that has this *state*."""
+    if state is None:
+        return None
+    etag, size = cast(tuple[str, int], state.version)
+    return ObjectStat(size, etag, state.mtime_ns)

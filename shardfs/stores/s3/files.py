@@ -1,9 +1,9 @@
-"""Open files that pass through: objects that are read, and copies that are written."""
+"""Files that pass through, open: objects that are read, and spools, to which files are written."""
 
 from shardfs.errors import ReadOnlyError
 from shardfs.stores.base import Buffer, Snapshot, Stat
-from shardfs.stores.local_live import LocalFile
-from shardfs.stores.s3.copies import Copies, Copy
+from shardfs.stores.s3.shown import Shown
+from shardfs.stores.s3.spools import Spool, Spools
 
 
 class ObjectFile:
@@ -31,8 +31,14 @@ class ObjectFile:
         """Refuse: the file is open to be read."""
         raise ReadOnlyError(f"{self._key} is open to be read")
 
+    async def flush(self) -> None:
+        """Return: nothing was written."""
+
     async def sync(self) -> None:
         """Return: nothing was written."""
+
+    async def close(self) -> None:
+        """Return: there is nothing to let go of."""
 
     def set_attributes(
         self,
@@ -47,61 +53,54 @@ class ObjectFile:
         return self._snapshot.stat
 
 
-class CopyFile:
-    """A copy, open; an object that nobody changed until now is fetched with its first change.
+class SpoolFile:
+    """A spool, open; it has as many users as such files are open to write."""
 
-    *file* is the local file of a copy that is here already.  A copy has as many users as such files are referenced.
-    """
+    __slots__ = ("_is_writer", "_shown", "_spool", "_spools")
 
-    __slots__ = ("_copies", "_copy", "_file")
-
-    def __init__(self, copies: Copies, copy: Copy, file: LocalFile | None) -> None:
-        self._copies = copies
-        self._copy = copy
-        self._file = file
-        copy.users += 1
-
-    def __del__(self) -> None:
-        self._copies.release(self._copy)
+    def __init__(self, spools: Spools, spool: Spool, shown: Shown, *, writable: bool) -> None:
+        self._spools = spools
+        self._spool = spool
+        self._shown = shown
+        self._is_writer = writable
+        spool.users += writable
 
     def stat(self) -> Stat:
         """Return the present state."""
-        file = self._here
-        if file is not None:
-            return file.stat()
-        assert self._copy.snapshot is not None
-        return self._copy.snapshot.stat
+        return self._spool.stat()
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*."""
-        file = self._here
-        if file is not None:
-            return await file.read(offset, nbytes)
-        assert self._copy.snapshot is not None
-        return await self._copy.snapshot.read_live(offset, nbytes)
+        spool = self._spool
+        if spool.file is not None:
+            return await spool.file.read(offset, nbytes)
+        if spool.snapshot is None:
+            return b""
+        if not spool.is_gone:
+            self._shown.note(spool.key, spool.snapshot.object)
+        return await spool.snapshot.read_live(offset, nbytes)
 
     async def write(self, offset: int, data: Buffer) -> int:
         """Write all of *data* at *offset*."""
-        file = self._here or await self._copies.bring(self._copy)
-        try:
-            return await file.write(offset, data)
-        finally:  # after the write: who began to send the file before has not sent it
-            self._copies.changed(self._copy)
+        return await self._spools.write(self._spool, offset, data)
 
     async def truncate(self, nbytes: int) -> None:
         """Give the file the size *nbytes*."""
-        file = self._here or await self._copies.bring(self._copy, nbytes)
-        try:
-            await file.truncate(nbytes)
-        finally:
-            self._copies.changed(self._copy)
+        await self._spools.truncate(self._spool, nbytes)
+
+    async def flush(self) -> None:
+        """Store what was written; a file that is empty waits for what follows."""
+        await self._spools.flush(self._spool)
 
     async def sync(self) -> None:
-        """Make what was written durable on this machine, with its name."""
-        file = self._here
-        if file is not None:
-            await file.sync()
-            await self._copies.sync_names(self._copy.key.rpartition("/")[0])
+        """Store what was written."""
+        await self._spools.flush(self._spool, also_fresh=True)
+
+    async def close(self) -> None:
+        """Let go of the file; what storing was not tried of is stored now."""
+        if self._is_writer:
+            self._is_writer = False
+            await self._spools.close(self._spool)
 
     def set_attributes(
         self,
@@ -112,10 +111,7 @@ class CopyFile:
         atime_ns: int | None = None,
         mtime_ns: int | None = None,
     ) -> Stat:
-        """Set the times of what is here; objects have no attributes that can be set."""
-        file = self._here
-        return self.stat() if file is None else file.set_attributes(atime_ns=atime_ns, mtime_ns=mtime_ns)
-
-    @property
-    def _here(self) -> LocalFile | None:
-        return self._file or self._copy.file
+        """Set the time of what is being written; objects have no attributes that can be set."""
+        if mtime_ns is not None and self._spool.is_here:
+            self._spool.mtime_ns = mtime_ns
+        return self._spool.stat()

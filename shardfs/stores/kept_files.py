@@ -1,0 +1,170 @@
+"""What programs wrote to a remote store and that does not have: files of this machine, each with a note of its key.
+
+A note comes with the first change of a file and goes when that is stored, so what a killed mount did not store is found
+here by its note.  What the store refused stays, with the reason, until somebody asks to store it.
+"""
+
+import filecmp
+import json
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from shardfs.stores.base import Buffer
+from shardfs.stores.beneath import READ, changing
+
+_SUFFIX: Final = ".json"
+_NEW: Final = ".new"
+_MAX_NOTE_NBYTES: Final = 64 * 2**10
+_PIECE_NBYTES: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """*nbytes* bytes at *path*, written to the file *key* until *mtime_ns*.
+
+    *reason* is why they are not stored, "" if their mount has it open still, or ended with it open.
+    """
+
+    key: str
+    path: str
+    nbytes: int
+    mtime_ns: int
+    reason: str
+
+    def __str__(self) -> str:
+        reason = self.reason or "it was open, and not stored yet"
+        return f"{self.key}, {self.nbytes:,} bytes in {self.path}: {reason}"
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the bytes, each piece with its offset."""
+        with changing(self.path), open(os.open(self.path, READ), "rb") as file:
+            offset = 0
+            while piece := file.read(_PIECE_NBYTES):
+                yield offset, piece
+                offset += len(piece)
+
+    def remove(self) -> None:
+        """Remove it."""
+        _remove(self.path)
+
+
+class KeptFiles:
+    """The files and notes in *directory*; a name there is only ever used once."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def find(self) -> Sequence[KeptFile]:
+        """Return the files that have a note, those that were written first before the others."""
+        found = []
+        for name in self._names():
+            if name.endswith(_SUFFIX):
+                with suppress(OSError, ValueError, KeyError, TypeError):
+                    found.append(self._read(name.removesuffix(_SUFFIX)))
+        return sorted(found, key=lambda file: (file.mtime_ns, file.path))
+
+    def path(self, name: str) -> str:
+        """Return the path of the file *name*."""
+        return os.path.join(self.directory, name)
+
+    def note(self, name: str, key: str, reason: str = "") -> None:
+        """Say that the file *name* was written to *key*, and if there is a *reason*, do so durably, with its bytes."""
+        path = self.path(name)
+        with changing(path):
+            with open(path + _NEW, "wb") as file:
+                file.write(json.dumps({"key": key, "reason": reason}).encode())
+                if reason:
+                    file.flush()
+                    os.fsync(file.fileno())
+            if reason:
+                _sync(path)
+            os.replace(path + _NEW, path + _SUFFIX)
+            if reason:
+                _sync(self.directory)
+
+    def forget_note(self, name: str) -> None:
+        """Say that the bytes of the file *name* are stored."""
+        with suppress(OSError):
+            os.unlink(self.path(name) + _SUFFIX)
+
+    def remove(self, path: str) -> None:
+        """Remove the file at *path*, and its note."""
+        _remove(path)
+
+    def keep(self, key: str, content: Buffer, reason: str) -> str:
+        """Keep *content*, which was written to *key* and not stored, durably; returns the path.
+
+        What a program tries to store again and again is kept once.
+        """
+        name = new_name()
+        path = self.path(name)
+        with changing(path), open(path, "xb") as file:
+            file.write(content)
+        return self.settle(name, key, reason)
+
+    def take_in(self, directory: str, reason: str) -> None:
+        """Keep the files below *directory*, by their keys there."""
+        for parent, _, names in os.walk(directory, topdown=False):
+            for path in (os.path.join(parent, name) for name in names):
+                name, key = new_name(), os.path.relpath(path, directory)
+                self.note(name, key)
+                with changing(path):
+                    os.rename(path, self.path(name))
+                self.settle(name, key, reason)
+            with suppress(OSError):
+                os.rmdir(parent)
+
+    def settle(self, name: str, key: str, reason: str) -> str:
+        """Keep the file *name*, which was written to *key*, durably; returns the path, that of an equal one if any."""
+        path = self.path(name)
+        for file in self.find():
+            if file.key == key and file.path != path and file.reason:
+                with suppress(OSError):
+                    if filecmp.cmp(file.path, path, shallow=False):
+                        self.remove(path)
+                        return file.path
+        self.note(name, key, reason)
+        return path
+
+    def clean(self) -> None:
+        """Remove what has no note: it was stored, or nobody wrote it."""
+        names = set(self._names())
+        for name in names:
+            if not name.endswith(_SUFFIX) and name + _SUFFIX not in names:
+                self.remove(self.path(name))
+
+    def _read(self, name: str) -> KeptFile:
+        path = self.path(name)
+        status = os.stat(path, follow_symlinks=False)
+        with open(os.open(path + _SUFFIX, READ), "rb") as file:
+            note = json.loads(file.read(_MAX_NOTE_NBYTES))
+        return KeptFile(str(note["key"]), path, status.st_size, status.st_mtime_ns, str(note["reason"]))
+
+    def _names(self) -> Sequence[str]:
+        try:
+            return os.listdir(self.directory)
+        except OSError:
+            return []
+
+
+def _remove(path: str) -> None:
+    for found in (path, path + _SUFFIX):
+        with suppress(OSError):
+            os.unlink(found)
+
+
+def new_name() -> str:
+    """Return a name that no file has, in this directory or in that of another mount."""
+    return secrets.token_hex(8)
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, READ)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,44 @@
+"""Which version of a file programs were shown last: the one that what they write next must replace.
+
+A lookup or a listing shows no content, and does not count: whoever writes what it made of an earlier version would
+replace what it has not seen.  One mount cannot tell its programs apart: what one was shown, all were.
+"""
+
+from collections import OrderedDict
+from typing import Final
+
+from shardfs.stores.s3.objects import ObjectStat
+
+_MAX_KEYS: Final = 100_000
+
+
+class Shown:
+    """Versions by key, None where there was nothing, of the *max_keys* keys that were shown last."""
+
+    def __init__(self, max_keys: int = _MAX_KEYS) -> None:
+        self._max_keys = max_keys
+        self._states: OrderedDict[str, ObjectStat | None] = OrderedDict()
+
+    def __contains__(self, key: str) -> bool:
+        """Whether it is known what was shown of *key*."""
+        return key in self._states
+
+    def get(self, key: str, default: ObjectStat | None = None) -> ObjectStat | None:
+        """Return what was shown of *key*; *default* if that is not known."""
+        return self._states.get(key, default)
+
+    def note(self, key: str, state: ObjectStat | None) -> None:
+        """Note that *state* was shown, or that this mount made it."""
+        self._states[key] = state
+        self._states.move_to_end(key)
+        if len(self._states) > self._max_keys:
+            self._states.popitem(last=False)
+
+    def follow(self, key: str, old: ObjectStat | None, new: ObjectStat | None) -> None:
+        """Note that this mount replaced *old* by *new*: whoever was shown that one knows of the change, or made it."""
+        if key not in self._states or _etag(self._states[key]) == _etag(old):
+            self.note(key, new)
+
+
+def _etag(state: ObjectStat | None) -> str | None:
+    return state.etag if state is not None else None

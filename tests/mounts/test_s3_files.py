@@ -1,0 +1,437 @@
+"""Documents and plain files in a bucket: what is closed is stored, and nobody's work is lost in silence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardfs.fuse import control
+from tests.support.commands import FAILED
+from tests.support.hosts import DOCUMENT, PREFIX, Host, kill, make_host
+from tests.support.mounting import Mount, Mounter
+from tests.support.s3_faults import Hang, Reply
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket
+
+MIB = 2**20
+CHANGED = "was changed by another program"
+KEPT = "is kept in"
+SOON = 0.2
+"""A TTL with which what another host stored is seen at once, or nearly."""
+
+
+@pytest.fixture
+def host(s3_bucket: Bucket, tmp_path: Path, mount: Mounter) -> Host:
+    return make_host(s3_bucket, tmp_path, mount)
+
+
+def key(name: str) -> str:
+    return f"{PREFIX}/{name}"
+
+
+def in_place(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def by_rename(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def refused(change: Callable[[], Any]) -> None:
+    with pytest.raises(OSError) as raised:
+        change()
+    assert raised.value.errno == errno.ESTALE
+
+
+def attributes(document: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(document)["attributes"]
+    return found
+
+
+# What is closed is stored
+
+
+@pytest.mark.parametrize("nbytes", [0, 5, 3 * MIB])
+def test_a_file_is_in_the_bucket_when_it_is_closed(host: Host, nbytes: int) -> None:
+    mounted = host.mount()
+    (mounted.path / "notes").mkdir()
+    path = mounted.path / "notes/one.bin"
+    with path.open("wb") as file:
+        file.write(bytes(nbytes))
+        file.flush()
+        assert path.stat().st_size == nbytes
+        assert key("notes/one.bin") not in host.bucket.keys(PREFIX)
+    if not nbytes:  # the kernel says that it is closed after the program went on
+        mounted.unmount()
+    assert host.bucket.get(key("notes/one.bin")) == bytes(nbytes)
+
+
+def test_a_file_that_is_written_in_place_is_stored_at_each_close_and_sync(host: Host) -> None:
+    host.bucket.put(key("notes.txt"), b"0123456789", ContentType="text/x-notes", Metadata={"owner": "me"})
+    mounted = host.mount()
+    with (mounted.path / "notes.txt").open("r+b", buffering=0) as file:
+        file.seek(3)
+        file.write(b"abc")
+        assert host.bucket.get(key("notes.txt")) == b"0123456789"
+        os.fsync(file.fileno())
+        assert host.bucket.get(key("notes.txt")) == b"012abc6789"
+        file.truncate(5)
+        assert (mounted.path / "notes.txt").read_bytes() == b"012ab"
+        os.close(os.dup(file.fileno()))
+        assert host.bucket.get(key("notes.txt")) == b"012ab"
+        file.seek(5)
+        file.write(b"!")
+    assert host.bucket.get(key("notes.txt")) == b"012ab!"
+    os.truncate(mounted.path / "notes.txt", 2)
+    assert host.bucket.get(key("notes.txt")) == b"01"
+    with (mounted.path / "notes.txt").open("ab") as file:
+        file.write(b"more")
+    head = host.bucket.head(key("notes.txt"))
+    assert host.bucket.get(key("notes.txt")) == b"01more"
+    assert (head["ContentType"], head["Metadata"]["owner"]) == ("text/x-notes", "me")
+
+
+def test_all_who_have_a_file_open_see_what_one_of_them_writes(host: Host) -> None:
+    host.bucket.put(key("notes.txt"), b"0123456789")
+    mounted = host.mount()
+    path = mounted.path / "notes.txt"
+    with path.open("r+b", buffering=0) as one, path.open("r+b", buffering=0) as other:
+        one.write(b"abc")
+        other.seek(8)
+        other.write(b"XYZ")
+        one.seek(0)
+        assert one.read() == path.read_bytes() == b"abc34567XYZ"
+        assert path.stat().st_size == 11
+    assert host.bucket.get(key("notes.txt")) == b"abc34567XYZ"
+
+
+def test_what_is_written_through_a_mapping_is_stored_when_that_goes(host: Host) -> None:
+    host.bucket.put(key("notes.txt"), b"0123456789")
+    mounted = host.mount()
+    with (mounted.path / "notes.txt").open("r+b") as file:
+        mapping = mmap.mmap(file.fileno(), 0)
+    mapping[2:4] = b"ab"
+    mapping.close()
+    mounted.unmount()
+    assert host.bucket.get(key("notes.txt")) == b"01ab456789"
+
+
+def test_a_file_that_is_removed_while_it_is_open_is_not_sent(host: Host) -> None:
+    host.bucket.put(key("stored.txt"), b"stored")
+    mounted = host.mount()
+    for name in ("new.txt", "stored.txt"):
+        with (mounted.path / name).open("a+b", buffering=0) as file:
+            file.write(b" and written")
+            (mounted.path / name).unlink()
+            file.write(b" again")
+            os.fsync(file.fileno())
+            assert os.pread(file.fileno(), 100, 0).endswith(b" and written again")
+        assert not (mounted.path / name).exists()
+    mounted.unmount()
+    assert [name for name in host.bucket.keys(PREFIX) if "/c/" not in name] == [key("zarr.json")]
+
+
+def test_a_file_that_is_renamed_while_it_is_open_is_stored_under_its_new_name(host: Host) -> None:
+    mounted = host.mount()
+    with (mounted.path / "draft.txt").open("wb", buffering=0) as file:
+        file.write(b"one")
+        (mounted.path / "draft.txt").rename(mounted.path / "final.txt")
+        assert host.bucket.get(key("final.txt")) == b"one"
+        file.write(b" two")
+    assert host.bucket.get(key("final.txt")) == b"one two"
+    assert key("draft.txt") not in host.bucket.keys(PREFIX)
+
+
+@pytest.mark.parametrize("nbytes", [10, 9 * MIB])
+def test_a_file_that_is_moved_keeps_what_it_has_besides_its_bytes(host: Host, nbytes: int) -> None:
+    data = os.urandom(nbytes)
+    host.bucket.put(key("one.bin"), data, ContentType="text/x-notes", Metadata={"owner": "me"})
+    host.bucket.put(key("two.bin"), b"in its way")
+    mounted = host.mount()
+    (mounted.path / "one.bin").replace(mounted.path / "two.bin")
+    assert host.bucket.get(key("two.bin")) == data
+    head = host.bucket.head(key("two.bin"))
+    assert (head["ContentType"], head["Metadata"]["owner"]) == ("text/x-notes", "me")
+    assert key("one.bin") not in host.bucket.keys(PREFIX)
+    assert not host.bucket.uploads()
+    assert not (mounted.path / "one.bin").exists()
+    assert (mounted.path / "two.bin").read_bytes() == data
+
+
+# Nobody's work is lost in silence
+
+
+@pytest.mark.parametrize("write", [in_place, by_rename])
+def test_of_two_hosts_that_edit_a_document_the_second_is_refused(
+    host: Host, write: Callable[[Path, bytes], None]
+) -> None:
+    one, other = host.mount(), host.elsewhere().mount(expect=(CHANGED, KEPT))
+    documents = [json.loads((mounted.path / "zarr.json").read_bytes()) for mounted in (one, other)]
+    texts = [
+        json.dumps(document | {"attributes": {name: 1}}).encode()
+        for document, name in zip(documents, ("one", "other"), strict=True)
+    ]
+    write(one.path / "zarr.json", texts[0])
+    refused(lambda: write(other.path / "zarr.json", texts[1]))
+    assert attributes(host.bucket.get(key("zarr.json"))) == {"one": 1}
+    seen = json.loads((other.path / "zarr.json").read_bytes())
+    assert seen["attributes"] == {"one": 1}
+    seen["attributes"]["other"] = 1
+    write(other.path / "zarr.json", json.dumps(seen).encode())
+    assert attributes(host.bucket.get(key("zarr.json"))) == {"one": 1, "other": 1}
+
+
+@pytest.mark.parametrize("write", [in_place, by_rename])
+def test_what_a_program_read_long_ago_is_what_its_edit_is_compared_with(
+    host: Host, write: Callable[[Path, bytes], None]
+) -> None:
+    other = host.elsewhere()
+    mounted = host.mounter(
+        host.url, write=True, state=other.state, env=host.bucket.environment, expect=(CHANGED, KEPT), metadata_ttl=0
+    )
+    host.bucket.put(key("notes.txt"), b"first")
+    assert (mounted.path / "notes.txt").read_bytes() == b"first"
+    document = json.loads((mounted.path / "zarr.json").read_bytes())
+    host.bucket.put(key("notes.txt"), b"of another host")
+    theirs = json.dumps(document | {"attributes": {"theirs": 1}}).encode()
+    host.bucket.put(key("zarr.json"), theirs)
+    assert (mounted.path / "notes.txt").stat().st_size == len(b"of another host")  # to look is not to read
+    refused(lambda: write(mounted.path / "notes.txt", b"ours"))
+    refused(lambda: write(mounted.path / "zarr.json", json.dumps(document | {"attributes": {"ours": 1}}).encode()))
+    assert host.bucket.get(key("notes.txt")) == b"of another host"
+    assert host.bucket.get(key("zarr.json")) == theirs
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "new/zarr.json"])
+@pytest.mark.parametrize("write", [in_place, by_rename])
+def test_what_was_said_not_to_be_there_is_made_and_never_replaced(
+    host: Host, write: Callable[[Path, bytes], None], name: str
+) -> None:
+    mounted = host.mount(expect=(CHANGED, KEPT))
+    (mounted.path / "new").mkdir()
+    group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    ours, theirs = (json.dumps(group | {"attributes": {name: 1}}).encode() for name in ("ours", "theirs"))
+    assert not (mounted.path / name).exists()
+    host.bucket.put(key(name), theirs)
+    refused(lambda: write(mounted.path / name, ours))
+    assert host.bucket.get(key(name)) == theirs
+    assert (mounted.path / name).read_bytes() == theirs
+    write(mounted.path / name, ours)
+    assert host.bucket.get(key(name)) == ours
+
+
+def test_in_the_v2_view_an_edit_of_a_document_that_another_host_changed_is_refused(host: Host) -> None:
+    mounted = host.mounter(
+        host.url,
+        write=True,
+        state=host.state,
+        env=host.bucket.environment,
+        expect=(CHANGED, KEPT),
+        arguments=["--view=v2"],
+    )
+    (mounted.path / ".zattrs").write_text('{"a": 1}')  # what is not there is made of the document that is
+    assert json.loads((mounted.path / ".zattrs").read_text()) == {"a": 1}
+    theirs = json.loads(host.bucket.get(key("zarr.json")))
+    theirs["attributes"]["theirs"] = 1
+    host.bucket.put(key("zarr.json"), json.dumps(theirs).encode())
+    refused(lambda: (mounted.path / ".zattrs").write_text('{"a": 1, "b": 2}'))
+    assert attributes(host.bucket.get(key("zarr.json"))) == {"a": 1, "theirs": 1}
+
+
+def test_own_changes_follow_each_other_without_a_look(host: Host) -> None:
+    mounted = host.mount()
+    path = mounted.path / "zarr.json"
+    document = json.loads(path.read_bytes())
+    for number in range(3):
+        by_rename(path, json.dumps(document | {"attributes": {"n": number}}).encode())
+        in_place(mounted.path / "notes.txt", str(number).encode())
+        by_rename(mounted.path / "notes.txt", str(-number).encode())
+    path.unlink()
+    in_place(path, json.dumps(document | {"attributes": {"n": 3}}).encode())
+    (mounted.path / "notes.txt").unlink()
+    in_place(mounted.path / "notes.txt", b"3")
+    assert attributes(host.bucket.get(key("zarr.json"))) == {"n": 3}
+    assert host.bucket.get(key("notes.txt")) == b"3"
+
+
+def test_what_was_refused_is_kept_named_and_stored_when_asked(host: Host) -> None:
+    host.bucket.put(key("notes.txt"), b"first")
+    mounted = host.mount(expect=(CHANGED, KEPT))
+    assert (mounted.path / "notes.txt").read_bytes() == b"first"
+    host.bucket.put(key("notes.txt"), b"of another host")
+    refused(lambda: in_place(mounted.path / "notes.txt", b"ours"))
+    assert (mounted.path / "notes.txt").read_bytes() == b"of another host"
+    kept = Path(mounted.log.partition(f"notes.txt {KEPT} ")[2].split(":")[0])
+    assert kept.read_bytes() == b"ours"
+    (found,) = [item for item in host.recover(host.url, status=FAILED) if item["kind"] != "slot"]
+    assert (found["kind"], found["key"], found["nbytes"]) == ("file", "notes.txt", 4)
+    mounted.unmount()
+    (listed,) = host.recover(status=FAILED)
+    assert (listed["source"], listed["files"]) == (host.url, 1)
+    (found,) = host.recover(host.url, status=FAILED)
+    assert "notes.txt" in found["message"]
+    assert host.bucket.get(key("notes.txt")) == b"of another host"
+    host.recover("--apply", host.url)
+    assert host.bucket.get(key("notes.txt")) == b"ours"
+    assert host.recover() == []
+
+
+def test_a_document_that_was_refused_is_kept_named_and_stored_when_asked(host: Host) -> None:
+    one, other = host.mount(), host.elsewhere().mount(expect=(CHANGED, KEPT))
+    document = json.loads((other.path / "zarr.json").read_bytes())
+    in_place(one.path / "zarr.json", json.dumps(document | {"attributes": {"one": 1}}).encode())
+    refused(lambda: in_place(other.path / "zarr.json", json.dumps(document | {"attributes": {"other": 1}}).encode()))
+    other.unmount()
+    (found,) = host.elsewhere().recover(host.url, status=FAILED)
+    assert (found["kind"], found["key"]) == ("file", "zarr.json")
+    host.elsewhere().recover("--apply", host.url)
+    stored = json.loads(host.bucket.get(key("zarr.json")))
+    assert stored["attributes"] == {"other": 1}
+    assert stored["codecs"][0]["name"] == "sharding_indexed"
+    assert host.elsewhere().recover() == []
+
+
+@pytest.mark.parametrize("is_stored", [False, True], ids=["new", "stored"])
+def test_what_a_killed_mount_had_not_stored_replaces_nothing_and_is_named(host: Host, is_stored: bool) -> None:
+    if is_stored:
+        host.bucket.put(key("notes.txt"), b"first")
+    mounted = host.mount()
+    file = os.open(mounted.path / "notes.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.write(file, b"of a killed mount")
+    kill(mounted)
+    with pytest.raises(OSError):
+        os.close(file)
+    host.bucket.put(key("notes.txt"), b"of another host")
+    mounted = host.mount(expect=("notes.txt",))
+    assert (mounted.path / "notes.txt").read_bytes() == b"of another host"
+    os.setxattr(mounted.path, control.FLUSH, b"")
+    mounted.unmount()
+    assert host.bucket.get(key("notes.txt")) == b"of another host"
+    (found,) = host.recover(host.url, status=FAILED)
+    assert (found["kind"], found["key"], found["nbytes"]) == ("file", "notes.txt", 17)
+    host.recover("--apply", host.url)
+    assert host.bucket.get(key("notes.txt")) == b"of a killed mount"
+    assert host.recover() == []
+
+
+def test_a_mount_that_is_killed_while_it_stores_a_file_leaves_it_whole_or_kept(host: Host, s3_proxy: S3Proxy) -> None:
+    behind = host.behind(s3_proxy.url)
+    mounted = behind.mount()
+    hang = Hang()
+    rule = s3_proxy.fail("PutObject", hang, key=key("notes.txt"))
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(in_place, mounted.path / "notes.txt", b"of a killed mount")
+        rule.wait()
+        kill(mounted)
+        assert isinstance(writing.exception(), OSError)
+    behind.mount(expect=("notes.txt",)).unmount()
+    assert key("notes.txt") not in host.bucket.keys(PREFIX)
+    (found,) = behind.recover(host.url, status=FAILED)
+    assert found["key"] == "notes.txt"
+    behind.recover("--apply", host.url)
+    hang.release()  # what was under way all the time is refused by now
+    assert host.bucket.get(key("notes.txt")) == b"of a killed mount"
+
+
+def test_a_file_that_was_closed_survives_a_killed_mount_and_is_not_sent_again(host: Host) -> None:
+    mounted = host.mount()
+    in_place(mounted.path / "notes.txt", b"closed")
+    by_rename(mounted.path / "other.txt", b"closed too")
+    file = os.open(mounted.path / "open.txt", os.O_WRONLY | os.O_CREAT)
+    os.write(file, b"synced")
+    os.fsync(file)
+    kill(mounted)
+    with pytest.raises(OSError):
+        os.close(file)
+    host.bucket.put(key("notes.txt"), b"of another host")
+    mounted = host.mount()
+    mounted.unmount()
+    assert host.bucket.get(key("notes.txt")) == b"of another host"
+    assert host.bucket.get(key("other.txt")) == b"closed too"
+    assert host.bucket.get(key("open.txt")) == b"synced"
+    assert host.recover() == []
+
+
+def test_what_the_server_does_not_take_is_an_error_of_close_and_kept(host: Host, s3_proxy: S3Proxy) -> None:
+    behind = host.behind(s3_proxy.url)
+    mounted = behind.mount(expect=("notes.txt", KEPT))
+    s3_proxy.fail("PutObject", Reply(403, "AccessDenied"), key=key("notes.txt"))
+    with pytest.raises(PermissionError):
+        in_place(mounted.path / "notes.txt", b"ours")
+    mounted.unmount()
+    (found,) = behind.recover(host.url, status=FAILED)
+    assert found["key"] == "notes.txt"
+    s3_proxy.heal()
+    behind.recover("--apply", host.url)
+    assert host.bucket.get(key("notes.txt")) == b"ours"
+
+
+def test_of_hosts_that_make_one_file_only_if_it_is_absent_one_succeeds(host: Host) -> None:
+    mounts = [host.mount(expect=(CHANGED, KEPT)), host.elsewhere().mount(expect=(CHANGED, KEPT))]
+    files = [os.open(mounted.path / "lock", os.O_WRONLY | os.O_CREAT | os.O_EXCL) for mounted in mounts]
+    for number, file in enumerate(files):
+        os.write(file, str(number).encode())
+    os.close(files[0])
+    refused(lambda: os.close(files[1]))
+    assert host.bucket.get(key("lock")) == b"0"
+    for mounted in mounts:
+        with pytest.raises(FileExistsError):
+            os.open(mounted.path / "lock", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+
+def test_chunk_files_of_an_unsharded_array_are_never_replaced_by_those_of_a_killed_mount(host: Host) -> None:
+    document = {**DOCUMENT, "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]}
+    host.bucket.put(key("plain/zarr.json"), json.dumps(document).encode())
+    nbytes = 4 * 6 * 4
+    host.bucket.put(key("plain/c/0/0"), b"f" * nbytes)
+
+    def mounted(*expect: str) -> Mount:
+        return host.mounter(
+            host.url,
+            write=True,
+            state=host.state,
+            env=host.bucket.environment,
+            expect=expect,
+            arguments=["--view=v2"],
+        )
+
+    killed = mounted()
+    (killed.path / "plain/0.0").write_bytes(b"k" * nbytes)
+    (killed.path / "plain/1.1").write_bytes(b"k" * nbytes)
+    kill(killed)
+    host.bucket.put(key("plain/c/0/0"), b"o" * nbytes)
+    host.bucket.put(key("plain/c/1/1"), b"o" * nbytes)
+    again = mounted("another program has changed the chunk since")
+    assert (again.path / "plain/0.0").read_bytes() == b"o" * nbytes
+    again.unmount()
+    assert host.bucket.get(key("plain/c/0/0")) == host.bucket.get(key("plain/c/1/1")) == b"o" * nbytes
+    found = host.recover(host.url, status=FAILED)
+    assert {item["kind"] for item in found} == {"conflict"}
+    host.recover("--apply", host.url)
+    assert host.bucket.get(key("plain/c/0/0")) == host.bucket.get(key("plain/c/1/1")) == b"k" * nbytes
+
+
+def test_programs_that_copy_trees_store_every_file(host: Host, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    for number in range(20):
+        (tree / str(number % 3)).mkdir(parents=True, exist_ok=True)
+        (tree / str(number % 3) / f"f{number}").write_bytes(os.urandom(1000 * number))
+    mounted = host.mount()
+    subprocess.run(["cp", "-r", tree, mounted.path / "cp"], check=True)
+    subprocess.run(["rsync", "-a", f"{tree}/", mounted.path / "rsync"], check=True)
+    for name in ("cp", "rsync"):
+        stored = host.bucket.objects(key(name))
+        assert stored == {
+            key(f"{name}/{path.relative_to(tree)}"): path.read_bytes() for path in tree.rglob("*") if path.is_file()
+        }

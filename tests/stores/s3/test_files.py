@@ -1,0 +1,489 @@
+"""Files that pass through: spooled on this machine while they are open, stored on condition when they are closed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from shardfs.errors import ExistsError, NoSpaceError, NotFoundError, StaleError, StoreError
+from shardfs.stores.base import Kind
+from shardfs.stores.kept_files import KeptFiles
+from shardfs.stores.s3 import moves
+from shardfs.stores.s3 import spools as spooling
+from shardfs.stores.s3.objects import Properties
+from shardfs.stores.s3.store import SPOOLS, S3Store
+from tests.support.fake_s3 import FakeS3, Request
+from tests.support.s3_reading import on_mock_clock
+from tests.support.s3_writing import PREFIX, changes, names, objects, put_file, store_of, text, writing
+
+
+@pytest.fixture
+def fake() -> FakeS3:
+    fake = FakeS3()
+    fake.store(f"{PREFIX}/zarr.json", b"{}")
+    return fake
+
+
+def spools(directory: Path) -> list[str]:
+    """The files below *directory* that are written, or kept."""
+    return sorted(path.suffix for path in (directory / SPOOLS).iterdir())
+
+
+def kept(directory: Path) -> dict[str, bytes]:
+    """What is kept below *directory*, by key."""
+    return {file.key: Path(file.path).read_bytes() for file in KeptFiles(str(directory / SPOOLS)).find()}
+
+
+async def show(store: S3Store, key: str) -> None:
+    """Let a program read a file."""
+    store.show(key, (await store.open_live(key, writable=False)).stat())
+
+
+# What is closed is stored
+
+
+@on_mock_clock
+async def test_a_file_is_seen_at_once_and_is_in_the_bucket_when_it_is_closed(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    file = await store.create("notes.txt", 0o644, exclusive=True)
+    await file.write(0, b"hello")
+    assert await names(store) == {"zarr.json", "notes.txt"}
+    assert (await store.stat("notes.txt")).size == 5
+    assert await text(store, "notes.txt") == b"hello"
+    assert changes(fake) == {}
+    await file.flush()
+    assert objects(fake) == {"zarr.json": b"{}", "notes.txt": b"hello"}
+    await file.flush()
+    await file.close()
+    assert changes(fake) == {"PutObject": 1}
+    assert spools(tmp_path) == []
+    assert (await store.stat("notes.txt")).size == 5
+
+
+@on_mock_clock
+async def test_what_was_cut_waits_for_what_follows(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"0123456789")
+    store = await writing(fake, tmp_path)
+    for key in ("f", "new"):
+        file = await store.create(key, 0o644, exclusive=False)
+        await file.truncate(0)
+        await file.flush()  # as shells do, which open a file for a program and close it themselves
+        assert changes(fake) == {}
+        await file.write(0, b"all")
+        await file.flush()
+        await file.close()
+        assert changes(fake) == {"PutObject": 1}
+        assert objects(fake)[key] == b"all"
+
+
+@on_mock_clock
+async def test_flush_stores_what_is_open(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    file = await store.create("open", 0o644, exclusive=True)
+    await file.write(0, b"half")
+    await store.flush()
+    assert objects(fake)["open"] == b"half"
+    assert spools(tmp_path) == [""], "nothing is left to store, so it has no note"
+    await file.write(4, b" more")
+    assert spools(tmp_path) == ["", ".json"]
+    await store.flush()
+    assert objects(fake)["open"] == b"half more"
+
+
+@on_mock_clock
+async def test_who_writes_while_the_file_is_stored_waits(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    file = await store.create("f", 0o644, exclusive=True)
+    other = await store.open_live("f", writable=True)
+    await file.write(0, b"one")
+    async with trio.open_nursery() as nursery:
+
+        async def write(request: Request) -> None:
+            fake.before = None
+            nursery.start_soon(other.write, 3, b"two")
+            await trio.testing.wait_all_tasks_blocked()
+
+        fake.before = write
+        await file.flush()
+        assert objects(fake)["f"] == b"one"
+    await file.close()
+    await other.flush()
+    assert objects(fake)["f"] == b"onetwo"
+
+
+@on_mock_clock
+async def test_a_file_that_was_removed_before_it_was_closed_is_not_stored(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    file = await store.create("f", 0o644, exclusive=True)
+    await file.write(0, b"x")
+    await store.unlink("f")
+    await file.write(1, b"y")
+    await file.sync()
+    await file.close()
+    await store.flush()
+    assert changes(fake) == {}
+    assert spools(tmp_path) == []
+    with pytest.raises(NotFoundError):
+        await store.stat("f")
+
+
+# What is in the bucket already
+
+
+@on_mock_clock
+async def test_an_object_is_fetched_only_when_it_is_changed(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"0123456789")
+    store = await writing(fake, tmp_path)
+    first = await store.open_live("f", writable=True)
+    second = await store.open_live("f", writable=True)
+    assert bytes(await first.read(2, 3)) == b"234"
+    assert spools(tmp_path) == []
+    await first.write(3, b"abc")
+    assert bytes(await second.read(0, 100)) == b"012abc6789"
+    assert second.stat().size == 10
+    await second.truncate(4)
+    assert bytes(await first.read(0, 100)) == b"012a"
+    assert await text(store, "f") == b"012a"
+    await first.close()
+    await second.flush()
+    assert objects(fake)["f"] == b"012a"
+
+
+@on_mock_clock
+async def test_an_object_that_is_written_anew_is_not_fetched(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"0123456789")
+    store = await writing(fake, tmp_path)
+    file = await store.open_live("f", writable=True)
+    opened = fake.take_log()
+    await file.truncate(0)
+    await file.write(0, b"new")
+    assert fake.take_log() == []
+    assert [request.operation for request in opened] == ["HeadObject"]
+    await file.flush()
+    assert objects(fake)["f"] == b"new"
+    assert [request.operation for request in fake.take_log()] == ["PutObject"]
+
+
+@on_mock_clock
+async def test_an_object_that_is_opened_and_not_written_stays(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"0123456789")
+    store = await writing(fake, tmp_path)
+    file = await store.create("f", 0o644, exclusive=False)
+    assert file.stat().size == 10
+    await file.flush()
+    await file.close()
+    assert changes(fake) == {}
+
+
+@on_mock_clock
+async def test_properties_of_an_object_survive_a_new_content(fake: FakeS3, tmp_path: Path) -> None:
+    properties = Properties({"ContentType": "text/x-notes"}, {"owner": "me"})
+    fake.store(f"{PREFIX}/f", b"old", properties)
+    store = await writing(fake, tmp_path)
+    await put_file(store, "f", b"new")
+    await put_file(store, "new.json", b"{}")
+    stored = fake.objects[f"{PREFIX}/f"].properties
+    assert (stored.headers, stored.metadata["owner"]) == (properties.headers, "me")
+    assert fake.objects[f"{PREFIX}/new.json"].properties.headers == {"ContentType": "application/json"}
+
+
+@on_mock_clock
+async def test_an_object_that_is_read_keeps_its_version_or_is_stale(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"0123456789")
+    store = store_of(fake)
+    file = await store.open_live("f", writable=False)
+    fake.store(f"{PREFIX}/f", b"other")
+    with pytest.raises(StaleError):
+        await file.read(0, 10)
+
+
+@on_mock_clock
+async def test_a_fetch_that_fails_leaves_the_object_and_nothing_here(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"0123456789")
+    store = await writing(fake, tmp_path)
+    file = await store.open_live("f", writable=True)
+
+    async def refuse(request: Request) -> None:
+        raise StoreError("the bucket cannot be reached")
+
+    fake.before = refuse
+    with pytest.raises(StoreError):
+        await file.write(0, b"x")
+    assert spools(tmp_path) == []
+    fake.before = None
+    await file.write(0, b"x")
+    await file.flush()
+    assert objects(fake)["f"] == b"x123456789"
+
+
+# Other hosts
+
+
+async def in_place(store: S3Store, data: bytes) -> None:
+    await put_file(store, "f", data)
+
+
+async def by_rename(store: S3Store, data: bytes) -> None:
+    await put_file(store, "f.tmp", data)
+    await store.rename("f.tmp", "f", exclusive=False)
+
+
+async def by_rename_of_an_open_file(store: S3Store, data: bytes) -> None:
+    file = await store.create("f.tmp", 0o644, exclusive=True)
+    await file.write(0, data)
+    try:
+        await store.rename("f.tmp", "f", exclusive=False)
+    finally:
+        await file.close()
+
+
+async def as_a_document(store: S3Store, data: bytes) -> None:
+    await store.replace("f", data)
+
+
+WAYS: dict[str, Callable[[S3Store, bytes], Awaitable[None]]] = {
+    "in place": in_place,
+    "by rename": by_rename,
+    "by rename of an open file": by_rename_of_an_open_file,
+    "as a document": as_a_document,
+}
+
+
+@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
+@on_mock_clock
+async def test_what_another_host_stored_since_it_was_shown_is_not_replaced(
+    fake: FakeS3, tmp_path: Path, write: Callable[[S3Store, bytes], Awaitable[None]]
+) -> None:
+    fake.store(f"{PREFIX}/f", b"first")
+    store = await writing(fake, tmp_path)
+    await show(store, "f")
+    fake.store(f"{PREFIX}/f", b"of another host")
+    for _ in range(2):
+        with pytest.raises(StaleError, match="f was changed by another program"):
+            await write(store, b"ours")
+        assert objects(fake)["f"] == b"of another host"
+        store.forget("f")  # to look is not to read
+        assert (await store.stat("f")).size == len(b"of another host")
+    await show(store, "f")
+    await write(store, b"ours")
+    assert objects(fake)["f"] == b"ours"
+    await write(store, b"ours again")
+    assert objects(fake)["f"] == b"ours again"
+
+
+@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
+@on_mock_clock
+async def test_what_was_not_there_when_it_was_shown_is_not_replaced(
+    fake: FakeS3, tmp_path: Path, write: Callable[[S3Store, bytes], Awaitable[None]]
+) -> None:
+    store = await writing(fake, tmp_path)
+    store.show("f", None)
+    fake.store(f"{PREFIX}/f", b"of another host")
+    with pytest.raises(StaleError):
+        await write(store, b"ours")
+    assert objects(fake)["f"] == b"of another host"
+    await store.unlink("f")
+    await write(store, b"ours")
+    assert objects(fake)["f"] == b"ours"
+
+
+@on_mock_clock
+async def test_what_is_added_to_a_file_is_added_to_what_is_there(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"one")
+    store = await writing(fake, tmp_path)
+    await show(store, "f")
+    fake.store(f"{PREFIX}/f", b"one two")
+    store.forget("f")
+    file = await store.open_live("f", writable=True)
+    await file.write(7, b" three")
+    await file.flush()
+    assert objects(fake)["f"] == b"one two three"
+
+
+@on_mock_clock
+async def test_of_hosts_that_make_one_file_the_first_stays(fake: FakeS3, tmp_path: Path) -> None:
+    here, there = await writing(fake, tmp_path / "here"), await writing(fake, tmp_path / "there")
+    ours = await here.create("f", 0o644, exclusive=True)
+    theirs = await there.create("f", 0o644, exclusive=True)
+    await ours.write(0, b"here")
+    await theirs.write(0, b"there")
+    await ours.flush()
+    with pytest.raises(StaleError):
+        await theirs.flush()
+    await theirs.close()
+    assert objects(fake)["f"] == b"here"
+    assert kept(tmp_path / "there") == {"f": b"there"}
+    with pytest.raises(ExistsError):
+        await there.create("f", 0o644, exclusive=True)
+
+
+@on_mock_clock
+async def test_a_name_that_is_taken_only_if_it_is_free_is_not_taken_from_another_host(
+    fake: FakeS3, tmp_path: Path
+) -> None:
+    store = await writing(fake, tmp_path)
+    await put_file(store, "f", b"ours")
+    assert await store.is_absent("g")
+    fake.store(f"{PREFIX}/g", b"of another host")
+    with pytest.raises(ExistsError):
+        await store.rename("f", "g", exclusive=True)
+    assert objects(fake) == {"zarr.json": b"{}", "f": b"ours", "g": b"of another host"}
+
+
+@on_mock_clock
+async def test_what_another_host_changed_while_it_was_moved_stays_under_both_names(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await writing(fake, tmp_path)
+    await put_file(store, "f", b"ours")
+
+    async def change(request: Request) -> None:
+        if request.operation == "DeleteObject":
+            fake.before = None
+            fake.store(f"{PREFIX}/f", b"of another host")
+
+    fake.before = change
+    await store.rename("f", "g", exclusive=True)
+    assert objects(fake) == {"zarr.json": b"{}", "f": b"of another host", "g": b"ours"}
+    assert "f stays under its old name" in caplog.text
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@on_mock_clock
+async def test_a_file_that_is_moved_keeps_its_properties(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    if is_large:
+        monkeypatch.setattr(moves, "COPIED_NBYTES", 3)
+    properties = Properties({"ContentType": "text/x-notes"}, {"owner": "me"})
+    fake.store(f"{PREFIX}/d/f", b"content", properties)
+    store = await writing(fake, tmp_path)
+    await store.rename("d/f", "g", exclusive=True)
+    upload = {"CreateMultipartUpload": 1, "UploadPartCopy": 1, "CompleteMultipartUpload": 1}
+    assert changes(fake) == {**(upload if is_large else {"PutObject": 1}), "DeleteObject": 1}
+    assert objects(fake) == {"zarr.json": b"{}", "g": b"content"}
+    stored = fake.objects[f"{PREFIX}/g"].properties
+    assert (stored.headers, stored.metadata["owner"]) == (properties.headers, "me")
+    assert (await store.stat("g")).size == 7
+    with pytest.raises(NotFoundError):
+        await store.stat("d/f")
+    assert await names(store, "d") == set()
+
+
+# What is not stored is kept
+
+
+@on_mock_clock
+async def test_what_is_refused_is_kept_once_and_said(
+    fake: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.store(f"{PREFIX}/f", b"first")
+    store = await writing(fake, tmp_path)
+    await show(store, "f")
+    fake.store(f"{PREFIX}/f", b"of another host")
+    for _ in range(3):
+        with pytest.raises(StaleError):
+            await put_file(store, "f", b"ours")
+        with pytest.raises(StaleError):
+            await store.replace("f", b"ours")
+    assert kept(tmp_path) == {"f": b"ours"}
+    assert "f is kept in" in caplog.text
+    assert await text(store, "f") == b"of another host"
+
+
+@on_mock_clock
+async def test_the_next_mount_says_what_a_killed_one_left_and_sends_nothing(
+    fake: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed = await writing(fake, tmp_path)
+    await killed.make_directories("a/b")
+    file = await killed.create("a/b/f", 0o644, exclusive=True)
+    await file.write(0, b"left")
+    await put_file(killed, "g", b"stored")
+    other = await killed.open_live("g", writable=True)
+    await other.truncate(3)
+    await other.flush()
+    fake.take_log()
+    with caplog.at_level(logging.WARNING):
+        store = await writing(fake, tmp_path)
+    assert "a/b/f, 4 bytes" in caplog.text
+    assert kept(tmp_path) == {"a/b/f": b"left"}
+    assert spools(tmp_path) == ["", ".json"], "what was stored needs no file"
+    await store.flush()
+    assert objects(fake) == {"zarr.json": b"{}", "g": b"sto"}
+    assert await names(store) == {"g", "zarr.json"}
+
+
+@on_mock_clock
+async def test_what_an_earlier_version_had_not_sent_is_kept_and_not_sent(fake: FakeS3, tmp_path: Path) -> None:
+    (tmp_path / ".shardfs/plain/a").mkdir(parents=True)
+    (tmp_path / ".shardfs/plain/a/f").write_bytes(b"not sent")
+    store = await writing(fake, tmp_path)
+    await store.flush()
+    assert kept(tmp_path) == {"a/f": b"not sent"}
+    assert not (tmp_path / ".shardfs/plain").exists()
+    assert objects(fake) == {"zarr.json": b"{}"}
+
+
+@on_mock_clock
+async def test_with_too_much_kept_nothing_more_is_written(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spooling, "_MAX_KEPT_NBYTES", 8)
+    store = await writing(fake, tmp_path)
+    for number in range(2):
+        store.show(f"f{number}", None)
+        fake.store(f"{PREFIX}/f{number}", b"of another host")
+        with pytest.raises(StaleError):
+            await store.replace(f"f{number}", b"ours")
+    for write in (put_file(store, "g", b"x"), store.replace("g", b"x")):
+        with pytest.raises(NoSpaceError, match="recover"):
+            await write
+    for path in (tmp_path / SPOOLS).iterdir():
+        path.unlink()
+    await put_file(store, "g", b"x")
+    assert objects(fake)["g"] == b"x"
+
+
+@on_mock_clock
+async def test_what_cannot_be_stored_is_an_error_each_time_and_kept_in_the_end(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    file = await store.create("f", 0o644, exclusive=True)
+    await file.write(0, b"data")
+
+    async def refuse(request: Request) -> None:
+        if request.operation == "PutObject":
+            raise StoreError("the bucket cannot be reached")
+
+    fake.before = refuse
+    for store_it in (file.flush, file.sync, store.flush):
+        with pytest.raises(StoreError, match="cannot be reached"):
+            await store_it()
+    assert await text(store, "f") == b"data"
+    fake.take_log()
+    await file.close()
+    assert changes(fake) == {}, "it was tried"
+    assert kept(tmp_path) == {"f": b"data"}
+    with pytest.raises(NotFoundError):
+        await store.stat("f")
+
+
+# Attributes
+
+
+@on_mock_clock
+async def test_times_of_a_file_that_is_open_are_set_and_modes_are_those_of_objects(
+    fake: FakeS3, tmp_path: Path
+) -> None:
+    store = await writing(fake, tmp_path)
+    file = await store.create("f", 0o400, exclusive=True)
+    assert file.set_attributes(mtime_ns=10**18, mode=0o777, uid=1234).mtime_ns == 10**18
+    status = await store.set_attributes("f", mtime_ns=10**18 + 1, mode=0o600)
+    assert (status.mtime_ns, status.mode & 0o7777, status.kind) == (10**18 + 1, 0o644, Kind.FILE)
+    await file.close()
+    before = await store.stat("f")
+    assert await store.set_attributes("f", mtime_ns=10**18, mode=0o600, uid=1, gid=1) == before
