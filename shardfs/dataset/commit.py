@@ -5,14 +5,14 @@ journal forgets, and what cannot be taken back for certain stays announced.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, overload
 
 import trio
 
 from shardfs.dataset.assembly import Assembly, assemble
-from shardfs.dataset.journal import Erase, Intent, Journal
+from shardfs.dataset.journal import Erase, Intent, Journal, Payload, Shrink
 from shardfs.dataset.open_shard import OpenShard, open_shard
 from shardfs.dataset.pending import Change
 from shardfs.dataset.quick_lock import QuickLock
@@ -51,7 +51,7 @@ class Commits:
         self.lock = QuickLock()
         self._source = source
         self._journal = journal
-        self._unsettled: dict[tuple[Arrangement, Coords], list[int]] = {}
+        self._unsettled: dict[str, list[int]] = {}  # by the key of the shard
 
     async def plan(
         self,
@@ -96,7 +96,7 @@ class Commits:
                 raise
             await trio.to_thread.run_sync(self._journal.sync)
             # An earlier attempt on the same shard does not matter any more: this one found it whole.
-            settled = [n for commit in commits for n in self._unsettled.pop((commit.array, commit.shard), [])]
+            settled = [n for commit in commits for n in self._unsettled.pop(_key(commit), [])]
             await trio.to_thread.run_sync(self._journal.finish, settled)
 
     def _append_intent(self, commit: Commit) -> Intent:
@@ -105,7 +105,7 @@ class Commits:
         return self._journal.append_intent(
             path=commit.array.path,
             shard=commit.shard,
-            key=commit.array.shard_key(commit.shard),
+            key=_key(commit),
             identity=snapshot.stat.file if snapshot is not None else None,
             old_nbytes=snapshot.size if snapshot is not None else 0,
             planned_nbytes=assembly.splice.nbytes if assembly.splice is not None else 0,
@@ -116,6 +116,10 @@ class Commits:
             planned_index=assembly.proof,
             records=[record.sequence for record in commit.records],
         )
+
+    def keep_announced(self, intent: Intent) -> None:
+        """Remember an intent of an earlier process, of which it is not known what came of it."""
+        self._unsettled.setdefault(intent.key, []).append(intent.sequence)
 
     async def execute(self, commit: Commit) -> list[int]:
         """Store the next version of a shard; returns the intents that are to be finished with its records."""
@@ -135,7 +139,7 @@ class Commits:
                 raise
             except ShardfsError:
                 # Whether it was undone is not known for certain.
-                self._unsettled.setdefault((commit.array, commit.shard), []).extend(intents)
+                self._unsettled.setdefault(_key(commit), []).extend(intents)
                 raise
             shards.committed(commit.array, commit.shard, stat, is_new=snapshot is None)
         statistics.commits += 1
@@ -153,6 +157,11 @@ class Commits:
         """Make durable all that the journal has."""
         await trio.to_thread.run_sync(self._journal.sync)
 
+    async def carry_forward(self, pending: Callable[[], Mapping[int, Payload]]) -> None:
+        """Free the journal of its oldest segment; *pending* tells what is read back from there, by sequence."""
+        async with self.lock:
+            await trio.to_thread.run_sync(self._journal.carry_forward, pending())
+
     async def finish(self, sequences: Sequence[int]) -> None:
         """Note that records need not be remembered any more."""
         if self._journal.has_vanished:
@@ -161,9 +170,19 @@ class Commits:
             await trio.to_thread.run_sync(self._journal.finish, sequences)
 
 
-def carry(journal: Journal, change: Change) -> Change:
+def _key(commit: Commit) -> str:
+    return commit.array.shard_key(commit.shard)
+
+
+@overload
+def carry(journal: Journal, change: Change) -> Change: ...
+@overload
+def carry(journal: Journal, change: Shrink) -> Shrink: ...
+@overload
+def carry(journal: Journal, change: Change | Shrink) -> Change | Shrink: ...
+def carry(journal: Journal, change: Change | Shrink) -> Change | Shrink:
     """Append a change, of this journal or another one, to *journal*; returns the new record."""
-    if isinstance(change, Erase):
+    if isinstance(change, Erase | Shrink):
         return journal.append(change)
     fields = {field.name: getattr(change, field.name) for field in dataclasses.fields(change)}
     del fields["sequence"]

@@ -15,9 +15,10 @@ from shardfs.dataset.hierarchy import DOCUMENT, is_below
 from shardfs.dataset.journal import Journal, Put
 from shardfs.dataset.open_shard import index_place
 from shardfs.dataset.pending import Change, ShardPending
+from shardfs.dataset.room import MAX_PENDING, Key, Room
 from shardfs.dataset.shards import Arrangement
 from shardfs.dataset.source import Source
-from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, StoreError, UnreachableError
+from shardfs.errors import ConflictError, ShardfsError, StoreError, UnreachableError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, Edit, join_key
 
@@ -30,14 +31,10 @@ _SMALL_IDLE: Final = 30.0
 _RETRY: Final = 5.0
 _PAUSE: Final = 0.25
 _ATTEMPTS: Final = 24
-_MAX_PENDING: Final = 100_000
 _FULL: Final = 0.5  # of the journal: then shards are committed that are not idle
 
 
-_Key = tuple[Arrangement, Coords]
-
-
-class Committer:
+class Committer(Room):
     """The pending changes of a source, on their way into shards.
 
     `run` belongs to a nursery of the caller; without it, nothing is committed but by `flush`.  Shards that were
@@ -47,30 +44,16 @@ class Committer:
     def __init__(
         self, source: Source, journal: Journal, conflicts: Journal, *, auto_compact: float | None = None
     ) -> None:
-        self.commits = Commits(source, journal)
+        super().__init__(Commits(source, journal), journal)
         self.aside = Aside(source.hierarchy, conflicts, self.commits)
         self._source = source
-        self._journal = journal
-        self._queue: dict[_Key, None] = {}
-        self._failures: dict[_Key, tuple[ShardfsError, float]] = {}
-        self._backoff: Backoff[_Key] = Backoff()
-        self._room_at_failure = 0
+        self._backoff: Backoff[Key] = Backoff()
         self._unreachable: UnreachableError | None = None  # in the commit under way
-        self._busy: dict[_Key, trio.Event] = {}
-        self._npending = 0
         self._auto_compact = auto_compact
-        self._appended: dict[_Key, None] = {}
-        self._begun: set[_Key] = set()
+        self._appended: dict[Key, None] = {}
+        self._begun: set[Key] = set()
         self._next = math.inf  # when `run` looks again by itself
         self._work = trio.Lock()
-        self._wanted = trio.Event()
-        self._progress = trio.Event()
-        self._nwaiting = 0
-
-    @property
-    def npending(self) -> int:
-        """Number of changes that are not in their shards yet."""
-        return self._npending
 
     def add(self, array: Arrangement, shard: Coords, change: Change) -> None:
         """Take in a change that was published; the one that it replaces need not be committed any more."""
@@ -82,39 +65,6 @@ class Committer:
         self._queue.setdefault((array, shard))
         if self._due_at((array, shard)) < self._next or self._is_urgent():
             self._wanted.set()
-
-    def has_room(self, nbytes: int) -> bool:
-        """Whether one more chunk of *nbytes* bytes may be published."""
-        return self._journal.has_room(nbytes) and self._npending < _MAX_PENDING
-
-    def check_room(self) -> None:
-        """Raise `NoSpaceError` if what is pending cannot be committed for want of room, and nobody made any since."""
-        for error, _ in self._failures.values() if self._journal.room() <= self._room_at_failure else ():
-            if isinstance(error, NoSpaceError):
-                raise NoSpaceError(f"nothing more is taken until there is room: {error}")
-
-    async def make_room(self) -> None:
-        """Wait until something was committed; raises what keeps the rest from being committed, if nothing was."""
-        if not self._queue:
-            for under_way in self._busy.values():
-                await under_way.wait()
-                return
-            raise NoSpaceError("the journal is full of what no commit finishes; unmount, and mount again")
-        if len(self._failures) >= len(self._queue):
-            self._raise_failure()
-        progress, before = self._progress, self._npending
-        self._wanted.set()
-        self._nwaiting += 1
-        try:
-            await progress.wait()
-        finally:
-            self._nwaiting -= 1
-        if self._npending >= before:
-            self._raise_failure()
-
-    def _raise_failure(self) -> None:
-        for error, _ in self._failures.values():
-            raise error.with_traceback(None)
 
     def busy(self, array: Arrangement, shard: Coords) -> trio.Event | None:
         """Return what tells when the change of a shard that is under way is done; None if there is none.
@@ -199,7 +149,7 @@ class Committer:
                 return
         raise StoreError(f"{array.shard_key(shard)} is changed by another program again and again")
 
-    async def _compact(self, key: _Key) -> None:
+    async def _compact(self, key: Key) -> None:
         """Compact a shard that was appended to, if so much of it is dead by now."""
         del self._appended[key]
         array, shard = key
@@ -213,7 +163,7 @@ class Committer:
         except ShardfsError as error:
             log.error("%s is not compacted: %s", array.shard_key(shard), error)  # noqa: TRY400
 
-    async def _commit(self, keys: Sequence[_Key]) -> None:
+    async def _commit(self, keys: Sequence[Key]) -> None:
         async with self._work:
             self._unreachable = None
             for batch in batches(keys):
@@ -221,7 +171,7 @@ class Committer:
                 self._progress.set()
                 self._progress = trio.Event()
 
-    async def _commit_batch(self, keys: Sequence[_Key]) -> None:
+    async def _commit_batch(self, keys: Sequence[Key]) -> None:
         """Commit some shards, which share one sync of the journal."""
         for path in {array.path for array, _ in keys}:
             self._source.store.forget(join_key(path, DOCUMENT))  # another host may have changed it a moment ago
@@ -269,7 +219,7 @@ class Committer:
             await self._forget(job.array, job.shard, job.records, *intents)
 
     @asynccontextmanager
-    async def _alone(self, key: _Key) -> AsyncIterator[None]:
+    async def _alone(self, key: Key) -> AsyncIterator[None]:
         """Keep everybody from publishing in a shard."""
         async with (
             self.commits.lock
@@ -281,7 +231,7 @@ class Committer:
             del self._busy[key]
             event.set()
 
-    async def _prepare(self, key: _Key, pending: ShardPending, edits: AsyncExitStack) -> Commit | None:
+    async def _prepare(self, key: Key, pending: ShardPending, edits: AsyncExitStack) -> Commit | None:
         """Lock a shard and plan its next version; None if there is nothing to do."""
         array, shard = key
         records, conflicts = await self.aside.sort_out(array, pending)
@@ -298,7 +248,7 @@ class Committer:
         contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
         return await self.commits.plan(array, shard, contents, records, edit)
 
-    def _edit(self, key: _Key, **owner: int) -> AbstractAsyncContextManager[Edit]:
+    def _edit(self, key: Key, **owner: int) -> AbstractAsyncContextManager[Edit]:
         array, shard = key
         place = index_place(array.grid.levels[0], array.grid.index_shape(shard))
         return self._source.store.edit(array.shard_key(shard), **place, **owner)
@@ -326,7 +276,7 @@ class Committer:
         await self.commits.finish([*(record.sequence for record in records), *more])
 
     @contextmanager
-    def _failing(self, key: _Key) -> Iterator[None]:
+    def _failing(self, key: Key) -> Iterator[None]:
         """Note an error in the block as the reason why a shard is not committed; a conflict is tried again at once."""
         try:
             yield
@@ -339,11 +289,14 @@ class Committer:
                 self._unreachable = error
             self._fail(key, error)
 
-    def _fail(self, key: _Key, error: ShardfsError) -> None:
+    def _fail(self, key: Key, error: ShardfsError) -> None:
         pending = key[0].pending.shards.get(key[1])
         if pending is None:  # they were committed, and only the journal failed then
-            log.error("the journal: %s", error)
+            log.error("%s is committed, which the journal does not know: %s", key[0].shard_key(key[1]), error)
             return
+        stored_key = key[0].shard_key(key[1])
+        if stored_key not in str(error):
+            error = type(error)(f"{stored_key}: {error}")
         log.error("%d chunks stay pending: %s", len(pending.changes), error)
         self._failures[key] = error, trio.current_time() + _RETRY
         self._room_at_failure = self._journal.room()
@@ -355,9 +308,9 @@ class Committer:
         """
         if self._nwaiting or self._journal.is_full:
             return True
-        return self._journal.live_nbytes > _FULL * self._journal.max_nbytes or self._npending > _FULL * _MAX_PENDING
+        return self._journal.live_nbytes > _FULL * self._journal.max_nbytes or self._npending > _FULL * MAX_PENDING
 
-    def _due_at(self, key: _Key) -> float:
+    def _due_at(self, key: Key) -> float:
         """Return when a shard is to be committed, if nothing is published in it until then."""
         array, shard = key
         pending = array.pending.shards[shard]
@@ -374,7 +327,7 @@ class Committer:
             return now + _IDLE
         return max(now + _PAUSE, min(map(self._due_at, self._queue), default=math.inf))
 
-    def _due(self) -> Sequence[_Key]:
+    def _due(self) -> Sequence[Key]:
         now = trio.current_time()
         due = [key for key in self._queue if self._due_at(key) <= now]
         if due or not self._is_urgent():
@@ -384,7 +337,7 @@ class Committer:
         return full or ready[: max(BATCH, len(ready) // 2)]
 
 
-def _is_older(key: _Key, last: int) -> bool:
+def _is_older(key: Key, last: int) -> bool:
     """Whether something of a shard is pending that is not behind the record *last*."""
     pending = key[0].pending.shards.get(key[1])
     return pending is None or any(change.sequence <= last for change in pending.changes.values())

@@ -8,19 +8,21 @@ A segment is removed when all its records are done and none is older than it.  E
 next, so that what is left after a power cut is the end of the history, never an old record without the newer one that
 replaced it.  A segment that was found damaged is renamed instead, to `00000001.damaged`.
 
+So that one record that is not done for long keeps no more than itself, the live records of the oldest segment can be
+carried forward: written once more behind the newest one, durably before the old segment goes.  They keep their
+sequences, which say in which order a chunk was changed; found in both places, they are one record.
+
 One append, `finish` or `close` at a time: the caller sees to that.  `sync` and reads of payloads may run beside them,
 in other threads.  All methods block; only an append of few bytes is quick.
 """
 
 import contextlib
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
-from shardfs.dataset.journal_files import JournalFiles
 from shardfs.dataset.journal_payload import Payload, flat, read_exactly
-from shardfs.dataset.journal_reading import Damage, JournalContents, read_journal
+from shardfs.dataset.journal_reading import Damage, JournalContents, live_records, read_journal
 from shardfs.dataset.journal_records import (
     MAX_NAMED,
     RANGE_NBYTES,
@@ -29,15 +31,15 @@ from shardfs.dataset.journal_records import (
     Kind,
     Put,
     Shrink,
+    meta_of_carried,
     meta_of_intent,
     meta_of_put,
     pack_ranges,
 )
 from shardfs.dataset.journal_segments import HEADER_NBYTES, RECORD_NBYTES, Segment, checksum, pack_record
+from shardfs.dataset.journal_state import JournalState
 from shardfs.errors import NoSpaceError
 from shardfs.stores.base import Buffer, Content
-from shardfs.stores.beneath import Descriptor
-from shardfs.stores.durable import Disk
 
 __all__ = [
     "Damage",
@@ -52,6 +54,7 @@ __all__ = [
 ]
 
 _PIECE_NBYTES: Final = 2**20
+_SPARE_NBYTES: Final = 64 * 2**10
 
 _Small = TypeVar("_Small", bound=Erase | Shrink)
 
@@ -75,94 +78,22 @@ class _Placed(NamedTuple):
     payload: Payload
 
 
-class Journal:
+class _Carried(NamedTuple):
+    """A live record of the oldest segment, where it lies there, and as it is written once more."""
+
+    found_at: int
+    sequence: int
+    meta: bytes
+    payload: Payload
+
+
+class Journal(JournalState):
     """The journal in one directory, to write.
 
     *contents* is what `read_journal` found there: its records are live here too.  A segment of more than
     *segment_nbytes* bytes is followed by another; *max_nbytes* is what callers should keep all of them below, by
     waiting until the journal `has_room`.
     """
-
-    def __init__(
-        self,
-        directory: Descriptor,
-        disk: Disk,
-        contents: JournalContents | None = None,
-        *,
-        segment_nbytes: int = 64 * 2**20,
-        max_nbytes: int = 2**30,
-    ) -> None:
-        self._files = JournalFiles(directory, disk)
-        contents = contents or read_journal(directory)
-        self._segment_nbytes = segment_nbytes
-        self.max_nbytes = max_nbytes
-        self._state = threading.Lock()  # held for moments only
-        self._syncing = threading.Lock()
-        self._segments = list(contents.segments)
-        self._active: Segment | None = None
-        self._number = contents.last_number
-        self._created = len(self._segments)  # counts names, *_synced_names* those that are durable
-        self._synced_names = 0
-        self._sequence = contents.last_sequence
-        self._synced_sequence = 0
-        # What is done, but not recorded as done: records in the store, and replaced ones with what replaced them.
-        self._finished: list[int] = []
-        self._replaced: list[tuple[int, int]] = []
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all segments."""
-        with self._state:
-            return sum(segment.end for segment in self._segments)
-
-    @property
-    def live_nbytes(self) -> int:
-        """Size of the records that are not done."""
-        with self._state:
-            return sum(segment.live_nbytes for segment in self._segments)
-
-    @property
-    def live(self) -> int:
-        """Number of records that are not done."""
-        with self._state:
-            return sum(segment.live for segment in self._segments)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing should be appended before something is done."""
-        return self.nbytes >= self._limit() and bool(self.live)
-
-    @property
-    def is_failed(self) -> bool:
-        """Whether the journal takes nothing any more."""
-        return bool(self._files.failed)
-
-    @property
-    def has_vanished(self) -> bool:
-        """Whether it takes nothing because somebody removed its files: what is in them only this process can read."""
-        return self._files.has_vanished
-
-    @property
-    def last_sequence(self) -> int:
-        """The latest number that an append took, be it one that failed."""
-        return self._sequence
-
-    @property
-    def synced_sequence(self) -> int:
-        """All records up to this one are durable."""
-        return self._synced_sequence
-
-    def has_room(self, nbytes: int) -> bool:
-        """Whether a payload of *nbytes* bytes may be appended now; an empty journal takes any, and each takes none."""
-        return self.nbytes + nbytes < (self._limit() if nbytes else self.max_nbytes) or not self.live
-
-    def room(self) -> int:
-        """Return how many bytes the disk has room for."""
-        return self._files.room()
-
-    def _limit(self) -> int:
-        """Return how large all segments may get; the disk must have as much room besides, for the shards."""
-        return min(self.max_nbytes, (self.room() + self.nbytes) // 2)
 
     def append_put(
         self,
@@ -233,8 +164,9 @@ class Journal:
         cut that loses the replacement the record must still be there.
         """
         with self._state:
-            if any(segment.finish([sequence]) for segment in self._segments):
-                self._replaced.append((sequence, replacement))
+            carried = self._carried.pop(sequence, sequence)
+            if any(segment.finish([carried]) for segment in self._segments):
+                self._replaced += [(each, replacement) for each in {sequence, carried}]
 
     def finish(self, sequences: Iterable[int]) -> None:
         """Record that records are in the store durably, and remove the segments that are not needed then.
@@ -243,12 +175,71 @@ class Journal:
         if a segment cannot be removed, and as `sync` does.
         """
         self._files.check()
-        ordered = sorted(sequences)
+        ordered = self._found_at(sequences)
         with self._state:
             for segment in self._segments:
                 self._finished += segment.finish(ordered)
         self._record_finished()
         self._remove_finished()
+
+    def carry_forward(self, payloads: Mapping[int, Payload]) -> None:
+        """Write the live records of the oldest segment behind the newest one, and remove their segment.
+
+        *payloads*, by the sequences of their records, are read from there from then on; other references keep the disk
+        from getting the room back.  Raises as `finish` and `append` do, and `CorruptionError` if a record is not what
+        it was; what was carried until then lies in the new place.
+        """
+        self._files.check()
+        if not self._segments or self.room() < self._segments[0].live_nbytes + _SPARE_NBYTES:
+            return  # what room there is serves to note what is done
+        oldest = self._segments[0]
+        if oldest is self._active:
+            self._active = None
+        some: list[_Carried] = []
+        nbytes = 0
+        for head, record in live_records(oldest):
+            payload = Payload(oldest.descriptor, head.end - head.payload_nbytes, head.payload_nbytes)
+            meta = meta_of_carried(record.sequence, head.kind, head.meta)
+            carried = _Carried(head.sequence, record.sequence, meta, payload)
+            if payload.nbytes > _PIECE_NBYTES:
+                placed = [self._append_in_pieces(_Draft(Kind.CARRIED, meta), payload)]
+                self._note_carried(oldest, [carried], placed, payloads)
+                continue
+            some.append(carried)
+            nbytes += RECORD_NBYTES + len(meta) + payload.nbytes
+            if nbytes > _PIECE_NBYTES:
+                self._carry(oldest, some, payloads)
+                some, nbytes = [], 0
+        self._carry(oldest, some, payloads)
+        self._remove_finished()
+
+    def _carry(self, oldest: Segment, some: Sequence["_Carried"], payloads: Mapping[int, Payload]) -> None:
+        if some:
+            drafts = [_Draft(Kind.CARRIED, each.meta, [each.payload.read(0, each.payload.nbytes)]) for each in some]
+            self._note_carried(oldest, some, self._append(drafts), payloads)
+
+    def _note_carried(
+        self, oldest: Segment, some: Sequence["_Carried"], placed: Sequence[_Placed], payloads: Mapping[int, Payload]
+    ) -> None:
+        with self._state:
+            oldest.finish([each.found_at for each in some])
+            for each, place in zip(some, placed, strict=True):
+                self._carried[each.sequence] = place.sequence
+                if each.sequence in payloads:
+                    payloads[each.sequence].move(place.payload)
+
+    def _found_at(self, sequences: Iterable[int]) -> list[int]:
+        """Return the sequences under which records lie that are done now, in ascending order.
+
+        Those that were carried forward may still lie where they were, too, until that is removed.
+        """
+        found = []
+        for sequence in sequences:
+            found.append(sequence)
+            if (carried := self._carried.pop(sequence, None)) is not None:
+                found.append(carried)
+                self._finished.append(sequence)
+        return sorted(found)
 
     def sync(self) -> None:
         """Make durable what was appended before this call.
@@ -397,4 +388,4 @@ class Journal:
         if not self._segments or self._segments[0].live:
             return False
         segment = self._segments[0]
-        return segment is not self._active or segment.end >= min(self._segment_nbytes, self._limit())
+        return segment is not self._active or segment.end >= min(self._segment_nbytes, self.limit())

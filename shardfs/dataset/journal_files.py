@@ -47,7 +47,7 @@ class JournalFiles:
         self.has_vanished = False
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
         """Where the directory is now: its source may have been renamed."""
         return os.path.realpath(self._directory.path)
 
@@ -58,7 +58,7 @@ class JournalFiles:
 
     def fail(self, reason: str) -> StoreError:
         """Take nothing any more, for good; return the error to raise."""
-        self.failed = f"the journal in {self._where} {reason}"
+        self.failed = f"the journal in {self.where} {reason}"
         return StoreError(self.failed)
 
     def room(self) -> int:
@@ -150,5 +150,5 @@ class JournalFiles:
 
     def _explained(self, error: OSError) -> ShardfsError:
         if error.errno in _NO_SPACE:
-            return NoSpaceError(f"no room for the journal in {self._where}: {error.strerror}")
-        return translate(error, f"the journal in {self._where}")
+            return NoSpaceError(f"no room for the journal in {self.where}: {error.strerror}")
+        return translate(error, f"the journal in {self.where}")

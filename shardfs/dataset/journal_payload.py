@@ -3,7 +3,6 @@
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import trio
@@ -13,13 +12,23 @@ from shardfs.stores.base import Buffer, Content
 from shardfs.stores.beneath import Descriptor, translate
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Payload:
     """The bytes of one record, in the file of its segment; they stay readable when the file has been removed."""
 
-    descriptor: Descriptor
-    offset: int
-    nbytes: int
+    __slots__ = ("_place", "nbytes")
+
+    def __init__(self, descriptor: Descriptor, offset: int, nbytes: int) -> None:
+        self._place = descriptor, offset
+        self.nbytes = nbytes
+
+    @property
+    def offset(self) -> int:
+        """Where they lie in the file."""
+        return self._place[1]
+
+    def move(self, to: "Payload") -> None:
+        """Read them from where *to*, which has the same bytes, has them; readers may be at work in other threads."""
+        self._place = to._place
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return exactly *nbytes* bytes from *offset*, which lie within the payload; blocks."""
@@ -30,8 +39,9 @@ class Payload:
         """Return what `read` returns: at once if the page cache has it, else by a thread."""
         self._check(offset, nbytes)
         buffer = np.empty(nbytes, np.uint8).data
+        descriptor, begin = self._place
         try:
-            if os.preadv(self.descriptor.fd, [buffer], self.offset + offset, os.RWF_NOWAIT) == nbytes:
+            if os.preadv(descriptor.fd, [buffer], begin + offset, os.RWF_NOWAIT) == nbytes:
                 return buffer
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
@@ -39,9 +49,10 @@ class Payload:
         return await trio.to_thread.run_sync(self.read, offset, nbytes)
 
     def _pieces(self, offset: int, nbytes: int) -> Iterator[bytes]:
+        descriptor, begin = self._place
         while nbytes:
             try:
-                piece = os.pread(self.descriptor.fd, nbytes, self.offset + offset)
+                piece = os.pread(descriptor.fd, nbytes, begin + offset)
             except OSError as error:
                 raise translate(error, "the journal") from None
             if not piece:

@@ -10,12 +10,12 @@ import re
 import stat
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from shardfs.dataset.journal_payload import Payload
-from shardfs.dataset.journal_records import Done, Erase, Intent, Put, Record, Shrink, unpack
+from shardfs.dataset.journal_records import Done, Erase, Intent, Kind, Put, Record, Shrink, unpack
 from shardfs.dataset.journal_segments import (
     HEADER_NBYTES,
     RECORD_NBYTES,
@@ -28,7 +28,7 @@ from shardfs.dataset.journal_segments import (
     unpack_record,
     unpack_salt,
 )
-from shardfs.errors import CorruptionError
+from shardfs.errors import CorruptionError, StoreError
 from shardfs.stores.beneath import READ, Descriptor, translate
 
 _NAME: Final = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})\.(journal|damaged)")
@@ -36,6 +36,8 @@ _BLOCK_NBYTES: Final = 2**20
 _SECTOR_NBYTES: Final = 4096
 _MAX_FALSE_STARTS: Final = 10_000
 """How often a salt may be found where no record is; by chance it never is."""
+
+_KINDS: Final = frozenset(Kind)
 
 Live = Put | Erase | Shrink | Intent
 """A record that has to be remembered until it is done."""
@@ -58,7 +60,8 @@ class Damage(NamedTuple):
 class JournalContents:
     """What a journal held when it was read: *records* that are live, in order, and *damage* that was found.
 
-    Of several records of one chunk the last one counts.
+    Of several records of one chunk the last one counts.  *carried* tells of those that were carried forward, by their
+    sequences, those of the records that carry them.
     """
 
     records: list[Live]
@@ -66,6 +69,7 @@ class JournalContents:
     segments: list[Segment]
     last_sequence: int
     last_number: int
+    carried: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +80,8 @@ class JournalContents:
 def read_journal(directory: Descriptor) -> JournalContents:
     """Read the journal in *directory*, without a lock; blocks.
 
-    Raises `StoreError` for a journal of a later version of shardfs, and if files cannot be opened.
+    Raises `StoreError` for a journal of a later version of shardfs, with records of a kind that is not known here, and
+    if files cannot be opened.
     """
     reading = _Reading()
     numbers = []
@@ -94,15 +99,32 @@ def read_journal(directory: Descriptor) -> JournalContents:
     for segment in reading.segments:
         segment.keep(reading.live)
     return JournalContents(
-        list(reading.live.values()), reading.damage, reading.segments, reading.last_sequence, last_number
+        sorted(reading.live.values(), key=lambda record: record.sequence),
+        reading.damage,
+        reading.segments,
+        reading.last_sequence,
+        last_number,
+        reading.carried,
     )
+
+
+def live_records(segment: Segment) -> Iterator[tuple[Head, Record]]:
+    """Yield the records of *segment* that are not done, with where they lie; blocks.
+
+    Raises `CorruptionError` for one whose bytes are not what they were.
+    """
+    scan = _Scan(segment.descriptor, segment_name(segment.number), segment.end)
+    for found in scan.results():
+        if isinstance(found, Head) and segment.is_live(found.sequence):
+            yield found, scan.record(found)
 
 
 class _Reading:
     """Segments, from the oldest on, turned into what is live at the end."""
 
     def __init__(self) -> None:
-        self.live: dict[int, Live] = {}
+        self.live: dict[int, Live] = {}  # by the sequence under which a record lies where it was found last
+        self.carried: dict[int, int] = {}
         self.damage: list[Damage] = []
         self.segments: list[Segment] = []
         self.last_sequence = 0
@@ -144,20 +166,29 @@ class _Reading:
         if head.sequence <= self.last_sequence:
             raise CorruptionError(f"record {head.sequence} is out of order")
         self.last_sequence = head.sequence
+        if head.kind not in _KINDS:
+            raise StoreError(
+                f"record {head.sequence} in {os.readlink(segment.descriptor.path)} is of a kind ({head.kind}) that "
+                "this version of shardfs does not know; use the version that wrote it"
+            )
         record = scan.record(head)
         if isinstance(record, Done):
             for sequences in record.records():
                 self._forget(sequences)
             return
-        self.live[record.sequence] = record
-        segment.add(record.sequence, head.end - head.begin)
-        self._sequences.append(record.sequence)
+        if record.sequence != head.sequence:  # found twice, it is one record all the same
+            before = self.carried.get(record.sequence, record.sequence)
+            self._forget(range(before, before + 1))
+            self.carried[record.sequence] = head.sequence
+        self.live[head.sequence] = record
+        segment.add(head.sequence, head.end - head.begin)
+        self._sequences.append(head.sequence)
         self._next.append(len(self._sequences))
 
     def _forget(self, sequences: range) -> None:
         at = self._unfinished(bisect_left(self._sequences, sequences.start))
         while at < len(self._sequences) and self._sequences[at] < sequences.stop:
-            del self.live[self._sequences[at]]
+            self.carried.pop(self.live.pop(self._sequences[at]).sequence, None)
             self._next[at] = at + 1
             at = self._unfinished(at)
 

@@ -12,6 +12,8 @@ Meta, little endian, by kind.  Axes are uint64, strings are UTF-8 with undecodab
 - Intent: identity (flag, device, inode), sizes and flags as in `_INTENT`, coordinates of the shard, path, key and
   temporary key.  The payload is ranges of sequences, the old index, the planned index.
 - Done: nothing.  The payload is ranges of sequences, each its first and the one behind its last (uint64).
+- Carried: another record, which was live in a segment that was to go: its sequence (uint64), its kind (uint8), its
+  meta.  The payload is that of the record.  It is that record still, by its sequence, wherever it is found.
 
 What is read is input like any other: paths, keys and numbers may be of another's making.
 """
@@ -37,6 +39,7 @@ _ERASE: Final = struct.Struct("<16s?QQqIH")
 _OWNER: Final = struct.Struct("<III")
 _SHRINK: Final = struct.Struct("<H")
 _INTENT: Final = struct.Struct("<?QQQQQ?QQHII")
+_CARRIED: Final = struct.Struct("<QB")
 _MAX_ENCODED_NBYTES: Final = MAX_INDEX_NBYTES + 2**10  # checksums come on top
 _PIECE_RANGES: Final = 2**16
 _SECOND_NS: Final = 10**9
@@ -50,6 +53,7 @@ class Kind(enum.IntEnum):
     SHRINK = 3
     INTENT = 4
     DONE = 5
+    CARRIED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +239,13 @@ def unpack_ranges(payload: Payload, nranges: int, limit: int) -> Iterator[range]
             last = stop
 
 
+def meta_of_carried(sequence: int, kind: int, meta: bytes) -> bytes:
+    """Return the meta bytes of a record that is carried forward, of which these are its own."""
+    return meta if kind == Kind.CARRIED else _CARRIED.pack(sequence, kind) + meta
+
+
 def unpack(kind: int, sequence: int, meta: bytes, payload: Payload) -> Record:
-    """Return the record that *meta* packs; raises `CorruptionError` if it is none."""
+    """Return the record that *meta* packs, with its own sequence; raises `CorruptionError` if it is none."""
     try:
         match kind:
             case Kind.PUT:
@@ -253,7 +262,11 @@ def unpack(kind: int, sequence: int, meta: bytes, payload: Payload) -> Record:
                 return _unpack_intent(sequence, meta, payload)
             case Kind.DONE if payload.nbytes % RANGE_NBYTES == 0:
                 return Done(sequence, payload)
-    except struct.error:
+            case Kind.CARRIED:
+                own, kind = _CARRIED.unpack_from(meta)
+                if own < sequence and kind not in (Kind.DONE, Kind.CARRIED):
+                    return unpack(kind, own, meta[_CARRIED.size :], payload)
+    except (struct.error, CorruptionError):
         pass
     raise CorruptionError(f"record {sequence} of the journal is malformed")
 
@@ -315,7 +328,7 @@ def _unpack_axes(meta: bytes, offset: int, ndim: int) -> tuple[tuple[int, ...], 
 
 
 def _bounded(meta: bytes) -> bytes:
-    if len(meta) > MAX_META_NBYTES:
+    if len(meta) > MAX_META_NBYTES - _CARRIED.size:
         raise RefusedError(f"a name of {len(meta)} bytes is too long for the journal")
     return meta
 

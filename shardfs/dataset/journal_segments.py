@@ -12,7 +12,8 @@ Records follow, each right behind the other:
 
 The first checksum covers everything of the record but itself and the payload.  The salt is drawn for each segment:
 whoever writes a payload does not know it, so that no payload can be taken for records when damage has to be skipped.
-Sequences ascend through all segments.  A number is never used again, not even after a failed append, so that what such
+Sequences ascend through all segments; a record that was carried forward keeps its own inside of the one that carries
+it, and is found by either.  A number is never used again, not even after a failed append, so that what such
 an append may have left behind is out of order.  What a done record names need not be remembered.
 """
 
@@ -31,7 +32,8 @@ from shardfs.errors import StoreError
 from shardfs.stores.base import Buffer
 from shardfs.stores.beneath import Descriptor
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""Format 1 has no records that were carried forward."""
 HEADER_NBYTES: Final = 24
 RECORD_NBYTES: Final = 40
 """Size of a record without its meta bytes and payload."""
@@ -70,6 +72,11 @@ class Segment:
         self._sizes.append(nbytes)
         self.live += 1
         self.live_nbytes += nbytes
+
+    def is_live(self, sequence: int) -> bool:
+        """Whether the record of this sequence is here, and not done."""
+        at = bisect_left(self._sequences, sequence)
+        return at < len(self._sequences) and self._sequences[at] == sequence and self._sizes[at] > 0
 
     def finish(self, sequences: Sequence[int]) -> list[int]:
         """Count records as done; return those of *sequences*, which ascend, that were here and live."""

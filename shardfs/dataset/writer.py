@@ -62,7 +62,7 @@ class Writer:
             )
 
         self.committer.check_room()
-        await self._room(content.nbytes)
+        await self._room(array, coords, content.nbytes)
         await self._publish(array, coords, append, in_thread=content.nbytes > _IN_LOOP_NBYTES)
 
     async def erase(self, array: Array, coords: Coords, *, mtime_ns: int) -> None:
@@ -73,7 +73,7 @@ class Writer:
                 Erase(0, array.arrangement.path, coords, array.fingerprint, superseded, mtime_ns)
             )
 
-        await self._room(0)
+        await self._room(array, coords, 0)
         await self._publish(array, coords, append, in_thread=False)
 
     async def shrink(self, path: str, shape: tuple[int, ...]) -> Shrink:
@@ -101,11 +101,14 @@ class Writer:
                 self._syncing.set()
                 self._syncing = None
 
-    async def _room(self, nbytes: int) -> None:
-        """Wait until the journal has room for *nbytes* more."""
+    async def _room(self, array: Array, coords: Coords, nbytes: int) -> None:
+        """Wait until the journal has room for *nbytes* more for a chunk."""
         self.check()
-        while not self.committer.has_room(nbytes):
-            await self.committer.make_room()
+        arrangement, committer = array.arrangement, self.committer
+        if committer.is_failing:
+            committer.check_share(arrangement, arrangement.locate(coords).shard, nbytes)
+        while not committer.has_room(nbytes):
+            await committer.make_room(arrangement, arrangement.locate(coords).shard, nbytes)
             self.check()
 
     async def _publish(

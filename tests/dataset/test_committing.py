@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,8 +17,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shardfs.dataset.commit import Commit
 from shardfs.dataset.repair import find_torn, repair
+from shardfs.dataset.shards import Arrangement
 from shardfs.dataset.shrinking import empty_outside
-from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, StaleError
+from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, StaleError, StoreError
+from shardfs.format.sharding import Coords
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.inodes import ROOT
 from tests.support.crashing import INNER, PER_SHARD, Process, QuickDisk, make_source
@@ -234,6 +237,75 @@ def test_who_waits_for_room_waits_for_no_shard_that_only_keeps_old_segments(root
             await put(process, 0, bytes(INNER), "unchecked")
             assert trio.current_time() - began < 1
             nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+@asynccontextmanager
+async def that_cannot_commit(root: Path, *paths: str) -> AsyncIterator[Process]:
+    """A process with a small journal, where no shard of the arrays *paths* can be committed."""
+    process = await Process.start(root, QuickDisk())
+    journal, committer = process.writing.journal, process.writing.writer.committer
+    journal.max_nbytes, journal._segment_nbytes = 100_000, 20_000
+    plan = committer.commits.plan
+
+    async def fails(array: Arrangement, shard: Coords, *more: Any, **options: Any) -> Commit:
+        if array.path in paths:
+            raise StoreError(f"{array.shard_key(shard)} cannot be written")
+        return await plan(array, shard, *more, **options)
+
+    committer.commits.plan = fails  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(committer.run)
+        yield process
+        nursery.cancel_scope.cancel()
+
+
+def test_a_shard_that_cannot_be_committed_pins_its_own_bytes_and_nothing_else(root: Path) -> None:
+    async def main() -> None:
+        async with that_cannot_commit(root, "end") as process:
+            journal = process.writing.journal
+            await put(process, 0, b"a" * 5000)
+            for number in range(300):
+                await put(process, number % 8, bytes([number % 256]) * INNER, "unchecked")
+                assert journal.nbytes < 110_000
+            assert journal.live_nbytes > 5000
+            for kept in (process, await Process.start(root, QuickDisk())):  # it is read from where it lies now
+                found = await (await kept.array("end")).extent((0,))
+                assert found is not None
+                assert bytes(await found.read(0, 5000)) == b"a" * 5000
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_writers_of_what_cannot_be_committed_get_its_error_and_leave_room_for_others(root: Path) -> None:
+    async def main() -> None:
+        async with that_cannot_commit(root, "end", "start") as process:
+            for path in ("end", "start"):
+                await put(process, 0, b"a" * 20_000, path)
+            await trio.sleep(100)
+            for path in ("end", "start"):
+                with pytest.raises(StoreError, match=f"{path}/c/0 cannot be written"):
+                    await put(process, 1, b"a" * 20_000, path)
+            for number in range(300):
+                await put(process, number % 8, bytes(INNER), "unchecked")
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_a_journal_full_of_what_cannot_be_committed_is_no_space_to_others(root: Path) -> None:
+    async def main() -> None:
+        async with that_cannot_commit(root, "end") as process:
+            await put(process, 0, b"a" * 120_000)  # an empty journal takes any
+            await trio.sleep(100)
+            with pytest.raises(NoSpaceError, match="cannot be committed: end/c/0 cannot be written"):
+                await put(process, 0, bytes(INNER), "unchecked")
+            with pytest.raises(StoreError, match=r"^end/c/0 cannot be written"):
+                await put(process, 0, bytes(INNER))
+            committer = process.writing.writer.committer
+            del committer.commits.plan  # it can be committed again
+            await committer.flush()
+            await put(process, 0, bytes(INNER), "unchecked")
 
     trio.run(main, clock=MockClock(autojump_threshold=0.05))
 

@@ -66,6 +66,16 @@ SHORT = {
         op("put", "{}", (2,), 20),
         op("commit"),
     ],
+    "carry forward": [
+        op("put", "{}", (0, 3), 10),
+        op("erase", "{}", (1,)),
+        op("put", "{}", (0,), 20),
+        op("sync"),
+        op("clean"),
+        op("put", "{}", (3,), 30),
+        op("clean"),
+        op("commit"),
+    ],
     "beside and rename": [op("rename", "{}", (3,), 10), op("label", "{}", seed=7), op("commit")],
 }
 """Histories of one array, which has the chunks 0, 1, 2 and 4 at the beginning."""
@@ -302,7 +312,9 @@ def random_history(chance: random.Random) -> list[Operation]:
         path = chance.choice(paths)
         chunks = range(-(-shapes[path] // INNER))
         seed = 100 * (step + 1)
-        what = chance.choice(["put", "put", "put", "full", "erase", "rename", "sync", "commit", "label", "resize"])
+        what = chance.choice(
+            ["put", "put", "put", "full", "erase", "rename", "sync", "commit", "label", "resize", "clean"]
+        )
         match what:
             case "put" | "erase":
                 some = tuple(sorted(chance.sample(chunks, chance.randrange(1, min(4, len(chunks)) + 1))))

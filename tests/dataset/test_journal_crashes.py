@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shardfs.dataset.journal import Erase, Journal, JournalContents, Put
+from shardfs.dataset.journal import Erase, Journal, JournalContents, Put, Shrink
 from shardfs.errors import NoSpaceError, ReadOnlyError, StoreError
 from shardfs.stores.durable import Disk
 from tests.dataset.test_journal import (
@@ -91,6 +91,9 @@ class Story:
         self.done.update(dict.fromkeys(sequences, self.now))
         self.journal.finish(sequences)
 
+    def carry_forward(self) -> None:
+        self.journal.carry_forward({})
+
     def durable_at(self, call: int) -> int:
         return max((sequence for after, sequence in self.synced if after <= call), default=0)
 
@@ -125,7 +128,7 @@ def story_of(disk: LossyDisk, path: Path, seed: int, steps: int = 25) -> Iterato
     yield story
     for _ in range(steps):
         key = chance.randrange(5)
-        match chance.randrange(8):
+        match chance.randrange(9):
             case 0 | 1 | 2:
                 story.put(key, chance.randbytes(chance.choice([0, 10, 700, 3000, 9000])))
             case 3:
@@ -134,6 +137,8 @@ def story_of(disk: LossyDisk, path: Path, seed: int, steps: int = 25) -> Iterato
                 story.erase(key)
             case 5:
                 story.sync()
+            case 6:
+                story.carry_forward()
             case _:
                 story.commit([key, (key + 1) % 5])
         yield story
@@ -286,6 +291,104 @@ def test_what_survived_being_killed_survives_a_power_cut_after_the_next_sync(tmp
     journal.sync()
     assert sorted(synced) == sorted((path / name).stat().st_ino for name in segments_of(path))
     assert journal.synced_sequence == records[-1].sequence
+
+
+# Carried forward
+
+
+def whole_story(path: Path, disk: LossyDisk) -> tuple[Journal, list[Any]]:
+    """Records of all kinds in several segments, the oldest of which is carried forward again and again."""
+    journal = opened(path, disk, segment_nbytes=4096)
+    shrink = journal.append(Shrink(0, "image/a", (4,)))
+    first, large = put(journal, b"first", coords=(1,)), put(journal, Scattered(os.urandom(3 * PIECE)), coords=(2,))
+    erase = journal.append(Erase(0, "image/a", (3,), b"f" * 16, (5, 6), 1))
+    intent = intend(journal, [first.sequence, erase.sequence])
+    done = [put(journal, os.urandom(1500)).sequence for _ in range(6)]
+    journal.sync()
+    kept = [shrink, first, large, erase, intent]
+    journal.finish(done)
+    for _ in range(journal.nsegments):
+        journal.carry_forward({record.sequence: record.payload for record in (first, large)})
+    return journal, kept
+
+
+def test_one_old_record_keeps_no_more_than_itself(tmp_path: Path) -> None:
+    journal, kept = whole_story(tmp_path, LossyDisk(tmp_path))
+    said = [plain(record) for record in kept]
+    assert "00000001.journal" not in segments_of(tmp_path)
+    assert journal.dead_nbytes < 500 < journal.live_nbytes
+    contents = contents_of(tmp_path)
+    assert [plain(record) for record in contents.records] == said
+    assert contents.damage == []
+    assert_goes_on(tmp_path)
+
+
+def test_what_is_carried_forward_is_there_once_wherever_it_stops(tmp_path: Path) -> None:
+    path = tmp_path / "whole"
+    path.mkdir()
+    disk = LossyDisk(path)
+    _, kept = whole_story(path, disk)
+    said = [plain(record) for record in kept]
+    synced = disk.names.index("sync_directory") + 1
+    for call in range(synced, len(disk.calls) + 1):
+        for number, choose in enumerate((oldest, newest, *(random.Random(n).randrange for n in range(4)))):
+            cut = tmp_path / f"{call}-{number}"
+            disk.after_power_cut(cut, choose, call)
+            found = [plain(record) for record in contents_of(cut).records]
+            assert [record for record in found if record in said] == said
+            assert_goes_on(cut)
+    for call in range(synced, len(disk.calls)):
+        path = tmp_path / f"killed-{call}"
+        path.mkdir()
+        with pytest.raises(Killed):
+            whole_story(path, LossyDisk(path, {call: Fault(Killed(), call % 3 * 100)}))
+        records = contents_of(path).records
+        assert [type(record) for record in records][: len(kept)] == [type(record) for record in kept]
+        assert_goes_on(path)
+
+
+def test_what_was_carried_forward_is_done_as_it_would_have_been(tmp_path: Path) -> None:
+    journal, kept = whole_story(tmp_path, LossyDisk(tmp_path))
+    for number, record in enumerate(kept):
+        journal.finish([record.sequence])
+        assert [plain(found) for found in contents_of(tmp_path).records] == [plain(left) for left in kept[number + 1 :]]
+    journal.close()
+    assert segments_of(tmp_path) == []
+
+
+def test_a_replacement_of_what_was_carried_forward_comes_after_it(tmp_path: Path) -> None:
+    journal, kept = whole_story(tmp_path, LossyDisk(tmp_path))
+    new = put(journal, b"new", coords=(1,))
+    journal.forget(kept[1].sequence, new.sequence)
+    journal.carry_forward({})
+    left = [record.sequence for record in contents_of(tmp_path).records]
+    journal.sync()
+    journal.finish([])
+    expected = [record.sequence for record in (*kept, new) if record is not kept[1]]
+    assert left in (expected, sorted([*expected, kept[1].sequence]))
+    assert [record.sequence for record in contents_of(tmp_path).records] == expected
+
+
+def test_bytes_are_read_on_while_their_record_is_carried_forward(tmp_path: Path) -> None:
+    journal = opened(tmp_path, segment_nbytes=4096)
+    content = os.urandom(3000)
+    record = put(journal, content)
+    stop = threading.Event()
+    failures: list[object] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            if record.payload.read(0, len(content)) != content:
+                failures.append("other bytes")
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for _ in range(100):
+        journal.carry_forward({record.sequence: record.payload})
+    stop.set()
+    thread.join()
+    assert failures == []
+    assert len(segments_of(tmp_path)) == 1
 
 
 # Errors

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from shardfs.dataset.journal import Damage, Erase, Journal, Put, Shrink
 from shardfs.dataset.journal_records import Kind
-from shardfs.dataset.journal_segments import HEADER_NBYTES, RECORD_NBYTES, checksum, pack_header, pack_record
+from shardfs.dataset.journal_segments import (
+    HEADER_NBYTES,
+    RECORD_NBYTES,
+    VERSION,
+    checksum,
+    pack_header,
+    pack_record,
+)
 from shardfs.errors import CorruptionError, StoreError
 from shardfs.stores.durable import Disk
 from tests.dataset.test_journal import contents_of, descriptor_of, intend, opened, plain, put, segments_of
@@ -220,15 +227,26 @@ def test_a_torn_segment_is_removed_like_any_other(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_journal_of_the_version_before_is_read(tmp_path: Path) -> None:
+    record = put(opened(tmp_path))
+    data = (tmp_path / "00000001.journal").read_bytes()
+    earlier, salt = data[:8] + struct.pack("<I", 1), data[16:24]
+    earlier += struct.pack("<I", checksum(salt, checksum(earlier))) + salt
+    (tmp_path / "00000001.journal").write_bytes(earlier + data[24:])
+    contents = contents_of(tmp_path)
+    assert [plain(read) for read in contents.records] == [plain(record)]
+    assert contents.damage == []
+
+
 def test_a_journal_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     put(opened(tmp_path))
     data = (tmp_path / "00000001.journal").read_bytes()
-    later = data[:8] + struct.pack("<I", 2)
+    later = data[:8] + struct.pack("<I", VERSION + 1)
     salt = data[16:24]
     later += struct.pack("<I", checksum(salt, checksum(later))) + salt
     (tmp_path / "00000001.journal").write_bytes(later + b"what nobody knows yet")
     for use in (contents_of, opened):
-        with pytest.raises(StoreError, match=r"later version of shardfs \(format 2\)"):
+        with pytest.raises(StoreError, match=rf"later version of shardfs \(format {VERSION + 1}\)"):
             use(tmp_path)
     assert (tmp_path / "00000001.journal").read_bytes() == later + b"what nobody knows yet"
 
@@ -302,8 +320,11 @@ def test_a_segment_that_is_made_here_is_a_sound_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "meta"),
     [
-        (0, b""),
-        (6, b""),
+        (Kind.CARRIED, b""),
+        (Kind.CARRIED, struct.pack("<QB", 1, Kind.SHRINK) + b"\1\0" + bytes(8) + b"a"),
+        (Kind.CARRIED, struct.pack("<QB", 0, Kind.CARRIED) + struct.pack("<QB", 0, Kind.SHRINK)),
+        (Kind.CARRIED, struct.pack("<QB", 0, Kind.DONE)),
+        (Kind.CARRIED, struct.pack("<QB", 0, 99)),
         (Kind.PUT, b""),
         (Kind.PUT, b"x" * 40),
         (Kind.ERASE, b"x" * 57),
@@ -322,6 +343,13 @@ def test_a_malformed_record_is_damage_and_the_next_is_read(tmp_path: Path, kind:
     contents = contents_of(segment_of(tmp_path, *records))
     assert contents.records == [Shrink(2, "a", (5,))]
     assert [found.reason for found in contents.damage] == ["record 1 of the journal is malformed"]
+
+
+@pytest.mark.parametrize("kind", [0, 7, 255])
+def test_a_record_of_a_kind_that_is_not_known_is_an_error_that_says_so(tmp_path: Path, kind: int) -> None:
+    path = segment_of(tmp_path, record_of(1, Kind.SHRINK, SHRINK), record_of(2, kind, SHRINK))
+    with pytest.raises(StoreError, match=rf"record 2 in .*/00000001.journal is of a kind \({kind}\)"):
+        contents_of(path)
 
 
 def peak_of_reading(path: Path) -> int:

@@ -280,6 +280,10 @@ class Process:
     async def _sync(self, *_: object) -> None:
         await self.writing.writer.sync()
 
+    async def _clean(self, *_: object) -> None:
+        committer = self.writing.writer.committer
+        await committer.commits.carry_forward(committer._payloads)
+
     async def _commit(self, *_: object) -> None:
         await self.writing.writer.committer.flush()
 
