@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardfs.dataset.host_state import Slot, all_slots, kept_files
-from shardfs.dataset.journal import Erase, JournalContents, Put
+from shardfs.dataset.journal import Erase, JournalContents, Put, Shrink
 from shardfs.dataset.leftovers import read_left
+from shardfs.errors import ShardfsError
 from shardfs.repairs import RecoveryReport
 from shardfs.stores.address import Address
 
@@ -27,7 +28,8 @@ class _Held:
         changes, files = _latest(contents), kept_files(slot.state, in_use=slot.holder is not None)
         nbytes = sum(change.payload.nbytes for change in changes if isinstance(change, Put))
         is_damaged = any(not damage.is_torn for found in (contents, aside) for damage in found.damage)
-        return cls(len(changes), nbytes, len(_latest(aside)), len(files), is_damaged)
+        nconflicts = len(_latest(aside)) + sum(isinstance(record, Shrink) for record in aside.records)
+        return cls(len(changes), nbytes, nconflicts, len(files), is_damaged)
 
     def __str__(self) -> str:
         parts = [
@@ -43,8 +45,14 @@ def recover_host() -> RecoveryReport:
     """List what mounts of remote sources have, or left, on this machine; nothing is changed, and no store is asked."""
     report = RecoveryReport()
     for slot in all_slots():
-        held, who = _Held.of(slot), slot.holder
+        who = slot.holder
         is_elsewhere = who is not None and who.is_elsewhere
+        try:
+            held = _Held.of(slot)
+        except ShardfsError as error:
+            line = f"{slot.address or slot.state.root}, slot {slot.number}: {slot.state.journal}: {error}"
+            report.add("journal", line, left=True, slot=slot.number, directory=slot.state.root)
+            continue
         has_any = bool(held.chunks or held.conflicts or held.files or held.is_damaged)
         is_left = has_any and (who is None or is_elsewhere)
         if not is_left and (who is None or is_elsewhere):

@@ -8,16 +8,15 @@ from typing import Any, TextIO
 from shardfs.dataset.commit import carry
 from shardfs.dataset.compaction import compact, find_wasteful
 from shardfs.dataset.host_state import hold, kept_files, slots_of
-from shardfs.dataset.journal import Erase, JournalContents, Put
+from shardfs.dataset.journal import Erase, JournalContents, Put, Shrink
 from shardfs.dataset.leftovers import Journals, opened, read_left
 from shardfs.dataset.lock import StateDirectory
 from shardfs.dataset.pending import Change
-from shardfs.dataset.recovery import Conflict, Recovery, classify, describe, replay
+from shardfs.dataset.recovery import Conflict, Recovery, classify, describe, describe_change, finish_shrink, replay
 from shardfs.dataset.repair import TornShard, find_torn, repair
-from shardfs.dataset.settling import Outcome, settle
+from shardfs.dataset.settling import Outcome, check_name, settle
 from shardfs.dataset.source import Source
 from shardfs.errors import ShardfsError, SourceError, printable
-from shardfs.format.sharding import Coords
 from shardfs.reports import bar
 from shardfs.stores.base import Store
 from shardfs.stores.kept_files import KeptFile
@@ -81,16 +80,26 @@ async def recover_source(store: Store, apply: bool, *, single_writer: bool = Fal
             line = f"{slot.state.root} does not say that it is of {store.address}; move it away"
             report.add("slot", line, left=True, slot=slot.number, directory=slot.state.root)
         elif not apply:
-            await _show_journals(source, slot.state, report)
+            try:
+                await _show_journals(source, slot.state, report)
+            except ShardfsError as error:
+                report.add("journal", f"{slot.state.journal}: {error}", left=True)
     if not apply:
         async for torn in find_torn(source):
             await _report_torn(source, torn, None, report)
         return report
     with hold(store) as claim:
         await store.start_writing(claim.state.root, single_writer=single_writer)
+        is_read = True
         for state in claim.directories:
-            await _apply_journals(source, state, report)
+            try:
+                await _apply_journals(source, state, report)
+            except ShardfsError as error:
+                report.add("journal", f"{state.journal}: {error}", left=True)
+                is_read = False
         await _store_files(store, kept_files(claim.state), report)
+        if not is_read:  # it may know what is torn better than the shards do
+            return report
         async for torn in find_torn(source):
             await _report_torn(source, torn, claim.state, report)
     return report
@@ -135,32 +144,51 @@ async def _apply_journals(source: Source, state: StateDirectory, report: Recover
         _report_damage(journals.aside, report)
         recovery = await replay(source, journals.contents, journals.committer)
         _report_commits(recovery, report, applied=True)
-        await journals.committer.flush()
-        if recovery.pending:
-            report.add("pending", f"{len(recovery.pending)} chunks were brought into their shards", left=False)
-        latest: dict[tuple[str, Coords], Change] = {}
+        failure = await _flush(journals)
+        brought = len(recovery.pending) - journals.committer.npending
+        if brought > 0:
+            report.add("pending", f"{brought} chunks were brought into their shards", left=False)
+        latest: dict[tuple[object, ...], Change | Shrink] = {}
         superseded = []
         for record in read_left(state.conflicts).records:
-            if isinstance(record, Put | Erase):
-                before = latest.pop((record.path, record.coords), None)
+            if isinstance(record, Put | Erase | Shrink):
+                coords = record.shape if isinstance(record, Shrink) else record.coords
+                key = (record.path, isinstance(record, Shrink), coords)
+                before = latest.pop(key, None)
                 superseded += [before.sequence] if before is not None else []
-                latest[record.path, record.coords] = record
+                latest[key] = record
         applied = []
-        for change in latest.values():
+        for change in sorted(latest.values(), key=lambda change: not isinstance(change, Shrink)):
             conflict = await _apply_conflict(source, journals, change)
             if conflict is None:
                 applied.append(change.sequence)
                 report.add("conflict", f"applied: {describe(Conflict(change, 'as it was published'))}", left=False)
             else:
                 report.add("conflict", f"cannot be applied: {describe(conflict)}", left=True)
-        await journals.committer.flush()
+        failure = await _flush(journals) or failure
+        if failure is not None:
+            report.add("pending", f"not all of the journal is in the shards: {failure}", left=True)
+        await journals.committer.commits.sync()  # what was put aside is forgotten when the journal has it durably
         journals.conflicts.finish(sorted(superseded + applied))
 
 
-async def _apply_conflict(source: Source, journals: Journals, change: Change) -> Conflict | None:
+async def _flush(journals: Journals) -> ShardfsError | None:
+    """Commit what is pending; returns what keeps some of it from being committed."""
+    try:
+        await journals.committer.flush()
+    except ShardfsError as error:
+        return error
+    return None
+
+
+async def _apply_conflict(source: Source, journals: Journals, change: Change | Shrink) -> Conflict | None:
     """Make a change that was put aside pending again, whatever the chunk is now; returns why that cannot be."""
     try:
-        array = (await source.hierarchy.node(change.path)).any_array
+        check_name(change.path)
+        if isinstance(change, Shrink):
+            await finish_shrink(source, journals.committer, change)
+            return None
+        array = await source.hierarchy.array(change.path)
         if array is None:
             return Conflict(change, "there is no such array any more")
         if array.fingerprint != change.fingerprint:
@@ -212,8 +240,10 @@ async def _show_journals(source: Source, state: StateDirectory, report: Recovery
         report.add("pending", f"journal: {what} of chunk {_name(change)}", left=True)
     for conflict in recovery.conflicts:
         report.add("conflict", f"conflict: {describe(conflict)}", left=True)
+    for shrink in recovery.shrinks:
+        report.add("pending", f"journal: {describe_change(shrink)}", left=True)
     for record in aside.records:
-        if isinstance(record, Put | Erase):
+        if isinstance(record, Put | Erase | Shrink):
             line = f"put aside: {describe(Conflict(record, 'it did not fit what was stored'))}"
             report.add("conflict", line, left=True)
 
@@ -245,12 +275,12 @@ async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | 
 
 
 def _report_commits(recovery: Recovery, report: RecoveryReport, *, applied: bool) -> None:
-    for intent, outcome in recovery.commits:
+    for intent, outcome, reason in recovery.commits:
         if outcome in (Outcome.TORN, Outcome.HEAD_TORN):
             line = f"{'taken back' if applied else 'torn by a commit that can be taken back'}: {intent.key}"
             report.add("commit", line, left=not applied, shard=intent.key)
         elif outcome is Outcome.UNCLEAR:
-            line = f"{intent.key} is not readable, and not as the journal expects it"
+            line = f"{intent.key}: the commit that was under way is left as it is: {reason}"
             report.add("commit", line, left=True, shard=intent.key)
 
 

@@ -8,7 +8,7 @@ import trio
 
 from shardfs.dataset.commit import Commits, carry
 from shardfs.dataset.hierarchy import Hierarchy
-from shardfs.dataset.journal import Journal
+from shardfs.dataset.journal import Journal, Shrink
 from shardfs.dataset.pending import Change, ShardPending
 from shardfs.dataset.shards import Arrangement
 from shardfs.format.sharding import Coords, ShardGrid
@@ -27,7 +27,7 @@ class Aside:
         self._conflicts = conflicts
         self._commits = commits
 
-    async def keep(self, conflicts: Sequence[Change]) -> None:
+    async def keep(self, conflicts: Sequence[Change | Shrink]) -> None:
         """Keep changes durably, and finish their records in the journal that they come from."""
         if not conflicts:
             return

@@ -18,12 +18,21 @@ from typing import Final
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
-from shardfs.dataset.journal import Erase, Intent, JournalContents, Put, Shrink
+from shardfs.dataset.journal import Erase, JournalContents, Put, Shrink
 from shardfs.dataset.pending import Change
-from shardfs.dataset.settling import Outcome, Settled, is_there, is_within, settle, while_it_changes
+from shardfs.dataset.settling import (
+    Settled,
+    SettledCommit,
+    check_name,
+    is_lasting,
+    is_there,
+    is_within,
+    settle,
+    while_it_changes,
+)
 from shardfs.dataset.shrinking import empty_outside
 from shardfs.dataset.source import Source
-from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, NotUnshardable, ShardfsError
+from shardfs.errors import NotFoundError, ShardfsError
 from shardfs.format.metadata import ArrayMetadata, parse_node
 from shardfs.format.unshard import describe as describe_array
 
@@ -34,7 +43,7 @@ log = logging.getLogger(__name__)
 class Conflict:
     """A change that does not fit what is stored now, and why."""
 
-    change: Change
+    change: Change | Shrink
     reason: str
 
 
@@ -45,7 +54,7 @@ class Recovery:
     The records *done* need not be remembered any more.
     """
 
-    commits: Sequence[tuple[Intent, Outcome]]
+    commits: Sequence[SettledCommit]
     pending: list[tuple[Array, Change]] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
     shrinks: list[Shrink] = field(default_factory=list)
@@ -79,13 +88,23 @@ async def classify(source: Source, contents: JournalContents, settled: Settled) 
 
 
 async def replay(source: Source, contents: JournalContents, committer: Committer) -> Recovery:
-    """Settle a journal and make pending what it holds; conflicts are put aside, and named in the log."""
-    recovery = await classify(source, contents, await settle(source, contents, apply=True))
+    """Settle a journal and make pending what it holds; conflicts are put aside, and named in the log.
+
+    One record that cannot be handled keeps no other from it.
+    """
+    settled = await settle(source, contents, apply=True)
+    recovery = await classify(source, contents, settled)
+    for intent, _, _ in settled.commits:
+        if intent.sequence not in settled.done:
+            committer.commits.keep_announced(intent)
     for shrink in recovery.shrinks:
         try:
-            await _shrink(source, committer, shrink)
+            await finish_shrink(source, committer, shrink)
         except ShardfsError as error:
-            log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
+            if is_lasting(error):
+                recovery.conflicts.append(Conflict(shrink, str(error)))
+            else:
+                log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
         else:
             recovery.done.append(shrink.sequence)
     await committer.commits.sync()  # what was replaced is forgotten only when what replaced it is durable
@@ -105,26 +124,35 @@ async def replay(source: Source, contents: JournalContents, committer: Committer
 
 def describe(conflict: Conflict) -> str:
     """Say in one line what a conflict is."""
-    change = conflict.change
+    return f"{describe_change(conflict.change)}: {conflict.reason}"
+
+
+def describe_change(change: Change | Shrink) -> str:
+    """Say of which chunk a change is, or of which array."""
+    where = change.path or "the array"
+    if isinstance(change, Shrink):
+        return f"the removal of chunks outside the shape of {where}"
     what = "the new bytes" if isinstance(change, Put) else "the removal"
-    return f"{what} of chunk {'/'.join(map(str, change.coords))} of {change.path or 'the array'}: {conflict.reason}"
+    return f"{what} of chunk {'/'.join(map(str, change.coords))} of {where}"
 
 
 async def _fit(source: Source, change: Change) -> tuple[Array | None, str | None]:
     """Return the array that *change* is for, and why it does not fit; neither if there is nothing to do."""
-    array = await source.hierarchy.array(change.path)
-    if array is None:
-        return None, None if isinstance(change, Erase) else "there is no such array any more"
-    if array.fingerprint != change.fingerprint:
-        return array, "the metadata of the array has changed"
-    if not is_within(array, change):
-        return array, "it lies outside the array now"
+    array: Array | None = None
     try:
+        check_name(change.path)
+        array = await source.hierarchy.array(change.path)
+        if array is None:
+            return None, "there is no such array any more"
+        if array.fingerprint != change.fingerprint:
+            return array, "the metadata of the array has changed"
+        if not is_within(array, change):
+            return array, "it lies outside the array now"
         return await while_it_changes(partial(_compare, array, change))
     except ShardfsError as error:
-        if source.store.root is None and not isinstance(error, CorruptionError):
+        if source.store.root is None and not is_lasting(error):
             raise  # what a server fails to answer now, it answers when the journal is replayed next
-        return array, f"its shard cannot be read: {error}"
+        return array, f"its {'array' if array is None else 'shard'} cannot be read: {error}"
 
 
 async def _compare(array: Array, change: Change) -> tuple[Array | None, str | None]:
@@ -137,18 +165,17 @@ async def _compare(array: Array, change: Change) -> tuple[Array | None, str | No
 _CHANGED: Final = "another program has changed the chunk since"
 
 
-async def _shrink(source: Source, committer: Committer, shrink: Shrink) -> None:
-    """Finish what began when an array of this shape was made smaller."""
-    try:
-        node = await source.hierarchy.node(shrink.path)
-        metadata = node.metadata
-        now = node.any_array
-        if now is None or not isinstance(metadata, ArrayMetadata) or metadata.shape == shrink.shape:
-            return
-        former = parse_node({**metadata.document, "shape": list(shrink.shape)})
-        assert isinstance(former, ArrayMetadata)
-        array = Array.open(shrink.path, describe_array(former), source.shards, now.fingerprint)
-        await source.store.sync_directory(shrink.path)  # chunks go for the sake of a document that is there to stay
-        await empty_outside(committer, array, metadata.shape)
-    except (NotFoundError, NotADirectoryHereError, NotUnshardable) as error:
-        log.warning("%s is not emptied outside its shape: %s", shrink.path or "the array", error)
+async def finish_shrink(source: Source, committer: Committer, shrink: Shrink) -> None:
+    """Finish what began when an array of this shape was made smaller; raises what keeps that from being done."""
+    check_name(shrink.path)
+    node = await source.hierarchy.node(shrink.path)
+    metadata, now = node.metadata, node.any_array
+    if now is None or not isinstance(metadata, ArrayMetadata):
+        raise NotFoundError("there is no such array any more")
+    if metadata.shape == shrink.shape:
+        return
+    former = parse_node({**metadata.document, "shape": list(shrink.shape)})
+    assert isinstance(former, ArrayMetadata)
+    array = Array.open(shrink.path, describe_array(former), source.shards, now.fingerprint)
+    await source.store.sync_directory(shrink.path)  # chunks go for the sake of a document that is there to stay
+    await empty_outside(committer, array, metadata.shape)

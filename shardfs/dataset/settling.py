@@ -1,7 +1,8 @@
 """Settling the commits that were under way when a process ended: completed, or taken back.
 
 A commit is complete if the shard has the planned index and the bytes that it speaks of.  One that is torn, as only an
-append in place can be, is taken back.  Whatever else the shard is now, it is left alone.
+append in place can be, is taken back.  Whatever else the shard is now, it is left alone.  A record that cannot be
+handled keeps no other from being settled.
 """
 
 import logging
@@ -12,13 +13,25 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.journal import Erase, Intent, JournalContents, Put
 from shardfs.dataset.pending import Change
 from shardfs.dataset.source import Source
-from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError
+from shardfs.errors import (
+    CorruptionError,
+    IsADirectoryHereError,
+    MetadataError,
+    NameTooLongError,
+    NotADirectoryHereError,
+    NotFoundError,
+    NotUnshardable,
+    OutsideSourceError,
+    RefusedError,
+    ShardfsError,
+    StaleError,
+)
 from shardfs.format.sharding import ShardingLevel
 from shardfs.stores.base import Kept, Snapshot, Splice, is_reserved
 from shardfs.stores.memory import MemoryContent
@@ -43,36 +56,93 @@ class Outcome(Enum):
     HEAD_TORN = auto()
     """So it is, and a part of the new index may stand over the old one at its beginning."""
     UNCLEAR = auto()
-    """The shard is not readable, and not in a state that the commit leads to: it is left as it is."""
+    """The shard is not readable, or in no state that the commit leads to: it is left as it is."""
+
+
+class SettledCommit(NamedTuple):
+    """What became of one commit; *reason* says why that is not clear."""
+
+    intent: Intent
+    outcome: Outcome
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of *commits* that were under way; the records *done* need not be remembered any more."""
+    """What became of *commits* that were under way; the records *done* need not be remembered any more.
 
-    commits: Sequence[tuple[Intent, Outcome]]
+    Those of *commits* that are not done could not be looked at for now: they are to be settled before their shard
+    changes.
+    """
+
+    commits: Sequence[SettledCommit]
     done: Sequence[int]
 
 
+_LASTING: Final = (
+    CorruptionError,
+    IsADirectoryHereError,
+    MetadataError,
+    NameTooLongError,
+    NotADirectoryHereError,
+    NotFoundError,
+    NotUnshardable,
+    RefusedError,
+)
+
+
+def is_lasting(error: ShardfsError) -> bool:
+    """Whether *error* is about what a record says, or is stored: to try once more would be in vain."""
+    return isinstance(error, _LASTING)
+
+
+def check_name(key: str) -> None:
+    """Raise `OutsideSourceError` if *key*, which a record says, cannot be one of the source."""
+    if key and any(part in ("", ".", "..") or "\0" in part for part in key.split("/")):
+        raise OutsideSourceError(f"{key} is not a name within the source")
+
+
 async def settle(source: Source, contents: JournalContents, *, apply: bool) -> Settled:
-    """Find out what became of the commits that were under way; with *apply*, take back those that were torn."""
+    """Find out what became of the commits that were under way; with *apply*, take back those that were torn.
+
+    What a server fails to answer now, it answers when the journal is read next: such errors are raised.
+    """
     by_key: dict[str, list[Intent]] = {}
     changes = {record.sequence: record for record in contents.records if isinstance(record, Put | Erase)}
     for record in contents.records:
         if isinstance(record, Intent):
             by_key.setdefault(record.key, []).append(record)
-    commits: list[tuple[Intent, Outcome]] = []
-    for intents in by_key.values():
+    commits: list[SettledCommit] = []
+    done: list[int] = []
+    for key, intents in by_key.items():
         for earlier, later in pairwise(intents):
-            commits.append((earlier, _outcome_before(earlier, later, changes)))
-        held = _held(intents[-1], changes)
-        outcome = await while_it_changes(partial(_outcome, source, intents[-1], held))
-        commits.append((intents[-1], outcome))
+            commits.append(SettledCommit(earlier, _outcome_before(earlier, later, changes)))
+            done.append(earlier.sequence)
+        last, outcome = intents[-1], Outcome.UNCLEAR
+        try:
+            check_name(key)
+            check_name(last.path)
+            outcome = await while_it_changes(partial(_outcome, source, last, _held(last, changes)))
+            if apply:
+                await _take_back(source, intents, outcome)
+        except ShardfsError as error:
+            if source.store.root is None and not is_lasting(error):
+                raise
+            log.error("%s: the commit that was under way is left as it is: %s", key, error)  # noqa: TRY400
+            commits.append(SettledCommit(last, Outcome.UNCLEAR, str(error)))
+            if is_lasting(error) and outcome is Outcome.UNCLEAR:  # else it is torn, and still to be taken back
+                done.append(last.sequence)
+            continue
+        if outcome is Outcome.UNCLEAR:
+            reason = "it is not readable, and not as the journal expects it"
+            log.error("%s: the commit that was under way is left as it is: %s", key, reason)
+            commits.append(SettledCommit(last, outcome, reason))
+        else:
+            commits.append(SettledCommit(last, outcome))
+        done.append(last.sequence)
         if apply:
-            await _take_back(source, intents, outcome)
-            await _make_durable(source, intents[-1].key)
-    done = [intent.sequence for intent, _ in commits]
-    for intent, outcome in commits:
+            await _make_durable(source, key)
+    for intent, outcome, _ in commits:
         if outcome is Outcome.COMPLETE:
             done += [change.sequence for change in _held(intent, changes)]
     return Settled(commits, done)
@@ -109,9 +179,10 @@ def _held(intent: Intent, changes: Mapping[int, Change]) -> list[Change]:
     """Return the changes, of those that are not done, that a commit was to bring into its shard."""
     sequences = list(changes)  # they ascend
     found: list[Change] = []
-    for named in intent.records():
-        begin, end = bisect_left(sequences, named.start), bisect_left(sequences, named.stop)
-        found += [changes[sequence] for sequence in sequences[begin:end]]
+    with suppress(CorruptionError):  # an intent cannot name what is behind it
+        for named in intent.records():
+            begin, end = bisect_left(sequences, named.start), bisect_left(sequences, named.stop)
+            found += [changes[sequence] for sequence in sequences[begin:end]]
     return found
 
 
@@ -134,7 +205,8 @@ async def _outcome(source: Source, intent: Intent, changes: Sequence[Change]) ->
         snapshot = await source.store.open(intent.key, head_nbytes=head, tail_nbytes=tail)
     except (NotFoundError, NotADirectoryHereError):
         is_removal = not intent.planned_nbytes and not any(isinstance(change, Put) for change in changes)
-        return Outcome.COMPLETE if is_removal else Outcome.UNTOUCHED
+        # Where there is no array it may be somewhere else, or not mounted, and the chunks with it.
+        return Outcome.COMPLETE if is_removal and level is not None else Outcome.UNTOUCHED
     size = snapshot.size
     file = snapshot.stat.file
     # The number of a device may be another one after a restart.
@@ -161,7 +233,7 @@ async def _outcome(source: Source, intent: Intent, changes: Sequence[Change]) ->
 
 async def _outcome_at_start(snapshot: Snapshot, intent: Intent) -> Outcome:
     old, planned = intent.old_index, intent.planned_index
-    if len(old) != len(planned) or snapshot.size < len(old):
+    if len(old) != len(planned) or not len(old) <= intent.old_nbytes <= snapshot.size:
         return Outcome.UNCLEAR
     head = bytes(await snapshot.read(0, len(old)))
     if head == old and snapshot.size == intent.old_nbytes:
@@ -174,11 +246,14 @@ async def _take_back(source: Source, intents: Sequence[Intent], outcome: Outcome
     """Make the shard of a torn commit what it was before, and remove what replacements left half-written."""
     for intent in intents:
         if is_reserved(intent.temporary.rpartition("/")[2]):
-            with suppress(NotFoundError, NotADirectoryHereError):
+            try:
+                check_name(intent.temporary)
                 await source.store.unlink(intent.temporary)
+            except (NotFoundError, NotADirectoryHereError):
+                pass
+            except ShardfsError as error:
+                log.warning("%s, which a commit left half-written, is not removed: %s", intent.temporary, error)
     intent = intents[-1]
-    if outcome is Outcome.UNCLEAR:
-        log.error("%s is not readable, and not as the journal expects it: it is left as it is", intent.key)
     if outcome not in (Outcome.TORN, Outcome.HEAD_TORN):
         return
     log.warning("an append to %s was torn; it is taken back, and done again", intent.key)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardfs.dataset.journal import Erase, Journal, Shrink, read_journal
+from shardfs.dataset.journal_segments import pack_record
+from shardfs.stores.beneath import open_directory
+from shardfs.stores.durable import Disk
+from shardfs.stores.new_file import temporary_name
 from tests.cli.conftest import Background
 from tests.support.commands import FAILED, SOURCE, one_line_of, run, run_json
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, sharding, transpose
@@ -440,6 +446,176 @@ def test_a_change_that_does_not_fit_any_more_is_a_conflict_that_only_apply_appli
     assert read_zarr_chunk(source, "c/0/0") == b"a" * 24
     assert run("recover", source).stdout == "nothing to recover\n"
     assert not (source / ".shardfs").exists()
+
+
+@contextmanager
+def left_journal(source: Path) -> Iterator[Journal]:
+    """The journal that a killed mount left, to add to it what only damage or malice would."""
+    directory = open_directory(str(source / ".shardfs/journal"))
+    with closing(Journal(directory, Disk(), read_journal(directory))) as journal:
+        yield journal
+
+
+def killed_below(background: Background, source: Path, place: Path) -> Path:
+    """A group with the array `a`, where a killed mount left new bytes and a removal; returns the group."""
+    group = source.parent / "group"
+    group.mkdir()
+    source.rename(group / "a")
+    (group / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    killed_mount(background, group, place, {"a/c/0/0": b"a" * 24, "a/c/3/3": None})
+    return group
+
+
+@pytest.mark.parametrize("way", ["mount", "recover"])
+def test_a_removal_is_kept_like_new_bytes_while_its_array_is_away(
+    background: Background, source: Path, place: Path, mount: Mounter, way: str
+) -> None:
+    group = killed_below(background, source, place)
+    (group / "a").rename(source)
+    kept = [
+        f"the {what} of a: there is no such array any more"
+        for what in ("new bytes of chunk 0/0", "removal of chunk 3/3")
+    ]
+    assert run("recover", group).stdout.splitlines() == [f"conflict: {line}" for line in kept]
+    if way == "mount":
+        mounted = mount(group, write=True, expect=tuple(kept))
+        mounted.unmount()
+        assert all(line in mounted.log for line in kept)
+    else:
+        done = run("recover", "--apply", group)
+        assert (done.returncode, done.stdout.splitlines()) == (FAILED, [f"cannot be applied: {line}" for line in kept])
+    source.rename(group / "a")
+    shown = run("recover", group)
+    assert (shown.returncode, shown.stdout.count("put aside: the ")) == (FAILED, 2)
+    assert run("recover", "--apply", group).returncode == 0
+    assert read_zarr_chunk(group / "a", "c/0/0") == b"a" * 24
+    assert read_zarr(group / "a")[6:8, 9:12].tolist() == [[0, 0, 0]] * 2
+    assert run("recover", group).stdout == "nothing to recover\n"
+
+
+def test_the_removal_of_a_whole_shard_is_kept_while_its_array_is_away(
+    background: Background, source: Path, place: Path
+) -> None:
+    """Also one that was about to be committed."""
+    group = killed_below(background, source, place)
+    with left_journal(group) as journal:
+        removal = next(
+            record
+            for record in read_journal(open_directory(str(group / ".shardfs/journal"))).records
+            if isinstance(record, Erase)
+        )
+        journal.append_intent(
+            **INTENT | {"path": "a", "shard": (1, 1), "key": "a/c/1/1", "records": [removal.sequence]}
+        )
+    (group / "a").rename(source)
+    assert "conflict: the removal of chunk 3/3 of a" in run("recover", group).stdout
+    assert run("recover", "--apply", group).returncode == FAILED
+    source.rename(group / "a")
+    assert run("recover", "--apply", group).returncode == 0
+    assert read_zarr(group / "a")[6:8, 9:12].tolist() == [[0, 0, 0]] * 2
+
+
+INTENT: dict[str, Any] = {
+    "path": "a",
+    "shard": (0, 0),
+    "key": "a/c/0/0",
+    "identity": None,
+    "old_nbytes": 0,
+    "planned_nbytes": 0,
+    "index_offset_old": 0,
+    "is_replacement": True,
+    "temporary": "",
+    "old_index": b"",
+    "planned_index": b"",
+    "records": [],
+}
+CHANGE: dict[str, Any] = {"fingerprint": b"f" * 16, "superseded": None, "mtime_ns": 1}
+OWNER: dict[str, Any] = {"mode": 0o644, "uid": 0, "gid": 0, "content": b"bad"}
+AWAY = ["../out", "/etc", "link/out", "a/../../out", "nul\0", "a/c/0/0", "deep/" * 500 + "x"]
+BAD: dict[str, Callable[[Journal, str], object]] = {
+    "new bytes": lambda journal, key: journal.append_put(path=key, coords=(0, 0), **CHANGE, **OWNER),
+    "removal": lambda journal, key: journal.append(Erase(0, key, (0, 0), b"f" * 16, None, 1)),
+    "removal of chunks outside": lambda journal, key: journal.append(Shrink(0, key, (99, 99))),
+    "commit": lambda journal, key: journal.append_intent(**INTENT | {"key": key}),
+    "commit of another array": lambda journal, key: journal.append_intent(**INTENT | {"path": key}),
+    "commit with a temporary": lambda journal, key: journal.append_intent(
+        **INTENT | {"temporary": f"{key}/{temporary_name()}"}
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ["mount", "recover"])
+@pytest.mark.parametrize("what", BAD)
+def test_a_record_that_cannot_be_handled_keeps_no_other_from_its_shard(
+    background: Background, source: Path, place: Path, mount: Mounter, what: str, way: str
+) -> None:
+    group = killed_below(background, source, place)
+    (group / "a/c/7").mkdir()  # where a shard would be
+    (group.parent / "out").mkdir()
+    (group.parent / "out/kept").write_bytes(b"kept")
+    (group / "link").symlink_to(group.parent)
+    with left_journal(group) as journal:
+        for key in (*AWAY, "a/c/7", ""):
+            BAD[what](journal, key)
+    shown = run("recover", group)
+    assert (shown.returncode, shown.stderr) == (FAILED, "")
+    assert "journal: new bytes of chunk 0/0 of a" in shown.stdout
+    if way == "mount":
+        mounted = mount(group, write=True, expect=("it is kept", "is left as it is", "is not removed"))
+        mounted.unmount()
+        said = mounted.log
+    else:
+        done = run("recover", "--apply", group)
+        assert "2 chunks were brought into their shards" in done.stdout
+        said = done.stdout + done.stderr
+    assert read_zarr_chunk(group / "a", "c/0/0") == b"a" * 24
+    assert read_zarr(group / "a")[6:8, 9:12].tolist() == [[0, 0, 0]] * 2
+    assert sorted(path.name for path in (group.parent / "out").iterdir()) == ["kept"]
+    if what in ("new bytes", "removal", "removal of chunks outside"):
+        kept = run("recover", group).stdout
+        for key in AWAY[:4]:
+            assert f"of {key}" in said
+            assert f"the {what}" in kept
+            assert f"of {key}: " in kept
+
+
+def test_a_record_of_an_unknown_kind_is_an_error_that_says_so_and_changes_nothing(
+    background: Background, source: Path, place: Path
+) -> None:
+    killed_mount(background, source, place, {"c/0/0": b"a" * 24})
+    segment = source / ".shardfs/journal/00000001.journal"
+    data = segment.read_bytes()
+    segment.write_bytes(data + pack_record(data[16:24], 99, 200, b"what nobody knows yet", 0, 0))
+    before = files_below(source)
+    for arguments in (["recover"], ["recover", "--apply"], ["mount", "--write", source, place]):
+        done = run(*arguments) if arguments[0] == "mount" else run(*arguments, source)
+        assert done.returncode != 0
+        assert "record 99 in" in done.stdout + done.stderr
+        assert f"{segment} is of a kind (200) that this version of shardfs does not know" in done.stdout + done.stderr
+        assert {name: data for name, data in files_below(source).items() if name != ".shardfs/lock"} == {
+            name: data for name, data in before.items() if name != ".shardfs/lock"
+        }
+    segment.write_bytes(data)
+    assert run("recover", "--apply", source).returncode == 0
+    assert read_zarr_chunk(source, "c/0/0") == b"a" * 24
+
+
+def test_a_shrink_that_was_killed_is_kept_while_its_array_is_away(
+    background: Background, source: Path, place: Path
+) -> None:
+    group = killed_below(background, source, place)
+    with left_journal(group) as journal:
+        journal.append(Shrink(0, "a", (8, 12)))
+    stored = json.loads((group / "a/zarr.json").read_text())
+    (group / "a/zarr.json").write_text(json.dumps(stored | {"shape": [4, 6]}))
+    (group / "a").rename(source)
+    line = "the removal of chunks outside the shape of a"
+    assert f"journal: {line}" in run("recover", group).stdout
+    assert f"cannot be applied: {line}: a" in run("recover", "--apply", group).stdout
+    source.rename(group / "a")
+    assert f"put aside: {line}" in run("recover", group).stdout
+    assert f"applied: {line}" in run("recover", "--apply", group).stdout
+    assert sorted(files_below(group / "a/c")) == ["0/0"]
 
 
 def test_apply_applies_a_conflict_at_once_too(background: Background, source: Path, place: Path) -> None:
