@@ -2,13 +2,15 @@
 
 import errno
 import logging
-from collections.abc import Callable, Coroutine
+import os
+from collections.abc import Callable, Coroutine, Mapping
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pyfuse3
 
 from shardfs import errors
+from shardfs.stores.base import join_key
 from shardfs.stores.belief import one_request
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ def request(
     with EIO.
     """
     name = handler.__name__
+    parameters = handler.__code__.co_varnames[1 : handler.__code__.co_argcount]
 
     async def answered(self: O, /, *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.requests[name] += 1
@@ -90,11 +93,14 @@ def request(
         except errors.ShardfsError as error:
             number = ERRNOS.get(type(error), errno.EIO)
             if number not in _QUIET:
-                log.error("%s: %s", name, error)  # noqa: TRY400 - a deliberate error needs no traceback
+                path = _path(self, dict(zip(parameters, args, strict=False)))
+                said = f"{name}: {error}" if not path or path in str(error) else f"{name}: {error} ({path})"
+                log.error("%s", said)  # noqa: TRY400 - a deliberate error needs no traceback
         except pyfuse3.FUSEError as error:
             number = error.errno
         except Exception:
-            log.exception("%s failed unexpectedly", name)
+            path = _path(self, dict(zip(parameters, args, strict=False)))
+            log.exception("%s failed unexpectedly (%s)", name, path)
             number = errno.EIO
         finally:
             self.pending -= 1
@@ -104,3 +110,19 @@ def request(
 
     update_wrapper(answered, handler)
     return answered
+
+
+def _path(operations: "Operations", arguments: Mapping[str, Any]) -> str:
+    """Return what a request is about, by its arguments: a path on the mount, or two."""
+    tree, paths, directory = operations.tree, [], ""
+    is_in_directory = any("parent" in name for name in arguments)  # else the name is that of an attribute
+    for name, value in arguments.items():
+        if "parent" in name:
+            directory = tree.path_of(value)
+        elif name.startswith(("name", "new_name")) and is_in_directory:
+            paths.append(join_key(directory, os.fsdecode(value)))
+        elif name == "inode":
+            paths.append(tree.path_of(value))
+        elif name == "fh" and value is not None and not paths:
+            paths.append(tree.path_of_handle(value))
+    return ", ".join(path for path in paths if path)

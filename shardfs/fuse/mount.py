@@ -158,10 +158,10 @@ async def _serve(tree: Tree, writing: Writing | None, ready: Callable[[str | Non
         await writing.start()
     async with trio.open_nursery() as watching:  # until all is done: a signal would end it half-way
         async with trio.open_nursery() as nursery:
-            await watching.start(_end_on_signal, writing, end, nursery)
+            await watching.start(_end_on_signal, tree.store.url, writing, end, nursery)
             if writing is not None:
                 nursery.start_soon(writing.run)
-            nursery.start_soon(_announce, ready, note)
+            nursery.start_soon(_announce, ready, note, tree.store.url)
             await pyfuse3.main()
             end.has_begun = True
             nursery.cancel_scope.cancel()
@@ -171,16 +171,16 @@ async def _serve(tree: Tree, writing: Writing | None, ready: Callable[[str | Non
     return is_committed
 
 
-async def _announce(ready: Callable[[str | None], None], note: str | None) -> None:
+async def _announce(ready: Callable[[str | None], None], note: str | None, url: str) -> None:
     try:
         ready(note)
     except OSError:
-        log.warning("nobody waits for the mount any more; unmounting")
+        log.warning("nobody waits for the mount of %s any more; unmounting", url)
         pyfuse3.terminate()
 
 
 async def _end_on_signal(
-    writing: Writing | None, end: _End, requests: trio.Nursery, task_status: "trio.TaskStatus[None]"
+    url: str, writing: Writing | None, end: _End, requests: trio.Nursery, task_status: "trio.TaskStatus[None]"
 ) -> None:
     hangup_is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as under nohup
     ends = [number for number in _SIGNALS if not (number == signal.SIGHUP and hangup_is_ignored)]
@@ -196,16 +196,16 @@ async def _end_on_signal(
             else:
                 end.has_begun = True
                 log.info("unmounting on %s", name)
-                requests.start_soon(_end_requests, writing, end, requests.cancel_scope)
+                requests.start_soon(_end_requests, url, writing, end, requests.cancel_scope)
 
 
-async def _end_requests(writing: Writing | None, end: _End, requests: trio.CancelScope) -> None:
+async def _end_requests(url: str, writing: Writing | None, end: _End, requests: trio.CancelScope) -> None:
     if writing is not None:
         end.is_given_up = not await writing.commit()
     pyfuse3.terminate()
     if writing is None or end.is_given_up:
         await trio.sleep(_GRACE_SECONDS)
-        log.warning("requests that wait for the store are given up")
+        log.warning("requests that wait for %s are given up", url)
         requests.cancel()
 
 

@@ -30,6 +30,10 @@ GONE: Final = "gone"
 class TableNode(Protocol):
     """Whatever the inode table holds."""
 
+    @property
+    def path(self) -> str:
+        """Where it is, or was, on the mount."""
+
     async def attributes(self, ino: int) -> Attributes:
         """Return the attributes; raises `StaleError` if this is something else now."""
 
@@ -58,6 +62,11 @@ class ChunkVersion:
 
     chunks: "ChunkTree"
     coords: Coords
+
+    @property
+    def path(self) -> str:
+        """The path of the chunk."""
+        return join_key(self.chunks.array.arrangement.path, self.chunks.key(self.coords))
 
     async def attributes(self, ino: int) -> Attributes:
         """Return the attributes of this version."""
@@ -94,6 +103,11 @@ class ChunkDirectory:
 
     chunks: "ChunkTree"
     position: int
+
+    @property
+    def path(self) -> str:
+        """The path of the directory."""
+        return self.chunks.stored_path(self.position)
 
     async def attributes(self, ino: int) -> Attributes:
         """Return the attributes of the directory of chunks."""

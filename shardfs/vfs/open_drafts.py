@@ -163,6 +163,11 @@ class DraftHandle:
     is_chunk = True
 
     @property
+    def path(self) -> str:
+        """Where it is published."""
+        return self.open_draft.name.path
+
+    @property
     def attributes(self) -> Attributes:
         """Attributes of what was written so far."""
         return self.open_draft.attributes(self.ino)

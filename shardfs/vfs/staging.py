@@ -127,10 +127,11 @@ class Staging:
         snapshot = await self._store.open(key)
         coords = _coords_of(array, name) if array is not None else None
         if array is None or coords is None or not array.grid.contains(coords):
-            log.warning("%s is no chunk of the array that it was put into, and stays in %s", name, key)
+            log.warning("%s is no chunk of the array that it was put into, and stays in %s", join_key(path, name), key)
             return
         if face is not None and face.codec is not None and snapshot.size != face.codec.nbytes:
-            log.error("%s has %d bytes, not %d, and stays in %s", name, snapshot.size, face.codec.nbytes, key)
+            told = join_key(path, name)
+            log.error("%s has %d bytes, not %d, and stays in %s", told, snapshot.size, face.codec.nbytes, key)
             return
         if again and (await array.find(coords))[1] is not None:
             await self._store.unlink(key)

@@ -104,6 +104,27 @@ class Tree:
                 raise
             return handles[0].attributes
 
+    def path_of(self, ino: int) -> str:
+        """Return where *ino* is on the mount, for messages."""
+        try:
+            if in_table(ino):
+                return self.node(ino).path
+            number, _, position = unpack(ino)
+            chunks = self.numbers.tree(number)
+            if not chunks.is_chunk(position):
+                return chunks.stored_path(position)
+            return join_key(chunks.array.arrangement.path, chunks.key(chunks.coords_at(position)))
+        except ShardfsError:
+            return f"inode {ino}"
+
+    def path_of_handle(self, number: int) -> str:
+        """Return what is open under the handle *number*, for messages."""
+        handle = self._open_files.get(number)
+        if handle is not None:
+            return getattr(handle, "path", "") or self.path_of(handle.ino)
+        directory = self._open_directories.get(number)
+        return self.path_of(directory.ino) if directory is not None else ""
+
     def readers(self, ino: int) -> list[FileHandle]:
         """Return the open files of the number *ino* that are no drafts: what they read has a size of its own."""
         kinds = ChunkHandle | DocumentHandle | PlainHandle

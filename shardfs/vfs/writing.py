@@ -88,7 +88,7 @@ class Writing:
         await self.source.store.start_writing(self.state.root, single_writer=self.single_writer)
         await bring_home(self.source.store, self.left)
         for damage in self.contents.damage:
-            _report(damage)
+            _report(self.state.journal, damage)
         recovery = await replay(self.source, self.contents, self.writer.committer)
         if recovery.pending:
             log.info("%d chunks of an earlier mount are brought into their shards", len(recovery.pending))
@@ -105,15 +105,17 @@ class Writing:
         try:
             await self.writer.committer.flush()
         except ConflictError as error:
-            log.error("%s", error)  # noqa: TRY400
+            log.error("%s: %s", self.source.store.url, error)  # noqa: TRY400
             is_committed = False
         except ShardfsError as error:
-            log.error("what is pending stays in the journal, for the next mount: %s", error)  # noqa: TRY400
+            where = self.state.journal
+            log.error("what is pending stays in the journal, for the next mount: %s (%s)", error, where)  # noqa: TRY400
             is_committed = False
         try:
             await self.source.store.flush()
         except ShardfsError as error:
-            log.error("what was written stays on this machine: %s", error)  # noqa: TRY400
+            where = self.state.root
+            log.error("what was written stays on this machine, in %s: %s", where, error)  # noqa: TRY400
             is_committed = False
         return is_committed
 
@@ -127,17 +129,18 @@ class Writing:
             try:
                 await trio.to_thread.run_sync(journal.close)
             except ShardfsError as error:
-                log.error("the journal is left as it is: %s", error)  # noqa: TRY400
+                log.error("the journal in %s is left as it is: %s", journal.where, error)  # noqa: TRY400
                 is_committed = False
         return is_committed
 
 
-def _report(damage: Damage) -> None:
+def _report(directory: str, damage: Damage) -> None:
     if damage.is_torn:
-        log.info("%s ends with %d bytes of a write that did not finish", damage.segment, damage.nbytes)
+        log.info("%s/%s ends with %d bytes of a write that did not finish", directory, damage.segment, damage.nbytes)
     else:
         log.error(
-            "%s is damaged: %d bytes at %d: %s; the segment is kept",
+            "%s/%s is damaged: %d bytes at %d: %s; the segment is kept",
+            directory,
             damage.segment,
             damage.nbytes,
             damage.offset,

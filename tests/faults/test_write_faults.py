@@ -40,9 +40,20 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A dataset on a disk of one megabyte."""
-    disk = tmp_path / "disk"
+    yield from on_disk(tmp_path / "disk", "1m")
+
+
+@pytest.fixture
+def larger(tmp_path: Path) -> Iterator[Path]:
+    """A dataset on a disk of 16 MiB."""
+    yield from on_disk(tmp_path / "disk", "16m")
+
+
+def on_disk(disk: Path, size: str) -> Iterator[Path]:
+    """A dataset on a disk of its own."""
     disk.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False)
+    options = f"size={size}"
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], capture_output=True, check=False)
     if done.returncode:
         pytest.skip("only root can make a small disk")
     try:
@@ -90,6 +101,12 @@ def stored(source: Path) -> dict[str, bytes | None]:
     return {f"c/{i}/{j}": array.read_chunk((i, j)) for i in range(2) for j in range(4)}
 
 
+def stored_chunk(source: Path, key: str) -> bytes | None:
+    """One inner chunk as it is in its shard, whatever others are."""
+    _, i, j = key.split("/")
+    return shardfs.open(source)["image"].read_chunk((int(i), int(j)))
+
+
 def seen(mounted: Mount) -> dict[str, bytes]:
     return {f"c/{i}/{j}": (mounted.path / f"image/c/{i}/{j}").read_bytes() for i in range(2) for j in range(4)}
 
@@ -97,6 +114,18 @@ def seen(mounted: Mount) -> dict[str, bytes]:
 def kill(mounted: Mount) -> None:
     mounted.process.kill()
     mounted.process.wait(PATIENCE)
+
+
+def test_each_line_about_a_request_names_its_path(source: Path, mount: Mounter) -> None:
+    image = (mounted := mount(source, write=True, expect=("(flush|rename|create|setxattr): ",))).path / "image"
+    assert write(image / "zarr.json", b"{") == errno.EINVAL
+    assert write(image / "c/0/9", NEW) == errno.EINVAL
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.rename(image / "c/0/0", image / "c/0/8")
+    lines = [line for line in mounted.log.splitlines() if "shardfs.fuse.errno" in line]
+    for names in (["image/zarr.json"], ["image/c/0/9"], ["image/c/0/0", "image/c/0/8"]):
+        assert any(all(name in line for name in names) for line in lines), mounted.log
+    assert all("image/" in line for line in lines)
 
 
 # Full disks
@@ -117,6 +146,25 @@ def test_a_full_disk_is_enospc_to_writers_and_nothing_else_changes(small: Path, 
     assert run("flush", mounted.path).returncode == 0
     assert stored(small) == expected | {"c/0/2": b"c" * LARGE}
     assert json.loads((small / "image/zarr.json").read_text()) == DOCUMENT
+
+
+def test_a_shard_that_cannot_be_committed_keeps_no_other_from_being_written(larger: Path, mount: Mounter) -> None:
+    mounted = mount(larger, write=True, expect=("chunks stay pending: image/c/0/0", "unreadable shard", "journal, for"))
+    assert write(mounted.path / "image/c/0/0", b"a" * LARGE) == 0
+    with open(larger / "image" / SHARD, "ab") as file:
+        file.write(b"torn by another program")
+    written = {}
+    for _ in range(100):  # of 400,000 bytes: several times as much as the journal may take of this disk
+        for key in ("c/0/2", "c/0/3", "c/1/2", "c/1/3"):
+            written[key] = os.urandom(100_000)
+            assert write(mounted.path / "image" / key, written[key]) == 0
+    assert (mounted.path / "image/c/0/0").read_bytes() == b"a" * LARGE
+    mounted.unmount(FAILED)
+    assert {key: stored_chunk(larger, key) for key in written} == written
+    os.truncate(larger / "image" / SHARD, (larger / "image" / SHARD).stat().st_size - len(b"torn by another program"))
+    assert run("recover", "--apply", larger).returncode == 0
+    assert stored_chunk(larger, "c/0/0") == b"a" * LARGE
+    assert not (larger / ".shardfs").exists()
 
 
 def test_plain_chunks_that_do_not_fit_once_they_are_encoded_are_enospc(small: Path, mount: Mounter) -> None:
