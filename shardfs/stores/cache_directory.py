@@ -97,7 +97,7 @@ class CacheDirectory:
     def mark_used(self, file: Descriptor, now: float) -> None:
         """Say that an open file was used *now*, in seconds since 1970."""
         now_ns = int(now * 1e9)
-        self._disk.utime(file.fd, now_ns, now_ns)
+        self._disk.utime(file.fd, (now_ns, now_ns))
 
     def write(self, drawer: str, name: str, content: Sequence[Buffer], now: float) -> int:
         """Make a file, used *now*, which others see complete or not at all; return what it takes on the disk.

@@ -134,9 +134,12 @@ class Disk:
         """Set the owner of a file; -1 leaves one as it is."""
         os.chown(target, uid, gid)
 
-    def utime(self, target: Target, atime_ns: int, mtime_ns: int) -> None:
-        """Set the times of a file."""
-        os.utime(target, ns=(atime_ns, mtime_ns))
+    def utime(self, target: Target, times: tuple[int, int] | None = None) -> None:
+        """Set the times of a file, of access and of modification in nanoseconds; without them to that of the clock."""
+        if times is None:
+            os.utime(target)
+        else:
+            os.utime(target, ns=times)
 
     def set_attribute(self, target: Target, name: bytes, value: bytes) -> None:
         """Set an extended attribute."""

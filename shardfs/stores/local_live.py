@@ -90,9 +90,6 @@ def change_attributes(
         disk.chmod(target, mode & 0o7777)
     if atime_ns is not None or mtime_ns is not None:
         now = os.fstat(fd)
-        disk.utime(
-            target,
-            now.st_atime_ns if atime_ns is None else atime_ns,
-            now.st_mtime_ns if mtime_ns is None else mtime_ns,
-        )
+        times = now.st_atime_ns if atime_ns is None else atime_ns, now.st_mtime_ns if mtime_ns is None else mtime_ns
+        disk.utime(target, times)
     return to_stat(os.fstat(fd))

@@ -91,30 +91,30 @@ CASES = {
     "append": Case(
         (WHOLE, content(b"one"), content(b"two"), content(b"t" * TAIL_NBYTES)),
         TAIL_NBYTES,
-        ("pwrite", "pwrite", "pwrite", "sync"),
+        ("pwrite", "pwrite", "pwrite", "utime", "sync"),
     ),
     "append at once": Case(
         (WHOLE, content(bytes(2185)), content(b"one"), content(b"t" * TAIL_NBYTES)),
         TAIL_NBYTES,
-        ("pwrite_direct", "sync"),
+        ("pwrite_direct", "utime", "sync"),
     ),
     "append in two steps": Case(
         (WHOLE, Counted(9 * MIB + 2188), OLD_TAIL, content(bytes(3993)), content(b"one"), content(b"t" * TAIL_NBYTES)),
         TAIL_NBYTES,
-        ("pwrite_direct", "pwrite", "pwrite", "sync", "pwrite_direct", "sync"),
+        ("pwrite_direct", "pwrite", "pwrite", "sync", "pwrite_direct", "utime", "sync"),
     ),
     "large append": Case(
         (WHOLE, Counted(9 * MIB), content(b"payload"), content(b"t" * TAIL_NBYTES)),
         TAIL_NBYTES,
-        ("pwrite", "pwrite", "pwrite", "sync", "pwrite", "sync"),
+        ("pwrite", "pwrite", "pwrite", "sync", "pwrite", "utime", "sync"),
     ),
-    "large append without a tail": Case((WHOLE, Counted(9 * MIB)), 0, ("pwrite", "pwrite", "sync")),
+    "large append without a tail": Case((WHOLE, Counted(9 * MIB)), 0, ("pwrite", "pwrite", "utime", "sync")),
     "head": Case(
         (content(b"h" * 50), Kept(50, len(OLD) - 50), content(b"one"), content(b"two")),
         0,
-        ("pwrite", "sync", "pwrite", "sync"),
+        ("pwrite", "sync", "pwrite", "utime", "sync"),
     ),
-    "head only": Case((content(b"h" * 50), Kept(50, len(OLD) - 50)), 0, ("pwrite", "sync")),
+    "head only": Case((content(b"h" * 50), Kept(50, len(OLD) - 50)), 0, ("pwrite", "utime", "sync")),
     "cut": Case((Kept(0, 5000),), 0, ("truncate", "sync")),
     "compacted": Case(
         (Kept(5000, 100), content(b"one"), Kept(0, 10), content(b"t" * TAIL_NBYTES)),

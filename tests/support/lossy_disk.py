@@ -239,9 +239,9 @@ class LossyDisk(Disk):
         with self._call("chown"):
             super().chown(target, uid, gid)
 
-    def utime(self, target: Target, atime_ns: int, mtime_ns: int) -> None:
+    def utime(self, target: Target, times: tuple[int, int] | None = None) -> None:
         with self._call("utime"):
-            super().utime(target, atime_ns, mtime_ns)
+            super().utime(target, times)
 
     def set_attribute(self, target: Target, name: bytes, value: bytes) -> None:
         with self._call("set_attribute", data=value):
