@@ -49,7 +49,7 @@ class JournalFiles:
     @property
     def where(self) -> str:
         """Where the directory is now: its source may have been renamed."""
-        return os.path.realpath(self._directory.path)
+        return os.readlink(self._directory.path).removesuffix(" (deleted)")
 
     def check(self) -> None:
         """Raise `ReadOnlyError` if nothing is taken any more."""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -136,9 +137,16 @@ def test_umount_of_a_mount_whose_daemon_dies_while_it_is_asked(
 
 
 def await_question(process: subprocess.Popen[str]) -> None:
-    """Return when *process* waits in the kernel for the answer of a FUSE daemon."""
+    """Return when *process*, or one that it has started, waits in the kernel for the answer of a FUSE daemon."""
     deadline = time.monotonic() + PATIENCE
-    while "request_wait" not in Path(f"/proc/{process.pid}/wchan").read_text():
+
+    def waits(pid: str | int) -> bool:
+        with suppress(OSError):  # it has ended
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            return "request_wait" in Path(f"/proc/{pid}/wchan").read_text() or any(map(waits, children))
+        return False
+
+    while not waits(process.pid):
         assert process.poll() is None
         assert time.monotonic() < deadline
         os.sched_yield()

@@ -27,11 +27,12 @@ NEW = b"n" * 24
 
 @contextmanager
 def kept_busy(shard: Path) -> Iterator[None]:
-    """Have a shard locked by another program, so that a commit waits."""
-    with open(shard, "r+b") as file:
+    """Have a shard locked by another program, as tensorstore does, so that a commit waits."""
+    with open(f"{shard}.__lock", "xb") as file:
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
         yield
+        os.unlink(file.name)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ class Handlers:
     def __init__(self) -> None:
         self.statistics = Statistics()
         self.pending = 0
+        self.tree = None  # looked at for a request that names an inode
 
     @request
     async def handler(self, outcome: object) -> object:

@@ -59,7 +59,9 @@ def test_a_missing_source(place: Path, way: list[str]) -> None:
 
 
 def test_a_source_that_is_no_directory_or_of_no_known_kind(place: Path) -> None:
-    assert "is a file" in refused(SOURCE, place, "source/zarr.json", "place")
+    assert "is a document of Zarr; SOURCE is the folder that it is in" in refused(
+        SOURCE, place, "source/zarr.json", "place"
+    )
     assert "https://" in refused(SOURCE, place, "https://example.org/data.zarr", "place")
 
 
