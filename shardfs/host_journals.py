@@ -9,6 +9,7 @@ from shardfs.dataset.journal import Erase, JournalContents, Put, Shrink
 from shardfs.dataset.leftovers import read_left
 from shardfs.errors import ShardfsError
 from shardfs.repairs import RecoveryReport
+from shardfs.reports import counted
 from shardfs.stores.address import Address
 
 
@@ -33,9 +34,9 @@ class _Held:
 
     def __str__(self) -> str:
         parts = [
-            f"{_number(self.chunks, 'chunk')} of {_number(self.nbytes, 'byte')} not in their shards yet",
-            *([_number(self.conflicts, "conflict")] if self.conflicts else []),
-            *([f"{_number(self.files, 'file')} not stored"] if self.files else []),
+            f"{counted(self.chunks, 'chunk')} of {counted(self.nbytes, 'byte')} not in their shards yet",
+            *([counted(self.conflicts, "conflict")] if self.conflicts else []),
+            *([f"{counted(self.files, 'file')} not stored"] if self.files else []),
             *(["damage in the journal"] if self.is_damaged else []),
         ]
         return ", ".join(parts)
@@ -101,7 +102,3 @@ def _command(address: Address) -> str:
 def _latest(contents: JournalContents) -> Sequence[Put | Erase]:
     changes = (record for record in contents.records if isinstance(record, Put | Erase))
     return list({(change.path, change.coords): change for change in changes}.values())
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

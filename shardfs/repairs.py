@@ -17,7 +17,7 @@ from shardfs.dataset.repair import TornShard, find_torn, repair
 from shardfs.dataset.settling import Outcome, check_name, settle
 from shardfs.dataset.source import Source
 from shardfs.errors import ShardfsError, SourceError, printable
-from shardfs.reports import bar
+from shardfs.reports import bar, counted
 from shardfs.stores.base import Store
 from shardfs.stores.kept_files import KeptFile
 
@@ -134,7 +134,7 @@ async def compact_source(
                         continue
                     count += 1
                     saved += candidate.use.dead or 0
-    lines.append(f"{count} shards compacted, {saved:,} dead bytes removed")
+    lines.append(f"{counted(count, 'shard')} compacted, {saved:,} dead bytes removed")
     return lines
 
 

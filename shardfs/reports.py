@@ -61,13 +61,18 @@ class Report:
         lines = [f"not checked: {item['array'] or '(root)'}: {item['reason']}" for item in self.unchecked]
         lines += [f"too large to check: {_render_problem(problem)}" for problem in self.too_large]
         lines += [f"damaged: {_render_problem(problem)}" for problem in self.problems]
-        verdict = f"{len(self.problems)} problems" if self.problems else "no damage found"
+        verdict = counted(len(self.problems), "problem") if self.problems else "no damage found"
         if self.too_large:
-            verdict += f", {len(self.too_large)} chunks too large to check"
+            verdict += f", {counted(len(self.too_large), 'chunk')} too large to check"
         if self.unchecked:
-            verdict += f"; {len(self.unchecked)} arrays not checked"
-        lines.append(f"{self.arrays} arrays, {self.shards} shards: {verdict}")
+            verdict += f"; {counted(len(self.unchecked), 'array')} not checked"
+        lines.append(f"{counted(self.arrays, 'array')}, {counted(self.shards, 'shard')}: {verdict}")
         return "\n".join(map(printable, lines)) + "\n"
+
+
+def counted(count: int, what: str) -> str:
+    """Return *count* and *what* is counted, a word whose plural ends in s."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _render_problem(problem: dict[str, str | None]) -> str:

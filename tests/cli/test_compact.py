@@ -108,7 +108,7 @@ def test_values_are_the_same_natively_and_the_file_gets_smaller_by_its_dead_byte
     untouched = (path / "c/1/0").stat()
     dead = before["a/c/0/0"]["dead"]
     assert dead > 0
-    assert compact(tmp_path, "--threshold", "0.01") == [f"1 shards compacted, {dead:,} dead bytes removed"]
+    assert compact(tmp_path, "--threshold", "0.01") == [f"1 shard compacted, {dead:,} dead bytes removed"]
     after = use_of(tmp_path)
     assert after["a/c/0/0"]["dead"] == 0
     assert after["a/c/0/0"]["size"] == before["a/c/0/0"]["size"] - dead
@@ -142,11 +142,11 @@ def test_the_default_threshold_is_half(tmp_path: Path) -> None:
     store(tmp_path, array((4, 6), (4, 6), sharding((2, 3))))
     data = (tmp_path / SHARD).read_bytes()  # 4 chunks of 24 bytes, an index of 68
     other_offsets = [(0, 24), (24, 24), (48, 24), (72, 24)]
-    for gap, count in ((96 + 68 - 1, 0), (96 + 68, 1)):
+    for gap, count in ((96 + 68 - 1, "0 shards"), (96 + 68, "1 shard")):
         index = np.array(other_offsets, "<u8").tobytes()
         crc = google_crc32c.value(index).to_bytes(4, "little")
         (tmp_path / SHARD).write_bytes(data[:96] + b"\0" * gap + index + crc)
-        assert compact(tmp_path)[-1].startswith(f"{count} shards compacted")
+        assert compact(tmp_path)[-1].startswith(f"{count} compacted")
 
 
 @pytest.mark.parametrize("threshold", ["-0.1", "1.1", "nan", "half"])
@@ -199,7 +199,7 @@ def test_a_superseded_first_chunk_is_no_foreign_prefix(tmp_path: Path) -> None:
     changing = ChangingArray(tmp_path / "a")
     changing.append(SHARD, 0, changing.chunks(2)["c/0/0"])
     changing.append(SHARD, 1, changing.chunks(2)["c/0/1"])
-    assert compact(tmp_path, "--threshold", "0.1")[-1].startswith("1 shards compacted, ")
+    assert compact(tmp_path, "--threshold", "0.1")[-1].startswith("1 shard compacted, ")
 
 
 def test_a_shard_with_a_damaged_entry_is_left_as_it_is(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_who_has_the_old_shard_open_reads_on(tmp_path: Path, mount: Mounter) -> 
     expected = (tmp_path / "source" / SHARD).read_bytes()
     mounted = mount(tmp_path / "source")
     with open(tmp_path / "source" / SHARD, "rb") as native, open(mounted.path / "c/0/1", "rb", buffering=0) as chunk:
-        assert compact(tmp_path / "source", "--threshold", "0.01")[-1].startswith("1 shards compacted")
+        assert compact(tmp_path / "source", "--threshold", "0.01")[-1].startswith("1 shard compacted")
         assert native.read() == expected
         assert chunk.read() == changing.chunks(2)["c/0/1"]
         assert (tmp_path / "source" / SHARD).stat().st_ino != os.fstat(native.fileno()).st_ino
@@ -309,7 +309,7 @@ def test_a_source_that_is_written_is_refused_and_so_is_one_with_a_journal(
     del before[".shardfs/lock"], after[".shardfs/lock"]
     assert after == before
     assert run("recover", "--apply", source).returncode == 0
-    assert compact(source, "--threshold", "0.01")[-1].startswith("1 shards compacted")
+    assert compact(source, "--threshold", "0.01")[-1].startswith("1 shard compacted")
 
 
 def test_progress_is_shown_on_a_terminal_and_nowhere_else(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(tmp_path: Path) -> Non
     assert process.returncode == 0
     assert b"compacting" in shown
     assert b"100%" in shown
-    assert output.startswith(b"1 shards compacted")
+    assert output.startswith(b"1 shard compacted")
     assert b"compacting" not in output
 
 

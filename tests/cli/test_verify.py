@@ -84,6 +84,15 @@ def test_each_kind_of_damage_is_named_with_its_shard_and_chunk(tmp_path: Path) -
     assert lines[-1] == f"{len(expected)} arrays, {2 * len(expected)} shards: {len(expected)} problems"
 
 
+def test_one_thing_is_counted_as_one(tmp_path: Path) -> None:
+    store(tmp_path / "image", document())
+    store(tmp_path / "plain", array((4, 6), (2, 3), LITTLE))
+    edit(tmp_path / "image" / SHARD, SHARD_FAULTS["cut-by-one"])
+    (tmp_path / "image/c/0/1").unlink()
+    said = run("verify", tmp_path).stdout.splitlines()[-1]
+    assert said == "1 array, 1 shard: 1 problem; 1 array not checked"
+
+
 def test_what_is_no_readable_file_is_named_as_its_shard(tmp_path: Path) -> None:
     for name, make in {
         "directory": lambda path: path.mkdir(),
@@ -165,7 +174,7 @@ def test_every_array_that_is_not_checked_is_named_with_the_reason(tmp_path: Path
         "not checked: of-neuroglancer: the order of a transpose must be a list of integers, not 'F'",
         "not checked: plain: it is not sharded: each chunk is a file of its own",
         "not checked: transformed: storage transformers, which may change keys and bytes, are not supported",
-        "1 arrays, 2 shards: no damage found; 3 arrays not checked",
+        "1 array, 2 shards: no damage found; 3 arrays not checked",
     ]
     report = run_json("verify", "--json", "--data", tmp_path)
     assert [item["array"] for item in report["unchecked"]] == ["of-neuroglancer", "plain", "transformed"]

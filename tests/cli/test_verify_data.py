@@ -119,7 +119,7 @@ def test_a_large_chunk_without_compression_is_read_to_its_end(tmp_path: Path) ->
         file.write(index(1, 0, nbytes)(tail)[-68:])
     done = run("verify", "--data", tmp_path, prefix=("prlimit", f"--as={6 * 2**30}"))
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "1 arrays, 1 shards: no damage found\n"
+    assert done.stdout == "1 array, 1 shard: no damage found\n"
 
 
 def test_chunks_of_unknown_codecs_are_named_as_not_looked_into(tmp_path: Path) -> None:
