@@ -103,6 +103,7 @@ async def write_references(source: Source, file: TextIO, view: View, skip_encode
     Returns how many arrays are left out, with a warning each, as they could not be read or referenced.  Not counted are
     those that the view does not show and, if *skip_encoded*, those whose shards are encoded as a whole.
     """
+    source.hierarchy.looks_above = view.looks_above
     lines = _Lines(file)
     groups, left_out, failed = [], set(), 0
     file.write('{"version": 1, "refs": {')

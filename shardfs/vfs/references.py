@@ -1,33 +1,40 @@
 """kerchunk references: what a mount would show, as ranges of stored files, for machines that cannot mount.
 
 A reader takes a missing reference for fill values.  So an array is referenced with all its chunks, or not at all.
+Those that a view shows though they are not stored are in the references themselves.
 
 Source: the reference file format of kerchunk and fsspec, version 1.
 """
 
+import base64
 from collections.abc import AsyncIterator, Collection, Iterator
+from typing import Final
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_files
 from shardfs.errors import CorruptionError, NotShownError, NotUnshardable
-from shardfs.format.chunk_key import ChunkKeyEncoding
 from shardfs.format.consolidated import without_copies
 from shardfs.format.metadata import encode_json, parse_json
+from shardfs.format.sharding import Coords
 from shardfs.format.v2_documents import ZMETADATA
 from shardfs.stores.base import join_key
-from shardfs.vfs.views import View
+from shardfs.vfs.views import Face, View
 
 Reference = str | list[str | int]
-"""A text, or the URL of a file, with offset and length if only a range of it is meant."""
+"""A text, bytes as `base64:` and their text, or the URL of a file, with offset and length if a range of it is meant."""
+
+_MAX_INLINE_NBYTES: Final = 32 * 2**20
+"""Of keys and texts of chunks of one array that are in the references themselves."""
 
 
 async def array_references(source: Source, view: View, node: Node) -> AsyncIterator[tuple[str, Reference]]:
     """Yield key and reference of every chunk and every document of an array as *view* shows it, without decoding.
 
-    Raises `NotShownError` if the view does not show it, `NotUnshardable` if its shards are encoded as a whole, so that
-    no range of a file is a chunk, and what keeps a chunk or a shard from being read.
+    Raises `NotShownError` if the view does not show it, or shows more chunks that are not stored than references can
+    hold, `NotUnshardable` if its shards are encoded as a whole, so that no range of a file is a chunk, and what keeps a
+    chunk or a shard from being read.
     """
     reason = view.left_out(node)
     if reason is not None:
@@ -36,8 +43,8 @@ async def array_references(source: Source, view: View, node: Node) -> AsyncItera
     if face is not None:
         if face.array.grid.is_encoded:
             raise NotUnshardable("its shards are encoded as a whole, so no range of a file is a chunk")
-        async for key, reference in _chunks(source, face.array, face.key_encoding):
-            yield join_key(node.path, key), reference
+        async for coords, reference in _with_missing(face, _chunks(source, face.array)):
+            yield join_key(node.path, face.key_encoding.encode(coords)), reference
     else:
         async for key in walk_files(source.store, node.path):
             if key != join_key(node.path, DOCUMENT):
@@ -69,13 +76,59 @@ def _without(left_out: Collection[str], path: str, name: str, text: bytes) -> by
     return encode_json(without_copies(document, lambda copy: join_key(path, copy) in left_out))
 
 
-async def _chunks(source: Source, array: Array, key_encoding: ChunkKeyEncoding) -> AsyncIterator[tuple[str, Reference]]:
+async def _with_missing(
+    face: Face, stored: AsyncIterator[tuple[Coords, Reference]]
+) -> AsyncIterator[tuple[Coords, Reference]]:
+    """Yield the *stored* chunks, which come in C order, and with them the others, if the view shows those too."""
+    missing = face.listed_missing
+    if missing is None:
+        async for chunk in stored:
+            yield chunk
+        return
+    every = _all_of(face.array.grid.grid_shape)
+    room, text = _MAX_INLINE_NBYTES, ""
+
+    async def inline(coords: Coords) -> str:
+        nonlocal room, text
+        if not text:
+            chunk = await missing.stored()
+            if 4 * chunk.nbytes <= 3 * room:
+                text = "base64:" + base64.b64encode(await chunk.read(0, chunk.nbytes)).decode()
+        room -= len(face.key_encoding.encode(coords)) + len(text)
+        if not text or room < 0:
+            raise NotShownError(
+                "its chunks that are not stored, which would be read as another value, take more than the "
+                f"{_MAX_INLINE_NBYTES // 2**20} MiB that references hold; mount it, or use --view v3"
+            )
+        return text
+
+    async for found, reference in stored:
+        for coords in every:
+            if coords == found:
+                break
+            yield coords, await inline(coords)
+        yield found, reference
+    for coords in every:
+        yield coords, await inline(coords)
+
+
+def _all_of(grid_shape: tuple[int, ...]) -> Iterator[Coords]:
+    """Yield all coordinates of a grid in C order, in no memory: one axis alone may have more than fit."""
+    if not grid_shape:
+        yield ()
+        return
+    for first in range(grid_shape[0]):
+        for rest in _all_of(grid_shape[1:]):
+            yield (first, *rest)
+
+
+async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, Reference]]:
+    """Yield the stored chunks of an array in C order."""
     arrangement = array.arrangement
-    encode = key_encoding.encode
     if array.grid.ndim == 0:
         extent = await array.extent(())
         if extent is not None:
-            yield encode(()), [source.store.url_of(arrangement.shard_key(())), extent.offset, extent.nbytes]
+            yield (), [source.store.url_of(arrangement.shard_key(())), extent.offset, extent.nbytes]
         return
     async for prefix in array.rows((0,) * (array.grid.ndim - 1)):
         async for run in array.list_row(prefix, 0):
@@ -88,8 +141,8 @@ async def _chunks(source: Source, array: Array, key_encoding: ChunkKeyEncoding) 
             url = source.store.url_of(arrangement.shard_key(array.grid.locate((*prefix, run.first)).shard))
             if array.grid.is_whole:  # a chunk is a file
                 for number in numbers:
-                    yield encode((*prefix, number)), [url]
+                    yield (*prefix, number), [url]
             elif run.shard is not None and run.entries is not None:
                 offsets = run.entries.offsets[run.entries.sound].tolist()
                 for number, offset, size in zip(numbers, offsets, sizes, strict=True):
-                    yield encode((*prefix, number)), [url, run.shard.offset + offset, size]
+                    yield (*prefix, number), [url, run.shard.offset + offset, size]

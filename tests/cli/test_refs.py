@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import warnings
@@ -21,6 +22,7 @@ from tests.support.corpus import CASES, GZIP, LITTLE, array, extension, rectilin
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
 from tests.support.datasets import by_key, store
 from tests.support.encoder import SHARDING, Encoded, named
+from tests.support.mounting import Mounter
 from tests.support.readers import assert_same
 
 References = Mapping[str, Any]
@@ -39,7 +41,8 @@ def references(*arguments: str | Path) -> References:
 def resolve(reference: Any) -> bytes:
     """The bytes that a reference stands for, read with nothing but `open`."""
     if isinstance(reference, str):
-        return reference.encode()
+        inline = reference.removeprefix("base64:")
+        return reference.encode() if inline == reference else base64.b64decode(inline)
     url, *byte_range = reference
     with open(url.removeprefix("file://"), "rb") as file:
         if not byte_range:
@@ -272,6 +275,109 @@ numpy.savez(found, t=read["t"].values, x=read["x"].values)
         found = client.arrays(program, tmp_path, file)
         assert np.array_equal(found["t"], values)
         assert np.array_equal(found["x"], written["x"].values)
+
+
+FOUND_BY = {
+    "zarr 2": (ZARR2, 'fsspec.get_mapper("reference://", fo=references), engine="zarr", consolidated=False'),
+    "kerchunk": (KERCHUNK, 'references, engine="kerchunk"'),
+}
+
+
+def read_by(client: str, tmp_path: Path, file: Path, names: list[str], *, decoded: bool) -> dict[str, np.ndarray]:
+    """What xarray finds in references of v2, with missing values as NaN if *decoded*, else as they are."""
+    if client == "zarr 3":
+        filesystem = fsspec.filesystem("reference", fo=str(file), asynchronous=True)
+        stored = zarr.storage.FsspecStore(filesystem, read_only=True)
+        read = xarray.open_dataset(stored, engine="zarr", zarr_format=2, consolidated=False, mask_and_scale=decoded)
+        return {name: np.asarray(read[name].values) for name in names}
+    environment, arguments = FOUND_BY[client]
+    program = f"""
+import json, sys, fsspec, numpy, xarray
+found, references, names = sys.argv[1:]
+read = xarray.open_dataset({arguments}, mask_and_scale={decoded})
+numpy.savez(found, **{{name: read[name].values for name in json.loads(names)}})
+"""
+    return environment.arrays(program, tmp_path, file, json.dumps(names))
+
+
+def store_with_missing_chunks(path: Path) -> dict[str, np.ndarray]:
+    """Arrays with named axes, of which only some chunks are stored; returns their values as they are stored."""
+    minus_one = {"_FillValue": "AAAAAAAA8L8="}  # as xarray writes it to v3
+    made: dict[str, tuple[tuple[int, ...], Any, dict[str, Any]]] = {
+        "zero": ((10, 12), 0, {}),
+        "other": ((10, 12), 0, minus_one),
+        "same": ((10, 12), -1, minus_one),
+        "large": ((600, 700), 0, minus_one),
+        "scalar": ((), 5, {}),
+    }
+    group = zarr.create_group(str(path))
+    for name, (shape, fill_value, attributes) in made.items():
+        group.create_array(
+            name,
+            shape=shape,
+            dtype="f4",
+            chunks=tuple(4 if n < 100 else 200 for n in shape),
+            shards=tuple(8 if n < 100 else 400 for n in shape) if shape else None,
+            compressors=None if name == "large" else "auto",
+            fill_value=fill_value,
+            attributes=attributes,
+            dimension_names=[f"{name}_{axis}" for axis in range(len(shape))],
+        )
+        if shape:
+            array = group[name]
+            assert isinstance(array, zarr.Array)
+            array[4:8, 4:8] = 7
+    return {name: np.asarray(array[...]) for name, array in group.arrays()}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("client", ["zarr 3", *FOUND_BY])
+def test_missing_chunks_that_the_v2_view_shows_are_in_its_references(tmp_path: Path, client: str) -> None:
+    """Their values are not those that readers of the `.zarray` take for what is not there."""
+    values = store_with_missing_chunks(tmp_path / "data.zarr")
+    file = tmp_path / "references.json"
+    done = run("refs", "--view", "v2", "-o", file, tmp_path / "data.zarr")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    refs = json.loads(file.read_text())["refs"]
+    inline = {key.partition("/")[0] for key, reference in refs.items() if reference[:7] == "base64:"}
+    assert inline == {"zero", "other", "large", "scalar"}
+    assert {key for key in refs if key.startswith("same/")} == {"same/.zarray", "same/.zattrs", "same/1.1"}
+    for decoded in (True, False):
+        found = read_by(client, tmp_path, file, list(values), decoded=decoded)
+        for name, expected in values.items():
+            if decoded and name == "same":
+                expected = np.where(expected == -1, np.nan, expected)
+            np.testing.assert_array_equal(found[name], expected)
+
+
+def test_the_references_of_missing_chunks_are_the_bytes_that_a_mount_shows(mount: Mounter, tmp_path: Path) -> None:
+    store_with_missing_chunks(tmp_path / "data.zarr")
+    image = zarr.create_group(str(tmp_path / "data.zarr/image"), attributes={"ome": {"version": "0.5"}})
+    scale = {"chunks": (4, 4), "shards": (8, 8), "dimension_names": ["y", "x"]}
+    image.create_array("0", shape=(10, 12), dtype="u1", **scale)[:5] = 1
+    root = mount(tmp_path / "data.zarr", arguments=["--view=v2"]).path
+    refs = references("--view", "v2", tmp_path / "data.zarr")
+    shown = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert {key: resolve(reference) for key, reference in refs.items()} == shown
+    assert {"image/0/0/2", "scalar/0", "other/0.0"} <= refs.keys()
+
+
+def test_an_array_with_more_missing_chunks_than_references_should_hold_is_left_out(tmp_path: Path) -> None:
+    group = zarr.create_group(str(tmp_path))
+    for name, names in (("sparse", ["y", "x"]), ("nameless", None)):
+        sharding = {"chunks": (10, 10), "shards": (10_000, 10_000)}
+        array = group.create_array(name, shape=(40_000, 40_000), dtype="f4", dimension_names=names, **sharding)
+        array[0, 0] = 1
+    wide = group.create_array("wide", shape=(8_000, 16_000), dtype="f8", chunks=(2_000, 2_000), compressors=None)
+    wide[:2_000, :2_000] = 1
+    document = json.loads((tmp_path / "wide/zarr.json").read_text())
+    (tmp_path / "wide/zarr.json").write_text(json.dumps(document | {"dimension_names": ["t", "z"]}))
+    done = run("refs", "--view", "v2", tmp_path)
+    assert done.returncode == 0
+    said = done.stderr.splitlines()
+    assert [line.partition(" cannot be referenced: ")[0] for line in said] == ["shardfs: sparse", "shardfs: wide"]
+    assert all("--view v3" in line for line in said)
+    assert json.loads(done.stdout)["refs"].keys() == {".zgroup", "nameless/.zarray", "nameless/0.0"}
 
 
 def test_an_array_that_cannot_be_unsharded_is_referenced_as_stored(tmp_path: Path) -> None:
