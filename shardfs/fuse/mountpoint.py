@@ -11,13 +11,15 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
 from shardfs.dataset.lock import StateDirectory
-from shardfs.errors import FuseUnavailableError, MountPointError, ShardfsError
+from shardfs.errors import FuseUnavailableError, MountPointError, ShardfsError, UnfinishedError
 from shardfs.fuse import control
 from shardfs.fuse.ending import Ending
 from shardfs.stores.beneath import open_directory
 
 _FILESYSTEM = "fuse.shardfs"
 _MAX_STACKED = 16
+_PATIENCE = 5.0
+"""Seconds: for how long who is about to mount asks a daemon that is at the place."""
 
 
 def check_mount_point(mountpoint: str, source: str | None, cache: str | None) -> str:
@@ -28,13 +30,12 @@ def check_mount_point(mountpoint: str, source: str | None, cache: str | None) ->
     """
     if not mountpoint:
         raise MountPointError("MOUNTPOINT is empty; was a variable never set?")
-    path = os.path.realpath(mountpoint)  # which asks nothing of what is mounted there
+    path = place_of(mountpoint)
     status = _stat_alive(mountpoint, path)
     if not stat.S_ISDIR(status.st_mode):
         raise MountPointError(f"{mountpoint} is not a directory")
     if os.path.ismount(path):
-        way_out = f"unmount it with: shardfs umount {mountpoint}" if is_shardfs(path) else "choose another place"
-        raise MountPointError(f"{mountpoint} is a mount point already; {way_out}")
+        raise MountPointError(f"{mountpoint} is a mount point already; choose another place")
     if source is not None and (Path(path).is_relative_to(source) or Path(source).is_relative_to(path)):
         raise MountPointError(f"{mountpoint} and the source {source} lie one inside the other; choose another place")
     if cache is not None and Path(os.path.realpath(cache)).is_relative_to(path):
@@ -143,9 +144,11 @@ def _count(path: str) -> int:
 
 
 def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
-    """Return the state of *path*, after detaching the dead mounts that are there."""
+    """Return the state of *path*, after detaching the dead mounts that are there; no shardfs is there then."""
     for _ in range(_MAX_STACKED):
         try:
+            if is_shardfs(path):
+                _require_dead(mountpoint, path)
             os.statvfs(path)  # unlike the attributes, the kernel remembers no answer of a daemon that died
             return os.stat(path)
         except FileNotFoundError:
@@ -155,6 +158,19 @@ def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
                 raise MountPointError(f"{mountpoint} cannot be used: {error.strerror}") from None
         _run_fusermount("-u", "-z", path)
     raise MountPointError(f"{mountpoint} is under more than {_MAX_STACKED} dead mounts")
+
+
+def _require_dead(mountpoint: str, path: str) -> None:
+    """Raise `MountPointError` if the daemon of the shardfs at *path* is alive, which may be stopped and not answer."""
+    way_out = f"unmount it with: shardfs umount {mountpoint}"
+    try:
+        control.ask(path, control.PID, _PATIENCE)
+    except UnfinishedError as silence:
+        way_out = str(silence)
+    except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            return
+    raise MountPointError(f"{mountpoint} is a mount point already; {way_out}")
 
 
 def _mounts() -> list[tuple[str, str]]:

@@ -92,6 +92,21 @@ def test_a_stopped_daemon_is_waited_for_as_long_as_it_is_told_and_named(
     assert (run("umount", place).returncode, stored(source)) == (0, NEW)
 
 
+def test_a_mount_onto_that_of_a_stopped_daemon_is_refused(
+    source: Path, place: Path, tmp_path: Path, written: int
+) -> None:
+    (tmp_path / "other").mkdir()
+    with stopped(written):
+        time.sleep(1.1)  # what the kernel remembers of the root is old by then: it asks the daemon for that, too
+        for options in ([], ["--foreground"]):
+            line = one_line_of(run("mount", *options, tmp_path / "other", place), MOUNT_POINT)
+            assert line.startswith(f"{place} is a mount point already; ")
+            assert f"kill -CONT {written}" in line
+    line = one_line_of(run("mount", tmp_path / "other", place), MOUNT_POINT)
+    assert line == f"{place} is a mount point already; unmount it with: shardfs umount {place}"
+    assert (run("umount", place).returncode, stored(source)) == (0, NEW)
+
+
 def test_a_stopped_daemon_that_is_killed_as_told_loses_nothing(
     background: Background, source: Path, place: Path, written: int
 ) -> None:
