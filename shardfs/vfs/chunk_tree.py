@@ -1,5 +1,6 @@
 """The files and directories of one array's chunks: computed from inode numbers, kept nowhere."""
 
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from shardfs.vfs.tree import Tree
 
 _MAX_PREFIXES: Final = 8192
+_TEMPORARY: Final = re.compile(r"(.+)\.[0-9a-f]{8,32}\.partial|\.(.+)\.[A-Za-z0-9]{6}")
+"""What zarr-python, rclone and rsync call a file while they write it; zarr-python 3 drops what follows its last dot."""
+
 _SHARD: Final = b"user.shardfs.shard"
 _OFFSET: Final = b"user.shardfs.offset"
 _NBYTES: Final = b"user.shardfs.nbytes"
@@ -86,9 +90,16 @@ class ChunkTree:
         """Whether *name*, in the array's directory, belongs to the chunks, or to the shards that they are stored in."""
         return self.owns_in_array(name) or self.array.arrangement.key_encoding.begins(name, self._ndim)
 
-    def locks(self, name: str) -> bool:
-        """Whether *name*, in the array's directory, is that of a lock of a chunk, or of a shard, that lies there."""
-        return is_lock(name) and self.takes(name.removesuffix(LOCK_SUFFIX))
+    def is_scratch(self, name: str) -> bool:
+        """Whether *name*, in the array's directory, is kept as names in a directory of chunks are.
+
+        That is a lock of a chunk, or of a shard, that lies there, and in a bucket, where it would cost three requests
+        or four, what writers are known to call a chunk before they rename it.  Any other name may be a user's.
+        """
+        if is_lock(name):
+            return self.takes(name.removesuffix(LOCK_SUFFIX))
+        found = _TEMPORARY.fullmatch(name) if self._tree.store.root is None else None
+        return found is not None and any(map(self.takes, (key := found[1] or found[2], f"{key}.0")))
 
     async def lookup_in_array(self, name: str) -> Attributes:
         """Return the attributes of *name*, which belongs to the chunks, in the array's directory."""

@@ -279,6 +279,12 @@ class Contents:
             if not is_empty:
                 raise NotEmptyError(f"{entry.name} is in the directory")
 
+    async def require_no_scratch_in_array(self, chunks: ChunkTree) -> None:
+        """Raise `NotEmptyError` if the array's own directory lists names beside chunks."""
+        path = chunks.array.arrangement.path
+        async for batch in self._tree.stored.list_scratch(path, 0, lambda name: not chunks.is_scratch(name)):
+            raise NotEmptyError(f"{os.fsdecode(batch.rows[0][0])} is in the directory")
+
     async def remove_scratch(self, directory: str) -> None:
         """Remove the names beside chunks in a directory that is gone, and below it, where nothing shows them."""
         assert self._tree.scratch is not None

@@ -193,6 +193,7 @@ class Editor:
             if emptied is not None:
                 if node.document is not None or not await emptied.is_empty():
                     raise NotEmptyError(f"{target.path} is not empty")
+                await self._contents.require_no_scratch_in_array(emptied)
                 await self._publisher.prune(node)
             await store.rmdir(target.path)
             self._tree.removed(target.path)

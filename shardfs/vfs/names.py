@@ -85,7 +85,7 @@ async def resolve(tree: Tree, parent: int, name: bytes) -> Name:
     known = tree.chunk_tree(stored)
     if known is not None and known.owns_in_array(text):
         return _of_chunks(known, await known.coords_of(None, text))
-    if known is not None and known.locks(text):
+    if known is not None and known.is_scratch(text):
         return await _beside_chunks(tree, node.path, text)
     if node.hides(stored, known, text):
         raise NotPermittedError(f"{join_key(node.path, text)} is not shown, and cannot be written, in this view")

@@ -15,6 +15,7 @@ from shardfs.errors import (
 )
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, join_key
+from shardfs.stores.file_lock import is_lock
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import Batch, DocumentHandle, FileHandle, PlainHandle
 
@@ -275,7 +276,7 @@ class Directory(StoredNode):
         chunks = self.tree.chunk_tree(node)
         if chunks is not None and chunks.owns_in_array(name):
             return await chunks.lookup_in_array(name)
-        if chunks is not None and chunks.locks(name):
+        if chunks is not None and chunks.is_scratch(name):
             return await self.tree.stored.lookup_beside_chunks(self.path, name)
         if self.hides(node, chunks, name):
             return self.tree.stored.nothing()
@@ -285,7 +286,7 @@ class Directory(StoredNode):
         return attributes
 
     async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
-        """Yield generated documents, then stored names, then chunks."""
+        """Yield generated documents, then stored names, then what is kept beside chunks, then chunks."""
         node = await self.hierarchy_node()
         chunks = self.tree.chunk_tree(node)
         generated = {name: self.tree.document_attributes(node, name) for name in self.tree.documents(node)}
@@ -296,6 +297,10 @@ class Directory(StoredNode):
         async for batch in self.tree.stored.list(self.path, cookie, generated, hides):
             yield batch
         if chunks is not None:
+            async for batch in self.tree.stored.list_scratch(
+                self.path, cookie, lambda name: not chunks.is_scratch(name)
+            ):
+                yield batch
             async for batch in chunks.list_in_array(cookie):
                 yield batch
 
@@ -303,7 +308,7 @@ class Directory(StoredNode):
         """Whether what is stored under *name* is not shown as it is stored."""
         if self.tree.is_scratch(self.path):
             return False
-        if chunks is not None and (chunks.takes(name) or chunks.locks(name)):
+        if chunks is not None and (chunks.takes(name) or (is_lock(name) and chunks.is_scratch(name))):
             return True
         return self.tree.view.hides(node, name)
 

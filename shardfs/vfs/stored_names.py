@@ -117,24 +117,27 @@ class StoredNames:
         self, directory: str, cookie: int, hides: Callable[[str], bool]
     ) -> AsyncGenerator[Batch, None]:
         """Yield the stored names in a directory of chunks that are no chunks', behind *cookie*."""
-        directories = (
-            [directory] if self._tree.scratch is None else [directory, join_key(self._tree.scratch, directory)]
-        )
-        for i, place in enumerate(directories):
-            first = OTHERS + i * _MANY  # the cookies of the second directory follow those of the first
-            if cookie >= first + _MANY or (cookie < OTHERS and cookie):
-                continue
-            within = cookie - first + OTHERS if cookie > first else 0
-
-            def hides_here(name: str, place: str = place) -> bool:
-                return hides(name) or (place == directory and is_lock(name))
-
+        if cookie < OTHERS + _MANY:
             try:
-                async for batch in self.list(place, within, {}, hides_here):
-                    rows = [(name, ino, size, behind + i * _MANY) for name, ino, size, behind in batch.rows]
-                    yield batch._replace(rows=rows)
+                async for batch in self.list(directory, cookie, {}, lambda name: hides(name) or is_lock(name)):
+                    yield batch
             except (NotFoundError, NotADirectoryHereError):
                 pass  # directories above inner chunks are more than those above shards
+        async for batch in self.list_scratch(directory, cookie, hides):
+            yield batch
+
+    async def list_scratch(
+        self, directory: str, cookie: int, hides: Callable[[str], bool]
+    ) -> AsyncGenerator[Batch, None]:
+        """Yield names that are kept beside the chunks in *directory*: their cookies follow those of stored names."""
+        if self._tree.scratch is None or 0 < cookie < OTHERS:
+            return
+        within = cookie - _MANY if cookie > OTHERS + _MANY else 0
+        try:
+            async for batch in self.list(join_key(self._tree.scratch, directory), within, {}, hides):
+                yield batch._replace(rows=[(name, ino, size, behind + _MANY) for name, ino, size, behind in batch.rows])
+        except (NotFoundError, NotADirectoryHereError):
+            pass  # nothing was ever made there
 
     def _of(self, path: str, status: Stat) -> Attributes:
         kind = self._tree.view.directory if status.kind is Kind.DIRECTORY else _KINDS.get(status.kind, StoredNode)

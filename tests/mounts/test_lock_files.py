@@ -91,3 +91,32 @@ def test_a_lock_that_was_left_beside_a_shard_is_told_and_the_changes_stay(mount:
     lock.unlink()
     flush(mounted)
     assert READERS["zarr"](tmp_path / "source/a")[0, 0] == 7
+
+
+def test_a_lock_that_is_left_keeps_the_directory_of_flat_keys_until_it_is_removed(
+    mount: Mounter, tmp_path: Path
+) -> None:
+    make(tmp_path / "source", ".").unlink()
+    array = mount(tmp_path / "source", write=True).path / "a"
+    (array / "c.1.1.__lock").write_bytes(b"of a program that was killed")
+    assert "c.1.1.__lock" in os.listdir(array)
+    for name in os.listdir(array):
+        if name != "c.1.1.__lock":
+            (array / name).unlink()
+    with pytest.raises(OSError, match="not empty"):
+        array.rmdir()
+    assert os.listdir(array) == ["c.1.1.__lock"]
+    (array / "c.1.1.__lock").unlink()
+    array.rmdir()
+    assert not (tmp_path / "source/a").exists()
+
+
+def test_what_programs_call_a_chunk_while_they_write_it_is_stored_in_a_directory(
+    mount: Mounter, tmp_path: Path
+) -> None:
+    """Nothing but locks is taken out of a directory of this machine: there such a name costs no request."""
+    make(tmp_path / "source", ".")
+    path = mount(tmp_path / "source", write=True).path / "a"
+    for name in ("c.0.0.0123456789abcdef.partial", ".c.0.0.a1B2c3", "c.0.0.backup"):
+        (path / name).write_bytes(name.encode())
+        assert (tmp_path / "source/a" / name).read_bytes() == name.encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from random import Random
 import google_crc32c
 import numpy as np
 import pytest
+import zarr
 
 from shardfs.fuse import control
 from tests.support.corpus import array, extension, sharding
@@ -21,6 +23,7 @@ from tests.support.mounting import Mount, Mounter
 from tests.support.s3_log import RequestLog
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
+from tests.support.writers import open_tensorstore, tool
 
 KIB, MIB = 2**10, 2**20
 PREFIX = "a/data.zarr"
@@ -44,17 +47,31 @@ class Shard:
     mounter: Mounter
     nbytes: int
     location: str = "end"
+    encoding: str = "default/"
+    view: str = "v3"
     chunks: dict[int, bytes] = field(default_factory=dict)
     _mount: Mount | None = None
     _chance: Random = field(default_factory=lambda: Random(1))
 
-    key = f"{PREFIX}/c/0"
+    @property
+    def key(self) -> str:
+        return f"{PREFIX}/{self._name_of(self.encoding, 0)}"
+
+    def chunk(self, number: int) -> Path:
+        """Where a chunk is on the mount."""
+        return self.path / self._name_of(self.encoding if self.view == "v3" else "v2.", number)
+
+    @staticmethod
+    def _name_of(encoding: str, number: int) -> str:
+        return f"c{encoding[-1]}{number}" if encoding.startswith("default") else str(number)
 
     def store(self, *numbers: int) -> None:
         """Store the document, and the shard with some chunks, behind the mount."""
         codecs = sharding((self.nbytes,), extension("bytes"), index_location=self.location)
         shape = (PER_SHARD * self.nbytes,)
-        self.bucket.put(f"{PREFIX}/zarr.json", json.dumps(array(shape, shape, codecs, data_type="uint8")).encode())
+        names = {"name": self.encoding[:-1], "configuration": {"separator": self.encoding[-1]}}
+        document = array(shape, shape, codecs, data_type="uint8", chunk_key_encoding=names)
+        self.bucket.put(f"{PREFIX}/zarr.json", json.dumps(document).encode())
         self.chunks = {number: self._chance.randbytes(self.nbytes) for number in numbers}
         if numbers:
             self.bucket.put(self.key, encode(self.chunks, self.location))
@@ -62,11 +79,18 @@ class Shard:
     def mount(self) -> Shard:
         """Mount the source, and let the document be known."""
         self._mount = self.mounter(
-            self.bucket.url(PREFIX), write=True, env=self.bucket.through(self.proxy.url).environment
+            self.bucket.url(PREFIX),
+            write=True,
+            env=self.bucket.through(self.proxy.url).environment,
+            arguments=[f"--view={self.view}"],
         )
-        self.path.joinpath("zarr.json").read_bytes()
+        self.path.joinpath("zarr.json" if self.view == "v3" else ".zarray").read_bytes()
         self.log.clear()
         return self
+
+    def unmount(self) -> None:
+        assert self._mount
+        self._mount.unmount()
 
     @property
     def path(self) -> Path:
@@ -140,28 +164,51 @@ def decode(shard: bytes, location: str) -> dict[int, bytes]:
     }
 
 
-def by_rename(shard: Shard, number: int) -> None:
+def written(shard: Shard, number: int, temporary: str) -> Path:
     shard.chunks[number] = data = bytes([number % 256]) * shard.nbytes
-    temporary = shard.path / f"c/{number}.{number:08x}.partial"
-    temporary.write_bytes(data)
-    temporary.rename(shard.path / f"c/{number}")
+    path = shard.chunk(number).with_name(temporary)
+    path.write_bytes(data)
+    return path
+
+
+def by_rename(shard: Shard, number: int) -> None:
+    """As rclone does."""
+    chunk = shard.chunk(number)
+    written(shard, number, f"{chunk.name}.{number:08x}.partial").rename(chunk)
+
+
+def as_zarr_2(shard: Shard, number: int) -> None:
+    chunk = shard.chunk(number)
+    written(shard, number, f"{chunk.name}.{uuid.uuid4().hex}.partial").replace(chunk)
+
+
+def as_zarr_3(shard: Shard, number: int) -> None:
+    chunk = shard.chunk(number)
+    written(shard, number, chunk.with_suffix(f".{uuid.uuid4().hex}.partial").name).replace(chunk)
+
+
+def as_rsync(shard: Shard, number: int) -> None:
+    chunk = shard.chunk(number)
+    temporary = written(shard, number, f".{chunk.name}.X{number:04}z")
+    os.utime(temporary, (1e9, 1e9))
+    temporary.rename(chunk)
 
 
 def by_link(shard: Shard, number: int) -> None:
-    shard.chunks[number] = data = bytes([number % 256]) * shard.nbytes
-    temporary = shard.path / f"c/{number}.{number:08x}.partial"
-    temporary.write_bytes(data)
-    os.link(temporary, shard.path / f"c/{number}")
+    chunk = shard.chunk(number)
+    temporary = written(shard, number, f"{chunk.name}.{number:08x}.partial")
+    os.link(temporary, chunk)
     temporary.unlink()
 
 
 def with_lock_file(shard: Shard, number: int) -> None:
     shard.chunks[number] = data = bytes([number % 256]) * shard.nbytes
-    lock = shard.path / f"c/{number}.__lock"
+    chunk = shard.chunk(number)
+    lock = chunk.with_name(f"{chunk.name}.__lock")
     with lock.open("xb") as file:
         file.write(data)
         os.fsync(file.fileno())
-        lock.rename(shard.path / f"c/{number}")
+        lock.rename(chunk)
 
 
 @pytest.fixture
@@ -189,10 +236,13 @@ def test_any_number_of_chunks_is_committed_with_six_requests(shard: Shard, old: 
     assert shard.log.bytes_in("UploadPart") == count * shard.nbytes + INDEX, "nothing old is sent"
 
 
-@pytest.mark.parametrize("way", [by_rename, by_link, with_lock_file])
+@pytest.mark.parametrize("way", [by_rename, by_link, with_lock_file, as_zarr_2, as_zarr_3, as_rsync])
+@pytest.mark.parametrize("view", ["v3", "v2"])
+@pytest.mark.parametrize("encoding", ["default/", "default.", "v2."])
 def test_names_beside_chunks_cost_two_requests_however_many_there_are(
-    shard: Shard, way: Callable[[Shard, int], None]
+    shard: Shard, way: Callable[[Shard, int], None], encoding: str, view: str
 ) -> None:
+    shard.encoding, shard.view = encoding, view
     shard.store(*range(80))
     shard.mount()
     for number in range(100, 164):
@@ -200,6 +250,71 @@ def test_names_beside_chunks_cost_two_requests_however_many_there_are(
     asked = shard.commit()
     assert asked.pop("ListObjectsV2") <= 3
     assert asked.total() == MAX_REQUESTS - 1
+
+
+def test_a_file_of_any_other_name_beside_flat_chunks_is_stored(shard: Shard) -> None:
+    """It may be a user's own, and the only copy."""
+    shard.encoding = "default."
+    shard.store(0)
+    names = ["c.0.backup", "c.0.notes.txt", ".c.0.swp", "c.0.partial", "notes.0123456789.partial", ".notes.a1B2c3"]
+    shard.bucket.put(f"{PREFIX}/c.0.00000000.partial", b"of a program that was killed")
+    shard.mount()
+    for name in names:
+        (shard.path / name).write_bytes(name.encode())
+        assert asked(shard) == [f"PUT {name}"]
+        assert shard.bucket.get(f"{PREFIX}/{name}") == name.encode()
+    assert {*names, "c.0.00000000.partial"} <= {*os.listdir(shard.path)}
+    assert (shard.path / "c.0.00000000.partial").read_bytes() == b"of a program that was killed"
+    (shard.path / "c.0.00000000.partial").unlink()
+    assert asked(shard)[-1] == "DELETE c.0.00000000.partial"
+
+
+def test_temporary_files_beside_flat_chunks_are_listed_and_kept_for_the_next_mount(shard: Shard) -> None:
+    shard.encoding = "default."
+    shard.store(0)
+    shard.mount()
+    names = ["c.1.00000000.partial", ".c.1.a1B2c3", "c.1.__lock"]
+    for name in names:
+        (shard.path / name).write_bytes(name.encode())
+    assert asked(shard) == []
+    assert sorted(os.listdir(shard.path)) == sorted([*names, "c.0", "zarr.json"])
+    assert shard.chunk(0).read_bytes() == shard.chunks[0]
+    (shard.path / names[0]).rename(shard.path / "notes.txt")
+    assert shard.bucket.get(f"{PREFIX}/notes.txt") == names[0].encode()
+    shard.unmount()
+    assert {key.rpartition("/")[2] for key in shard.bucket.keys(PREFIX)} == {"c.0", "notes.txt", "zarr.json"}
+    shard.mount()
+    assert (shard.path / names[1]).read_bytes() == names[1].encode()
+    tool("rm", *(shard.path / name for name in names[1:]))
+    assert sorted(os.listdir(shard.path)) == ["c.0", "notes.txt", "zarr.json"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("view", ["v3", "v2"])
+def test_programs_write_flat_keys_without_a_request_for_their_temporary_files(
+    shard: Shard, tmp_path: Path, view: str
+) -> None:
+    names = {"name": "default", "separator": "."}
+    made = zarr.create_array(
+        tmp_path / "a", shape=(8, 8), shards=(4, 4), chunks=(2, 2), dtype="i4", chunk_key_encoding=names
+    )
+    made[...] = 1
+    shard.bucket.upload(tmp_path / "a", PREFIX)
+    shard.view = view
+    shard.mount()
+    zarr.open_array(shard.path, mode="r+")[:4] = 2
+    open_tensorstore(shard.path, driver="zarr3" if view == "v3" else "zarr")[4:] = 3
+    tool("rsync", "-a", f"{shard.path}/", tmp_path / "copy")
+    zarr.open_array(tmp_path / "copy", mode="r+")[:, :4] = 4
+    tool("rsync", "-a", "--checksum", f"{tmp_path}/copy/", shard.path)
+    os.setxattr(shard.path, control.FLUSH, b"")
+    stored = {"", "zarr.json", *(f"c.{y}.{x}" for y in range(2) for x in range(2))}
+    assert {words.partition(" ")[2] for words in asked(shard)} <= stored
+    shard.unmount()
+    shard.bucket.download(tmp_path / "found", PREFIX)
+    values = np.repeat([[2], [3]], 4, axis=0) * np.ones((1, 8), "i4")
+    values[:, :4] = 4
+    assert np.array_equal(zarr.open_array(tmp_path / "found", mode="r")[...], values)
 
 
 def test_every_further_commit_costs_as_little(shard: Shard) -> None:
