@@ -582,11 +582,13 @@ def test_scratch_beside_chunks_is_not_in_the_dataset_and_survives_a_remount(moun
     for name in ("c/notes", "c/0/0.partial", "c/0/.hidden"):
         (first.path / name).write_bytes(name.encode())
     assert sorted(os.listdir(first.path / "c/0")) == [".hidden", "0", "0.partial", "1", "2", "3"]
+    (first.path / "c/0/empty").mkdir()
     first.unmount()
     outside = {name: data for name, data in files_below(tmp_path / "source").items() if ".shardfs" not in name}
     assert outside == stored
     assert np.array_equal(read_zarr(tmp_path / "source"), read_zarr(tmp_path / "source"))
     second = mount(tmp_path / "source", write=True)
+    assert sorted(os.listdir(second.path / "c/0")) == [".hidden", "0", "0.partial", "1", "2", "3"]
     for name in ("c/notes", "c/0/0.partial", "c/0/.hidden"):
         assert (second.path / name).read_bytes() == name.encode()
         (second.path / name).unlink()

@@ -236,6 +236,7 @@ class WritingMount(RuleBasedStateMachine):
         while self.opened:
             self.close(self.opened[-1])
         self.mount.unmount()
+        self.model.unmount()
         self._compare_stored()
         self._mount_again()
 

@@ -388,6 +388,14 @@ class Model:
         if re.fullmatch(r"g/\w+/c(/[0-3])?", path):
             os.mkdir(self._at(path))  # it is there again, as it was before
 
+    def unmount(self) -> None:
+        """Lose the empty directories beside chunks, as they go with a mount that ends."""
+        for name in filter(is_nested, ARRAYS):
+            for directory, _, _ in os.walk(self.root / f"g/{name}/c", topdown=False):
+                if not re.fullmatch(r".*/c(/[0-3])?", directory):
+                    with suppress(OSError):
+                        os.rmdir(directory)
+
     def make_directories(self) -> None:
         """Make the directories of chunks."""
         for name in filter(is_nested, ARRAYS):
