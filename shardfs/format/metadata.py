@@ -138,12 +138,16 @@ def parse_json(data: bytes) -> Json:
 
 
 def encode_json(document: Json) -> bytes:
-    """Encode a document as JSON text, indented unless it is long, or nesting would make that many times as long."""
+    """Encode a document as JSON text, indented unless it is long, or nesting would make that many times as long.
+
+    It is UTF-8: netCDF-C takes an escaped character for the letters of its escape.  Only half a pair of surrogates,
+    which UTF-8 has not, stays one.
+    """
     try:
-        text = json.dumps(document)
+        text = json.dumps(document, ensure_ascii=False)
         if len(text) <= _MAX_INDENTED_LENGTH and not _is_deeper(document, _MAX_INDENTED):
-            text = json.dumps(document, indent=2)
-        return text.encode() + b"\n"
+            text = json.dumps(document, indent=2, ensure_ascii=False)
+        return text.encode(errors="backslashreplace") + b"\n"
     except RecursionError:
         raise MetadataError("the document is nested too deeply") from None
 

@@ -225,3 +225,12 @@ def test_values_in_messages_are_short_and_can_be_printed(value: Any) -> None:
     text = brief(value)
     assert len(text) <= 60
     assert text.encode()
+
+
+def test_a_document_is_utf_8_and_half_a_pair_of_surrogates_stays_an_escape() -> None:
+    attributes = {"units": "°C", "rain": "🌧", "odd": "\udcff x \ud800", "controls": "\x00\x7f\u2028\\u00b0"}
+    for document in (attributes, {**attributes, "deep": [[[[[1]]]]] * 99}):
+        encoded = encode_json(document)
+        assert json.loads(encoded.decode()) == document
+        assert "°C" in encoded.decode()
+        assert b"\\udcff x \\ud800" in encoded

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray
 
 from tests.support.clients import netcdf_url, output_of, read_gdal, read_netcdf, read_zarr2
+from tests.support.datasets import age
 from tests.support.mounting import Mounter
 from tests.support.viewed import DOCUMENTS, Viewed, write_source
 
@@ -39,3 +41,14 @@ def test_readers_of_encoded_chunks_read_decoded_ones_and_more_arrays(viewed: Vie
     for name in DOCUMENTS:
         assert np.array_equal(found[name], viewed.values[name]), name
         assert np.array_equal(read_gdal(viewed.root, name), viewed.values[name]), name
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_attributes_in_any_language_are_what_was_written(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "data.zarr"
+    written = xarray.Dataset({"t": ("x", np.arange(4), {"units": "°C", "who": "雨 🌧"})}, attrs={"title": "tëst"})
+    written.to_zarr(source, zarr_format=3, consolidated=True)
+    age(source)
+    root = mount(source, arguments=["--view=v2", "--decode"]).path
+    head = output_of("ncdump", "-h", netcdf_url(root))
+    assert [text in head for text in ('t:units = "°C"', 't:who = "雨 🌧"', ':title = "tëst"')] == [True] * 3
