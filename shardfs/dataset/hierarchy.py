@@ -28,8 +28,7 @@ from shardfs.format.fingerprint import fingerprint
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, Document, GroupMetadata, parse_document
 from shardfs.format.unshard import UnshardedArray, unshard, whole
 from shardfs.format.v2_images import is_image
-from shardfs.format.v2_missing import names_axes
-from shardfs.stores.base import Kind, Stat, Store, join_key
+from shardfs.stores.base import Stat, Store, join_key
 from shardfs.stores.belief import is_believed, seen_at
 
 log = logging.getLogger(__name__)
@@ -55,8 +54,7 @@ class Node:
     chunks have one shape: views that show more than the stored files reach its chunks by it.  An array whose document
     was removed through the mount is there still, with its *metadata* and without a document.  *as_stored* is what
     `Hierarchy.as_stored` says of a group.  *in_image* says that it is a group with metadata of OME-Zarr 0.5, or lies
-    below one, and *in_named* that an array without axes has one with named axes beside it, if the hierarchy was asked
-    to look above.
+    below one, if the hierarchy was asked to look above.
     """
 
     path: str
@@ -69,7 +67,6 @@ class Node:
     whole: Array | None = None
     as_stored: frozenset[str] = frozenset()
     in_image: bool = False
-    in_named: bool = False
 
     @property
     def any_array(self) -> Array | None:
@@ -278,21 +275,7 @@ class Hierarchy:
                 in_image, is_broken = above.in_image, is_broken or above.reason is not None
         if is_broken and known is not None:
             in_image = known.in_image
-        is_point = isinstance(node.metadata, ArrayMetadata) and not node.metadata.shape and bool(node.path)
-        in_named = is_point and not in_image and (node.in_named or await self._names_axes(node.path.rpartition("/")[0]))
-        if (node.in_image, node.in_named) == (in_image, in_named):
-            return node
-        return replace(node, in_image=in_image, in_named=in_named)
-
-    async def _names_axes(self, path: str) -> bool:
-        """Whether an array in the group at *path* has axes that all have names."""
-        for entry in await self._store.list(path):
-            if entry.kind is Kind.DIRECTORY:
-                with suppress(NotFoundError, NotADirectoryHereError, *_VERDICTS):
-                    metadata = parse_document((await self._read(join_key(join_key(path, entry.name), DOCUMENT)))[0])
-                    if isinstance(metadata, ArrayMetadata) and names_axes(metadata.document):
-                        return True
-        return False
+        return node if node.in_image == in_image else replace(node, in_image=in_image)
 
     async def _read(self, key: str) -> tuple[bytes, Stat]:
         """Read a document of one version, also while another program is writing it."""

@@ -30,11 +30,10 @@ from shardfs.format.v2_codecs import Elements, v2_codecs
 from shardfs.format.v2_fill_values import v2_fill_value
 from shardfs.format.v2_images import SEPARATOR, is_image
 from shardfs.format.v2_missing import (
-    as_its_group,
     fill_values,
     has_missing_value,
     missing_value,
-    names_axes,
+    naming_no_axes,
     said_fill_value,
     says_fill_value,
 )
@@ -90,9 +89,7 @@ def group_documents(
     if inline_copies(group.document) is not None:
         metadata: dict[str, Any] = dict(documents)
         room = MAX_DOCUMENT_NBYTES
-        copies = [(path, copy) for path, copy in every_copy(group.document) if isinstance(copy, dict)]
-        named = {path.rpartition("/")[0] for path, copy in copies if "shape" in copy and names_axes(copy)}
-        images = {path for path, copy in copies if is_image(copy)}
+        images = {path for path, copy in every_copy(group.document) if isinstance(copy, dict) and is_image(copy)}
         for path, copy in every_copy(group.document):
             room -= len(path)
             if room < 0:
@@ -100,8 +97,7 @@ def group_documents(
             if is_relative_path(path):
                 is_in_image = in_image or not images.isdisjoint(_groups_above(path))
                 fills, between = (False, SEPARATOR) if is_in_image else (fills_missing, separator)
-                is_named = not is_in_image and path.rpartition("/")[0] in named
-                described = _copy_documents(copy, between, present, fills_missing=fills, is_named=is_named)
+                described = _copy_documents(copy, between, present, fills_missing=fills, in_image=is_in_image)
                 for name, document in described.items():
                     metadata.setdefault(f"{path}/{name}", document)
         documents[ZMETADATA] = {"zarr_consolidated_format": 1, "metadata": metadata}
@@ -189,15 +185,15 @@ def _copy_documents(
     present: Callable[[ArrayMetadata], Json],
     *,
     fills_missing: bool,
-    is_named: bool,
+    in_image: bool,
 ) -> dict[str, dict[str, Any]]:
-    """Return the documents of a copy, whose group has arrays with named axes or not; none if it has no v2 form."""
+    """Return the documents of a copy, which belongs to an image or not; none if it has no v2 form."""
     try:
         node = parse_node(copy)
         if isinstance(node, GroupMetadata):
             return _with_attributes({ZGROUP: {"zarr_format": 2}}, node.document)
-        if is_named:
-            node = replace(node, document=as_its_group(node.document))
+        if not in_image:
+            node = replace(node, document=naming_no_axes(node.document))
         shown = parse_node(present(node))
         if not isinstance(shown, ArrayMetadata):
             return {}

@@ -41,16 +41,10 @@ def has_missing_value(document: Document) -> bool:
     return isinstance(names, list) and None not in names
 
 
-def names_axes(document: Document) -> bool:
-    """Whether an array has axes, and names for all of them."""
-    names = document.get("dimension_names")
-    return isinstance(names, list) and bool(names) and None not in names
+def naming_no_axes(document: Document) -> dict[str, Any]:
+    """Return the document of an array outside of images: if it has no axes, it says that it has no names for them.
 
-
-def as_its_group(document: Document) -> dict[str, Any]:
-    """Return the document of an array whose group has arrays that name their axes: if it has no axes, with no names.
-
-    xarray leaves those out of v3 documents, and needs them in v2, from where a document that had none says so.
+    xarray leaves that out of v3 documents, and needs it in v2, from where a document that had none says so.
     """
     if document["shape"] or "dimension_names" in document or says_fill_value(document):
         return dict(document)

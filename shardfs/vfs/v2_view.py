@@ -44,7 +44,7 @@ from shardfs.format.v2_edits import (
     parse_consolidated,
 )
 from shardfs.format.v2_images import SEPARATOR
-from shardfs.format.v2_missing import as_its_group, fill_values, has_missing_value, odd_missing_value
+from shardfs.format.v2_missing import fill_values, has_missing_value, naming_no_axes, odd_missing_value
 from shardfs.stores.base import join_key
 from shardfs.vfs.missing import Missing
 from shardfs.vfs.nodes import Directory
@@ -104,7 +104,7 @@ class ZarrV2:
         if written is None and is_main:
             return None
         if isinstance(node.metadata, ArrayMetadata) and (node.document is not None or is_main):
-            named = _as_its_group(node, node.metadata)
+            named = _naming_no_axes(node, node.metadata)
             edited = self._edit_array(node, named, edit)
             if "dimension_names" in node.metadata.document or "dimension_names" not in named.document:
                 return edited
@@ -181,7 +181,7 @@ class ZarrV2:
                 metadata, separator, self._copy, in_image=node.in_image, fills_missing=self._fills_missing
             )
             return Appearance(_texts(documents))
-        metadata = _as_its_group(node, metadata)
+        metadata = _naming_no_axes(node, metadata)
         shown = describe(metadata)
         codec = codec_of(shown) if self._plain else None
         encoding, shows_missing = self._encoding_of(node), self._shows_missing(node, metadata)
@@ -292,7 +292,7 @@ class ZarrV2:
         """Return *stored*, with attributes that are on their way; raises `RefusedError` for a copy of anything else."""
         copied = stored
         if isinstance(stored, ArrayMetadata):
-            stored = _as_its_group(node, stored)
+            stored = _naming_no_axes(node, stored)
         shown = self._shown(stored) if isinstance(stored, ArrayMetadata) else stored
         for name, copy in documents.items():
             if name == ZATTRS and not v2_attributes(shown.document):
@@ -311,11 +311,9 @@ class ZarrV2:
         return copied
 
 
-def _as_its_group(node: Node, stored: ArrayMetadata) -> ArrayMetadata:
+def _naming_no_axes(node: Node, stored: ArrayMetadata) -> ArrayMetadata:
     """Return the metadata of an array with what xarray does not say of one without axes."""
-    if not node.in_named or node.in_image:
-        return stored
-    return replace(stored, document=as_its_group(stored.document))
+    return stored if node.in_image else replace(stored, document=naming_no_axes(stored.document))
 
 
 def _texts(documents: Mapping[str, Json]) -> dict[str, bytes]:

@@ -20,10 +20,11 @@ from tests.support.clients import KERCHUNK, ZARR2
 from tests.support.commands import FAILED, SOURCE, WRONG_USAGE, one_line_of, run
 from tests.support.corpus import CASES, GZIP, LITTLE, array, extension, rectilinear, sharding, transpose, write_case
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
-from tests.support.datasets import by_key, store
+from tests.support.datasets import age, by_key, store
 from tests.support.encoder import SHARDING, Encoded, named
 from tests.support.mounting import Mounter
 from tests.support.readers import assert_same
+from tests.support.science import write_dataset
 
 References = Mapping[str, Any]
 
@@ -378,6 +379,25 @@ def test_an_array_with_more_missing_chunks_than_references_should_hold_is_left_o
     assert [line.partition(" cannot be referenced: ")[0] for line in said] == ["shardfs: sparse", "shardfs: wide"]
     assert all("--view v3" in line for line in said)
     assert json.loads(done.stdout)["refs"].keys() == {".zgroup", "nameless/.zarray", "nameless/0.0"}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_documents_of_the_references_are_those_of_a_mount(mount: Mounter, tmp_path: Path) -> None:
+    """Also where they depend on the group above: of arrays without axes, and of images."""
+    source = tmp_path / "data.zarr"
+    write_dataset(source)
+    store(source / "image" / "0", document())
+    image = {"zarr_format": 3, "node_type": "group", "attributes": {"ome": {"version": "0.5"}}}
+    (source / "image" / "zarr.json").write_text(json.dumps(image))
+    store(source / "image" / "point", array((), (), LITTLE))
+    refs = json.loads(run("refs", "--view", "v2", source).stdout)["refs"]
+    age(source)
+    root = mount(source, arguments=["--view=v2"]).path
+    shown = {str(file.relative_to(root)): file.read_text() for file in root.rglob(".z*")}
+    assert {key: text for key, text in refs.items() if key.rpartition("/")[2].startswith(".z")} == shown
+    assert json.loads(refs["height/.zattrs"])["_ARRAY_DIMENSIONS"] == []
+    assert "image/point/.zattrs" not in refs
+    assert "image/0/0/0" in refs
 
 
 def test_an_array_that_cannot_be_unsharded_is_referenced_as_stored(tmp_path: Path) -> None:

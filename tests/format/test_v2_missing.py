@@ -21,7 +21,7 @@ from shardfs.format.normal_form import canonical
 from shardfs.format.unshard import describe
 from shardfs.format.v2_documents import array_documents
 from shardfs.format.v2_edits import edit_array, new_array
-from shardfs.format.v2_missing import FillCodec, as_its_group, fill_values
+from shardfs.format.v2_missing import FillCodec, fill_values, naming_no_axes
 from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, LITTLE, ZSTD, array, extension, sharding, transpose
 from tests.support.json_values import json_values
 
@@ -131,11 +131,11 @@ def test_an_array_that_gets_names_for_its_axes_goes_on_showing_its_fill_value(
         assert canonical(found) == canonical(value)
 
 
-def test_an_array_without_axes_has_what_its_group_has() -> None:
+def test_an_array_without_axes_says_that_it_names_none() -> None:
     attributes = {"_FillValue": base64_of(math.nan)}
     alone = array((), (), LITTLE, data_type="float64", fill_value=0, attributes=attributes)
     assert shown(alone)[0]["fill_value"] == 0
-    stored = as_its_group(alone)
+    stored = naming_no_axes(alone)
     zarray, zattrs = shown(stored)
     assert zarray["fill_value"] == "NaN"
     assert canonical(zattrs) == canonical({"_FillValue": math.nan, "_ARRAY_DIMENSIONS": []})
@@ -143,7 +143,7 @@ def test_an_array_without_axes_has_what_its_group_has() -> None:
     # One that zarr-python 2 makes has no names, and its fill value is none of missing values.
     written = {"filters": None, "compressor": None, "order": "C", "dtype": "<f8", "zarr_format": 2, "fill_value": 3.0}
     made = new_array(text({**written, "shape": [], "chunks": []}), None, ".", fills_missing=True)
-    assert as_its_group(made.document) == made.document
+    assert naming_no_axes(made.document) == made.document
     assert array_documents(made, ".", shows_missing=True).keys() == {".zarray"}
     assert array_documents(made, ".", shows_missing=True)[".zarray"]["fill_value"] == 3
     named = edit_array(made, ".zattrs", text({"_ARRAY_DIMENSIONS": []}), ".", shows_missing=True)

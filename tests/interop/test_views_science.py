@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,32 @@ def test_every_group_of_a_tree_reads_as_it_does_natively(mount: Mounter, tmp_pat
     )
     for node in expected.subtree:
         assert_equal(decoded(found[node.path].to_dataset()), decoded(node.to_dataset()))
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_a_group_of_nothing_but_arrays_without_axes_reads_as_it_does_natively(
+    mount: Mounter, tmp_path: Path, consolidated: bool
+) -> None:
+    """Old and new xarray; what one of them writes back leaves the array without names, as it was."""
+    source = tmp_path / "data.zarr"
+    crs = xarray.Dataset({"crs": ((), 0, {"grid": "latitude"}), "height": ((), 0.0)})
+    tree = xarray.DataTree.from_dict({"/": xarray.Dataset({"n": ("z", [0, 1])}), "/mapping": crs})
+    tree.to_zarr(source, zarr_format=3, consolidated=consolidated)
+    age(source)
+    for below in ("", "mapping"):
+        root = mount(source / below, arguments=["--view=v2"]).path
+        group = "mapping" if not below else None
+        is_copied = consolidated and not below
+        with xarray.open_zarr(root, zarr_format=2, chunks=None, consolidated=is_copied, group=group) as found:
+            assert_equal(decoded(found), natively(source, "mapping"))
+        assert_equal(read_old(root / (group or ""), tmp_path), natively(source, "mapping"))
+    stored_before = document_of(source / "mapping" / "crs")
+    root = mount(source, arguments=["--view=v2", "--write"]).path
+    attributes = json.loads((root / "mapping" / "crs" / ".zattrs").read_text())
+    assert attributes == {"grid": "latitude", "_ARRAY_DIMENSIONS": []}
+    (root / "mapping" / "crs" / ".zattrs").write_text(json.dumps({**attributes, "new": 1}))
+    changed = {**stored_before, "attributes": {**stored_before["attributes"], "new": 1}}
+    assert document_of(source / "mapping" / "crs") == changed
 
 
 APPEND = """
