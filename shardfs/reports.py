@@ -12,13 +12,16 @@ from typing import Any, TextIO
 import click
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.foreign import what_else
 from shardfs.dataset.inspection import ChunkDecoder, Problem, check
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_nodes, walk_shards
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError, printable
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata
+from shardfs.format.codecs import item_nbytes
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, brief
 from shardfs.format.sharding import Coords
 from shardfs.format.unshard import fault_of
+from shardfs.format.v2_types import VLEN_SERIALIZERS, type_name
 from shardfs.vfs.references import Reference, array_references, document_references
 from shardfs.vfs.views import View
 
@@ -105,12 +108,13 @@ async def write_references(source: Source, file: TextIO, view: View, skip_encode
     """
     source.hierarchy.looks_above = view.looks_above
     lines = _Lines(file)
-    groups, left_out, failed = [], set(), 0
+    groups, left_out, failed, has_arrays = [], set(), 0, False
     file.write('{"version": 1, "refs": {')
     async for node in walk_nodes(source):
         if isinstance(node.metadata, GroupMetadata):
             groups.append(node.path)
             continue
+        has_arrays = True
         try:
             if node.metadata is None:
                 raise MetadataError(str(node.reason))
@@ -132,6 +136,8 @@ async def write_references(source: Source, file: TextIO, view: View, skip_encode
             reason = str(error)
         left_out.add(node.path)
         log.warning("%s cannot be referenced: %s", node.path or "the source", reason)
+    if not has_arrays:
+        log.warning("there are no Zarr v3 arrays here: %s", await what_else(source))
     for path in groups:  # at last, when it is known which arrays their copies would tell of for nothing
         for key, text in document_references(view, await source.hierarchy.node(path), left_out):
             lines.write(key, text)
@@ -171,6 +177,10 @@ async def _verify_array(array: Array, data: bool, progress: TextIO, report: Repo
         report.unchecked.append(
             {"array": path, "reason": "its chunks have codecs that are not known; the index was checked"}
         )
+    data_type = array.document["data_type"]
+    if decoder is not None and type_name(data_type) not in VLEN_SERIALIZERS and item_nbytes(data_type) is None:
+        what = f"its data type {brief(type_name(data_type))} is not known; sizes of decoded chunks were not checked"
+        report.unchecked.append({"array": path, "reason": what})
     shards: list[Coords] = []
     try:
         async for coords in walk_shards(array):

@@ -11,6 +11,7 @@ from shardfs.format.codecs import compose, composed_order
 from shardfs.format.metadata import ArrayMetadata, Extension, brief
 from shardfs.format.unshard import fault_of
 from shardfs.format.v2_attributes import DIMENSIONS, v2_attributes
+from shardfs.format.v2_missing import has_missing_value
 from shardfs.vfs.views import View
 
 
@@ -35,8 +36,10 @@ class Tool:
     up to *max_codecs* of them, and unless it *assumes_little_endian* both byte orders; "numcodecs.*" stands for every
     codec that begins so.  If it *inverts_transposes*, it reads only those that are their own inverse.  It knows the
     *data_types*, None being all, and arrays of at least *min_ndim* axes, which are not empty if it *needs_elements*;
-    one that it does not know makes it fail on all of a group if it *fails_whole*.  If it *joins_axes*, those of one
-    name are one dimension of all that it opens, whatever their lengths.  A tool that *copies* asks for none of that.
+    one that it does not know makes it fail on all of a group if it *fails_whole*, one without axes only when it comes
+    to its value.  If it *masks_fill_values*, it takes those of v3 for missing values, also where axes have names.  If
+    it *joins_axes*, those of one name are one dimension of all that it opens, whatever their lengths.  A tool that
+    *copies* asks for none of that.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Tool:
     needs_elements: bool = False
     fails_whole: bool = False
     joins_axes: bool = False
+    masks_fill_values: bool = False
     copies: bool = False
 
     def misses(self, node: Node, shown: ViewOptions, view: View) -> str | None:
@@ -60,8 +64,12 @@ class Tool:
         if reason is not None or self.copies or not isinstance(node.metadata, ArrayMetadata):
             return reason
         reason = self._misses_array(node.metadata)
+        if reason is not None and self.fails_whole and not node.metadata.ndim:
+            return f"{reason}: ncdump ends when it comes to its value (-h, or -v with other arrays, works)"
         if reason is not None:
             return f"{reason}, and it fails on the whole group" if self.fails_whole else reason
+        if self.masks_fill_values and shown.view == "v3" and not node.in_image and _has_missing_value(node.metadata):
+            return "it takes the fill value of v3 for a missing one, and masks values that are there"
         if shown.decode or shown.view == "npy":
             return None
         grid = node.metadata.chunk_grid.name
@@ -160,6 +168,10 @@ def _name_of(data_type: object) -> str:
     return "r*" if name[:1] == "r" and name[1:].isdecimal() else name
 
 
+def _has_missing_value(metadata: ArrayMetadata) -> bool:
+    return metadata.ndim > 0 and has_missing_value(metadata.document)
+
+
 def _named_axes(metadata: ArrayMetadata) -> list[tuple[str, int]]:
     """Return name and length of every axis, as readers of Zarr v2 find them; nothing where they have no names."""
     names = v2_attributes(metadata.document).get(DIMENSIONS)
@@ -228,11 +240,12 @@ TOOLS: Final = (
     Tool(
         "rasterio 1.5 (GDAL 3.12)",
         "Unsupported codec: sharding_indexed",
-        (_V3, _V3_DECODED),
+        (_V3, _V3_DECODED, _V2, _V2_DECODED),
         'rasterio.open("/mnt/x/image")',
         _NUMBERS | _COMPLEX,
         _COMPRESSORS,
         inverts_transposes=True,
+        masks_fill_values=True,
     ),
     Tool(
         "netCDF-C 4.9 (Debian 12)",

@@ -115,7 +115,8 @@ def require_separator(written: Document, separator: str) -> None:
     if asked is not None and asked != separator and len(written["shape"]) > 1:
         raise RefusedError(
             f"the dimension separator is {brief(asked)}, and {brief(separator)} in this mount: "
-            f"mount with --dimension-separator {asked} (but an OME-Zarr image has / in any mount)"
+            f"write with dimension_separator={separator!r}, or mount with --dimension-separator {asked} "
+            "(but an OME-Zarr image has / in any mount: write that with '/')"
         )
 
 

@@ -53,6 +53,10 @@ def test_info_and_mount_say_what_a_folder_is_and_what_to_do(
     done = run("info", "--json", source)
     assert (done.returncode, json.loads(done.stdout)) == (0, [])
     assert text in done.stderr
+    done = run("refs", source)
+    assert (done.returncode, json.loads(done.stdout)["refs"]) == (0, {})
+    assert text in done.stderr
+    assert done.stderr.count("\n") == 1
     mounted = background(source, place)
     assert mounted.returncode == 0
     assert mounted.stderr.startswith(f"shardfs: note on {source}: ")

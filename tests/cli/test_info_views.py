@@ -164,6 +164,7 @@ TOOL_VIEWS = {
     "axes that do not matter": ("half named nameless point square", "zarr-python 2.18", V2, ""),
     "a byte order that it ignores": ("volume", "cloud-volume 12", V3_DECODED, ""),
     "fewer axes than it takes": ("volume big", "cloud-volume 12", V3_DECODED, "big"),
+    "fill values that it masks": ("named", "rasterio 1.5 (GDAL 3.12)", V2, ""),
     "a transpose that it inverts": ("cycled turned", "rasterio 1.5 (GDAL 3.12)", V3_DECODED, ""),
     "a transpose that is its own inverse": ("turned", "rasterio 1.5 (GDAL 3.12)", V3, ""),
     "a grid that is not regular": ("ragged", "zarr-python 3.1", V3_DECODED, ""),
@@ -189,6 +190,12 @@ def test_a_tool_gets_the_view_in_which_it_reads_most(
         assert f"not {name}: {found[name]['reason']}\n" in text
     if view is None:
         assert re.search(rf"^{re.escape(tool)} +no view: it reads none of the arrays$", text, re.MULTILINE)
+
+
+def test_an_array_without_axes_is_said_to_end_ncdump_and_to_fail_nothing_else(tmp_path: Path) -> None:
+    text = info(write(tmp_path, "image", "point", "complex"))
+    assert "not point: it has no arrays without axes: ncdump ends when it comes to its value (-h, or -v with" in text
+    assert "not complex: it has no data type complex64, and it fails on the whole group" in text
 
 
 def test_what_the_npy_view_hides_is_named(tmp_path: Path) -> None:

@@ -138,3 +138,12 @@ def test_strings_are_decoded_as_far_as_their_bytes_tell(tmp_path: Path) -> None:
     path = tmp_path / "strings" / SHARD
     edit(path, flip(entry(path.read_bytes(), 1)[0] + 1))
     assert damaged(tmp_path) == ["strings"]
+
+
+def test_arrays_of_a_data_type_that_is_not_known_are_named_as_not_checked(tmp_path: Path) -> None:
+    store(tmp_path / "odd", document(LITTLE, GZIP))
+    stored = json.loads((tmp_path / "odd" / "zarr.json").read_text())
+    (tmp_path / "odd" / "zarr.json").write_text(json.dumps({**stored, "data_type": "example.unknown"}))
+    report = run_json("verify", "--data", "--json", tmp_path)
+    assert [(item["array"], "example.unknown" in item["reason"]) for item in report["unchecked"]] == [("odd", True)]
+    assert run_json("verify", "--json", tmp_path)["unchecked"] == []
