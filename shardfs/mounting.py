@@ -51,7 +51,8 @@ def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) 
     default="yes",
     show_default=True,
     help="In --view v2 of arrays with named axes, show xarray's missing value as the fill value, and files for chunks "
-    "that are not stored where their values differ from it; no shows the stored fill value, and no such files.",
+    "that are not stored where their values differ from it; no shows the stored fill value, and no such files: "
+    "xarray and netCDF then mask values that are there, and not those that are missing.",
 )
 @click.option(
     "--decode-cache",

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, encode_json
+from shardfs.format.v2_attributes import v2_attributes
 from shardfs.vfs.blocks import Blocks
 from shardfs.vfs.npy_handles import NpyArray
 from shardfs.vfs.npy_nodes import NpyDirectory
@@ -73,6 +74,12 @@ class NpyView:
         if shown is not None:
             self._arrays[node] = shown
         metadata = node.metadata
-        if isinstance(metadata, ArrayMetadata | GroupMetadata) and metadata.document.get("attributes"):
-            self._attributes[node] = encode_json(metadata.document["attributes"])
+        if isinstance(metadata, ArrayMetadata | GroupMetadata):
+            stored = metadata.document.get("attributes", {})
+            # Of arrays with the names of axes, and a missing value that is a number, as those of v2 have them.
+            attributes = (
+                {**stored, **v2_attributes(metadata.document)} if isinstance(metadata, ArrayMetadata) else stored
+            )
+            if attributes:
+                self._attributes[node] = encode_json(attributes)
         return Appearance()

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
 from shardfs.errors import (
@@ -51,6 +51,10 @@ from shardfs.vfs.nodes import Directory
 from shardfs.vfs.views import Appearance, Appearances, Edit, Face, Metadata
 
 log = logging.getLogger(__name__)
+_STORED_FILLS: Final = (
+    "xarray and netCDF take its fill value for missing values, which is not its _FillValue: mount without "
+    "--fill-missing no"
+)
 
 
 class ZarrV2:
@@ -204,10 +208,15 @@ class ZarrV2:
         self, node: Node, shown: UnshardedArray, codec: ChunkCodec | None
     ) -> tuple[Missing | None, str | None]:
         """Return what stands for chunks that are not stored, and why some readers get wrong values nevertheless."""
-        if not self._fills_missing or node.in_image or not has_missing_value(shown.document):
+        names = shown.document.get("dimension_names")
+        if isinstance(names, list) and None in names and len({*names}) > 1:
+            return None, "only some of its axes have names: xarray, which opens it natively, finds no dimensions in v2"
+        if node.in_image or not has_missing_value(shown.document):
             return None, None
         try:
             values = fill_values(shown)
+            if not self._fills_missing:
+                return None, _STORED_FILLS if values.differ else None
         except NotShownError as reason:
             return None, f"xarray takes values that equal the fill value for missing ones: {reason}"
         missing = Missing(values, codec, is_listed=node.document is not None) if values.differ else None

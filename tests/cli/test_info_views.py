@@ -198,6 +198,15 @@ def test_an_array_without_axes_is_said_to_end_ncdump_and_to_fail_nothing_else(tm
     assert "not complex: it has no data type complex64, and it fails on the whole group" in text
 
 
+def test_info_names_arrays_of_which_some_axes_have_no_name(tmp_path: Path) -> None:
+    (tmp_path / "half").mkdir()
+    partly = {**NAMED["half"], "dimension_names": ["y", None]}
+    (tmp_path / "half" / "zarr.json").write_text(json.dumps(partly))
+    assert "only some of its axes have names" in info(tmp_path)
+    assert info_json(tmp_path)[0]["caveat"].startswith("only some of its axes have names: xarray")
+    assert info_json(write(tmp_path / "named", "named", "image"))[0]["caveat"] is None
+
+
 def test_what_the_npy_view_hides_is_named(tmp_path: Path) -> None:
     write(tmp_path, "image", "text")
     (tmp_path / "image.npy").write_text("notes")

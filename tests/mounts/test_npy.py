@@ -325,3 +325,18 @@ def test_a_source_that_is_an_array_without_an_npy_form_is_not_mounted(tmp_path: 
     store(tmp_path / "a", array((4,), (4,), sharding((2,), LITTLE, extension("example.invert"))))
     with pytest.raises(AssertionError, match=r"the codec 'example\.invert' cannot be decoded"):
         mount(tmp_path / "a", arguments=NPY)
+
+
+def test_attributes_have_the_missing_value_as_a_number_and_the_names_of_axes(source: Path, mount: Mounter) -> None:
+    """What is stored is base64 of a float64."""
+    for name, value in (("sparse", "AAAAAICHw8A="), ("cloudy", "AAAAAAAA+H8="), ("odd", "no number")):
+        members = {"dimension_names": ["x"], "attributes": {"_FillValue": value, "unit": "m"}}
+        store(source / name, array((4,), (4,), sharding((2,)), data_type="float32", fill_value=0, **members))
+    root = mount(source, arguments=NPY).path
+    found = {name: json.loads((root / f"{name}.json").read_text()) for name in ("sparse", "cloudy", "odd")}
+    assert math.isnan(found["cloudy"].pop("_FillValue"))
+    assert found == {
+        "sparse": {"_FillValue": -9999.0, "unit": "m", "_ARRAY_DIMENSIONS": ["x"]},
+        "cloudy": {"unit": "m", "_ARRAY_DIMENSIONS": ["x"]},
+        "odd": {"_FillValue": "no number", "unit": "m", "_ARRAY_DIMENSIONS": ["x"]},
+    }
