@@ -75,12 +75,14 @@ class _New:
     nbytes: int
     kept_nbytes: int
     properties: Properties
-    transaction: str
 
 
 @dataclass(slots=True, eq=False)
 class S3Edit:
-    """A change of the object *key*, which is found as *snapshot*: nobody is kept from changing it meanwhile."""
+    """A change of the object *key*, which is found as *snapshot*: nobody is kept from changing it meanwhile.
+
+    If it fails for another reason than a conflict, its *transaction* tells later whether it was made.
+    """
 
     writing: Writing
     key: str
@@ -88,6 +90,7 @@ class S3Edit:
     temporary: str = field(init=False, default="")
     append_alignment: int = field(init=False, default=1)
     written_nbytes: int = field(init=False, default=0)
+    transaction: str = field(init=False, default_factory=new_transaction)
     _is_begun: bool = field(init=False, default=False)
     _source: tuple[S3Snapshot, str] | None = field(init=False, default=None)
 
@@ -99,10 +102,9 @@ class S3Edit:
         """
         self._begin()
         parts = plan_parts(splice, self.snapshot.size if self.snapshot is not None else 0)
-        transaction = new_transaction()
         with self._forgotten_on_failure():
             found = await self._properties() if properties is None else properties
-            new = _New(parts, splice.nbytes, kept_prefix(splice), with_transaction(found, transaction), transaction)
+            new = _New(parts, splice.nbytes, kept_prefix(splice), with_transaction(found, self.transaction))
             match parts:
                 case (Sent() as whole,):
                     return await self._put(whole, new)
@@ -112,15 +114,12 @@ class S3Edit:
     async def copy(self, source: S3Snapshot, source_key: str) -> Stat:
         """Make the object what *source* is, a version of *source_key*, which S3 copies."""
         self._begin()
-        transaction = new_transaction()
         with self._forgotten_on_failure():
             properties = await self.writing.reading.properties(source_key, source.object.etag)
             starts = range(0, source.size, S3_LIMITS.max_part)
             parts = [Copied(start, min(S3_LIMITS.max_part, source.size - start)) for start in starts]
             self._source = source, self.writing.location.object_key(source_key)
-            return await self._upload(
-                _New(parts, source.size, 0, with_transaction(properties, transaction), transaction)
-            )
+            return await self._upload(_New(parts, source.size, 0, with_transaction(properties, self.transaction)))
 
     @property
     def can_delete(self) -> bool:
@@ -215,12 +214,12 @@ class S3Edit:
                 self.writing.client,
                 self._object_key,
                 made_by_attempt,
-                lambda found: is_made(new.transaction, found),
+                lambda found: is_made(self.transaction, found),
             )
             self.written_nbytes = sum(part.nbytes for part in new.parts if isinstance(part, Sent))
             if made.stat is None:
                 reading.forget(self.key)
-                return reading.snapshot(self.key, ObjectStat(new.nbytes, new.transaction, time.time_ns())).stat
+                return reading.snapshot(self.key, ObjectStat(new.nbytes, self.transaction, time.time_ns())).stat
             reading.note(self.key, made.stat, new.properties)
             if self._etag is not None:
                 reading.followed(self.key, self._etag, made.stat, new.kept_nbytes)

@@ -53,16 +53,15 @@ class Moves:
             found = await self._check_target(key, status, to, exclusive=exclusive)
             if key == to:
                 return
-            expected = None if exclusive or to_aside else store.expected(to, found)
             try:
                 if status.kind is Kind.DIRECTORY:
                     await self._move_directory(key, to, is_aside=aside or to_aside)
                 elif to_aside:
                     await self._move_out(key, to, exclusive=exclusive)
                 elif aside:
-                    await self._move_in(key, to, expected)
+                    await self._move_in(key, to, found, exclusive=exclusive)
                 else:
-                    await self._move(key, to, expected)
+                    await self._move(key, to, found, exclusive=exclusive)
             except ConflictError:
                 if exclusive:
                     raise ExistsError(f"{to} exists: another program has made it") from None
@@ -98,23 +97,24 @@ class Moves:
         await store.rmdir(to)
         return None
 
-    async def _move(self, key: str, to: str, expected: ObjectStat | None) -> None:
-        """Move a file that passes through."""
+    async def _move(self, key: str, to: str, found: Stat | None, *, exclusive: bool) -> None:
+        """Move a file that passes through to *to*, which was *found*."""
         store, objects = self._store, self._store.objects
         async with self._spools.alone(key), self._spools.alone(to):
+            expected = None if exclusive else store.expected(to, found)
             spool = self._spools.find(key)
             if spool is not None and spool.is_here:
                 source = spool.expected
                 await self._spools.store(spool, to, expected)
             else:
                 snapshot = await objects.open(key)
-                source, edit = snapshot.object, store.change(to, expected)
+                source = snapshot.object
                 if snapshot.size >= COPIED_NBYTES:
-                    new = await edit.copy(snapshot, key)
+                    await store.put_by(to, expected, lambda edit: edit.copy(snapshot, key))
                 else:
+                    splice = Splice((snapshot.content(0, snapshot.size),))
                     properties = await objects.properties(key, source.etag)
-                    new = await edit.splice(Splice((snapshot.content(0, snapshot.size),)), properties)
-                store.stored(to, expected, new)
+                    await store.put_by(to, expected, lambda edit: edit.splice(splice, properties))
                 if spool is not None:
                     spool.snapshot = await objects.open(to)
             self._spools.detach(to)
@@ -124,10 +124,11 @@ class Moves:
                 await self._delete(key, source)
         store.moved_away(key)
 
-    async def _move_in(self, key: str, to: str, expected: ObjectStat | None) -> None:
-        """Make a file of the side one that passes through."""
+    async def _move_in(self, key: str, to: str, found: Stat | None, *, exclusive: bool) -> None:
+        """Make a file of the side one that passes through, *to*, which was *found*."""
         snapshot = await self._spools.side.open(key)
         async with self._spools.alone(to):
+            expected = None if exclusive else self._store.expected(to, found)
             await self._store.put(to, snapshot.content(0, snapshot.size), expected)
             self._spools.detach(to)
         await self._spools.side.unlink(key)

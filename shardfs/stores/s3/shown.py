@@ -18,6 +18,7 @@ class Shown:
     def __init__(self, max_keys: int = _MAX_KEYS) -> None:
         self._max_keys = max_keys
         self._states: OrderedDict[str, ObjectStat | None] = OrderedDict()
+        self._doubtful: OrderedDict[str, frozenset[str]] = OrderedDict()
 
     def __contains__(self, key: str) -> bool:
         """Whether it is known what was shown of *key*."""
@@ -38,6 +39,20 @@ class Shown:
         """Note that this mount replaced *old* by *new*: whoever was shown that one knows of the change, or made it."""
         if key not in self._states or _etag(self._states[key]) == _etag(old):
             self.note(key, new)
+
+    def doubt(self, key: str, transaction: str) -> None:
+        """Note that nobody knows whether this mount has made the change *transaction* of *key*."""
+        self._doubtful[key] = self.doubtful(key) | {transaction}
+        if len(self._doubtful) > self._max_keys:
+            self._doubtful.popitem(last=False)
+
+    def doubtful(self, key: str) -> frozenset[str]:
+        """Return the changes of *key* of which that is so."""
+        return self._doubtful.get(key, frozenset())
+
+    def settle(self, key: str) -> None:
+        """Note that a later change of *key* was made: no earlier one can be any more."""
+        self._doubtful.pop(key, None)
 
 
 def _etag(state: ObjectStat | None) -> str | None:

@@ -6,9 +6,9 @@ the condition that it is the one that was found, or shown to programs.
 """
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shardfs.errors import (
     ConflictError,
@@ -45,10 +45,8 @@ from shardfs.stores.s3.objects import ObjectStat
 from shardfs.stores.s3.probe import probe
 from shardfs.stores.s3.reading_store import ReadingStore, object_of
 from shardfs.stores.s3.spools import Spools, is_on_side
+from shardfs.stores.s3.transactions import transactions
 from shardfs.stores.s3.uploads import Uploads
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -159,8 +157,11 @@ class S3Store(ReadingStore):
             raise ExistsError(f"{key or 'the source'} exists")
         if found is not None and found.kind is Kind.DIRECTORY:
             raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
-        state = None if exclusive else object_of(expected.state) if expected is not None else self.expected(key, found)
         async with self._open_spools.alone(key):
+            if exclusive:
+                state = None
+            else:
+                state = object_of(expected.state) if expected is not None else self.expected(key, found)
             try:
                 await self.put(key, MemoryContent(memoryview(content)), state)
             except ConflictError:
@@ -175,20 +176,56 @@ class S3Store(ReadingStore):
 
     async def put(self, key: str, content: Content, expected: ObjectStat | None) -> ObjectStat:
         """Store an object in place of the version *expected*, or of nothing; raises `ConflictError`."""
-        return self.stored(key, expected, await self.change(key, expected).splice(Splice((content,))))
+        return await self.put_by(key, expected, lambda edit: edit.splice(Splice((content,))))
+
+    async def put_by(
+        self, key: str, expected: ObjectStat | None, make: Callable[[S3Edit], Awaitable[Stat]]
+    ) -> ObjectStat:
+        """Do as `put`, where *make* makes the new version, maybe twice.
+
+        An earlier change of ours, of which nobody knows whether it was made, is no conflict: it is what is replaced.
+        """
+        try:
+            return await self._put_by(key, expected, make)
+        except ConflictError:
+            own = await self._find_own(key)
+            if own is None:
+                raise
+        self.shown.follow(key, expected, own)
+        return await self._put_by(key, own, make)
+
+    async def _put_by(
+        self, key: str, expected: ObjectStat | None, make: Callable[[S3Edit], Awaitable[Stat]]
+    ) -> ObjectStat:
+        edit = self.change(key, expected)
+        try:
+            new = object_of(await make(edit))
+        except ConflictError:
+            raise
+        except BaseException:
+            self.shown.doubt(key, edit.transaction)
+            raise
+        assert new is not None
+        self.shown.settle(key)
+        self.shown.follow(key, expected, new)
+        self.directories.settle(key.rpartition("/")[0])
+        return new
+
+    async def _find_own(self, key: str) -> ObjectStat | None:
+        """Return the object *key* if a change of ours has made it after all; None if another one is there."""
+        doubtful = self.shown.doubtful(key)
+        if not doubtful:
+            return None
+        try:
+            stat, properties = await self.objects.client.head(self.objects.location.object_key(key))
+        except NotFoundError:
+            return None
+        return stat if doubtful.intersection(transactions(properties)[-1:]) else None
 
     def change(self, key: str, expected: ObjectStat | None) -> S3Edit:
         """Begin a change of an object that must be the version *expected*, or nothing."""
         assert self._writing is not None
         return S3Edit(self._writing, key, self.objects.snapshot(key, expected) if expected is not None else None)
-
-    def stored(self, key: str, old: ObjectStat | None, new: Stat) -> ObjectStat:
-        """Note that this mount replaced *old* by *new*, and return that."""
-        state = object_of(new)
-        assert state is not None
-        self.shown.follow(key, old, state)
-        self.directories.settle(key.rpartition("/")[0])
-        return state
 
     def expected(self, key: str, found: Stat | None) -> ObjectStat | None:
         """Return what must be there when *key* is replaced: what was shown, or if that is not known, what was *found*.

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from shardfs.errors import ExistsError, NoSpaceError, NotFoundError, StaleError, StoreError
+from shardfs.errors import (
+    ExistsError,
+    NoSpaceError,
+    NotFoundError,
+    StaleError,
+    StoreError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
 from shardfs.stores.base import Kind
 from shardfs.stores.kept_files import KeptFiles
 from shardfs.stores.s3 import moves
@@ -273,6 +283,93 @@ async def test_what_another_host_stored_since_it_was_shown_is_not_replaced(
     assert objects(fake)["f"] == b"ours"
     await write(store, b"ours again")
     assert objects(fake)["f"] == b"ours again"
+
+
+class _Cut:
+    """Requests to *fake*, of which changes are made and get no reply; nor do questions for the object."""
+
+    def __init__(self, fake: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_cut = False
+        for name in ("put", "complete_upload", "head"):
+            monkeypatch.setattr(fake, name, partial(self._call, getattr(fake, name), name))
+
+    async def _call(self, real: Callable[..., Awaitable[Any]], name: str, *args: Any, **options: Any) -> Any:
+        result = await real(*args, **options)
+        if self.is_cut:
+            raise UnreachableError("no reply") if name == "head" else UnknownOutcomeError("no reply")
+        return result
+
+
+@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
+@on_mock_clock
+async def test_what_was_stored_without_a_reply_is_no_conflict_when_it_is_stored_again(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[S3Store, bytes], Awaitable[None]]
+) -> None:
+    fake.store(f"{PREFIX}/f", b"first")
+    store, cut = await writing(fake, tmp_path), _Cut(fake, monkeypatch)
+    await show(store, "f")
+    await put_file(store, "other", b"ours")
+    cut.is_cut = True
+    for _ in range(2):  # the second time it is refused, and that too is not known
+        # Of a file that is renamed only its old name is stored.
+        unknown = write(store, b"ours") if write in (in_place, as_a_document) else _rename(store, "other", "f")
+        with pytest.raises(StoreError):
+            await unknown
+        assert objects(fake)["f"] == b"ours"
+    cut.is_cut = False
+    await write(store, b"ours again")
+    assert objects(fake)["f"] == b"ours again"
+    fake.store(f"{PREFIX}/f", b"of another host")
+    with pytest.raises(StaleError):
+        await write(store, b"ours")
+
+
+async def _rename(store: S3Store, key: str, to: str) -> None:
+    await store.rename(key, to, exclusive=False)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@on_mock_clock
+async def test_what_another_host_made_of_what_was_stored_without_a_reply_is_not_replaced(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    if is_large:
+        monkeypatch.setattr(moves, "COPIED_NBYTES", 3)
+    store, cut = await writing(fake, tmp_path), _Cut(fake, monkeypatch)
+    other = await writing(fake, tmp_path / "other")
+    await put_file(store, "g", b"ours")
+    await put_file(store, "f", b"first")
+    cut.is_cut = True
+    with pytest.raises(StoreError):
+        await _rename(store, "g", "f")
+    cut.is_cut = False
+    await put_file(other, "f", b"of another host")
+    with pytest.raises(StaleError):
+        await _rename(store, "g", "f")
+    assert objects(fake)["f"] == b"of another host"
+
+
+@pytest.mark.parametrize("write", [by_rename, by_rename_of_an_open_file, as_a_document], ids=lambda way: way.__name__)
+@on_mock_clock
+async def test_programs_of_one_mount_that_replace_a_file_at_the_same_time_are_not_in_conflict(
+    fake: FakeS3, tmp_path: Path, write: Callable[[S3Store, bytes], Awaitable[None]]
+) -> None:
+    fake.store(f"{PREFIX}/f", b"old")
+    store = await writing(fake, tmp_path)
+    file = await store.open_live("f", writable=True)
+    await file.write(0, b"in place")
+
+    async def wait(request: Request) -> None:
+        if request.operation == "PutObject" and request.key == f"{PREFIX}/f":
+            fake.before = None
+            nursery.start_soon(write, store, b"by another program")
+            await trio.testing.wait_all_tasks_blocked()
+
+    async with trio.open_nursery() as nursery:
+        fake.before = wait
+        await file.flush()
+    assert objects(fake)["f"] == b"by another program"
+    await file.close()
 
 
 @pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
