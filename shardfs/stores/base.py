@@ -322,10 +322,15 @@ class Store(Protocol):
     async def open_live(self, key: str, *, writable: bool) -> LiveFile:
         """Open a regular file as it is at any time; raises as `open` does."""
 
-    def show(self, key: str, state: Stat | None, *, again: bool = True) -> None:
+    @property
+    def nchanges(self) -> int:
+        """How many changes of files `note_shown` knows of, which this mount made."""
+
+    def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
         """Note that programs were given the content of the file *key* in this *state*; None: that there is none.
 
-        If not *again*, only where it is not known what they were shown last, or what this mount stored since.
+        *since* is what `nchanges` was before the store was asked for that: what this mount made of the file meanwhile
+        counts more.  None: so does whatever is known of it.
         """
 
     async def replace(

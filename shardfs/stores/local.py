@@ -126,7 +126,12 @@ class LocalStore(LocalReader):
         """Open a regular file as it is at any time."""
         return LocalFile(self._disk, key, self._open_to_change(key) if writable else self._open(key)[0])
 
-    def show(self, key: str, state: Stat | None, *, again: bool = True) -> None:
+    @property
+    def nchanges(self) -> int:
+        """None: a lock keeps other mounts away."""
+        return 0
+
+    def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
         """Do nothing: a lock keeps other mounts away."""
 
     async def replace(

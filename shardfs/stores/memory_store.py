@@ -177,7 +177,12 @@ class MemoryStore:
         """Open a file as it is at any time."""
         return self._find_file(key)
 
-    def show(self, key: str, state: Stat | None, *, again: bool = True) -> None:
+    @property
+    def nchanges(self) -> int:
+        """None: nobody else changes the store."""
+        return 0
+
+    def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
         """Do nothing: nobody else changes the store."""
 
     async def replace(

@@ -64,7 +64,7 @@ class Editor:
 
         While a document makes an array of a directory, files in it are on their way from one place to another.
         """
-        turns = self._gate.turns
+        turns, nchanges = self._gate.turns, self._tree.store.nchanges
         attributes = await self._tree.lookup(parent, name)
         if attributes.ino == ABSENT and self._gate.has_turned(turns):
             async with self._gate.passing():
@@ -76,7 +76,7 @@ class Editor:
                 self._tree.retain(opened.ino)
                 return opened.attributes(opened.ino)._replace(ttl=0.0)
         if attributes.ino == ABSENT and self._tree.store.root is None:
-            self._show_absent(parent, os.fsdecode(name))
+            self._note_absent(parent, os.fsdecode(name), nchanges)
         return attributes
 
     async def unlink(self, parent: int, name: bytes) -> None:
@@ -282,7 +282,7 @@ class Editor:
         await self._writer.committer.flush()
         await self._tree.store.flush()
 
-    def _show_absent(self, parent: int, name: str) -> None:
+    def _note_absent(self, parent: int, name: str, nchanges: int) -> None:
         """Tell the store that a program was told that there is no *name*: what it makes must not replace another's."""
         node = self._tree.node(parent) if in_table(parent) else None
         if not isinstance(node, Directory):
@@ -294,7 +294,7 @@ class Editor:
                 return  # there is one, which has no such part
             names.add(DOCUMENT)
         for absent in names:
-            self._tree.store.show(join_key(node.path, absent), None)
+            self._tree.store.note_shown(join_key(node.path, absent), None, since=nchanges)
 
     async def _settled(self, look: Callable[[], Awaitable[T]]) -> T:
         """Return what *look* finds, again if it found nothing while a document made an array of a directory.

@@ -96,11 +96,12 @@ class OpenFiles:
             if opened is None or is_cut:
                 # What was replaced since the kernel looked is opened as it is now.  The kernel would look only once
                 # more, and writers that take turns on one name, with lock files renamed onto it, may be faster.
+                nchanges = self._tree.store.nchanges
                 base = await self._contents.current(target)
                 if base is None and opened is None:
                     raise StaleError(f"{target.path} was removed")
                 if base is not None and not is_cut:
-                    self._show(ino, base)
+                    self._note_shown(ino, base, nchanges)
                 shared = None if is_cut else self.drafts.get(target)
                 status = base.attributes.status if base is not None else opened.status if opened is not None else None
                 assert status is not None
@@ -110,6 +111,7 @@ class OpenFiles:
 
     async def open_to_read(self, ino: int) -> tuple[int, FileHandle, bool]:
         """Open a file to read; returns its handle, by number too, and whether that is what took the place of *ino*."""
+        nchanges = self._tree.store.nchanges
         try:
             number, handle = await self._tree.open(ino)
         except StaleError:
@@ -122,9 +124,9 @@ class OpenFiles:
                 reader.attributes.size != late.attributes.size for reader in self._tree.readers(ino)
             ):
                 raise
-            self._show(ino, late)
+            self._note_shown(ino, late, nchanges)
             return self._tree.add_file(late), late, True
-        self._show(ino, handle)
+        self._note_shown(ino, handle, nchanges)
         return number, handle, False
 
     async def write(self, number: int, offset: int, data: Buffer) -> int:
@@ -339,11 +341,11 @@ class OpenFiles:
             await handle.file.close()
             raise
 
-    def _show(self, ino: int, handle: FileHandle) -> None:
+    def _note_shown(self, ino: int, handle: FileHandle, nchanges: int) -> None:
         """Tell the store which version a program reads: what it writes then must not replace another one."""
         node = self._tree.node(ino) if in_table(ino) else None
         if isinstance(node, StoredNode) and isinstance(handle, DocumentHandle | PlainHandle):
-            self._tree.store.show(node.stored_path, handle.attributes.status)
+            self._tree.store.note_shown(node.stored_path, handle.attributes.status, since=nchanges)
 
     def _add_writing(self, handle: PlainHandle) -> int:
         number = self._tree.add_file(handle)

@@ -254,7 +254,7 @@ class Publisher:
         beside = {} if is_v3 or node.document is not None else await self._documents_in(node.path)
         texts = {join_key(node.path, name): text for name, text in beside.items()}
         as_written = self._tree.as_written
-        self._tree.store.show(key, node.document_stat, again=False)
+        self._tree.store.note_shown(key, node.document_stat)
         try:
             with as_written.storing({**texts, publication.name.path: publication.written}):
                 stored = await self._tree.store.replace(key, content, exclusive=exclusive, mode=publication.mode)

@@ -1,9 +1,8 @@
 """The half of an S3 store that reads: objects, under what is open to be written on this machine."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 from shardfs.errors import (
     IsADirectoryHereError,
@@ -35,13 +34,6 @@ from shardfs.stores.s3.whole_objects import WholeObjects
 
 if TYPE_CHECKING:
     from shardfs.stores.range_cache import RangeCache
-
-log = logging.getLogger(__name__)
-
-_OWN: Final = ".shardfs"
-_UPLOADS: Final = f"{_OWN}/uploads"
-SPOOLS: Final = f"{_OWN}/spools"
-"""The directory of files that are open to be written, and of those that were kept, in that of the mount."""
 
 
 class ReadingStore:
@@ -193,12 +185,17 @@ class ReadingStore:
         side = self.side_of(key)
         return [] if side is None else await side.attributes(key)
 
-    def show(self, key: str, state: Stat | None, *, again: bool = True) -> None:
+    @property
+    def nchanges(self) -> int:
+        """How many changes of objects this mount made, in place of what was shown."""
+        return self.shown.nchanges
+
+    def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
         """Note that programs were given the content of an object, or were told that there is none."""
         if self.spools is None or is_on_side(key) or self.spools.here(key) is not None:
             return
-        if again or key not in self.shown:
-            self.shown.note(key, object_of(state))
+        if since is not None or key not in self.shown:
+            self.shown.note(key, object_of(state), since=since)
 
     def side_of(self, key: str) -> LocalStore | None:
         """Return where a name that shardfs keeps for itself lives, None for others, and where nothing is changed."""

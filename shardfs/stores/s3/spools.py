@@ -304,7 +304,7 @@ class Spools:
             nbytes = 0 if snapshot is None else snapshot.size if nbytes is None else min(nbytes, snapshot.size)
             spool.file = await self._fetch(spool.name, snapshot, nbytes)
             if snapshot is not None:
-                if nbytes:  # what is written is a change of that, whatever was shown before
+                if nbytes and not spool.is_gone:  # what is written is a change of that, whatever was shown before
                     self._shown.note(spool.key, snapshot.object)
                 spool.expected = self._shown.get(spool.key, snapshot.object)
             spool.snapshot = None

@@ -1,8 +1,8 @@
 """An S3 source that is read and written.
 
 Each name lives in one of three places.  Names that shardfs keeps for itself are on this machine, on the *side*.  Files
-that are open to be written are there too, in their spools (`files`).  All else is objects, each of which is replaced on
-the condition that it is the one that was found, or shown to programs.
+that are open to be written are there too, in their spools (`spools`).  All else is objects, each of which is replaced
+on the condition that it is the one that was found, or shown to programs.
 """
 
 import logging
@@ -27,14 +27,7 @@ from shardfs.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from shardfs.stores.base import (
-    Content,
-    Edit,
-    Expected,
-    Kind,
-    Splice,
-    Stat,
-)
+from shardfs.stores.base import Content, Edit, Expected, Kind, Splice, Stat
 from shardfs.stores.live_file import LiveFile
 from shardfs.stores.local import LocalStore
 from shardfs.stores.memory import MemoryContent
@@ -45,7 +38,7 @@ from shardfs.stores.s3.objects import ObjectStat
 from shardfs.stores.s3.probe import probe
 from shardfs.stores.s3.reading_store import ReadingStore, object_of
 from shardfs.stores.s3.spools import Spools, is_on_side
-from shardfs.stores.s3.transactions import transactions
+from shardfs.stores.s3.transactions import find_made
 from shardfs.stores.s3.uploads import Uploads
 
 log = logging.getLogger(__name__)
@@ -181,46 +174,30 @@ class S3Store(ReadingStore):
     async def put_by(
         self, key: str, expected: ObjectStat | None, make: Callable[[S3Edit], Awaitable[Stat]]
     ) -> ObjectStat:
-        """Do as `put`, where *make* makes the new version, maybe twice.
+        """Do as `put`, where *make* makes the new version, maybe more than once.
 
         An earlier change of ours, of which nobody knows whether it was made, is no conflict: it is what is replaced.
         """
-        try:
-            return await self._put_by(key, expected, make)
-        except ConflictError:
-            own = await self._find_own(key)
-            if own is None:
+        while True:
+            edit = self.change(key, expected)
+            try:
+                new = object_of(await make(edit))
+                break
+            except ConflictError:
+                object_key = self.objects.location.object_key(key)
+                own = await find_made(self.objects.client, object_key, self.shown.doubtful(key))
+                if own is None or own == expected:
+                    raise
+                self.shown.follow(key, expected, own)
+                expected = own
+            except BaseException:
+                self.shown.doubt(key, edit.transaction)
                 raise
-        self.shown.follow(key, expected, own)
-        return await self._put_by(key, own, make)
-
-    async def _put_by(
-        self, key: str, expected: ObjectStat | None, make: Callable[[S3Edit], Awaitable[Stat]]
-    ) -> ObjectStat:
-        edit = self.change(key, expected)
-        try:
-            new = object_of(await make(edit))
-        except ConflictError:
-            raise
-        except BaseException:
-            self.shown.doubt(key, edit.transaction)
-            raise
         assert new is not None
         self.shown.settle(key)
         self.shown.follow(key, expected, new)
         self.directories.settle(key.rpartition("/")[0])
         return new
-
-    async def _find_own(self, key: str) -> ObjectStat | None:
-        """Return the object *key* if a change of ours has made it after all; None if another one is there."""
-        doubtful = self.shown.doubtful(key)
-        if not doubtful:
-            return None
-        try:
-            stat, properties = await self.objects.client.head(self.objects.location.object_key(key))
-        except NotFoundError:
-            return None
-        return stat if doubtful.intersection(transactions(properties)[-1:]) else None
 
     def change(self, key: str, expected: ObjectStat | None) -> S3Edit:
         """Begin a change of an object that must be the version *expected*, or nothing."""
@@ -239,7 +216,7 @@ class S3Store(ReadingStore):
 
     def moved_away(self, key: str) -> None:
         """Note that this mount took *key* away; the directory in which it was stays."""
-        self.shown.note(key, None)
+        self.shown.note_change(key, None)
         self.directories.add(key.rpartition("/")[0])
 
     async def create(self, key: str, mode: int, *, exclusive: bool) -> LiveFile:

@@ -6,7 +6,7 @@ another host has changed the object again, finds the id there if the change was 
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
 
@@ -71,6 +71,17 @@ def is_made(transaction: str, found: Found | None) -> Made | None:
 def is_gone(found: Found | None) -> Made | None:
     """Return what is known of a deletion from what is found now; None if it was not made."""
     return Made(None) if found is None else None
+
+
+async def find_made(client: S3Client, key: str, changes: Collection[str]) -> ObjectStat | None:
+    """Return the present state of an object if one of *changes* made it; None if something else is there."""
+    if not changes:
+        return None
+    try:
+        stat, properties = await client.head(key)
+    except NotFoundError:
+        return None
+    return stat if any(last in changes for last in transactions(properties)[-1:]) else None
 
 
 async def once(

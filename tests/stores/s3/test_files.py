@@ -50,7 +50,8 @@ def kept(directory: Path) -> dict[str, bytes]:
 
 async def show(store: S3Store, key: str) -> None:
     """Let a program read a file."""
-    store.show(key, (await store.open_live(key, writable=False)).stat())
+    nchanges = store.nchanges
+    store.note_shown(key, (await store.open_live(key, writable=False)).stat(), since=nchanges)
 
 
 # What is closed is stored
@@ -349,6 +350,21 @@ async def test_what_another_host_made_of_what_was_stored_without_a_reply_is_not_
     assert objects(fake)["f"] == b"of another host"
 
 
+@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
+@on_mock_clock
+async def test_what_is_shown_late_is_not_what_this_mount_has_replaced_meanwhile(
+    fake: FakeS3, tmp_path: Path, write: Callable[[S3Store, bytes], Awaitable[None]]
+) -> None:
+    fake.store(f"{PREFIX}/f", b"old")
+    store = await writing(fake, tmp_path)
+    for late in (None, await store.stat("f")):
+        nchanges = store.nchanges
+        await write(store, b"ours")
+        store.note_shown("f", late, since=nchanges)
+        await write(store, b"ours again")
+        assert objects(fake)["f"] == b"ours again"
+
+
 @pytest.mark.parametrize("write", [by_rename, by_rename_of_an_open_file, as_a_document], ids=lambda way: way.__name__)
 @on_mock_clock
 async def test_programs_of_one_mount_that_replace_a_file_at_the_same_time_are_not_in_conflict(
@@ -378,7 +394,7 @@ async def test_what_was_not_there_when_it_was_shown_is_not_replaced(
     fake: FakeS3, tmp_path: Path, write: Callable[[S3Store, bytes], Awaitable[None]]
 ) -> None:
     store = await writing(fake, tmp_path)
-    store.show("f", None)
+    store.note_shown("f", None, since=store.nchanges)
     fake.store(f"{PREFIX}/f", b"of another host")
     with pytest.raises(StaleError):
         await write(store, b"ours")
@@ -533,7 +549,7 @@ async def test_with_too_much_kept_nothing_more_is_written(
     monkeypatch.setattr(spooling, "_MAX_KEPT_NBYTES", 8)
     store = await writing(fake, tmp_path)
     for number in range(2):
-        store.show(f"f{number}", None)
+        store.note_shown(f"f{number}", None, since=store.nchanges)
         fake.store(f"{PREFIX}/f{number}", b"of another host")
         with pytest.raises(StaleError):
             await store.replace(f"f{number}", b"ours")

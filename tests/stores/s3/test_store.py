@@ -135,7 +135,7 @@ async def test_a_document_that_is_made_of_others_is_refused_if_another_host_was_
 ) -> None:
     store = await writing(fake, tmp_path)
     found = await store.stat("zarr.json")
-    store.show("zarr.json", found)
+    store.note_shown("zarr.json", found, since=store.nchanges)
     fake.store(f"{PREFIX}/zarr.json", b"of another host")
     with pytest.raises(StaleError):
         await store.replace("zarr.json", b"made", expected=Expected(found))
