@@ -42,14 +42,15 @@ _MOMENT_SECONDS: Final = 0.5
 class Daemon:
     """A daemon as it describes itself: its *pid* in the PID *namespace*, its *log* file, and what it writes.
 
-    *source* is the directory with its `.shardfs`, None if the mount is read-only; *npending* counts the changes that
-    are not in their shards yet.
+    *source* is the directory with its `.shardfs`, None if the mount is read-only, and *source_id* what tells it from
+    one that has the same path elsewhere; *npending* counts the changes that are not in their shards yet.
     """
 
     pid: int
     namespace: int
     log: str | None
     source: str | None = None
+    source_id: str | None = None
     npending: int = 0
 
     @classmethod
@@ -60,6 +61,12 @@ class Daemon:
     def encode(self) -> bytes:
         """Return what `of` reads."""
         return json.dumps(asdict(self)).encode()
+
+
+def id_of(directory: str) -> str:
+    """Return what tells a directory from all others of this machine."""
+    status = os.stat(directory)
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def pid_namespace() -> int:

@@ -20,13 +20,23 @@ _NEXT_WORD_SECONDS: Final = 30.0
 class Ending:
     """The end of the daemon behind the mount at *path*, made before it is unmounted.
 
-    *process* is a descriptor of the daemon, None if none is seen from here; *state* is what it writes in.
+    *process* is a descriptor of the daemon, None if none is seen from here; *state* is what it writes in, None if that
+    cannot be seen from here, or if it writes nothing, and then *source* is None, too.
     """
 
-    def __init__(self, path: str, process: int | None, log: str | None, state: StateDirectory | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        process: int | None,
+        log: str | None,
+        state: StateDirectory | None,
+        *,
+        source: str | None = None,
+    ) -> None:
         self._path = path
         self._log = log
         self._state = state
+        self._hidden = source if state is None else None
         self._process = process
         self._poll = select.poll()
         if process is not None:
@@ -54,7 +64,16 @@ class Ending:
                 next_word = now + _NEXT_WORD_SECONDS
 
     def check(self) -> None:
-        """Raise `StoreError` if not everything that was written is in the shards."""
+        """Raise `StoreError` if not everything that was written is in the shards, `UnfinishedError` if nobody can tell.
+
+        That is so where a daemon writes what cannot be seen from here, as in another container.
+        """
+        if self._hidden is not None:
+            raise UnfinishedError(
+                f"{self._path} is unmounted, but {self._hidden}, which its daemon writes, cannot be seen from here: it "
+                "may write on, and what it cannot finish stays in the journal there, for the next mount with --write "
+                f"or `shardfs recover`{self._why()}"
+            )
         if left := self._left(""):
             raise StoreError(
                 f"{self._path} is unmounted, but not everything is in the shards ({left}): it stays in the journal, "

@@ -70,7 +70,7 @@ def unmount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable[[st
 
     Where mounts lie one over the other, all of them go.  Raises `MountPointError` if that cannot be, and nothing was
     changed; `StoreError` if it is unmounted, but not everything could be brought into the shards; `UnfinishedError` if
-    the daemon does not answer, or gets nothing done for *timeout* seconds.
+    the daemon does not answer, gets nothing done for *timeout* seconds, or writes what cannot be seen from here.
     """
     path = place_of(mountpoint)
     count = _count(path)
@@ -98,7 +98,7 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None]) -> Non
     with ExitStack() as stack:
         is_near = daemon.namespace == control.pid_namespace()  # else its number is another process's here
         process = _open_process(daemon.pid, stack) if is_near else None
-        ending = Ending(path, process, daemon.log, _state_of(daemon))
+        ending = Ending(path, process, daemon.log, _state_of(daemon), source=daemon.source)
         _run_fusermount("-u", path)
         ending.wait(timeout, say)
         ending.check()
@@ -115,13 +115,17 @@ def _open_process(pid: int, stack: ExitStack) -> int | None:
 
 
 def _state_of(daemon: control.Daemon) -> StateDirectory | None:
-    """Return the directory that a daemon writes in, by its descriptor; None if there is none that can be read here."""
+    """Return the directory that a daemon writes in, by its descriptor; None if there is none that can be read here.
+
+    A daemon in a container may see another directory under that path.
+    """
     if daemon.source is None:
         return None
-    with suppress(ShardfsError):
-        state = StateDirectory(daemon.source, open_directory(daemon.source))
-        with suppress(OSError):
-            os.listdir(state.path)
+    with suppress(ShardfsError, OSError):
+        opened = open_directory(daemon.source)
+        state = StateDirectory(daemon.source, opened)
+        os.listdir(state.path)
+        if daemon.source_id in (None, control.id_of(opened.path)):
             return state
     return None
 

@@ -199,8 +199,13 @@ class WritingOperations(Operations):
 
     def daemon(self) -> control.Daemon:
         """Describe this process, and what it writes."""
-        source = os.path.dirname(os.path.realpath(self._writing.state.path))
-        return replace(super().daemon(), source=source, npending=self._writing.writer.committer.npending)
+        directory = os.path.dirname(self._writing.state.path)
+        return replace(
+            super().daemon(),
+            source=os.path.realpath(directory),
+            source_id=control.id_of(directory),
+            npending=self._writing.writer.committer.npending,
+        )
 
     def _opened(self, number: int, is_chunk: bool) -> FileInfo:
         direct = is_chunk and not self._page_cache

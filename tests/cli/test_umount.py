@@ -186,6 +186,26 @@ def test_it_waits_for_a_daemon_in_another_pid_namespace(source: Path, place: Pat
         assert daemon.wait(PATIENCE) == 0
 
 
+@pytest.mark.parametrize("is_other", [False, True])
+def test_it_says_so_where_it_cannot_see_what_a_daemon_writes(
+    source: Path, place: Path, written: int, tmp_path: Path, is_other: bool
+) -> None:
+    other = tmp_path / "other directory"
+    (other / ".shardfs").mkdir(parents=True)
+    # Another container, in which another directory has the path of the source, or none.
+    hide = f"mount --bind '{other}' '{source}'" if is_other else f"mount -t tmpfs none '{source}'"
+    prefix = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "sh", "-c", hide + ' && exec "$@"', "sh"]
+    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces can be made here")
+    with kept_busy(source / "c/0/0"):
+        done = subprocess.run(
+            [*prefix, *command("umount", place)], env=environment(), capture_output=True, text=True, check=False
+        )
+    line = one_line_of(done, UNFINISHED)
+    assert f"{place} is unmounted, but {source}, which its daemon writes, cannot be seen from here" in line
+    assert (run("umount", place).returncode, stored(source)) == (0, NEW)
+
+
 def test_mounts_that_lie_one_over_the_other_all_go(
     background: Background, source: Path, place: Path, tmp_path: Path
 ) -> None:
