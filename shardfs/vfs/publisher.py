@@ -23,7 +23,9 @@ from shardfs.errors import (
     NotFoundError,
     NotUnshardable,
     RefusedError,
+    ShardfsError,
     StaleError,
+    StoreError,
 )
 from shardfs.format.consolidated import every_copy, reshard_consolidated
 from shardfs.format.metadata import (
@@ -217,7 +219,15 @@ class Publisher:
             await self._store(node, document, edited.document, publication)
             return
         shrink = await self._writer.shrink(node.path, stored.shape)
-        await self._store(node, document, edited.document, publication)
+        try:
+            await self._store(node, document, edited.document, publication)
+        except StoreError:  # it may be stored after all, and the next mount finds out
+            raise
+        except ShardfsError:
+            now = (await self._tree.hierarchy.look_again(node.path)).metadata
+            if not isinstance(now, ArrayMetadata) or now.shape != edited.shape:
+                await committer.commits.finish([shrink.sequence])
+            raise
         await empty_outside(committer, array, edited.shape)
         await committer.commits.finish([shrink.sequence])
 
@@ -286,9 +296,9 @@ class Publisher:
         chunks = self._tree.chunk_tree(node)
         assert chunks is not None
         array = chunks.array
-        for coords in chunks.refilled:
-            await self._writer.erase(array, coords, mtime_ns=time.time_ns())
-        chunks.refilled.clear()
+        for coords in list(chunks.refilled):
+            if chunks.refilled.pop(coords, None) is not None:  # else it was written meanwhile
+                await self._writer.erase(array, coords, mtime_ns=time.time_ns())
         await self._writer.committer.flush(below=node.path)
         arrangement = array.arrangement
         if arrangement.key_encoding.is_nested(array.grid.ndim):

@@ -17,7 +17,8 @@ import pytest
 import zarr
 
 from tests.support.clients import ZARR2
-from tests.support.datasets import files_below
+from tests.support.corpus import LITTLE, array, sharding
+from tests.support.datasets import files_below, store
 from tests.support.mounting import Mounter
 from tests.support.writers import WRITERS, assert_sound, document_of, tool
 
@@ -454,3 +455,18 @@ def test_an_array_that_is_stored_as_v2_is_not_left_out_either(mount: Mounter, tm
     document = {"zarr_consolidated_format": 1, "metadata": {".zgroup": {"zarr_format": 2}}}
     with pytest.raises(OSError, match="Invalid argument"):
         (mounted.path / ".zmetadata").write_text(json.dumps(document))
+
+
+def test_a_shrink_whose_document_could_not_be_stored_is_not_finished_later(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    store(source / "a", array((8, 12), (4, 6), sharding((2, 3), LITTLE)))
+    mounted = mount(source, write=True, bound_by_modes=True)
+    mounted.expect("permission|Permission|EACCES")
+    path = mounted.path / "a/zarr.json"
+    document = json.loads(path.read_bytes())
+    (source / "a").chmod(0o555)
+    with pytest.raises(PermissionError):
+        path.write_text(json.dumps(document | {"shape": [4, 6]}))
+    (source / "a").chmod(0o755)
+    mounted.unmount()
+    assert not (source / ".shardfs").exists()
