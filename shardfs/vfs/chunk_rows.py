@@ -8,13 +8,11 @@ from shardfs.dataset.array import ListedRun
 from shardfs.format.sharding import Coords
 from shardfs.vfs.attributes import unreadable
 from shardfs.vfs.handles import Batch, Row
-from shardfs.vfs.inodes import GENERATION_MASK, pack
+from shardfs.vfs.inodes import MISSING, pack, pack_version
 from shardfs.vfs.positions import Positions
 from shardfs.vfs.views import Face
 
 BATCH: Final = 1024
-MISSING: Final = GENERATION_MASK
-"""The generation, in its inode number, of a chunk that is shown and not stored."""
 
 
 class ChunkRows:
@@ -39,7 +37,7 @@ class ChunkRows:
         size, *missing_nbytes*.
         """
         row = self._positions.of_chunk((*prefix, 0))
-        ino = pack(self._number, run.state.generation, row)
+        ino = pack_version(self._number, run.state.generation, row)
         cookie = 1 if self._nested else row - self._positions.bases[-1] + 1
         broken = unreadable(run.state.stat)
         sound = broken._replace(ttl=ttl)

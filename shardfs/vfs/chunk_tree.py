@@ -22,10 +22,10 @@ from shardfs.format.sharding import Coords
 from shardfs.stores.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, absent, new_file
 from shardfs.vfs.chunk_listing import ChunkListing
-from shardfs.vfs.chunk_rows import MISSING, ChunkRows, shifted
+from shardfs.vfs.chunk_rows import ChunkRows, shifted
 from shardfs.vfs.decoded import PlainChunk
 from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle
-from shardfs.vfs.inodes import pack
+from shardfs.vfs.inodes import MISSING, pack, pack_version
 from shardfs.vfs.missing import FillChunk
 from shardfs.vfs.positions import Positions
 from shardfs.vfs.views import Face
@@ -344,7 +344,7 @@ class ChunkTree:
         own = arrangement.own.get(coords)
         size = extent.nbytes if self.codec is None else self.codec.nbytes
         if own is None:
-            ino = pack(self.number, state.generation, self.positions.of_chunk(coords))
+            ino = pack_version(self.number, state.generation, self.positions.of_chunk(coords))
             return Attributes(ino, size, ttl, status)
         self._tree.keep_version(own.ino, self, coords)
         return Attributes(own.ino, size, ttl, status, own.mtime_ns)

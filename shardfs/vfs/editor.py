@@ -88,7 +88,7 @@ class Editor:
                 raise IsADirectoryHereError("this is a directory of chunks")
             await self._contents.remove(target)
             if isinstance(target, PlainName):
-                self._files.plain.let_go(target.path)
+                self._files.plain.let_go(target.path, self._tree.name_of)
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> None:
         """Move a file or a directory, in place of what the new name stands for, or if *exclusive* only if nothing."""
@@ -365,8 +365,11 @@ class Editor:
 
     def _moved(self, old: str, new: str, *, is_directory: bool) -> None:
         """Follow what was moved in the store from *old* to *new*."""
+        ino = self._tree.inodes.find(old)
+        if not is_directory and ino is not None and self._tree.inodes.find(new) == ino:
+            return  # two names of one file, which stay
         self._tree.moved(old, new, is_directory=is_directory)
-        self._files.plain.follow(old, new)
+        self._files.plain.follow(old, new, self._tree.name_of)
 
     async def _move_scratch(self, old: str, new: str) -> None:
         """Move the names beside chunks along with the directory *old* that they are in."""

@@ -17,6 +17,9 @@ TREE_BITS: Final = 64 - GENERATION_BITS - POSITION_BITS
 TREE_SHIFT: Final = GENERATION_BITS + POSITION_BITS
 POSITION_MASK: Final = (1 << POSITION_BITS) - 1
 GENERATION_MASK: Final = (1 << GENERATION_BITS) - 1
+MISSING: Final = GENERATION_MASK
+"""The generation of a chunk that is shown and not stored."""
+
 ROOT: Final = 1
 
 N = TypeVar("N")
@@ -25,6 +28,11 @@ N = TypeVar("N")
 def pack(tree: int, generation: int, position: int) -> int:
     """Return the inode number of *position* in a chunk tree; generations repeat after 1024."""
     return tree << TREE_SHIFT | (generation & GENERATION_MASK) << POSITION_BITS | position
+
+
+def pack_version(tree: int, generation: int, position: int) -> int:
+    """Return the number of a version of a stored chunk; its generations repeat after 1023, and are never `MISSING`."""
+    return pack(tree, generation % MISSING, position)
 
 
 def unpack(ino: int) -> tuple[int, int, int]:

@@ -332,6 +332,10 @@ class Tree:
             if isinstance(other, str):
                 node.path = other
 
+    def name_of(self, ino: int) -> str:
+        """Return a path of a stored file, "" if it has no name any more."""
+        return next((key for key in self.inodes.keys(ino) if isinstance(key, str)), "")
+
     def retire(self, key: object) -> None:
         """Give the number of what is stored and identified by *key*, and gone, to nothing else."""
         ino = self.inodes.find(key)

@@ -147,6 +147,27 @@ def test_the_number_of_what_is_gone_is_never_given_out_again(mounted: Mount, nam
         os.close(fd)
 
 
+@pytest.mark.parametrize("change", ["remove", "rename", "replace"])
+def test_who_writes_a_file_that_lost_one_of_its_names_writes_the_chunk_that_the_other_becomes(
+    root: Path, change: str
+) -> None:
+    (root / "a").write_bytes(b"one")
+    os.link(root / "a", root / "b")
+    with (root / "a").open("r+b", buffering=0) as file:
+        if change == "remove":
+            (root / "a").unlink()
+        elif change == "rename":
+            os.rename(root / "b", root / "a")  # which are one file, and stay
+            os.rename(root / "a", root / "b")
+            (root / "a").unlink()
+        else:
+            (root / "other").write_bytes(b"other")
+            os.rename(root / "other", root / "a")
+        os.rename(root / "b", root / "image/c/0/0")
+        file.write(b"two")
+    assert (root / "image/c/0/0").read_bytes() == b"two"
+
+
 def test_a_link_that_is_renamed_onto_a_chunk_is_a_copy(root: Path) -> None:
     (root / "a").write_bytes(b"one")
     os.link(root / "a", root / "b")

@@ -12,12 +12,14 @@ from shardfs.format.unshard import POSITION_BITS
 from shardfs.vfs import inodes
 from shardfs.vfs.inodes import (
     GENERATION_BITS,
+    MISSING,
     ROOT,
     TREE_BITS,
     InodeTable,
     TreeNumbers,
     in_table,
     pack,
+    pack_version,
     unpack,
 )
 
@@ -37,6 +39,15 @@ def test_unpacking_undoes_packing(tree: int, generation: int, position: int) -> 
 @given(trees, st.integers(0, 10**6), positions)
 def test_generations_repeat_without_touching_the_rest(tree: int, generation: int, position: int) -> None:
     assert unpack(pack(tree, generation, position)) == (tree, generation % 1024, position)
+
+
+@given(trees, st.integers(0, 2**20), positions)
+def test_no_version_of_a_stored_chunk_has_the_number_of_one_that_is_not_stored(
+    tree: int, generation: int, position: int
+) -> None:
+    ino = pack_version(tree, generation, position)
+    assert ino != pack(tree, MISSING, position)
+    assert ino == pack_version(tree, generation + 1023, position) != pack_version(tree, generation + 1, position)
 
 
 def test_the_bits_are_64() -> None:
