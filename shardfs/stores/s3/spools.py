@@ -240,7 +240,7 @@ class Spools:
                     await self._flush(spool)
             finally:
                 if not spool.users and self._spools.get(spool.key) is spool:
-                    self._end(spool)
+                    await self._end(spool)
 
     def rename(self, spool: Spool, to: str) -> None:
         """Give a spool another name."""
@@ -278,7 +278,7 @@ class Spools:
         self._kept_nbytes += len(content)
         self._log(key, path, reason)
 
-    def _end(self, spool: Spool) -> None:
+    async def _end(self, spool: Spool) -> None:
         """Forget a spool, and its file if that is stored."""
         del self._spools[spool.key]
         spool.is_gone = True
@@ -287,7 +287,9 @@ class Spools:
             return
         self._kept_nbytes += spool.stat().size
         reason = spool.error or _ENDED
-        self._log(spool.key, self.kept.settle(spool.name, spool.key, reason), reason)
+        with trio.CancelScope(shield=True):
+            path = await trio.to_thread.run_sync(self.kept.settle, spool.name, spool.key, reason)
+        self._log(spool.key, path, reason)
 
     def _log(self, key: str, path: str, reason: str) -> None:
         log.error("what was written to %s is kept in %s: %s; `shardfs recover --apply` stores it", key, path, reason)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -583,6 +585,34 @@ async def test_what_cannot_be_stored_is_an_error_each_time_and_kept_in_the_end(f
     assert kept(tmp_path) == {"f": b"data"}
     with pytest.raises(NotFoundError):
         await store.stat("f")
+
+
+@on_mock_clock
+async def test_others_are_served_while_what_is_kept_is_compared_with_what_was_kept_before(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.store(f"{PREFIX}/f", b"first")
+    store = await writing(fake, tmp_path)
+    store.note_shown("f", None, since=store.nchanges)
+    with pytest.raises(StaleError):
+        await put_file(store, "f", b"ours")
+    file = await store.create("f", 0o644, exclusive=False)
+    await file.truncate(0)
+    await file.write(0, b"ours")
+    with pytest.raises(StaleError):
+        await file.flush()
+    served = threading.Event()
+
+    def compare(*paths: str, shallow: bool) -> bool:
+        assert served.wait(30)
+        return True
+
+    monkeypatch.setattr(filecmp, "cmp", compare)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(file.close)
+        await trio.testing.wait_all_tasks_blocked()
+        served.set()
+    assert kept(tmp_path) == {"f": b"ours"}
 
 
 # Attributes
