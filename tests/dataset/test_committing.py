@@ -23,7 +23,9 @@ from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, StaleEr
 from shardfs.format.sharding import Coords
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.inodes import ROOT
-from tests.support.crashing import INNER, PER_SHARD, Process, QuickDisk, make_source
+from tests.crash.harness import Process
+from tests.crash.histories import INNER, PER_SHARD, make_source
+from tests.support.lossy_disk import QuickDisk
 from tests.support.opened import find
 
 OWNER = {"mode": 0o644, "uid": os.geteuid(), "gid": os.getegid()}

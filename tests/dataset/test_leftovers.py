@@ -17,7 +17,9 @@ from shardfs.errors import CorruptionError, ShardfsError, StoreError
 from shardfs.stores.beneath import open_directory
 from shardfs.stores.local import LocalStore
 from shardfs.stores.memory import MemoryContent
-from tests.support.crashing import Process, QuickDisk, make_source
+from tests.crash.harness import Process
+from tests.crash.histories import make_source
+from tests.support.lossy_disk import QuickDisk
 from tests.support.opened import in_trio
 
 OWNER = {"mode": 0o644, "uid": os.geteuid(), "gid": os.getegid()}

@@ -16,10 +16,10 @@ from shardfs.errors import CorruptionError, ShardfsError, StaleError
 from shardfs.stores.local import LocalStore
 from tests.support.commands import run
 from tests.support.corpus import BASE, rectilinear
-from tests.support.crashing import QuickDisk
 from tests.support.datasets import age, store
 from tests.support.documents import GROUP, write
 from tests.support.fake_s3 import FakeS3
+from tests.support.lossy_disk import QuickDisk
 from tests.support.opened import in_trio, open_source
 from tests.support.s3_writing import PREFIX, changes, objects, writing
 from tests.support.whole import FLAT, PATH, Life, store_document, whole_document

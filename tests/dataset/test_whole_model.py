@@ -16,8 +16,8 @@ from shardfs.stores.base import Store, join_key
 from shardfs.stores.local import LocalStore
 from shardfs.stores.memory_store import MemoryStore
 from shardfs.stores.s3.objects import Condition
-from tests.support.crashing import QuickDisk
 from tests.support.fake_s3 import FakeS3
+from tests.support.lossy_disk import QuickDisk
 from tests.support.s3_writing import writing
 from tests.support.whole import FLAT, PATH, Coords, Life, store_document, whole_document
 

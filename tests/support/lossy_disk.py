@@ -12,14 +12,14 @@ from them, by this model:
   it happened or not, as a whole, whatever happened to others.  The sync of a file says nothing of its name, unless
   `sync_keeps_name`.
 - A file has the sticky bit if it was made with it.  Other modes, owners, times and extended attributes are not
-  followed; a pipe, and what is like it, becomes an empty file.
+  followed; a pipe, and what is like it, becomes an empty file.  Where inodes are kept, a file has the time of its last
+  content if it has that content.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 import tempfile
 import threading
@@ -114,6 +114,15 @@ class _Renamed:
 _Effect = _Written | _Truncated | _Synced | _Renamed
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A file of the root as the calls left it."""
+
+    path: Path
+    content: bytes
+    mtime_ns: int
+
+
 class LossyDisk(Disk):
     """A disk below *root*, whose calls fail as *faults* says, by their number from 0 on."""
 
@@ -129,6 +138,7 @@ class LossyDisk(Disk):
         self._killed: BaseException | None = None
         self._lock = threading.Lock()
         self._graveyard: Path | None = None
+        self._kept: dict[tuple[int, int], _Kept] | None = None
         self._directories: list[_Directory] = []
         self._nodes: dict[tuple[int, int], _Node] = {}
         self._effects: list[tuple[int, _Effect]] = []
@@ -251,6 +261,18 @@ class LossyDisk(Disk):
         with self._call("remove_attribute"):
             super().remove_attribute(target, name)
 
+    def after_kill(self, directory: Path, calls: int, written: int = 0) -> None:
+        """Build in *directory*, which does not exist, what is there if the process is killed after so many *calls*.
+
+        Of the next call, if it is a write, the first *written* bytes are written.  The files are the very files of the
+        root, whose contents are lost; it may be done for one number of calls after the other.
+        """
+        effects = [effect for number, effect in self._effects if number < calls]
+        for number, effect in self._effects:
+            if number == calls and isinstance(effect, _Written) and written:
+                effects.append(_Written(effect.file, effect.offset, effect.data[:written]))
+        self._build(directory, newest, effects, keeps_inodes=True)
+
     def after_power_cut(
         self,
         directory: Path,
@@ -262,11 +284,22 @@ class LossyDisk(Disk):
     ) -> None:
         """Build in *directory*, which does not exist, a state that a power cut after so many *calls* may leave.
 
-        With *keeps_inodes* the files are the very files of the root, which is gone afterwards.
+        With *keeps_inodes* the files are the very files of the root, as in `after_kill`.
         """
         stop = len(self.calls) if calls is None else calls
         effects = [effect for number, effect in self._effects if number < stop]
-        inodes = dict(self._inodes()) if keeps_inodes else {}
+        self._build(directory, choose, effects, sync_keeps_name=sync_keeps_name, keeps_inodes=keeps_inodes)
+
+    def _build(
+        self,
+        directory: Path,
+        choose: Choose,
+        effects: Sequence[_Effect],
+        *,
+        sync_keeps_name: bool = False,
+        keeps_inodes: bool = False,
+    ) -> None:
+        inodes = self._inodes() if keeps_inodes else {}
         contents: dict[_File, Path] = {}
 
         def build(node: _Node, path: Path) -> None:
@@ -279,18 +312,18 @@ class LossyDisk(Disk):
             elif node.target is not None:
                 path.symlink_to(node.target)
             else:
-                if node.identity in inodes:
-                    path.hardlink_to(inodes[node.identity])
                 contents[node] = path
-                path.write_bytes(_content(node, effects, choose))
+                content, kept = _content(node, effects, choose), inodes.get(node.identity)
+                if kept is not None:
+                    path.hardlink_to(kept.path)
+                path.write_bytes(content)
+                if kept is not None and kept.content == content:
+                    os.utime(path, ns=(kept.mtime_ns, kept.mtime_ns))
                 if node.is_sticky:
                     path.chmod(path.stat().st_mode | stat.S_ISVTX)
 
         entries = _entries(self._directories, effects, choose, sync_keeps_name)
         build(self._tree, directory)
-        if keeps_inodes:
-            for top in self._places():
-                shutil.rmtree(top)
 
     @contextmanager
     def _call(
@@ -371,14 +404,42 @@ class LossyDisk(Disk):
                 self._graveyard = Path(tempfile.mkdtemp(".buried", self._root.name, self._root.parent))
             os.link(name, self._graveyard / str(len(self.calls)), src_dir_fd=dir_fd, follow_symlinks=False)
 
-    def _places(self) -> list[Path]:
-        return [self._root] if self._graveyard is None else [self._root, self._graveyard]
+    def _inodes(self) -> dict[tuple[int, int], _Kept]:
+        """Every file of the root, and every one that was removed from it, by its inode."""
+        if self._kept is None:
+            self._kept = {}
+            for top in (self._root, self._graveyard):
+                for path in top.rglob("*") if top is not None else ():
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode):
+                        kept = _Kept(path, path.read_bytes(), status.st_mtime_ns)
+                        self._kept[status.st_dev, status.st_ino] = kept
+        return self._kept
 
-    def _inodes(self) -> Iterator[tuple[tuple[int, int], Path]]:
-        for top in self._places():
-            for path in top.rglob("*"):
-                status = path.lstat()
-                yield (status.st_dev, status.st_ino), path
+
+class Machine(LossyDisk):
+    """A lossy disk that outlives its processes: after `restart` it goes on where the last one was killed.
+
+    So what a recovery relied on is lost too if nobody made it durable.
+    """
+
+    def kill_at(self, call: int, written: int = 0) -> None:
+        """Let the process end in place of the call of this number, of which *written* bytes are written."""
+        self.faults = {call: Fault(Killed(), written)}
+
+    def restart(self) -> None:
+        self.faults = {}
+        self._killed = None
+
+
+class QuickDisk(Disk):
+    """A disk that is not waited for, where nothing is cut."""
+
+    def sync(self, fd: int) -> None:
+        pass
+
+    def sync_directory(self, fd: int) -> None:
+        pass
 
 
 def _look(name: str, dir_fd: int) -> os.stat_result | None:

@@ -239,4 +239,20 @@ def test_files_may_keep_their_numbers(scene: Scene) -> None:
     scene.disk.after_power_cut(directory, oldest, keeps_inodes=True)
     assert os.path.samestat((directory / "old").stat(), before)
     assert (directory / "old").read_bytes() == OLD
-    assert (directory / "old").stat().st_nlink == 1
+
+
+def test_what_a_kill_leaves_can_be_seen_at_every_call(scene: Scene) -> None:
+    before = os.fstat(scene.old)
+    fd = scene.create("new")
+    scene.disk.pwrite(fd, [b"new"], 0)
+    scene.disk.rename("new", "old", scene.here, scene.here)
+    mtime_ns = os.fstat(fd).st_mtime_ns
+    seen = []
+    for calls, written in ((0, 0), (1, 0), (1, 2), (2, 0), (3, 0)):
+        directory = scene.root.parent / f"{calls}-{written}"
+        scene.disk.after_kill(directory, calls, written)
+        seen.append({path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()})
+    old = {"old": OLD}
+    assert seen == [old, old | {"new": b""}, old | {"new": b"ne"}, old | {"new": b"new"}, {"old": b"new"}]
+    assert os.path.samestat((scene.root.parent / "0-0/old").stat(), before)
+    assert (directory / "old").stat().st_mtime_ns == mtime_ns

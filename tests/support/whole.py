@@ -17,7 +17,7 @@ from shardfs.stores.beneath import open_directory
 from shardfs.stores.durable import Disk
 from shardfs.stores.memory import MemoryContent
 from tests.support.corpus import array, extension
-from tests.support.crashing import QuickDisk
+from tests.support.lossy_disk import QuickDisk
 
 Coords = tuple[int, ...]
 

@@ -16,7 +16,8 @@ from shardfs.vfs.handles import ChunkHandle, DocumentHandle
 from shardfs.vfs.inodes import ROOT, InodeTable
 from shardfs.vfs.names import ChunkName, DocumentName, Owner
 from shardfs.vfs.open_files import OpenFiles
-from tests.support.crashing import Process, make_source
+from tests.crash.harness import Process
+from tests.crash.histories import make_source
 from tests.support.opened import find, in_trio, read_file
 
 OWNER = Owner(os.geteuid(), os.getegid())

@@ -12,7 +12,8 @@ from shardfs.dataset import room
 from shardfs.dataset.lock import StateDirectory
 from shardfs.stores.durable import Disk
 from shardfs.vfs.inodes import ROOT
-from tests.support.crashing import INNER, NCHUNKS, Process, make_source
+from tests.crash.harness import Process
+from tests.crash.histories import INNER, NCHUNKS, make_source
 from tests.support.opened import in_trio
 
 

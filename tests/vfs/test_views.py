@@ -17,8 +17,9 @@ from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.names import Owner
 from shardfs.vfs.tree import Tree
 from shardfs.vfs.v2_view import ZarrV2
+from tests.crash.harness import Process
+from tests.crash.histories import make_source
 from tests.support.corpus import LITTLE, array, sharding
-from tests.support.crashing import Process, make_source
 from tests.support.datasets import store
 from tests.support.opened import find, in_trio, list_directory, open_source
 

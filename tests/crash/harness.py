@@ -1,0 +1,151 @@
+"""A writing source without FUSE, on a disk that may die: opened, written to, flushed, killed, opened again.
+
+Of all crash tests this is the only module that names what is inside.  What is there afterwards is read natively.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from shardfs.dataset.array import Array
+from shardfs.dataset.journal import Journal
+from shardfs.dataset.lock import StateDirectory
+from shardfs.dataset.source import Source
+from shardfs.stores.durable import Disk
+from shardfs.stores.local import LocalStore
+from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.names import Owner
+from shardfs.vfs.tree import Tree
+from shardfs.vfs.v2_view import ZarrV2
+from shardfs.vfs.v3_view import ZarrV3
+from shardfs.vfs.writing import Writing
+from tests.support.opened import find, read_file
+
+OWNER = Owner(os.geteuid(), os.getegid())
+
+
+@contextmanager
+def small_log() -> Iterator[None]:
+    """Let what was written and not committed lie in many small files, written in small pieces."""
+    small = partial(Journal, segment_nbytes=8192)
+    with patch("shardfs.vfs.writing.Journal", small), patch("shardfs.dataset.journal._PIECE_NBYTES", 2048):
+        yield
+
+
+def make_state(root: Path) -> None:
+    """Make the directories that a writing mount needs."""
+    state = StateDirectory(str(root))
+    for directory in (state.journal, state.conflicts, state.drafts):
+        os.makedirs(directory, exist_ok=True)
+
+
+async def stored(root: Path, path: str, numbers: range) -> list[bytes | None]:
+    """What the shards of an array hold, as a process that begins now reads them."""
+    array = (await Source.of(LocalStore(str(root)), ttl=0.0).hierarchy.node(path)).array
+    assert array is not None
+    extents = [await array.extent((number,)) for number in numbers]
+    return [None if extent is None else bytes(await extent.read(0, extent.nbytes)) for extent in extents]
+
+
+@dataclass
+class Process:
+    """One life of a writing mount; chunks and documents are written to as files."""
+
+    writing: Writing
+    tree: Tree
+    is_v2: bool = False
+
+    @classmethod
+    async def start(cls, root: Path, disk: Disk, *, v2: bool = False) -> Process:
+        """Open the source at *root* in the v3 view, or in *v2*, which shows the chunks of unsharded arrays too."""
+        source = Source.of(LocalStore(str(root), disk), ttl=0.0)
+        make_state(root)
+        state = StateDirectory(str(root))
+        view = ZarrV2() if v2 else ZarrV3()
+        tree = Tree(
+            source.store,
+            source.hierarchy,
+            view,
+            DecodedChunks(0, source.statistics),
+            ttl=0.0,
+            scratch=state.scratch_key,
+        )
+        await tree.start()
+        writing = Writing.open(source, tree, view, state, disk=disk)
+        await writing.start()
+        return cls(writing, tree, v2)
+
+    async def finish(self) -> None:
+        """Commit everything, and end."""
+        await self.writing.finish()
+
+    def check_done(self) -> None:
+        """Nothing is pending, and nobody's changes were put aside."""
+        assert self.writing.writer.committer.npending == 0
+        assert not self.writing.journal.live
+        assert not self.writing.conflicts.live, "nobody else changed anything"
+
+    async def array(self, path: str) -> Array:
+        array = (await self.writing.source.hierarchy.node(path)).array
+        assert array is not None
+        return array
+
+    async def write(self, path: str, number: int, data: bytes) -> None:
+        """Write a chunk and close it."""
+        await self._write(await self._directory(path), str(number).encode(), data)
+
+    async def write_beside(self, path: str, number: int, data: bytes) -> None:
+        """Write beside the chunk, and move it there."""
+        directory, name = await self._directory(path), f"{number}.partial".encode()
+        await self._write(directory, name, data)
+        await self.writing.editor.rename(directory, name, directory, str(number).encode(), exclusive=False)
+
+    async def remove(self, path: str, number: int) -> None:
+        """Remove a chunk, if it is there."""
+        directory = await self._directory(path)
+        if (await self.tree.lookup(directory, str(number).encode())).ino:
+            await self.writing.editor.unlink(directory, str(number).encode())
+
+    async def edit(self, path: str, change: Callable[[dict[str, Any]], None]) -> None:
+        """Replace a document as a program does that knows of no shards."""
+        directory = (await find(self.tree, path)).ino
+        shown = (await self.tree.lookup(directory, b"zarr.json")).ino
+        document = json.loads(await read_file(self.tree, shown))
+        change(document)
+        await self._write(directory, b"zarr.json", json.dumps(document).encode())
+
+    async def sync(self) -> None:
+        """Make durable what was written."""
+        await self.writing.writer.sync()
+
+    async def clean(self) -> None:
+        """Give the room back that what is done takes up in the journal."""
+        committer = self.writing.writer.committer
+        await committer.commits.carry_forward(committer._payloads)
+
+    async def commit(self) -> None:
+        """Bring into the shards what was written."""
+        await self.writing.writer.committer.flush()
+
+    async def _directory(self, path: str) -> int:
+        return (await find(self.tree, path if self.is_v2 else f"{path}/c")).ino
+
+    async def _write(self, directory: int, name: bytes, data: bytes) -> None:
+        files = self.writing.files
+        known = await self.tree.lookup(directory, name)
+        if known.ino:
+            handle, _ = await files.open(known.ino, os.O_WRONLY | os.O_TRUNC)
+        else:
+            handle, _, _ = await files.create(directory, name, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
+        if data:
+            await files.write(handle, 0, data)
+        await files.flush(handle)
+        await files.close(handle)
