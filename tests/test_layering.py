@@ -12,6 +12,7 @@ import pytest
 
 import shardfs
 from tests.support.mounting import environment
+from tests.support.parametrize import each
 
 SOURCE = Path(shardfs.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -22,7 +23,7 @@ ROOMS = [room for room in HEIGHTS if room != "errors"]
 S3_CLIENTS = {"obstore", "boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "s3fs", "fsspec"}
 KNOW_S3_CLIENTS = {f"stores/s3/{name}.py" for name in ("getting", "session", "vendor_errors")}
 
-every_module = pytest.mark.parametrize("module", MODULES, ids=[str(path.relative_to(SOURCE)) for path in MODULES])
+every_module = each("module", MODULES, lambda path: str(path.relative_to(SOURCE)).replace("/", "-"))
 
 
 def room_of(module: Path) -> str:
@@ -63,7 +64,7 @@ def test_format_and_stores_do_not_know_each_other() -> None:
     assert rooms["stores"] <= {"stores", "errors"}
 
 
-@pytest.mark.parametrize("module", sorted((SOURCE / "format").glob("*.py")), ids=lambda path: path.name)
+@each("module", sorted((SOURCE / "format").glob("*.py")), lambda path: f"format-{path.name}")
 def test_the_format_is_pure(module: Path) -> None:
     asynchronous = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
     nodes = list(ast.walk(ast.parse(module.read_text())))

@@ -15,6 +15,7 @@ import pytest
 from tests.support.corpus import BASE, BROKEN, array, sharding
 from tests.support.datasets import files_below, store
 from tests.support.mounting import Mount, Mounter
+from tests.support.parametrize import each
 
 MAX_MEMORY = 250 * 2**20
 SOUND = array((8, 12), (4, 6), sharding((2, 3)))
@@ -62,7 +63,7 @@ def ward(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) -> War
     return Ward(module_mount(source), chunks)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES, str)
 def test_a_broken_document_is_shown_as_stored_with_the_reason(ward: Ward, name: str) -> None:
     shown, stored = ward.mount.path / name, ward.mount.source / name
     assert files_below(shown) == files_below(stored)

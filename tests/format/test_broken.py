@@ -12,8 +12,9 @@ from shardfs.format.consolidated import unshard_consolidated
 from shardfs.format.metadata import ArrayMetadata, encode_json, parse_document
 from shardfs.format.unshard import unshard
 from tests.support.corpus import BROKEN, Broken
+from tests.support.parametrize import each
 
-every_broken = pytest.mark.parametrize("broken", BROKEN, ids=[broken.name for broken in BROKEN])
+every_broken = each("broken", BROKEN, lambda broken: broken.name)
 
 
 def reason(broken: Broken) -> str:

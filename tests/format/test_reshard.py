@@ -40,7 +40,7 @@ from tests.support.corpus import (
     transpose,
 )
 from tests.support.json_values import json_values, places, replaced
-from tests.support.parametrize import every_case
+from tests.support.parametrize import each, every_case
 
 ZARR_REFUSES = {"opaque-codec", "zero-bytes", "opaque-serializer"}
 TENSORSTORE_REFUSES = ZARR_REFUSES | {"type-datetime64", "type-string", "dimension-names-repeated"}
@@ -125,19 +125,17 @@ def quietly(codec: Callable[..., Any], **configuration: Any) -> Any:
 
 Editor = Callable[[Path, tuple[int, ...]], None]
 EDITS = [
-    pytest.param(case, editor, id=f"{case.name}-{name}")
-    for name, editor, refuses in (
-        ("zarr", edit_with_zarr, ZARR_REFUSES),
-        ("tensorstore", edit_with_tensorstore, TENSORSTORE_REFUSES),
-    )
+    (case, editor)
+    for editor, refuses in ((edit_with_zarr, ZARR_REFUSES), (edit_with_tensorstore, TENSORSTORE_REFUSES))
     for case in CASES
     if case.name not in refuses
 ]
 
 
-@pytest.mark.parametrize(("case", "editor"), EDITS)
-def test_what_a_library_writes_again_is_taken(case: Case, editor: Editor, tmp_path: Path) -> None:
+@each("edit", EDITS, lambda edit: f"{edit[0].name}-{edit[1].__name__}")
+def test_what_a_library_writes_again_is_taken(edit: tuple[Case, Editor], tmp_path: Path) -> None:
     """Also growing each axis, but for arrays whose last shard would have to grow with it."""
+    case, editor = edit
     shape = tuple(case.document["shape"])
     if not case.name.startswith("bounded"):
         shape = tuple(n + 7 for n in shape)

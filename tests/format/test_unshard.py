@@ -31,7 +31,7 @@ from tests.support.corpus import (
     transpose,
 )
 from tests.support.encoder import chunk_key, named
-from tests.support.parametrize import every_case
+from tests.support.parametrize import each_case, every_case
 
 REPLACED = {"chunk_grid", "chunk_key_encoding", "codecs"}
 UNKNOWN_TO_ZARR = {"opaque-codec", "zero-bytes", "opaque-serializer"}
@@ -74,7 +74,7 @@ def test_keys_are_encoded_as_they_were(case: Case) -> None:
         assert chunk_key(shown, coords) == chunk_key(case.document, coords)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.name not in UNKNOWN_TO_ZARR], ids=lambda case: case.name)
+@each_case(case for case in CASES if case.name not in UNKNOWN_TO_ZARR)
 def test_zarr_reads_the_values_from_the_inner_chunks(case: Case) -> None:
     encoded = case.encode()
     shown = unsharded(case.document).document

@@ -14,6 +14,7 @@ import zarr
 from tests.support.corpus import CASES, Case, write_case
 from tests.support.datasets import Corpus
 from tests.support.mounting import Mounter
+from tests.support.parametrize import every_case
 from tests.support.readers import READERS, assert_same
 
 UNKNOWN_CODECS = {"opaque-codec", "zero-bytes", "opaque-serializer"}
@@ -26,7 +27,7 @@ REFUSED = {
 """What a reader would not read unsharded either: sharding is in none of these reasons."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@every_case
 @pytest.mark.parametrize("reader", READERS)
 def test_a_reader_sees_the_values_bit_for_bit(corpus: Corpus, case: Case, reader: str) -> None:
     if case.name in REFUSED[reader]:

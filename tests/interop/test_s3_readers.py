@@ -20,6 +20,7 @@ from tests.interop.test_samples import SAMPLES, SHARDED
 from tests.support.corpus import CASES, Case
 from tests.support.datasets import Corpus, files_below
 from tests.support.mounting import Mounter
+from tests.support.parametrize import each
 from tests.support.readers import READERS, assert_same, read_zarr
 from tests.support.s3_mounts import Remote
 from tests.support.s3_proxy import S3Proxy
@@ -48,8 +49,9 @@ IN_TURN = [
 """Each array with one reader: the files are those on disk, which all readers read in `test_readers`."""
 
 
-@pytest.mark.parametrize(("case", "reader"), IN_TURN, ids=[f"{case.name}-{reader}" for case, reader in IN_TURN])
-def test_a_reader_sees_the_values_bit_for_bit(stored: Path, corpus: Corpus, case: Case, reader: str) -> None:
+@each("turn", IN_TURN, lambda turn: f"{turn[0].name}-{turn[1]}")
+def test_a_reader_sees_the_values_bit_for_bit(stored: Path, corpus: Corpus, turn: tuple[Case, str]) -> None:
+    case, reader = turn
     assert_same(READERS[reader](stored / case.name), corpus.encoded[case.name].values)
 
 

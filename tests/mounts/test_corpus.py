@@ -12,8 +12,7 @@ import pytest
 from tests.support.corpus import CASES, Case
 from tests.support.datasets import Corpus, by_key, files_below
 from tests.support.encoder import SHARDING, chunk_key, named
-
-every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+from tests.support.parametrize import every_case
 
 
 @every_case

@@ -14,14 +14,14 @@ import pytest
 
 from tests.mounts.test_attributes import PLACE, is_wrapped
 from tests.support.commands import run, run_json
-from tests.support.corpus import CASES, LITTLE, Case, array, sharding
+from tests.support.corpus import LITTLE, Case, array, sharding
 from tests.support.datasets import Corpus, by_key, files_below
 from tests.support.mounting import Mounter
+from tests.support.parametrize import every_case
 from tests.support.s3_mounts import PREFIX, Remote
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket, S3Server
 
-every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 ODD = [
     "with space",
     "100%",

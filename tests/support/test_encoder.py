@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from tests.support.encoder import (
     shards,
     window,
 )
+from tests.support.parametrize import each_case, every_case
 
 
 def read_zarr(path: Path) -> np.ndarray:
@@ -126,12 +127,7 @@ def named_case(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
-def every_case(but: Iterable[str] = ()) -> pytest.MarkDecorator:
-    chosen = [case for case in CASES if case.name not in but]
-    return pytest.mark.parametrize("case", chosen, ids=[case.name for case in chosen])
-
-
-@every_case()
+@every_case
 @pytest.mark.parametrize("reader", READERS)
 def test_a_native_reader_sees_the_values_or_is_known_to_refuse(case: Case, reader: str, tmp_path: Path) -> None:
     encoded = write_case(case, tmp_path)
@@ -187,7 +183,7 @@ def read_by_any(directory: Path, document: Mapping[str, Any], files: Mapping[str
     return results
 
 
-@every_case(but=OPAQUE)
+@each_case(case for case in CASES if case.name not in OPAQUE)
 def test_each_shard_alone_is_a_regular_array(case: Case, tmp_path: Path) -> None:
     """Covers what no native reader opens as a whole: each shard is read as an array of one chunk."""
     encoded = case.encode()
@@ -219,7 +215,7 @@ def test_each_shard_alone_is_a_regular_array(case: Case, tmp_path: Path) -> None
     assert keys == set(encoded.files)
 
 
-@every_case(but=OPAQUE)
+@each_case(case for case in CASES if case.name not in OPAQUE)
 def test_inner_chunks_are_the_chunks_of_an_unsharded_array(case: Case, tmp_path: Path) -> None:
     encoded = case.encode()
     axes, codecs = list(range(case.values.ndim)), respelled(case.document["codecs"])
@@ -251,7 +247,7 @@ def test_an_opaque_codec_is_applied_to_every_inner_chunk() -> None:
     assert nothing.encode().inner == dict.fromkeys(inverted.keys() - nothing.absent, b"")
 
 
-@every_case()
+@every_case
 def test_inner_chunks_lie_in_their_shards_unless_wrapped(case: Case) -> None:
     encoded = case.encode()
     codecs = respelled(case.document["codecs"])
@@ -265,7 +261,7 @@ def test_inner_chunks_lie_in_their_shards_unless_wrapped(case: Case) -> None:
             assert any(data in shard for shard in encoded.files.values())
 
 
-@every_case()
+@every_case
 def test_a_case_is_well_formed_and_encodes_the_same_twice(case: Case) -> None:
     first, second = case.encode(), case.encode()
     assert (first.files, first.inner) == (second.files, second.inner)
