@@ -110,8 +110,11 @@ async def take(store: Store, directory: Path, members: dict[str, Any], steps: li
     assert not await store.is_absent(join_key(PATH, "zarr.json"))
 
 
-@pytest.mark.parametrize("begin", BEGIN, ids=lambda begin: begin.__name__)
-@pytest.mark.parametrize("members", [{}, FLAT], ids=["nested", "flat"])
+@pytest.mark.parametrize(
+    ("begin", "members"),
+    [*((begin, {}) for begin in BEGIN), (local, FLAT)],
+    ids=[*(f"{begin.__name__}-nested" for begin in BEGIN), "local-flat"],
+)
 def test_an_unsharded_array_is_a_mapping_of_coordinates_to_bytes(
     begin: Callable[[Path], Awaitable[Store]], members: dict[str, Any]
 ) -> None:
