@@ -34,6 +34,11 @@ from tests.support.lossy_disk import Fault, Killed, newest, oldest
 from tests.support.opened import in_trio
 
 CALLS = [(name, number) for name, case in CASES.items() for number in range(len(case.calls))]
+FAILED = [
+    (name, number, written)
+    for name, number in CALLS
+    for written in ([0, 1, 300] if CASES[name].calls[number].startswith("pwrite") else [0])
+]
 every_call = pytest.mark.parametrize(("name", "number"), CALLS, ids=lambda value: str(value))
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -50,15 +55,12 @@ def is_past_rename(case: Case, number: int) -> bool:
 
 
 @pytest.mark.parametrize("number_of_error", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
-@pytest.mark.parametrize("written", [0, 1, 300])
-@every_call
+@pytest.mark.parametrize(("name", "number", "written"), FAILED, ids=lambda value: str(value))
 @in_trio
 async def test_a_failed_call_leaves_the_old_version(
     source: Path, name: str, number: int, written: int, number_of_error: int
 ) -> None:
     case = CASES[name]
-    if written and not case.calls[number].startswith("pwrite"):
-        return
     disk = SpliceDisk(source, {number: Fault(OSError(number_of_error, "injected"), written)})
     store = LocalStore(str(source), disk)
     snapshot = await store.open("d/f")
