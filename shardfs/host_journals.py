@@ -1,16 +1,14 @@
 """What `shardfs recover` says without a SOURCE: which journals of remote sources are on this machine."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardfs.dataset.host_state import Slot, all_slots, kept_files
 from shardfs.dataset.journal import Erase, JournalContents, Put, Shrink
-from shardfs.dataset.leftovers import read_left
+from shardfs.dataset.leftovers import read_left, recover_command
 from shardfs.errors import ShardfsError
 from shardfs.repairs import RecoveryReport
 from shardfs.reports import counted
-from shardfs.stores.address import Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ def recover_host() -> RecoveryReport:
         is_left = has_any and (who is None or is_elsewhere)
         if not is_left and (who is None or is_elsewhere):
             continue
-        command = _command(slot.address) if is_left and slot.address is not None else None
+        command = recover_command(slot.address, "--apply") if is_left and slot.address is not None else None
         if is_elsewhere:
             end = _take_over(slot, command)
         elif who is not None:
@@ -92,11 +90,6 @@ def _take_over(slot: Slot, command: str | None) -> str:
         f"of {slot.holder}: if that runs, it brings them home; if not, run there, or, if that host is gone for good, "
         f"remove {slot.state.lock} and run here: {command}"
     )
-
-
-def _command(address: Address) -> str:
-    endpoint = ["--endpoint-url", address.endpoint] if address.endpoint else []
-    return shlex.join(["shardfs", "recover", "--apply", *endpoint, address.url])
 
 
 def _latest(contents: JournalContents) -> Sequence[Put | Erase]:

@@ -8,11 +8,20 @@ from typing import Any, TextIO
 from shardfs.dataset.commit import carry
 from shardfs.dataset.compaction import compact, find_wasteful
 from shardfs.dataset.host_state import hold, kept_files, slots_of
-from shardfs.dataset.journal import Erase, JournalContents, Put, Shrink
-from shardfs.dataset.leftovers import Journals, opened, read_left
+from shardfs.dataset.journal import Erase, Put, Shrink
+from shardfs.dataset.leftovers import Journals, describe_damage, opened, read_left
 from shardfs.dataset.lock import StateDirectory
 from shardfs.dataset.pending import Change
-from shardfs.dataset.recovery import Conflict, Recovery, classify, describe, describe_change, finish_shrink, replay
+from shardfs.dataset.recovery import (
+    Conflict,
+    Recovery,
+    classify,
+    describe,
+    describe_change,
+    finish_shrink,
+    replay,
+    why_not,
+)
 from shardfs.dataset.repair import TornShard, find_torn, repair
 from shardfs.dataset.settling import Outcome, check_name, settle
 from shardfs.dataset.source import Source
@@ -139,9 +148,14 @@ async def compact_source(
 
 
 async def _apply_journals(source: Source, state: StateDirectory, report: RecoveryReport) -> None:
+    try:
+        await _apply_sound(source, state, report)
+    finally:  # by the names under which damaged segments are kept now
+        _report_damage(state, report)
+
+
+async def _apply_sound(source: Source, state: StateDirectory, report: RecoveryReport) -> None:
     with opened(source, state) as journals:
-        _report_damage(journals.contents, report)
-        _report_damage(journals.aside, report)
         recovery = await replay(source, journals.contents, journals.committer)
         _report_commits(recovery, report, applied=True)
         failure = await _flush(journals)
@@ -228,11 +242,8 @@ def _report_file(file: KeptFile, line: str, report: RecoveryReport, *, left: boo
 
 
 async def _show_journals(source: Source, state: StateDirectory, report: RecoveryReport) -> None:
-    if not state.has_journal():
-        return
+    _report_damage(state, report)
     contents, aside = read_left(state.journal), read_left(state.conflicts)
-    for found in (contents, aside):
-        _report_damage(found, report)
     recovery = await classify(source, contents, await settle(source, contents, apply=False))
     _report_commits(recovery, report, applied=False)
     for _, change in recovery.pending:
@@ -244,7 +255,8 @@ async def _show_journals(source: Source, state: StateDirectory, report: Recovery
         report.add("pending", f"journal: {describe_change(shrink)}", left=True)
     for record in aside.records:
         if isinstance(record, Put | Erase | Shrink):
-            line = f"put aside: {describe(Conflict(record, 'it did not fit what was stored'))}"
+            reason = await why_not(source, record) or "it fits what is stored now"
+            line = f"put aside: {describe(Conflict(record, reason))}; `shardfs recover --apply` applies it"
             report.add("conflict", line, left=True)
 
 
@@ -284,11 +296,11 @@ def _report_commits(recovery: Recovery, report: RecoveryReport, *, applied: bool
             report.add("commit", line, left=True, shard=intent.key)
 
 
-def _report_damage(contents: JournalContents, report: RecoveryReport) -> None:
-    for damage in contents.damage:
-        if not damage.is_torn:
-            line = f"{damage.segment} is damaged: {damage.nbytes} bytes at {damage.offset}: {damage.reason}"
-            report.add("journal", line, left=True, segment=damage.segment)
+def _report_damage(state: StateDirectory, report: RecoveryReport) -> None:
+    for directory in (state.journal, state.conflicts):
+        for damage in read_left(directory).damage:
+            if not damage.is_torn:
+                report.add("journal", describe_damage(directory, damage), left=True, segment=damage.segment)
 
 
 def _name(change: Change) -> str:

@@ -23,6 +23,7 @@ from shardfs.dataset.journal_segments import (
     Head,
     Segment,
     checksum,
+    damaged_name,
     meta_nbytes,
     segment_name,
     unpack_record,
@@ -36,6 +37,11 @@ _BLOCK_NBYTES: Final = 2**20
 _SECTOR_NBYTES: Final = 4096
 _MAX_FALSE_STARTS: Final = 10_000
 """How often a salt may be found where no record is; by chance it never is."""
+_KIND_AT: Final = RECORD_NBYTES - 4
+_SOME_KIND: Final = re.compile(b"[\\x01-%c]\\x00{3}" % max(Kind))
+"""How each record ends before its meta bytes, whatever its salt is."""
+_MAX_GUESSED_NBYTES: Final = 2**26
+"""How much may be looked at in vain to find a record whose salt is not known."""
 
 _KINDS: Final = frozenset(Kind)
 
@@ -46,6 +52,7 @@ Live = Put | Erase | Shrink | Intent
 class Damage(NamedTuple):
     """*nbytes* bytes from *offset* of a segment that hold no record.
 
+    That is the name of its file: of a segment that an earlier process found damaged, the one under which it is kept.
     *is_torn*: they look like an append that never finished, so that nothing that was published is lost.
     """
 
@@ -84,14 +91,16 @@ def read_journal(directory: Descriptor) -> JournalContents:
     if files cannot be opened.
     """
     reading = _Reading()
-    numbers = []
+    numbers: list[int] = []
+    damaged: list[int] = []
     last_number = 0
     try:
         for name in os.listdir(directory.path):
             if match := _NAME.fullmatch(name):
                 last_number = max(last_number, int(match[1]))
-                if match[2] == "journal":
-                    numbers.append(int(match[1]))
+                (numbers if match[2] == "journal" else damaged).append(int(match[1]))
+        for number in sorted(damaged):
+            reading.look_into(directory, number)
         for number in sorted(numbers):
             reading.read(directory, number)
     except OSError as error:
@@ -136,22 +145,13 @@ class _Reading:
     def read(self, directory: Descriptor, number: int) -> None:
         """Read one segment; it may have been removed meanwhile."""
         name = segment_name(number)
-        try:
-            descriptor = Descriptor(os.open(name, READ, dir_fd=directory.fd))
-        except FileNotFoundError:
+        opened = self._open(directory, name)
+        if opened is None:
             return
-        except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.ENXIO):
-                raise
-            self.damage.append(Damage(name, 0, 0, "is not a regular file"))
-            return
-        status = os.fstat(descriptor.fd)
-        if not stat.S_ISREG(status.st_mode):
-            self.damage.append(Damage(name, 0, 0, "is not a regular file"))
-            return
-        segment = Segment(number, descriptor, b"", status.st_size)
+        descriptor, nbytes = opened
+        segment = Segment(number, descriptor, b"", nbytes)
         self.segments.append(segment)
-        scan = _Scan(descriptor, name, status.st_size)
+        scan = _Scan(descriptor, name, nbytes)
         for found in scan.results():
             if isinstance(found, Head):
                 try:
@@ -161,6 +161,44 @@ class _Reading:
             if isinstance(found, Damage):
                 self.damage.append(found)
                 segment.is_damaged |= not found.is_torn
+
+    def look_into(self, directory: Descriptor, number: int) -> None:
+        """Say again what was lost of a segment that is kept because it is damaged; its records are done."""
+        name = damaged_name(number)
+        opened = self._open(directory, name)
+        if opened is None:
+            return
+        descriptor, nbytes = opened
+        scan, found = _Scan(descriptor, name, nbytes), []
+        try:
+            for each in scan.results():
+                if isinstance(each, Damage):
+                    found += [each] if not each.is_torn else []
+                    continue
+                try:
+                    scan.record(each)
+                except CorruptionError as error:
+                    found.append(Damage(name, each.begin, each.end - each.begin, str(error)))
+        except StoreError as error:
+            found.append(Damage(name, 0, nbytes, str(error)))
+        self.damage += found or [Damage(name, 0, nbytes, "an earlier mount could not read all of it")]
+
+    def _open(self, directory: Descriptor, name: str) -> tuple[Descriptor, int] | None:
+        """Open a file of the journal, and return its size too; None if there is none, or what is no file."""
+        try:
+            descriptor = Descriptor(os.open(name, READ, dir_fd=directory.fd))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            self.damage.append(Damage(name, 0, 0, "is not a regular file"))
+            return None
+        status = os.fstat(descriptor.fd)
+        if not stat.S_ISREG(status.st_mode):
+            self.damage.append(Damage(name, 0, 0, "is not a regular file"))
+            return None
+        return descriptor, status.st_size
 
     def _take(self, scan: "_Scan", head: Head, segment: Segment) -> None:
         if head.sequence <= self.last_sequence:
@@ -223,9 +261,9 @@ class _Scan:
             if len(self._salt) == SALT_NBYTES and self._head(at) is not None:
                 yield self._damage(0, HEADER_NBYTES, "the header of the segment is damaged")
             else:
-                if self._nbytes:
-                    yield self._damage(0, self._nbytes, "the header of the segment is damaged", is_end=True)
-                return
+                at = self._guess()
+                if at:
+                    yield self._damage(0, at, "the header of the segment is damaged", is_end=at == self._nbytes)
         else:
             self._salt = salt
         while at < self._nbytes:
@@ -273,6 +311,36 @@ class _Scan:
         if len(data) < RECORD_NBYTES or not data.startswith(self._salt):
             return None
         return unpack_record(self._salt, at, self._read(at, RECORD_NBYTES + meta_nbytes(data)))
+
+    def _guess(self) -> int:
+        """Take the salt from the first record from which on one follows the other up to the end; return its place.
+
+        That is the end of the segment if there is none.  Records in a payload do not lead to the end, as other bytes
+        follow them.
+        """
+        first = self._salt
+        at, left = HEADER_NBYTES, _MAX_GUESSED_NBYTES + 2 * self._nbytes
+        while at + RECORD_NBYTES <= self._nbytes:
+            block = self._read(at, _BLOCK_NBYTES)
+            for hit in _SOME_KIND.finditer(block, _KIND_AT):
+                begin = place = at + hit.start() - _KIND_AT
+                self._salt = block[begin - at : begin - at + SALT_NBYTES]
+                head = self._head(place)
+                left -= RECORD_NBYTES + meta_nbytes(block[begin - at : begin - at + RECORD_NBYTES])
+                while head is not None and left > 0:
+                    # What is far away is read for this alone.
+                    left -= min(head.end - place, _BLOCK_NBYTES) if place > begin else _BLOCK_NBYTES
+                    place = head.end
+                    if place == self._nbytes:
+                        return begin
+                    head = self._head(place)
+                if left <= 0:
+                    break
+            if left <= 0:
+                break
+            at += max(len(block) - RECORD_NBYTES + 1, _SECTOR_NBYTES)
+        self._salt = first
+        return self._nbytes
 
     def _search(self, at: int) -> int:
         """Return where the next record begins, from *at* on; the end of the segment if there is none."""

@@ -109,6 +109,11 @@ def damaged_name(number: int) -> str:
     return f"{number:08}.damaged"
 
 
+def kept_as(name: str) -> str:
+    """Return the file name under which the segment in the file *name* is kept if it is damaged."""
+    return damaged_name(int(name.partition(".")[0]))
+
+
 def checksum(data: Buffer, before: int = 0) -> int:
     """Return the crc32c of *data*, behind bytes whose crc32c is *before*."""
     if not isinstance(data, bytes):  # the library takes no other kind of buffer as it is

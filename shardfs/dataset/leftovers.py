@@ -1,18 +1,22 @@
 """The journals of a state directory, opened to write, and those that killed processes left brought into the store."""
 
 import logging
+import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from shardfs.dataset.committer import Committer
-from shardfs.dataset.journal import Journal, JournalContents, read_journal
-from shardfs.dataset.lock import StateDirectory
+from shardfs.dataset.journal import Damage, Journal, JournalContents, read_journal
+from shardfs.dataset.journal_segments import kept_as
+from shardfs.dataset.lock import StateDirectory, shown
 from shardfs.dataset.recovery import replay
 from shardfs.dataset.source import Source
 from shardfs.dataset.writer import Writer
 from shardfs.errors import NotFoundError, ShardfsError
+from shardfs.stores.address import Address
 from shardfs.stores.base import Store
 from shardfs.stores.beneath import open_directory
 from shardfs.stores.durable import Disk
@@ -40,6 +44,32 @@ def read_left(directory: str) -> JournalContents:
     return JournalContents([], [], [], 0, 0)
 
 
+def recover_command(address: Address, *options: str) -> str:
+    """Return the command line that shows what is left of the source at *address*."""
+    endpoint = ["--endpoint-url", address.endpoint] if address.endpoint else []
+    return shlex.join(["shardfs", "recover", *options, *endpoint, address.url])
+
+
+def describe_damage(directory: str, damage: Damage) -> str:
+    """Say in one line what is lost of the journal in *directory*, and what to do about its file."""
+    path = shown(os.path.join(directory, damage.segment))
+    kept = os.path.join(os.path.dirname(path), kept_as(damage.segment))
+    end = "what was published there is lost, all else of it is not"
+    end += f"; remove {kept} to hear no more of it" if kept == path else f"; it will be kept as {kept}"
+    return f"{path} is damaged: {damage.nbytes} bytes at {damage.offset}: {damage.reason}; {end}"
+
+
+def log_damage(directory: str, contents: JournalContents) -> int:
+    """Name in the log what is damaged in the journal in *directory*; return in how many places."""
+    for damage in contents.damage:
+        if damage.is_torn:
+            path = shown(os.path.join(directory, damage.segment))
+            log.info("%s ends with %d bytes of a write that did not finish", path, damage.nbytes)
+        else:
+            log.error("%s", describe_damage(directory, damage))
+    return sum(not damage.is_torn for damage in contents.damage)
+
+
 @contextmanager
 def opened(source: Source, state: StateDirectory, disk: Disk = _DISK) -> Iterator[Journals]:
     """Open the journals in *state*, whose lock the caller holds, for the length of a block.
@@ -65,9 +95,11 @@ async def bring_home(store: Store, left: Sequence[StateDirectory]) -> None:
         try:
             source = Source.of(store)
             with opened(source, state) as journals:
+                log_damage(state.journal, journals.contents)
                 recovery = await replay(source, journals.contents, journals.committer)
                 await journals.committer.flush()
         except ShardfsError as error:
-            log.error("%s stays for the next mount: %s", state.journal, error)  # noqa: TRY400
+            log.error("%s stays for the next mount: %s", shown(state.journal), error)  # noqa: TRY400
         else:
-            log.info("%d chunks of another mount are in their shards, from %s", len(recovery.pending), state.journal)
+            where = shown(state.journal)
+            log.info("%d chunks of another mount are in their shards, from %s", len(recovery.pending), where)

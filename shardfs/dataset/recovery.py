@@ -155,6 +155,19 @@ async def _fit(source: Source, change: Change) -> tuple[Array | None, str | None
         return array, f"its {'array' if array is None else 'shard'} cannot be read: {error}"
 
 
+async def why_not(source: Source, change: Change | Shrink) -> str | None:
+    """Return why a change that was put aside does not fit what is stored now; None if it does."""
+    try:
+        if isinstance(change, Shrink):
+            check_name(change.path)
+            is_there = (await source.hierarchy.node(change.path)).any_array is not None
+            return None if is_there else "there is no such array any more"
+        array, reason = await _fit(source, change)
+    except ShardfsError as error:
+        return str(error)
+    return reason if array is not None or reason is not None else "the chunk is so already"
+
+
 async def _compare(array: Array, change: Change) -> tuple[Array | None, str | None]:
     """Return the same as `_fit`, by the chunk that is stored."""
     if await array.stored_entry(change.coords) == change.superseded:

@@ -13,6 +13,7 @@ import trio
 
 from shardfs.dataset.foreign import EMPTY, NO_ZARR, foreign_format, unsharded
 from shardfs.dataset.host_state import has_journal, hold
+from shardfs.dataset.leftovers import recover_command
 from shardfs.dataset.source import Source
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
 from shardfs.fuse.operations import Operations
@@ -52,11 +53,12 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
         decoded = DecodedChunks(options.decode_cache_nbytes, source.statistics)
         if claim is None:
             if has_journal(store):
-                log.warning(
-                    "%s has a journal of chunks that are not in their shards yet, and that are not shown here: "
-                    "mount it with --write, or see `shardfs recover`",
-                    store.url,
+                left = (
+                    "it has a journal of chunks that are not in their shards yet, and that are not shown here: mount "
+                    f"it with --write, or see `{recover_command(store.address)}`"
                 )
+                log.warning("%s: %s", store.url, left)
+                note = "; ".join(part for part in (left, note) if part)
             view = make_view(
                 options.view,
                 store,
@@ -155,7 +157,7 @@ async def _serve(tree: Tree, writing: Writing | None, ready: Callable[[str | Non
     if tree.store.root is not None and not tree.view.translates:  # a remote one would take a request
         note = note or unsharded(await tree.hierarchy.node(""))
     if writing is not None:
-        await writing.start()
+        note = "; ".join(part for part in (await writing.start(), note) if part) or None
     async with trio.open_nursery() as watching:  # until all is done: a signal would end it half-way
         async with trio.open_nursery() as nursery:
             await watching.start(_end_on_signal, tree.store.url, writing, end, nursery)

@@ -7,9 +7,9 @@ from typing import Final
 
 import trio
 
-from shardfs.dataset.journal import Damage, Journal, JournalContents, read_journal
-from shardfs.dataset.leftovers import bring_home
-from shardfs.dataset.lock import StateDirectory
+from shardfs.dataset.journal import Journal, JournalContents, read_journal
+from shardfs.dataset.leftovers import bring_home, log_damage, recover_command
+from shardfs.dataset.lock import StateDirectory, shown
 from shardfs.dataset.recovery import replay
 from shardfs.dataset.source import Source
 from shardfs.dataset.writer import Writer
@@ -42,6 +42,7 @@ class Writing:
     left: Sequence[StateDirectory]
     single_writer: bool
     contents: JournalContents
+    aside: JournalContents
     journal: Journal
     conflicts: Journal
     writer: Writer
@@ -73,7 +74,9 @@ class Writing:
         directory = open_directory(state.journal)
         contents = read_journal(directory)
         journal = Journal(directory, disk, contents)
-        conflicts = Journal(open_directory(state.conflicts), disk)
+        directory_aside = open_directory(state.conflicts)
+        aside = read_journal(directory_aside)
+        conflicts = Journal(directory_aside, disk, aside)
         writer = Writer(source, journal, conflicts, auto_compact=auto_compact)
         plain, drafts, gate = PlainWriters(), OpenDrafts(tree, DraftSpace(state.drafts)), Gate()
         staging = Staging(tree, writer, plain, state.staged_key)
@@ -81,19 +84,28 @@ class Writing:
         names = Contents(tree, writer, publisher, drafts, state.drafts_key)
         files = OpenFiles(tree, writer, publisher, names, drafts, plain, staging, gate)
         editor = Editor(tree, writer, publisher, names, files, gate)
-        return cls(source, state, left, single_writer, contents, journal, conflicts, writer, staging, files, editor)
+        return cls(
+            source, state, left, single_writer, contents, aside, journal, conflicts, writer, staging, files, editor
+        )
 
-    async def start(self) -> None:
-        """Bring into the store what earlier mounts published and did not commit."""
+    async def start(self) -> str | None:
+        """Bring into the store what earlier mounts published and did not commit; return what is wrong with it."""
         await self.source.store.start_writing(self.state.root, single_writer=self.single_writer)
         await bring_home(self.source.store, self.left)
-        for damage in self.contents.damage:
-            _report(self.state.journal, damage)
+        ndamaged = log_damage(self.state.journal, self.contents) + log_damage(self.state.conflicts, self.aside)
         recovery = await replay(self.source, self.contents, self.writer.committer)
         if recovery.pending:
             log.info("%d chunks of an earlier mount are brought into their shards", len(recovery.pending))
         await self.staging.resume()
         await self.commit()
+        count = len(recovery.conflicts)
+        found = [f"{count} conflict{'' if count == 1 else 's'}"] if count else []
+        found += ["damage"] if ndamaged else []
+        return (
+            f"its journal has {' and '.join(found)}; see `{recover_command(self.source.store.address)}`"
+            if found
+            else None
+        )
 
     async def run(self) -> None:
         """Commit what is due, for as long as this is not cancelled."""
@@ -108,7 +120,7 @@ class Writing:
             log.error("%s: %s", self.source.store.url, error)  # noqa: TRY400
             is_committed = False
         except ShardfsError as error:
-            where = self.state.journal
+            where = shown(self.state.journal)
             log.error("what is pending stays in the journal, for the next mount: %s (%s)", error, where)  # noqa: TRY400
             is_committed = False
         try:
@@ -132,17 +144,3 @@ class Writing:
                 log.error("the journal in %s is left as it is: %s", journal.where, error)  # noqa: TRY400
                 is_committed = False
         return is_committed
-
-
-def _report(directory: str, damage: Damage) -> None:
-    if damage.is_torn:
-        log.info("%s/%s ends with %d bytes of a write that did not finish", directory, damage.segment, damage.nbytes)
-    else:
-        log.error(
-            "%s/%s is damaged: %d bytes at %d: %s; the segment is kept",
-            directory,
-            damage.segment,
-            damage.nbytes,
-            damage.offset,
-            damage.reason,
-        )

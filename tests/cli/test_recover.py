@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shardfs.dataset.journal import Erase, Journal, Shrink, read_journal
-from shardfs.dataset.journal_segments import pack_record
+from shardfs.dataset.journal_segments import HEADER_NBYTES, pack_record
 from shardfs.stores.beneath import open_directory
 from shardfs.stores.durable import Disk
 from shardfs.stores.new_file import temporary_name
@@ -439,7 +439,10 @@ def test_a_change_that_does_not_fit_any_more_is_a_conflict_that_only_apply_appli
     assert (read_zarr_chunk(source, "c/0/0"), read_zarr_chunk(source, "c/0/1")) == (b"c" * 24, b"b" * 24)
     shown = run("recover", source)
     assert shown.returncode == FAILED
-    assert shown.stdout == "put aside: the new bytes of chunk 0/0 of the array: it did not fit what was stored\n"
+    assert shown.stdout == (
+        "put aside: the new bytes of chunk 0/0 of the array: another program has changed the chunk since; "
+        "`shardfs recover --apply` applies it\n"
+    )
     done = run("recover", "--apply", source)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("applied: the new bytes of chunk 0/0 of the array")
@@ -577,6 +580,63 @@ def test_a_record_that_cannot_be_handled_keeps_no_other_from_its_shard(
             assert f"of {key}" in said
             assert f"the {what}" in kept
             assert f"of {key}: " in kept
+
+
+def damage_first_record(source: Path) -> Path:
+    """Flip a bit of the first record in the only segment of a journal, and return that."""
+    (segment,) = (source / ".shardfs/journal").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[HEADER_NBYTES + 20] ^= 1
+    segment.write_bytes(data)
+    return segment
+
+
+@pytest.mark.parametrize("way", ["mount", "recover"])
+def test_damage_in_a_journal_is_named_until_its_file_is_removed(
+    background: Background, source: Path, place: Path, mount: Mounter, way: str
+) -> None:
+    killed_mount(background, source, place, {"c/0/0": b"a" * 24, "c/0/1": b"b" * 24})
+    segment = damage_first_record(source)
+    kept = segment.with_suffix(".damaged")
+    shown = run("recover", source)
+    assert (shown.returncode, f"{segment.name} is damaged" in shown.stdout) == (FAILED, True)
+    for _ in range(2):
+        if way == "mount":
+            mounted = mount(source, write=True, expect=("is damaged",))
+            mounted.unmount()
+            assert "/proc/" not in mounted.log
+            assert str(kept) in mounted.log
+        else:
+            assert run("recover", "--apply", source).returncode == FAILED
+        assert kept.exists()
+        for options in ([], ["--apply"]):
+            shown = run("recover", *options, source)
+            assert shown.returncode == FAILED
+            assert f"{kept} is damaged" in shown.stdout
+            assert f"remove {kept}" in shown.stdout
+    assert read_zarr_chunk(source, "c/0/1") == b"b" * 24
+    kept.unlink()
+    done = run("recover", "--apply", source)
+    assert (done.returncode, done.stdout) == (0, "nothing to recover\n")
+    assert not (source / ".shardfs").exists()
+
+
+def test_a_mount_says_on_the_terminal_what_recover_has_to_say(
+    background: Background, source: Path, place: Path
+) -> None:
+    killed_mount(background, source, place, {"c/0/0": b"a" * 24, "c/0/1": b"b" * 24, "c/3/3": b"d" * 24})
+    said = background(source, place)
+    assert (said.returncode, said.stderr.count("\n")) == (0, 1)
+    assert f"`shardfs recover {source}`" in said.stderr
+    assert run("umount", place).returncode == 0
+    damage_first_record(source)
+    shard = (source / SHARD).read_bytes()
+    (source / SHARD).write_bytes(Index((LITTLE, CRC32C), (2, 2)).appended(shard, {1: b"c" * 24}))
+    said = background("--write", source, place)
+    assert (said.returncode, said.stderr.count("\n")) == (0, 1)
+    assert "1 conflict" in said.stderr
+    assert "damage" in said.stderr
+    assert f"`shardfs recover {source}`" in said.stderr
 
 
 def test_a_record_of_an_unknown_kind_is_an_error_that_says_so_and_changes_nothing(

@@ -191,9 +191,38 @@ def test_a_payload_that_holds_records_is_not_taken_for_records(tmp_path: Path) -
     assert len(contents.damage) == 1
 
 
-def test_a_segment_whose_beginning_is_lost_is_damage_as_a_whole(written: Written, tmp_path: Path) -> None:
+@pytest.mark.parametrize("nbytes", [25, 30, 100])
+def test_a_lost_beginning_of_a_segment_costs_no_more_than_its_records(
+    written: Written, tmp_path: Path, nbytes: int
+) -> None:
+    for name, content in written.files.items():
+        data = os.urandom(nbytes) + content[nbytes:]
+        lost = hit(written, name, 0, nbytes)
+        [damage] = check(written.damaged(tmp_path, name, data), written, lost)
+        end = max(written.places[sequence][2] for sequence in lost)
+        assert damage == Damage(name, 0, end, "the header of the segment is damaged")
+
+
+def test_records_in_a_payload_are_none_where_the_beginning_of_their_segment_is_lost(tmp_path: Path) -> None:
+    inner, outer = tmp_path / "inner", tmp_path / "outer"
+    inner.mkdir()
+    outer.mkdir()
+    other = opened(inner)
+    for n in range(3):
+        put(other, b"forged", coords=(n,))
+    journal = opened(outer)
+    put(journal, (inner / "00000001.journal").read_bytes())
+    put(journal, b"other")
+    data = (outer / "00000001.journal").read_bytes()
+    (outer / "00000001.journal").write_bytes(os.urandom(30) + data[30:])
+    contents = contents_of(outer)
+    assert [plain(record)[1] for record in contents.records] == [b"other"]
+    assert len(contents.damage) == 1
+
+
+def test_a_segment_of_which_nothing_is_left_is_damage_as_a_whole(written: Written, tmp_path: Path) -> None:
     name = "00000001.journal"
-    data = os.urandom(100) + written.files[name][100:]
+    data = b"?" * len(written.files[name])
     damage = check(written.damaged(tmp_path, name, data), written, hit(written, name, 0, len(data)))
     assert damage == [Damage(name, 0, len(data), "the header of the segment is damaged")]
 
@@ -216,6 +245,9 @@ def test_a_damaged_segment_is_kept_under_another_name(tmp_path: Path) -> None:
     journal.close()
     assert os.listdir(tmp_path) == ["00000001.damaged"]
     assert (tmp_path / "00000001.damaged").read_bytes() == data
+    [damage] = contents_of(tmp_path).damage
+    assert damage == contents.damage[0]._replace(segment="00000001.damaged")
+    assert not contents_of(tmp_path).records
     journal = opened(tmp_path)
     put(journal)
     assert segments_of(tmp_path) == ["00000002.journal"]
@@ -288,7 +320,6 @@ def test_other_names_are_no_segments(tmp_path: Path) -> None:
         "000000002.journal",
         "00000002.journal~",
         "x00000002.journal",
-        "00000002.damaged",
         "lock",
     ):
         (tmp_path / name).write_bytes(data)
@@ -437,6 +468,19 @@ def test_a_segment_full_of_false_beginnings_is_given_up(tmp_path: Path) -> None:
     assert contents.records == [Shrink(1, "a", (5,))]
     assert len(contents.damage) == 1
     assert not contents.damage[0].is_torn
+
+
+@pytest.mark.parametrize("what", ["salts", "heads", "chains"])
+def test_a_segment_without_a_header_that_is_full_of_false_beginnings_is_given_up(tmp_path: Path, what: str) -> None:
+    shrink = record_of(1, Kind.SHRINK, SHRINK)
+    false = pack_record(b"othersal", 1, Kind.SHRINK, b"x" * 60_000, 0, 0)[:RECORD_NBYTES]
+    fill = {"salts": SALT * 2 * MIB, "heads": false * (8 * MIB // len(false)), "chains": shrink * 100_000 + b"?"}[what]
+    segment_of(tmp_path, fill)
+    segment = tmp_path / "00000001.journal"
+    segment.write_bytes(b"?" * 30 + segment.read_bytes()[30:])
+    contents = contents_of(tmp_path)  # in no time, not in one for each pair
+    assert contents.records == []
+    assert [(found.offset, found.nbytes) for found in contents.damage] == [(0, segment.stat().st_size)]
 
 
 def test_records_out_of_order_are_damage(tmp_path: Path) -> None:

@@ -346,7 +346,10 @@ async def test_recover_applies_a_chunk_that_was_put_aside(root: Path) -> None:
     (root / PATH / "c/0").write_bytes(b"them")
     (await Life.begin(local(root), state)).kill()
     shown = await trio.to_thread.run_sync(run, "recover", str(root))
-    assert shown.stdout == "put aside: the new bytes of chunk 0 of a: it did not fit what was stored\n"
+    assert shown.stdout == (
+        "put aside: the new bytes of chunk 0 of a: another program has changed the chunk since; "
+        "`shardfs recover --apply` applies it\n"
+    )
     assert (root / PATH / "c/0").read_bytes() == b"them"
     await trio.to_thread.run_sync(run, "recover", "--apply", str(root))
     assert (root / PATH / "c/0").read_bytes() == b"ours"
