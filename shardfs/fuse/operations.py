@@ -4,9 +4,10 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final, cast
+from functools import partial
+from typing import Final, TypeVar, cast
 
 import pyfuse3
 from pyfuse3 import FileHandleT, FileInfo, FileNameT, InodeT, ModeT, RequestContext, StatvfsData, XAttrNameT
@@ -20,6 +21,8 @@ from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.tree import Tree
 
 _MAX_ENTRIES: Final = 1024
+
+T = TypeVar("T")
 
 
 class Operations(pyfuse3.Operations):
@@ -120,7 +123,7 @@ class Operations(pyfuse3.Operations):
     @request
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
         """Return the target of a symbolic link."""
-        return FileNameT(await self.tree.read_link(inode))
+        return FileNameT(await self._settled(partial(self.tree.read_link, inode)))
 
     @request
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
@@ -133,12 +136,16 @@ class Operations(pyfuse3.Operations):
             return b"%d" % os.getpid()
         if inode == pyfuse3.ROOT_INODE and name == control.DAEMON.encode():
             return self.daemon().encode()
-        return await self.tree.attribute(inode, name)
+        return await self._settled(partial(self.tree.attribute, inode, name))
 
     @request
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """Return the names of the extended attributes."""
-        return [XAttrNameT(name) for name in await self.tree.attribute_names(inode)]
+        return [XAttrNameT(name) for name in await self._settled(partial(self.tree.attribute_names, inode))]
+
+    async def _settled(self, look: Callable[[], Awaitable[T]]) -> T:
+        """Return what *look* finds by a number, while nothing moves what that stands for."""
+        return await look()
 
     @request
     async def statfs(self, ctx: RequestContext) -> StatvfsData:

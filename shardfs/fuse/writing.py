@@ -2,8 +2,9 @@
 
 import errno
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import pyfuse3
 from pyfuse3 import (
@@ -29,6 +30,8 @@ from shardfs.vfs.handles import DocumentHandle
 from shardfs.vfs.names import Owner
 from shardfs.vfs.tree import Tree
 from shardfs.vfs.writing import Writing
+
+T = TypeVar("T")
 
 _EXCHANGE: Final = pyfuse3.RENAME_EXCHANGE
 _NOREPLACE: Final = pyfuse3.RENAME_NOREPLACE
@@ -206,6 +209,9 @@ class WritingOperations(Operations):
             source_id=control.id_of(directory),
             npending=self._writing.writer.committer.npending,
         )
+
+    async def _settled(self, look: Callable[[], Awaitable[T]]) -> T:
+        return await self._editor.settled(look)
 
     def _opened(self, number: int, is_chunk: bool) -> FileInfo:
         direct = is_chunk and not self._page_cache

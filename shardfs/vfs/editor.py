@@ -1,7 +1,7 @@
 """Changes to the names and attributes of a tree: what each of these requests does."""
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import TypeVar
@@ -79,6 +79,10 @@ class Editor:
             self._note_absent(parent, os.fsdecode(name), nchanges)
         return attributes
 
+    async def settled(self, look: Callable[[], Awaitable[T]]) -> T:
+        """Return what *look* finds, again if it found nothing while a document made an array of a directory."""
+        return await self._gate.settled(look)
+
     async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a file."""
         self._writer.check()
@@ -95,7 +99,7 @@ class Editor:
         self._writer.check()
         while True:
             turns = self._gate.turns
-            moving, alone = await self._settled(partial(self._moving, parent, name))
+            moving, alone = await self._gate.settled(partial(self._moving, parent, name))
             for opened in self._drafts.all_of(moving) if isinstance(moving, ChunkName | DocumentName) else ():
                 if opened.is_dirty or opened.is_new:
                     await self._files.publish(opened)
@@ -209,7 +213,7 @@ class Editor:
         if opened is not None and (opened.is_dirty or opened.is_fresh) and not self._tree.readers(ino):
             return opened.attributes(ino)
         try:
-            return await self._settled(partial(self._tree.attributes, ino))
+            return await self._gate.settled(partial(self._tree.attributes, ino))
         except StaleError:
             late = await self._contents.successor(ino)
             if late is None:
@@ -228,12 +232,16 @@ class Editor:
     ) -> None:
         """Change attributes; mode and owner of chunks are their shards', and stay."""
         self._writer.check()
+        changes = {"mode": mode, "uid": uid, "gid": gid, "atime_ns": atime_ns, "mtime_ns": mtime_ns}
+        await self._gate.settled(partial(self._set_attributes, ino, changes))
+
+    async def _set_attributes(self, ino: int, changes: Mapping[str, int | None]) -> None:
+        mtime_ns = changes["mtime_ns"]
         node = self._tree.node(ino) if in_table(ino) else None
         if not isinstance(node, StoredNode):
             if mtime_ns is not None:
                 await self._set_chunk_time(ino, mtime_ns)
             return
-        changes = {"mode": mode, "uid": uid, "gid": gid, "atime_ns": atime_ns, "mtime_ns": mtime_ns}
         opened = self._drafts.of_ino(ino)
         if opened is not None and opened.is_new:  # a document that is not stored yet
             opened.mtime_ns = mtime_ns if mtime_ns is not None else opened.mtime_ns
@@ -260,6 +268,9 @@ class Editor:
     async def set_attribute(self, ino: int, name: bytes, value: bytes | None) -> None:
         """Set an extended attribute, or remove it if *value* is None; chunks have none but those that are computed."""
         self._writer.check()
+        await self._gate.settled(partial(self._set_attribute, ino, name, value))
+
+    async def _set_attribute(self, ino: int, name: bytes, value: bytes | None) -> None:
         node = self._tree.node(ino) if in_table(ino) else None
         if not isinstance(node, StoredNode):
             raise UnsupportedError("chunks have no extended attributes of their own")
@@ -295,20 +306,6 @@ class Editor:
             names.add(DOCUMENT)
         for absent in names:
             self._tree.store.note_shown(join_key(node.path, absent), None, since=nchanges)
-
-    async def _settled(self, look: Callable[[], Awaitable[T]]) -> T:
-        """Return what *look* finds, again if it found nothing while a document made an array of a directory.
-
-        Files in it are on their way from one place to another meanwhile.
-        """
-        turns = self._gate.turns
-        try:
-            return await look()
-        except (NotFoundError, StaleError):
-            if not self._gate.has_turned(turns):
-                raise
-        async with self._gate.passing():
-            return await look()
 
     async def _moving(self, parent: int, name: bytes) -> tuple[Name, bool]:
         """Return what is to be moved, and whether that takes the gate closed.

@@ -1,10 +1,15 @@
 """What keeps the meaning of names while they are worked on."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
+from typing import TypeVar
 
 import trio
+
+from shardfs.errors import NotFoundError, StaleError
+
+T = TypeVar("T")
 
 
 class Gate:
@@ -25,6 +30,20 @@ class Gate:
     def has_turned(self, turns: int) -> bool:
         """Whether the gate was closed at any time since `turns` was *turns*."""
         return turns != self.turns or bool(turns % 2)
+
+    async def settled(self, look: Callable[[], Awaitable[T]]) -> T:
+        """Return what *look* finds, again if it found nothing while a document made an array of a directory.
+
+        Files in it are on their way from one place to another meanwhile.
+        """
+        turns = self.turns
+        try:
+            return await look()
+        except (NotFoundError, StaleError):
+            if not self.has_turned(turns):
+                raise
+        async with self.passing():
+            return await look()
 
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:

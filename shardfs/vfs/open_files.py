@@ -3,6 +3,7 @@
 import os
 import stat
 import time
+from functools import partial
 from typing import Final
 
 from shardfs.dataset.hierarchy import is_below
@@ -113,7 +114,7 @@ class OpenFiles:
         """Open a file to read; returns its handle, by number too, and whether that is what took the place of *ino*."""
         nchanges = self._tree.store.nchanges
         try:
-            number, handle = await self._tree.open(ino)
+            number, handle = await self._gate.settled(partial(self._tree.open, ino))
         except StaleError:
             late = await self._contents.successor(ino)
             opened = self.drafts.of_ino(ino)

@@ -203,7 +203,7 @@ def test_a_lost_beginning_of_a_segment_costs_no_more_than_its_records(
         assert damage == Damage(name, 0, end, "the header of the segment is damaged")
 
 
-def test_records_in_a_payload_are_none_where_the_beginning_of_their_segment_is_lost(tmp_path: Path) -> None:
+def test_records_in_a_payload_are_none_where_a_beginning_is_lost(tmp_path: Path) -> None:
     inner, outer = tmp_path / "inner", tmp_path / "outer"
     inner.mkdir()
     outer.mkdir()

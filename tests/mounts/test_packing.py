@@ -145,6 +145,39 @@ def test_files_may_come_in_any_order(
     assert_group_is_packed(tmp_path / "source")
 
 
+def test_a_document_that_comes_meanwhile_hides_no_temporary_file(mount: Mounter, tmp_path: Path, plain: Path) -> None:
+    """What programs do to one by its name until they rename it: the file is moved below them as its array begins."""
+    document, data = (plain / "image/zarr.json").read_bytes(), (plain / "image/c/0/0/0").read_bytes()
+    (tmp_path / "source").mkdir()
+    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+
+    def copy(path: Path) -> None:
+        for number in range(5):  # the grid has 5 along this axis
+            temporary = path.with_name(f"{number}.{path.name}.partial")
+            temporary.write_bytes(data)
+            os.utime(temporary, (1e9, 1e9))
+            temporary.chmod(0o644)
+            os.setxattr(temporary, "user.a", b"b")
+            assert os.getxattr(temporary, "user.a") == b"b"
+            os.truncate(temporary, len(data))
+            assert temporary.read_bytes() == data
+            temporary.rename(path.with_name(str(number)))
+
+    with ThreadPoolExecutor(3) as pool:
+        for number in range(15):
+            array = mounted.path / f"array-{number}"
+            (array / "c/0/0").mkdir(parents=True)
+            copying = [pool.submit(copy, array / "c/0/0" / str(worker)) for worker in range(3)]
+            while len(os.listdir(array / "c/0/0")) < number % 5:
+                pass
+            (array / "zarr.json.tmp").write_bytes(document)
+            (array / "zarr.json.tmp").rename(array / "zarr.json")
+            for each in copying:
+                each.result()
+            assert sorted(os.listdir(array / "c/0/0")) == list("01234")
+    mounted.unmount()
+
+
 @pytest.mark.parametrize("view", ["v3", "v2"])
 def test_rclone_finds_what_it_has_copied(mount: Mounter, tmp_path: Path, view: str) -> None:
     """It removes a file that has another size than the one it copied."""
