@@ -140,7 +140,7 @@ def stats(mountpoint: str, timeout: float, as_json: bool) -> None:
     try:
         text = control.ask(path, control.STATISTICS, timeout).decode()
     except OSError as error:
-        raise errors.MountPointError(f"{mountpoint} does not answer: {error.strerror}") from None
+        raise errors.MountPointError(f"{mountpoint} does not answer: {control.explain(mountpoint, error)}") from None
     click.echo(text if as_json else reports.render_statistics(json.loads(text)))
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -40,8 +41,13 @@ def flush(mountpoint: str, timeout: float) -> None:
     try:
         control.flush(path, timeout, complain)
     except OSError as error:
-        more = "" if error.errno in _NOT_LOGGED else "; its log says more"
-        raise errors.StoreError(f"{mountpoint} could not be flushed: {error.strerror}{more}") from None
+        why, more = control.explain(mountpoint, error), ""
+        if error.errno not in _NOT_LOGGED:
+            more = "; its log says more"
+            with suppress(OSError, ValueError, errors.ShardfsError):
+                log = control.Daemon.of(path, timeout).log
+                more += f": {log}" if log is not None else ""
+        raise errors.StoreError(f"{mountpoint} could not be flushed: {why}{more}") from None
 
 
 @command(

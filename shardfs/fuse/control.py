@@ -109,6 +109,13 @@ def flush(mountpoint: str, timeout: float, say: Callable[[str], None]) -> None:
     _check(process)
 
 
+def explain(mountpoint: str, error: OSError) -> str:
+    """Say what an error means that `ask` or `flush` raised, and the way out if there is one."""
+    if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+        return f"its daemon died; mount it again, or run: shardfs umount {mountpoint}"
+    return error.strerror or str(error)
+
+
 def find_daemon(mountpoint: str) -> int | None:
     """Return the process id of the daemon that was started for a mount point, by its command line."""
     place = os.fsencode(mountpoint)

@@ -31,13 +31,13 @@ def check_mount_point(mountpoint: str, source: str | None, cache: str | None) ->
     if not mountpoint:
         raise MountPointError("MOUNTPOINT is empty; was a variable never set?")
     path = place_of(mountpoint)
+    if source is not None and (Path(path).is_relative_to(source) or Path(source).is_relative_to(path)):
+        raise MountPointError(f"{mountpoint} and the source {source} lie one inside the other; choose another place")
     status = _stat_alive(mountpoint, path)
     if not stat.S_ISDIR(status.st_mode):
         raise MountPointError(f"{mountpoint} is not a directory")
     if os.path.ismount(path):
         raise MountPointError(f"{mountpoint} is a mount point already; choose another place")
-    if source is not None and (Path(path).is_relative_to(source) or Path(source).is_relative_to(path)):
-        raise MountPointError(f"{mountpoint} and the source {source} lie one inside the other; choose another place")
     if cache is not None and Path(os.path.realpath(cache)).is_relative_to(path):
         raise MountPointError(f"the cache {cache} lies in {mountpoint}, where the mount would hide it")
     try:

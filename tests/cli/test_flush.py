@@ -104,7 +104,7 @@ def test_a_dead_mount_is_told(background: Background, source: Path, place: Path)
     assert background("--write", source, place).returncode == 0
     kill_daemon(place)
     said = one_line_of(run("flush", place), FAILED)
-    assert said == f"{place} could not be flushed: Transport endpoint is not connected"
+    assert said == f"{place} could not be flushed: its daemon died; mount it again, or run: shardfs umount {place}"
 
 
 @contextmanager
@@ -117,6 +117,16 @@ def immutable(path: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["chattr", "-i", path], check=True)
+
+
+def test_the_log_of_a_mount_that_cannot_be_flushed_is_named(background: Background, source: Path, place: Path) -> None:
+    assert background("--write", source, place).returncode == 0
+    (place / "c/0/0").write_bytes(b"1" * 24)
+    (source / "c/0/0").unlink()
+    (source / "c/0/0").mkdir()
+    said = one_line_of(run("flush", place), FAILED)
+    (log,) = background.logs.glob("*.log")
+    assert said.endswith(f"; its log says more: {log}")
 
 
 def test_what_cannot_be_committed_is_told_and_stays_pending_until_it_can(mount: Mounter, source: Path) -> None:

@@ -123,6 +123,10 @@ def test_a_mount_point_inside_the_source_or_around_it(place: Path, source: str, 
     assert "one inside the other" in refused(MOUNT_POINT, place, source, point)
 
 
+def test_a_mount_point_inside_the_source_that_is_not_there_is_not_to_be_made(place: Path) -> None:
+    assert "one inside the other" in refused(MOUNT_POINT, place, "source", "source/new")
+
+
 @WAYS
 def test_a_place_that_is_mounted_already(mount: Mounter, place: Path, way: list[str]) -> None:
     mounted = mount(place / "source", path=place / "place")
