@@ -316,7 +316,7 @@ class _Scan:
         """Take the salt from the first record from which on one follows the other up to the end; return its place.
 
         That is the end of the segment if there is none.  Records in a payload do not lead to the end, as other bytes
-        follow them.
+        follow them; but in that of the last record they may, where no sound record comes before them.
         """
         first = self._salt
         at, left = HEADER_NBYTES, _MAX_GUESSED_NBYTES + 2 * self._nbytes
