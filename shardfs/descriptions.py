@@ -14,8 +14,8 @@ from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_nodes, walk_shards
 from shardfs.errors import MetadataError, ShardfsError, printable
 from shardfs.format.codecs import SHARDING
+from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.metadata import ArrayMetadata, Json, brief, encode_json
-from shardfs.format.unshard import fault_of
 from shardfs.tools import VIEW_OPTIONS, Advice, Adviser, ViewOptions
 from shardfs.vfs.make_view import make_view
 from shardfs.vfs.npy_names import npy_problems

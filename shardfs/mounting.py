@@ -9,7 +9,7 @@ import click
 
 from shardfs import errors
 from shardfs.commands import RemoteOption, command, complain, mountpoint_argument, no_nan, timeout_option, view_options
-from shardfs.format.shard_new import parse_chunks_per_shard
+from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point, unmount
 from shardfs.fuse.options import DIMENSION_SEPARATORS, MountOptions

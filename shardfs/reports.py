@@ -17,11 +17,10 @@ from shardfs.dataset.inspection import ChunkDecoder, Problem, check
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_nodes, walk_shards
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError, printable
-from shardfs.format.codecs import item_nbytes
+from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
+from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, brief
 from shardfs.format.sharding import Coords
-from shardfs.format.unshard import fault_of
-from shardfs.format.v2_types import VLEN_SERIALIZERS, type_name
 from shardfs.vfs.references import Reference, array_references, document_references
 from shardfs.vfs.views import View
 

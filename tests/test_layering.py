@@ -16,6 +16,7 @@ from tests.support.parametrize import each
 
 SOURCE = Path(shardfs.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
+PURE = sorted((SOURCE / "format").rglob("*.py"))
 HEIGHTS = {"errors": 0, "format": 1, "stores": 1, "dataset": 2, "vfs": 3, "fuse": 4}
 TOP = 5
 """The height of the command line, and of everything else beside the rooms."""
@@ -64,7 +65,7 @@ def test_format_and_stores_do_not_know_each_other() -> None:
     assert rooms["stores"] <= {"stores", "errors"}
 
 
-@each("module", sorted((SOURCE / "format").glob("*.py")), lambda path: f"format-{path.name}")
+@each("module", PURE, lambda path: str(path.relative_to(SOURCE)).replace("/", "-"))
 def test_the_format_is_pure(module: Path) -> None:
     asynchronous = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
     nodes = list(ast.walk(ast.parse(module.read_text())))
@@ -112,7 +113,7 @@ def test_s3_clients_need_not_be_installed() -> None:
 def test_every_module_says_what_it_is_and_is_short(module: Path) -> None:
     text = module.read_text()
     assert ast.get_docstring(ast.parse(text))
-    assert len(text.splitlines()) <= 400
+    assert len(text.splitlines()) <= 450
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -20,9 +20,9 @@ from shardfs.dataset.open_shard import OpenShard
 from shardfs.dataset.pending import Change, PendingBytes
 from shardfs.dataset.shards import Arrangement, Shards, ShardState
 from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
-from shardfs.format.shard_index import EntryRun
+from shardfs.format.index import EntryRun
+from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import Coords, Segment, ShardGrid
-from shardfs.format.unshard import UnshardedArray
 from shardfs.stores.base import Buffer, Content, Kind, Stat
 
 _MAX_RUNS: Final = 8192
@@ -211,7 +211,7 @@ class Array:
         shard = (await self._shards.innermost(self.arrangement, state, place)).shard
         if shard is None:
             return None
-        if self.grid.is_whole:
+        if self.grid.is_unsharded:
             return _version_number(shard.snapshot.stat), shard.index.shard_nbytes
         return shard.index.entry(place.entries[-1])
 
@@ -303,7 +303,7 @@ class Array:
 
         The shards of a row are opened one after the other, each once; chunk files of an unsharded array are not.
         """
-        if self.grid.is_whole:
+        if self.grid.is_unsharded:
             async for listed in self._list_files(prefix, start):
                 yield listed
             return

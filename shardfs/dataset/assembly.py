@@ -13,10 +13,10 @@ import trio
 
 from shardfs.dataset.open_shard import OpenShard, open_inner_shard
 from shardfs.errors import StoreError
-from shardfs.format.encoding import encode
+from shardfs.format.codecs import encode
+from shardfs.format.index import IndexLayout
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords, Place, ShardGrid, ShardingLevel
-from shardfs.format.splice import Added, Index, IndexLayout, Padding, SplicePlan, plan_empty, plan_splice
-from shardfs.format.splice import Kept as KeptRange
+from shardfs.format.update import Added, CopiedRange, Index, Padding, WritePlan, plan_empty, plan_write
 from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Splice
 from shardfs.stores.memory import MemoryContent
 
@@ -87,7 +87,7 @@ async def assemble(
         grid, 0, shape, old, located, compact=compact, drop_index=drop_index, alignment=alignment
     )
     if plan.is_empty:
-        if not keep_empty or grid.is_whole:
+        if not keep_empty or grid.is_unsharded:
             return Assembly(None)
         plan = plan_empty(IndexLayout(level.index_codecs, shape, level.index_at_start))
     if level.after:
@@ -97,7 +97,7 @@ async def assemble(
     pieces: list[Kept | Content] = []
     for piece in plan.pieces:
         match piece:
-            case KeptRange():
+            case CopiedRange():
                 pieces.append(Kept(piece.offset, piece.nbytes))
             case Added():
                 pieces.append(contents[piece.entry])
@@ -108,7 +108,7 @@ async def assemble(
     if level.index_at_start:
         return Assembly(Splice(tuple(pieces), 0), plan.index, 0, plan.is_append)
     splice = Splice(tuple(pieces), len(plan.index))
-    if grid.is_whole:
+    if grid.is_unsharded:
         proof = await trio.to_thread.run_sync(_end, contents[0])
         return Assembly(splice, proof, plan.nbytes - len(proof))
     return Assembly(splice, plan.index, plan.nbytes - len(plan.index), plan.is_append)
@@ -124,7 +124,7 @@ async def _plan(
     compact: bool,
     drop_index: bool = False,
     alignment: int = 1,
-) -> tuple[SplicePlan, dict[int, Content]]:
+) -> tuple[WritePlan, dict[int, Content]]:
     """Plan one shard of the level *depth*; returns the contents of its new entries too."""
     level = grid.levels[depth]
     replaced: dict[int, Content | None] = {}
@@ -137,7 +137,7 @@ async def _plan(
         for entry, group in groups.items():
             replaced[entry] = await _inner(grid, depth + 1, old, entry, group)
     contents = {entry: content for entry, content in replaced.items() if content is not None}
-    plan = plan_splice(
+    plan = plan_write(
         IndexLayout(level.index_codecs, shape, level.index_at_start),
         old.index if old is not None else None,
         {entry: content.nbytes for entry, content in contents.items()},
@@ -169,11 +169,11 @@ def _end(content: Content) -> bytes:
     return bytes(content.read(content.nbytes - nbytes, nbytes))
 
 
-def _join(plan: SplicePlan, contents: Mapping[int, Content], old: OpenShard | None) -> Content:
+def _join(plan: WritePlan, contents: Mapping[int, Content], old: OpenShard | None) -> Content:
     parts: list[Content] = []
     for piece in plan.pieces:
         match piece:
-            case KeptRange():
+            case CopiedRange():
                 assert old is not None
                 parts.append(old.snapshot.content(old.offset + piece.offset, piece.nbytes))
             case Added():

@@ -147,7 +147,7 @@ class Commits:
         return intents
 
     async def _delete(self, commit: Commit) -> None:
-        if commit.edit.can_delete or not commit.array.grid.is_whole:
+        if commit.edit.can_delete or not commit.array.grid.is_unsharded:
             await commit.edit.delete()
         else:
             # Of two hosts that change one and the same chunk, the last one wins: there is nothing else to be lost.
@@ -209,4 +209,4 @@ def batches(keys: Sequence[tuple[Arrangement, Coords]]) -> Iterator[Sequence[tup
 def _is_small(array: Arrangement, shard: Coords) -> bool:
     """Whether what is to be committed is a chunk file of few bytes, or none."""
     pending = array.pending.shards.get(shard)
-    return array.grid.is_whole and (pending is None or pending.payload_nbytes <= _SMALL_NBYTES)
+    return array.grid.is_unsharded and (pending is None or pending.payload_nbytes <= _SMALL_NBYTES)

@@ -205,7 +205,7 @@ class Committer(Room):
             alone: list[Commit] = []
             at_once: list[Commit] = []
             for job in jobs:
-                (at_once if self._source.store.rewrites or job.array.grid.is_whole else alone).append(job)
+                (at_once if self._source.store.rewrites or job.array.grid.is_unsharded else alone).append(job)
             for job in alone:
                 await self._execute(job)
             async with trio.open_nursery() as nursery:
@@ -255,7 +255,7 @@ class Committer(Room):
 
     def _note_append(self, job: Commit) -> None:
         """Remember a shard that was appended to, to compact it."""
-        if self._auto_compact is None or job.array.grid.is_whole:
+        if self._auto_compact is None or job.array.grid.is_unsharded:
             return
         key = (job.array, job.shard)
         # Where no chunk was ever seen at the beginning, the bytes there may be another format's: they stay.

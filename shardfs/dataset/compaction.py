@@ -11,9 +11,9 @@ from shardfs.dataset.inspection import ShardUse, measure
 from shardfs.dataset.open_shard import OpenShard
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_nodes, walk_shards
+from shardfs.format.index import IndexLayout
+from shardfs.format.index_search import find_last_index
 from shardfs.format.sharding import Coords
-from shardfs.format.splice import IndexLayout
-from shardfs.format.torn import find_last_index
 
 
 @dataclass(frozen=True)

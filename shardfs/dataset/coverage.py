@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from shardfs.dataset.shards import Arrangement
 from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError
-from shardfs.format.chunk_key import parse_coordinate
+from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Store, join_key
 from shardfs.stores.belief import is_believed, seen_at

@@ -23,11 +23,11 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
-from shardfs.format.consolidated import every_copy, inline_copies
-from shardfs.format.fingerprint import fingerprint
+from shardfs.format.lens.consolidated import every_copy, inline_copies
+from shardfs.format.lens.unsharded import UnshardedArray, describe, unshard
+from shardfs.format.lens.v2.attributes import is_image
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, Document, GroupMetadata, parse_document
-from shardfs.format.unshard import UnshardedArray, unshard, whole
-from shardfs.format.v2_images import is_image
+from shardfs.format.normal_form import fingerprint
 from shardfs.stores.base import Stat, Store, join_key
 from shardfs.stores.belief import is_believed, seen_at
 
@@ -245,7 +245,7 @@ class Hierarchy:
             if isinstance(metadata, ArrayMetadata) and not metadata.is_sharded:
                 with suppress(MetadataError, NotUnshardable):
                     known_wholes = self._wholes if self.shows_whole else {}  # else nothing hangs on arrangements
-                    array = self._array(known_wholes, whole(metadata), path, metadata, document_stat)
+                    array = self._array(known_wholes, describe(metadata), path, metadata, document_stat)
                     return Node(path, stat, document, document_stat, metadata, whole=array)
             as_stored = frozenset() if isinstance(metadata, ArrayMetadata) else self.as_stored(path, metadata.document)
             return Node(path, stat, document, document_stat, metadata, as_stored=as_stored)

@@ -10,8 +10,8 @@ import trio
 from shardfs.dataset.array import Array
 from shardfs.dataset.open_shard import OpenShard, open_inner_shard
 from shardfs.errors import CorruptionError, MetadataError, OversizedDataError, ShardfsError
-from shardfs.format.chunk_codec import MAX_CHUNK_NBYTES
-from shardfs.format.codecs import chunk_nbytes, decode, is_decodable, split_chain
+from shardfs.format.codecs import MAX_CHUNK_NBYTES, decode, is_decodable, split_chain
+from shardfs.format.dtype import chunk_nbytes
 from shardfs.format.metadata import Extension
 from shardfs.format.sharding import Coords, Place
 

@@ -26,7 +26,7 @@ from typing import ClassVar, Final
 
 from shardfs.dataset.journal_payload import Payload
 from shardfs.errors import CorruptionError, RefusedError
-from shardfs.format.sharding_codec import MAX_INDEX_NBYTES
+from shardfs.format.sharding import MAX_INDEX_NBYTES
 
 MAX_META_NBYTES: Final = 64 * 2**10
 MAX_NAMED: Final = 2**24

@@ -8,7 +8,7 @@ import trio
 
 from shardfs.errors import CorruptionError, StaleError, StoreError
 from shardfs.format.codecs import decode
-from shardfs.format.shard_index import ShardIndex
+from shardfs.format.index import ShardIndex
 from shardfs.format.sharding import MAX_DECODED_NBYTES, ShardingLevel
 from shardfs.stores.base import Buffer, Snapshot
 from shardfs.stores.memory import MemorySnapshot

@@ -33,8 +33,8 @@ from shardfs.dataset.settling import (
 from shardfs.dataset.shrinking import empty_outside
 from shardfs.dataset.source import Source
 from shardfs.errors import NotFoundError, ShardfsError
+from shardfs.format.lens.unsharded import describe as describe_array
 from shardfs.format.metadata import ArrayMetadata, parse_node
-from shardfs.format.unshard import describe as describe_array
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ async def replay(source: Source, contents: JournalContents, committer: Committer
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
     await committer.aside.keep([conflict.change for conflict in recovery.conflicts])
     await committer.commits.finish(sorted(recovery.done))
-    for arrangement in {array.arrangement for array, _ in recovery.pending if array.grid.is_whole}:
+    for arrangement in {array.arrangement for array, _ in recovery.pending if array.grid.is_unsharded}:
         try:  # at once: where chunk files pass through, what is pending for them is not seen
             await committer.flush(arrangement)
         except ShardfsError as error:

@@ -15,10 +15,9 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_nodes, walk_shards
 from shardfs.errors import CorruptionError, ExistsError, StaleError
-from shardfs.format.shard_index import ShardIndex
+from shardfs.format.index import IndexLayout, ShardIndex
+from shardfs.format.index_search import find_last_index, torn_entries
 from shardfs.format.sharding import Coords, Place, ShardGrid
-from shardfs.format.splice import IndexLayout
-from shardfs.format.torn import find_last_index, torn_entries
 from shardfs.stores.base import Kept, Snapshot, Splice, join_key
 
 _PIECE_NBYTES: Final = 2**20

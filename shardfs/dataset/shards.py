@@ -22,7 +22,7 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.format.chunk_key import ChunkKeyEncoding
+from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords, Place, ShardGrid
 from shardfs.stores.base import Snapshot, Stat, Store, join_key
 from shardfs.stores.belief import is_believed, seen_at
@@ -256,7 +256,7 @@ class Shards:
                     continue
                 state.error = error
             except IsADirectoryHereError:
-                what = "chunk" if array.grid.is_whole else "shard"
+                what = "chunk" if array.grid.is_unsharded else "shard"
                 state.error = CorruptionError(f"{key} is a directory where a {what} should be")
             except NotADirectoryHereError:
                 state.error = CorruptionError(f"{key} lies below a file where a directory should be")

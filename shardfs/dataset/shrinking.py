@@ -4,7 +4,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
 from shardfs.dataset.walk import walk_shards
 from shardfs.errors import ShardfsError
-from shardfs.format.chunk_grid import ChunkGrid
+from shardfs.format.grid import ChunkGrid
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
 

@@ -88,7 +88,7 @@ class Versions:
         if stat is None:
             version.stored = None
             return
-        if version.stored is None or array.grid.is_whole:
+        if version.stored is None or array.grid.is_unsharded:
             version.mtime_ns = stat.mtime_ns
         version.stored = hash(stat.version)
 
@@ -100,7 +100,7 @@ class Versions:
         version = array.versions.get(coords)
         if version is None:
             version = array.versions[coords] = ShardVersion()
-            if array.grid.is_whole:
+            if array.grid.is_unsharded:
                 self._seen.append((array, coords))
                 for _ in range(2):  # more than comes in, as what is in use goes round
                     if len(self._seen) > self._max_seen:

@@ -14,7 +14,7 @@ from shardfs.errors import (
     NotUnshardable,
     ShardfsError,
 )
-from shardfs.format.chunk_key import parse_coordinate
+from shardfs.format.grid import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, Stat, Store, join_key

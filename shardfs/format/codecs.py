@@ -1,9 +1,11 @@
-"""Codec chains: which codecs stand where, and decoding of the bytes → bytes ones.
+"""Codec chains: parse them, and decode and encode chunks to exactly their size.
 
-Decoding never produces more than a limit that the caller knows, so a decompression bomb costs no memory.
+Decoding never produces more than a limit that the caller knows, so a decompression bomb costs no memory.  The
+parameters of an encoder come from the configuration of its codec.  Where one is absent it has a usual value; one that
+is invalid or unknown is refused, because another reader may take it for a change of the bytes.
 
-Source: Zarr core specification 3.1, "Codecs", and the specifications of `bytes`, `transpose`, `gzip`, `zstd`, `blosc`
-and `crc32c`.
+Sources: Zarr core specification 3.1, "Codecs"; the specifications of `bytes`, `transpose`, `gzip`, `zstd`, `blosc` and
+`crc32c`.
 """
 
 import math
@@ -12,16 +14,17 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numcodecs import blosc
 from numcodecs.checksum32 import CRC32C
+from numcodecs.zstd import compress as zstd_compress
 from numcodecs.zstd import decompress as zstd_into
 
-from shardfs.errors import CorruptionError, MetadataError, NotShownError, OversizedDataError
-from shardfs.format.data_type import DataType
-from shardfs.format.metadata import Extension, Json, brief, parse_lengths
+from shardfs.errors import CorruptionError, MetadataError, NotShownError, OversizedDataError, RefusedError
+from shardfs.format.dtype import DataType
+from shardfs.format.metadata import MAX_LENGTH, Extension, Json, brief, parse_lengths
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -29,23 +32,31 @@ else:
     from backports import zstd
 
 Buffer = bytes | bytearray | memoryview
-Decoder = Callable[[Buffer, int], Buffer]
 
 SHARDING: Final = "sharding_indexed"
 CRC32C_NBYTES: Final = 4
+MAX_CHUNK_NBYTES: Final = 512 * 2**20
+"""Size that a chunk may decode to; a few times that much memory is needed."""
 _MAX_MEMBERS: Final = 1024  # as each begins with a piece that may be for those behind it
 _PIECE_NBYTES: Final = 2**20
+
+GZIP_LEVELS: Final = (0, 9)
+ZSTD_LEVELS: Final = (-131072, 22)
+BLOSC_LEVELS: Final = (0, 9)
+BLOSC_BLOCK_NBYTES: Final = (0, blosc.MAX_BUFFERSIZE)
+MAX_TYPESIZE: Final = 255
+SHUFFLES: Final = ("noshuffle", "shuffle", "bitshuffle")
+"""What blosc does with the bytes of elements, in the order of its numbers for that."""
 
 _ARRAY_TO_ARRAY: Final = frozenset({"transpose"})
 _ARRAY_TO_BYTES: Final = frozenset(
     {"bytes", "endian", SHARDING, "vlen-utf8", "vlen-bytes", "packbits", "zfp", "pcodec"}
 )
-_BYTES_TO_BYTES: Final = frozenset({"gzip", "zstd", "blosc", "crc32c"})
 
 
 @dataclass(frozen=True, slots=True)
 class CodecChain:
-    """A list of codecs around one whose name is known: array → array, array → bytes, bytes → bytes."""
+    """Codecs by kind: array → array, the one that is array → bytes, bytes → bytes."""
 
     before: tuple[Extension, ...]
     serializer: Extension
@@ -58,7 +69,7 @@ def parse_chain(codecs: Sequence[Extension], where: str) -> tuple[Extension, ...
     Among the codecs that shardfs knows, exactly one must be array → bytes (none is accepted where an unknown codec may
     be the one), and the three kinds must follow each other.
     """
-    known = _ARRAY_TO_ARRAY | _ARRAY_TO_BYTES | _BYTES_TO_BYTES
+    known = _ARRAY_TO_ARRAY | _ARRAY_TO_BYTES | _CODECS.keys()
     chain = tuple(
         Extension("bytes", codec.configuration) if codec.name == "endian" else codec
         for codec in codecs
@@ -71,7 +82,7 @@ def parse_chain(codecs: Sequence[Extension], where: str) -> tuple[Extension, ...
         if all(codec.name in known for codec in chain):
             raise MetadataError(f"{where} has no array → bytes codec")
         return chain
-    misplaced = [codec.name for codec in chain[: serializers[0]] if codec.name in _BYTES_TO_BYTES]
+    misplaced = [codec.name for codec in chain[: serializers[0]] if codec.name in _CODECS]
     misplaced += [codec.name for codec in chain[serializers[0] + 1 :] if codec.name in _ARRAY_TO_ARRAY]
     if misplaced:
         raise MetadataError(f"{where} has {', '.join(misplaced)} on the wrong side of {chain[serializers[0]].name}")
@@ -119,18 +130,15 @@ def is_in_order(order: Sequence[int], chunk_shape: Sequence[int]) -> bool:
     return axes == sorted(axes)
 
 
-def parse_endian(codec: Extension) -> str:
-    """Return "little" or "big", the byte order of a `bytes` codec for elements of more than one byte."""
+def parse_endian(codec: Extension, default: str | None = None) -> str:
+    """Return "little" or "big", the byte order of a `bytes` codec; one has to be given if there is no *default*."""
     codec.expect("endian")
-    endian = codec.configuration.get("endian")
-    if endian not in ("little", "big"):
-        raise MetadataError(f'the endian of bytes must be "little" or "big", not {brief(endian)}')
-    return str(endian)
+    return codec.choice("endian", default, ("little", "big"))
 
 
 def is_decodable(codec: Extension) -> bool:
     """Whether *codec* is a bytes → bytes codec that shardfs can undo."""
-    return codec.name in _DECODERS
+    return codec.name in _CODECS
 
 
 def decode(codecs: Sequence[Extension], data: Buffer, limit: int) -> Buffer:
@@ -140,24 +148,10 @@ def decode(codecs: Sequence[Extension], data: Buffer, limit: int) -> Buffer:
     """
     for codec in reversed(codecs):
         # A stage may be larger than what it decodes to, by headers and checksums only.
-        data = _DECODERS[codec.name](data, limit + limit // 8 + 4096)
+        data = _CODECS[codec.name].decode(data, limit + limit // 8 + 4096)
     if len(data) > limit:
         raise OversizedDataError(f"the data decodes to {len(data)} bytes, more than {limit}")
     return data
-
-
-def item_nbytes(data_type: Json) -> int | None:
-    """Return the size of an element in bytes; None where it varies or the type is not known."""
-    try:
-        return DataType.parse(data_type).nbytes
-    except (MetadataError, NotShownError):
-        return None
-
-
-def chunk_nbytes(data_type: Json, chunk_shape: tuple[int, ...]) -> int | None:
-    """Return the size of a chunk of *chunk_shape* as plain array bytes; None where it is not known."""
-    nbytes = item_nbytes(data_type)
-    return None if nbytes is None else nbytes * math.prod(chunk_shape)
 
 
 class _Decompressor(Protocol):
@@ -286,9 +280,156 @@ def _check_size(size: int, limit: int) -> None:
         raise OversizedDataError(f"the data decodes to more than {limit} bytes")
 
 
-_DECODERS: Final[dict[str, Decoder]] = {
-    "gzip": _decode_gzip,
-    "zstd": _decode_zstd,
-    "blosc": _decode_blosc,
-    "crc32c": _decode_crc32c,
+def encode(codecs: Sequence[Extension], data: Buffer) -> bytes:
+    """Encode *data* by bytes → bytes *codecs*, all decodable, one after another.
+
+    The same data always gives the same bytes.  Raises `MetadataError` if a configuration has no meaning, whatever the
+    data, and `RefusedError` for more data than a codec can hold.
+    """
+    for codec in codecs:
+        data = _CODECS[codec.name].encode(codec, data)
+    return bytes(data)
+
+
+def _encode_gzip(codec: Extension, data: Buffer) -> bytes:
+    codec.expect("level")
+    return zlib.compress(data, codec.integer("level", 5, *GZIP_LEVELS), wbits=31)
+
+
+def _encode_zstd(codec: Extension, data: Buffer) -> bytes:
+    codec.expect("level", "checksum")
+    checksum = codec.configuration.get("checksum", False)
+    if not isinstance(checksum, bool):
+        raise MetadataError(f"the checksum of zstd must be true or false, not {brief(checksum)}")
+    level = codec.integer("level", 0, *ZSTD_LEVELS)
+    return bytes(zstd_compress(data, level, checksum))
+
+
+def _encode_blosc(codec: Extension, data: Buffer) -> bytes:
+    codec.expect("cname", "clevel", "shuffle", "typesize", "blocksize")
+    level = codec.integer("clevel", 5, *BLOSC_LEVELS)
+    typesize = codec.integer("typesize", 1, 1, MAX_TYPESIZE)
+    blocksize = codec.integer("blocksize", 0, *BLOSC_BLOCK_NBYTES)
+    compressor = codec.choice("cname", "zstd", blosc.list_compressors())
+    shuffle = codec.choice("shuffle", "bitshuffle" if typesize == 1 else "shuffle", SHUFFLES)
+    if len(data) > blosc.MAX_BUFFERSIZE:
+        raise RefusedError(f"blosc holds no more than {blosc.MAX_BUFFERSIZE} bytes, not {len(data)}")
+    return bytes(blosc.compress(data, compressor.encode(), level, SHUFFLES.index(shuffle), blocksize, typesize))
+
+
+def _encode_crc32c(codec: Extension, data: Buffer) -> bytes:
+    codec.expect()
+    checksum: int = CRC32C.checksum(np.frombuffer(data, dtype=np.uint8))
+    return b"".join((data, checksum.to_bytes(CRC32C_NBYTES, "little")))
+
+
+class _BytesCodec(NamedTuple):
+    """Both ways of a bytes → bytes codec; `decode` is given the size from which on it is to raise."""
+
+    decode: Callable[[Buffer, int], Buffer]
+    encode: Callable[[Extension, Buffer], bytes]
+
+
+_CODECS: Final = {
+    "gzip": _BytesCodec(_decode_gzip, _encode_gzip),
+    "zstd": _BytesCodec(_decode_zstd, _encode_zstd),
+    "blosc": _BytesCodec(_decode_blosc, _encode_blosc),
+    "crc32c": _BytesCodec(_decode_crc32c, _encode_crc32c),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCodec:
+    """The codec chain of chunks of one shape.
+
+    *order* is the transpose before the `bytes` codec, which writes elements *endian*; *after* are the bytes → bytes
+    codecs behind it.
+    """
+
+    data_type: DataType
+    chunk_shape: tuple[int, ...]
+    order: tuple[int, ...]
+    endian: str
+    after: tuple[Extension, ...]
+
+    @classmethod
+    def parse(cls, data_type: Json, chunk_shape: tuple[int, ...], codecs: Sequence[Extension]) -> "ChunkCodec":
+        """Read the codecs of an inner chunk; raises `NotShownError` with the reason why it cannot be decoded."""
+        try:
+            codec = _parse_chunk_codec(DataType.parse(data_type), chunk_shape, parse_chain(codecs, "codecs"))
+        except MetadataError as error:
+            raise NotShownError(str(error)) from None
+        if codec.nbytes > MAX_LENGTH:
+            raise NotShownError(f"chunks of {codec.nbytes} bytes are larger than a file can be")
+        if codec.nbytes > MAX_CHUNK_NBYTES and not codec.is_identity:
+            raise NotShownError(
+                f"chunks of {codec.nbytes} bytes are larger than the {MAX_CHUNK_NBYTES} that are decoded"
+            )
+        return codec
+
+    @property
+    def nbytes(self) -> int:
+        """Size of every decoded chunk in bytes: chunks at the edge of an array have their full size."""
+        return self.data_type.nbytes * math.prod(self.chunk_shape)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether encoded and decoded chunks are the same bytes."""
+        return self._is_in_memory_order and not self.after
+
+    @property
+    def _is_in_memory_order(self) -> bool:
+        return self.endian == "little" and is_in_order(self.order, self.chunk_shape)
+
+    def decode(self, encoded: Buffer) -> memoryview:
+        """Return the decoded bytes of a chunk, exactly `nbytes` of them, which are not to be changed.
+
+        Raises `CorruptionError` if *encoded* does not decode to that size.  Takes no more memory than a few times that.
+        """
+        data = decode(self.after, encoded, self.nbytes)
+        if len(data) != self.nbytes:
+            raise CorruptionError(f"the chunk decodes to {len(data)} bytes instead of {self.nbytes}")
+        if self._is_in_memory_order:
+            return memoryview(data).toreadonly()
+        inverse = tuple(self.order.index(axis) for axis in range(len(self.order)))
+        return self._rearranged(data, permute(self.chunk_shape, self.order), inverse)
+
+    def encode(self, decoded: Buffer) -> bytes:
+        """Encode a chunk; raises `RefusedError` if *decoded* has another size than `nbytes`.
+
+        Raises `MetadataError` if the configuration of a codec has no meaning for an encoder.
+        """
+        if len(decoded) != self.nbytes:
+            raise RefusedError(f"the chunk has {len(decoded)} bytes instead of {self.nbytes}")
+        if self._is_in_memory_order:
+            return encode(self.after, decoded)
+        return encode(self.after, self._rearranged(decoded, self.chunk_shape, self.order))
+
+    def _rearranged(self, data: Buffer, shape: tuple[int, ...], order: tuple[int, ...]) -> memoryview:
+        """Return elements of *shape* with axes moved to *order*, and swapped if those stored are big-endian."""
+        dtype = self.data_type.dtype
+        # Fields of a struct take no part in the moving, which would copy them one by one.
+        elements = np.frombuffer(data, dtype=np.dtype((np.void, dtype.itemsize))).reshape(shape)
+        moved = np.array(elements.transpose(order), order="C", copy=True).reshape(-1)
+        if self.endian == "big":
+            moved.view(dtype).byteswap(inplace=True)
+        return moved.view(np.uint8).data.toreadonly()
+
+
+def _parse_chunk_codec(data_type: DataType, chunk_shape: tuple[int, ...], codecs: Sequence[Extension]) -> ChunkCodec:
+    for codec in codecs:
+        if codec.name not in ("transpose", "bytes") and not is_decodable(codec):
+            raise NotShownError(f"the codec {brief(codec.name)} cannot be decoded")
+    chain = split_chain(codecs, "codecs")
+    order = composed_order(chain.before, len(chunk_shape))
+    return ChunkCodec(data_type, chunk_shape, order, _parse_byte_order(chain.serializer, data_type), chain.after)
+
+
+def _parse_byte_order(codec: Extension, data_type: DataType) -> str:
+    """Return the byte order of a `bytes` codec; "little" where it makes no difference, or none is given."""
+    codec.expect("endian")
+    if not data_type.has_byte_order or "endian" not in codec.configuration:
+        return "little"
+    endian = parse_endian(codec)
+    data_type.check_endian(endian)
+    return endian

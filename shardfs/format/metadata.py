@@ -8,7 +8,7 @@ Source: Zarr core specification 3.1, "Metadata".
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -92,6 +92,14 @@ class Extension:
             raise MetadataError(f"the {member} of {self.name} must be from {minimum} to {maximum}, not {brief(value)}")
         return value
 
+    def choice(self, member: str, default: str | None, allowed: Collection[str]) -> str:
+        """Return one of the *allowed* texts of the configuration, *default* where there is none."""
+        value = self.configuration.get(member, default)
+        if not isinstance(value, str) or value not in allowed:
+            names = " or ".join(f'"{text}"' for text in allowed)
+            raise MetadataError(f"the {member} of {self.name} must be {names}, not {brief(value)}")
+        return value
+
 
 @dataclass(frozen=True)
 class ArrayMetadata:
@@ -172,6 +180,22 @@ def parse_node(document: Json) -> ArrayMetadata | GroupMetadata:
             return GroupMetadata(document)
         case other:
             raise MetadataError(f'node_type must be "array" or "group", not {brief(other)}')
+
+
+def parse_array(document: Json) -> ArrayMetadata:
+    """Check a decoded document, which has to be that of an array."""
+    node = parse_node(document)
+    if not isinstance(node, ArrayMetadata):
+        raise MetadataError("the document is not one of an array")
+    return node
+
+
+def parse_group(document: Json) -> GroupMetadata:
+    """Check a decoded document, which has to be that of a group."""
+    node = parse_node(document)
+    if not isinstance(node, GroupMetadata):
+        raise MetadataError("the document is not one of a group")
+    return node
 
 
 def parse_lengths(value: Json, where: str, *, minimum: int, ndim: int | None = None) -> tuple[int, ...]:

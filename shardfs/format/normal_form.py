@@ -4,26 +4,35 @@ Libraries that read a document and write it again use long names for short ones,
 drop what says nothing for the data type.  Members of a codec that only steer the encoder (a compression level) do not
 change what encoded bytes mean, as the bytes themselves say how to decode them.
 
+The fingerprint of an array says whether a place in a shard, and bytes for it, still mean what they did.
+
 Sources: specifications of the codecs; zarr-python 3.1 and tensorstore 0.1 as observed.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Final
 
 from shardfs.errors import MetadataError
-from shardfs.format.chunk_key import ChunkKeyEncoding
-from shardfs.format.codecs import SHARDING, item_nbytes, parse_chain
-from shardfs.format.metadata import Extension, Json, parse_codecs
-from shardfs.format.sharding_codec import MAX_LEVELS
+from shardfs.format.codecs import SHARDING, parse_chain
+from shardfs.format.dtype import DataType
+from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.metadata import ArrayMetadata, Extension, Json, parse_codecs
+from shardfs.format.sharding import MAX_LEVELS
 
 ENCODER_MEMBERS: Final[dict[str, frozenset[str]]] = {
     "gzip": frozenset({"level"}),
     "zstd": frozenset({"level", "checksum"}),
     "blosc": frozenset({"cname", "clevel", "shuffle", "typesize", "blocksize"}),
+    "zlib": frozenset({"level"}),
+    "bz2": frozenset({"level"}),
+    "lz4": frozenset({"acceleration"}),
+    "lzma": frozenset({"preset"}),
 }
-"""Members of codecs that only steer the encoder."""
+"""Members of codecs, of Zarr v3 and of numcodecs, that only steer the encoder."""
 
+FINGERPRINT_NBYTES: Final = 16
 _ENCODER_DEFAULTS: Final[dict[str, dict[str, Json]]] = {"zstd": {"checksum": False}, "blosc": {"blocksize": 0}}
 _DATA_TYPE_ALIASES: Final = {"bytes": "variable_length_bytes"}
 _GRID_ALIASES: Final = {"regular_bounded": "zarrs.regular_bounded"}
@@ -81,7 +90,7 @@ def normal_codecs(codecs: Sequence[Extension], data_type: Json, depth: int = 0) 
 
 
 def is_encoded_alike(one: Extension, other: Extension) -> bool:
-    """Whether codecs of one name steer the encoder alike; a member that one of them leaves open does not tell."""
+    """Whether codecs of one name steer the encoder alike; only members that both have are compared."""
     defaults = _ENCODER_DEFAULTS.get(one.name, {})
     mine, its = {**defaults, **one.configuration}, {**defaults, **other.configuration}
     members = set(ENCODER_MEMBERS.get(one.name, ()))
@@ -91,7 +100,9 @@ def is_encoded_alike(one: Extension, other: Extension) -> bool:
 
 
 def _normal_bytes(configuration: dict[str, Json], data_type: Json) -> dict[str, Json]:
-    if data_type is not None and not _has_byte_order(data_type):
+    known = DataType.find(data_type)
+    # Records count as having a byte order: journals hold fingerprints that were made so.
+    if known is not None and (known.nbytes == 1 or (known.dtype.names is None and not known.has_byte_order)):
         return {name: value for name, value in configuration.items() if name != "endian"}
     return {"endian": "little", **configuration}  # as zarr-python reads a chain that does not say
 
@@ -107,8 +118,19 @@ def _normal_sharding(configuration: dict[str, Json], data_type: Json, depth: int
     return normal
 
 
-def _has_byte_order(data_type: Json) -> bool:
-    name = data_type["name"] if isinstance(data_type, dict) else data_type
-    if name in ("raw_bytes", "null_terminated_bytes") or (name.startswith("r") and name[1:].isdecimal()):
-        return False
-    return item_nbytes(data_type) != 1
+def fingerprint(array: ArrayMetadata) -> bytes:
+    """Return 16 bytes that tell arrays apart whose chunks lie elsewhere or whose bytes mean something else.
+
+    They depend on chunk grid, chunk key encoding, codecs and data type, and not on how a library spells these, on the
+    shape, or on anything else.  Raises `MetadataError` for a document that is nested too deeply to be compared.
+    """
+    data_type = array.document["data_type"]
+    text = canonical(
+        [
+            normal_grid(array.chunk_grid),
+            normal_key_encoding(array.chunk_key_encoding),
+            normal_codecs(array.codecs, data_type),
+            normal_data_type(data_type),
+        ]
+    )
+    return hashlib.blake2b(text.encode(), digest_size=FINGERPRINT_NBYTES).digest()

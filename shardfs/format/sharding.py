@@ -3,7 +3,8 @@
 Shards may nest, and axes may be transposed before each sharding codec, so a place is a shard and one entry per level
 of sharding.  The grid that is shown counts innermost chunks along the array's own axes.
 
-Source: specification of the `sharding_indexed` codec 1.0; transposes by the core specification's codec chain.
+Sources: specification of the `sharding_indexed` codec 1.0, "Configuration parameters"; transposes by the core
+specification's codec chain.
 """
 
 import math
@@ -11,12 +12,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from shardfs.format.chunk_grid import ChunkGrid, FixedDimension
-from shardfs.format.metadata import Extension
-from shardfs.format.shard_index import NO_INDEX, IndexCodecs, NoIndex
+from shardfs.errors import MetadataError
+from shardfs.format.codecs import (
+    SHARDING,
+    CodecChain,
+    compose,
+    composed_order,
+    is_decodable,
+    parse_chain,
+    permute,
+    split_chain,
+)
+from shardfs.format.grid import ChunkGrid, FixedDimension
+from shardfs.format.index import ENTRY_NBYTES, NO_INDEX, IndexCodecs, NoIndex
+from shardfs.format.metadata import Extension, parse_codecs, parse_lengths
 
 Coords = tuple[int, ...]
 
+MAX_LEVELS: Final = 16
+MAX_INDEX_NBYTES: Final = 128 * 2**20
 _LARGE_INDEX_NBYTES: Final = 16 * 2**20
 MAX_DECODED_NBYTES: Final = 512 * 2**20
 """Size up to which a shard under another codec is read and decoded; both need that much memory."""
@@ -68,9 +82,9 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardGrid:
-    """The arrangement of inner chunks in the shards of an array.
+    """How the inner chunks of an array lie in its shards.
 
-    *row_axis* is the axis of an innermost index that the array's last axis became.
+    *row_axis* is the axis of an innermost index that corresponds to the last axis of the array.
     """
 
     shards: ChunkGrid
@@ -95,13 +109,13 @@ class ShardGrid:
         return any(level.after for level in self.levels)
 
     @property
-    def is_whole(self) -> bool:
+    def is_unsharded(self) -> bool:
         """Whether the array is unsharded: every "shard" is the file of one chunk, and nothing but that."""
         return isinstance(self.levels[0].index_codecs, NoIndex)
 
     @property
     def segment_length(self) -> int:
-        """Length of the segments of a row, if all but the last are of one length; else 1, as any run can be cut so."""
+        """Length of all segments of a row but the last; 1 where they differ."""
         if not self.ndim:
             return 1
         if len(self.levels) > 1:
@@ -112,7 +126,7 @@ class ShardGrid:
 
     @classmethod
     def of_chunks(cls, chunks: ChunkGrid, chunk_shape: tuple[int, ...]) -> "ShardGrid":
-        """Return the arrangement of an unsharded array with *chunks* of one *chunk_shape*: each is a shard."""
+        """Describe an unsharded array with *chunks* of one *chunk_shape*: each chunk is a shard of its own."""
         ndim = len(chunk_shape)
         level = ShardingLevel(tuple(range(ndim)), (1,) * ndim, NO_INDEX, False, (), MAX_DECODED_NBYTES)
         return cls(chunks, chunk_shape, (level,), chunks.shape, max(ndim - 1, 0))
@@ -175,16 +189,18 @@ class ShardGrid:
 
     def index_shape(self, shard: Coords) -> tuple[int, ...]:
         """Return the chunks per shard, in the axes of its index, of the outermost shard at *shard*."""
-        span = tuple(
-            dimension.span(index)[1] // length
-            for index, dimension, length in zip(shard, self.shards.dimensions, self.chunk_shape, strict=True)
-        )
-        return self.levels[0].chunks_per_shard(span)
+        return self.levels[0].chunks_per_shard(self._span(shard))
 
     def nchunks_of(self, shard: Coords) -> int:
         """Return how many inner chunks the shard at *shard* has room for, those beyond the array included."""
-        spans = (dimension.span(index)[1] for dimension, index in zip(self.shards.dimensions, shard, strict=True))
-        return math.prod(span // length for span, length in zip(spans, self.chunk_shape, strict=True))
+        return math.prod(self._span(shard))
+
+    def _span(self, shard: Coords) -> tuple[int, ...]:
+        """Return how many inner chunks the shard at *shard* is long along each axis."""
+        return tuple(
+            dimension.span(index)[1] // length
+            for index, dimension, length in zip(shard, self.shards.dimensions, self.chunk_shape, strict=True)
+        )
 
     def index_nbytes(self, shard: Coords) -> int:
         """Return the size of the index of the outermost shard at *shard*."""
@@ -213,3 +229,107 @@ class ShardGrid:
         start, edge = dimension.span(index)
         length = self.chunk_shape[axis]
         return range(start // length, min((start + edge) // length, self.grid_shape[axis]))
+
+
+@dataclass(frozen=True, slots=True)
+class _ParsedLevel:
+    """A sharding codec as its configuration says, and the transposes before it, as one."""
+
+    order: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    index_codecs: IndexCodecs
+    index_at_start: bool
+    after: tuple[Extension, ...]
+    max_elements: int
+
+
+def parse_sharding(
+    shards: ChunkGrid, shape: tuple[int, ...], codecs: tuple[Extension, ...], item_nbytes: int | None
+) -> tuple[ShardGrid, tuple[int, ...], tuple[Extension, ...]]:
+    """Read the codec chain of a sharded array of *shape*; *item_nbytes* is the size of an element, None if it varies.
+
+    Returns the grid of inner chunks, the order of axes in an inner chunk, and its codecs.  Raises `MetadataError` for
+    a chain that is invalid, or whose inner chunks cannot be shown.
+    """
+    ndim = len(shape)
+    order = tuple(range(ndim))
+    edges: tuple[frozenset[int], ...] = tuple(frozenset(dimension.edges) for dimension in shards.dimensions)
+    parsed: list[_ParsedLevel] = []
+    while any(codec.name == SHARDING for codec in codecs):
+        if len(parsed) == MAX_LEVELS:
+            raise MetadataError(f"shards are nested more than {MAX_LEVELS} deep")
+        level, codecs = _parse_level(split_chain(codecs, "codecs"), edges)
+        edges = tuple(frozenset({length}) for length in level.chunk_shape)
+        order = compose(order, level.order)
+        parsed.append(level)
+
+    # The innermost chunk's lengths, along the axes of each level from the inside out, and at last along the array's.
+    lengths = parsed[-1].chunk_shape
+    levels: list[ShardingLevel] = []
+    for level in reversed(parsed):
+        span = tuple(outer // inner for outer, inner in zip(level.chunk_shape, lengths, strict=True))
+        nbytes = MAX_DECODED_NBYTES
+        if item_nbytes is not None:
+            # Payloads and indexes; a generous share for gaps, and for chunks that encoding made larger.
+            nbytes = min(4 * level.max_elements * (item_nbytes + ENTRY_NBYTES) + 2**20, MAX_DECODED_NBYTES)
+        levels.insert(
+            0, ShardingLevel(level.order, span, level.index_codecs, level.index_at_start, level.after, nbytes)
+        )
+        lengths = permute(lengths, tuple(level.order.index(axis) for axis in range(ndim)))
+    row_axis = order.index(ndim - 1) if ndim else 0
+    grid = ShardGrid(shards, lengths, tuple(levels), ChunkGrid.regular(shape, lengths).shape, row_axis)
+    _check_index_sizes(grid)
+    return grid, order, codecs
+
+
+def _parse_level(chain: CodecChain, edges: tuple[frozenset[int], ...]) -> tuple[_ParsedLevel, tuple[Extension, ...]]:
+    """Read one sharding codec and those around it, and return the codecs of its inner chunks too.
+
+    *edges* are the lengths that its shards may have along each axis, before any transpose.
+    """
+    for codec in chain.before:
+        if codec.name != "transpose":
+            raise MetadataError(f"the codec {codec.name} before sharding_indexed cannot be moved into inner chunks")
+    order = composed_order(chain.before, len(edges))
+    for codec in chain.after:
+        if not is_decodable(codec):
+            raise MetadataError(f"the codec {codec.name} after sharding_indexed is not known")
+    edges = tuple(edges[axis] for axis in order)
+    chunk_shape, index_codecs, at_start, codecs = _parse_configuration(chain.serializer, edges)
+    max_elements = math.prod(max(lengths, default=0) for lengths in edges)
+    return _ParsedLevel(order, chunk_shape, index_codecs, at_start, chain.after, max_elements), codecs
+
+
+def _parse_configuration(
+    codec: Extension, edges: tuple[frozenset[int], ...]
+) -> tuple[tuple[int, ...], IndexCodecs, bool, tuple[Extension, ...]]:
+    """Read one sharding codec; *edges* are the lengths along each axis that its shards may have."""
+    codec.expect("chunk_shape", "codecs", "index_codecs", "index_location")
+    for member in ("chunk_shape", "codecs", "index_codecs"):
+        if member not in codec.configuration:
+            raise MetadataError(f"sharding_indexed has no {member}")
+    chunk_shape = parse_lengths(codec.configuration["chunk_shape"], "chunk_shape", minimum=1, ndim=len(edges))
+    for axis, (length, outer) in enumerate(zip(chunk_shape, edges, strict=True)):
+        for edge in outer:
+            if edge % length:
+                raise MetadataError(
+                    f"inner chunks of length {length} do not divide shards of length {edge} (axis {axis})"
+                )
+    location = codec.choice("index_location", "end", ("start", "end"))
+    index_codecs = IndexCodecs.parse(parse_codecs(codec.configuration["index_codecs"], "index_codecs"), len(edges))
+    codecs = parse_chain(parse_codecs(codec.configuration["codecs"], "codecs"), "codecs of sharding_indexed")
+    return chunk_shape, index_codecs, location == "start", codecs
+
+
+def _check_index_sizes(grid: ShardGrid) -> None:
+    spans = tuple(
+        max(dimension.edges, default=0) // length
+        for dimension, length in zip(grid.shards.dimensions, grid.chunk_shape, strict=True)
+    )
+    for level in grid.levels:
+        nentries = math.prod(level.chunks_per_shard(spans))
+        if level.index_codecs.nbytes(nentries) > MAX_INDEX_NBYTES:
+            raise MetadataError(
+                f"a shard index of {nentries} entries is larger than the {MAX_INDEX_NBYTES // 2**20} MiB that are read"
+            )
+        spans = level.span

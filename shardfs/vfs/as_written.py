@@ -12,9 +12,10 @@ from typing import Final, NamedTuple
 
 from shardfs.dataset.hierarchy import DOCUMENT, is_below
 from shardfs.errors import MetadataError
-from shardfs.format import consolidated, v2_normal_form
+from shardfs.format.lens import consolidated
+from shardfs.format.lens.v2 import documents as v2_documents
+from shardfs.format.lens.v2.documents import ZATTRS
 from shardfs.format.metadata import parse_json
-from shardfs.format.v2_documents import ZATTRS
 
 _MAX_NBYTES: Final = 16 * 2**20
 _NO_ATTRIBUTES: Final = b"{}"
@@ -112,7 +113,7 @@ class AsWritten:
 
 def _says_the_same(name: str, one: bytes, other: bytes) -> bool:
     if name != DOCUMENT:
-        return v2_normal_form.says_the_same(name, one, other)
+        return v2_documents.says_the_same(name, one, other)
     try:
         return consolidated.says_the_same(parse_json(one), parse_json(other))
     except MetadataError:

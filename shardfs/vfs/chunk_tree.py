@@ -17,7 +17,7 @@ from shardfs.errors import (
     RefusedError,
     StaleError,
 )
-from shardfs.format.chunk_key import parse_coordinate
+from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, absent, new_file

@@ -16,7 +16,7 @@ from shardfs.dataset.pending import PendingBytes
 from shardfs.dataset.shards import Arrangement
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import ConflictError, CorruptionError, RefusedError, ShardfsError, StoreError
-from shardfs.format.chunk_codec import ChunkCodec
+from shardfs.format.codecs import ChunkCodec
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords
 from shardfs.stores.base import Buffer, Content
 from shardfs.stores.memory import MemoryContent

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from shardfs.errors import StaleError, StoreError
-from shardfs.format.unshard import POSITION_BITS
+from shardfs.format.lens.unsharded import POSITION_BITS
 
 GENERATION_BITS: Final = 10
 TREE_BITS: Final = 64 - GENERATION_BITS - POSITION_BITS

@@ -5,8 +5,8 @@ from typing import Final
 
 import trio
 
-from shardfs.format.chunk_codec import ChunkCodec
-from shardfs.format.v2_missing import FillValues
+from shardfs.format.codecs import ChunkCodec
+from shardfs.format.lens.v2.missing import FillValues
 from shardfs.stores.base import Buffer, Content
 from shardfs.stores.memory import MemoryContent
 
@@ -80,7 +80,7 @@ class Missing:
         if self._plain is not None:
             return _Repeated(element, self._plain.nbytes)
         pattern = codec.pattern(element)
-        if codec.is_plain:
+        if codec.is_repeated:
             return _Repeated(pattern, len(pattern) * codec.count)
         if len(pattern) * codec.count <= _AT_ONCE_NBYTES:
             return MemoryContent(memoryview(codec.encode(element)))

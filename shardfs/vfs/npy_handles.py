@@ -11,14 +11,14 @@ from shardfs.dataset.hierarchy import Node
 from shardfs.dataset.open_shard import OpenShard
 from shardfs.dataset.quick_lock import QuickLock
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError, StaleError, StoreError
-from shardfs.format.chunk_codec import ChunkCodec
-from shardfs.format.chunk_grid import FixedDimension
+from shardfs.format.codecs import ChunkCodec
 from shardfs.format.fill_value import fill_element
+from shardfs.format.grid import FixedDimension
+from shardfs.format.lens.decoded import codec_of
+from shardfs.format.lens.npy import Copy, NpyFile
+from shardfs.format.lens.unsharded import describe
 from shardfs.format.metadata import ArrayMetadata
-from shardfs.format.npy import Copy, NpyFile
-from shardfs.format.plain import codec_of
 from shardfs.format.sharding import Coords
-from shardfs.format.unshard import describe
 from shardfs.stores.base import Buffer
 from shardfs.vfs.at_once import for_each
 from shardfs.vfs.attributes import Attributes

@@ -9,7 +9,7 @@ from shardfs.dataset.hierarchy import Hierarchy, Node
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_nodes
 from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError
-from shardfs.format.chunk_key import ChunkKeyEncoding, parse_coordinate
+from shardfs.format.grid import ChunkKeyEncoding, parse_coordinate
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.stores.base import Kind, Store, is_reserved, join_key
 from shardfs.vfs.at_once import for_each

@@ -27,7 +27,8 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
-from shardfs.format.consolidated import every_copy, reshard_consolidated
+from shardfs.format.lens.consolidated import every_copy, reshard_consolidated
+from shardfs.format.lens.unsharded import reshard, shard_new
 from shardfs.format.metadata import (
     MAX_DOCUMENT_NBYTES,
     ArrayMetadata,
@@ -37,8 +38,6 @@ from shardfs.format.metadata import (
     encode_json,
     parse_node,
 )
-from shardfs.format.reshard import reshard
-from shardfs.format.shard_new import shard_new
 from shardfs.stores.base import Expected, Kind, is_reserved, join_key
 from shardfs.stores.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.names import DocumentName

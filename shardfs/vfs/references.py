@@ -15,10 +15,10 @@ from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.source import Source
 from shardfs.dataset.walk import walk_files
 from shardfs.errors import CorruptionError, NotShownError, NotUnshardable
-from shardfs.format.consolidated import without_copies
+from shardfs.format.lens.consolidated import without_copies
+from shardfs.format.lens.v2.documents import ZMETADATA
 from shardfs.format.metadata import encode_json, parse_json
 from shardfs.format.sharding import Coords
-from shardfs.format.v2_documents import ZMETADATA
 from shardfs.stores.base import join_key
 from shardfs.vfs.views import Face, View
 
@@ -139,7 +139,7 @@ async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, R
                 key = arrangement.key_encoding.encode((*prefix, numbers[damaged.index(True)]))
                 raise CorruptionError(f"{join_key(arrangement.path, key)} is damaged; see shardfs verify")
             url = source.store.url_of(arrangement.shard_key(array.grid.locate((*prefix, run.first)).shard))
-            if array.grid.is_whole:  # a chunk is a file
+            if array.grid.is_unsharded:  # a chunk is a file
                 for number in numbers:
                     yield (*prefix, number), [url]
             elif run.shard is not None and run.entries is not None:

@@ -13,7 +13,7 @@ from shardfs.dataset.pending import OwnVersion
 from shardfs.dataset.walk import prune, walk_files
 from shardfs.dataset.writer import Writer
 from shardfs.errors import CrossDeviceError, NotADirectoryHereError, NotFoundError
-from shardfs.format.chunk_key import ChunkKeyEncoding, parse_coordinate
+from shardfs.format.grid import ChunkKeyEncoding, parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.nodes import PlainFile

@@ -15,36 +15,35 @@ from shardfs.errors import (
     NotUnshardable,
     RefusedError,
 )
-from shardfs.format.chunk_codec import ChunkCodec
-from shardfs.format.chunk_key import ChunkKeyEncoding
-from shardfs.format.consolidated import every_copy, inline_copies
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, encode_json, parse_node
-from shardfs.format.normal_form import canonical
-from shardfs.format.plain import accept_plain, codec_of, plain_document, require_plain
-from shardfs.format.unshard import UnshardedArray, describe
-from shardfs.format.v2_attributes import v2_attributes, with_attributes
-from shardfs.format.v2_documents import (
+from shardfs.format.codecs import ChunkCodec
+from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.lens.consolidated import every_copy, inline_copies
+from shardfs.format.lens.decoded import accept_decoded, codec_of, decoded_document, require_decoded
+from shardfs.format.lens.unsharded import UnshardedArray, describe
+from shardfs.format.lens.v2.attributes import SEPARATOR, v2_attributes, with_attributes
+from shardfs.format.lens.v2.documents import (
     V2_NAMES,
     ZARRAY,
     ZATTRS,
     ZGROUP,
     ZMETADATA,
+    check_document,
+    is_relative_path,
+    parse_consolidated,
+)
+from shardfs.format.lens.v2.missing import fill_values, has_missing_value, naming_no_axes, odd_missing_value
+from shardfs.format.lens.v2.nodes import (
     array_documents,
     can_show_missing,
-    group_documents,
-    is_relative_path,
-)
-from shardfs.format.v2_edits import (
-    check_document,
     edit_array,
     edit_attributes,
     edit_group,
+    group_documents,
     new_array,
     new_group,
-    parse_consolidated,
 )
-from shardfs.format.v2_images import SEPARATOR
-from shardfs.format.v2_missing import fill_values, has_missing_value, naming_no_axes, odd_missing_value
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, encode_json, parse_node
+from shardfs.format.normal_form import canonical
 from shardfs.stores.base import join_key
 from shardfs.vfs.missing import Missing
 from shardfs.vfs.nodes import Directory
@@ -131,7 +130,7 @@ class ZarrV2:
         edited = self._edited(node, self._shown(stored), stored, edit.name, edit.written)
         if node.document is None:
             edited = self._edited(node, edited, stored, ZATTRS, edit.beside.get(ZATTRS))
-        return accept_plain(describe(stored), edited) if self._plain else edited
+        return accept_decoded(describe(stored), edited) if self._plain else edited
 
     def _edited(
         self, node: Node, shown: ArrayMetadata, stored: ArrayMetadata, name: str, written: bytes | None
@@ -162,7 +161,7 @@ class ZarrV2:
         separator, fills_missing = self._encoding_of(node).separator, self._fills_missing and not node.in_image
         array = new_array(written, beside.get(ZATTRS), separator, fills_missing=fills_missing)
         if self._plain:
-            require_plain(array)
+            require_decoded(array)
         return array
 
     def present_copy(self, stored: ArrayMetadata) -> dict[str, Json] | None:
@@ -230,7 +229,7 @@ class ZarrV2:
 
     def _copy(self, stored: ArrayMetadata) -> dict[str, Any]:
         shown = describe(stored)
-        return plain_document(shown) if self._plain else shown.document
+        return decoded_document(shown) if self._plain else shown.document
 
     async def _consolidate(
         self, hierarchy: Hierarchy, edit: Edit, group: GroupMetadata, written: bytes

@@ -5,11 +5,11 @@ from typing import Final
 
 from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
 from shardfs.errors import NotShownError, NotUnshardable
-from shardfs.format.chunk_key import ChunkKeyEncoding
-from shardfs.format.consolidated import unshard_consolidated
+from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.lens.consolidated import unshard_consolidated
+from shardfs.format.lens.decoded import accept_decoded, codec_of, decoded_document, require_decoded
+from shardfs.format.lens.unsharded import describe, unshard
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, encode_json, parse_document
-from shardfs.format.plain import accept_plain, codec_of, plain_document, require_plain
-from shardfs.format.unshard import describe, unshard
 from shardfs.vfs.nodes import Directory
 from shardfs.vfs.views import Appearance, Appearances, Edit, Face, Metadata
 
@@ -56,14 +56,14 @@ class ZarrV3:
         if not self._plain or not isinstance(edited, ArrayMetadata) or edited.is_sharded:
             return edited
         if self.face(node) is None or not isinstance(node.metadata, ArrayMetadata):
-            require_plain(edited)
+            require_decoded(edited)
             return edited
-        return accept_plain(describe(node.metadata), edited)
+        return accept_decoded(describe(node.metadata), edited)
 
     def present_copy(self, stored: ArrayMetadata) -> dict[str, Json] | None:
         """Return the document as that of the array itself would be shown."""
         if self._plain:
-            return plain_document(describe(stored))
+            return decoded_document(describe(stored))
         try:
             return unshard(stored).document
         except NotUnshardable:
@@ -71,7 +71,7 @@ class ZarrV3:
 
     def accept_copy(self, stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
         """Return the copy, with the array's own codecs instead of none."""
-        return accept_plain(describe(stored), edited) if self._plain else edited
+        return accept_decoded(describe(stored), edited) if self._plain else edited
 
     def _appear(self, node: Node) -> Appearance:
         metadata = node.metadata
@@ -85,7 +85,7 @@ class ZarrV3:
             if array is None and metadata.is_sharded and node.reason is None:
                 return Appearance()  # its writer writes shards through this mount
             shown = describe(metadata)
-            array, codec, document = node.any_array, codec_of(shown), plain_document(shown)
+            array, codec, document = node.any_array, codec_of(shown), decoded_document(shown)
             if array is None:
                 raise NotShownError(node.reason or "the document is nested too deeply to be compared")
             face = Face(array, shown.key_encoding, codec)

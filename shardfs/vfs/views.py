@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Hierarchy, Node
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
-from shardfs.format.chunk_codec import ChunkCodec
-from shardfs.format.chunk_key import ChunkKeyEncoding
+from shardfs.format.codecs import ChunkCodec
+from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json
 from shardfs.vfs.missing import Missing
 

@@ -1,34 +1,59 @@
-"""Codecs: the chain's rules, and decoding that neither believes its input nor is stopped by it."""
+"""Codec chains and the chunks that they encode: what every library makes of them, in bounded memory."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import struct
+import subprocess
+import sys
 import tracemalloc
+import warnings
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numcodecs
 import numpy as np
 import pytest
+import tensorstore
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardfs.errors import CorruptionError, MetadataError
+from shardfs.errors import CorruptionError, MetadataError, NotShownError, RefusedError
 from shardfs.format.codecs import (
-    chunk_nbytes,
+    MAX_CHUNK_NBYTES,
+    ChunkCodec,
     compose,
     decode,
+    encode,
     is_decodable,
-    item_nbytes,
     parse_chain,
     parse_transpose,
     permute,
     split_chain,
 )
+from shardfs.format.dtype import chunk_nbytes, item_nbytes
 from shardfs.format.metadata import Extension, parse_codecs
-from tests.support.corpus import BLOSC, CASES, CRC32C, GZIP, IGNORED, LITTLE, ZSTD, Case, extension, sharding, transpose
-from tests.support.encoder import apply, numpy_dtype
+from tests.support.corpus import (
+    BIG,
+    BLOSC,
+    CASES,
+    CRC32C,
+    GZIP,
+    IGNORED,
+    LITTLE,
+    ZSTD,
+    Case,
+    array,
+    extension,
+    sharding,
+    transpose,
+)
+from tests.support.encoder import apply, encode_array, numpy_dtype
+from tests.support.readers import READERS, assert_same
 
 CHECKED = extension("zstd", level=1, checksum=True)
 LZ4 = extension("blosc", cname="lz4", clevel=1, shuffle="bitshuffle", typesize=2, blocksize=0)
@@ -229,3 +254,398 @@ def test_elements_have_the_size_that_numpy_gives_them(case: Case) -> None:
 )
 def test_other_data_types_have_a_known_size_or_none(data_type: Any, expected: int | None) -> None:
     assert item_nbytes(data_type) == expected
+
+
+QUICK_CHECKED = extension("zstd", level=-5, checksum=True)
+ZLIB = extension("blosc", cname="zlib", clevel=9, shuffle="noshuffle", blocksize=256)
+ENCODERS = [
+    [],
+    [GZIP],
+    [ZSTD],
+    [QUICK_CHECKED],
+    [BLOSC],
+    [LZ4],
+    [ZLIB],
+    [CRC32C],
+    [CRC32C, CRC32C],
+    [CRC32C, ZSTD, GZIP],
+]
+SHORT = [["gzip"], ["zstd"], ["blosc"], ["crc32c"], [extension("blosc", typesize=8)]]
+
+every_encoder = pytest.mark.parametrize("codecs", ENCODERS + SHORT, ids=repr)
+
+
+def encoded_here(codecs: list[Any], data: bytes) -> bytes:
+    return encode(parse_codecs(codecs, "codecs"), data)
+
+
+@every_encoder
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@given(data=st.one_of(st.binary(min_size=1), st.integers(1, 5000).map(lambda size: b"ab" * size)))
+@settings(max_examples=20)
+def test_what_is_encoded_from_any_buffer_decodes_to_the_same(codecs: list[Any], kind: type, data: bytes) -> None:
+    result = encode(parse_codecs(codecs, "codecs"), kind(data))
+    assert type(result) is bytes
+    assert bytes(decode(parse_codecs(codecs, "codecs"), result, len(data))) == data
+
+
+@pytest.mark.parametrize(
+    "codecs", [codecs for codecs in ENCODERS if codecs[:1] not in ([BLOSC], [LZ4], [ZLIB])], ids=repr
+)
+def test_nothing_encodes_and_decodes_to_nothing(codecs: list[Any]) -> None:
+    assert bytes(decode(parse_codecs(codecs, "codecs"), encoded_here(codecs, b""), 0)) == b""
+
+
+@pytest.mark.parametrize(
+    ("codec", "decoder"),
+    [
+        (GZIP, gzip.decompress),
+        (QUICK_CHECKED, numcodecs.Zstd().decode),
+        (LZ4, numcodecs.Blosc().decode),
+        (CRC32C, lambda data: data[:-4]),
+    ],
+    ids=["gzip", "zstd", "blosc", "crc32c"],
+)
+def test_other_decoders_read_it(codec: Any, decoder: Any) -> None:
+    data = bytes(range(256)) * 40
+    assert bytes(decoder(encoded_here([codec], data))) == data
+
+
+def test_a_crc32c_is_little_endian_behind_the_data() -> None:
+    assert encoded_here([CRC32C], b"123456789") == b"123456789" + (0xE3069283).to_bytes(4, "little")
+    twice = b"123456789" + (0xE3069283).to_bytes(4, "little")
+    assert encoded_here([CRC32C, CRC32C], b"123456789") == twice + google_crc32c.value(twice).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("codecs", [[GZIP], [QUICK_CHECKED], [BLOSC], [ZLIB], [CRC32C], [ZSTD, CRC32C]], ids=repr)
+@pytest.mark.parametrize("reader", READERS)
+def test_readers_of_zarr_read_a_chunk_that_was_encoded(tmp_path: Path, reader: str, codecs: list[Any]) -> None:
+    codecs = [
+        extension("blosc", **{"typesize": 4, **codec["configuration"]}) if codec["name"] == "blosc" else codec
+        for codec in codecs
+    ]
+    values = np.arange(600, dtype=np.int32).reshape(20, 30)
+    (tmp_path / "zarr.json").write_text(json.dumps(array((20, 30), (20, 30), LITTLE, *codecs)))
+    (tmp_path / "c" / "0").mkdir(parents=True)
+    (tmp_path / "c" / "0" / "0").write_bytes(encoded_here(codecs, values.tobytes()))
+    assert_same(READERS[reader](tmp_path), values)
+
+
+def test_the_level_and_the_checksum_are_those_of_the_configuration() -> None:
+    data = b"".join(str(i * i).encode() for i in range(20_000))
+    assert len(encoded_here([extension("gzip", level=9)], data)) < len(encoded_here([extension("gzip", level=1)], data))
+    low, high = (encoded_here([extension("zstd", level=level)], data) for level in (1, 19))
+    assert (low, high) == (numcodecs.Zstd(1).encode(data), numcodecs.Zstd(19).encode(data))
+    assert low != high
+    plain, checked = (encoded_here([extension("zstd", level=1, checksum=value)], data) for value in (False, True))
+    assert len(checked) == len(plain) + 4
+    stored = encoded_here([extension("blosc", cname="lz4", clevel=0, shuffle="noshuffle", typesize=1)], data)
+    assert stored[16:] == data
+
+
+def test_the_same_data_gives_the_same_bytes() -> None:
+    for codecs in ENCODERS:
+        assert encoded_here(codecs, b"some text" * 99) == encoded_here(codecs, b"some text" * 99)
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        extension("gzip", level=10),
+        extension("gzip", level=-1),
+        extension("gzip", level="5"),
+        extension("gzip", level=True),
+        extension("gzip", level=5, mtime=1),
+        extension("zstd", level=23),
+        extension("zstd", level=-131073),
+        extension("zstd", level=1, checksum=1),
+        extension("zstd", level=1, dictionary="x"),
+        extension("blosc", cname="brotli"),
+        extension("blosc", cname=["lz4"]),
+        extension("blosc", clevel=10),
+        extension("blosc", shuffle=1),
+        extension("blosc", shuffle="autoshuffle"),
+        extension("blosc", typesize=0),
+        extension("blosc", typesize=256),
+        extension("blosc", blocksize=-1),
+        extension("blosc", blocksize=2**40),
+        extension("blosc", threads=2),
+        extension("crc32c", location="start"),
+    ],
+    ids=repr,
+)
+def test_a_configuration_without_meaning_is_refused_whatever_the_data(codec: Any) -> None:
+    for data in (b"", b"some data"):
+        with pytest.raises(MetadataError):
+            encoded_here([codec], data)
+
+
+def test_more_than_blosc_can_hold_is_refused() -> None:
+    untouched = memoryview(np.empty(2**31, np.uint8))
+    with pytest.raises(RefusedError, match="blosc"):
+        encode(parse_codecs([BLOSC], "codecs"), untouched)
+
+
+TYPES: dict[str, Any] = {
+    **{name: name for name in ("bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "float64")},
+    **{name: name for name in ("complex64", "complex128", "bfloat16", "int4", "float8_e5m2", "complex_bfloat16")},
+    "date": extension("numpy.datetime64", unit="s", scale_factor=10),
+    "text": extension("fixed_length_utf32", length_bytes=12),
+    "bytes": extension("null_terminated_bytes", length_bytes=3),
+    "raw": extension("raw_bytes", length_bytes=5),
+    "struct": extension(
+        "struct",
+        fields=[
+            {"name": "a", "data_type": "uint16"},
+            {"name": "b", "data_type": extension("fixed_length_utf32", length_bytes=8)},
+            {"name": "c", "data_type": "bfloat16"},
+        ],
+    ),
+}
+COMPRESSION = [[], [GZIP], [ZSTD], [BLOSC], [CRC32C], [ZSTD, CRC32C], [GZIP, ZSTD], ["gzip"], ["crc32c", "zstd"]]
+
+
+def codec_of(data_type: Any, chunk_shape: tuple[int, ...], *codecs: Any) -> ChunkCodec:
+    return ChunkCodec.parse(data_type, chunk_shape, parse_codecs(list(codecs), "codecs"))
+
+
+def codec_stored_in(directory: Path) -> ChunkCodec:
+    document = json.loads((directory / "zarr.json").read_bytes())
+    return codec_of(document["data_type"], tuple(document["shape"]), *document["codecs"])
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[Any, tuple[int, ...], list[Any]]:
+    """A data type, a chunk shape, and a chain without compression."""
+    shape = tuple(draw(st.lists(st.integers(1, 5), max_size=4)))
+    orders = draw(st.lists(st.permutations(range(len(shape))), max_size=3))
+    data_type = TYPES[draw(st.sampled_from(sorted(TYPES)))]
+    return data_type, shape, [*(transpose(*order) for order in orders), draw(st.sampled_from([LITTLE, BIG]))]
+
+
+@given(chains(), st.sampled_from(COMPRESSION), st.sampled_from([bytes, bytearray, memoryview]), st.data())
+@settings(max_examples=300, deadline=None)
+def test_what_is_encoded_decodes_to_the_same_bytes(
+    chain: tuple[Any, tuple[int, ...], list[Any]], compression: list[Any], kind: type, data: st.DataObject
+) -> None:
+    data_type, shape, codecs = chain
+    codec = codec_of(data_type, shape, *codecs, *compression)
+    seed = data.draw(st.integers(0, 2**32))
+    plain = np.random.default_rng(seed).bytes(codec.nbytes)
+    encoded = codec.encode(kind(plain))
+    assert type(encoded) is bytes
+    assert codec.encode(plain) == encoded
+    decoded = codec.decode(kind(encoded))
+    assert (bytes(decoded), decoded.format, decoded.ndim, decoded.readonly) == (plain, "B", 1, True)
+    assert not codec.is_identity or encoded == plain
+    # What the specification says of the chain, word by word.
+    elements = np.frombuffer(plain, codec.data_type.dtype).reshape(shape)
+    if codec.data_type.dtype.kind != "f":  # a change of NaN into another one is none
+        assert codec_of(data_type, shape, *codecs).encode(plain) == encode_array(codecs, elements)
+
+
+@pytest.mark.parametrize("order", [*permutations(range(3))], ids=str)
+@pytest.mark.parametrize("endian", ["little", "big"])
+def test_zarr_python_writes_and_reads_the_same_chunk(tmp_path: Path, order: tuple[int, ...], endian: str) -> None:
+    values = np.arange(2 * 3 * 4, dtype="i4").reshape(2, 3, 4) * 1000
+    stored = zarr.create_array(
+        str(tmp_path),
+        shape=values.shape,
+        chunks=values.shape,
+        dtype=values.dtype,
+        filters=[zarr.codecs.TransposeCodec(order=order)],
+        serializer=zarr.codecs.BytesCodec(endian=endian),
+        compressors=[zarr.codecs.ZstdCodec(level=3), zarr.codecs.Crc32cCodec()],
+    )
+    stored[...] = values
+    codec = codec_stored_in(tmp_path)
+    chunk = tmp_path / "c" / "0" / "0" / "0"
+    assert bytes(codec.decode(chunk.read_bytes())) == values.tobytes()
+    chunk.write_bytes(codec.encode((values + 1).tobytes()))
+    assert np.array_equal(zarr.open_array(str(tmp_path), mode="r")[...], values + 1)
+
+
+@pytest.mark.parametrize("dtype", ["?", "<u2", "<f2", "<c8", "<M8[10s]", "<m8[D]", "<U3", "S3", "V5"])
+def test_zarr_python_writes_and_reads_elements_of_every_kind(tmp_path: Path, dtype: str) -> None:
+    values = np.frombuffer(bytes(range(120)), "u1")[: 12 * np.dtype(dtype).itemsize].copy()
+    if dtype == "?":
+        values %= 2
+    if dtype == "<U3":
+        values = np.arange(36, dtype="<u4") + 1000
+    values = values.view(dtype).reshape(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # data types without a specification
+        stored = zarr.create_array(
+            str(tmp_path),
+            shape=(3, 4),
+            chunks=(3, 4),
+            dtype=dtype,
+            filters=[zarr.codecs.TransposeCodec(order=(1, 0))],
+            serializer=zarr.codecs.BytesCodec(endian="big"),
+            compressors=[zarr.codecs.BloscCodec(typesize=1, cname="lz4", shuffle="shuffle")],
+        )
+        stored[...] = values
+        codec = codec_stored_in(tmp_path)
+        chunk = tmp_path / "c" / "0" / "0"
+        assert bytes(codec.decode(chunk.read_bytes())) == values.tobytes()
+        chunk.write_bytes(codec.encode(values[::-1].tobytes()))
+        assert zarr.open_array(str(tmp_path), mode="r")[...].tobytes() == values[::-1].tobytes()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2", "complex128", "int4"])
+def test_tensorstore_writes_the_same_chunk(name: str) -> None:
+    document = array((4, 3), (4, 3), transpose(1, 0), BIG, GZIP, data_type=name, fill_value=0)
+    document["fill_value"] = [0, 0] if name == "complex128" else 0
+    spec = {"driver": "zarr3", "kvstore": {"driver": "memory"}, "metadata": document}
+    store = tensorstore.open(spec, create=True).result()
+    values = np.arange(12).reshape(4, 3).astype(store.dtype.numpy_dtype)
+    store.write(values).result()
+    codec = codec_of(name, (4, 3), *document["codecs"])
+    if name == "int4":  # the upper half of the byte says nothing
+        assert [byte & 15 for byte in codec.decode(store.kvstore[b"c/0/0"])] == [*range(12)]
+    else:
+        assert bytes(codec.decode(store.kvstore[b"c/0/0"])) == values.tobytes()
+    store.kvstore[b"c/0/0"] = codec.encode(values[::-1].tobytes())
+    assert np.array_equal(store.read().result(), values[::-1])
+
+
+@pytest.mark.parametrize(
+    ("data_type", "shape", "codecs", "expected"),
+    [
+        ("int32", (2, 3), [LITTLE], True),
+        ("int32", (2, 3), [BIG], False),
+        ("int8", (2, 3), [BIG], True),
+        ("int8", (2, 3), ["bytes"], True),
+        ("int32", (2, 3), ["bytes"], True),
+        ("int32", (2, 3), [extension("endian", endian="little"), IGNORED], True),
+        ("int32", (2, 3), [LITTLE, CRC32C], False),
+        ("int32", (2, 3), [transpose(1, 0), LITTLE], False),
+        ("int32", (2, 3), [transpose(1, 0), transpose(1, 0), LITTLE], True),
+        ("int32", (1, 3), [transpose(1, 0), LITTLE], True),
+        ("int32", (2, 1, 3), [transpose(1, 0, 2), LITTLE], True),
+        ("int32", (2, 1, 3), [transpose(2, 1, 0), LITTLE], False),
+        ("int32", (), [transpose(), LITTLE], True),
+        (TYPES["raw"], (2, 3), [BIG], True),
+        (TYPES["text"], (2, 3), [BIG], False),
+    ],
+    ids=str,
+)
+def test_chunks_are_plain_where_nothing_moves_them(
+    data_type: Any, shape: tuple[int, ...], codecs: list[Any], expected: bool
+) -> None:
+    codec = codec_of(data_type, shape, *codecs)
+    assert codec.is_identity == expected
+    plain = bytes(i % 251 for i in range(codec.nbytes))
+    assert (codec.encode(plain) == plain) == expected
+
+
+def test_a_plain_chunk_is_not_copied() -> None:
+    encoded = bytes(6)
+    assert codec_of("int8", (2, 3), LITTLE).decode(encoded).obj is encoded
+
+
+@pytest.mark.parametrize(
+    ("data_type", "codecs", "reason"),
+    [
+        ("int32", [LITTLE, extension("numcodecs.lzma")], "numcodecs.lzma"),
+        ("int32", [extension("numcodecs.delta"), LITTLE], "numcodecs.delta"),
+        ("int32", [extension("example.raw"), GZIP], "the codec 'example.raw' cannot be decoded"),
+        ("int32", [extension("packbits")], "packbits"),
+        ("int32", [extension("zfp")], "zfp"),
+        ("int32", [sharding((1, 1))], "sharding_indexed"),
+        ("string", [extension("vlen-utf8")], "string vary in size"),
+        ("example.type", [LITTLE], "example.type"),
+        ("int32", [transpose(0, 0), LITTLE], "permutation"),
+        ("int32", [transpose(0), LITTLE], "order"),
+        ("int32", [extension("bytes", endian="middle")], "middle"),
+        ("int32", [extension("bytes", endian="little", colour="blue")], "colour"),
+        (extension("structured", fields=[["a", "int16"]]), [BIG], "do not agree"),
+        ("int32", [LITTLE, LITTLE], "2 array → bytes"),
+        ("int32", [GZIP, LITTLE], "wrong side"),
+        ("int32", [], "no array → bytes"),
+    ],
+    ids=str,
+)
+def test_the_reason_why_chunks_cannot_be_decoded_is_named(data_type: Any, codecs: list[Any], reason: str) -> None:
+    with pytest.raises(NotShownError, match=reason):
+        codec_of(data_type, (2, 3), *codecs)
+
+
+def test_chunks_that_memory_does_not_hold_are_not_decoded() -> None:
+    shape = (MAX_CHUNK_NBYTES + 1,)
+    for codecs in ([LITTLE, ZSTD], [BIG, CRC32C]):
+        with pytest.raises(NotShownError, match="larger than"):
+            codec_of("int16", shape, *codecs)
+    assert codec_of("int16", (2**61,), LITTLE).nbytes == 2**62
+    assert codec_of("int8", (MAX_CHUNK_NBYTES,), LITTLE, ZSTD).nbytes == MAX_CHUNK_NBYTES
+
+
+@pytest.mark.parametrize("compression", COMPRESSION, ids=str)
+@pytest.mark.parametrize("nbytes", [0, 1, 47, 49, 96, 5000])
+def test_a_chunk_of_the_wrong_size_is_neither_read_nor_written(compression: list[Any], nbytes: int) -> None:
+    codec = codec_of("int16", (4, 6), transpose(1, 0), LITTLE, *compression)
+    if nbytes or not any(each == BLOSC for each in compression):
+        stored = codec_of("int8", (nbytes,), "bytes", *compression).encode(bytes(nbytes)) if nbytes else b""
+        with pytest.raises(CorruptionError):
+            codec.decode(stored)
+    with pytest.raises(RefusedError, match=f"{nbytes} bytes instead of 48"):
+        codec.encode(bytes(nbytes))
+
+
+def test_a_configuration_that_no_encoder_understands_is_found_when_it_writes() -> None:
+    codec = codec_of("int8", (100,), "bytes", extension("blosc", cname="example"))
+    assert bytes(codec.decode(numcodecs.Blosc().encode(bytes(100)))) == bytes(100)
+    with pytest.raises(MetadataError, match="example"):
+        codec.encode(bytes(100))
+
+
+ROOT = Path(__file__).parents[2]
+ZEROS = 1 << 26
+CHUNK_BOMBS = {
+    "gzip": ([GZIP], lambda: gzip.compress(bytes(ZEROS))),
+    "zstd": ([ZSTD], lambda: numcodecs.Zstd(3).encode(bytes(ZEROS))),
+    "zstd behind a frame of the right size": (
+        [ZSTD],
+        lambda: numcodecs.Zstd(3).encode(bytes(1 << 20)) + numcodecs.Zstd(3).encode(bytes(ZEROS)),
+    ),
+    "zstd that states a terabyte": ([ZSTD], lambda: b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 1 << 40) + b"\1\0\0"),
+    "blosc": ([BLOSC], lambda: numcodecs.Blosc("zstd", 9).encode(bytes(ZEROS))),
+    "blosc that states 4 gigabytes": ([BLOSC], lambda: struct.pack("<BBBBIII", 2, 1, 0x12, 1, 2**32 - 1, 2**20, 16)),
+    "gzip in gzip": ([GZIP, GZIP], lambda: gzip.compress(gzip.compress(bytes(ZEROS)))),
+    "gzip members": ([GZIP], lambda: gzip.compress(bytes(1 << 20)) * 64),
+    "gzip without a checksum": ([GZIP, CRC32C], lambda: gzip.compress(bytes(ZEROS))),
+}
+
+
+@pytest.mark.parametrize("name", CHUNK_BOMBS)
+def test_bombs_are_stopped_at_the_size_of_the_chunk(name: str) -> None:
+    compression, make = CHUNK_BOMBS[name]
+    codec = codec_of("int16", (1 << 19,), BIG, *compression)
+    data = make()
+    tracemalloc.start()
+    with pytest.raises(CorruptionError):
+        codec.decode(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < (6 << 20) + 2 * len(data)
+
+
+def test_a_bomb_costs_no_memory_that_only_the_kernel_sees() -> None:
+    """Codecs allocate behind Python's back, so a process of its own tells."""
+    script = """
+import resource
+from tests.format.test_codecs import CHUNK_BOMBS, CorruptionError, LITTLE, codec_of
+bombs = [(codec_of("int16", (1 << 19,), LITTLE, *codecs), make()) for codecs, make in CHUNK_BOMBS.values()]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+hog = bytearray(b"x") * (before << 10)  # at least as much as making the bombs took, so that the peak moves with use
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for codec, data in bombs * 3:
+    try:
+        codec.decode(data)
+    except CorruptionError:
+        continue
+    raise SystemExit("a bomb was decoded")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 24 << 10  # KiB

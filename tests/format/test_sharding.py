@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from shardfs.errors import NotUnshardable
+from shardfs.format.lens.unsharded import unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from shardfs.format.sharding import Coords, Place, ShardGrid
-from shardfs.format.unshard import unshard
 from tests.support.corpus import CASES, GZIP, LITTLE, Case, array, extension, rectilinear, sharding, transpose
 from tests.support.encoder import chunk_edges, encode
 from tests.support.parametrize import every_case

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import zarr
 
+from shardfs.format.lens.v2.nodes import array_documents, edit_array, new_array
 from shardfs.format.metadata import ArrayMetadata, parse_document
-from shardfs.format.v2_documents import array_documents
-from shardfs.format.v2_edits import edit_array, new_array
 from tests.support.clients import ZARR2, open_tensorstore_v2, read_zarr2
 from tests.support.readers import read_tensorstore
 

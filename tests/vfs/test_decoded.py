@@ -14,7 +14,7 @@ import trio
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import CorruptionError, RefusedError, ShardfsError, StoreError
-from shardfs.format.chunk_codec import ChunkCodec
+from shardfs.format.codecs import ChunkCodec
 from shardfs.format.sharding import Coords
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.decoded import DecodedChunks, PlainChunk

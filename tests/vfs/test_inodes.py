@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shardfs.errors import StaleError, StoreError
-from shardfs.format.unshard import POSITION_BITS
+from shardfs.format.lens.unsharded import POSITION_BITS
 from shardfs.vfs import inodes
 from shardfs.vfs.inodes import (
     GENERATION_BITS,

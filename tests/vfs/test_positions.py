@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.format.unshard import POSITION_BITS, count_positions
+from shardfs.format.lens.unsharded import POSITION_BITS, count_positions
 from shardfs.vfs.positions import Positions
 
 shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)

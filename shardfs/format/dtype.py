@@ -1,0 +1,291 @@
+"""Data types: how elements lie in memory, and how Zarr v3 and Zarr v2 name that.
+
+Sources: Zarr core specification 3.1, "Data types"; the registered extensions (small floats and integers, complex pairs
+of them, `numpy.datetime64`, `numpy.timedelta64`, `fixed_length_utf32`, `struct`); zarr-python 3.1 for `raw_bytes`,
+`null_terminated_bytes` and `structured`; Zarr storage specification 2, "Data type encoding".
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from shardfs.errors import MetadataError, NotShownError, NotUnshardable
+from shardfs.format.metadata import Extension, Json, brief
+
+MAX_ITEM_NBYTES: Final = 2**20
+"""Size of an element up to which it is handled as one: a limit of shardfs, not of the format."""
+
+MAX_DEPTH: Final = 16
+"""How many structs within each other are read: a limit of shardfs, not of the format."""
+
+_MAX_FIELDS: Final = 4096
+_MAX_SCALE_FACTOR: Final = 2**31 - 1
+_TIME_UNITS: Final = ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "μs", "ns", "ps", "fs", "as", "generic")
+
+_NATIVE: Final = {
+    "bool": "?", "int8": "i1", "int16": "<i2", "int32": "<i4", "int64": "<i8",
+    "uint8": "u1", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8",
+    "float16": "<f2", "float32": "<f4", "float64": "<f8", "complex64": "<c8", "complex128": "<c16",
+    "complex_float32": "<c8", "complex_float64": "<c16",
+}  # fmt: skip
+_SMALL_FLOATS: Final = (
+    "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn",
+    "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz",
+    "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
+_LAID_OUT: Final = {
+    # One byte per element, whatever its upper bits hold.
+    "int2": "i1", "int4": "i1", "uint2": "u1", "uint4": "u1",
+    "bfloat16": "<u2",
+    **dict.fromkeys(_SMALL_FLOATS, "u1"),
+}  # fmt: skip
+_COMPLEX_PARTS: Final = {f"complex_{name}": name for name in ("float16", "bfloat16", *_SMALL_FLOATS)}
+_CONFIGURED: Final = {
+    "numpy.datetime64": "M",
+    "numpy.timedelta64": "m",
+    "fixed_length_utf32": "U",
+    "null_terminated_bytes": "S",
+    "raw_bytes": "V",
+}  # types with a unit or a length, and their kind of dtype in NumPy
+
+VLEN_SERIALIZERS: Final = {"string": "vlen-utf8", "variable_length_bytes": "vlen-bytes", "bytes": "vlen-bytes"}
+"""Data types whose elements vary in size, and the codec, or v2 filter, that writes them."""
+
+_NAMES: Final = {np.dtype(code): name for name, code in reversed(_NATIVE.items())}
+_NAMES_BY_KIND: Final = {kind: name for name, kind in _CONFIGURED.items()}
+_RAW_BITS: Final = re.compile("r([0-9]+)")
+_V2_SCALAR: Final = re.compile(r"[<>|]?[biufcmMSUVO][0-9]{0,9}(\[[0-9]{0,9}\w{1,8}\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class DataType:
+    """A data type whose elements all have one size.
+
+    *dtype* lays an element out in NumPy, little-endian, so that bytes can be swapped and axes moved.  *is_native* tells
+    whether NumPy also means the same by it: bfloat16 is laid out as an unsigned integer, and is none.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    is_native: bool
+
+    @classmethod
+    def parse(cls, data_type: Json) -> "DataType":
+        """Read the `data_type` member of an array; raises `NotShownError` where elements vary in size or are unknown.
+
+        Raises `MetadataError` for a known type that is not written as its specification says.
+        """
+        return _parse(data_type, 0)
+
+    @classmethod
+    def find(cls, data_type: Json) -> "DataType | None":
+        """Read the `data_type` member of an array; None where `parse` raises."""
+        try:
+            return _parse(data_type, 0)
+        except (MetadataError, NotShownError):
+            return None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of an element in bytes."""
+        return self.dtype.itemsize
+
+    @property
+    def has_byte_order(self) -> bool:
+        """Whether the byte order of a `bytes` codec makes a difference."""
+        return self.dtype.newbyteorder(">") != self.dtype
+
+    def check_endian(self, endian: str) -> None:
+        """Raise `NotShownError` where libraries do not agree what bytes in this order are.
+
+        zarr-python and zarrs take those of `structured` for little-endian whatever is written, tensorstore does not.
+        """
+        if endian == "big" and self.name == "structured" and self.has_byte_order:
+            raise NotShownError("libraries do not agree what big-endian bytes of a structured data type are")
+
+
+def item_nbytes(data_type: Json) -> int | None:
+    """Return the size of an element in bytes; None where it varies or the type is not known."""
+    found = DataType.find(data_type)
+    return None if found is None else found.nbytes
+
+
+def chunk_nbytes(data_type: Json, chunk_shape: tuple[int, ...]) -> int | None:
+    """Return the size of a chunk of *chunk_shape* as plain array bytes; None where it is not known."""
+    nbytes = item_nbytes(data_type)
+    return None if nbytes is None else nbytes * math.prod(chunk_shape)
+
+
+def _parse(data_type: Json, depth: int) -> DataType:
+    extension = Extension.parse(data_type, "data_type")
+    name = extension.name
+    if name in _NATIVE or name in _LAID_OUT:
+        extension.expect()
+        return DataType(name, np.dtype(_NATIVE.get(name) or _LAID_OUT[name]), name in _NATIVE)
+    if name in _COMPLEX_PARTS:
+        extension.expect()
+        part = _parse(_COMPLEX_PARTS[name], depth)
+        return _record(name, [("real", part), ("imag", part)], is_native=False)
+    if kind := _CONFIGURED.get(name):
+        return DataType(name, _parse_time(extension, kind) if kind in "Mm" else _parse_sized(extension, kind), True)
+    if name in ("struct", "structured"):
+        return _parse_struct(extension, depth)
+    if raw := _RAW_BITS.fullmatch(name):
+        extension.expect()
+        digits = raw[1]
+        nbits = int(digits[:12])  # with more of them it is too large either way
+        if digits.startswith("0") or nbits % 8:
+            raise MetadataError(f"the data type {brief(name)} has no whole number of bytes")
+        return DataType(name, _sized("V", nbits // 8), True)
+    if name == "json" or name in VLEN_SERIALIZERS:
+        raise NotShownError(f"elements of the data type {name} vary in size")
+    raise NotShownError(f"the data type {brief(name)} is not known")
+
+
+def _parse_struct(extension: Extension, depth: int) -> DataType:
+    """Read a struct; fields are objects, or pairs of name and data type as zarr-python 3.1 writes `structured`."""
+    extension.expect("fields")
+    fields = extension.configuration.get("fields")
+    if not isinstance(fields, list) or not fields:
+        raise MetadataError(f"the fields of {extension.name} must be a list of at least one, not {brief(fields)}")
+    nfields = len(fields)
+    _check_fields(nfields, depth)
+    parsed: dict[str, DataType] = {}
+    for field in fields:
+        match field:
+            case [str(name), data_type]:
+                pass
+            case {"name": str(name), "data_type": data_type, **rest} if not rest:
+                pass
+            case _:
+                raise MetadataError(f"a field of {extension.name} must have a name and a data type, not {brief(field)}")
+        if not name or name in parsed:
+            raise MetadataError(f"the fields of {extension.name} need names of their own, not {brief(name)}")
+        parsed[name] = _parse(data_type, depth + 1)
+        nfields += _count_fields(parsed[name].dtype)
+        _check_fields(nfields, depth)
+    is_native = all(field.is_native for field in parsed.values())
+    return _record(extension.name, list(parsed.items()), is_native=is_native)
+
+
+def _check_fields(nfields: int, depth: int) -> None:
+    if depth == MAX_DEPTH or nfields > _MAX_FIELDS:
+        raise NotShownError(f"structs of more than {_MAX_FIELDS} fields, or {MAX_DEPTH} deep, are not read")
+
+
+def _count_fields(dtype: np.dtype[Any]) -> int:
+    return sum(1 + _count_fields(dtype[name]) for name in dtype.names or ())
+
+
+def _record(name: str, fields: list[tuple[str, DataType]], *, is_native: bool) -> DataType:
+    nbytes = sum(field.nbytes for _, field in fields)
+    _check_size(nbytes)
+    return DataType(name, np.dtype([(key, field.dtype) for key, field in fields]), is_native)
+
+
+def _parse_time(extension: Extension, kind: str) -> np.dtype[Any]:
+    extension.expect("unit", "scale_factor")
+    unit = extension.configuration.get("unit")
+    if unit not in _TIME_UNITS:
+        raise MetadataError(f"{extension.name} has no unit {brief(unit)}")
+    factor = extension.integer("scale_factor", 1, 1, _MAX_SCALE_FACTOR)
+    return np.dtype(f"<{kind}8[{factor}{unit}]" if unit != "generic" else f"<{kind}8")
+
+
+def _parse_sized(extension: Extension, kind: str) -> np.dtype[Any]:
+    extension.expect("length_bytes")
+    nbytes = extension.configuration.get("length_bytes")
+    unit_nbytes = 4 if kind == "U" else 1
+    if type(nbytes) is not int or nbytes < 1 or nbytes % unit_nbytes:
+        raise MetadataError(
+            f"the length_bytes of {extension.name} must be a multiple of {unit_nbytes}, not {brief(nbytes)}"
+        )
+    return _sized(kind, nbytes)
+
+
+def _sized(kind: str, nbytes: int) -> np.dtype[Any]:
+    _check_size(nbytes)
+    return np.dtype(f"<U{nbytes // 4}" if kind == "U" else f"{kind}{nbytes}")
+
+
+def _check_size(nbytes: int) -> None:
+    if nbytes > MAX_ITEM_NBYTES:
+        raise NotShownError(f"elements of {nbytes} bytes are larger than the {MAX_ITEM_NBYTES} that are read")
+
+
+def v2_dtype(data_type: Json, endian: str) -> Json:
+    """Return the `dtype` of a `.zarray` for elements that are stored *endian*; raises `NotShownError`."""
+    name = type_name(data_type)
+    if name in VLEN_SERIALIZERS:
+        Extension.parse(data_type, "data_type").expect()
+        return "|O"
+    parsed = DataType.parse(data_type)
+    if not parsed.is_native:
+        raise NotShownError(f"the data type {brief(name)} has no Zarr v2 form")
+    parsed.check_endian(endian)
+    return _v2_fields(parsed.dtype.newbyteorder("<" if endian == "little" else ">"))
+
+
+def parse_v2_dtype(dtype: Json, depth: int = 0) -> np.dtype[Any]:
+    """Read the `dtype` of a `.zarray`; raises `MetadataError`."""
+    try:
+        if isinstance(dtype, str) and _V2_SCALAR.fullmatch(dtype):
+            return np.dtype(dtype)
+        if isinstance(dtype, list) and dtype and depth < MAX_DEPTH:
+            return np.dtype([_parse_v2_field(field, depth) for field in dtype])
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise MetadataError(f"the dtype {brief(dtype)} is not known")
+
+
+def v3_data_type(dtype: np.dtype[Any]) -> Json:
+    """Return the `data_type` of a v3 document for *dtype*, in whichever byte order; raises `NotUnshardable`."""
+    if dtype.itemsize > MAX_ITEM_NBYTES:
+        raise NotUnshardable(f"elements of {dtype.itemsize} bytes are larger than the {MAX_ITEM_NBYTES} that are read")
+    if dtype.fields is not None:
+        return {"name": "structured", "configuration": {"fields": [_v3_field(dtype, n) for n in dtype.names or ()]}}
+    if name := _NAMES.get(dtype.newbyteorder("<")):
+        return name
+    if (name := _NAMES_BY_KIND.get(dtype.kind)) and dtype.itemsize and dtype.subdtype is None:
+        if dtype.kind not in "Mm":
+            return {"name": name, "configuration": {"length_bytes": dtype.itemsize}}
+        unit, count = np.datetime_data(dtype)
+        return {"name": name, "configuration": {"unit": unit, "scale_factor": count}}
+    raise NotUnshardable(f"the dtype {dtype.str} has no Zarr v3 form")
+
+
+def is_raw_bits(data_type: Json) -> bool:
+    """Whether a `data_type` member is one of the types `r8`, `r16` and so on."""
+    return _RAW_BITS.fullmatch(type_name(data_type)) is not None
+
+
+def type_name(data_type: Json) -> str:
+    """Return the name of a `data_type` member."""
+    return str(data_type["name"] if isinstance(data_type, dict) else data_type)
+
+
+def _v2_fields(dtype: np.dtype[Any]) -> Json:
+    if dtype.fields is None:
+        return dtype.str
+    return [[name, _v2_fields(dtype[name])] for name in dtype.names or ()]
+
+
+def _parse_v2_field(field: Json, depth: int) -> tuple[Any, ...]:
+    if not isinstance(field, list) or len(field) not in (2, 3) or not isinstance(field[0], str):
+        raise MetadataError(f"the field {brief(field)} of a dtype is no pair of a name and a dtype")
+    if len(field) == 2:
+        return field[0], parse_v2_dtype(field[1], depth + 1)
+    shape = field[2]
+    if not isinstance(shape, list) or not all(type(length) is int and 0 < length < 2**31 for length in shape):
+        raise MetadataError(f"the shape {brief(shape)} of a field is none")
+    return field[0], parse_v2_dtype(field[1], depth + 1), tuple(shape)
+
+
+def _v3_field(dtype: np.dtype[Any], name: str) -> Json:
+    field = dtype[name]
+    if field.subdtype is not None or field != field.newbyteorder("<"):
+        raise NotUnshardable(f"the field {brief(name)} of the dtype has no Zarr v3 form")
+    return [name, v3_data_type(field)]

@@ -1,0 +1,238 @@
+"""The shard index: where in a shard the encoded bytes of each inner chunk lie.
+
+Source: specification of the `sharding_indexed` codec 1.0, "Binary shard format".
+"""
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardfs.errors import CorruptionError, MetadataError
+from shardfs.format.codecs import (
+    CRC32C_NBYTES,
+    Buffer,
+    composed_order,
+    decode,
+    encode,
+    parse_chain,
+    parse_endian,
+    split_chain,
+)
+from shardfs.format.metadata import Extension
+
+EMPTY: Final = 2**64 - 1
+ENTRY_NBYTES: Final = 16
+_EMPTY: Final = np.uint64(EMPTY)
+_DTYPES: Final[dict[str, np.dtype[np.uint64]]] = {"little": np.dtype("<u8"), "big": np.dtype(">u8")}
+
+
+class ByteRange(NamedTuple):
+    """*nbytes* bytes from *offset*; both within the shard that they were checked against."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCodecs:
+    """The index codecs of one sharding codec: all of fixed size."""
+
+    endian: str
+    order: tuple[int, ...]
+    checksums: tuple[Extension, ...]
+
+    @classmethod
+    def parse(cls, codecs: Sequence[Extension], ndim: int) -> "IndexCodecs":
+        """Read `index_codecs` of shards with *ndim* axes (the index itself has one axis more)."""
+        chain = split_chain(parse_chain(codecs, "index_codecs"), "index_codecs")
+        if chain.serializer.name != "bytes":
+            raise MetadataError(f"index_codecs cannot be serialized by {chain.serializer.name}")
+        for codec in chain.before:
+            if codec.name != "transpose":
+                raise MetadataError(f"index_codecs has an unknown codec {codec.name!r}")
+        for codec in chain.after:
+            if codec.name != "crc32c":
+                raise MetadataError(f"index_codecs has {codec.name}, which is unknown or of variable size")
+            codec.expect()
+        return cls(parse_endian(chain.serializer), composed_order(chain.before, ndim + 1), chain.after)
+
+    @property
+    def dtype(self) -> np.dtype[np.uint64]:
+        """The type of a stored number."""
+        return _DTYPES[self.endian]
+
+    def nbytes(self, nentries: int) -> int:
+        """Return the size of an encoded index with *nentries* entries."""
+        return ENTRY_NBYTES * nentries + CRC32C_NBYTES * len(self.checksums)
+
+    def decode(self, encoded: bytes, chunks_per_shard: tuple[int, ...], shard_nbytes: int) -> "ShardIndex":
+        """Decode an index, which lies in a shard of *shard_nbytes* bytes.
+
+        Raises `CorruptionError` if a checksum does not match.  Entries are checked when they are asked for: one that
+        is damaged must not take the others with it.
+        """
+        numbers: Buffer = memoryview(encoded)
+        size = ENTRY_NBYTES * math.prod(chunks_per_shard)
+        if self.checksums:
+            numbers = decode(self.checksums, numbers, size)
+        entries: npt.NDArray[np.uint64] = np.frombuffer(numbers, dtype=self.dtype)
+        if self.order != tuple(range(len(self.order))):
+            stored_shape = tuple((*chunks_per_shard, 2)[axis] for axis in self.order)
+            entries = entries.reshape(stored_shape).transpose(np.argsort(self.order))
+        native = np.ascontiguousarray(entries, dtype=np.uint64).reshape(-1)
+        return ShardIndex(native.data.cast("B").cast("Q"), encoded, shard_nbytes)
+
+    def encode(self, values: npt.NDArray[np.uint64], chunks_per_shard: tuple[int, ...]) -> bytes:
+        """Encode an index, given as rows of `offset` and `nbytes` in C order of the chunks per shard."""
+        stored = values.reshape(*chunks_per_shard, 2).transpose(self.order)
+        return encode(self.checksums, stored.astype(self.dtype).tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class NoIndex(IndexCodecs):
+    """What a chunk file of an unsharded array has for an index, if it is taken for a shard of one chunk: no bytes.
+
+    Its single entry is all of the file, so that a file without bytes is a chunk without bytes.
+    """
+
+    def nbytes(self, nentries: int) -> int:
+        """Return 0."""
+        return 0
+
+    def decode(self, encoded: bytes, chunks_per_shard: tuple[int, ...], shard_nbytes: int) -> "ShardIndex":
+        """Return the index of the one entry, which is the whole shard of *shard_nbytes* bytes."""
+        return ShardIndex(memoryview(array("Q", (0, shard_nbytes))), encoded, shard_nbytes)
+
+    def encode(self, values: npt.NDArray[np.uint64], chunks_per_shard: tuple[int, ...]) -> bytes:
+        """Return no bytes."""
+        return b""
+
+
+NO_INDEX: Final = NoIndex("little", (), ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardIndex:
+    """A decoded index: `offset` and `nbytes` of every entry, in C order of the chunks per shard.
+
+    *encoded* is the index as it was stored, which tells later whether it still stands there.
+    """
+
+    values: "memoryview[int]"
+    encoded: bytes
+    shard_nbytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the index holds."""
+        return len(self.encoded) + self.values.nbytes
+
+    @property
+    def nentries(self) -> int:
+        """Number of entries, empty ones included."""
+        return len(self.values) // 2
+
+    def range(self, entry: int) -> ByteRange | None:
+        """Return where inner chunk *entry* lies in the shard; None if it is empty.
+
+        Raises `CorruptionError` for a half-empty entry and for one that reaches beyond the shard.
+        """
+        offset = self.values[2 * entry]
+        nbytes = self.values[2 * entry + 1]
+        if offset + nbytes <= self.shard_nbytes:
+            return ByteRange(offset, nbytes)
+        if offset == EMPTY and nbytes == EMPTY:
+            return None
+        raise CorruptionError(
+            f"entry {entry} of the shard index names bytes {offset} to {offset + nbytes} of a shard of "
+            f"{self.shard_nbytes} bytes"
+        )
+
+    @property
+    def first_live_byte(self) -> int:
+        """Where the first inner chunk begins; the end of the shard if there is none."""
+        entries = self.run(0, 1, self.nentries)
+        return int(entries.offsets[entries.sound].min(initial=np.uint64(self.shard_nbytes)))
+
+    @property
+    def live_nbytes(self) -> int:
+        """Bytes of inner chunks and of the index, as if no two entries shared any."""
+        entries = self.run(0, 1, self.nentries)
+        return int(entries.nbytes[entries.sound].sum()) + len(self.encoded)
+
+    def entry(self, entry: int) -> tuple[int, int] | None:
+        """Return offset and length of inner chunk *entry* as they stand there, unchecked; None if it is empty."""
+        offset, nbytes = self.values[2 * entry], self.values[2 * entry + 1]
+        return None if offset == EMPTY and nbytes == EMPTY else (offset, nbytes)
+
+    def run(self, start: int, stride: int, count: int) -> "EntryRun":
+        """Return *count* entries from *start* on, each *stride* after the other."""
+        pairs = self.entries()[start : start + stride * (count - 1) + 1 : stride]
+        return EntryRun(pairs, self.shard_nbytes)
+
+    def entries(self) -> npt.NDArray[np.uint64]:
+        """Return a view of all entries as rows of `offset` and `nbytes`, which cannot be written to."""
+        return np.frombuffer(self.values.toreadonly(), dtype=np.uint64).reshape(-1, 2)
+
+
+class EntryRun:
+    """Entries of a shard of *shard_nbytes* bytes: the same judgement as `ShardIndex.range`, for many at once.
+
+    There may be a size for each entry.
+    """
+
+    __slots__ = ("_pairs", "_shard_nbytes")
+
+    def __init__(self, pairs: npt.NDArray[np.uint64], shard_nbytes: int | np.uint64 | npt.NDArray[np.uint64]) -> None:
+        self._pairs = pairs
+        self._shard_nbytes = np.uint64(shard_nbytes)
+
+    @property
+    def sound(self) -> npt.NDArray[np.bool_]:
+        """Which entries name bytes that lie within the shard."""
+        offsets, nbytes, size = self.offsets, self.nbytes, self._shard_nbytes
+        # A sum that overflows is no danger: one of its parts is too large by itself.
+        return np.asarray((offsets <= size) & (nbytes <= size) & (offsets + nbytes <= size))
+
+    @property
+    def empty(self) -> npt.NDArray[np.bool_]:
+        """Which entries say that there is no inner chunk; those that are neither sound nor empty are damaged."""
+        return np.asarray((self.offsets == _EMPTY) & (self.nbytes == _EMPTY))
+
+    @property
+    def offsets(self) -> npt.NDArray[np.uint64]:
+        """Offset of every entry."""
+        return self._pairs[:, 0]
+
+    @property
+    def nbytes(self) -> npt.NDArray[np.uint64]:
+        """Length of every entry."""
+        return self._pairs[:, 1]
+
+    def part(self, start: int, stop: int) -> "EntryRun":
+        """Return the entries from *start* to before *stop*."""
+        return EntryRun(self._pairs[start:stop], self._shard_nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLayout:
+    """How the index of one shard is laid out; *chunks_per_shard* is its shape."""
+
+    codecs: IndexCodecs
+    chunks_per_shard: tuple[int, ...]
+    at_start: bool
+
+    @property
+    def nentries(self) -> int:
+        """Number of entries."""
+        return math.prod(self.chunks_per_shard)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the encoded index."""
+        return self.codecs.nbytes(self.nentries)

@@ -1,0 +1,202 @@
+"""Arrays shown as `.npy` files, read-only: a header, then all elements in C order.
+
+Source: NumPy Enhancement Proposal 1, with versions 2.0 and 3.0 of the format as `numpy.lib.format` documents them.
+"""
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from shardfs.errors import NotShownError
+from shardfs.format.dtype import DataType
+
+_MAGIC: Final = b"\x93NUMPY"
+_ALIGNMENT: Final = 64
+_GROWTH_DIGITS: Final = 21  # room that NumPy leaves so that the first axis may grow in place
+_VERSIONS: Final = (((1, 0), "<H", "latin-1"), ((2, 0), "<I", "latin-1"), ((3, 0), "<I", "utf-8"))
+_MAX_NBYTES: Final = 2**63 - 1
+
+
+class Box(NamedTuple):
+    """A part of an array that is contiguous in C order: from *start* to *stop* along each axis."""
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+
+class Copy(NamedTuple):
+    """Elements of one chunk that are wanted, in *shape*, counted in elements.
+
+    The first one lies at *source* in the chunk and goes to *target* in the reply.  *target_strides* are the distances
+    in the reply along each axis; those in the chunk follow from its shape.
+    """
+
+    shape: tuple[int, ...]
+    source: int
+    target: int
+    target_strides: tuple[int, ...]
+
+
+def npy_header(data_type: DataType, shape: tuple[int, ...]) -> bytes:
+    """Return the header of a file in C order, as NumPy writes it; raises `NotShownError` if NumPy has no such type."""
+    if not data_type.is_native:
+        raise NotShownError(f"the data type {data_type.name} has no .npy form")
+    descr = np.lib.format.dtype_to_descr(data_type.dtype)
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+    text += " " * (_GROWTH_DIGITS - len(repr(shape[0])) if shape else 0)
+    for version, size_format, encoding in _VERSIONS:
+        prefix_nbytes = len(_MAGIC) + 2 + struct.calcsize(size_format)
+        try:
+            encoded = text.encode(encoding)
+        except UnicodeEncodeError:
+            continue
+        padded = encoded + b" " * (_ALIGNMENT - (prefix_nbytes + len(encoded) + 1) % _ALIGNMENT) + b"\n"
+        if len(padded) < 256 ** struct.calcsize(size_format):
+            return _MAGIC + bytes(version) + struct.pack(size_format, len(padded)) + padded
+    raise NotShownError(f"the data type {data_type.name} does not fit into the header of an .npy file")
+
+
+@dataclass(frozen=True, slots=True)
+class NpyFile:
+    """An array of *shape*, in chunks of *chunk_shape* with elements of *item_nbytes* bytes, as one file."""
+
+    header: bytes
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    item_nbytes: int
+
+    @classmethod
+    def of(cls, data_type: DataType, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> "NpyFile":
+        """Describe the file of an array; raises `NotShownError` for what has no .npy form."""
+        file = cls(npy_header(data_type, shape), shape, chunk_shape, data_type.nbytes)
+        if file.nbytes > _MAX_NBYTES:
+            raise NotShownError(f"its {file.nbytes} bytes are more than a file can have")
+        return file
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file in bytes."""
+        return len(self.header) + math.prod(self.shape) * self.item_nbytes
+
+    @property
+    def item(self) -> np.dtype[Any]:
+        """A data type of the same size, whose elements are copied byte for byte."""
+        return np.dtype(f"u{self.item_nbytes}" if self.item_nbytes in (1, 2, 4, 8) else f"V{self.item_nbytes}")
+
+    @property
+    def chunk_strides(self) -> tuple[int, ...]:
+        """How many elements further the next one along each axis of a chunk lies."""
+        return _strides(self.chunk_shape)
+
+    @property
+    def nchunks_at_once(self) -> int:
+        """How many chunks have to be kept for a reader in file order to fetch each chunk once."""
+        axis = 0  # the first one along which a chunk has several elements: those before it are never come back to
+        while axis < len(self.shape) and min(self.shape[axis], self.chunk_shape[axis]) == 1:
+            axis += 1
+        rest = self.shape[axis + 1 :]
+        return math.prod(-(-n // length) for n, length in zip(rest, self.chunk_shape[axis + 1 :], strict=True))
+
+    def boundary(self, start: int, stop: int) -> int:
+        """Return a good end, at most *stop*, for a read of elements from byte *start* on.
+
+        It is the end of the last whole plane, or row, or element, so that few copies are needed.
+        """
+        stop = min(stop, self.nbytes - len(self.header))
+        for stride in _strides(self.shape):
+            end = stop - stop % (stride * self.item_nbytes)
+            if end > start:
+                return end
+        return stop
+
+    def ncopies(self, first: int, last: int) -> int:
+        """Return the number of copies that `plan` would return."""
+        return sum(
+            math.prod(
+                (stop - 1) // length - start // length + 1
+                for start, stop, length in zip(box.start, box.stop, self.chunk_shape, strict=True)
+            )
+            for box in boxes(self.shape, first, last)
+        )
+
+    def plan(self, first: int, last: int) -> dict[tuple[int, ...], list[Copy]]:
+        """Return which elements of which chunks the elements *first* to *last* − 1 of the array are, in C order.
+
+        Chunks are named by their coordinates; elements are counted within chunks that have their full shape, and
+        within the reply.
+        """
+        copies: dict[tuple[int, ...], list[Copy]] = {}
+        target = 0
+        for box in boxes(self.shape, first, last):
+            box_shape = tuple(stop - start for start, stop in zip(box.start, box.stop, strict=True))
+            strides = _strides(box_shape)
+            axes = [
+                list(_cut(start, stop, length, chunk_stride, stride))
+                for start, stop, length, chunk_stride, stride in zip(
+                    box.start, box.stop, self.chunk_shape, self.chunk_strides, strides, strict=True
+                )
+            ]
+            for cuts in product(*axes):
+                coords = tuple([cut.chunk for cut in cuts])
+                shape = tuple([cut.length for cut in cuts])
+                source = sum([cut.source for cut in cuts])
+                at = target + sum([cut.target for cut in cuts])
+                copies.setdefault(coords, []).append(Copy(shape, source, at, strides))
+            target += math.prod(box_shape)
+        return copies
+
+
+def boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[Box]:
+    """Yield the fewest boxes that make up the elements *first* to *last* − 1 of an array of *shape*, in C order."""
+    while first < last:
+        # The axis along which the next box has more than one element, or all: behind it all of them.
+        size, axis = 1, len(shape)
+        while axis > 0 and first % (size * shape[axis - 1]) == 0 and first + size * shape[axis - 1] <= last:
+            axis -= 1
+            size *= shape[axis]
+        start = [int(i) for i in _unravel(first, shape)]
+        stop = [i + 1 for i in start[:axis]] + list(shape[axis:])
+        if axis > 0:
+            count = min((last - first) // size, shape[axis - 1] - start[axis - 1])
+            stop[axis - 1] = start[axis - 1] + count
+            size *= count
+        yield Box(tuple(start), tuple(stop))
+        first += size
+
+
+class _Cut(NamedTuple):
+    """What a chunk has of a range along one axis: *length* elements; *source* and *target* as in `Copy`."""
+
+    chunk: int
+    length: int
+    source: int
+    target: int
+
+
+def _cut(start: int, stop: int, length: int, source_stride: int, target_stride: int) -> Iterator[_Cut]:
+    position = start
+    while position < stop:
+        chunk, offset = divmod(position, length)
+        count = min(length - offset, stop - position)
+        yield _Cut(chunk, count, offset * source_stride, (position - start) * target_stride)
+        position += count
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * shape[axis]
+    return tuple(strides)
+
+
+def _unravel(element: int, shape: tuple[int, ...]) -> list[int]:
+    coords = []
+    for n in reversed(shape):
+        element, i = divmod(element, n)
+        coords.append(i)
+    return coords[::-1]

@@ -1,0 +1,320 @@
+"""Sharded arrays shown unsharded: the document with inner chunks as chunks, the shards behind it, and the way back.
+
+An array that is stored unsharded is the one-entry case of the same: each of its chunk files is a shard of one chunk.
+
+In what is shown a program may change attributes, dimension names, the fill value, the shape, and members that need not
+be understood.  What says where chunks lie and what their bytes mean stays as it is stored, spelling included; only the
+chunk grid follows a new shape where it has to.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shardfs.errors import MetadataError, NotUnshardable, RefusedError, UsageError
+from shardfs.format.codecs import SHARDING, composed_order, parse_chain, split_chain
+from shardfs.format.dtype import item_nbytes
+from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
+from shardfs.format.index import ENTRY_NBYTES
+from shardfs.format.metadata import MAX_NDIM, ArrayMetadata, Extension, Json, brief, parse_array
+from shardfs.format.normal_form import canonical, is_encoded_alike, normal_codecs, normal_data_type, normal_key_encoding
+from shardfs.format.sharding import MAX_INDEX_NBYTES, ShardGrid, parse_sharding
+
+POSITION_BITS: Final = 36
+"""Bits of an inode number that hold the position in the grid of inner chunks and of directories above them."""
+_MAX_ENTRIES: Final = MAX_INDEX_NBYTES // ENTRY_NBYTES
+_INDEX_CODECS: Final = ({"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
+_TEXT_LENGTH: Final = 120
+
+
+@dataclass(frozen=True)
+class UnshardedArray:
+    """An array as an unsharded one.
+
+    *document* describes the array with its inner chunks as chunks; *grid* says where these lie; *codecs* are those
+    of an inner chunk, transposes that stood before the sharding codec first.
+    """
+
+    document: dict[str, Any]
+    grid: ShardGrid
+    key_encoding: ChunkKeyEncoding
+    codecs: tuple[Extension, ...]
+
+
+def describe(array: ArrayMetadata) -> UnshardedArray:
+    """Describe an array as an unsharded one; if it is stored so, its chunks must all have one shape.
+
+    Raises `NotUnshardable` with the reason if that is not possible; the array is then shown as it is stored.
+    """
+    try:
+        return _describe_sharded(array) if array.is_sharded else _describe_unsharded(array)
+    except MetadataError as error:
+        raise NotUnshardable(str(error)) from None
+
+
+def unshard(array: ArrayMetadata) -> UnshardedArray:
+    """Describe a sharded array as an unsharded one; raises `NotUnshardable` as `describe` does, and for any other."""
+    if not array.is_sharded:
+        raise NotUnshardable("the array is not sharded")
+    return describe(array)
+
+
+def fault_of(array: ArrayMetadata) -> str | None:
+    """Return what is wrong, or not supported, in the document of an array that is stored unsharded; None if nothing.
+
+    Such an array is shown as it is stored, so nothing depends on it but what users are told.
+    """
+    try:
+        _check_supported(array)
+        ChunkGrid.parse(array.chunk_grid, array.shape)
+        ChunkKeyEncoding.parse(array.chunk_key_encoding)
+        chain = parse_chain(array.codecs, "codecs")
+        composed_order([codec for codec in chain if codec.name == "transpose"], array.ndim)
+    except MetadataError as error:
+        return str(error)
+    return None
+
+
+def _describe_sharded(array: ArrayMetadata) -> UnshardedArray:
+    grid, order, inner_codecs = parse_sharding(
+        ChunkGrid.parse(array.chunk_grid, array.shape),
+        array.shape,
+        parse_chain(array.codecs, "codecs"),
+        item_nbytes(array.document["data_type"]),
+    )
+    if order == tuple(range(len(order))):
+        return _described(array, grid, inner_codecs)
+    return _described(array, grid, (Extension("transpose", {"order": list(order)}), *inner_codecs))
+
+
+def _describe_unsharded(array: ArrayMetadata) -> UnshardedArray:
+    chunk_shape = []
+    for axis, dimension in enumerate(ChunkGrid.parse(array.chunk_grid, array.shape).dimensions):
+        edges = tuple(dimension.edges)
+        if len(edges) > 1:
+            raise MetadataError(f"chunks have several lengths along axis {axis}")
+        # Only a bounded grid has no edge at all, along an axis without elements.
+        chunk_shape.append(edges[0] if edges else array.chunk_grid.configuration["chunk_shape"][axis])
+    grid = ShardGrid.of_chunks(ChunkGrid.regular(array.shape, tuple(chunk_shape)), tuple(chunk_shape))
+    return _described(array, grid, parse_chain(array.codecs, "codecs"))
+
+
+def _described(array: ArrayMetadata, grid: ShardGrid, codecs: tuple[Extension, ...]) -> UnshardedArray:
+    _check_supported(array)
+    key_encoding = ChunkKeyEncoding.parse(array.chunk_key_encoding)
+    if count_positions(grid.grid_shape) > 2**POSITION_BITS:
+        raise MetadataError(f"{math.prod(grid.grid_shape)} inner chunks are more than inode numbers can count")
+    replaced = {
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(grid.chunk_shape)}},
+        "chunk_key_encoding": key_encoding.to_json(),
+        "codecs": [codec.to_json() for codec in codecs],
+    }
+    return UnshardedArray({**array.document, **replaced}, grid, key_encoding, codecs)
+
+
+def _check_supported(array: ArrayMetadata) -> None:
+    if array.document.get("storage_transformers"):
+        raise MetadataError("storage transformers, which may change keys and bytes, are not supported")
+
+
+def count_positions(grid_shape: tuple[int, ...]) -> int:
+    """Return the number of inner chunks and of the directories above them, if each axis is a directory level."""
+    return sum(math.prod(grid_shape[:depth]) for depth in range(len(grid_shape) + 1))
+
+
+def reshard(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]:
+    """Return the stored document that shows as *edited*, which was written over what shows of *stored*.
+
+    Raises `RefusedError` with the reason if *edited* would change what stored bytes mean, or the length of a shard
+    that the array has before and after; and `NotUnshardable` if *stored* does not show unsharded at all.
+    """
+    document = reshard_copy(stored, edited)
+    grid = Extension.parse(document["chunk_grid"], "chunk_grid")
+    _check_spans(ChunkGrid.parse(stored.chunk_grid, stored.shape), ChunkGrid.parse(grid, edited.shape))
+    return document
+
+
+def reshard_copy(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]:
+    """Return what `reshard` does, for a copy of a document: it moves no shard, so any shape is as good as another."""
+    shown = describe(stored)
+    try:
+        _check_same(shown, stored, edited)
+        document = {
+            **edited.document,
+            "chunk_grid": _resized_grid(stored, edited.shape),
+            "chunk_key_encoding": stored.document["chunk_key_encoding"],
+            "codecs": stored.document["codecs"],
+        }
+        _check_shown(document, shown, edited.shape)
+    except (MetadataError, NotUnshardable) as error:
+        raise RefusedError(str(error)) from None
+    return document
+
+
+def _check_same(shown: UnshardedArray, stored: ArrayMetadata, edited: ArrayMetadata) -> None:
+    """Refuse an edited document that says anything else of where chunks lie and what their bytes mean."""
+    if edited.is_sharded:
+        raise RefusedError("the document is that of a sharded array, the array is shown unsharded")
+    if edited.ndim != stored.ndim:
+        raise RefusedError(f"{edited.ndim} axes instead of {stored.ndim}")
+    chunk_shape = shown.grid.chunk_shape
+    if ChunkGrid.parse(edited.chunk_grid, edited.shape) != ChunkGrid.regular(edited.shape, chunk_shape):
+        if edited.chunk_grid.name != "regular":
+            raise RefusedError(f"chunk grid {edited.chunk_grid.name} instead of regular")
+        raise RefusedError(
+            f"chunk shape {edited.chunk_grid.configuration['chunk_shape']} instead of {list(chunk_shape)}"
+        )
+    for what, new, old in (
+        ("data type", normal_data_type(edited.document["data_type"]), normal_data_type(stored.document["data_type"])),
+        ("chunk key encoding", normal_key_encoding(edited.chunk_key_encoding), shown.key_encoding.to_json()),
+    ):
+        if canonical(new) != canonical(old):
+            raise RefusedError(f"{what} {_text(new)} instead of {_text(old)}")
+    _check_codecs(shown.codecs, edited.codecs, stored.document["data_type"])
+
+
+def _check_codecs(old: tuple[Extension, ...], new: tuple[Extension, ...], data_type: Json) -> None:
+    chain = parse_chain(new, "codecs")
+    if len(chain) != len(new):
+        # Nobody would know of it afterwards, but the program that added it may apply it to what it writes.
+        raise RefusedError("codecs that need not be understood cannot be added")
+    old_names, new_names = [codec.name for codec in old], [codec.name for codec in chain]
+    if old_names != new_names:
+        raise RefusedError(f"codecs {', '.join(new_names)} instead of {', '.join(old_names)}")
+    pairs = zip(old, chain, normal_codecs(old, data_type), normal_codecs(chain, data_type), strict=True)
+    for was, codec, old_normal, new_normal in pairs:
+        if canonical(old_normal) != canonical(new_normal) or not is_encoded_alike(was, codec):
+            raise RefusedError(f"codecs {_text(codec.to_json())} instead of {_text(was.to_json())}")
+
+
+def _resized_grid(stored: ArrayMetadata, shape: tuple[int, ...]) -> Json:
+    """Return the chunk grid of *stored* as it is written, with edges added where they do not cover *shape*."""
+    grid = stored.document["chunk_grid"]
+    if stored.chunk_grid.name != "rectilinear":
+        return grid
+    axes = stored.chunk_grid.configuration["chunk_shapes"]
+    resized = [_resized_axis(axis, extent) for axis, extent in zip(axes, shape, strict=True)]
+    return {**grid, "configuration": {**grid["configuration"], "chunk_shapes": resized}}
+
+
+def _resized_axis(axis: Json, extent: int) -> Json:
+    """Repeat the last edge of an axis of a rectilinear grid until *extent* is covered; no edge ever goes."""
+    if not isinstance(axis, list):
+        return axis
+    runs = [run if isinstance(run, list) else [run, 1] for run in axis]
+    missing = extent - sum(edge * count for edge, count in runs)
+    if missing <= 0:
+        return axis
+    edge, count = runs[-1]
+    more = -(-missing // edge)
+    if isinstance(axis[-1], list):
+        return [*axis[:-1], [edge, count + more]]
+    return [*axis, edge if more == 1 else [edge, more]]
+
+
+def _check_spans(old: ChunkGrid, new: ChunkGrid) -> None:
+    """Refuse a change of shape by which a shard that overlaps the array before and after gets another length.
+
+    Grids differ in the last of these at most: all before it lie wholly within both extents.
+    """
+    for axis, (was, will) in enumerate(zip(old.dimensions, new.dimensions, strict=True)):
+        last = min(was.nchunks, will.nchunks) - 1
+        if last < 0:
+            continue
+        (_, old_edge), (_, new_edge) = was.span(last), will.span(last)
+        if old_edge != new_edge:
+            raise RefusedError(
+                f"the shape cannot change so: shards of this grid end with the array, and those at {last} along axis "
+                f"{axis} would be {new_edge} instead of {old_edge} elements long"
+            )
+
+
+def _check_shown(document: dict[str, Any], shown: UnshardedArray, shape: tuple[int, ...]) -> None:
+    """Refuse a result that does not show as it should."""
+    node = parse_array(document)
+    if node.shape == shape:
+        again = describe(node)
+        if (again.grid.chunk_shape, again.key_encoding, again.codecs) == (
+            shown.grid.chunk_shape,
+            shown.key_encoding,
+            shown.codecs,
+        ):
+            return
+    raise RefusedError("the array would not show as this document")
+
+
+def _text(value: Json) -> str:
+    text = canonical(value)
+    return text if len(text) <= _TEXT_LENGTH else text[:_TEXT_LENGTH] + "…"
+
+
+def parse_chunks_per_shard(text: str) -> tuple[int, ...]:
+    """Read the numbers of inner chunks along each axis of a shard, "8,8,8", or one for all axes, "8"."""
+    parts = text.split(",")
+    numbers = [int(part) for part in parts if part.isdecimal() and part.isascii() and len(part) <= 9]
+    if len(numbers) != len(parts) or min(numbers) < 1:
+        raise UsageError(
+            f"{brief(text)} does not say how many inner chunks a shard has: "
+            "give a number of at least 1 for each axis, as in 8,8,8, or one for all axes, as in 8"
+        )
+    if len(numbers) > MAX_NDIM or math.prod(numbers) > _MAX_ENTRIES:
+        raise UsageError(f"{brief(text)} is too much for one shard, which may have {_MAX_ENTRIES} inner chunks")
+    return tuple(numbers)
+
+
+def shard_new(edited: ArrayMetadata, chunks_per_shard: tuple[int, ...]) -> dict[str, Any]:
+    """Return a sharded document that shows as *edited*, with *chunks_per_shard* of its chunks in a shard.
+
+    A single number stands for all axes.  Raises `NotUnshardable` with the reason why *edited* has to be stored as it
+    is written.
+    """
+    if edited.is_sharded:
+        raise NotUnshardable("the array is sharded already")
+    if not edited.ndim:
+        raise NotUnshardable("an array without axes has a single chunk")
+    if len(chunks_per_shard) == 1:
+        chunks_per_shard *= edited.ndim
+    if len(chunks_per_shard) != edited.ndim:
+        raise NotUnshardable(f"shards are given for {len(chunks_per_shard)} axes, the array has {edited.ndim}")
+    if edited.chunk_grid.name != "regular":
+        raise NotUnshardable(f"chunks of a {brief(edited.chunk_grid.name)} grid cannot be put into shards")
+    try:
+        return _shard_new(edited, chunks_per_shard)
+    except MetadataError as error:
+        raise NotUnshardable(str(error)) from None
+
+
+def _shard_new(edited: ArrayMetadata, chunks_per_shard: tuple[int, ...]) -> dict[str, Any]:
+    ChunkGrid.parse(edited.chunk_grid, edited.shape)
+    inner: list[int] = edited.chunk_grid.configuration["chunk_shape"]
+    sharding = {
+        "name": SHARDING,
+        "configuration": {
+            "chunk_shape": inner,
+            "codecs": _long_codecs(edited),
+            "index_codecs": [dict(codec) for codec in _INDEX_CODECS],
+            "index_location": "end",
+        },
+    }
+    chunk_shape = [length * n for length, n in zip(inner, chunks_per_shard, strict=True)]
+    document = {
+        **edited.document,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
+        "codecs": [sharding],
+    }
+    unshard(parse_array(document))  # or the reason why it would not show as it was written
+    return document
+
+
+def _long_codecs(edited: ArrayMetadata) -> list[Json]:
+    """Return the codecs as objects.  An empty configuration is kept: zarr-python demands one of some codecs."""
+    chain = parse_chain(edited.codecs, "codecs")
+    if len(chain) != len(edited.codecs):
+        raise MetadataError("it has codecs that need not be understood, and would lose them")
+    split_chain(chain, "codecs")
+    return [
+        {"name": codec.name, "configuration": dict(codec.configuration)}
+        if isinstance(written, dict) and "configuration" in written
+        else {"name": codec.name}
+        for codec, written in zip(chain, edited.document["codecs"], strict=True)
+    ]

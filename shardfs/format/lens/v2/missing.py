@@ -1,0 +1,330 @@
+"""Missing values of arrays, and the fill value that Zarr v2 shows for them.
+
+xarray takes the `fill_value` of a `.zarray` for the missing value.  In v3 the missing value is the attribute
+`_FillValue`: base64 of a little-endian float64 for floats, a number or text for others.  In a `.zattrs` it is a number,
+as netCDF-C has it; text there ends the process of libnetcdf 4.10.
+
+Sources: xarray 2025.1 and 2026.9 as observed; netCDF-C 4.9 and 4.10 as observed.
+"""
+
+import base64
+import math
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
+from shardfs.format.codecs import MAX_CHUNK_NBYTES, ChunkCodec, encode, is_decodable, parse_chain
+from shardfs.format.dtype import VLEN_SERIALIZERS, DataType, type_name
+from shardfs.format.fill_value import check_vlen_fill_value, fill_element, parse_element, v2_fill_element, v2_fill_value
+from shardfs.format.lens.unsharded import UnshardedArray
+from shardfs.format.metadata import Document, Extension, Json, brief
+from shardfs.format.normal_form import canonical
+
+FILL_VALUE: Final = "_FillValue"
+_SAYS: Final = "shardfs:v2"
+_NUMBERS: Final = "iuf"
+_KINDS: Final = _NUMBERS + "bcSU"  # of which xarray knows how to write it
+
+
+def has_missing_value(document: Document) -> bool:
+    """Whether the `fill_value` of an array's `.zarray` is its missing value: if all of its axes have names."""
+    dtype = _dtype(document["data_type"])
+    if type_name(document["data_type"]) != "string" and (dtype is None or dtype.kind not in _KINDS):
+        return False
+    return axis_names(document) is not None
+
+
+def axis_names(document: Document) -> list[str] | None:
+    """Return the names of an array's axes; None unless all have one."""
+    names = document.get("dimension_names")
+    return names if isinstance(names, list) and None not in names else None
+
+
+def naming_no_axes(document: Document) -> dict[str, Any]:
+    """Return the document of an array outside of images; one without axes gets an empty list of names.
+
+    xarray omits the empty list in v3 documents, but needs it in v2.  A document that came from v2 without names has a
+    fill value that it says, and stays as it is.
+    """
+    if document["shape"] or "dimension_names" in document or says_fill_value(document):
+        return dict(document)
+    return {**document, "dimension_names": []}
+
+
+def says_fill_value(document: Document) -> bool:
+    """Whether an array's document keeps a `fill_value` for its `.zarray` that v3 cannot express."""
+    return isinstance(document.get(_SAYS), dict) and "fill_value" in document[_SAYS]
+
+
+def said_fill_value(document: Document) -> Json:
+    """Return the `fill_value` that an array's document keeps for its `.zarray`."""
+    return document[_SAYS]["fill_value"]
+
+
+def saying_fill_value(document: Document, fill_value: Json) -> dict[str, Any]:
+    """Return an array's document that keeps *fill_value* for its `.zarray`, such as null, which v3 does not have.
+
+    It is in a member that nobody needs to understand.  Without it null would come back as zero, and xarray would take
+    zeros, with which most coordinates begin, for missing values.
+    """
+    return {**document, _SAYS: {"must_understand": False, "fill_value": fill_value}}
+
+
+def saying_nothing(document: Document) -> dict[str, Any]:
+    """Return an array's document that keeps no other fill value for its `.zarray`."""
+    return {member: value for member, value in document.items() if member != _SAYS}
+
+
+def missing_value(document: Document) -> Json:
+    """Return the missing value of an array as the `fill_value` of a `.zarray`: null if there is none."""
+    element = _stored_element(document)
+    return None if element is None else _to_v2(document["data_type"], element)
+
+
+def with_missing_value(document: Document, fill_value: Json) -> dict[str, Any]:
+    """Return an array's document with the missing value that the `fill_value` of a `.zarray` says, null being none.
+
+    Raises `MetadataError` if it is none of the data type.
+    """
+    data_type = document["data_type"]
+    written = None if fill_value is None else _from_v2(data_type, fill_value)
+    if written == _stored_element(document):
+        return dict(document)
+    attributes = {name: value for name, value in document.get("attributes", {}).items() if name != FILL_VALUE}
+    if written is not None:
+        attributes[FILL_VALUE] = _attribute(data_type, written)
+    return {**document, "attributes": attributes}
+
+
+def shown_attributes(document: Document) -> dict[str, Json]:
+    """Return the attributes of an array with its missing value as a `.zattrs` has it.
+
+    It is left out of an array of numbers if it is no number, as `odd_missing_value` says.
+    """
+    attributes = dict(document.get("attributes", {}))
+    if FILL_VALUE in attributes:
+        shown = _shown(document)
+        if shown is None:
+            del attributes[FILL_VALUE]
+        else:
+            attributes[FILL_VALUE] = shown
+    return attributes
+
+
+def stored_attributes(document: Document, written: Document, *, keeps: bool) -> dict[str, Json]:
+    """Return the attributes of an array whose `.zattrs` became *written*; the inverse of `shown_attributes`.
+
+    If it *keeps* the missing value, that stays where nothing is said of one: xarray takes it from the `.zarray`, and
+    writes it there.  Raises `MetadataError` if it is none of the data type.
+    """
+    attributes = dict(written)
+    stored = document.get("attributes", {})
+    said = attributes.get(FILL_VALUE)
+    before = [canonical(value) for value in (stored.get(FILL_VALUE), _shown(document)) if value is not None]
+    if (said is None and keeps and before) or canonical(said) in before:
+        attributes[FILL_VALUE] = stored[FILL_VALUE]
+    elif said is not None:
+        data_type = document["data_type"]
+        element = _element(data_type, said)
+        if element is None:
+            raise MetadataError(f"the {FILL_VALUE} {brief(said)} is none of {brief(type_name(data_type))}")
+        attributes[FILL_VALUE] = _attribute(data_type, element)
+    return attributes
+
+
+def odd_missing_value(document: Document) -> str | None:
+    """Return what is wrong with the missing value that an array has; None if nothing is."""
+    attributes = document.get("attributes", {})
+    if not has_missing_value(document) or FILL_VALUE not in attributes or _stored_element(document) is not None:
+        return None
+    what, data_type = brief(attributes[FILL_VALUE]), brief(type_name(document["data_type"]))
+    return f"its {FILL_VALUE} {what} is none of {data_type}: no value is shown as missing"
+
+
+@dataclass(frozen=True)
+class FillCodec:
+    """How chunks of one value are encoded: *header*, then the value *count* times, then the codecs *after*.
+
+    *swapped* is the data type if elements are stored big-endian, else None.
+    """
+
+    header: bytes
+    count: int
+    after: tuple[Extension, ...]
+    swapped: np.dtype[Any] | None
+
+    @classmethod
+    def parse(cls, shown: UnshardedArray) -> "FillCodec":
+        """Read the codecs of an array's chunks; raises `NotShownError` with the reason why none can be encoded."""
+        data_type = shown.document["data_type"]
+        count = math.prod(shown.grid.chunk_shape)
+        serializer = VLEN_SERIALIZERS.get(type_name(data_type))
+        try:
+            if serializer is None:
+                codec = ChunkCodec.parse(data_type, shown.grid.chunk_shape, shown.codecs)
+                swapped = codec.data_type.dtype if codec.endian == "big" else None
+                found = cls(b"", count, codec.after, swapped)
+            else:
+                first, *after = parse_chain(shown.codecs, "codecs")
+                odd = [codec.name for codec in after if not is_decodable(codec)]
+                if first.name != serializer or odd or 8 * count > MAX_CHUNK_NBYTES:
+                    raise NotShownError(f"the chunks, of {count} elements, are not encoded here")
+                found = cls(struct.pack("<I", count), count, tuple(after), None)
+            encode(found.after, b"\0")  # so that no configuration is a surprise later
+        except (MetadataError, RefusedError) as error:
+            raise NotShownError(str(error)) from None
+        return found
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether an encoded chunk is nothing but repetitions of `pattern`."""
+        return not self.after and not self.header
+
+    def pattern(self, element: bytes) -> bytes:
+        """Return *element*, little-endian or of any size, as it is stored."""
+        if self.header:
+            return struct.pack("<I", len(element)) + element
+        return element if self.swapped is None else np.frombuffer(element, self.swapped).byteswap().tobytes()
+
+    def encode(self, element: bytes) -> bytes:
+        """Return an encoded chunk of *element*; raises `RefusedError` if a codec does not hold that much."""
+        return encode(self.after, self.header + self.pattern(element) * self.count)
+
+
+class FillValues:
+    """The elements of chunks that were never written: *stored* by the v3 document, *shown* by the `.zarray`.
+
+    Raises `NotShownError` or `MetadataError` if the stored fill value cannot be read.
+    """
+
+    def __init__(self, shown: UnshardedArray) -> None:
+        document = shown.document
+        data_type = document["data_type"]
+        missing = _stored_element(document)
+        self._codec_of = shown
+        self.is_null = missing is None
+        if type_name(data_type) in VLEN_SERIALIZERS:
+            self.stored = _vlen_element(data_type, document["fill_value"])
+            self.shown = missing or b""
+        else:
+            parsed = DataType.parse(data_type)
+            self.stored = fill_element(parsed, document["fill_value"])
+            self.shown = bytes(parsed.nbytes) if missing is None else missing
+
+    @property
+    def differ(self) -> bool:
+        """Whether readers of the `.zarray` fill in another element for chunks without a file."""
+        return self.is_null or self.shown != self.stored
+
+    @cached_property
+    def codec(self) -> FillCodec:
+        """How chunks of these elements are encoded; raises `NotShownError` if none can be."""
+        return FillCodec.parse(self._codec_of)
+
+
+def fill_values(shown: UnshardedArray) -> FillValues:
+    """Return the fill values of an array that has a missing value.
+
+    Raises `NotShownError` if the two differ, and no chunk can be made to stand for one that was never written.
+    """
+    try:
+        values = FillValues(shown)
+        if values.differ:
+            _ = values.codec
+    except (MetadataError, NotUnshardable) as error:
+        raise NotShownError(str(error)) from None
+    return values
+
+
+def _shown(document: Document) -> Json:
+    """Return the missing value as a `.zattrs` has it; None if there is none, or it is left out."""
+    value, data_type = document.get("attributes", {}).get(FILL_VALUE), document["data_type"]
+    dtype = _dtype(data_type)
+    if dtype is None or dtype.kind not in _NUMBERS:
+        return value
+    element = _element(data_type, value)
+    return None if element is None else np.frombuffer(element, dtype)[0].item()
+
+
+def _dtype(data_type: Json) -> np.dtype[Any] | None:
+    """Return the data type of elements that all have one size; None for others."""
+    found = DataType.find(data_type)
+    return found.dtype if found is not None and found.is_native else None
+
+
+def _stored_element(document: Document) -> bytes | None:
+    value = document.get("attributes", {}).get(FILL_VALUE)
+    return None if value is None else _element(document["data_type"], value)
+
+
+def _element(data_type: Json, value: Json) -> bytes | None:
+    """Return the element that the attribute stands for, in a v3 document or in a `.zattrs`; None if it is none."""
+    dtype = _dtype(data_type)
+    if dtype is None:
+        is_text = type_name(data_type) == "string" and isinstance(value, str)
+        return str(value).encode(errors="surrogatepass") if is_text else None
+    match dtype.kind:
+        case "f":
+            return parse_element(dtype, _number(value))
+        case "c":
+            is_pair = isinstance(value, list) and len(value) == 2
+            return parse_element(dtype, [_number(part) for part in value]) if is_pair else None
+        case "i" | "u" | "b" | "U":
+            return parse_element(dtype, value)
+        case "S":
+            return parse_element(dtype, value) if isinstance(value, str) else None
+        case _:
+            return None
+
+
+def _number(value: Json) -> Json:
+    """Return the number that base64 of a float64 stands for; other values as they are, hexadecimal bits as None."""
+    if not isinstance(value, str):
+        return value
+    try:
+        (number,) = struct.unpack("<d", base64.b64decode(value, validate=True))
+    except (ValueError, struct.error):
+        return None if value.startswith("0x") else value
+    return float(number)
+
+
+def _attribute(data_type: Json, element: bytes) -> Json:
+    """Return the attribute of a v3 document for *element*; raises `MetadataError` where xarray has none."""
+    dtype = _dtype(data_type)
+    if dtype is None:
+        return element.decode(errors="surrogatepass")
+    value: Any = np.frombuffer(element, dtype)[0] if dtype.itemsize else None
+    match dtype.kind:
+        case "f":
+            return _base64(float(value))
+        case "c":
+            return [_base64(float(value.real)), _base64(float(value.imag))]
+        case "i" | "u" | "b":
+            return value.item()
+        case "S" | "U":
+            return v2_fill_value(dtype, element)
+    raise MetadataError(f"{brief(type_name(data_type))} has no {FILL_VALUE}")
+
+
+def _base64(number: float) -> str:
+    return base64.b64encode(struct.pack("<d", number)).decode("ascii")
+
+
+def _to_v2(data_type: Json, element: bytes) -> Json:
+    dtype = _dtype(data_type)
+    return element.decode(errors="surrogatepass") if dtype is None else v2_fill_value(dtype, element)
+
+
+def _from_v2(data_type: Json, fill_value: Json) -> bytes:
+    dtype = _dtype(data_type)
+    if dtype is not None:
+        return v2_fill_element(dtype, fill_value)
+    return _vlen_element(data_type, fill_value or "")
+
+
+def _vlen_element(data_type: Json, fill_value: Json) -> bytes:
+    return check_vlen_fill_value(data_type, fill_value).encode(errors="surrogatepass")

@@ -1,0 +1,266 @@
+"""Write plans: which bytes of a shard stay in its new version, and what is added around them.
+
+Pure arithmetic on indexes; nothing is read or written here.  A plan either appends, and then no committed byte moves,
+or lays out the whole shard anew.
+
+Source: specification of the `sharding_indexed` codec 1.0, "Binary shard format".
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardfs.errors import CorruptionError
+from shardfs.format.index import EMPTY, EntryRun, IndexLayout, ShardIndex
+
+_EMPTY: Final = np.uint64(EMPTY)
+
+
+class CopiedRange(NamedTuple):
+    """A range of the old shard."""
+
+    offset: int
+    nbytes: int
+
+
+class Added(NamedTuple):
+    """The new payload of one entry."""
+
+    entry: int
+    nbytes: int
+
+
+class Padding(NamedTuple):
+    """Bytes of no meaning."""
+
+    nbytes: int
+
+
+class Index(NamedTuple):
+    """The new index."""
+
+    encoded: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the encoded index."""
+        return len(self.encoded)
+
+
+Piece = CopiedRange | Added | Padding | Index
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """A new shard of *nbytes* bytes: its *pieces*, first byte to last, and the new encoded *index* among them.
+
+    *is_append*: the old shard is kept where it is, whole or whole but for its index.
+    """
+
+    pieces: tuple[Piece, ...]
+    index: bytes
+    nbytes: int
+    is_append: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no entry has a chunk any more: the shard is then to be deleted, and the plan has no pieces."""
+        return not self.pieces
+
+
+_NOTHING: Final = WritePlan((), b"", 0, is_append=False)
+
+
+def plan_write(
+    layout: IndexLayout,
+    old: ShardIndex | None,
+    puts: Mapping[int, int],
+    erases: Collection[int],
+    *,
+    compact: bool = False,
+    drop_index: bool = False,
+    alignment: int = 1,
+    at_once: int = 0,
+) -> WritePlan:
+    """Plan a new version of a shard: *puts* gives entries their new size in bytes, *erases* makes entries empty.
+
+    By default all of the old shard stays where it is.  The payloads follow in C order of their entries, and the new
+    index comes last, or first if its place is at the start.  An old index at the end stays as dead bytes, unless
+    *drop_index* is set and no entry names bytes of it.  A shard that is new, completely replaced, or *compact*, is laid
+    out anew: payloads in C order of their entries, without dead bytes.  Entries that share bytes go on sharing them.
+
+    With an *alignment*, an index at the end ends at a multiple of it: padding is put before the payloads, so that the
+    last one ends where the index begins.  Payloads of more than *at_once* bytes are then appended in two steps: the
+    first ones, and behind them a copy of the old index, for who reads the shard until the second step is made.
+
+    An append keeps a damaged entry damaged.  Raises `CorruptionError` where the new shard could not be right: a
+    damaged entry would have to be moved, or an entry names a part of the index that is to be replaced.
+    """
+    _check_arguments(layout, old, puts, erases)
+    if old is None or len(puts) == layout.nentries:
+        return _lay_out(layout, np.full((layout.nentries, 2), _EMPTY), puts)
+    values = old.entries().copy()
+    values[list(erases)] = _EMPTY
+    if not compact:
+        if layout.at_start:
+            alignment = 1
+        return _append(layout, values, puts, old.shard_nbytes, drop_index, alignment, at_once)
+    values[list(puts)] = _EMPTY
+    run = EntryRun(values, old.shard_nbytes)
+    for entry in np.flatnonzero(~(run.sound | run.empty))[:1].tolist():
+        old.range(entry)  # raises
+    return _lay_out(layout, values, puts)
+
+
+def plan_empty(layout: IndexLayout) -> WritePlan:
+    """Plan the shard that has no chunk: an index of empty entries, for stores that cannot delete it safely."""
+    index = layout.codecs.encode(np.full((layout.nentries, 2), _EMPTY), layout.chunks_per_shard)
+    return WritePlan((Index(index),), index, len(index), is_append=False)
+
+
+def _check_arguments(
+    layout: IndexLayout, old: ShardIndex | None, puts: Mapping[int, int], erases: Collection[int]
+) -> None:
+    if old is not None and old.nentries != layout.nentries:
+        raise ValueError(f"an index of {old.nentries} entries, not {layout.nentries}")
+    for entry in chain(puts, erases):
+        if not 0 <= entry < layout.nentries:
+            raise ValueError(f"no entry {entry} in an index of {layout.nentries}")
+    if not puts.keys().isdisjoint(erases):
+        raise ValueError("an entry is both put and erased")
+    if min(puts.values(), default=0) < 0:
+        raise ValueError("a payload has a negative size")
+
+
+def _append(
+    layout: IndexLayout,
+    values: npt.NDArray[np.uint64],
+    puts: Mapping[int, int],
+    shard_nbytes: int,
+    drop_index: bool,
+    alignment: int,
+    at_once: int,
+) -> WritePlan:
+    """Plan an append to a shard with the entries *values*; those of *puts* do not matter."""
+    entries, sizes = _in_c_order(puts)
+    values[entries] = _EMPTY
+    kept_nbytes = shard_nbytes
+    if drop_index and not layout.at_start:
+        without = shard_nbytes - layout.nbytes
+        if not (EntryRun(values, shard_nbytes).sound & ~EntryRun(values, without).sound).any():
+            kept_nbytes = without
+    tail_nbytes = 0 if layout.at_start else layout.nbytes
+    nbytes = kept_nbytes
+    behind = np.cumsum(sizes[::-1])[::-1]  # bytes of each payload and those that follow
+    first = int(np.count_nonzero(behind > at_once)) if alignment > 1 else 0  # payloads of the first step of two
+    offsets = np.empty_like(sizes)
+    added: list[Piece] = []
+    for step in (slice(0, first), slice(first, None)) if first else (slice(0, None),):
+        step_nbytes = int(sizes[step].sum())
+        if padding := -(nbytes + step_nbytes + tail_nbytes) % alignment:
+            added.append(Padding(padding))
+        offsets[step] = nbytes + padding + np.cumsum(sizes[step]) - sizes[step]
+        added += [Added(entry, puts[entry]) for entry in entries[step].tolist()]
+        if step.stop is not None:
+            added.append(CopiedRange(shard_nbytes - tail_nbytes, tail_nbytes))
+        nbytes += padding + step_nbytes + tail_nbytes
+    # The new end must not lend sense to an entry that named bytes beyond the old one: they would be another's.
+    values[EntryRun(values, nbytes).sound & ~EntryRun(values, kept_nbytes).sound, 0] = _EMPTY
+    values[entries, 0] = offsets
+    values[entries, 1] = sizes
+    if (values == _EMPTY).all():
+        return _NOTHING
+    index = layout.codecs.encode(values, layout.chunks_per_shard)
+    if not layout.at_start:
+        before = [CopiedRange(0, kept_nbytes)] if kept_nbytes else []
+        return WritePlan((*before, *added, Index(index)), index, nbytes, is_append=True)
+    kept = EntryRun(values, shard_nbytes)
+    for entry in np.flatnonzero(kept.sound & (kept.offsets < layout.nbytes) & (kept.nbytes > 0))[:1].tolist():
+        raise CorruptionError(f"entry {entry} of the shard index names bytes of the index itself, which is replaced")
+    rest = [CopiedRange(len(index), shard_nbytes - len(index))] if shard_nbytes > len(index) else []
+    return WritePlan((Index(index), *rest, *added), index, nbytes, is_append=True)
+
+
+def _lay_out(layout: IndexLayout, values: npt.NDArray[np.uint64], puts: Mapping[int, int]) -> WritePlan:
+    """Plan a shard without dead bytes; *values* are the entries to be kept, all of them sound or empty."""
+    start = layout.nbytes if layout.at_start else 0
+    present = values[:, 0] != _EMPTY
+    if not present.any() and not puts:
+        return _NOTHING
+    values[present & (values[:, 1] == 0), 0] = start
+    entries = np.flatnonzero(present & (values[:, 1] > 0))
+    kept = _spans(values[entries].astype(np.int64))
+    put_entries, put_sizes = _in_c_order(puts)
+
+    # All that the shard is made of, in C order of entries; a span stands where its first entry does.
+    owners = np.concatenate([entries[kept.firsts], put_entries])
+    order = np.argsort(owners)
+    owners = owners[order]
+    old_offsets = np.concatenate([kept.offsets, np.full(len(puts), -1)])[order]
+    sizes = np.concatenate([kept.nbytes, put_sizes])[order]
+    stops = start + np.cumsum(sizes)
+    offsets = np.empty_like(stops)
+    offsets[order] = stops - sizes
+
+    values[entries, 0] = offsets[kept.numbers] + kept.within
+    values[put_entries, 0] = offsets[len(kept.firsts) :]
+    values[put_entries, 1] = put_sizes
+    index = layout.codecs.encode(values, layout.chunks_per_shard)
+    payloads = tuple(_merged(owners, old_offsets, sizes))
+    pieces = (Index(index), *payloads) if layout.at_start else (*payloads, Index(index))
+    return WritePlan(pieces, index, int(sizes.sum()) + len(index), is_append=False)
+
+
+class _Spans(NamedTuple):
+    """Ranges of the old shard that hold every payload to be kept, and no byte twice.
+
+    A payload, by its place among those given, lies in the span *numbers*, *within* bytes behind its start.
+    """
+
+    firsts: npt.NDArray[np.int64]  # the first payload of each span
+    offsets: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
+    within: npt.NDArray[np.int64]
+
+
+def _spans(payloads: npt.NDArray[np.int64]) -> _Spans:
+    """Return the spans that rows of `offset` and `nbytes` (none 0) make up, where those that overlap are one."""
+    order = np.argsort(payloads[:, 0], kind="stable")
+    starts = payloads[order, 0]
+    stops = starts + payloads[order, 1]
+    begins = np.ones(len(order), dtype=np.bool_)
+    begins[1:] = starts[1:] >= np.maximum.accumulate(stops)[:-1]
+    heads = np.flatnonzero(begins)
+    offsets = starts[heads]
+    numbers = np.empty_like(order)
+    numbers[order] = np.cumsum(begins) - 1
+    return _Spans(
+        np.minimum.reduceat(order, heads),
+        offsets,
+        np.maximum.reduceat(stops, heads) - offsets,
+        numbers,
+        payloads[:, 0] - offsets[numbers],
+    )
+
+
+def _merged(
+    owners: npt.NDArray[np.int64], old_offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> Iterator[CopiedRange | Added]:
+    """Yield the payloads of a shard; *old_offsets* are -1 for new ones.  Ranges that stay neighbours are one."""
+    begins = np.ones(len(sizes), dtype=np.bool_)
+    begins[1:] = (old_offsets[:-1] < 0) | (old_offsets[1:] != old_offsets[:-1] + sizes[:-1])
+    heads = np.flatnonzero(begins)
+    runs = zip(owners[heads].tolist(), old_offsets[heads].tolist(), np.add.reduceat(sizes, heads).tolist(), strict=True)
+    for owner, old_offset, nbytes in runs:
+        yield Added(owner, nbytes) if old_offset < 0 else CopiedRange(old_offset, nbytes)
+
+
+def _in_c_order(puts: Mapping[int, int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the entries of *puts*, sorted, and the sizes of their payloads."""
+    entries = sorted(puts)
+    return np.array(entries, dtype=np.int64), np.array([puts[entry] for entry in entries], dtype=np.int64)

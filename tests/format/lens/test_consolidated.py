@@ -1,0 +1,394 @@
+"""Consolidated metadata: copies of sharded arrays are rewritten and rewritten back, everything else is kept."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.errors import NotShownError, NotUnshardable, RefusedError
+from shardfs.format.lens.consolidated import reshard_consolidated, unshard_consolidated
+from shardfs.format.lens.decoded import accept_decoded, decoded_document
+from shardfs.format.lens.unsharded import describe, unshard
+from shardfs.format.metadata import ArrayMetadata, Json, parse_document
+from tests.support.corpus import (
+    BASE,
+    BROKEN,
+    CASES,
+    LITTLE,
+    array,
+    edited,
+    extension,
+    rectilinear,
+    regular_bounded,
+    sharding,
+)
+from tests.support.parametrize import every_case
+
+PLAIN = array((4,), (2,), LITTLE)
+BROKEN_ARRAY = edited(("codecs", 0, "configuration", "chunk_shape"), [2, 4])
+
+
+def group(metadata: Any = None, **members: Any) -> dict[str, Any]:
+    document = {"zarr_format": 3, "node_type": "group", "attributes": {"kept": 2**70}}
+    if metadata is not None:
+        document["consolidated_metadata"] = {
+            "kind": "inline",
+            "must_understand": False,
+            "metadata": metadata,
+            **members,
+        }
+    return document
+
+
+def present(array: ArrayMetadata) -> dict[str, Any] | None:
+    """What an unsharded view shows of an array."""
+    try:
+        return unshard(array).document
+    except NotUnshardable:
+        return None
+
+
+def accept(stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
+    return edited
+
+
+def present_plain(array: ArrayMetadata) -> dict[str, Any] | None:
+    """What a view of plain chunks shows of an array."""
+    return decoded_document(describe(array))
+
+
+def accept_plain_copy(stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
+    return accept_decoded(describe(stored), edited)
+
+
+def unsharded(document: dict[str, Any]) -> dict[str, Any] | None:
+    return unshard_consolidated(document, present)
+
+
+def resharded(document: dict[str, Any], stored_copy: Any, stored: dict[str, Any] | None = None) -> dict[str, Any]:
+    return reshard_consolidated(document, stored, stored_copy, present, accept)
+
+
+def parsed(document: dict[str, Any]) -> ArrayMetadata:
+    node = parse_document(json.dumps(document).encode())
+    assert isinstance(node, ArrayMetadata)
+    return node
+
+
+def shown(document: dict[str, Any]) -> dict[str, Any]:
+    return unshard(parsed(document)).document
+
+
+@every_case
+def test_each_copy_is_rewritten_from_itself(case: Any) -> None:
+    assert unsharded(group({case.name: case.document})) == group({case.name: shown(case.document)})
+
+
+def test_everything_else_is_kept_in_its_order() -> None:
+    copies = {"z": PLAIN, "a": BASE, "g": group(), "broken": BROKEN_ARRAY, "g/b": BASE, "odd": 5, "none": None}
+    document = group(copies, example={"must_understand": False})
+    before = deepcopy(document)
+    rewritten = unsharded(document)
+    assert document == before, "the stored document is not touched"
+    expected = group(copies | {"a": shown(BASE), "g/b": shown(BASE)}, example={"must_understand": False})
+    assert json.dumps(rewritten) == json.dumps(expected)
+
+
+def test_copies_of_groups_may_hold_copies_themselves() -> None:
+    inner = group({"x": BASE, "y": PLAIN})
+    assert unsharded(group({"g": inner, "h": group({"y": PLAIN})})) == group(
+        {"g": group({"x": shown(BASE), "y": PLAIN}), "h": group({"y": PLAIN})}
+    )
+
+
+def test_a_kind_need_not_be_written() -> None:
+    document = group({"a": BASE})
+    del document["consolidated_metadata"]["kind"]
+    rewritten = unsharded(document)
+    assert rewritten is not None
+    assert rewritten["consolidated_metadata"]["metadata"] == {"a": shown(BASE)}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        group(),
+        group({}),
+        group({"a": PLAIN, "b": BROKEN_ARRAY}),
+        group({"a": BASE}, kind="separate"),
+        group({"a": BASE}, kind=None),
+        group({"a": BASE}, kind=["inline"]),
+        group([BASE]),
+        group("a"),
+        group() | {"consolidated_metadata": None},
+        group() | {"consolidated_metadata": []},
+        group() | {"consolidated_metadata": {}},
+        group() | {"consolidated_metadata": {"metadata": None}},
+    ],
+    ids=lambda document: json.dumps(document.get("consolidated_metadata"))[:60],
+)
+def test_where_nothing_is_rewritten_the_stored_document_is_shown(document: dict[str, Any]) -> None:
+    assert unsharded(document) is None
+
+
+def test_a_deeply_nested_copy_does_no_harm() -> None:
+    document = group({"a": BASE})
+    for _ in range(5000):
+        document = group({"g": document, "a": BASE})
+    rewritten = unsharded(document)
+    assert rewritten is not None
+    assert rewritten["consolidated_metadata"]["metadata"]["a"] == shown(BASE)
+    while "g" in document["consolidated_metadata"]["metadata"]:  # a deep tree is taken apart without recursion
+        document = document["consolidated_metadata"]["metadata"].pop("g")
+
+
+def test_broken_copies_do_not_keep_sound_ones_from_being_rewritten() -> None:
+    copies = {broken.name: broken.document for broken in BROKEN}
+    assert unsharded(group(copies | {"sound": BASE, "other": array((4,), (2,), sharding((1,)))})) == group(
+        copies | {"sound": shown(BASE), "other": shown(array((4,), (2,), sharding((1,))))}
+    )
+
+
+# The way back.
+
+
+def stored_nodes(document: dict[str, Any], prefix: str = "") -> dict[str, Json]:
+    """Every copy in a group's document, nested ones too, by path."""
+    found = {}
+    for path, copy in document.get("consolidated_metadata", {}).get("metadata", {}).items():
+        found[f"{prefix}{path}"] = copy
+        if isinstance(copy, dict):
+            found |= stored_nodes(copy, f"{prefix}{path}/")
+    return found
+
+
+def there_and_back(document: dict[str, Any]) -> dict[str, Any]:
+    return resharded(unsharded(document) or document, stored_nodes(document).get)
+
+
+def plain_and_back(document: dict[str, Any], stored: dict[str, Any] | None) -> dict[str, Any]:
+    shown = unshard_consolidated(document, present_plain) or document
+    nodes = stored_nodes(document)
+    return reshard_consolidated(shown, stored, nodes.get, present_plain, accept_plain_copy)
+
+
+def refusal(copy: Any, stored: Any) -> str:
+    with pytest.raises(RefusedError) as caught:
+        resharded(group({"a/b": copy}), {"a/b": stored}.get)
+    return str(caught.value)
+
+
+LEAVES = [*(case.document for case in CASES), *(broken.document for broken in BROKEN), PLAIN, None, 5, group()]
+leaves = st.integers(0, len(LEAVES) - 1).map(lambda i: LEAVES[i])
+paths = st.sampled_from(["a", "b", "a/b", "a/b/c", "ä"])
+groups = st.recursive(
+    st.dictionaries(paths, leaves, max_size=4).map(group),
+    lambda inner: st.dictionaries(paths, st.one_of(leaves, inner), max_size=4).map(group),
+    max_leaves=8,
+)
+
+
+@given(groups)
+def test_what_is_not_edited_is_stored_as_it_was(document: dict[str, Any]) -> None:
+    by_path = stored_nodes(document)
+    if len(by_path) == count_copies(document):  # else two copies claim one path
+        assert json.dumps(there_and_back(document)) == json.dumps(document)
+
+
+@given(groups)
+def test_copies_of_arrays_that_are_not_shown_stay(document: dict[str, Any]) -> None:
+    """Among the leaves are arrays that have no plain form, and those that no view shows."""
+    if len(stored_nodes(document)) == count_copies(document):
+        assert json.dumps(plain_and_back(document, document)) == json.dumps(document)
+
+
+def count_copies(document: Any) -> int:
+    copies = document.get("consolidated_metadata", {}).get("metadata", {}) if isinstance(document, dict) else {}
+    return len(copies) + sum(map(count_copies, copies.values()))
+
+
+@every_case
+def test_each_copy_is_stored_as_the_array_is(case: Any) -> None:
+    changed = shown(case.document) | {"attributes": {"edited": 1}}
+    assert resharded(group({"a": changed}), {"a": case.document}.get) == group(
+        {"a": case.document | {"attributes": {"edited": 1}}}
+    )
+
+
+def test_edits_of_the_group_are_kept() -> None:
+    document = group({"a": shown(BASE)}, example={"must_understand": False}) | {"attributes": {"edited": 1}}
+    expected = group({"a": BASE}, example={"must_understand": False}) | {"attributes": {"edited": 1}}
+    before = deepcopy(document)
+    assert json.dumps(resharded(document, {"a": BASE}.get)) == json.dumps(expected)
+    assert document == before
+
+
+OPAQUE = array((4,), (2,), extension("example.raw"))
+COPIES = {"hidden": OPAQUE, "a": BASE, "g": group({"x": PLAIN, "deep": OPAQUE}), "last": OPAQUE}
+
+
+def test_a_copy_of_an_array_that_is_not_shown_is_left_out() -> None:
+    assert unshard_consolidated(group(COPIES), present_plain) == group(
+        {"a": present_plain(parsed(BASE)), "g": group({"x": present_plain(parsed(PLAIN))})}
+    )
+    assert unshard_consolidated(group({"hidden": OPAQUE}), present_plain) == group({})
+    assert unsharded(group({"hidden": OPAQUE})) is None
+
+
+def test_what_is_not_shown_survives_an_edit_of_the_group() -> None:
+    shown = unshard_consolidated(group(COPIES), present_plain)
+    assert shown is not None
+    nodes = stored_nodes(group(COPIES))
+
+    def back(edited: dict[str, Any], stored: dict[str, Any] | None) -> dict[str, Any]:
+        return reshard_consolidated(edited, stored, nodes.get, present_plain, accept_plain_copy)
+
+    assert json.dumps(back(shown | {"attributes": {}}, group(COPIES))) == json.dumps(group(COPIES) | {"attributes": {}})
+    copies = shown["consolidated_metadata"]["metadata"]
+    without = {path: copy for path, copy in copies.items() if path != "a"} | {"new": group()}
+    expected = {path: copy for path, copy in COPIES.items() if path != "a"} | {"new": group()}
+    assert back(group(without), group(COPIES)) == group(expected)
+    assert back(group({"hidden": group()}), group(COPIES)) == group({"hidden": group(), "last": OPAQUE})
+    assert back(group(), group(COPIES)) == group()
+    assert back(shown, None) == group({"a": BASE, "g": group({"x": PLAIN})})
+
+
+def test_an_edited_copy_of_plain_chunks_is_stored_with_the_codecs_of_the_array() -> None:
+    compressed = array((4,), (2,), LITTLE, extension("gzip", level=1))
+    for stored in (BASE, compressed, PLAIN):
+        copy = {**(present_plain(parsed(stored)) or {}), "attributes": {"edited": 1}}
+        result = reshard_consolidated(
+            group({"a": copy}), group({"a": stored}), {"a": stored}.get, present_plain, accept_plain_copy
+        )
+        assert result == group({"a": stored | {"attributes": {"edited": 1}}})
+    encoded = group({"a": compressed | {"attributes": {"old": 1}}})
+    assert reshard_consolidated(encoded, None, {"a": compressed}.get, present_plain, accept_plain_copy) == encoded
+    copy = unshard(parsed(BASE)).document
+    with pytest.raises(RefusedError, match="the copy of 'a': codecs"):
+        reshard_consolidated(group({"a": copy}), None, {"a": BASE}.get, present_plain, accept_plain_copy)
+
+
+def test_a_copy_that_is_as_it_was_stored_stays_even_if_it_is_out_of_date() -> None:
+    old = array((8, 12), (2, 6), sharding((2, 2)))
+    assert resharded(group({"a": old}), {"a": BASE}.get, group({"a": old})) == group({"a": old})
+    with pytest.raises(RefusedError):
+        resharded(group({"a": old}), {"a": BASE}.get)
+
+
+def test_an_array_that_cannot_be_shown_is_no_reason_to_refuse_a_copy_of_it() -> None:
+    def refuse(array: ArrayMetadata) -> None:
+        raise NotShownError("there is no form of it")
+
+    document = group({"a": PLAIN})
+    assert reshard_consolidated(document, None, {"a": OPAQUE}.get, refuse, accept) == document
+
+
+def test_copies_of_arrays_that_are_not_sharded_or_not_there_are_kept() -> None:
+    copies = {
+        "plain": PLAIN,
+        "gone": PLAIN,
+        "group": group(),
+        "replaced": PLAIN,
+        "broken": PLAIN,
+        "odd": 5,
+        "now": BASE,
+    }
+    stored = {"plain": PLAIN, "group": group(), "replaced": group(), "broken": BROKEN_ARRAY, "odd": BASE, "now": PLAIN}
+    assert resharded(group(copies), stored.get) == group(copies)
+
+
+def test_nested_copies_are_looked_up_by_their_whole_path() -> None:
+    document = group({"g": group({"x/y": shown(BASE), "h": group({"z": shown(BASE)})})})
+    expected = group({"g": group({"x/y": BASE, "h": group({"z": BASE})})})
+    assert resharded(document, {"g/x/y": BASE, "g/h/z": BASE}.get) == expected
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        group(),
+        group({}),
+        group({"a": shown(BASE)}, kind="separate"),
+        group([shown(BASE)]),
+        group() | {"consolidated_metadata": None},
+    ],
+    ids=lambda document: json.dumps(document.get("consolidated_metadata"))[:60],
+)
+def test_without_inline_copies_a_group_is_stored_as_edited(document: dict[str, Any]) -> None:
+    assert resharded(document, {"a": BASE}.get) == document
+
+
+@pytest.mark.parametrize("grid", [(4, 6), rectilinear([4, 4], [6, 6]), regular_bounded(4, 6)], ids=str)
+def test_a_copy_may_have_a_shape_from_before(grid: Any) -> None:
+    """zarr-python resizes an array without touching the copy in its group."""
+    stored = array((8, 12), grid, sharding((2, 3)))
+    before = stored | {"shape": [6, 9]}
+    assert resharded(group({"a": shown(before)}), {"a": stored}.get) == group({"a": before})
+
+
+def test_a_copy_that_describes_other_bytes_is_refused_by_path() -> None:
+    other = shown(BASE) | {"chunk_grid": extension("regular", chunk_shape=[1, 1])}
+    assert "'a/b': chunk shape [1, 1] instead of [2, 3]" in refusal(other, BASE)
+    assert "'a/b'" in refusal(shown(BASE) | {"data_type": "float64"}, BASE)
+    assert refusal(PLAIN, BASE).startswith("the copy of 'a/b'")
+
+
+def test_a_copy_of_the_stored_document_itself_is_kept_if_it_says_the_same() -> None:
+    codec = sharding((2, 3), "bytes", index_codecs=[LITTLE, "crc32c"])
+    stored = array((8, 12), (4, 6), codec, data_type="uint8")
+    copy = array((8, 12), (4, 6), sharding((2, 3)), data_type="uint8", attributes={"a": 1})
+    assert resharded(group({"a": copy}), {"a": stored}.get) == group({"a": copy})
+    assert "'a/b'" in refusal(copy | {"data_type": "int8"}, stored)
+    assert "'a/b'" in refusal(array((8, 12), (4, 6), sharding((2, 2)), data_type="uint8"), stored)
+
+
+def test_a_document_that_is_nested_too_deeply_is_refused() -> None:
+    document = group({"a": shown(BASE)})
+    for _ in range(5000):
+        document = group({"g": document})
+    with pytest.raises(RefusedError, match="deeply"):
+        resharded(document, {}.get)
+    while "g" in document["consolidated_metadata"]["metadata"]:
+        document = document["consolidated_metadata"]["metadata"].pop("g")
+
+
+def test_what_zarr_python_consolidates_from_the_unsharded_view_opens_the_stored_arrays(tmp_path: Path) -> None:
+    values = np.arange(24 * 36, dtype="f4").reshape(24, 36)
+    stored, view = tmp_path / "stored", tmp_path / "view"
+    for path in ("a/image", "a/b/image", "mask"):
+        zarr.create_array(str(stored), name=path, data=values, shards=(8, 12), chunks=(4, 3))
+    zarr.create_array(str(stored), name="plain", data=values, chunks=(4, 3))
+    documents = {}
+    for file in stored.rglob("zarr.json"):
+        path = file.parent.relative_to(stored).as_posix()
+        document = documents[path] = json.loads(file.read_bytes())
+        (view / path).mkdir(parents=True, exist_ok=True)
+        is_sharded = "sharding_indexed" in json.dumps(document)
+        (view / path / "zarr.json").write_text(json.dumps(shown(document) if is_sharded else document))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        zarr.consolidate_metadata(str(view))
+        zarr.consolidate_metadata(str(view), path="a")
+        zarr.open_group(str(view), mode="r+").attrs["edited"] = True
+        for path in ("", "a"):
+            prefix = f"{path}/" if path else ""
+            written = json.loads((view / path / "zarr.json").read_bytes())
+            assert "sharding_indexed" not in json.dumps(written)
+            result = resharded(written, lambda name, prefix=prefix: documents.get(f"{prefix}{name}"))
+            (stored / path / "zarr.json").write_text(json.dumps(result))
+        opened = zarr.open_group(str(stored), mode="r", use_consolidated=True)
+        assert opened.attrs["edited"] is True
+        assert opened["mask"].shards == (8, 12)
+        assert opened["plain"].shards is None
+        for path in ("a/image", "a/b/image", "mask", "plain"):
+            assert np.array_equal(np.asarray(opened[path][...]), values)
+        assert zarr.open_group(str(stored / "a"), mode="r", use_consolidated=True)["b/image"].shards == (8, 12)

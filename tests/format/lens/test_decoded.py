@@ -1,0 +1,191 @@
+"""Documents of plain chunks: readers open them, edits find their way back, and no other chunk is taken for plain."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardfs.errors import NotShownError, NotUnshardable, RefusedError
+from shardfs.format.lens.decoded import accept_decoded, codec_of, decoded_document, require_decoded
+from shardfs.format.lens.unsharded import UnshardedArray, describe, reshard
+from shardfs.format.metadata import ArrayMetadata, parse_document, parse_node
+from tests.support.corpus import (
+    BASE,
+    BIG,
+    CRC32C,
+    GZIP,
+    IGNORED,
+    LITTLE,
+    ZSTD,
+    Case,
+    array,
+    edited,
+    extension,
+    sharding,
+    transpose,
+)
+from tests.support.parametrize import every_case
+from tests.support.readers import READERS, assert_same, read_zarr
+
+UNDECODABLE = ("vlen-utf8", "example.raw", "example.invert", "example.nothing")
+
+UNKNOWN_TO_TENSORSTORE = ("type-datetime64", "dimension-names-repeated")
+
+
+def parsed(document: Any) -> ArrayMetadata:
+    node = parse_document(json.dumps(document).encode())
+    assert isinstance(node, ArrayMetadata)
+    return node
+
+
+def shown(document: Any) -> UnshardedArray:
+    return describe(parsed(document))
+
+
+@every_case
+def test_readers_see_the_array_in_plain_chunks(case: Case, tmp_path: Path) -> None:
+    encoded = case.encode()
+    unsharded = shown(case.document)
+    if any(name in json.dumps(case.document) for name in UNDECODABLE):
+        with pytest.raises(NotShownError):
+            decoded_document(unsharded)
+        return
+    document, codec = decoded_document(unsharded), codec_of(unsharded)
+    assert math.prod(codec.chunk_shape) * codec.data_type.nbytes == codec.nbytes
+    (tmp_path / "zarr.json").write_text(json.dumps(document))
+    for coords, payload in encoded.inner.items():
+        path = tmp_path / unsharded.key_encoding.encode(coords)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        plain = codec.decode(payload)
+        assert len(plain) == codec.nbytes
+        assert bytes(codec.decode(codec.encode(plain))) == bytes(plain)
+        path.write_bytes(plain)
+    for name, read in READERS.items():
+        if name == "zarr" or case.name not in UNKNOWN_TO_TENSORSTORE:
+            assert_same(read(tmp_path), encoded.values)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "expected"),
+    [
+        ("int16", LITTLE),
+        ("int8", extension("bytes")),
+        ("bool", extension("bytes")),
+        ("int4", extension("bytes")),
+        ("float8_e5m2", extension("bytes")),
+        (extension("raw_bytes", length_bytes=3), LITTLE),
+    ],
+    ids=str,
+)
+def test_the_codec_is_written_as_zarr_python_writes_it(tmp_path: Path, data_type: Any, expected: Any) -> None:
+    fill_value = {"bool": False, "float8_e5m2": 0.0}.get(str(data_type), 0)
+    stored = array((4,), (4,), sharding((2,), BIG, ZSTD), data_type=data_type, fill_value=fill_value)
+    if isinstance(data_type, dict):
+        stored["fill_value"] = "AAAA"
+    document = decoded_document(shown(stored))
+    assert document["codecs"] == [expected]
+    assert {**document, "codecs": 0} == {**shown(stored).document, "codecs": 0}
+    if str(data_type) not in ("int4", "float8_e5m2"):  # zarr-python knows neither
+        (tmp_path / "zarr.json").write_text(json.dumps(document))
+        assert read_zarr(tmp_path).shape == (4,)
+
+
+STORED = [
+    BASE,
+    array((8, 6), (4, 6), transpose(1, 0), sharding((3, 2), BIG, GZIP, CRC32C)),
+    array((8, 6), (4, 6), "bytes", "zstd", data_type="uint8"),
+    array((8, 6), (4, 6), transpose(1, 0), BIG),
+]
+
+
+@pytest.mark.parametrize("stored", STORED, ids=lambda stored: json.dumps(stored["codecs"])[:40])
+def test_edits_of_a_plain_document_are_edits_of_the_stored_one(stored: dict[str, Any]) -> None:
+    changes = {"attributes": {"edited": 2**70}, "shape": [9, 3], "fill_value": 5, "dimension_names": ["y", None]}
+    unsharded = shown(stored)
+    document = decoded_document(unsharded)
+    assert reshard(parsed(stored), accept_decoded(unsharded, parsed(document))) == stored
+    accepted = accept_decoded(unsharded, parsed(document | changes))
+    assert accepted.document == unsharded.document | changes
+    assert parse_node(accepted.document) == accepted
+    assert reshard(parsed(stored), accepted) == stored | changes
+    for spelling in ("bytes", extension("endian", endian="little"), LITTLE | {"must_understand": True}):
+        assert accept_decoded(unsharded, parsed(document | {"codecs": [spelling]})).document == unsharded.document
+
+
+NOT_PLAIN: list[list[Any]] = [
+    [BIG],
+    [LITTLE, GZIP],
+    [LITTLE, CRC32C],
+    [transpose(1, 0), LITTLE],
+    [transpose(0, 1), LITTLE],
+    [LITTLE, IGNORED],
+    [IGNORED, LITTLE],
+    [extension("bytes", endian="middle")],
+    [extension("bytes", endian="little", colour="blue")],
+    [extension("example.raw")],
+    [sharding((1, 1))],
+    [LITTLE, LITTLE],
+    [],
+]
+
+
+@pytest.mark.parametrize("codecs", NOT_PLAIN, ids=lambda codecs: json.dumps(codecs)[:60])
+def test_what_does_not_say_that_chunks_are_plain_is_refused(codecs: list[Any]) -> None:
+    unsharded = shown(BASE)
+    written = parsed(decoded_document(unsharded) | {"codecs": codecs})
+    for refused in (lambda: accept_decoded(unsharded, written), lambda: require_decoded(written)):
+        with pytest.raises(RefusedError):
+            refused()
+
+
+def test_byte_order_matters_where_there_is_one() -> None:
+    require_decoded(parsed(array((4, 4), (2, 2), BIG, data_type="uint8")))
+    require_decoded(parsed(array((4, 4), (2, 2), "bytes", data_type="uint16")))
+    with pytest.raises(RefusedError, match="little-endian"):
+        require_decoded(parsed(array((4, 4), (2, 2), BIG, data_type="uint16")))
+    with pytest.raises(RefusedError, match="vary in size"):
+        require_decoded(parsed(array((4, 4), (2, 2), extension("vlen-utf8"), data_type="string", fill_value="")))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data_type": "float32"},
+        {"chunk_grid": extension("regular", chunk_shape=[2, 2])},
+        {"shape": [7], "chunk_grid": extension("regular", chunk_shape=[2])},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_everything_else_is_judged_as_an_edit_of_encoded_chunks(change: dict[str, Any]) -> None:
+    stored, unsharded = parsed(BASE), shown(BASE)
+    document = decoded_document(unsharded) | change
+    with pytest.raises(RefusedError):
+        reshard(stored, accept_decoded(unsharded, parsed(document)))
+
+
+def test_the_same_values_lie_in_every_plain_form() -> None:
+    values = np.arange(24, dtype="i4").reshape(4, 6)
+    plains = set()
+    for orders, endian, after in itertools.product(([], [transpose(1, 0)]), (LITTLE, BIG), ([], [ZSTD])):
+        codec = codec_of(shown(array((4, 6), (4, 6), *orders, endian, *after)))
+        plains.add(bytes(codec.decode(codec.encode(values.tobytes()))))
+    assert plains == {values.tobytes()}
+
+
+def test_an_array_that_cannot_be_described_is_no_plain_one_either() -> None:
+    with pytest.raises(NotUnshardable):
+        shown(edited(("codecs", 0, "configuration", "chunk_shape"), [3, 5]))
+
+
+def test_chunks_that_no_file_holds_are_not_shown_as_files() -> None:
+    largest = array((2**62,), (2**60 - 1,), LITTLE, data_type="int64")
+    assert codec_of(describe(parsed(largest))).nbytes == 2**63 - 8
+    for grid in ((2**60,), (2**62,)):
+        with pytest.raises(NotShownError, match="larger than a file"):
+            codec_of(describe(parsed(array((2**62,), grid, LITTLE, data_type="int64"))))

@@ -1,0 +1,137 @@
+"""The .npy form of arrays: the header as NumPy writes it, and the plan of any range as NumPy slices."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.errors import NotShownError
+from shardfs.format.dtype import DataType
+from shardfs.format.lens.npy import NpyFile, boxes, npy_header
+
+DTYPES = ["|b1", "|i1", "<u2", "<i4", "<f8", "<c16", "<f2", "<M8[ns]", "<m8[10s]", "<U5", "|S3", "|V7"]
+STRUCTS = [[("x", "<i4"), ("y", "<f8")], [("µ", "|u1")], [("中", "<i2")]]
+
+shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
+
+
+@st.composite
+def chunked(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shape = draw(shapes)
+    return shape, tuple(draw(st.integers(1, 7)) for _ in shape)
+
+
+def data_type(dtype: np.dtype) -> DataType:
+    return DataType("example", dtype, is_native=True)
+
+
+def saved(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of versions 2.0 and 3.0
+        np.save(file, np.zeros(shape, dtype))
+    return file.getvalue()
+
+
+@given(
+    st.sampled_from([*DTYPES, *STRUCTS]).map(np.dtype),
+    st.lists(st.sampled_from([0, 1, 2, 9, 1000]), max_size=3).map(tuple),
+)
+def test_a_header_is_the_one_that_numpy_writes(dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    shape = shape if math.prod(shape) <= 10**6 else shape[:2]
+    file = NpyFile.of(data_type(dtype), shape, (1,) * len(shape))
+    expected = saved(dtype, shape)
+    assert file.header == expected[: len(file.header)]
+    assert file.nbytes == len(expected)
+
+
+@pytest.mark.parametrize(("length", "version"), [(6, (1, 0)), (70_000, (2, 0))])
+def test_a_long_header_is_of_a_later_version(length: int, version: tuple[int, int]) -> None:
+    dtype = np.dtype([("x" * length, "<i4")])
+    header = npy_header(data_type(dtype), (2,))
+    assert tuple(header[6:8]) == version
+    assert header == saved(dtype, (2,))[: len(header)]
+
+
+def test_a_type_that_is_no_type_of_numpy_is_not_shown() -> None:
+    with pytest.raises(NotShownError, match="bfloat16"):
+        npy_header(DataType("bfloat16", np.dtype("<u2"), is_native=False), (2,))
+
+
+def test_an_array_larger_than_any_file_is_not_shown() -> None:
+    with pytest.raises(NotShownError, match="more than a file can have"):
+        NpyFile.of(data_type(np.dtype("<i8")), (2**40, 2**40), (1, 1))
+
+
+@given(shapes, st.data())
+def test_boxes_of_a_range_are_few_and_hold_each_element_once_in_order(
+    shape: tuple[int, ...], data: st.DataObject
+) -> None:
+    size = math.prod(shape)
+    first = data.draw(st.integers(0, size))
+    last = data.draw(st.integers(first, size))
+    elements = np.arange(size).reshape(shape)
+    found = list(boxes(shape, first, last))
+    parts = [elements[tuple(map(slice, box.start, box.stop))].ravel() for box in found]
+    assert np.concatenate([*parts, np.array([], int)]).tolist() == list(range(first, last))
+    assert len(found) <= max(1, 2 * len(shape) - 1)
+
+
+@given(chunked(), st.data())
+def test_a_part_ends_behind_whole_elements_and_its_copies_are_counted(
+    layout: tuple[tuple[int, ...], tuple[int, ...]], data: st.DataObject
+) -> None:
+    file = NpyFile.of(data_type(np.dtype("<i4")), *layout)
+    nbytes = file.nbytes - len(file.header)
+    start = data.draw(st.integers(0, nbytes))
+    stop = data.draw(st.integers(start, nbytes + 8))
+    end = file.boundary(start, stop)
+    assert end <= min(stop, nbytes)
+    assert end > start or stop == start or start == nbytes
+    assert end % 4 == 0 or end - start < 4
+    if nbytes and start == 0 and stop >= nbytes:
+        assert end == nbytes
+    first, last = start // 4, -(-end // 4)
+    assert file.ncopies(first, last) == sum(map(len, file.plan(first, last).values()))
+
+
+@given(chunked(), st.data())
+def test_a_plan_copies_what_slicing_gives(layout: tuple[tuple[int, ...], tuple[int, ...]], data: st.DataObject) -> None:
+    shape, chunk_shape = layout
+    size = math.prod(shape)
+    first = data.draw(st.integers(0, size))
+    last = data.draw(st.integers(first, size))
+    file = NpyFile(b"", shape, chunk_shape, 4)
+    values = np.arange(1, size + 1, dtype="<u4").reshape(shape)
+    out = np.zeros(last - first, "<u4")
+    for coords, copies in file.plan(first, last).items():
+        chunk = np.zeros(chunk_shape, "<u4")  # at its full shape, also beyond the array
+        part = values[tuple(slice(i * n, (i + 1) * n) for i, n in zip(coords, chunk_shape, strict=True))]
+        chunk[tuple(map(slice, part.shape))] = part
+        assert part.size
+        for copy in copies:
+            source = np.ndarray(copy.shape, "<u4", chunk, copy.source * 4, tuple(s * 4 for s in file.chunk_strides))
+            target = np.ndarray(copy.shape, "<u4", out, copy.target * 4, tuple(s * 4 for s in copy.target_strides))
+            assert not target.any()
+            target[...] = source
+    assert out.tolist() == list(range(first + 1, last + 1))
+
+
+@given(chunked())
+def test_reading_in_order_never_needs_more_chunks_again_than_it_says(
+    layout: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    shape, chunk_shape = layout
+    file = NpyFile(b"", shape, chunk_shape, 1)
+    uses: dict[tuple[int, ...], list[int]] = {}
+    for element in range(math.prod(shape)):
+        for coords in file.plan(element, element + 1):
+            uses.setdefault(coords, []).append(element)
+    kept = [sum(u[0] <= element <= u[-1] for u in uses.values()) for element in range(math.prod(shape))]
+    assert max(kept) <= file.nchunks_at_once

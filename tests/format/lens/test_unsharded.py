@@ -1,0 +1,554 @@
+"""Arrays as unsharded ones: those that are sharded, those that are not, and new ones to be sharded."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.metadata.v3 import ArrayV3Metadata
+
+from shardfs.errors import MetadataError, NotUnshardable, RefusedError, UsageError
+from shardfs.format.index import NO_INDEX, ByteRange, IndexLayout
+from shardfs.format.lens.unsharded import (
+    POSITION_BITS,
+    UnshardedArray,
+    count_positions,
+    describe,
+    parse_chunks_per_shard,
+    reshard,
+    shard_new,
+    unshard,
+)
+from shardfs.format.metadata import ArrayMetadata, parse_document, parse_node
+from shardfs.format.update import Added, Index, plan_write
+from tests.support.corpus import (
+    BASE,
+    BIG,
+    BLOSC,
+    CASES,
+    CRC32C,
+    GZIP,
+    LITTLE,
+    ZSTD,
+    Case,
+    array,
+    edited,
+    extension,
+    rectilinear,
+    regular_bounded,
+    sharding,
+    transpose,
+)
+from tests.support.encoder import chunk_key, named
+from tests.support.json_values import json_values, places, replaced
+from tests.support.parametrize import each_case, every_case
+from tests.support.readers import assert_same, read_tensorstore, read_zarr
+
+REPLACED = {"chunk_grid", "chunk_key_encoding", "codecs"}
+UNKNOWN_TO_ZARR = {"opaque-codec", "zero-bytes", "opaque-serializer"}
+
+
+def unsharded(document: dict[str, Any]) -> UnshardedArray:
+    parsed = parse_document(json.dumps(document).encode())
+    assert isinstance(parsed, ArrayMetadata)
+    return unshard(parsed)
+
+
+def reason(document: dict[str, Any]) -> str:
+    with pytest.raises((MetadataError, NotUnshardable)) as caught:
+        unsharded(document)
+    return str(caught.value)
+
+
+@every_case
+def test_only_grid_keys_and_codecs_are_replaced(case: Case) -> None:
+    shown = unsharded(case.document).document
+    assert list(shown) == list(case.document)
+    kept = case.document.keys() - REPLACED
+    assert json.dumps([shown[key] for key in kept]) == json.dumps([case.document[key] for key in kept])
+
+
+@every_case
+def test_extensions_are_written_long_and_without_must_understand(case: Case) -> None:
+    shown = unsharded(case.document).document
+    assert shown["chunk_grid"]["name"] == "regular"
+    for each in [shown["chunk_grid"], shown["chunk_key_encoding"], *shown["codecs"]]:
+        assert set(each) <= {"name", "configuration"}
+        assert isinstance(each["name"], str)
+        assert each["name"] not in ("sharding_indexed", "endian", "example.hint")
+
+
+@every_case
+def test_keys_are_encoded_as_they_were(case: Case) -> None:
+    shown = unsharded(case.document).document
+    for coords in ((), (3,), (1, 20), (0, 1, 2)):
+        assert chunk_key(shown, coords) == chunk_key(case.document, coords)
+
+
+@each_case(case for case in CASES if case.name not in UNKNOWN_TO_ZARR)
+def test_zarr_reads_the_values_from_the_inner_chunks(case: Case) -> None:
+    encoded = case.encode()
+    shown = unsharded(case.document).document
+    files = {chunk_key(shown, coords): data for coords, data in encoded.inner.items()}
+    new_buffer = default_buffer_prototype().buffer.from_bytes
+    text = {"zarr.json": json.dumps(shown).encode()}
+    store = zarr.storage.MemoryStore({key: new_buffer(data) for key, data in (files | text).items()})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        values = np.asarray(zarr.open_array(store, mode="r")[...])
+    assert (values.shape, values.dtype) == (encoded.values.shape, encoded.values.dtype)
+    if values.dtype.kind == "T":
+        assert values.tolist() == encoded.values.tolist()
+    else:
+        assert values.tobytes() == encoded.values.tobytes()
+
+
+@pytest.mark.parametrize("name", sorted(UNKNOWN_TO_ZARR))
+def test_codecs_that_nobody_knows_are_passed_on(name: str) -> None:
+    case = next(case for case in CASES if case.name == name)
+    shown = unsharded(case.document).document
+    stored = named(case.document["codecs"][0])[1]["codecs"]
+    assert [named(codec) for codec in shown["codecs"]] == [named(codec) for codec in stored]
+    with pytest.raises((ValueError, KeyError)):
+        ArrayV3Metadata.from_dict(shown)
+
+
+ZLIB = {"name": "numcodecs.zlib", "configuration": {}}
+
+
+@pytest.mark.parametrize(
+    ("codecs", "expected"),
+    [
+        ([sharding((2, 3), "endian", "crc32c")], [{"name": "bytes"}, {"name": "crc32c"}]),
+        ([sharding((2, 3), extension("endian", endian="big"))], [BIG]),
+        ([transpose(1, 0), sharding((3, 2), GZIP | {"must_understand": True}, LITTLE)], None),
+        ([transpose(1, 0), sharding((3, 2), LITTLE, CRC32C)], [transpose(1, 0), LITTLE, CRC32C]),
+        ([transpose(1, 0), sharding((3, 2), transpose(1, 0), LITTLE)], [transpose(1, 0), transpose(1, 0), LITTLE]),
+        ([transpose(1, 0), sharding((6, 4), transpose(1, 0), sharding((2, 3)))], [LITTLE]),
+        ([sharding((2, 3), LITTLE, GZIP | {"must_understand": False})], [LITTLE, GZIP]),
+        ([sharding((2, 3)), GZIP], [LITTLE]),
+        # zarr-python refuses a codec of numcodecs that has no configuration
+        ([sharding((2, 3), LITTLE, ZLIB)], [LITTLE, ZLIB]),
+        ([transpose(1, 0), sharding((6, 4), sharding((3, 2), LITTLE, ZLIB))], [transpose(1, 0), LITTLE, ZLIB]),
+    ],
+)
+def test_codecs_of_the_unsharded_array(codecs: list[Any], expected: list[Any] | None) -> None:
+    document = array((8, 12), (4, 6), *codecs)
+    if expected is None:
+        assert "gzip" in reason(document)
+    else:
+        assert unsharded(document).document["codecs"] == expected
+
+
+def test_the_inner_shape_is_shown_in_the_axes_of_the_array() -> None:
+    nested = sharding((10, 4, 6), transpose(0, 2, 1), sharding((5, 3, 2)))
+    shown = unsharded(array((5, 9, 13), (4, 6, 20), transpose(2, 0, 1), nested)).document
+    assert shown["chunk_grid"] == extension("regular", chunk_shape=[2, 3, 5])
+    shown = unsharded(array((10, 9), regular_bounded(4, 6), sharding((2, 3)))).document
+    assert shown["chunk_grid"] == extension("regular", chunk_shape=[2, 3])
+
+
+def test_an_array_that_is_not_sharded_says_so() -> None:
+    assert "not sharded" in reason(array((4,), (2,), LITTLE))
+
+
+@pytest.mark.parametrize("separator", ["/", "."])
+def test_more_inner_chunks_than_inode_numbers_can_count_are_a_reason(separator: str) -> None:
+    def line(length: int) -> dict[str, Any]:
+        keys = extension("default", separator=separator)
+        return array((length,), (2**20,), sharding((1,)), chunk_key_encoding=keys)
+
+    most = 2**POSITION_BITS - 1
+    assert count_positions((most,)) == 2**POSITION_BITS
+    assert unsharded(line(most)).grid.nchunks == most
+    assert "inode" in reason(line(most + 1))
+
+
+def test_positions_count_chunks_and_directories() -> None:
+    assert count_positions(()) == 1
+    assert count_positions((5,)) == 6
+    assert count_positions((2, 3, 4)) == 1 + 2 + 6 + 24
+    assert count_positions((2, 0, 4)) == 3
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        edited(("shape",), [10**4000, 10**4000]),
+        array((10**4000,) * 8, (10**4000,) * 8, sharding((1,) * 8)),
+        array((7,) * 8, (10**4000,) * 8, sharding((1,) * 8)),
+        array((10**4000,), (10**4000 + 1,), sharding((2,))),
+    ],
+    ids=["inner chunks", "index entries and chunks", "index entries", "edges"],
+)
+def test_numbers_of_thousands_of_digits_are_a_reason(document: dict[str, Any]) -> None:
+    nbytes = len(reason(document))
+    assert nbytes < 1000
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("codecs",), [extension("\ud800" * 5), sharding((2, 3))]),
+        (("codecs",), [sharding((2, 3)), extension("\udfff\n\x1b[31m" * 5)]),
+        (("codecs",), [extension("x" * 100_000), sharding((2, 3))]),
+        (("codecs",), [sharding((2, 3), **{"y" * 100_000: 1})]),
+        (("codecs",), [sharding((2, 3), **{f"member {i}": 1 for i in range(1000)})]),
+        (("codecs",), [sharding((2, 3), index_codecs=[extension("z" * 100_000)])]),
+        (("chunk_grid",), extension("g" * 100_000)),
+        (("chunk_grid",), extension("regular", chunk_shape=[4, 6], **{"\ud800": 1})),
+        (("chunk_key_encoding",), extension("k" * 100_000)),
+        (("chunk_key_encoding",), extension("default", separator="s" * 100_000)),
+    ],
+    ids=lambda value: ascii(value)[-12:],
+)
+def test_a_reason_is_a_short_line_of_text(place: tuple[Any, ...], value: Any) -> None:
+    """It becomes an extended attribute, of at most 64 KiB, and a line of the log."""
+    text = reason(edited(place, value, BASE))
+    nbytes = len(text.encode(errors="replace"))
+    assert nbytes < 1000
+    assert text.isprintable()
+
+
+@pytest.mark.parametrize(("depth", "is_shown"), [(16, True), (17, False)])
+def test_shards_nest_up_to_16_deep(depth: int, is_shown: bool) -> None:
+    codecs: list[Any] = [LITTLE]
+    for level in range(depth):
+        codecs = [sharding((2**level,), *codecs)]
+    metadata = parse_node(array((2**depth,), (2**depth,), *codecs))
+    assert isinstance(metadata, ArrayMetadata)
+    if is_shown:
+        assert len(unshard(metadata).grid.levels) == depth
+    else:
+        with pytest.raises(NotUnshardable):
+            unshard(metadata)
+
+
+def parsed(document: dict[str, Any]) -> ArrayMetadata:
+    found = parse_document(json.dumps(document).encode())
+    assert isinstance(found, ArrayMetadata)
+    return found
+
+
+def refusal(document: dict[str, Any]) -> str:
+    with pytest.raises(NotUnshardable) as caught:
+        describe(parsed(document))
+    return str(caught.value)
+
+
+PLAIN = array((7, 9), (2, 4), transpose(1, 0), LITTLE, GZIP)
+V2_KEYS = {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": "."}}}
+
+
+def test_an_unsharded_array_is_described_as_it_is() -> None:
+    shown = describe(parsed(PLAIN))
+    assert shown.document == PLAIN
+    assert shown.grid.grid_shape == (4, 3)
+    assert shown.grid.chunk_shape == (2, 4)
+    assert shown.grid.is_unsharded
+    assert [codec.name for codec in shown.codecs] == ["transpose", "bytes", "gzip"]
+    assert describe(parsed(PLAIN)) == shown
+    assert describe(parsed(BASE)) == unshard(parsed(BASE))
+    assert not describe(parsed(BASE)).grid.is_unsharded
+
+
+def test_short_names_and_defaults_are_spelled_out() -> None:
+    short = PLAIN | {
+        "chunk_key_encoding": "default",
+        "codecs": [{"name": "endian", **_configuration(LITTLE)}, "crc32c"],
+    }
+    shown = describe(parsed(short)).document
+    assert shown["codecs"] == [LITTLE, CRC32C]
+    assert shown["chunk_key_encoding"] == PLAIN["chunk_key_encoding"]
+
+
+def _configuration(codec: dict[str, Any]) -> dict[str, Any]:
+    return {"configuration": codec["configuration"]}
+
+
+@pytest.mark.parametrize(
+    ("shape", "grid", "chunk_shape"),
+    [
+        ((), (), ()),
+        ((0, 5), (3, 2), (3, 2)),
+        ((7, 4), rectilinear([[3, 3]], 2), (3, 2)),
+        ((7,), rectilinear([3, 3, [3, 10**9]]), (3,)),
+        ((6,), regular_bounded(3), (3,)),
+        ((2,), regular_bounded(3), (2,)),
+        ((0, 4), regular_bounded(3, 4), (3, 4)),
+    ],
+)
+@pytest.mark.parametrize("members", [{}, V2_KEYS], ids=["default", "v2"])
+def test_any_grid_of_equal_chunks_is_a_regular_one(
+    shape: tuple[int, ...], grid: Any, chunk_shape: tuple[int, ...], members: dict[str, Any]
+) -> None:
+    shown = describe(parsed(array(shape, grid, LITTLE, **members)))
+    assert shown.document["chunk_grid"] == extension("regular", chunk_shape=list(chunk_shape))
+    assert shown == describe(parsed(shown.document))
+
+
+def test_what_has_no_such_description_is_refused_with_the_reason() -> None:
+    assert "axis 1" in refusal(array((3, 5), rectilinear(3, [2, 3]), LITTLE))
+    assert "axis 0" in refusal(array((5,), regular_bounded(3), LITTLE))
+    assert "no-such-grid" in refusal(array((5,), extension("no-such-grid"), LITTLE))
+    assert "no-such-keys" in refusal(array((5,), (5,), LITTLE, chunk_key_encoding=extension("no-such-keys")))
+    assert "array → bytes" in refusal(array((5,), (5,), GZIP))
+    assert "inode" in refusal(array((2**POSITION_BITS,), (1,), LITTLE))
+    sharded_behind_another = array((4,), (4,), extension("delta"), sharding((2,)))
+    with pytest.raises(NotUnshardable, match="delta"):
+        describe(parsed(sharded_behind_another))
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_each_chunk_is_the_one_entry_of_a_shard_of_its_own(data: st.DataObject) -> None:
+    ndim = data.draw(st.integers(0, 3))
+    shape = data.draw(st.tuples(*[st.integers(0, 9)] * ndim))
+    chunk_shape = data.draw(st.tuples(*[st.integers(1, 5)] * ndim))
+    grid = describe(parsed(array(shape, chunk_shape, LITTLE))).grid
+    assert grid.nchunks == math.prod(-(-n // length) for n, length in zip(shape, chunk_shape, strict=True))
+    if not grid.nchunks:
+        return
+    coords = data.draw(st.tuples(*[st.integers(0, n - 1) for n in grid.grid_shape]))
+    place = grid.locate(coords)
+    assert (place.shard, place.entries, place.shapes) == (coords, (0,), ((1,) * ndim,))
+    assert grid.coords(place) == coords
+    assert (grid.nchunks_of(coords), grid.index_nbytes(coords)) == (1, 0)
+    assert not grid.is_large(grid.index_shape(coords))
+    if ndim:
+        row = list(grid.row(coords[:-1], range(grid.grid_shape[-1])))
+        assert [(segment.first, segment.length) for segment in row] == [(i, 1) for i in range(grid.grid_shape[-1])]
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 2**62])
+def test_the_entry_is_all_of_the_file(nbytes: int) -> None:
+    index = NO_INDEX.decode(b"", (1, 1), nbytes)
+    assert index.range(0) == ByteRange(0, nbytes)
+    assert index.entry(0) == (0, nbytes)
+    assert (index.nentries, index.live_nbytes, index.encoded) == (1, nbytes, b"")
+
+
+@pytest.mark.parametrize("old", [None, 0, 70])
+def test_a_new_chunk_is_the_new_file_and_a_removed_one_removes_it(old: int | None) -> None:
+    layout = IndexLayout(NO_INDEX, (1, 1), False)
+    index = NO_INDEX.decode(b"", (1, 1), old) if old is not None else None
+    for nbytes in (0, 50):
+        plan = plan_write(layout, index, {0: nbytes}, [])
+        assert (plan.pieces, plan.nbytes, plan.is_append) == ((Added(0, nbytes), Index(b"")), nbytes, False)
+    assert plan_write(layout, index, {}, [0]).is_empty
+
+
+def test_what_may_be_edited_is_stored_with_everything_else_as_it_is_spelled() -> None:
+    stored = array((7, 5), rectilinear([[3, 3]], 2), LITTLE, **V2_KEYS)
+    stored["codecs"] = [{"name": "endian", **_configuration(LITTLE)}]
+    edited = dict(describe(parsed(stored)).document)
+    edited |= {"shape": [12, 3], "attributes": {"a": 1}, "fill_value": 7, "dimension_names": ["x", None]}
+    document = reshard(parsed(stored), parsed(edited))
+    assert document == stored | {
+        "shape": [12, 3],
+        "attributes": {"a": 1},
+        "fill_value": 7,
+        "dimension_names": ["x", None],
+        "chunk_grid": rectilinear([[3, 4]], 2),
+    }
+    assert describe(parsed(document)).document == edited
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"chunk_grid": extension("regular", chunk_shape=[2, 3])},
+        {"data_type": "float32"},
+        {"codecs": [LITTLE]},
+        {"codecs": [sharding((2, 4))]},
+        V2_KEYS,
+    ],
+)
+def test_an_edit_that_changes_what_stored_bytes_mean_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError):
+        reshard(parsed(PLAIN), parsed({**PLAIN, **change}))
+
+
+def test_a_bounded_array_does_not_get_chunks_of_several_lengths() -> None:
+    stored = array((6,), regular_bounded(3), LITTLE)
+    shown = describe(parsed(stored)).document
+    with pytest.raises(RefusedError):
+        reshard(parsed(stored), parsed({**shown, "shape": [7]}))
+    assert reshard(parsed(stored), parsed({**shown, "shape": [9]}))["chunk_grid"] == regular_bounded(3)
+
+
+@every_case
+def test_what_a_sharded_array_shows_is_such_an_array(case: Case) -> None:
+    shown = describe(parsed(case.document))
+    again = describe(parsed(shown.document))
+    assert again.grid.is_unsharded
+    assert (again.document, again.grid.grid_shape) == (shown.document, shown.grid.grid_shape)
+
+
+def parsed_node(document: Any) -> ArrayMetadata:
+    node = parse_node(document)
+    assert isinstance(node, ArrayMetadata)
+    return node
+
+
+def reason_not_to_shard(document: dict[str, Any], *chunks_per_shard: int) -> str:
+    with pytest.raises(NotUnshardable) as caught:
+        shard_new(parsed_node(document), chunks_per_shard or (2,))
+    return str(caught.value)
+
+
+def test_chunks_become_inner_chunks() -> None:
+    written = array((7, 11), (2, 3), LITTLE, "crc32c", attributes={"kept": 2**70}, dimension_names=["y", None])
+    assert shard_new(parsed_node(written), (4, 8)) == written | {
+        "chunk_grid": extension("regular", chunk_shape=[8, 24]),
+        "codecs": [sharding((2, 3), LITTLE, CRC32C, index_location="end")],
+    }
+
+
+def test_one_number_stands_for_all_axes() -> None:
+    written = parsed_node(array((7, 11, 5), (2, 3, 1), LITTLE))
+    assert shard_new(written, (4,)) == shard_new(written, (4, 4, 4))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        array((7, 11), (2, 3), transpose(1, 0), LITTLE, ZSTD),
+        array((7, 11), (2, 3), extension("example.shift"), BIG, extension("example.invert")),
+        array((7, 11), (2, 3), "bytes", data_type="uint8"),
+        array((0, 11), (2, 3), LITTLE),
+        array((7, 11), (2, 3), LITTLE, chunk_key_encoding=extension("v2", separator="/")),
+        array((7, 11), (2, 3), "vlen-utf8", data_type="string", fill_value=""),
+    ],
+    ids=lambda document: json.dumps(document["codecs"])[:60],
+)
+def test_it_shows_as_it_was_written(written: dict[str, Any]) -> None:
+    node = parsed_node(written)
+    shown = parsed_node(unshard(parsed_node(shard_new(node, (4, 2)))).document)
+    assert [codec.to_json() for codec in shown.codecs] == [codec.to_json() for codec in node.codecs]
+    assert shown.chunk_grid == node.chunk_grid
+    replaced_members = {"codecs", "chunk_key_encoding"}
+    assert {k: v for k, v in shown.document.items() if k not in replaced_members} == {
+        k: v for k, v in written.items() if k not in replaced_members
+    }
+
+
+def test_an_empty_configuration_is_kept() -> None:
+    """zarr-python refuses the codec without it."""
+    bz2 = {"name": "numcodecs.bz2", "configuration": {}}
+    document = shard_new(parsed_node(array((7, 11), (2, 3), LITTLE, bz2)), (4,))
+    assert document["codecs"][0]["configuration"]["codecs"] == [LITTLE, bz2]
+
+
+@pytest.mark.parametrize(
+    "codecs",
+    [[LITTLE], [LITTLE, GZIP], [BIG, ZSTD], [LITTLE, BLOSC], [transpose(1, 0), LITTLE, CRC32C]],
+    ids=lambda codecs: json.dumps(codecs)[:60],
+)
+def test_both_libraries_write_and_read_it(codecs: list[Any], tmp_path: Path) -> None:
+    values = np.arange(7 * 11, dtype="i4").reshape(7, 11)
+    document = shard_new(parsed_node(array(values.shape, (2, 3), *codecs)), (2, 3))
+    for name in ("zarr", "tensorstore"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "zarr.json").write_text(json.dumps(document))
+    zarr.open_array(str(tmp_path / "zarr"), mode="r+")[...] = values
+    kvstore = {"driver": "file", "path": f"{tmp_path / 'tensorstore'}/"}
+    tensorstore.open({"driver": "zarr3", "kvstore": kvstore}, open=True).result()[...] = values
+    for name in ("zarr", "tensorstore"):
+        files = {path.name for path in (tmp_path / name / "c").rglob("*") if path.is_file()}
+        assert files == {"0", "1"}
+        assert_same(read_zarr(tmp_path / name), values)
+        assert_same(read_tensorstore(tmp_path / name), values)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f8", "c8", "M8[s]", "U4", str])
+def test_what_zarr_python_creates_becomes_sharded(dtype: Any, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        zarr.create_array(str(tmp_path), shape=(7, 11), chunks=(2, 3), dtype=dtype)
+        written = json.loads((tmp_path / "zarr.json").read_bytes())
+        (tmp_path / "zarr.json").write_text(json.dumps(shard_new(parsed_node(written), (8,))))
+        opened = zarr.open_array(str(tmp_path), mode="r")
+        assert (opened.shards, opened.chunks, opened.shape) == ((16, 24), (2, 3), (7, 11))
+        assert opened.dtype == zarr.create_array({}, shape=(1,), dtype=dtype).dtype
+
+
+@pytest.mark.parametrize(
+    ("document", "chunks_per_shard", "message"),
+    [
+        (array((7, 11), (4, 6), sharding((2, 3))), (2, 2), "sharded already"),
+        (array((), (), LITTLE), (2,), "without axes"),
+        (array((7, 11), (2, 3), LITTLE), (2, 2, 2), "3 axes, the array has 2"),
+        (array((7, 11), rectilinear(2, 3), LITTLE), (2,), "rectilinear"),
+        (array((7, 11), regular_bounded(2, 3), LITTLE), (2,), "regular_bounded"),
+        (array((7, 11), extension("example.spiral"), LITTLE), (2,), "example.spiral"),
+        (array((7, 11), (2, 0), LITTLE), (2,), "chunk_shape"),
+        (array((7, 11), (2,), LITTLE), (2,), "chunk_shape"),
+        (array((7, 11), (2, 3), GZIP), (2,), "array → bytes"),
+        (array((7, 11), (2, 3), extension("example.raw")), (2,), "array → bytes"),
+        (array((7, 11), (2, 3), LITTLE, BIG), (2,), "array → bytes"),
+        (array((7, 11), (2, 3), GZIP, LITTLE), (2,), "wrong side"),
+        (array((7, 11), (2, 3), LITTLE, extension("example.a") | {"must_understand": False}), (2,), "lose"),
+        (array((7, 11), (2, 3), LITTLE, chunk_key_encoding="example.hash"), (2,), "key encoding"),
+        (array((7, 11), (2, 3), LITTLE), (4096, 4096), "index"),
+        (array((7, 11), (2**62, 3), LITTLE), (2,), "63"),
+        (array((10**12, 10**12), (2, 3), LITTLE), (2,), "inode"),
+    ],
+    ids=lambda value: json.dumps(value)[-60:],
+)
+def test_the_reason_says_why_it_is_stored_as_written(
+    document: dict[str, Any], chunks_per_shard: tuple[int, ...], message: str
+) -> None:
+    text = reason_not_to_shard(document, *chunks_per_shard)
+    assert message in text
+    assert len(text) < 600
+    assert text.isprintable()
+
+
+@given(st.data())
+@settings(max_examples=400)
+def test_any_document_becomes_sharded_or_has_a_reason(data: st.DataObject) -> None:
+    document: Any = array((7, 11), (2, 3), transpose(1, 0), LITTLE, GZIP)
+    for _ in range(data.draw(st.integers(0, 2))):
+        document = replaced(document, data.draw(st.sampled_from(places(document))), data.draw(json_values))
+    try:
+        node = parse_node(document)
+        if not isinstance(node, ArrayMetadata):
+            return
+        sharded = shard_new(node, data.draw(st.sampled_from([(1,), (2,), (3, 5)])))
+    except (MetadataError, NotUnshardable):
+        return
+    shown = unshard(parsed_node(sharded))
+    assert list(shown.grid.chunk_shape) == node.chunk_grid.configuration["chunk_shape"]
+    assert [codec.configuration for codec in shown.codecs] == [codec.configuration for codec in node.codecs]
+
+
+@pytest.mark.parametrize(("text", "expected"), [("8", (8,)), ("8,8,8", (8, 8, 8)), ("1,64", (1, 64)), ("1", (1,))])
+def test_chunks_per_shard_are_read(text: str, expected: tuple[int, ...]) -> None:
+    assert parse_chunks_per_shard(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "0", "8,0", "-1", "8,", ",8", "8,,8", "a", "8x8", "1.5", "+8", " 8", "8, 8", "²", "٣", "1_0"),
+        *("9" * 5000, "4096,4096", str(2**23 + 1), ",".join(["1"] * 33), "\x1b[31m"),
+    ],
+    ids=lambda text: ascii(text)[:20],
+)
+def test_other_texts_are_refused_with_a_way_out(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_chunks_per_shard(text)
+    assert "inner chunks" in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600

@@ -1,0 +1,366 @@
+"""Zarr v2 documents that a program wrote: what they change of the Zarr v3 documents that they stand for."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardfs.errors import MetadataError, NotUnshardable, RefusedError
+from shardfs.format.dtype import MAX_DEPTH
+from shardfs.format.lens.v2.documents import check_document, parse_consolidated
+from shardfs.format.lens.v2.nodes import array_documents, edit_array, edit_group, group_documents, new_array
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document, parse_node
+from shardfs.format.normal_form import canonical
+from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, LITTLE, ZSTD, array, extension, transpose
+from tests.support.json_values import json_values, places, replaced
+
+ZARRAY: dict[str, Any] = {
+    "chunks": [4, 6],
+    "compressor": {"id": "gzip", "level": 5},
+    "dimension_separator": ".",
+    "dtype": "<u2",
+    "fill_value": 3,
+    "filters": None,
+    "order": "C",
+    "shape": [7, 11],
+    "zarr_format": 2,
+}
+SHOWN = array((7, 11), (4, 6), LITTLE, GZIP, data_type="uint16", fill_value=3)
+NAMED = {"dimension_names": ["y", "x"]}
+HALF_NAMED = {"dimension_names": [None, "x"]}
+DIMENSIONS = "_ARRAY_DIMENSIONS"
+
+
+def text(document: Any) -> bytes:
+    return json.dumps(document).encode()
+
+
+def parsed(document: Any) -> ArrayMetadata:
+    node = parse_document(text(document))
+    assert isinstance(node, ArrayMetadata)
+    return node
+
+
+def edited(shown: dict[str, Any], name: str, written: Any) -> dict[str, Any]:
+    return dict(edit_array(parsed(shown), name, None if written is None else text(written), ".").document)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {},
+        {"filters": []},
+        {"fill_value": 3.0},
+        {"fill_value": None},
+        {"dimension_separator": None},
+        {"compressor": {"id": "gzip"}},
+        {"filters": [{"id": "gzip", "level": 5}], "compressor": None},
+        {"unknown": 1},
+    ],
+)
+def test_other_spellings_of_what_is_shown_change_nothing(members: dict[str, Any]) -> None:
+    written = {**ZARRAY, **members}
+    if written["dimension_separator"] is None:
+        del written["dimension_separator"]
+    assert edited(SHOWN, ".zarray", written) == SHOWN
+
+
+@pytest.mark.parametrize(
+    ("shown", "codec", "written"),
+    [
+        (ZSTD, "compressor", {"id": "zstd", "level": 3, "checksum": False}),
+        (BLOSC, "compressor", {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": -1, "typesize": None}),
+        (CRC32C, "compressor", {"id": "crc32c"}),
+        (extension("numcodecs.zlib"), "compressor", {"id": "zlib", "level": 1}),
+        (extension("numcodecs.lzma", preset=1), "compressor", {"id": "lzma", "preset": 1, "check": -1, "format": 1}),
+        (extension("numcodecs.crc32"), "compressor", {"id": "crc32", "location": "start"}),
+    ],
+)
+def test_members_of_codecs_that_libraries_add_or_drop_change_nothing(shown: Any, codec: str, written: Any) -> None:
+    stored = {**SHOWN, "codecs": [LITTLE, shown]}
+    assert edited(stored, ".zarray", {**ZARRAY, codec: written}) == stored
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"shape": [7]}, "axes instead of 2"),
+        ({"chunks": [4, 5]}, "chunks"),
+        ({"dtype": ">u2"}, "dtype '>u2' instead of '<u2'"),
+        ({"dtype": "<i2"}, "dtype"),
+        ({"order": "F"}, "order 'F' instead of 'C'"),
+        ({"dimension_separator": "/"}, "write with dimension_separator='.', or mount with --dimension-separator / "),
+        ({"compressor": None}, "compressor none instead of gzip"),
+        ({"compressor": {"id": "zlib", "level": 5}}, "zlib instead of gzip"),
+        ({"compressor": {"id": "gzip", "level": 6}}, '"level":6'),
+        ({"filters": [{"id": "delta", "dtype": "<u2"}]}, "delta, gzip instead of gzip"),
+    ],
+)
+def test_what_would_change_the_meaning_of_chunks_is_refused(members: dict[str, Any], reason: str) -> None:
+    written = {**ZARRAY, **members}
+    if "shape" in members:
+        written["chunks"] = [4]
+    with pytest.raises(RefusedError) as error:
+        edited(SHOWN, ".zarray", written)
+    assert reason in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        *({"fill_value": value} for value in (-1, 65536, 0.5, "3", True, [3], {})),
+        {"shape": [-1, 2]},
+        {"zarr_format": 3},
+        {"order": "A"},
+        {"dtype": "no type"},
+        {"dtype": []},
+        {"dtype": [["a"]]},
+        {"compressor": "gzip"},
+        {"filters": "gzip"},
+        {"filters": [{}]},
+        {"chunks": [4]},
+        {"dimension_separator": "x"},
+    ],
+)
+def test_a_document_that_is_none_is_refused(members: dict[str, Any]) -> None:
+    with pytest.raises(MetadataError):
+        edited(SHOWN, ".zarray", {**ZARRAY, **members})
+
+
+@pytest.mark.parametrize("missing", ["shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters"])
+def test_a_document_must_be_whole(missing: str) -> None:
+    with pytest.raises(MetadataError, match=missing):
+        check_document(".zarray", text({member: value for member, value in ZARRAY.items() if member != missing}))
+
+
+@pytest.mark.parametrize(
+    ("data_type", "stored", "written", "expected"),
+    [
+        ("uint16", 3, 4, 4),
+        ("uint64", 0, 2**64 - 1, 2**64 - 1),
+        ("bool", False, 1, True),
+        ("float32", 0.1, 0.10000000149011612, 0.1),
+        ("float32", "0x7fc00000", "NaN", "0x7fc00000"),
+        ("float64", 0.0, "NaN", "NaN"),
+        ("float64", "NaN", float("nan"), "NaN"),
+        ("float64", 0, 1, 1.0),
+        ("complex64", [0, 0], [1, "Infinity"], [1.0, "Infinity"]),
+        ("complex64", [0, "Infinity"], ["NaN", "Infinity"], [0, "Infinity"]),
+        ("complex64", [0, 0], 2, [2.0, 0.0]),
+        (extension("numpy.datetime64", unit="s", scale_factor=1), "NaT", -(2**63), "NaT"),
+        (extension("numpy.datetime64", unit="s", scale_factor=1), 0, "NaT", -(2**63)),
+        (extension("fixed_length_utf32", length_bytes=8), "", "ab", "ab"),
+        (extension("fixed_length_utf32", length_bytes=8), "", 0, ""),
+        (extension("null_terminated_bytes", length_bytes=3), "YQ==", "YQAA", "YQ=="),
+        (extension("raw_bytes", length_bytes=2), "AAE=", "AQA=", "AQA="),
+        ("r16", [0, 1], "AAE=", [0, 1]),
+        ("r16", [0, 1], "AQA=", [1, 0]),
+    ],
+)
+def test_a_fill_value_changes_if_it_means_another_element(
+    data_type: Any, stored: Any, written: Any, expected: Any
+) -> None:
+    shown = {**SHOWN, "data_type": data_type, "fill_value": stored}
+    zarray = array_documents(parsed(shown), ".")[".zarray"]
+    assert json.dumps(edited(shown, ".zarray", {**zarray, "fill_value": written})["fill_value"]) == json.dumps(expected)
+
+
+@pytest.mark.parametrize(("written", "expected"), [("y", "y"), (None, "x"), (0, ""), ("", "")])
+def test_text_is_a_fill_value_of_strings(written: Any, expected: str) -> None:
+    shown = {**SHOWN, "data_type": "string", "codecs": [{"name": "vlen-utf8"}], "fill_value": "x"}
+    zarray = array_documents(parsed(shown), ".")[".zarray"]
+    assert edited(shown, ".zarray", {**zarray, "fill_value": written})["fill_value"] == expected
+
+
+def test_the_shape_changes_and_nothing_else() -> None:
+    shown = {**SHOWN, **HALF_NAMED, "attributes": {"a": 1}}
+    assert edited(shown, ".zarray", {**ZARRAY, "shape": [0, 99]}) == {**shown, "shape": [0, 99]}
+
+
+@pytest.mark.parametrize(
+    ("shown", "written", "expected"),
+    [
+        ({}, {"a": 1}, {"attributes": {"a": 1}}),
+        ({}, {DIMENSIONS: ["p", "q"]}, {"dimension_names": ["p", "q"]}),
+        ({}, {DIMENSIONS: ["p"]}, {"attributes": {DIMENSIONS: ["p"]}}),
+        ({}, {DIMENSIONS: ["p", None]}, {"attributes": {DIMENSIONS: ["p", None]}}),
+        ({}, {DIMENSIONS: "pq"}, {"attributes": {DIMENSIONS: "pq"}}),
+        ({"attributes": {"a": 1}}, None, {"attributes": {}}),
+        ({"attributes": {"a": 1}, **NAMED}, None, {"attributes": {}}),
+        (NAMED, {}, {}),
+        (NAMED, {"a": 1}, {"attributes": {"a": 1}}),
+        (NAMED, {"a": 1, DIMENSIONS: ["y", "x"]}, {"attributes": {"a": 1}, **NAMED}),
+        (NAMED, {DIMENSIONS: ["y"]}, {"attributes": {DIMENSIONS: ["y"]}}),
+        (HALF_NAMED, {"a": 1}, {"attributes": {"a": 1}, **HALF_NAMED}),
+        (HALF_NAMED, {DIMENSIONS: ["p", "q"]}, {"dimension_names": ["p", "q"]}),
+        (
+            {"attributes": {DIMENSIONS: ["p", "q"]}},
+            {DIMENSIONS: ["p", "q"], "a": 1},
+            {"attributes": {DIMENSIONS: ["p", "q"], "a": 1}},
+        ),
+        ({"attributes": {DIMENSIONS: ["p", "q"]}}, {DIMENSIONS: ["y", "x"]}, {"attributes": {}, **NAMED}),
+        (
+            {"attributes": {DIMENSIONS: 1}, **NAMED},
+            {DIMENSIONS: ["y", "x"], "a": 1},
+            {"attributes": {DIMENSIONS: 1, "a": 1}, **NAMED},
+        ),
+        ({"attributes": {"a": 1}}, {"a": True}, {"attributes": {"a": True}}),
+    ],
+)
+def test_attributes_change_with_the_names_of_dimensions(
+    shown: dict[str, Any], written: Any, expected: dict[str, Any]
+) -> None:
+    base = {member: value for member, value in SHOWN.items() if member != "attributes"}
+    assert canonical(edited({**base, **shown}, ".zattrs", written)) == canonical({**base, **expected})
+
+
+def test_other_documents_are_no_edits() -> None:
+    for name, written in ((".zarray", None), (".zgroup", b"{}"), (".zmetadata", b"{}")):
+        with pytest.raises(RefusedError):
+            edit_array(parsed(SHOWN), name, written, ".")
+    group = GroupMetadata({"zarr_format": 3, "node_type": "group"})
+    for name, written in ((".zarray", b"{}"), (".zgroup", None), (".zmetadata", b"{}")):
+        with pytest.raises(RefusedError):
+            edit_group(group, name, written)
+
+
+def test_a_group_changes_its_attributes_and_loses_consolidated_metadata() -> None:
+    consolidated = {"kind": "inline", "must_understand": False, "metadata": {}}
+    document = {"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}, "consolidated_metadata": consolidated}
+    group = GroupMetadata(document)
+    written = {DIMENSIONS: ["x"]}
+    assert edit_group(group, ".zattrs", text(written)).document == {**document, "attributes": written}
+    assert edit_group(group, ".zattrs", None).document == {**document, "attributes": {}}
+    assert edit_group(group, ".zgroup", b'{"zarr_format": 2}').document == document
+    del document["consolidated_metadata"]
+    assert edit_group(group, ".zmetadata", None).document == document
+    with pytest.raises(MetadataError):
+        edit_group(group, ".zgroup", b'{"zarr_format": 3}')
+
+
+codecs = st.sampled_from(
+    [[LITTLE], [BIG, ZSTD], [transpose(1, 0), LITTLE, BLOSC], [LITTLE, GZIP, CRC32C], [transpose(0, 1), BIG]]
+)
+names = st.none() | st.lists(st.none() | st.text(max_size=2), min_size=2, max_size=2)
+attributes = st.none() | st.dictionaries(st.text(max_size=2) | st.just(DIMENSIONS), json_values | names, max_size=3)
+typed_fill_values = st.one_of(
+    st.tuples(st.just("int64"), st.integers(-(2**63), 2**63 - 1)),
+    st.tuples(st.just("float64"), st.floats(allow_nan=False) .map(
+        lambda value: value if abs(value) < float("inf") else "Infinity" if value > 0 else "-Infinity"
+    )),
+    st.tuples(st.just("float32"), st.sampled_from(["NaN", "0x7fc00000", "0x00000001", "-Infinity", 1, 0.1, -0.0])),
+    st.tuples(st.just("bool"), st.booleans()),
+    st.tuples(st.just("r16"), st.lists(st.integers(0, 255), min_size=2, max_size=2)),
+    st.tuples(st.just(extension("fixed_length_utf32", length_bytes=8)), st.sampled_from(["", "a", "\ud800", "é€"])),
+    st.tuples(
+        st.just("complex128"), st.tuples(*[st.sampled_from(["NaN", "Infinity", -0.0, 1.5, 2**53 + 1])] * 2).map(list)
+    ),
+)  # fmt: skip
+
+
+@given(codecs, names, attributes, typed_fill_values, st.sampled_from("./"))
+@settings(max_examples=400)
+def test_writing_what_is_shown_changes_nothing(
+    codecs: Any, names: Any, attributes: Any, typed_fill_value: tuple[Any, Any], separator: str
+) -> None:
+    data_type, fill_value = typed_fill_value
+    members = {"dimension_names": names, **({} if attributes is None else {"attributes": attributes})}
+    document = array((7, 11), (4, 6), *codecs, data_type=data_type, fill_value=fill_value, **members)
+    node = parse_node(document)
+    assert isinstance(node, ArrayMetadata)
+    for name, shown in array_documents(node, separator).items():
+        assert canonical(edit_array(node, name, text(shown), separator).document) == canonical(document)
+    group = GroupMetadata({"zarr_format": 3, "node_type": "group", "attributes": attributes or {}})
+    for name, shown in group_documents(group, separator, dict).items():
+        assert canonical(edit_group(group, name, text(shown)).document) == canonical(group.document)
+
+
+def test_a_struct_is_read_as_deep_as_it_is_shown() -> None:
+    data_type: Any = "uint8"
+    for _ in range(MAX_DEPTH):
+        data_type = extension("structured", fields=[["x", data_type]])
+    stored = {**SHOWN, "data_type": data_type, "fill_value": "AA=="}
+    zarray = array_documents(parsed(stored), ".")[".zarray"]
+    check_document(".zarray", text(zarray))
+    assert edited(stored, ".zarray", zarray) == stored
+    assert new_array(text(zarray), None, ".").document["data_type"] == data_type
+    with pytest.raises(MetadataError):
+        check_document(".zarray", text({**zarray, "dtype": [["x", zarray["dtype"]]]}))
+
+
+def test_consolidated_metadata_is_read_by_path_and_name() -> None:
+    metadata = {
+        ".zgroup": {"zarr_format": 2},
+        ".zattrs": {"a": 1},
+        "a/b/.zarray": ZARRAY,
+        "a/b/.zattrs": {},
+        "a/.zgroup": {"zarr_format": 2},
+    }
+    written = text({"zarr_consolidated_format": 1, "metadata": metadata})
+    assert parse_consolidated(written) == {
+        "": {".zgroup": {"zarr_format": 2}, ".zattrs": {"a": 1}},
+        "a/b": {".zarray": ZARRAY, ".zattrs": {}},
+        "a": {".zgroup": {"zarr_format": 2}},
+    }
+    check_document(".zmetadata", written)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [],
+        {"metadata": {}},
+        {"zarr_consolidated_format": True, "metadata": {}},
+        {"zarr_consolidated_format": 2, "metadata": {}},
+        {"zarr_consolidated_format": 1},
+        *(
+            {"zarr_consolidated_format": 1, "metadata": {key: {}}}
+            for key in ("", "a", ".zother", "/.zattrs", "a//.zattrs", "../.zattrs", "a/./.zattrs", "/a/.zattrs")
+        ),
+        {"zarr_consolidated_format": 1, "metadata": {"x" * 5000 + "/.zattrs": {}}},
+        {"zarr_consolidated_format": 1, "metadata": {".zmetadata": {}}},
+        {"zarr_consolidated_format": 1, "metadata": {".zattrs": []}},
+        {"zarr_consolidated_format": 1, "metadata": {"a/.zarray": {}}},
+    ],
+)
+def test_what_is_no_consolidated_metadata_is_refused(document: Any) -> None:
+    with pytest.raises(MetadataError):
+        check_document(".zmetadata", text(document))
+
+
+@given(st.data())
+@settings(max_examples=500)
+def test_whatever_is_written_is_taken_or_refused(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from([".zarray", ".zarray", ".zattrs", ".zgroup", ".zmetadata"]))
+    codec = data.draw(
+        st.sampled_from(
+            [
+                {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
+                {"id": "lzma", "filters": [{"id": 3, "dist": 1}], "preset": 1},
+                {"id": "gzip", "level": 5},
+            ]
+        )
+    )
+    zarray = {**ZARRAY, "compressor": codec, "filters": [{"id": "delta", "dtype": "<u2"}]}
+    written: Any = {
+        ".zarray": data.draw(st.sampled_from([zarray, {**zarray, "dtype": [["a", "<i2"]], "filters": None}])),
+        ".zattrs": {"a": 1, DIMENSIONS: ["y", "x"]},
+        ".zgroup": {"zarr_format": 2},
+        ".zmetadata": {"zarr_consolidated_format": 1, "metadata": {".zattrs": {}, "a/.zarray": zarray}},
+    }[name]
+    for _ in range(data.draw(st.integers(1, 2))):
+        written = replaced(written, data.draw(st.sampled_from(places(written))), data.draw(json_values))
+    for take in (
+        lambda: check_document(name, text(written)),
+        lambda: edit_array(parsed({**SHOWN, **NAMED}), name, text(written), "."),
+        lambda: edit_group(GroupMetadata({"zarr_format": 3, "node_type": "group"}), name, text(written)),
+        lambda: new_array(text(written if name == ".zarray" else zarray), text(written), "."),
+        lambda: array_documents(new_array(text(written), None, "."), "."),
+    ):
+        with suppress(MetadataError, RefusedError, NotUnshardable):
+            take()

@@ -1,0 +1,290 @@
+"""Zarr v2 documents: what shows of a Zarr v3 array and group, and why something does not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardfs.errors import MetadataError, NotShownError, NotUnshardable
+from shardfs.format.lens.v2.nodes import array_documents, group_documents
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, encode_json, parse_document, parse_node
+from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, LITTLE, ZSTD, array, extension, transpose
+from tests.support.json_values import json_values, places, replaced
+
+PLAIN = array((7, 11), (4, 6), LITTLE)
+ZARRAY = {
+    "chunks": [4, 6],
+    "compressor": None,
+    "dimension_separator": ".",
+    "dtype": "<u2",
+    "fill_value": 0,
+    "filters": None,
+    "order": "C",
+    "shape": [7, 11],
+    "zarr_format": 2,
+}
+STRUCT = extension("structured", fields=[["a", "int16"], ["b", extension("raw_bytes", length_bytes=2)]])
+RAW = extension("raw_bytes", length_bytes=2)
+
+
+def parsed(document: dict[str, Any]) -> ArrayMetadata:
+    node = parse_document(json.dumps(document).encode())
+    assert isinstance(node, ArrayMetadata)
+    return node
+
+
+def group(**members: Any) -> GroupMetadata:
+    return GroupMetadata({"zarr_format": 3, "node_type": "group", **members})
+
+
+def shown(*codecs: Any, ndim: int = 2, **members: Any) -> dict[str, Any]:
+    document = array((7, 11, 5)[:ndim], (4, 6, 2)[:ndim], *codecs, **{"data_type": "uint16", **members})
+    return array_documents(parsed(document), ".")[".zarray"]
+
+
+def test_an_array_has_one_document_if_it_has_no_attributes() -> None:
+    assert array_documents(parsed({**PLAIN, "data_type": "uint16", "fill_value": 0}), ".") == {".zarray": ZARRAY}
+    assert array_documents(parsed({**PLAIN, "attributes": {}, "dimension_names": None}), "/").keys() == {".zarray"}
+
+
+@pytest.mark.parametrize(
+    ("codecs", "members"),
+    [
+        ([LITTLE], {}),
+        ([{"name": "endian", "configuration": {"endian": "big"}}], {"dtype": ">u2"}),
+        ([{"name": "bytes"}], {}),
+        ([LITTLE, GZIP], {"compressor": {"id": "gzip", "level": 5}}),
+        ([LITTLE, "gzip"], {"compressor": {"id": "gzip", "level": 1}}),
+        ([BIG, ZSTD], {"dtype": ">u2", "compressor": {"id": "zstd", "level": 3}}),
+        ([LITTLE, extension("zstd", level=-5, checksum=True)], {"compressor": {"id": "zstd", "level": -5}}),
+        (
+            [LITTLE, BLOSC],
+            {"compressor": {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1, "blocksize": 0}},
+        ),
+        (
+            [LITTLE, extension("blosc", cname="lz4", clevel=9, shuffle="bitshuffle", blocksize=64)],
+            {"compressor": {"id": "blosc", "cname": "lz4", "clevel": 9, "shuffle": 2, "blocksize": 64}},
+        ),
+        ([LITTLE, CRC32C], {"compressor": {"id": "crc32c", "location": "end"}}),
+        (
+            [LITTLE, ZSTD, CRC32C],
+            {"filters": [{"id": "zstd", "level": 3}], "compressor": {"id": "crc32c", "location": "end"}},
+        ),
+        ([transpose(0, 1), LITTLE], {}),
+        ([transpose(1, 0), LITTLE], {"order": "F"}),
+        ([transpose(1, 0), transpose(1, 0), LITTLE], {}),
+        ([LITTLE, extension("numcodecs.zlib", level=1)], {"compressor": {"id": "zlib", "level": 1}}),
+        ([LITTLE, extension("numcodecs.shuffle")], {"compressor": {"id": "shuffle", "elementsize": 2}}),
+        (
+            [extension("numcodecs.delta", dtype="<u2"), LITTLE, GZIP],
+            {"filters": [{"id": "delta", "dtype": "<u2"}], "compressor": {"id": "gzip", "level": 5}},
+        ),
+        ([extension("numcodecs.pcodec", level=8)], {"compressor": {"id": "pcodec", "level": 8}}),
+        ([{"name": "example.hint", "must_understand": False}, LITTLE], {}),
+    ],
+)
+def test_codecs_are_filters_compressor_order_and_byte_order(codecs: list[Any], members: dict[str, Any]) -> None:
+    assert shown(*codecs) == {**ZARRAY, **members}
+
+
+@pytest.mark.parametrize(
+    ("chunk_shape", "order", "letter"),
+    [
+        ([4, 1, 2], [1, 0, 2], "C"),
+        ([4, 1, 2], [2, 0, 1], "F"),
+        ([1, 1, 2], [2, 1, 0], "C"),
+        ([4, 6, 2], [2, 1, 0], "F"),
+    ],
+)
+def test_axes_of_length_1_may_move(chunk_shape: list[int], order: list[int], letter: str) -> None:
+    assert shown(transpose(*order), LITTLE, ndim=3, chunk_grid=extension("regular", chunk_shape=chunk_shape))[
+        "order"
+    ] == letter  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("codecs", "members", "reason"),
+    [
+        ([transpose(0, 2, 1), LITTLE], {}, "transpose to [0, 2, 1]; --decode shows"),
+        ([LITTLE, extension("example.opaque")], {}, "'example.opaque'"),
+        ([extension("example.opaque"), LITTLE], {}, "'example.opaque'"),
+        ([extension("zfp")], {}, "'zfp'"),
+        ([extension("pcodec")], {}, "'pcodec'"),
+        ([extension("numcodecs.astype", encode_dtype="<i4"), BIG], {"data_type": "uint8"}, "big-endian"),
+        ([transpose(2, 1, 0), extension("numcodecs.zfpy", mode=4)], {}, "numcodecs.zfpy of transposed"),
+        ([extension("packbits")], {"data_type": "bool", "fill_value": False}, "'packbits'"),
+        ([LITTLE, extension("numcodecs.pickle")], {}, "'numcodecs.pickle'"),
+        ([LITTLE, extension("numcodecs.zlib", id="pickle")], {}, "has the id 'pickle'"),
+        ([LITTLE, extension("gzip", level=10)], {}, "level of gzip"),
+        ([LITTLE, extension("zstd", level=23)], {}, "level of zstd"),
+        ([LITTLE, extension("zstd", level=True)], {}, "level of zstd"),
+        ([LITTLE, extension("gzip", level=1, extra=1)], {}, "extra"),
+        ([LITTLE, extension("blosc", cname="new")], {}, "cname of blosc"),
+        ([extension("numcodecs.delta", dtype="<u2"), BIG], {}, "big-endian"),
+        ([extension("numcodecs.delta", dtype=">u2"), LITTLE], {}, "big-endian"),
+        ([extension("numcodecs.delta", dtype="<u2"), transpose(2, 1, 0), LITTLE], {}, "behind the codec delta"),
+        ([LITTLE], {"data_type": "bfloat16"}, "bfloat16"),
+        ([LITTLE], {"data_type": "int4"}, "int4"),
+        ([LITTLE], {"data_type": "float8_e4m3"}, "float8_e4m3"),
+        ([LITTLE], {"data_type": "example.unknown"}, "example.unknown"),
+        ([BIG], {"data_type": STRUCT, "fill_value": "AAAAAA=="}, "big-endian"),
+        ([LITTLE], {"data_type": "float32", "fill_value": "0x7fc00001"}, "NaN 0x7fc00001"),
+        ([LITTLE], {"data_type": "float32", "fill_value": "0xffc00000"}, "NaN 0xffc00000"),
+        ([LITTLE], {"data_type": "complex64", "fill_value": [0, "0x7fc00001"]}, "NaN 0x7fc00001"),
+        ([LITTLE], {"data_type": "float32", "fill_value": "nan"}, "fill value"),
+        ([LITTLE], {"data_type": "string", "fill_value": ""}, "codec bytes of string"),
+        ([extension("vlen-utf8")], {"data_type": "uint16"}, "codec vlen-utf8"),
+        ([extension("vlen-bytes")], {"data_type": "variable_length_bytes", "fill_value": "AAAA"}, "fill value"),
+        ([LITTLE], {"chunk_grid": extension("rectilinear", kind="inline", chunk_shapes=[4, 6, 2])}, "rectilinear"),
+    ],
+)
+def test_an_array_without_a_v2_form_is_told_why(codecs: list[Any], members: dict[str, Any], reason: str) -> None:
+    with pytest.raises(NotShownError) as error:
+        shown(*codecs, ndim=3, **members)
+    assert reason in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "codec", "dtype", "fill_value", "v2_fill_value"),
+    [
+        ("bool", LITTLE, "|b1", True, True),
+        ("int8", BIG, "|i1", -3, -3),
+        ("uint64", BIG, ">u8", 2**64 - 1, 2**64 - 1),
+        ("int64", LITTLE, "<i8", -(2**63), -(2**63)),
+        ("float32", LITTLE, "<f4", 0.5, 0.5),
+        ("float64", BIG, ">f8", "NaN", "NaN"),
+        ("float64", LITTLE, "<f8", "0x7ff8000000000000", "NaN"),
+        ("float32", LITTLE, "<f4", "0x3fc00000", 1.5),
+        ("float16", LITTLE, "<f2", "-Infinity", "-Infinity"),
+        ("complex64", LITTLE, "<c8", [1, "Infinity"], [1.0, "Infinity"]),
+        (extension("numpy.datetime64", unit="ns", scale_factor=10), BIG, ">M8[10ns]", "NaT", -(2**63)),
+        (extension("numpy.timedelta64", unit="s", scale_factor=1), LITTLE, "<m8[s]", 5, 5),
+        (extension("fixed_length_utf32", length_bytes=12), BIG, ">U3", "ab", "ab"),
+        (extension("null_terminated_bytes", length_bytes=3), BIG, "|S3", "YQ==", "YQAA"),
+        (RAW, LITTLE, "|V2", "AAE=", "AAE="),
+        ("r16", LITTLE, "|V2", [0, 1], "AAE="),
+        (STRUCT, LITTLE, [["a", "<i2"], ["b", "|V2"]], "AQACAw==", "AQACAw=="),
+        ("string", extension("vlen-utf8"), "|O", "x", "x"),
+        ("variable_length_bytes", extension("vlen-bytes"), "|O", "", None),
+    ],
+)
+def test_data_types_and_fill_values_are_those_of_numpy(
+    data_type: Any, codec: Any, dtype: Any, fill_value: Any, v2_fill_value: Any
+) -> None:
+    zarray = shown(codec, data_type=data_type, fill_value=fill_value)
+    assert json.dumps((zarray["dtype"], zarray["fill_value"])) == json.dumps((dtype, v2_fill_value))
+    assert zarray["filters"] == ([{"id": codec["name"]}] if dtype == "|O" else None)
+
+
+@pytest.mark.parametrize(
+    ("members", "attributes"),
+    [
+        ({"attributes": {"a": 2**70}}, {"a": 2**70}),
+        ({"dimension_names": ["y", "x"]}, {"_ARRAY_DIMENSIONS": ["y", "x"]}),
+        ({"dimension_names": ["", ""], "attributes": {"a": 1}}, {"a": 1, "_ARRAY_DIMENSIONS": ["", ""]}),
+        ({"dimension_names": [None, "x"], "attributes": {"a": 1}}, {"a": 1}),
+        ({"attributes": {"_ARRAY_DIMENSIONS": ["y", "x"]}}, {"_ARRAY_DIMENSIONS": ["y", "x"]}),
+        (
+            {"attributes": {"_ARRAY_DIMENSIONS": ["p", "q"]}, "dimension_names": ["y", "x"]},
+            {"_ARRAY_DIMENSIONS": ["y", "x"]},
+        ),
+    ],
+)
+def test_dimension_names_are_an_attribute_if_all_have_one(members: dict[str, Any], attributes: dict[str, Any]) -> None:
+    assert array_documents(parsed({**PLAIN, **members}), ".")[".zattrs"] == attributes
+
+
+def test_an_array_without_axes_has_no_dimension_names_and_says_so() -> None:
+    document = array((), (), LITTLE, dimension_names=[])
+    assert array_documents(parsed(document), ".")[".zattrs"] == {"_ARRAY_DIMENSIONS": []}
+
+
+def present(copy: ArrayMetadata) -> Any:
+    match copy.document["attributes"].get("case"):
+        case "unshardable":
+            raise NotUnshardable("a reason")
+        case "not shown":
+            raise NotShownError("a reason")
+    return {**copy.document, "shape": [1, 1]}
+
+
+def test_a_group_shows_its_attributes() -> None:
+    assert group_documents(group(), ".", present) == {".zgroup": {"zarr_format": 2}}
+    documents = group_documents(group(attributes={"a": 1, "_ARRAY_DIMENSIONS": 2}), ".", present)
+    assert documents == {".zgroup": {"zarr_format": 2}, ".zattrs": {"a": 1, "_ARRAY_DIMENSIONS": 2}}
+
+
+def test_consolidated_metadata_has_the_documents_of_every_copy_that_has_a_v2_form() -> None:
+    copy = {**PLAIN, "data_type": "uint16", "fill_value": 0, "attributes": {"a": 1}}
+    turned = {**copy, "codecs": [{"name": "example.opaque"}, LITTLE]}
+    inner = {"kind": "inline", "must_understand": False, "metadata": {"deep": copy}}
+    copies = {
+        "one": copy,
+        "inner": {"zarr_format": 3, "node_type": "group", "consolidated_metadata": inner},
+        "inner/deep": copy,
+        "unshardable": {**copy, "attributes": {"case": "unshardable"}},
+        "not shown": {**copy, "attributes": {"case": "not shown"}},
+        "turned": turned,
+        "broken": {**copy, "shape": 7},
+        "nothing": None,
+        "../up": copy,
+        "/root": copy,
+        "a//b": copy,
+        "": copy,
+        "x" * 5000: copy,
+        "nul\0": copy,
+    }
+    documents = group_documents(
+        group(attributes={"g": 1}, consolidated_metadata={"kind": "inline", "metadata": copies}), ".", present
+    )
+    zarray = {**ZARRAY, "shape": [1, 1]}
+    assert documents[".zmetadata"] == {
+        "zarr_consolidated_format": 1,
+        "metadata": {
+            ".zgroup": {"zarr_format": 2},
+            ".zattrs": {"g": 1},
+            "one/.zarray": zarray,
+            "one/.zattrs": {"a": 1},
+            "inner/.zgroup": {"zarr_format": 2},
+            "inner/deep/.zarray": zarray,
+            "inner/deep/.zattrs": {"a": 1},
+        },
+    }
+
+
+def test_copies_within_copies_do_not_multiply_the_size_of_a_document() -> None:
+    def holding(copies: dict[str, Any]) -> dict[str, Any]:
+        return dict(group(consolidated_metadata={"kind": "inline", "metadata": copies}).document)
+
+    leaves = holding({str(i): group().document for i in range(20_000)})
+    assert ".zmetadata" in group_documents(GroupMetadata(holding({"a": leaves})), ".", present)
+    long = GroupMetadata(holding({"a" * 2000: holding({"b" * 2000: leaves})}))
+    assert group_documents(long, ".", present).keys() == {".zgroup"}
+
+
+@pytest.mark.parametrize("consolidated", [{"kind": "other", "must_understand": False, "metadata": {}}, None])
+def test_consolidated_metadata_of_an_unknown_kind_does_not_show(consolidated: Any) -> None:
+    assert group_documents(group(consolidated_metadata=consolidated), ".", present).keys() == {".zgroup"}
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_every_document_shows_or_has_a_reason_not_to(data: st.DataObject) -> None:
+    document: Any = array((7, 11), (4, 6), transpose(1, 0), LITTLE, BLOSC, GZIP, attributes={"a": 1})
+    document = {**document, "dimension_names": ["y", "x"]}
+    for _ in range(data.draw(st.integers(1, 3))):
+        document = replaced(document, data.draw(st.sampled_from(places(document))), data.draw(json_values))
+    try:
+        node = parse_node(document)
+    except MetadataError:
+        return
+    if isinstance(node, ArrayMetadata) and not node.is_sharded:
+        try:
+            documents = array_documents(node, "/")
+        except NotShownError:
+            return
+        assert all(json.loads(encode_json(made)) is not None for made in documents.values())

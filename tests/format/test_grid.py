@@ -1,0 +1,267 @@
+"""Chunk grids and chunk keys: every element in one chunk, every key one chunk, and nothing else accepted."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardfs.errors import MetadataError
+from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding, Dimension, parse_coordinate
+from shardfs.format.metadata import Extension
+from tests.support.corpus import Case, array, extension, rectilinear, regular_bounded
+from tests.support.encoder import chunk_edges, chunk_key, shards
+from tests.support.parametrize import every_case
+
+lengths = st.integers(1, 7)
+runs = st.one_of(lengths, st.tuples(lengths, st.integers(1, 4)).map(list))
+
+
+@st.composite
+def axes(draw: st.DrawFn) -> tuple[Any, int]:
+    """One axis of a rectilinear grid, and an extent that it covers."""
+    if draw(st.booleans()):
+        return draw(lengths), draw(st.integers(0, 40))
+    axis = draw(st.lists(runs, min_size=1, max_size=5))
+    total = sum(run if isinstance(run, int) else run[0] * run[1] for run in axis)
+    return axis, draw(st.integers(0, total))
+
+
+def parsed(grid: Any, shape: tuple[int, ...]) -> ChunkGrid:
+    return ChunkGrid.parse(Extension.parse(grid, "chunk_grid"), shape)
+
+
+def agrees(dimension: Dimension, edges: list[int], extent: int) -> None:
+    """Hold *dimension* against the lengths of its chunks, one by one."""
+    start = 0
+    chunks = []
+    for edge in edges:
+        if start < extent:
+            chunks.append((start, edge))
+        start += edge
+    assert dimension.nchunks == len(chunks)
+    assert set(edges) <= set(dimension.edges)
+    for index, (first, edge) in enumerate(chunks):
+        assert dimension.span(index) == (first, edge)
+        for element in range(first, min(first + edge, extent)):
+            assert dimension.chunk_at(element) == index
+
+
+@given(st.lists(axes(), max_size=3))
+def test_a_rectilinear_grid_is_its_list_of_edges(sample: list[tuple[Any, int]]) -> None:
+    shape = tuple(extent for _, extent in sample)
+    document = array(shape, rectilinear(*(axis for axis, _ in sample)))
+    grid = parsed(document["chunk_grid"], shape)
+    for dimension, edges, extent in zip(grid.dimensions, chunk_edges(document), shape, strict=True):
+        agrees(dimension, edges, extent)
+
+
+@pytest.mark.parametrize("grid", [lambda *edges: extension("regular", chunk_shape=list(edges)), regular_bounded])
+@given(sample=st.lists(st.tuples(lengths, st.integers(0, 40)), max_size=3))
+def test_a_regular_grid_is_its_list_of_edges(grid: Any, sample: list[tuple[int, int]]) -> None:
+    shape = tuple(extent for _, extent in sample)
+    document = array(shape, grid(*(edge for edge, _ in sample)))
+    parsed_grid = parsed(document["chunk_grid"], shape)
+    for dimension, edges, extent in zip(parsed_grid.dimensions, chunk_edges(document), shape, strict=True):
+        agrees(dimension, edges, extent)
+
+
+@every_case
+def test_the_grids_of_the_corpus(case: Case) -> None:
+    shape = tuple(case.document["shape"])
+    grid = parsed(case.document["chunk_grid"], shape)
+    within = [place for place in shards(case.document) if all(a < b for a, b in zip(place[1], shape, strict=True))]
+    assert grid.nchunks == len(within)
+    for coords, origin, edges in within:
+        spans = [dimension.span(i) for dimension, i in zip(grid.dimensions, coords, strict=True)]
+        assert spans == list(zip(origin, edges, strict=True))
+
+
+def test_runs_cost_nothing_however_long() -> None:
+    tracemalloc.start()
+    grid = parsed(rectilinear([[1, 10**12], [3, 10**12], 5]), (4 * 10**12 + 1,))
+    dimension = grid.dimensions[0]
+    assert grid.shape == (2 * 10**12 + 1,)
+    assert dimension.chunk_at(10**12 - 1) == 10**12 - 1
+    assert dimension.chunk_at(10**12) == dimension.chunk_at(10**12 + 2) == 10**12
+    assert dimension.chunk_at(4 * 10**12) == 2 * 10**12
+    assert dimension.span(2 * 10**12 - 1) == (4 * 10**12 - 3, 3)
+    assert dimension.span(2 * 10**12) == (4 * 10**12, 5)
+    assert set(dimension.edges) == {1, 3, 5}
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_a_bounded_axis_of_many_chunks_costs_nothing() -> None:
+    dimension = parsed(regular_bounded(1), (10**12,)).dimensions[0]
+    assert dimension.nchunks == 10**12
+    assert dimension.span(10**12 - 1) == (10**12 - 1, 1)
+
+
+def test_equal_arrangements_are_equal_however_they_are_read() -> None:
+    first, second = (parsed(rectilinear([2, [3, 2]], 4), (8, 9)) for _ in range(2))
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first != parsed(rectilinear([2, [3, 2]], 4), (7, 9))
+    assert first != parsed(rectilinear([3, [3, 2]], 4), (8, 9))
+    assert first != parsed(rectilinear([2, [3, 3]], 4), (8, 9))
+    assert parsed(rectilinear([4, 4]), (8,)) != parsed(rectilinear(4), (8,))
+
+
+@pytest.mark.parametrize("extent", [0, 1, 5, 6])
+def test_edges_must_cover_the_extent(extent: int) -> None:
+    parsed(rectilinear([2, [2, 2]]), (extent,))
+    with pytest.raises(MetadataError):
+        parsed(rectilinear([2, [2, 2]]), (extent + 7,))
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        "regular",
+        extension("regular", chunk_shape=[2], extra=1),
+        extension("regular", chunk_shape=[2, 2]),
+        extension("rectilinear", kind="inline", chunk_shapes=[2], extra=1),
+        extension("rectilinear", kind=None, chunk_shapes=[2]),
+        extension("rectilinear", kind="inline", chunk_shapes={"0": 2}),
+        rectilinear([]),
+        rectilinear([2, True]),
+        rectilinear(True),
+        rectilinear(2.0),
+        rectilinear([[2, 4.0]]),
+        rectilinear([[]]),
+        rectilinear("2"),
+        extension("zarrs.regular_bounded", chunk_shape=[2], extra=1),
+        extension("hilbert", chunk_shape=[2]),
+    ],
+    ids=repr,
+)
+def test_other_grids_are_refused(grid: Any) -> None:
+    with pytest.raises(MetadataError):
+        parsed(grid, (8,))
+
+
+ENCODINGS = [ChunkKeyEncoding(name, separator) for name in ("default", "v2") for separator in "/."]
+encodings = st.sampled_from(ENCODINGS)
+coordinates = st.integers(0, 2**63 - 1)
+
+
+def parsed_keys(value: Any) -> ChunkKeyEncoding:
+    return ChunkKeyEncoding.parse(Extension.parse(value, "chunk_key_encoding"))
+
+
+@given(encodings, st.lists(coordinates, max_size=6).map(tuple))
+def test_decoding_undoes_encoding(encoding: ChunkKeyEncoding, coords: tuple[int, ...]) -> None:
+    assert encoding.decode(encoding.encode(coords), len(coords)) == coords
+
+
+@given(
+    encodings,
+    st.one_of(st.text("0123456789c./+- ", max_size=8), st.text(max_size=6)),
+    st.integers(0, 4),
+)
+@example(ENCODINGS[0], "c/0/", 1)
+@example(ENCODINGS[1], "c", 0)
+@example(ENCODINGS[2], "0/01", 2)
+def test_a_key_has_one_spelling(encoding: ChunkKeyEncoding, key: str, ndim: int) -> None:
+    coords = encoding.decode(key, ndim)
+    if coords is not None:
+        assert len(coords) == ndim
+        assert encoding.encode(coords) == key
+
+
+@every_case
+def test_shards_have_the_keys_of_the_specification(case: Case) -> None:
+    encoding = parsed_keys(case.document["chunk_key_encoding"])
+    ndim = len(case.document["shape"])
+    for coords, _, _ in shards(case.document):
+        key = chunk_key(case.document, coords)
+        assert encoding.encode(coords) == key
+        assert encoding.decode(key, ndim) == coords
+        root = encoding.root(ndim)
+        assert not root or key.startswith(root + "/")
+        assert encoding.is_nested(ndim) or "/" not in key
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "00",
+            "01",
+            "-0",
+            "-1",
+            "+1",
+            " 1",
+            "1 ",
+            "1\n",
+            "1_0",
+            "1.0",
+            "1e3",
+            "0x1",
+            "١",
+            "１",
+            "²",
+            "c",
+            "9" * 20,
+        ),
+        *("9" * 10_000_000, "\udc80", "1\0"),
+    ],
+    ids=lambda text: ascii(text[:12]),
+)
+def test_other_spellings_of_numbers_are_no_coordinates(text: str) -> None:
+    assert parse_coordinate(text) is None
+
+
+@pytest.mark.parametrize("number", [0, 1, 9, 10, 2**53, 2**63 - 1])
+def test_canonical_decimals_are_coordinates(number: int) -> None:
+    assert parse_coordinate(str(number)) == number
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+@pytest.mark.parametrize(
+    "key", ["", "c", "c/", "c.", "/0", "c//0", "c/0.0", "C/0", "zarr.json", "c0", ".0", "0.", "c/c/0"]
+)
+def test_names_that_are_no_keys_are_told_apart(encoding: ChunkKeyEncoding, key: str) -> None:
+    assert encoding.decode(key, 1) is None
+
+
+def test_an_array_without_axes_has_one_key() -> None:
+    assert {str(e): (e.encode(()), e.root(0), e.is_nested(0)) for e in ENCODINGS} == {
+        str(e): ("c" if e.name == "default" else "0", "", False) for e in ENCODINGS
+    }
+    for encoding in ENCODINGS:
+        for key in ("", "c/", "c/0", "0/0", "1", "c.0"):
+            assert encoding.decode(key, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "separator"),
+    [("default", "/"), ("v2", "."), (extension("default"), "/"), (extension("v2", separator="/"), "/")],
+)
+def test_each_encoding_has_its_default_separator(value: Any, separator: str) -> None:
+    encoding = parsed_keys(value)
+    assert encoding.separator == separator
+    assert parsed_keys(encoding.to_json()) == encoding
+    assert encoding.to_json()["configuration"] == {"separator": separator}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "example.hash",
+        extension("default", separator=None),
+        extension("default", separator=["/"]),
+        extension("default", separator=""),
+        extension("v2", separator="//"),
+        extension("v2", separator=".", prefix="x"),
+    ],
+)
+def test_unknown_encodings_are_refused(value: Any) -> None:
+    with pytest.raises(MetadataError):
+        parsed_keys(value)

@@ -1,0 +1,279 @@
+"""Torn shards: the last whole index is found wherever it lies, and half an index tells what it can."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.errors import CorruptionError
+from shardfs.format import index_search
+from shardfs.format.index import EMPTY, IndexCodecs, IndexLayout, ShardIndex
+from shardfs.format.index_search import find_last_index, torn_entries
+from shardfs.format.metadata import parse_codecs
+from tests.support.corpus import BIG, CRC32C, LITTLE, transpose
+from tests.support.encoder import encode_array
+
+CODECS = [
+    [LITTLE, CRC32C],
+    [BIG, CRC32C],
+    [LITTLE, CRC32C, CRC32C],
+    [transpose(1, 0), LITTLE, CRC32C],
+    [transpose(1, 0), BIG, CRC32C, CRC32C],
+]
+every_codecs = pytest.mark.parametrize("codecs", CODECS, ids=lambda codecs: "-".join(c["name"] for c in codecs))
+
+
+def layout_of(codecs: list[Any], *shape: int, at_start: bool = False) -> IndexLayout:
+    return IndexLayout(IndexCodecs.parse(parse_codecs(codecs, "index_codecs"), len(shape)), shape, at_start)
+
+
+def index(codecs: list[Any], entries: dict[int, tuple[int, int]], *shape: int) -> bytes:
+    values = np.full((math.prod(shape), 2), EMPTY, np.uint64)
+    for entry, value in entries.items():
+        values[entry] = value
+    return encode_array(codecs, values.reshape(*shape, 2))
+
+
+def last_index(layout: IndexLayout, data: bytes) -> int | None:
+    """The same search, one offset after the other."""
+    for offset in range(len(data) - layout.nbytes, -1, -1):
+        try:
+            found = layout.codecs.decode(data[offset : offset + layout.nbytes], layout.chunks_per_shard, offset)
+            for entry in range(found.nentries):
+                found.range(entry)
+        except CorruptionError:
+            continue
+        return offset
+    return None
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the bytes of a test are many blocks of several rows."""
+    monkeypatch.setattr(index_search, "_ROW", 5)
+    monkeypatch.setattr(index_search, "_ROWS", 3)
+
+
+tails = st.one_of(
+    st.binary(max_size=70),
+    st.integers(0, 100).map(bytes),
+    st.integers(0, 100).map(lambda size: b"\xff" * size),
+    st.integers(0, 12).map(lambda size: b"\1\0\0\0\0\0\0\0" * size),
+)
+
+
+@every_codecs
+@pytest.mark.usefixtures("small_blocks")
+@given(data=st.data())
+def test_the_last_index_is_found_among_older_ones_and_anything_else(codecs: list[Any], data: st.DataObject) -> None:
+    layout = layout_of(codecs, 2)
+    shard = b""
+    for _ in range(data.draw(st.integers(1, 4), "parts")):
+        shard += data.draw(tails, "bytes")
+        # Now and then an entry is damaged, or names bytes that are not there yet.
+        number = st.integers(0, len(shard) + 2)
+        entry = st.one_of(st.tuples(number, number), st.just((EMPTY, 0)), st.just((0, EMPTY)))
+        shard += index(codecs, data.draw(st.dictionaries(st.integers(0, 1), entry), "entries"), 2)
+    shard += data.draw(tails, "tail")
+    shard = shard[: len(shard) - data.draw(st.integers(0, layout.nbytes), "cut")]
+    assert find_last_index(layout, shard) == last_index(layout, shard)
+
+
+@given(st.permutations(range(4)), st.sampled_from([LITTLE, BIG]), st.binary(max_size=20), st.binary(max_size=20))
+def test_an_index_of_several_axes_is_found(order: list[int], serializer: Any, body: bytes, tail: bytes) -> None:
+    codecs = [transpose(*order), serializer, CRC32C]
+    shard = body + index(codecs, {0: (0, len(body)), 5: (len(body), 0)}, 2, 1, 3) + tail
+    assert find_last_index(layout_of(codecs, 2, 1, 3), shard) == len(body)
+
+
+@every_codecs
+@pytest.mark.parametrize("tail", [b"", bytes(5_000_001), b"\xff" * 4_200_000, b"\1" + bytes(3_000_000)], ids=len)
+def test_an_index_is_found_behind_many_bytes(codecs: list[Any], tail: bytes) -> None:
+    shard = b"x" * 4097 + index(codecs, {0: (0, 4097), 999: (4000, 97)}, 1000)
+    assert find_last_index(layout_of(codecs, 1000), shard + tail) == 4097
+
+
+@every_codecs
+def test_an_index_without_any_chunk_is_an_index(codecs: list[Any]) -> None:
+    old = b"abc" + index(codecs, {1: (0, 3)}, 3)
+    shard = old + b"-" + index(codecs, {}, 3)
+    assert find_last_index(layout_of(codecs, 3), shard + b"torn") == len(old) + 1
+
+
+@every_codecs
+def test_an_index_that_names_bytes_behind_it_is_none(codecs: list[Any]) -> None:
+    old = b"abc" + index(codecs, {1: (0, 3)}, 3)
+    layout = layout_of(codecs, 3)
+    for entries in ({0: (len(old) + 7, 1)}, {2: (0, len(old) + 8)}, {1: (EMPTY, 3)}, {1: (3, EMPTY)}):
+        assert find_last_index(layout, old + b"payload" + index(codecs, entries, 3) + b"tail") == 3
+    entries = {0: (len(old) + 7, 0), 2: (0, len(old) + 7)}
+    assert find_last_index(layout, old + b"payload" + index(codecs, entries, 3) + b"tail") == len(old) + 7
+
+
+@every_codecs
+def test_where_there_is_no_whole_index_none_is_found(codecs: list[Any]) -> None:
+    layout = layout_of(codecs, 3)
+    whole = b"abc" + index(codecs, {1: (0, 3)}, 3)
+    for shard in (b"", b"abc", whole[:-1], bytes(500), b"\xff" * 500, np.random.default_rng(1).bytes(5000)):
+        assert find_last_index(layout, shard) is None
+    for place in range(3, len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 16
+        assert find_last_index(layout, damaged) is None
+
+
+@pytest.mark.parametrize(
+    "layout", [layout_of([LITTLE], 3), layout_of([LITTLE, CRC32C], 3, at_start=True)], ids=["unchecked", "at start"]
+)
+def test_an_index_that_cannot_be_told_from_other_bytes_is_not_searched_for(layout: IndexLayout) -> None:
+    shard = b"abc" + index([LITTLE, CRC32C], {1: (0, 3)}, 3)
+    with pytest.raises(ValueError):
+        find_last_index(layout, shard)
+    with pytest.raises(ValueError):
+        torn_entries(layout, decoded(layout_of([LITTLE, CRC32C], 3), shard), len(shard), shard)
+
+
+def test_a_mapped_file_is_searched_and_let_go(tmp_path: Path) -> None:
+    layout = layout_of([LITTLE, CRC32C], 3)
+    old = b"abc" + index([LITTLE, CRC32C], {1: (0, 3)}, 3)
+    (tmp_path / "shard").write_bytes(old + b"torn")
+    with open(tmp_path / "shard", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        view = memoryview(mapped)
+        assert find_last_index(layout, view) == 3
+        assert torn_entries(layout, decoded(layout, old), len(old), view) == []
+        view.release()  # which fails while something still refers to it, and so would closing the map
+
+
+def test_the_search_needs_no_more_memory_for_more_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_search, "_ROW", 128)
+    monkeypatch.setattr(index_search, "_ROWS", 64)
+    shard = b"abc" + index([LITTLE, CRC32C], {1: (0, 3)}, 3) + bytes(1 << 20)
+    tracemalloc.start()
+    assert find_last_index(layout_of([LITTLE, CRC32C], 3), shard) == 3
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def decoded(layout: IndexLayout, shard: bytes) -> ShardIndex:
+    return layout.codecs.decode(shard[len(shard) - layout.nbytes :], layout.chunks_per_shard, len(shard))
+
+
+def whole_entries(layout: IndexLayout, codecs: list[Any], nbytes: int) -> set[int]:
+    """Entries of which the first *nbytes* bytes of an index hold both numbers; found by what a change of one moves."""
+    count = layout.nentries
+    plain = index(codecs, {entry: (entry, entry) for entry in range(count)}, *layout.chunks_per_shard)
+    whole = set()
+    for entry in range(count):
+        other = index(codecs, {**{e: (e, e) for e in range(count)}, entry: (EMPTY, EMPTY)}, *layout.chunks_per_shard)
+        places = [place for place in range(16 * count) if plain[place] != other[place]]
+        if places[-1] < nbytes:
+            whole.add(entry)
+    return whole
+
+
+@st.composite
+def appends(draw: st.DrawFn) -> tuple[list[Any], IndexLayout, bytes, bytes, list[int], list[int]]:
+    """A shard, what an append adds to it, and which entries that puts and erases."""
+    shape = draw(st.sampled_from([(1,), (2,), (6,), (3, 2)]))
+    order = draw(st.permutations(range(len(shape) + 1)))
+    codecs = [transpose(*order), draw(st.sampled_from([LITTLE, BIG])), *[CRC32C] * draw(st.integers(1, 2))]
+    entries = st.integers(0, math.prod(shape) - 1)
+    old = {entry: (7 * entry, 5) for entry in draw(st.sets(entries))}
+    shard = b"x" * 40 + index(codecs, old, *shape)
+    puts = sorted(draw(st.sets(entries, min_size=1)))
+    erases = sorted(draw(st.sets(entries)) & old.keys() - set(puts))
+    new, payload = {entry: at for entry, at in old.items() if entry not in erases}, b""
+    for entry in puts:
+        size = draw(st.integers(1, 20))
+        new[entry] = len(shard) + len(payload), size
+        payload += b"p" * size
+    return codecs, layout_of(codecs, *shape), shard, payload + index(codecs, new, *shape), puts, erases
+
+
+@given(appends(), st.data())
+def test_an_append_cut_at_any_byte_names_what_it_changed_as_far_as_it_got(sample: Any, data: st.DataObject) -> None:
+    codecs, layout, shard, added, puts, erases = sample
+    last = decoded(layout, shard)
+    start = len(added) - layout.nbytes
+    cut = data.draw(st.one_of(st.integers(0, start), st.integers(start, len(added) - 1)), "cut")
+    torn_shard = shard + added[:cut]
+    whole = whole_entries(layout, codecs, cut - start)
+    expected = sorted(whole & {*puts, *erases}) if whole & {puts[0], puts[-1]} else []
+    assert torn_entries(layout, last, len(shard), torn_shard) == expected
+    assert find_last_index(layout, torn_shard) == len(shard) - layout.nbytes
+    assert find_last_index(layout, shard + added) == len(shard) + start
+
+
+OLD = b"abcdef" + index([LITTLE, CRC32C], {0: (0, 3), 3: (3, 3)}, 4)
+END = len(OLD)
+LINE = layout_of([LITTLE, CRC32C], 4)
+
+
+def told(tail: bytes) -> list[int]:
+    return torn_entries(LINE, decoded(LINE, OLD), END, OLD + tail)
+
+
+def test_half_a_checksum_must_be_that_of_the_index() -> None:
+    whole = index([LITTLE, CRC32C], {0: (0, 3), 2: (END, 5), 3: (3, 3)}, 4)
+    assert told(b"pppp5" + whole[:-1]) == [2]
+    assert told(b"pppp5" + whole[:-3] + bytes([whole[-3] ^ 1])) == []
+    assert told(b"pppp5" + whole[:-4] + bytes([whole[-4] ^ 1])) == []
+
+
+def test_entries_that_were_erased_are_told_beside_those_that_were_put() -> None:
+    assert told(b"pppp5" + index([LITTLE, CRC32C], {1: (END, 5), 3: (3, 3)}, 4)[:40]) == [0, 1]
+    assert told(b"pppp5" + index([LITTLE, CRC32C], {0: (0, 3), 1: (END, 5)}, 4)[:-4]) == [1, 3]
+
+
+def test_payloads_may_lie_in_any_order() -> None:
+    whole = index([LITTLE, CRC32C], {0: (END + 5, 3), 1: (END, 5), 3: (3, 3)}, 4)
+    assert told(b"ppppp123" + whole[:16]) == [0]
+    assert told(b"ppppp123" + whole[:32]) == [0, 1]
+
+
+def test_an_unchanged_entry_must_be_the_one_at_its_place() -> None:
+    plain = index([LITTLE, CRC32C], {0: (0, 3), 1: (END, 5), 3: (3, 3)}, 4)
+    assert told(b"pppp5" + plain[:64]) == [1]
+    for other in ({0: (0, 2)}, {3: (3, 4)}, {3: (0, 3)}, {2: (EMPTY, 0)}, {2: (END - 1, 2)}, {2: (END, 6)}):
+        entries = {0: (0, 3), 1: (END, 5), 3: (3, 3), **other}
+        assert told(b"pppp5" + index([LITTLE, CRC32C], entries, 4)[:64]) == []
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"",
+        bytes(200),
+        b"\xff" * 200,
+        OLD[6:-4],
+        np.full(50, END + 3, "<u8").tobytes(),
+        index([LITTLE, CRC32C], {3: (3, 3)}, 4)[:-1],
+        np.random.default_rng(2).bytes(500),
+    ],
+    ids=["nothing", "zeros", "ones", "the old index", "small numbers", "nothing but erased", "random"],
+)
+def test_nothing_is_told_of_a_tail_that_names_no_bytes_of_it(tail: bytes) -> None:
+    assert told(tail) == []
+
+
+def test_a_tail_that_is_all_empty_entries_ends_the_search_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    codecs = [LITTLE, CRC32C]
+    layout = layout_of(codecs, 50_000)
+    shard = index(codecs, {}, 50_000)
+    attempts = []
+    changes = index_search._TornIndex.changes
+    monkeypatch.setattr(
+        index_search._TornIndex, "changes", lambda self, start: attempts.append(start) or changes(self, start)
+    )
+    monkeypatch.setattr(index_search, "_MAX_COMPARED_NBYTES", 10 * layout.nbytes)
+    assert torn_entries(layout, decoded(layout, shard), len(shard), shard + b"\xff" * layout.nbytes) == []
+    assert len(attempts) == 10
