@@ -257,3 +257,22 @@ def test_the_permissions_of_the_readme_are_enough(aws_environment: None, mount: 
         assert (again.path / "notes").read_text() == "text"
         for mounted in (unlisted, again):
             mounted.unmount()
+
+
+def test_what_cannot_be_told_without_listing_is_refused_and_never_said_to_be_absent(
+    aws_environment: None, mount: Mounter, local: Path
+) -> None:
+    """Also where the server says of an object that it is not there: others may lie below that name."""
+    with guarded() as server:
+        bucket = server.make_bucket()
+        bucket.upload(local, PREFIX)
+        gets = make_user(server, "gets", (["s3:GetObject"], f"arn:aws:s3:::{bucket.name}/*"))
+        guard(server)
+        mounted = mount(bucket.url(PREFIX), env=gets)
+        mounted.expect("AccessDenied", "without permission to list")
+        for name in ("plain/c/0/0", "plain/c", "nothing", "nothing/zarr.json"):
+            with pytest.raises(PermissionError):
+                os.stat(mounted.path / name)
+        for name in (".zgroup", ".DS_Store", "plain/.hidden"):
+            assert not (mounted.path / name).exists()
+        mounted.unmount()

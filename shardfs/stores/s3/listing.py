@@ -167,10 +167,11 @@ class Listings:
     async def _look_up_unlisted(self, full: str) -> Known:
         """Return what a key stands for where listing is not allowed: a directory is one with a document.
 
-        S3 does not say then that there is no object: it refuses.  That is passed on, as chunks must not be taken for
-        absent, but for names that programs try everywhere, and that no chunk has.
+        S3 does not say then that there is no object: it refuses.  Some servers do say it, but not whether others lie
+        below.  Either way the name is refused, as chunks must not be taken for absent, but for names that programs try
+        everywhere, and that no chunk has.
         """
-        refusal: AccessDeniedError | None = None
+        refusal = AccessDeniedError(f"{full} may be a directory, which cannot be told without permission to list")
         for name, known in ((f"{full}/{DOCUMENT}", Known(None, True)), (full, None)):
             try:
                 stat, _ = await self._client.head(name)
@@ -181,7 +182,7 @@ class Listings:
             else:
                 return known or Known(stat, False)
         last = full.rpartition("/")[2]
-        if refusal is not None and last != DOCUMENT and not last.startswith("."):
+        if last != DOCUMENT and not last.startswith("."):
             raise refusal
         return Known(None, None)
 
