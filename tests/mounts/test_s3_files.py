@@ -6,9 +6,12 @@ import errno
 import json
 import mmap
 import os
+import sqlite3
 import subprocess
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import pytest
 from shardfs.fuse import control
 from tests.support.commands import FAILED
 from tests.support.hosts import DOCUMENT, PREFIX, Host, kill, make_host
-from tests.support.mounting import Mount, Mounter
+from tests.support.mounting import PATIENCE, Mount, Mounter
 from tests.support.s3_faults import Hang, Reply
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
@@ -170,6 +173,49 @@ def test_a_file_that_is_moved_keeps_what_it_has_besides_its_bytes(host: Host, nb
 
 
 # Nobody's work is lost in silence
+
+def probe_with_sqlite(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("select * from sqlite_master").fetchall() == []
+
+
+@pytest.mark.parametrize("make", [lambda path: path.open("ab").close(), probe_with_sqlite], ids=["append", "sqlite"])
+def test_a_file_that_nobody_wrote_to_is_not_kept_where_another_host_has_made_it(
+    host: Host, make: Callable[[Path], None]
+) -> None:
+    mounted = host.mount(expect=(CHANGED, "journal.txt"))
+    path = mounted.path / "journal.txt"
+    assert not path.exists()
+    host.bucket.put(key("journal.txt"), b"of another host")
+    make(path)
+    deadline = time.monotonic() + PATIENCE
+    while CHANGED not in mounted.log and time.monotonic() < deadline:  # it is closed after the program went on
+        time.sleep(0.01)
+    assert path.read_bytes() == b"of another host"
+    mounted.unmount()
+    assert host.recover() == host.recover(host.url) == []
+    assert host.bucket.get(key("journal.txt")) == b"of another host"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "zarr.json"])
+@pytest.mark.parametrize("write", [in_place, by_rename])
+def test_what_was_refused_is_not_kept_once_a_later_version_is_stored(
+    host: Host, name: str, write: Callable[[Path, bytes], None]
+) -> None:
+    stored = json.loads(host.bucket.get(key("zarr.json")))
+    host.bucket.put(key(name), json.dumps(stored).encode())
+    mounted = host.mount(expect=(CHANGED, KEPT))
+    path = mounted.path / name
+    document = json.loads(path.read_bytes())
+    host.bucket.put(key(name), json.dumps(stored | {"attributes": {"n": 1}}).encode())
+    refused(lambda: in_place(path, json.dumps(document | {"attributes": {"n": 2}}).encode()))
+    assert attributes(path.read_bytes()) == {"n": 1}
+    write(path, json.dumps(document | {"attributes": {"n": 3}}).encode())
+    mounted.unmount()
+    assert "is dropped" in mounted.log
+    assert host.recover() == host.recover(host.url) == []
+    assert attributes(host.bucket.get(key(name))) == {"n": 3}
+
 
 
 @pytest.mark.parametrize("write", [in_place, by_rename])

@@ -43,7 +43,8 @@ class Spool:
     As long as nobody changed it, it is the object *snapshot*, or if that is None a new and empty file; then it is the
     local *file*.  Of *nchanges* changes the first *nstored* are in the bucket; the first *ntried* were sent last.
     One that *is_fresh* is empty, and waits for what follows.  *expected* is what the store must hold when it is stored.
-    One that *is_gone* has no name any more, and is not stored.  Whoever holds *lock* keeps it as it is.
+    One that *is_gone* has no name any more, and is not stored; one that *is_refused* met something else in the store
+    when that was tried last.  Whoever holds *lock* keeps it as it is.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class Spool:
         "is_fresh",
         "is_gone",
         "is_noted",
+        "is_refused",
         "key",
         "lock",
         "mtime_ns",
@@ -76,6 +78,7 @@ class Spool:
         self.is_fresh = snapshot is None
         self.is_gone = False
         self.is_noted = False
+        self.is_refused = False
         self.nchanges = int(self.is_fresh)
         self.nstored = self.ntried = 0
         self.users = 0
@@ -127,6 +130,7 @@ class Spools:
         self._put = put
         self._spools: dict[str, Spool] = {}
         self._kept_nbytes = 0
+        self._kept_here: dict[str, list[str]] = {}
 
     def __iter__(self) -> Iterator[Spool]:
         """Return those that have a name."""
@@ -216,13 +220,14 @@ class Spools:
 
     async def store(self, spool: Spool, key: str, expected: ObjectStat | None) -> None:
         """Store a spool, whose lock the caller holds, under *key*, where *expected* must be; raises as *put* does."""
-        spool.ntried = spool.nchanges
+        spool.ntried, spool.is_refused = spool.nchanges, False
         file = await self._local(spool)
         content = await self.side.open(self._local_key(spool.name))
         try:
             stored = await self._put(key, content.content(0, file.stat().size), expected)
         except ConflictError:
             spool.error = f"{key} was changed by another program since this mount showed it"
+            spool.is_refused = True
             raise
         except ShardfsError as error:
             spool.error = str(error)
@@ -278,11 +283,17 @@ class Spools:
         self._kept_nbytes += len(content)
         self._log(key, path, reason)
 
+    def stored(self, key: str) -> None:
+        """Drop what this mount kept of *key*, as it has stored a later version."""
+        for path in self._kept_here.pop(key, ()):
+            self.kept.remove(path)
+            log.warning("what was written to %s and is kept in %s is dropped: a later version is stored", key, path)
+
     async def _end(self, spool: Spool) -> None:
-        """Forget a spool, and its file if that is stored."""
+        """Forget a spool, and its file if that is stored, or has no bytes where another program has stored some."""
         del self._spools[spool.key]
         spool.is_gone = True
-        if not spool.is_dirty or not spool.is_noted:
+        if not spool.is_dirty or not spool.is_noted or (spool.is_refused and not spool.stat().size):
             self.kept.remove(self.kept.path(spool.name))
             return
         self._kept_nbytes += spool.stat().size
@@ -292,6 +303,7 @@ class Spools:
         self._log(spool.key, path, reason)
 
     def _log(self, key: str, path: str, reason: str) -> None:
+        self._kept_here.setdefault(key, []).append(path)
         log.error("what was written to %s is kept in %s: %s; `shardfs recover --apply` stores it", key, path, reason)
 
     def _count_kept(self) -> int:

@@ -196,6 +196,7 @@ class S3Store(ReadingStore):
         assert new is not None
         self.shown.settle(key)
         self.shown.follow(key, expected, new)
+        self._open_spools.stored(key)
         self.directories.settle(key.rpartition("/")[0])
         return new
 
