@@ -7,7 +7,7 @@ from shardfs.dataset.host_state import Slot, all_slots, kept_files
 from shardfs.dataset.journal import Erase, JournalContents, Put, Shrink
 from shardfs.dataset.leftovers import read_left, recover_command
 from shardfs.errors import ShardfsError
-from shardfs.repairs import RecoveryReport
+from shardfs.repairs import UNMOUNT_FIRST, RecoveryReport
 from shardfs.reports import counted
 
 
@@ -53,14 +53,17 @@ def recover_host() -> RecoveryReport:
             report.add("journal", line, left=True, slot=slot.number, directory=slot.state.root)
             continue
         has_any = bool(held.chunks or held.conflicts or held.files or held.is_damaged)
-        is_left = has_any and (who is None or is_elsewhere)
-        if not is_left and (who is None or is_elsewhere):
+        is_in_use = who is not None and not is_elsewhere
+        is_left = bool(held.conflicts or held.files) if is_in_use else has_any
+        if not is_left and not is_in_use:
             continue
-        command = recover_command(slot.address, "--apply") if is_left and slot.address is not None else None
+        command = None
+        if is_left and not is_in_use and slot.address is not None:
+            command = recover_command(slot.address, "--apply")
         if is_elsewhere:
             end = _take_over(slot, command)
         elif who is not None:
-            end = f"in use by {who}"
+            end = f"in use by {who}" + (f", which does not settle all of that: {UNMOUNT_FIRST}" if is_left else "")
         elif command is not None:
             end = f"to bring them home: {command}"
         else:

@@ -70,8 +70,10 @@ def recover(source: str | None, store_options: StoreOptions, single_writer: bool
     last valid index if that has a checksum; what is cut off is kept in a file below .shardfs/torn. Exit status 1 if
     something is left that cannot be repaired, or is not repaired yet.
 
-    Journals of s3:// sources are on the machine that wrote. Without SOURCE those of this machine are listed, each with
-    the command that brings home what is in it; those that a mount uses are its own business.
+    Journals of s3:// sources are on the machine that wrote, and so are files that could not be stored. Look at what is
+    listed before --apply: it applies all conflicts and stores all those files, in place of what is there by then. To
+    discard a file, remove it first. Without SOURCE what is on this machine is listed, each with the command that brings
+    it home; the journals that a mount uses are its own business, its conflicts and files have to wait for its end.
     """
     if source is not None:
         work = partial(recover_source, single_writer=single_writer)

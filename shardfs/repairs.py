@@ -32,6 +32,9 @@ from shardfs.stores.kept_files import KeptFile
 
 _FOREVER = float("inf")
 
+UNMOUNT_FIRST = "unmount first, then run `shardfs recover --apply`"
+"""What to do about what a mount that runs has put aside, or was refused."""
+
 
 @dataclass
 class RecoveryReport:
@@ -66,9 +69,9 @@ async def recover_source(store: Store, apply: bool, *, single_writer: bool = Fal
     source = Source.of(store, ttl=_FOREVER)
     report = RecoveryReport()
     for slot in slots_of(store):
-        if not apply:
+        if not apply or slot.holder is not None:
             for file in kept_files(slot.state, in_use=slot.holder is not None):
-                _report_file(file, f"not stored: {file}", report, left=True)
+                _report_file(file, f"not stored: {file}; to discard it, remove {file.path}", report, left=True)
         if slot.holder is not None and slot.holder.is_elsewhere:
             line = (
                 f"slot {slot.number} is of {slot.holder}, which may be running; if that host is gone for good, remove "
@@ -84,7 +87,14 @@ async def recover_source(store: Store, apply: bool, *, single_writer: bool = Fal
             )
         elif slot.holder is not None:
             line = f"slot {slot.number} is in use by {slot.holder}, which brings into the shards what is in its journal"
-            report.add("slot", line, left=False, slot=slot.number, pid=slot.holder.pid, host=slot.holder.host)
+            is_left = bool(kept_files(slot.state, in_use=True))
+            try:
+                is_left |= await _show_aside(source, slot.state, report)
+            except ShardfsError as error:
+                report.add("journal", f"{slot.state.conflicts}: {error}", left=True)
+            if is_left:
+                line += f", but not what is listed above: {UNMOUNT_FIRST}"
+            report.add("slot", line, left=is_left, slot=slot.number, pid=slot.holder.pid, host=slot.holder.host)
         elif slot.address is None:
             line = f"{slot.state.root} does not say that it is of {store.address}; move it away"
             report.add("slot", line, left=True, slot=slot.number, directory=slot.state.root)
@@ -253,11 +263,17 @@ async def _show_journals(source: Source, state: StateDirectory, report: Recovery
         report.add("conflict", f"conflict: {describe(conflict)}", left=True)
     for shrink in recovery.shrinks:
         report.add("pending", f"journal: {describe_change(shrink)}", left=True)
-    for record in aside.records:
-        if isinstance(record, Put | Erase | Shrink):
-            reason = await why_not(source, record) or "it fits what is stored now"
-            line = f"put aside: {describe(Conflict(record, reason))}; `shardfs recover --apply` applies it"
-            report.add("conflict", line, left=True)
+    await _show_aside(source, state, report)
+
+
+async def _show_aside(source: Source, state: StateDirectory, report: RecoveryReport) -> bool:
+    """Name the changes that were put aside; returns whether there are any."""
+    records = [record for record in read_left(state.conflicts).records if isinstance(record, Put | Erase | Shrink)]
+    for record in records:
+        reason = await why_not(source, record) or "it fits what is stored now"
+        line = f"put aside: {describe(Conflict(record, reason))}; `shardfs recover --apply` applies it"
+        report.add("conflict", line, left=True)
+    return bool(records)
 
 
 async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | None, report: RecoveryReport) -> None:

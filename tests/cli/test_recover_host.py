@@ -51,6 +51,29 @@ def test_what_a_mount_uses_is_listed_and_is_its_own_business(host: Host) -> None
     assert host.chunk(0, 0) == NEW
 
 
+def test_what_a_running_mount_put_aside_or_was_refused_is_named_and_has_to_wait(host: Host) -> None:
+    host.leave(_0=NEW)
+    host.elsewhere().commit("c/0/0", OTHER)
+    host.bucket.put(f"{PREFIX}/notes.txt", b"first")
+    mounted = host.mount(expect=("another program", "is kept in"))
+    (mounted.path / "notes.txt").read_bytes()
+    host.bucket.put(f"{PREFIX}/notes.txt", b"of another host")
+    with pytest.raises(OSError):
+        (mounted.path / "notes.txt").write_bytes(b"ours")
+    for arguments in ([], ["--apply"]):
+        found = {item["kind"]: item for item in host.recover(*arguments, host.url, status=FAILED)}
+        assert sorted(found) == ["conflict", "file", "slot"]
+        assert all(item["left"] for item in found.values())
+        assert found["slot"]["message"].endswith("unmount first, then run `shardfs recover --apply`")
+        assert f"to discard it, remove {found['file']['path']}" in found["file"]["message"]
+    (listed,) = host.recover(status=FAILED)
+    assert listed["message"].endswith("unmount first, then run `shardfs recover --apply`")
+    assert (host.chunk(0, 0), host.bucket.get(f"{PREFIX}/notes.txt")) == (OTHER, b"of another host")
+    mounted.unmount()
+    host.recover("--apply", host.url)
+    assert (host.chunk(0, 0), host.bucket.get(f"{PREFIX}/notes.txt")) == (NEW, b"ours")
+
+
 def test_a_source_is_shown_as_it_is_and_repaired_if_that_is_asked_for(host: Host) -> None:
     first, second = host.mount(), host.mount()
     publish(first, _0=NEW)

@@ -145,6 +145,15 @@ def test_a_file_that_is_removed_while_it_is_open_is_not_sent(host: Host) -> None
     assert [name for name in host.bucket.keys(PREFIX) if "/c/" not in name] == [key("zarr.json")]
 
 
+def test_a_file_is_removed_whatever_version_another_host_has_stored(host: Host) -> None:
+    host.bucket.put(key("notes.txt"), b"first")
+    mounted = host.mount()
+    assert (mounted.path / "notes.txt").read_bytes() == b"first"
+    host.bucket.put(key("notes.txt"), b"of another host")
+    (mounted.path / "notes.txt").unlink()
+    assert key("notes.txt") not in host.bucket.keys(PREFIX)
+
+
 def test_a_file_that_is_renamed_while_it_is_open_is_stored_under_its_new_name(host: Host) -> None:
     mounted = host.mount()
     with (mounted.path / "draft.txt").open("wb", buffering=0) as file:
@@ -173,6 +182,7 @@ def test_a_file_that_is_moved_keeps_what_it_has_besides_its_bytes(host: Host, nb
 
 
 # Nobody's work is lost in silence
+
 
 def probe_with_sqlite(path: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
@@ -215,7 +225,6 @@ def test_what_was_refused_is_not_kept_once_a_later_version_is_stored(
     assert "is dropped" in mounted.log
     assert host.recover() == host.recover(host.url) == []
     assert attributes(host.bucket.get(key(name))) == {"n": 3}
-
 
 
 @pytest.mark.parametrize("write", [in_place, by_rename])
