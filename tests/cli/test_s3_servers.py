@@ -184,6 +184,29 @@ def test_the_addressing_style_of_the_profile_is_that_of_both_libraries(
         assert paths == ["bucket", "bucket/key", "bucket/key"]
 
 
+@pytest.mark.parametrize(
+    ("style", "said"),
+    [
+        ("virtual", "must have a name and not an IP address; write addressing_style = path"),
+        ("pth", "addressing_style = pth, which is none of auto, path, virtual"),
+    ],
+)
+def test_an_addressing_style_that_cannot_work_is_one_line_with_the_way_out(
+    bucket: Bucket, background: Background, place: Path, tmp_path: Path, style: str, said: str
+) -> None:
+    (tmp_path / "config").write_text(f"[default]\ns3 =\n    addressing_style = {style}\n")
+    variables = bucket.environment | {"AWS_CONFIG_FILE": str(tmp_path / "config")}
+    assert said in one_line_of(commands.run("info", bucket.url(PREFIX), **variables), SOURCE)
+    assert said in one_line_of(background(bucket.url(PREFIX), place, **variables), SOURCE)
+
+
+def test_a_bundle_without_a_certificate_is_named(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("junk\n")
+    variables = bucket.environment | {"AWS_CA_BUNDLE": str(tmp_path / "ca.pem")}
+    said = one_line_of(commands.run("info", bucket.url(PREFIX), **variables), SOURCE)
+    assert f"no certificates in {tmp_path / 'ca.pem'}" in said
+
+
 def test_what_may_be_read_and_not_listed_is_mounted_by_its_documents(
     bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, local: Path
 ) -> None:

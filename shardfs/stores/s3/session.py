@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -40,6 +41,8 @@ _RENEWED: Final = Failure(Cause.NOT_SENT, "the credentials had expired, and are 
 _NO_ENDPOINT: Final = (
     "--endpoint-url, or AWS_ENDPOINT_URL, is no URL of a server, such as https://minio.example.org:9000"
 )
+
+_STYLES: Final = ("auto", "path", "virtual")
 
 _WORKS_ALONE: Final = frozenset({"CompleteMultipartUpload", "CopyObject", "UploadPartCopy"})
 """Operations for which the server moves bytes by itself, while it says nothing."""
@@ -88,7 +91,7 @@ class Session:
         self._certificates = _certificates(session)
         self._is_virtual = _is_virtual(session)
         self._libraries = self._set_up(session)
-        self.endpoint_url = _checked(self._libraries.quick.meta.endpoint_url)
+        self.endpoint_url = _checked(self._libraries.quick.meta.endpoint_url, self._is_virtual)
 
     def call(self, operation: str, **arguments: object) -> dict[str, Any]:
         """Send a request of boto3 for the bucket, once, and return the reply; raises `FailedRequest`."""
@@ -199,8 +202,11 @@ def _stay_in_region(context: dict[str, Any], **_: object) -> None:
     context["s3_redirect"]["redirected"] = True
 
 
-def _checked(endpoint_url: str) -> str:
-    """Return *endpoint_url*, wherever it is from, if it names a server; it is not quoted, for it may hold a secret."""
+def _checked(endpoint_url: str, is_virtual: bool) -> str:
+    """Return *endpoint_url*, wherever it is from, if it names a server; it is not quoted, for it may hold a secret.
+
+    If it *is_virtual*, a bucket must fit before the name.
+    """
     parts = urlsplit(endpoint_url)
     if "@" in parts.netloc:
         raise SourceError("the URL of the S3 endpoint holds a password; credentials come from elsewhere")
@@ -210,7 +216,21 @@ def _checked(endpoint_url: str) -> str:
         is_server = False
     if not is_server or parts.query or parts.fragment:
         raise SourceError(_NO_ENDPOINT)
+    if is_virtual and _is_number(parts.hostname or ""):
+        raise SourceError(
+            "the AWS profile has addressing_style = virtual, for which the S3 endpoint must have a name and not an IP "
+            "address; write addressing_style = path"
+        )
     return endpoint_url
+
+
+def _is_number(host: str) -> bool:
+    """Whether a host is named by its IP address."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _session(options: S3Options) -> boto3.session.Session:
@@ -226,7 +246,11 @@ def _session(options: S3Options) -> boto3.session.Session:
 def _is_virtual(session: boto3.session.Session) -> bool:
     """Whether the profile wants the bucket in the name of the server: `s3 = addressing_style = virtual`."""
     settings = session._session.get_scoped_config().get("s3")
-    return isinstance(settings, dict) and settings.get("addressing_style") == "virtual"
+    style = settings.get("addressing_style") if isinstance(settings, dict) else None
+    if style not in (None, *_STYLES):
+        allowed = ", ".join(_STYLES)
+        raise SourceError(f"the AWS profile has addressing_style = {style}, which is none of {allowed}")
+    return bool(style == "virtual")
 
 
 def _with_bucket(endpoint_url: str, bucket: str) -> str:
@@ -242,9 +266,12 @@ def _certificates(session: boto3.session.Session) -> bytes | None:
         return None
     try:
         with open(path, "rb") as file:
-            return file.read()
+            certificates = file.read()
     except OSError as error:
         raise SourceError(f"the certificates in {path} cannot be read: {error.strerror}") from None
+    if b"-----BEGIN " not in certificates:
+        raise SourceError(f"there are no certificates in {path} (AWS_CA_BUNDLE or ca_bundle), which must be PEM")
+    return certificates
 
 
 def _credentials(session: boto3.session.Session) -> Credentials:
