@@ -228,8 +228,14 @@ async def _apply_conflict(source: Source, journals: Journals, change: Change | S
 
 
 async def _store_files(store: Store, files: Sequence[KeptFile], report: RecoveryReport) -> None:
-    """Store files that were kept, those that were written first before the others, whatever has their names now."""
+    """Store files that were kept, those that were written first before the others, whatever has their names now.
+
+    What their own host has stored a later version of is left alone.
+    """
     for kept in files:
+        if kept.is_superseded:
+            _report_file(kept, f"not stored: {kept}; to discard it, remove {kept.path}", report, left=True)
+            continue
         try:
             await store.make_directories(kept.key.rpartition("/")[0])
             file = await store.create(kept.key, 0o644, exclusive=False)
@@ -253,7 +259,7 @@ def _report_file(file: KeptFile, line: str, report: RecoveryReport, *, left: boo
 
 async def _show_journals(source: Source, state: StateDirectory, report: RecoveryReport) -> None:
     _report_damage(state, report)
-    contents, aside = read_left(state.journal), read_left(state.conflicts)
+    contents = read_left(state.journal)
     recovery = await classify(source, contents, await settle(source, contents, apply=False))
     _report_commits(recovery, report, applied=False)
     for _, change in recovery.pending:

@@ -26,7 +26,8 @@ _PIECE_NBYTES: Final = 2**20
 class KeptFile:
     """*nbytes* bytes at *path*, written to the file *key* until *mtime_ns*.
 
-    *reason* is why they are not stored, "" if their mount has it open still, or ended with it open.
+    *reason* is why they are not stored, "" if their mount has it open still, or ended with it open.  *is_superseded*:
+    its mount has stored a later version of the file since, so storing this one would undo that.
     """
 
     key: str
@@ -34,9 +35,12 @@ class KeptFile:
     nbytes: int
     mtime_ns: int
     reason: str
+    is_superseded: bool = False
 
     def __str__(self) -> str:
         reason = self.reason or "it was open, and not stored yet"
+        if self.is_superseded:
+            reason += "; a later version was stored from here since"
         return f"{self.key}, {self.nbytes:,} bytes in {self.path}: {reason}"
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
@@ -71,12 +75,12 @@ class KeptFiles:
         """Return the path of the file *name*."""
         return os.path.join(self.directory, name)
 
-    def note(self, name: str, key: str, reason: str = "") -> None:
+    def note(self, name: str, key: str, reason: str = "", *, is_superseded: bool = False) -> None:
         """Say that the file *name* was written to *key*, and if there is a *reason*, do so durably, with its bytes."""
         path = self.path(name)
         with changing(path):
             with open(path + _NEW, "wb") as file:
-                file.write(json.dumps({"key": key, "reason": reason}).encode())
+                file.write(json.dumps({"key": key, "reason": reason, "superseded": is_superseded}).encode())
                 if reason:
                     file.flush()
                     os.fsync(file.fileno())
@@ -85,6 +89,12 @@ class KeptFiles:
             os.replace(path + _NEW, path + _SUFFIX)
             if reason:
                 _sync(self.directory)
+
+    def supersede(self, path: str) -> None:
+        """Say of the file at *path* that a later version is stored; it stays until somebody removes it."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            kept = self._read(os.path.basename(path))
+            self.note(os.path.basename(path), kept.key, kept.reason, is_superseded=True)
 
     def forget_note(self, name: str) -> None:
         """Say that the bytes of the file *name* are stored."""
@@ -142,7 +152,9 @@ class KeptFiles:
         status = os.stat(path, follow_symlinks=False)
         with open(os.open(path + _SUFFIX, READ), "rb") as file:
             note = json.loads(file.read(_MAX_NOTE_NBYTES))
-        return KeptFile(str(note["key"]), path, status.st_size, status.st_mtime_ns, str(note["reason"]))
+        return KeptFile(
+            str(note["key"]), path, status.st_size, status.st_mtime_ns, str(note["reason"]), bool(note["superseded"])
+        )
 
     def _names(self) -> Sequence[str]:
         try:

@@ -209,7 +209,7 @@ def test_a_file_that_nobody_wrote_to_is_not_kept_where_another_host_has_made_it(
 
 @pytest.mark.parametrize("name", ["notes.txt", "zarr.json"])
 @pytest.mark.parametrize("write", [in_place, by_rename])
-def test_what_was_refused_is_not_kept_once_a_later_version_is_stored(
+def test_what_was_refused_stays_but_never_replaces_a_later_version_of_its_own_host(
     host: Host, name: str, write: Callable[[Path, bytes], None]
 ) -> None:
     stored = json.loads(host.bucket.get(key("zarr.json")))
@@ -222,9 +222,14 @@ def test_what_was_refused_is_not_kept_once_a_later_version_is_stored(
     assert attributes(path.read_bytes()) == {"n": 1}
     write(path, json.dumps(document | {"attributes": {"n": 3}}).encode())
     mounted.unmount()
-    assert "is dropped" in mounted.log
-    assert host.recover() == host.recover(host.url) == []
+    assert "is older than what is stored" in mounted.log
+    for arguments in ((), ("--apply",)):
+        (kept,) = host.recover(*arguments, host.url, status=FAILED)
+        assert "a later version was stored from here since" in kept["message"]
+        assert attributes(Path(kept["path"]).read_bytes()) == {"n": 2}
     assert attributes(host.bucket.get(key(name))) == {"n": 3}
+    Path(kept["path"]).unlink()
+    assert host.recover(host.url) == []
 
 
 @pytest.mark.parametrize("write", [in_place, by_rename])

@@ -284,10 +284,14 @@ class Spools:
         self._log(key, path, reason)
 
     def stored(self, key: str) -> None:
-        """Drop what this mount kept of *key*, as it has stored a later version."""
+        """Note of what this mount kept of *key* that it has stored a later version, which that must not replace."""
         for path in self._kept_here.pop(key, ()):
-            self.kept.remove(path)
-            log.warning("what was written to %s and is kept in %s is dropped: a later version is stored", key, path)
+            self.kept.supersede(path)
+            log.warning(
+                "what was written to %s and is kept in %s is older than what is stored: `recover` leaves it alone",
+                key,
+                path,
+            )
 
     async def _end(self, spool: Spool) -> None:
         """Forget a spool, and its file if that is stored, or has no bytes where another program has stored some."""
