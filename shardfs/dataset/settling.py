@@ -59,6 +59,9 @@ class Outcome(Enum):
     """The shard is not readable, or in no state that the commit leads to: it is left as it is."""
 
 
+_TORN: Final = (Outcome.TORN, Outcome.HEAD_TORN)
+
+
 class SettledCommit(NamedTuple):
     """What became of one commit; *reason* says why that is not clear."""
 
@@ -122,9 +125,12 @@ async def settle(source: Source, contents: JournalContents, *, apply: bool) -> S
         try:
             check_name(key)
             check_name(last.path)
-            outcome = await while_it_changes(partial(_outcome, source, last, _held(last, changes)))
+            held = _held(last, changes)
+            outcome = await while_it_changes(partial(_outcome, source, last, held))
             if apply:
-                await _take_back(source, intents, outcome)
+                await _remove_temporaries(source, intents)
+                if outcome in _TORN:
+                    outcome = await _take_back(source, last, held)
         except ShardfsError as error:
             if source.store.root is None and not is_lasting(error):
                 raise
@@ -197,13 +203,26 @@ def _outcome_before(earlier: Intent, later: Intent, changes: Mapping[int, Change
 
 
 async def _outcome(source: Source, intent: Intent, changes: Sequence[Change]) -> Outcome:
-    planned = intent.planned_index
     level = await _level(source, intent)
-    at_start = level is not None and level.index_at_start and not level.after
-    head, tail = (len(planned), 0) if at_start else (0, len(planned))
-    try:
+    nbytes = len(intent.planned_index)
+    head, tail = (nbytes, 0) if _is_at_start(level) else (0, nbytes)
+    snapshot: Snapshot | None = None
+    with suppress(NotFoundError, NotADirectoryHereError):
         snapshot = await source.store.open(intent.key, head_nbytes=head, tail_nbytes=tail)
-    except (NotFoundError, NotADirectoryHereError):
+    return await _outcome_in(source, intent, changes, level, snapshot)
+
+
+def _is_at_start(level: ShardingLevel | None) -> bool:
+    return level is not None and level.index_at_start and not level.after
+
+
+async def _outcome_in(
+    source: Source, intent: Intent, changes: Sequence[Change], level: ShardingLevel | None, snapshot: Snapshot | None
+) -> Outcome:
+    """Return what became of a commit to the shard that *snapshot* is, None being no shard."""
+    planned = intent.planned_index
+    at_start = _is_at_start(level)
+    if snapshot is None:
         is_removal = not intent.planned_nbytes and not any(isinstance(change, Put) for change in changes)
         # Where there is no array it may be somewhere else, or not mounted, and the chunks with it.
         return Outcome.COMPLETE if is_removal and level is not None else Outcome.UNTOUCHED
@@ -242,8 +261,8 @@ async def _outcome_at_start(snapshot: Snapshot, intent: Intent) -> Outcome:
     return Outcome.HEAD_TORN if is_ours else Outcome.UNTOUCHED
 
 
-async def _take_back(source: Source, intents: Sequence[Intent], outcome: Outcome) -> None:
-    """Make the shard of a torn commit what it was before, and remove what replacements left half-written."""
+async def _remove_temporaries(source: Source, intents: Sequence[Intent]) -> None:
+    """Remove what replacements left half-written."""
     for intent in intents:
         if is_reserved(intent.temporary.rpartition("/")[2]):
             try:
@@ -253,18 +272,25 @@ async def _take_back(source: Source, intents: Sequence[Intent], outcome: Outcome
                 pass
             except ShardfsError as error:
                 log.warning("%s, which a commit left half-written, is not removed: %s", intent.temporary, error)
-    intent = intents[-1]
-    if outcome not in (Outcome.TORN, Outcome.HEAD_TORN):
-        return
-    log.warning("an append to %s was torn; it is taken back, and done again", intent.key)
-    head = intent.old_index if outcome is Outcome.HEAD_TORN else b""
-    kept = Kept(len(head), intent.old_nbytes - len(head))
-    pieces = (MemoryContent(memoryview(head)), kept) if head else (kept,)
+
+
+async def _take_back(source: Source, intent: Intent, changes: Sequence[Change]) -> Outcome:
+    """Make the shard of a torn commit what it was before; return what became of the commit.
+
+    Whoever had the lock of the shard until now may have replaced it: what it is then decides.
+    """
     async with source.store.edit(intent.key) as edit:
-        await edit.splice(Splice(pieces))
+        outcome = await _outcome_in(source, intent, changes, await _level(source, intent), edit.snapshot)
+        if outcome not in _TORN:
+            return outcome
+        log.warning("an append to %s was torn; it is taken back, and done again", intent.key)
+        head = intent.old_index if outcome is Outcome.HEAD_TORN else b""
+        kept = Kept(len(head), intent.old_nbytes - len(head))
+        await edit.splice(Splice((MemoryContent(memoryview(head)), kept) if head else (kept,)))
     array = await source.hierarchy.array(intent.path)
     if array is not None:
         source.shards.forget(array.arrangement, intent.shard)
+    return outcome
 
 
 async def _make_durable(source: Source, key: str) -> None:

@@ -1,0 +1,73 @@
+"""What a recovery makes of a commit that was under way, beside other programs that change its shard."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from shardfs.stores.base import Splice
+from shardfs.stores.local_edit import LocalEdit
+from tests.support.crashing import Ledger, Operation, Process, QuickDisk, make_source
+
+GARBAGE = b"a part of it"
+
+
+class DiedError(Exception):
+    pass
+
+
+async def tear(root: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Leave a shard to which an append was torn; returns what it was before."""
+
+    async def torn(edit: LocalEdit, _: Splice) -> None:
+        with (root / edit.key).open("ab") as file:
+            file.write(GARBAGE)
+        raise DiedError
+
+    process, ledger = await Process.start(root, QuickDisk()), Ledger([path])
+    await process.run(Operation("put", path, (0,), 10), ledger)
+    await process.run(Operation("commit"), ledger)
+    before = (root / path / "c/0").read_bytes()
+    await process.run(Operation("put", path, (1,), 20), ledger)
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalEdit, "splice", torn)
+        with pytest.raises((DiedError, ExceptionGroup)):
+            await process.run(Operation("commit"), ledger)
+    assert (root / path / "c/0").read_bytes() == before + GARBAGE
+    return before
+
+
+@pytest.mark.parametrize("path", ["end", "start"])
+@pytest.mark.parametrize("is_larger", [True, False], ids=["larger", "smaller"])
+def test_a_shard_that_is_replaced_while_its_lock_is_waited_for_is_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, is_larger: bool
+) -> None:
+    root, other = tmp_path / "source", tmp_path / "other"
+    make_source(root)
+    make_source(other)
+    shard = root / path / "c/0"
+    lock = shard.with_name("0.__lock")
+
+    async def main() -> None:
+        native, ledger = await Process.start(other, QuickDisk()), Ledger([path])
+        await native.run(Operation("put", path, (0, 1, 2, 3), 900), ledger)
+        await native.run(Operation("commit"), ledger)
+        new = (other / path / "c/0").read_bytes() if is_larger else b"small"
+        await tear(root, path, monkeypatch)
+        with lock.open("xb") as file:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(Process.start, root, QuickDisk())
+                await trio.sleep(5)
+                file.write(new)
+                file.flush()
+                lock.rename(shard)
+        assert shard.read_bytes() == new
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.002))
