@@ -68,7 +68,7 @@ class Disk:
         Offset and size are multiples of `BLOCK`.
         """
         room = os.fstatvfs(fd)
-        if room.f_bfree * room.f_frsize < len(buffer):  # else a part of it would be written
+        if room.f_bavail * room.f_frsize < len(buffer):  # else a part of it would be written
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         direct = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
         try:

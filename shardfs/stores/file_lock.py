@@ -105,7 +105,8 @@ def _make(disk: Disk, directory: Descriptor, name: str, rights: Rights) -> FileL
     try:
         if not _fcntl_lock(file.fd, fcntl.F_WRLCK) or not made.stands():
             return None
-        Rights(uid=rights.uid, gid=rights.gid).give(disk, file.fd)  # so that who may write the file can wait for it
+        with suppress(OSError):  # a courtesy: who may write the file can wait for it
+            Rights(uid=rights.uid, gid=rights.gid).give(disk, file.fd)
     except Exception:
         made.release()
         raise
@@ -116,6 +117,8 @@ def _take(disk: Disk, directory: Descriptor, name: str, key: str, waited: float)
     """Take the lock file that is there, if a killed process of ours left it; None if it is to be waited for."""
     found: FileLock | None = None
     try:
+        if not stat.S_ISREG(os.stat(name, dir_fd=directory.fd, follow_symlinks=False).st_mode):
+            raise StoreError(f"{key} is not changed: {name} beside it is no regular file, and so no lock; remove it")
         found = FileLock(disk, directory, name, Descriptor(os.open(name, WRITE, dir_fd=directory.fd)))
     except FileNotFoundError:
         return None
@@ -126,7 +129,7 @@ def _take(disk: Disk, directory: Descriptor, name: str, key: str, waited: float)
             raise StoreError(f"{key} is kept locked by another program, with {name}")
         return None
     status = os.fstat(found.file.fd)
-    if not stat.S_ISREG(status.st_mode) or not found.stands():
+    if not found.stands():
         return None
     if not status.st_size and status.st_mode & stat.S_ISVTX:
         return found

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -14,7 +15,7 @@ from shardfs.stores.beneath import READ, WALK, Descriptor, open_beneath, transla
 from shardfs.stores.durable import BLOCK, Disk
 from shardfs.stores.file_lock import FileLock, lock
 from shardfs.stores.local_snapshot import LocalSnapshot, to_stat
-from shardfs.stores.new_file import NO_CLONES, Rights, rename_to_absent, temporary_name, write_aside
+from shardfs.stores.new_file import NoCloneError, Rights, rename_to_absent, temporary_name, write_aside
 from shardfs.stores.splicing import Arranged, Form, arrange, batches, change_in_place
 
 _DIRECTORY: Final = READ | os.O_DIRECTORY
@@ -58,11 +59,8 @@ class LocalEdit:
         change = arrange(splice, self.snapshot.stat.size if self.snapshot else 0)
         try:
             if change.form is Form.APPENDED and change.tail_nbytes and self.append_alignment == 1:
-                try:
+                with suppress(NoCloneError):
                     return await trio.to_thread.run_sync(self._write_new, change, self.descriptor)
-                except OSError as error:
-                    if error.errno not in NO_CLONES:
-                        raise
             if change.form is not Form.WRITTEN_NEW:
                 return await self._change_in_place(change)
             if self.snapshot is None:

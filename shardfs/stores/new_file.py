@@ -14,7 +14,7 @@ from shardfs.stores.durable import Disk
 from shardfs.stores.local_snapshot import to_stat
 
 _NOT_EXCLUSIVE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-NO_CLONES: Final = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
+_NOT_TO_BE_OWNER: Final = (errno.EPERM, errno.EACCES, errno.EINVAL)  # the last: one that a user namespace does not know
 _NO_LINKS: Final = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -36,14 +36,14 @@ class Rights:
         now = os.fstat(fd)
         uid = now.st_uid if self.uid is None else self.uid
         gid = now.st_gid if self.gid is None else self.gid
-        if (uid, gid) != (now.st_uid, now.st_gid):
-            try:
-                disk.chown(fd, uid, gid)
-            except PermissionError:
-                with suppress(PermissionError):
-                    disk.chown(fd, -1, gid)
+        if (uid, gid) != (now.st_uid, now.st_gid) and not _chown(disk, fd, uid, gid):
+            _chown(disk, fd, -1, gid)
         if self.mode is not None and (self.mode ^ os.fstat(fd).st_mode) & 0o7777:
             disk.chmod(fd, self.mode & 0o7777)
+
+
+class NoCloneError(Exception):
+    """A file cannot be cloned here, or not without loss; nothing was changed."""
 
 
 def temporary_name() -> str:
@@ -63,17 +63,22 @@ def write_aside(
 ) -> tuple[Descriptor, Stat]:
     """Write *content* to the new file *temporary*, make it durable, call *take_name*, and make that durable.
 
-    *content* follows that of the file open as *clone_of*, if one is given; an `OSError` of `NO_CLONES` says that that
-    cannot be had without a copy.  *take_name* gets a descriptor of the file.  Returns the file, open, and its state;
-    after any error *temporary* is gone.
+    *content* follows that of the file open as *clone_of*, if one is given; raises `NoCloneError` where that cannot be
+    had without a copy, or would drop other names or attributes of it.  *take_name* gets a descriptor of the file.
+    Returns the file, open, and its state; after any error *temporary* is gone.
     """
     initial = 0o666 if rights.mode is None else rights.mode & 0o700
-    file = Descriptor(disk.create(temporary, os.O_RDWR | os.O_EXCL, initial, directory.fd))
+    try:
+        file = Descriptor(disk.create(temporary, os.O_RDWR | os.O_EXCL, initial, directory.fd))
+    except OSError as error:
+        if clone_of is not None:
+            raise NoCloneError from error
+        raise
     fd = file.fd
     try:
         offset = 0
         if clone_of is not None:
-            disk.clone(fd, clone_of)
+            _clone(disk, fd, clone_of)
             offset = os.fstat(fd).st_size
         for buffers in content:
             disk.pwrite(fd, buffers, offset)
@@ -87,6 +92,36 @@ def write_aside(
             disk.unlink(temporary, directory.fd)
         raise
     return file, to_stat(os.fstat(fd))
+
+
+def _clone(disk: Disk, fd: int, source: int) -> None:
+    try:
+        if os.fstat(source).st_nlink > 1 or _attributes(source) != _attributes(fd):
+            raise NoCloneError
+        disk.clone(fd, source)
+    except OSError as error:
+        raise NoCloneError from error
+
+
+def _attributes(fd: int) -> dict[str, bytes]:
+    """Return the extended attributes of a file: access control lists, and labels that a new file may get by itself."""
+    try:
+        return {name: os.getxattr(fd, name) for name in os.listxattr(fd)}
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return {}
+        raise
+
+
+def _chown(disk: Disk, fd: int, uid: int, gid: int) -> bool:
+    """Set the owner; return False if this process may not."""
+    try:
+        disk.chown(fd, uid, gid)
+    except OSError as error:
+        if error.errno not in _NOT_TO_BE_OWNER:
+            raise
+        return False
+    return True
 
 
 def rename_to_absent(disk: Disk, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:

@@ -19,7 +19,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shardfs.errors import ConflictError, NoSpaceError, RefusedError, StoreError
 from shardfs.stores.base import Kept, Splice
-from shardfs.stores.durable import Disk
+from shardfs.stores.durable import BLOCK, Disk
 from shardfs.stores.local import LocalStore
 from tests.stores.splices import OLD, content, files, make_source
 from tests.support.opened import in_trio
@@ -332,3 +332,102 @@ async def test_a_lock_that_cannot_be_removed_is_none_for_the_next_edit(source: P
         await append(LocalStore(str(source)), b"y")
     assert (source / "d" / "f").read_bytes() == OLD + b"xy"
     assert files(source) == {"d/f"}
+
+
+class InPlace(Disk):
+    """A file system where others see a part of an append."""
+
+    def appends_at_once(self, fd: int) -> bool:
+        return False
+
+
+async def append_with_a_tail(store: LocalStore) -> None:
+    async with store.edit("d/f") as edit:
+        assert edit.snapshot is not None
+        await edit.splice(Splice((Kept(0, edit.snapshot.size), content(b"x"), content(b"tail")), 4))
+
+
+@in_trio
+async def test_where_nothing_can_be_made_beside_it_a_file_is_appended_to_in_place_on_any_file_system(
+    source: Path,
+) -> None:
+    class Closed(InPlace):
+        def create(self, name: str, flags: int, mode: int, dir_fd: int) -> int:
+            raise PermissionError(errno.EACCES, "injected")
+
+    await append_with_a_tail(LocalStore(str(source), Closed()))
+    assert (source / "d" / "f").read_bytes() == OLD + b"xtail"
+
+
+@pytest.mark.parametrize("has", ["second name", "attribute", "nothing more"])
+@in_trio
+async def test_an_append_by_a_clone_drops_no_names_and_attributes(source: Path, has: str) -> None:
+    class Cloning(InPlace):
+        def clone(self, fd: int, source: int) -> None:
+            os.pwrite(fd, os.pread(source, 2 * len(OLD), 0), 0)
+
+    file = source / "d" / "f"
+    before = file.stat().st_ino
+    if has == "second name":
+        os.link(file, source / "d" / "second")
+    elif has == "attribute":
+        try:
+            os.setxattr(file, "user.label", b"kept")
+        except OSError:
+            pytest.skip("the file system has no attributes")
+    await append_with_a_tail(LocalStore(str(source), Cloning()))
+    assert file.read_bytes() == OLD + b"xtail"
+    assert (file.stat().st_ino == before) == (has != "nothing more")
+    if has == "second name":
+        assert (source / "d" / "second").read_bytes() == OLD + b"xtail"
+    elif has == "attribute":
+        assert os.getxattr(file, "user.label") == b"kept"
+
+
+@pytest.mark.parametrize("piece", ["append", "replace"])
+@in_trio
+async def test_an_owner_that_cannot_be_given_keeps_no_file_from_being_changed(source: Path, piece: str) -> None:
+    class Unmapped(Disk):
+        def chown(self, target: object, uid: int, gid: int) -> None:
+            raise OSError(errno.EINVAL, "an owner that the user namespace does not know")
+
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    os.chown(source / "d" / "f", 1234, 1235)
+    store = LocalStore(str(source), Unmapped())
+    if piece == "append":
+        await append(store, b"x")
+        assert (source / "d" / "f").read_bytes() == OLD + b"x"
+    else:
+        async with store.edit("d/f") as edit:
+            await edit.splice(Splice((content(b"new"),)))
+        assert (source / "d" / "f").read_bytes() == b"new"
+    assert files(source) == {"d/f"}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("f", path)], ids=["pipe", "dir", "link"])
+def test_what_is_no_file_in_place_of_the_lock_is_named_at_once(source: Path, make: object) -> None:
+    make(source / "d" / "f.__lock")  # type: ignore[operator]
+    trio.run(refused_for, source, "f.__lock beside it is no regular file", 0, 0, clock=MockClock(autojump_threshold=0))
+
+
+@in_trio
+async def test_an_append_leaves_alone_the_room_that_only_root_has(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fstatvfs = os.fstatvfs
+
+    def nearly_full(fd: int) -> os.statvfs_result:
+        room = list(fstatvfs(fd))
+        room[4] = 0  # f_bavail
+        return os.statvfs_result(room)
+
+    monkeypatch.setattr(os, "fstatvfs", nearly_full)
+    (source / "d" / "f").write_bytes(bytes(BLOCK))
+    store = LocalStore(str(source))
+    async with store.edit("d/f") as edit:
+        if edit.append_alignment == 1:
+            pytest.skip("the file system has no direct writes that are seen as a whole")
+        with pytest.raises(NoSpaceError):
+            await edit.splice(Splice((Kept(0, BLOCK), content(bytes(BLOCK - 4)), content(b"tail")), 4))
+    assert (source / "d" / "f").read_bytes() == bytes(BLOCK)
