@@ -87,6 +87,10 @@ class ConflictError(StoreError):
     """An object of the store is not the one any more that a change was made for; nothing was changed."""
 
 
+class LockedError(ConflictError):
+    """Another program keeps an object locked at this moment; nothing was changed."""
+
+
 class RefusedError(ShardfsError):
     """A change cannot be made as it was asked for; nothing was changed."""
 

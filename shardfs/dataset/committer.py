@@ -18,7 +18,7 @@ from shardfs.dataset.pending import Change, ShardPending
 from shardfs.dataset.room import MAX_PENDING, Key, Room
 from shardfs.dataset.shards import Arrangement
 from shardfs.dataset.source import Source
-from shardfs.errors import ConflictError, ShardfsError, StoreError, UnreachableError
+from shardfs.errors import ConflictError, LockedError, ShardfsError, StoreError, UnreachableError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, Edit, join_key
 
@@ -48,6 +48,7 @@ class Committer(Room):
         self.aside = Aside(source.hierarchy, conflicts, self.commits)
         self._source = source
         self._backoff: Backoff[Key] = Backoff()
+        self._locked: dict[Key, float] = {}  # since when other programs were found to have the lock of a shard
         self._unreachable: UnreachableError | None = None  # in the commit under way
         self._auto_compact = auto_compact
         self._appended: dict[Key, None] = {}
@@ -110,7 +111,13 @@ class Committer(Room):
                     )
                 return
             await self._backoff.wait(wanted)
+            for key in wanted:
+                self._locked.pop(key, None)  # who asks for it is patient once more
             await self._commit(wanted)
+            async with trio.open_nursery() as nursery:
+                for key in wanted:
+                    if key in self._locked and key not in self._failures:
+                        nursery.start_soon(self._commit_when_unlocked, key)
             for key in wanted:
                 if key in self._failures:
                     raise self._failures[key][0].with_traceback(None)
@@ -130,12 +137,10 @@ class Committer(Room):
         """
         for _ in range(_ATTEMPTS):
             try:
-                async with AsyncExitStack() as stack:
-                    await stack.enter_async_context(self._work)
-                    await stack.enter_async_context(self._alone((array, shard)))
+                # Whoever waits for the lock of another program keeps nobody waiting.
+                async with self._edit((array, shard)) as edit, self._work, self._alone((array, shard)):
                     if compact and shard in array.pending.shards:
                         return  # what is pending names entries that would move; its commit is followed by another turn
-                    edit = await stack.enter_async_context(self._edit((array, shard)))
                     if edit.snapshot is not None:
                         job = await self.commits.plan(array, shard, contents, (), edit, compact=compact)
                         await self.commits.announce([job])
@@ -163,15 +168,25 @@ class Committer(Room):
         except ShardfsError as error:
             log.error("%s is not compacted: %s", array.shard_key(shard), error)  # noqa: TRY400
 
-    async def _commit(self, keys: Sequence[Key]) -> None:
+    async def _commit_when_unlocked(self, key: Key) -> None:
+        """Wait for the lock of a shard, while others are written and committed, and commit it."""
+        with self._failing(key):
+            async with self._edit(key) as edit:
+                if edit.snapshot is not None:
+                    await self._commit([key], edit)
+                    return
+            await self._commit([key])  # the edit of a new file has to know its owner
+
+    async def _commit(self, keys: Sequence[Key], edit: Edit | None = None) -> None:
+        """Commit shards; with *edit*, it is one shard, which that has locked."""
         async with self._work:
             self._unreachable = None
             for batch in batches(keys):
-                await self._commit_batch(batch)
+                await self._commit_batch(batch, edit)
                 self._progress.set()
                 self._progress = trio.Event()
 
-    async def _commit_batch(self, keys: Sequence[Key]) -> None:
+    async def _commit_batch(self, keys: Sequence[Key], edit: Edit | None) -> None:
         """Commit some shards, which share one sync of the journal."""
         for path in {array.path for array, _ in keys}:
             self._source.store.forget(join_key(path, DOCUMENT))  # another host may have changed it a moment ago
@@ -192,7 +207,7 @@ class Committer(Room):
                 locked.add(stored_key)
                 await stack.enter_async_context(self._alone(key))
                 with self._failing(key):
-                    job = await self._prepare(key, pending, stack)
+                    job = await self._prepare(key, pending, stack, edit)
                     if job is not None:
                         jobs.append(job)
             try:
@@ -231,7 +246,9 @@ class Committer(Room):
             del self._busy[key]
             event.set()
 
-    async def _prepare(self, key: Key, pending: ShardPending, edits: AsyncExitStack) -> Commit | None:
+    async def _prepare(
+        self, key: Key, pending: ShardPending, edits: AsyncExitStack, edit: Edit | None
+    ) -> Commit | None:
         """Lock a shard and plan its next version; None if there is nothing to do."""
         array, shard = key
         records, conflicts = await self.aside.sort_out(array, pending)
@@ -241,17 +258,20 @@ class Committer(Room):
             return None
         first = next((record for record in records if isinstance(record, Put)), None)
         owner = {} if first is None else {"mode": first.mode, "uid": first.uid, "gid": first.gid}
-        edit = await edits.enter_async_context(self._edit(key, **owner))
+        if edit is None:
+            now = trio.current_time()
+            edit = await edits.enter_async_context(self._edit(key, now - self._locked.get(key, now), **owner))
+        self._locked.pop(key, None)
         if edit.snapshot is None and first is None:
             await self._forget(array, shard, records)
             return None
         contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
         return await self.commits.plan(array, shard, contents, records, edit)
 
-    def _edit(self, key: Key, **owner: int) -> AbstractAsyncContextManager[Edit]:
+    def _edit(self, key: Key, waited: float | None = None, **owner: int) -> AbstractAsyncContextManager[Edit]:
         array, shard = key
         place = index_place(array.grid.levels[0], array.grid.index_shape(shard))
-        return self._source.store.edit(array.shard_key(shard), **place, **owner)
+        return self._source.store.edit(array.shard_key(shard), **place, **owner, waited=waited)
 
     def _note_append(self, job: Commit) -> None:
         """Remember a shard that was appended to, to compact it."""
@@ -271,6 +291,7 @@ class Committer(Room):
         self._npending -= len(records)
         self._failures.pop((array, shard), None)
         self._backoff.forget((array, shard))
+        self._locked.pop((array, shard), None)
         if shard not in array.pending.shards:
             self._queue.pop((array, shard), None)
         await self.commits.finish([*(record.sequence for record in records), *more])
@@ -281,6 +302,8 @@ class Committer(Room):
         try:
             yield
         except ConflictError as error:
+            if isinstance(error, LockedError):
+                self._locked.setdefault(key, trio.current_time())
             log.info("%s; its next commit takes it as it is then", error)
             self._failures.pop(key, None)  # an earlier one is not why
             self._backoff.note(key)

@@ -39,6 +39,7 @@ ERRNOS: Final[dict[type[errors.ShardfsError], int]] = {
     errors.OutsideSourceError: errno.EIO,
     errors.StaleError: errno.ESTALE,
     errors.ConflictError: errno.EIO,
+    errors.LockedError: errno.EIO,
     errors.RefusedError: errno.EINVAL,
     errors.ExistsError: errno.EEXIST,
     errors.NotEmptyError: errno.ENOTEMPTY,

@@ -305,12 +305,14 @@ class Store(Protocol):
         mode: int | None = None,
         uid: int | None = None,
         gid: int | None = None,
+        waited: float | None = None,
     ) -> AbstractAsyncContextManager[Edit]:
         """Begin a change of a regular file, alone; *mode*, *uid* and *gid* are for a file that is new.
 
         *head_nbytes* and *tail_nbytes* are those of `open`.
         Modes are exact, without a umask; None is what the system gives.  Directories that a new file needs are made.
-        Raises `StoreError` if another program keeps the file locked.
+        Raises `StoreError` if another program keeps the file locked for long.  Who has *waited* for so many seconds,
+        and tries again, does not wait here: until that is long, `LockedError` is raised.
         """
 
     async def create(self, key: str, mode: int, *, exclusive: bool) -> LiveFile:

@@ -22,7 +22,7 @@ from typing import Final
 
 import trio
 
-from shardfs.errors import StoreError
+from shardfs.errors import LockedError, StoreError
 from shardfs.stores.beneath import WRITE, Descriptor, changing
 from shardfs.stores.durable import Disk
 from shardfs.stores.new_file import Rights
@@ -72,14 +72,16 @@ class FileLock:
         return os.path.samestat(found, os.fstat(self.file.fd))
 
 
-async def lock(disk: Disk, directory: Descriptor, key: str, rights: Rights) -> FileLock | None:
+async def lock(
+    disk: Disk, directory: Descriptor, key: str, rights: Rights, waited: float | None = None
+) -> FileLock | None:
     """Take the lock of the file *key*, which lies in *directory*; *rights* give the owner of the lock file.
 
     None where nothing can be made in the directory, by this process.  Raises `StoreError` if others have the lock for
-    long, or have left it.
+    long, or have left it; and at once `LockedError` if they have it, where the caller has *waited* himself.
     """
     name = key.rpartition("/")[2] + LOCK_SUFFIX
-    begun = trio.current_time()
+    begun = trio.current_time() - (waited or 0.0)
     pause = _FIRST_PAUSE
     while True:
         with changing(key):
@@ -94,6 +96,8 @@ async def lock(disk: Disk, directory: Descriptor, key: str, rights: Rights) -> F
             taken = taken or _take(disk, directory, name, key, trio.current_time() - begun)
             if taken is not None:
                 return taken
+        if waited is not None:
+            raise LockedError(f"{key} is locked by another program, with {name}")
         await trio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 

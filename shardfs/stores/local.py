@@ -58,10 +58,11 @@ class LocalStore(LocalReader):
         mode: int | None = None,
         uid: int | None = None,
         gid: int | None = None,
+        waited: float | None = None,
     ) -> AsyncIterator[LocalEdit]:
         """Begin a change of a regular file, alone."""
         rights = Rights(mode, uid, gid)
-        held = await self._lock(key, rights)
+        held = await self._lock(key, rights, waited)
         try:
             descriptor: Descriptor | None = None
             snapshot: LocalSnapshot | None = None
@@ -88,7 +89,7 @@ class LocalStore(LocalReader):
         finally:
             edit.release()
 
-    async def _lock(self, key: str, rights: Rights) -> FileLock | None:
+    async def _lock(self, key: str, rights: Rights, waited: float | None) -> FileLock | None:
         """Take the lock of *key*; None where there is no directory for it, or one in which nothing can be made."""
         with changing(key):
             try:
@@ -98,7 +99,7 @@ class LocalStore(LocalReader):
             with suppress(FileNotFoundError):
                 status = os.stat(name, dir_fd=parent.fd, follow_symlinks=False)
                 rights = Rights.of(status)
-        return await lock(self._disk, parent, key, rights)
+        return await lock(self._disk, parent, key, rights, waited)
 
     def _open_to_change(self, key: str) -> Descriptor:
         with changing(key):

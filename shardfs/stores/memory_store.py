@@ -158,6 +158,7 @@ class MemoryStore:
         mode: int | None = None,
         uid: int | None = None,
         gid: int | None = None,
+        waited: float | None = None,
     ) -> AsyncIterator[MemoryEdit]:
         """Begin a change of a file."""
         snapshot = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import struct
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,14 @@ async def begin_to_replace(process: Process) -> int:
     number, _ = await files.open((await find(process.tree, "end/c/0")).ino, os.O_WRONLY | os.O_TRUNC)
     await files.write(number, 0, b"new")
     return number
+
+
+@contextmanager
+def locked_by_another_program(shard: Path) -> Iterator[Path]:
+    lock = shard.with_name(f"{shard.name}.__lock")
+    with lock.open("xb") as file:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        yield lock
 
 
 @asynccontextmanager
@@ -413,3 +423,68 @@ def test_what_is_written_to_a_chunk_while_it_is_renamed_is_there_under_the_new_n
         assert bytes(await found.read(0, 9)) == b"newer"
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("how", ["flush", "rewrite", "in the background"])
+def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being_written_and_committed(
+    root: Path, how: str
+) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        committer, array = process.writing.writer.committer, await process.array("end")
+        for number in (0, PER_SHARD):
+            await put(process, number, b"old")
+        await committer.flush()
+        before = (root / "end/c/1").read_bytes()
+        async with trio.open_nursery() as nursery, trio.open_nursery() as waiting:
+            with locked_by_another_program(root / "end/c/0") as lock:
+                if how == "rewrite":
+                    waiting.start_soon(lambda: committer.rewrite(array.arrangement, (0,), {}, compact=True))
+                else:
+                    await put(process, 1, b"new")
+                if how == "flush":
+                    waiting.start_soon(committer.flush)
+                await trio.sleep(1)
+                with trio.fail_after(1):
+                    await put(process, PER_SHARD + 1, b"new" * 1000)
+                    if how != "rewrite":
+                        await put(process, 2, b"new" * 1000)
+                nursery.start_soon(committer.run)
+                await trio.sleep(5)
+                assert (root / "end/c/1").read_bytes() != before, "it is committed"
+                assert not committer.is_failing
+                lock.unlink()
+            await committer.flush()
+            assert committer.npending == 0
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.01))
+
+
+def test_a_shard_that_stays_locked_is_told_when_patience_ends_and_committed_when_it_is_free(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        committer = process.writing.writer.committer
+        await put(process, 0, b"old")
+        await committer.flush()
+        before = (root / "end/c/0").read_bytes()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(committer.run)
+            with locked_by_another_program(root / "end/c/0") as lock:
+                await put(process, 1, b"new" * 1000)
+                await trio.sleep(20)
+                assert not committer.is_failing
+                await trio.sleep(20)
+                assert committer.is_failing
+                begun = trio.current_time()
+                with pytest.raises(StoreError, match="end/c/0 is kept locked by another program"):
+                    await committer.flush()
+                assert 25 < trio.current_time() - begun < 40, "who flushes waits once more"
+                assert (root / "end/c/0").read_bytes() == before
+                lock.unlink()
+            await trio.sleep(20)
+            assert committer.npending == 0
+            assert not committer.is_failing
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.01))

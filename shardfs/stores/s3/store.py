@@ -109,11 +109,12 @@ class S3Store(ReadingStore):
         mode: int | None = None,
         uid: int | None = None,
         gid: int | None = None,
+        waited: float | None = None,
     ) -> AsyncIterator[Edit]:
         """Begin a change of an object, which nobody is kept from changing meanwhile; it has no mode and no owner."""
         side = self._changed_side(key)
         if side is not None:
-            async with side.edit(key, mode=mode, uid=uid, gid=gid) as edit:
+            async with side.edit(key, mode=mode, uid=uid, gid=gid, waited=waited) as edit:
                 yield edit
             return
         if self.directories.has(key):
