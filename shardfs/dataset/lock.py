@@ -22,6 +22,7 @@ from shardfs.dataset.walk import holds_chunks
 from shardfs.errors import ShardfsError, SourceError
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, parse_document
 from shardfs.stores.beneath import READ, Descriptor
+from shardfs.stores.durable import file_system_of
 
 DIRECTORY: Final = ".shardfs"
 FLOCK: Final = "hhqqi4x"
@@ -29,9 +30,26 @@ NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """What a file system without locks says, such as NFS without its lock service."""
 
 _HOLDER_NBYTES: Final = 512
-_SHARED: Final = ("cifs", "smb3", "9p", "lustre", "fuse")
-_SHARED_PREFIXES: Final = ("nfs", "fuse.")
-"""File systems that several hosts may mount, and that may keep locks to the host that takes them."""
+_LOCAL: Final = frozenset(
+    (
+        0xEF53,  # ext2, ext3, ext4
+        0x58465342,  # XFS
+        0x9123683E,  # btrfs
+        0x2FC12FC1,  # ZFS
+        0xCA451A4E,  # bcachefs
+        0xF2F52010,  # F2FS
+        0x3153464A,  # JFS
+        0x52654973,  # ReiserFS
+        0x3434,  # NILFS
+        0x01021994,  # tmpfs
+        0x858458F6,  # ramfs
+        0x794C7630,  # overlay
+        0x4D44,  # FAT
+        0x2011BAB0,  # exFAT
+        0x7366746E,  # NTFS, of the kernel
+    )
+)
+"""File systems of one host.  Several may mount any other, and locks there may reach no further than the host."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +171,11 @@ def try_lock(state: StateDirectory, *, locks_reach: bool) -> int | None:
         if not locks_reach and (before.is_elsewhere or before.lives_here()):
             os.close(fd)
             return None
-        _write_holder(fd, Holder.own())
+        try:
+            _write_holder(fd, Holder.own())
+        except OSError:
+            os.close(fd)
+            raise
     except OSError as error:
         way_out = "; only what lies on a file system with locks can be written" if error.errno in NO_LOCKS else ""
         raise SourceError(
@@ -197,16 +219,10 @@ def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
 def _locks_reach(state: StateDirectory) -> bool:
     """Whether a lock on the file system of a source is one for all hosts that have it mounted, for all that we know."""
     try:
-        device = os.stat(os.path.dirname(state.path)).st_dev
-        with open("/proc/self/mountinfo", errors="surrogateescape") as lines:
-            kinds = {
-                line.partition(" - ")[2].split()[0]
-                for line in lines
-                if line.split()[2] == f"{os.major(device)}:{os.minor(device)}"
-            }
+        directory = Descriptor(os.open(os.path.dirname(state.path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError:
-        return True
-    return not any(kind in _SHARED or kind.startswith(_SHARED_PREFIXES) for kind in kinds)
+        return False
+    return file_system_of(directory.fd) in _LOCAL
 
 
 def _refusal(what: str, state: StateDirectory, holder: Holder) -> str:

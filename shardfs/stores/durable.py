@@ -30,6 +30,14 @@ Target = int | str
 """A descriptor, or the path in `/proc/self/fd` of one that was opened with `O_PATH`."""
 
 
+def file_system_of(fd: int) -> int | None:
+    """Return the number that tells the type of a file system (`linux/magic.h`); None if there is no telling."""
+    status = ctypes.create_string_buffer(512)
+    if ctypes.CDLL(None).fstatfs(fd, status) != 0:
+        return None
+    return int(struct.unpack_from("l", status)[0]) & 0xFFFFFFFF
+
+
 class Disk:
     """The local disk.  Names are relative to the directory open as *dir_fd*, and final links are not followed."""
 
@@ -57,10 +65,7 @@ class Disk:
 
     def appends_at_once(self, fd: int) -> bool:
         """Whether a direct write beyond the end of a file is seen as a whole or not at all, on its file system."""
-        status = ctypes.create_string_buffer(512)
-        if ctypes.CDLL(None).fstatfs(fd, status) != 0:
-            return False
-        return struct.unpack_from("l", status)[0] in _AT_ONCE
+        return file_system_of(fd) in _AT_ONCE
 
     def pwrite_direct(self, fd: int, buffer: mmap, offset: int) -> None:
         """Write all of *buffer* from *offset* on past the page cache, in one call; EINVAL where that cannot be done.

@@ -1,0 +1,67 @@
+"""The lock of a source: who is believed to have it, and that it goes with its process."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from shardfs.dataset import lock
+from shardfs.dataset.lock import StateDirectory, locked, release, try_lock
+from shardfs.errors import SourceError
+
+EXT4, BTRFS, ZFS = 0xEF53, 0x9123683E, 0x2FC12FC1
+NFS, CIFS, FUSE, CEPH, GPFS, BEEGFS, OCFS2 = (
+    0x6969,
+    0xFF534D42,
+    0x65735546,
+    0xC36400,
+    0x47504653,
+    0x19830326,
+    0x7461636F,
+)
+
+
+def left_by_another_host(root: Path) -> StateDirectory:
+    state = StateDirectory(str(root))
+    os.mkdir(state.path)
+    holder = {"pid": 1, "host": "elsewhere", "boot": "another", "started": "1"}
+    Path(state.lock).write_text(json.dumps(holder))
+    return state
+
+
+def test_the_lock_file_of_another_host_is_believed_on_every_file_system_that_is_not_known_as_local(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = left_by_another_host(tmp_path)
+    for number in (NFS, CIFS, FUSE, CEPH, GPFS, BEEGFS, OCFS2, None):
+        monkeypatch.setattr(lock, "file_system_of", lambda _, number=number: number)
+        with pytest.raises(SourceError, match="elsewhere"), locked(state):
+            pass
+
+
+@pytest.mark.parametrize("number", [EXT4, BTRFS, ZFS])
+def test_on_local_file_systems_only_the_lock_itself_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(lock, "file_system_of", lambda _: number)
+    with locked(left_by_another_host(tmp_path)):
+        pass
+
+
+def test_a_lock_that_cannot_be_written_to_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = StateDirectory(str(tmp_path))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "injected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lock, "_write_holder", full)
+        with pytest.raises(SourceError, match="injected"):
+            try_lock(state, locks_reach=True)
+    fd = try_lock(state, locks_reach=True)
+    assert fd is not None
+    release(state, fd)
