@@ -16,6 +16,7 @@ from shardfs.dataset.journal import Erase, Intent, Journal, Payload, Shrink
 from shardfs.dataset.open_shard import OpenShard, open_shard
 from shardfs.dataset.pending import Change
 from shardfs.dataset.quick_lock import QuickLock
+from shardfs.dataset.settling import take_back
 from shardfs.dataset.shards import Arrangement
 from shardfs.dataset.source import Source
 from shardfs.errors import ConflictError, ShardfsError
@@ -52,6 +53,7 @@ class Commits:
         self._source = source
         self._journal = journal
         self._unsettled: dict[str, list[int]] = {}  # by the key of the shard
+        self._earlier: dict[str, list[Intent]] = {}  # those of them that are of an earlier process
 
     async def plan(
         self,
@@ -120,6 +122,13 @@ class Commits:
     def keep_announced(self, intent: Intent) -> None:
         """Remember an intent of an earlier process, of which it is not known what came of it."""
         self._unsettled.setdefault(intent.key, []).append(intent.sequence)
+        self._earlier.setdefault(intent.key, []).append(intent)
+
+    async def settle_earlier(self, key: str, waited: float | None) -> None:
+        """Take back what an earlier process left torn of a shard, which could not be looked at when its journal was."""
+        for intent in self._earlier.get(key, ()):
+            await take_back(self._source, intent, waited=waited)
+        self._earlier.pop(key, None)
 
     async def execute(self, commit: Commit) -> list[int]:
         """Store the next version of a shard; returns the intents that are to be finished with its records."""

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final
 
 import trio
@@ -268,10 +268,13 @@ class Committer(Room):
         contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
         return await self.commits.plan(array, shard, contents, records, edit)
 
-    def _edit(self, key: Key, waited: float | None = None, **owner: int) -> AbstractAsyncContextManager[Edit]:
+    @asynccontextmanager
+    async def _edit(self, key: Key, waited: float | None = None, **owner: int) -> AsyncIterator[Edit]:
         array, shard = key
+        await self.commits.settle_earlier(array.shard_key(shard), waited)
         place = index_place(array.grid.levels[0], array.grid.index_shape(shard))
-        return self._source.store.edit(array.shard_key(shard), **place, **owner, waited=waited)
+        async with self._source.store.edit(array.shard_key(shard), **place, **owner, waited=waited) as edit:
+            yield edit
 
     def _note_append(self, job: Commit) -> None:
         """Remember a shard that was appended to, to compact it."""

@@ -130,11 +130,12 @@ async def settle(source: Source, contents: JournalContents, *, apply: bool) -> S
             if apply:
                 await _remove_temporaries(source, intents)
                 if outcome in _TORN:
-                    outcome = await _take_back(source, last, held)
+                    outcome = await take_back(source, last, held)
         except ShardfsError as error:
             if source.store.root is None and not is_lasting(error):
                 raise
-            log.error("%s: the commit that was under way is left as it is: %s", key, error)  # noqa: TRY400
+            way_out = "; an append to it was torn, which the next mount takes back" if outcome in _TORN else ""
+            log.error("%s: the commit that was under way is left as it is: %s%s", key, error, way_out)  # noqa: TRY400
             commits.append(SettledCommit(last, Outcome.UNCLEAR, str(error)))
             if is_lasting(error) and outcome is Outcome.UNCLEAR:  # else it is torn, and still to be taken back
                 done.append(last.sequence)
@@ -274,12 +275,15 @@ async def _remove_temporaries(source: Source, intents: Sequence[Intent]) -> None
                 log.warning("%s, which a commit left half-written, is not removed: %s", intent.temporary, error)
 
 
-async def _take_back(source: Source, intent: Intent, changes: Sequence[Change]) -> Outcome:
-    """Make the shard of a torn commit what it was before; return what became of the commit.
+async def take_back(
+    source: Source, intent: Intent, changes: Sequence[Change] = (), waited: float | None = None
+) -> Outcome:
+    """Make the shard of a commit what it was before, if that was torn; return what became of the commit.
 
-    Whoever had the lock of the shard until now may have replaced it: what it is then decides.
+    Whoever had the lock of the shard until now may have replaced it: what it is then decides.  *changes* that are
+    pending, and so brought into the shard once more, need not be given; *waited* is that of `Store.edit`.
     """
-    async with source.store.edit(intent.key) as edit:
+    async with source.store.edit(intent.key, waited=waited) as edit:
         outcome = await _outcome_in(source, intent, changes, await _level(source, intent), edit.snapshot)
         if outcome not in _TORN:
             return outcome

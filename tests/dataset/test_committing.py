@@ -426,9 +426,7 @@ def test_what_is_written_to_a_chunk_while_it_is_renamed_is_there_under_the_new_n
 
 
 @pytest.mark.parametrize("how", ["flush", "rewrite", "in the background"])
-def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being_written_and_committed(
-    root: Path, how: str
-) -> None:
+def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being_committed(root: Path, how: str) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
         committer, array = process.writing.writer.committer, await process.array("end")
@@ -461,7 +459,7 @@ def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being_writt
     trio.run(main, clock=MockClock(autojump_threshold=0.01))
 
 
-def test_a_shard_that_stays_locked_is_told_when_patience_ends_and_committed_when_it_is_free(root: Path) -> None:
+def test_a_shard_that_stays_locked_is_told_and_committed_when_it_is_free(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
         committer = process.writing.writer.committer

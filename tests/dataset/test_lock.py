@@ -33,7 +33,7 @@ def left_by_another_host(root: Path) -> StateDirectory:
     return state
 
 
-def test_the_lock_file_of_another_host_is_believed_on_every_file_system_that_is_not_known_as_local(
+def test_the_lock_file_of_another_host_is_believed_unless_the_file_system_is_local(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = left_by_another_host(tmp_path)

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from shardfs.stores.base import Splice
 from shardfs.stores.local_edit import LocalEdit
-from tests.support.crashing import Ledger, Operation, Process, QuickDisk, make_source
+from tests.support.crashing import Ledger, Operation, Process, QuickDisk, make_source, payload_of
 
 GARBAGE = b"a part of it"
 
@@ -69,5 +69,33 @@ def test_a_shard_that_is_replaced_while_its_lock_is_waited_for_is_not_cut(
                 file.flush()
                 lock.rename(shard)
         assert shard.read_bytes() == new
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.002))
+
+
+@pytest.mark.parametrize("path", ["start", "unchecked"])
+def test_what_is_torn_and_locked_at_the_start_is_taken_back_by_the_next_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    shard = root / path / "c/0"
+
+    async def main() -> None:
+        before = await tear(root, path, monkeypatch)
+        with shard.with_name("0.__lock").open("xb") as file:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            process = await Process.start(root, QuickDisk())
+            assert shard.read_bytes() == before + GARBAGE
+            shard.with_name("0.__lock").unlink()
+        await process.writing.writer.committer.flush()
+        array = await process.array(path)
+        for number, seed in ((0, 10), (1, 21)):
+            expected = payload_of(path, seed)
+            found = await array.extent((number,))
+            assert found is not None
+            assert bytes(await found.read(0, found.nbytes)) == expected
+        await process.writing.finish()
+        assert not list((root / ".shardfs").rglob("*.journal"))
 
     trio.run(main, clock=MockClock(autojump_threshold=0.002))

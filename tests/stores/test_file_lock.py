@@ -348,7 +348,7 @@ async def append_with_a_tail(store: LocalStore) -> None:
 
 
 @in_trio
-async def test_where_nothing_can_be_made_beside_it_a_file_is_appended_to_in_place_on_any_file_system(
+async def test_where_nothing_can_be_made_beside_it_a_file_is_appended_to_in_place(
     source: Path,
 ) -> None:
     class Closed(InPlace):
