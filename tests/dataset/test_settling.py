@@ -13,7 +13,9 @@ from trio.testing import MockClock
 
 from shardfs.stores.base import Splice
 from shardfs.stores.local_edit import LocalEdit
-from tests.support.crashing import Ledger, Operation, Process, QuickDisk, make_source, payload_of
+from tests.crash.harness import Process
+from tests.crash.histories import make_source, payload_of
+from tests.support.lossy_disk import QuickDisk
 
 GARBAGE = b"a part of it"
 
@@ -30,15 +32,15 @@ async def tear(root: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> bytes:
             file.write(GARBAGE)
         raise DiedError
 
-    process, ledger = await Process.start(root, QuickDisk()), Ledger([path])
-    await process.run(Operation("put", path, (0,), 10), ledger)
-    await process.run(Operation("commit"), ledger)
+    process = await Process.start(root, QuickDisk())
+    await process.write(path, 0, payload_of(path, 10))
+    await process.commit()
     before = (root / path / "c/0").read_bytes()
-    await process.run(Operation("put", path, (1,), 20), ledger)
+    await process.write(path, 1, payload_of(path, 21))
     with monkeypatch.context() as patched:
         patched.setattr(LocalEdit, "splice", torn)
         with pytest.raises((DiedError, ExceptionGroup)):
-            await process.run(Operation("commit"), ledger)
+            await process.commit()
     assert (root / path / "c/0").read_bytes() == before + GARBAGE
     return before
 
@@ -55,9 +57,10 @@ def test_a_shard_that_is_replaced_while_its_lock_is_waited_for_is_not_cut(
     lock = shard.with_name("0.__lock")
 
     async def main() -> None:
-        native, ledger = await Process.start(other, QuickDisk()), Ledger([path])
-        await native.run(Operation("put", path, (0, 1, 2, 3), 900), ledger)
-        await native.run(Operation("commit"), ledger)
+        native = await Process.start(other, QuickDisk())
+        for number in range(4):
+            await native.write(path, number, payload_of(path, 900 + number))
+        await native.commit()
         new = (other / path / "c/0").read_bytes() if is_larger else b"small"
         await tear(root, path, monkeypatch)
         with lock.open("xb") as file:
