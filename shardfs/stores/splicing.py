@@ -84,11 +84,12 @@ def change_in_place(disk: Disk, fd: int, old_nbytes: int, change: Arranged, *, a
     match change.form:
         case Form.APPENDED:
             if len(change.pieces) > 1:
+                before = os.fstat(fd)
                 with _taken_back_on_failure(disk, fd, old_nbytes):
                     ends = _ends(change, old_nbytes) if at_once else ()
                     if not ends or not _append_at_once(disk, fd, old_nbytes, change, ends):
                         written += _append(disk, fd, old_nbytes, change)
-                    _move_time(disk, fd)
+                    _move_time(disk, fd, before)
                     disk.sync(fd)
         case Form.HEADED:
             _replace_head(disk, fd, old_nbytes, change)
@@ -181,6 +182,7 @@ def _append(disk: Disk, fd: int, start: int, change: Arranged) -> int:
 
 
 def _replace_head(disk: Disk, fd: int, old_nbytes: int, change: Arranged) -> None:
+    before = os.fstat(fd)
     head_nbytes = change.pieces[0].nbytes
     stop = change.nbytes
     old_head = _read(fd, 0, head_nbytes)
@@ -191,21 +193,21 @@ def _replace_head(disk: Disk, fd: int, old_nbytes: int, change: Arranged) -> Non
             disk.sync(fd)
         with _taken_back_on_failure(disk, fd, old_nbytes, old_head):
             disk.pwrite(fd, [new_head], 0)
-            _move_time(disk, fd)
+            _move_time(disk, fd, before)
             disk.sync(fd)
 
 
-def _move_time(disk: Disk, fd: int) -> None:
-    """Give a file that was changed a time that nobody saw on a part of the change.
+def _move_time(disk: Disk, fd: int, before: os.stat_result) -> None:
+    """Give a file that was changed a time that nobody saw on what was there *before*, or on a part of the change.
 
     tensorstore tells versions by nothing but inode and time.  The kernel sets the time before it writes: a program that
-    looks between the two has the new time, and the old bytes.
+    looks between the two has that time, and the old bytes.  Its clock ticks slower than commits follow each other.
     """
     now = os.fstat(fd)
     try:
-        disk.utime(fd, (now.st_atime_ns, now.st_mtime_ns + 1))
+        disk.utime(fd, (now.st_atime_ns, max(before.st_mtime_ns, now.st_mtime_ns) + 1))
     except PermissionError:  # only its owner may choose; who may write has that of the clock, which ticks soon
-        while os.fstat(fd).st_mtime_ns == now.st_mtime_ns:
+        while os.fstat(fd).st_mtime_ns in (before.st_mtime_ns, now.st_mtime_ns):
             disk.utime(fd)
 
 

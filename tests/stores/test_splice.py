@@ -97,6 +97,19 @@ async def test_nobody_has_seen_the_time_of_the_new_version_on_a_part_of_it(sourc
     assert len(seen) > 1
 
 
+@in_trio
+async def test_appends_that_follow_each_other_within_a_tick_of_the_clock_have_times_of_their_own(source: Path) -> None:
+    path, times = source / "d/f", []
+    case = CASES["append at once"]
+    for _ in range(20):
+        path.write_bytes(OLD)
+        if times:
+            os.utime(path, ns=(times[-1], times[-1]))
+        await make(source, Disk(), case)
+        times.append(path.stat().st_mtime_ns)
+    assert times == sorted(set(times))
+
+
 @every_case
 @in_trio
 async def test_a_splice_takes_these_calls(source: Path, case: Case) -> None:
