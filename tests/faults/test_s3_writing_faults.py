@@ -380,8 +380,8 @@ def test_one_silent_request_ends_a_commit_of_many_shards(writer: Callable[..., W
     with here.meeting(Hang(), times=None):
         here.proxy.log.clear()
         here.flush_fails()
-        asked = [request for request in here.proxy.log if request.operation != "ListObjectsV2"]  # for a name
-        assert len(asked) == 2, asked
+        # The document, and once more after the time limit; the kernel may ask for it once at the same time.
+        assert 2 <= len(here.proxy.log.of()) <= 3, here.proxy.log.of()
     here.flush()
     here.check_bucket()
 

@@ -38,5 +38,8 @@ def test_a_file_is_what_numpy_would_have_saved_and_may_be_mapped(viewed: Viewed,
 def test_attributes_are_json_beside_the_arrays(viewed: Viewed) -> None:
     names = sorted(path.name for path in viewed.root.iterdir())
     assert names == sorted(["data.zarr.json", "image.json", *(f"{name}.npy" for name in DOCUMENTS)])
-    assert json.loads((viewed.root / "image.json").read_text()) == ATTRIBUTES
+    assert json.loads((viewed.root / "image.json").read_text()) == {
+        **ATTRIBUTES,
+        "_ARRAY_DIMENSIONS": ["z", "y", "x"],
+    }
     assert json.loads((viewed.root / "data.zarr.json").read_text()) == {"made by": "a test"}
