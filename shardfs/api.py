@@ -12,8 +12,8 @@ from typing import Any
 import trio
 
 from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.dataset.maintenance.walk import walk_nodes
 from shardfs.dataset.source import Source
-from shardfs.dataset.walk import walk_nodes
 from shardfs.errors import NotFoundError, NotUnshardable, StoreError, UnfinishedError
 from shardfs.format.metadata import parse_json
 from shardfs.format.sharding import Coords

@@ -9,9 +9,9 @@ from typing import Any, Final
 from shardfs.dataset.array import Array
 from shardfs.dataset.foreign import what_else
 from shardfs.dataset.hierarchy import Node
-from shardfs.dataset.inspection import ShardUse, measure
+from shardfs.dataset.maintenance.verify import ShardUse, measure
+from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.source import Source
-from shardfs.dataset.walk import walk_nodes, walk_shards
 from shardfs.errors import MetadataError, ShardfsError, printable
 from shardfs.format.codecs import SHARDING
 from shardfs.format.lens.unsharded import fault_of
@@ -89,7 +89,7 @@ async def _measure(array: Array) -> AsyncIterator[ShardUse]:
         async for coords in walk_shards(array):
             yield await measure(array, coords)
     except ShardfsError as error:
-        yield ShardUse(array.arrangement.path or "(root)", 0, 0, None, str(error))
+        yield ShardUse(array.layout.path or "(root)", 0, 0, None, str(error))
 
 
 def _describe_node(node: Node) -> Described:

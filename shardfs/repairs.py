@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from shardfs.dataset.commit import carry
-from shardfs.dataset.compaction import compact, find_wasteful
 from shardfs.dataset.host_state import hold, kept_files, slots_of
 from shardfs.dataset.journal import Erase, Put, Shrink
 from shardfs.dataset.leftovers import Journals, describe_damage, opened, read_left
 from shardfs.dataset.lock import StateDirectory
-from shardfs.dataset.pending import Change
+from shardfs.dataset.maintenance.compact import compact, find_wasteful
+from shardfs.dataset.maintenance.repair import TornShard, find_torn, repair
+from shardfs.dataset.queue import Change
 from shardfs.dataset.recovery import (
     Conflict,
     Recovery,
@@ -22,7 +23,6 @@ from shardfs.dataset.recovery import (
     replay,
     why_not,
 )
-from shardfs.dataset.repair import TornShard, find_torn, repair
 from shardfs.dataset.settling import Outcome, check_name, settle
 from shardfs.dataset.source import Source
 from shardfs.errors import ShardfsError, SourceError, printable
@@ -223,7 +223,7 @@ async def _apply_conflict(source: Source, journals: Journals, change: Change | S
     except ShardfsError as error:
         return Conflict(change, str(error))
     record = carry(journals.journal, replace(change, superseded=entry))
-    journals.committer.add(array.arrangement, array.grid.locate(change.coords).shard, record)
+    journals.committer.add(array.layout, array.grid.locate(change.coords).shard, record)
     return None
 
 
@@ -287,7 +287,7 @@ async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | 
     if torn.stop is None:
         report.add("torn", f"torn: {torn.key}: {torn.reason}", left=True, shard=torn.key)
         return
-    encode = torn.array.arrangement.key_encoding.encode
+    encode = torn.array.layout.key_encoding.encode
     lost = [encode(coords) for coords in torn.lost]
     back = [encode(coords) for coords in torn.changed if coords not in set(torn.lost)]
     told = "".join(f"; {what}: {', '.join(names)}" for what, names in (("lost", lost), ("rolled back", back)) if names)

@@ -13,9 +13,9 @@ import click
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.foreign import what_else
-from shardfs.dataset.inspection import ChunkDecoder, Problem, check
+from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, check
+from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.source import Source
-from shardfs.dataset.walk import walk_nodes, walk_shards
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError, printable
 from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
 from shardfs.format.lens.unsharded import fault_of
@@ -170,7 +170,7 @@ def render_statistics(counts: dict[str, Any], indent: str = "") -> str:
 
 
 async def _verify_array(array: Array, data: bool, progress: TextIO, report: Report) -> None:
-    path = array.arrangement.path
+    path = array.layout.path
     decoder = ChunkDecoder.of(array) if data else None
     if data and decoder is None:
         report.unchecked.append(

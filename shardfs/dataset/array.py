@@ -14,11 +14,11 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 
-from shardfs.dataset.coverage import Coverage
 from shardfs.dataset.journal import Erase, Put
 from shardfs.dataset.open_shard import OpenShard
-from shardfs.dataset.pending import Change, PendingBytes
-from shardfs.dataset.shards import Arrangement, Shards, ShardState
+from shardfs.dataset.queue import Change, PendingBytes
+from shardfs.dataset.shard_cache import ArrayLayout, ShardCache, ShardState
+from shardfs.dataset.shard_listing import ShardListing
 from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
 from shardfs.format.index import EntryRun
 from shardfs.format.lens.unsharded import UnshardedArray
@@ -125,37 +125,37 @@ class ListedRun(NamedTuple):
 class Array:
     """An array that can be shown unsharded."""
 
-    def __init__(self, arrangement: Arrangement, unsharded: UnshardedArray, shards: Shards, fingerprint: bytes) -> None:
-        self.arrangement = arrangement
+    def __init__(self, layout: ArrayLayout, unsharded: UnshardedArray, shards: ShardCache, fingerprint: bytes) -> None:
+        self.layout = layout
         self.fingerprint = fingerprint
         self.document = unsharded.document
         self.codecs = unsharded.codecs
-        self._coverage = Coverage(shards.store, arrangement, ttl=shards.ttl, clock=shards.clock)
+        self._listing = ShardListing(shards.store, layout, ttl=shards.ttl, clock=shards.clock)
         self._shards = shards
         self._runs: OrderedDict[tuple[Coords, int], _Run] = OrderedDict()
-        self._run_length = arrangement.grid.segment_length
+        self._run_length = layout.grid.segment_length
 
     @classmethod
     def open(
         cls,
         path: str,
         unsharded: UnshardedArray,
-        shards: Shards,
+        shards: ShardCache,
         fingerprint: bytes,
-        known: Arrangement | None = None,
+        known: ArrayLayout | None = None,
     ) -> "Array":
         """Open the array at the directory *path* of the store of *shards*.
 
-        Its arrangement is *known*, that of an earlier document, if the chunks lie where they lay.
+        Its layout is *known*, that of an earlier document, if the chunks lie where they lay.
         """
         if known is None or (known.grid, known.key_encoding) != (unsharded.grid, unsharded.key_encoding):
-            known = Arrangement(path, unsharded.grid, unsharded.key_encoding)
+            known = ArrayLayout(path, unsharded.grid, unsharded.key_encoding)
         return cls(known, unsharded, shards, fingerprint)
 
     @property
     def grid(self) -> ShardGrid:
         """Where the inner chunks lie."""
-        return self.arrangement.grid
+        return self.layout.grid
 
     async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return the extent of the inner chunk at *coords*, None if there is no such chunk, and its shard's state.
@@ -163,10 +163,10 @@ class Array:
         *coords* are within the grid.  *fresh* asks the store whether the shard is still the same.  Raises the error
         that keeps the shard from being read; `CorruptionError` also if only this chunk is damaged.
         """
-        change = self.arrangement.pending.changes.get(coords)
+        change = self.layout.pending.changes.get(coords)
         if change is not None:
-            state = await self._shards.state(self.arrangement, self.arrangement.locate(coords).shard)
-            change = self.arrangement.pending.changes.get(coords)  # it may have been committed meanwhile
+            state = await self._shards.state(self.layout, self.layout.locate(coords).shard)
+            change = self.layout.pending.changes.get(coords)  # it may have been committed meanwhile
         if change is not None:
             if isinstance(change, Erase):
                 return state, None
@@ -184,10 +184,10 @@ class Array:
                 if innermost is not state:
                     self._shards.touch(innermost)
                 return state, _extent(innermost.shard, run.entry + (last - run.first) * run.stride)
-        place = self.arrangement.locate(coords)
-        state = await self._shards.state(self.arrangement, place.shard, fresh=fresh)
+        place = self.layout.locate(coords)
+        state = await self._shards.state(self.layout, place.shard, fresh=fresh)
         state.check()
-        innermost = await self._shards.innermost(self.arrangement, state, place)
+        innermost = await self._shards.innermost(self.layout, state, place)
         first, stride = number * self._run_length, self.grid.stride(place)
         run = _Run(first, place.entries[-1] - (last - first) * stride, stride, ref(state), ref(innermost))
         self._runs[coords[:-1], number] = run
@@ -205,10 +205,10 @@ class Array:
         None if there is no chunk.  Of a chunk file, which has no index, a number of 64 bits that tells versions of the
         same length apart stands for the offset.  Raises what keeps the index from being read.
         """
-        place = self.arrangement.locate(coords)
-        state = await self._shards.state(self.arrangement, place.shard, fresh=True)
+        place = self.layout.locate(coords)
+        state = await self._shards.state(self.layout, place.shard, fresh=True)
         state.check()
-        shard = (await self._shards.innermost(self.arrangement, state, place)).shard
+        shard = (await self._shards.innermost(self.layout, state, place)).shard
         if shard is None:
             return None
         if self.grid.is_unsharded:
@@ -234,15 +234,15 @@ class Array:
 
     async def has_shards(self) -> bool:
         """Whether anything is stored where the shards are, or will be."""
-        return bool(self.arrangement.pending) or await self._coverage.any()
+        return bool(self.layout.pending) or await self._listing.any()
 
     async def stored_shards(self, prefix: Coords) -> Sequence[int]:
         """Return, in order, the next coordinates of the stored shards whose coordinates begin with *prefix*."""
-        return await self._coverage.children(prefix)
+        return await self._listing.children(prefix)
 
     def forget_listing(self) -> None:
         """List the stored shards again when they are wanted next."""
-        self._coverage.forget()
+        self._listing.forget()
 
     async def is_empty(self, prefix: Coords = (), *, besides: Container[Coords] = ()) -> bool:
         """Whether no chunk, *besides* these, has coordinates that begin with *prefix*, which are fewer than all."""
@@ -258,12 +258,12 @@ class Array:
 
     def absent_run(self, prefix: Coords, first: int, stop: int) -> ListedRun:
         """Return the run of chunks from *first* to *stop* − 1 of the row below *prefix*, where nothing is stored."""
-        place = self.arrangement.locate((*prefix, first))
-        return ListedRun(first, stop - first, self._shards.listed(self.arrangement, place.shard, None))
+        place = self.layout.locate((*prefix, first))
+        return ListedRun(first, stop - first, self._shards.listed(self.layout, place.shard, None))
 
     async def shard(self, coords: Coords) -> ShardState:
         """Return what is known of the shard at *coords*."""
-        return await self._shards.state(self.arrangement, coords)
+        return await self._shards.state(self.layout, coords)
 
     async def covered(self, prefix: Coords) -> AsyncIterator[range]:
         """Yield, in order, ranges of the next coordinate below *prefix* that stored shards cover."""
@@ -272,14 +272,14 @@ class Array:
             dimension.chunk_at(i * length)
             for i, length, dimension in zip(prefix, self.grid.chunk_shape, self.grid.shards.dimensions, strict=False)
         )
-        pending = [*self.arrangement.pending.children(outer)]  # first: what is committed meanwhile is stored then
-        stored = await self._coverage.children(outer)
+        pending = [*self.layout.pending.children(outer)]  # first: what is committed meanwhile is stored then
+        stored = await self._listing.children(outer)
         for index in sorted({*stored, *pending}) if pending else stored:
             yield self.grid.covered(axis, index)
 
     async def lists(self, coords: Coords) -> bool:
         """Whether the directory above chunks whose path gives *coords* is listed in the one above it."""
-        directories = self.arrangement.directories
+        directories = self.layout.directories
         if directories is not None:
             return coords[-1] in directories.get(coords[:-1], ())
         return any([coords[-1] in covered async for covered in self.covered(coords[:-1])])
@@ -316,12 +316,12 @@ class Array:
                     yield run
 
     async def _list_files(self, prefix: Coords, start: int) -> AsyncGenerator[ListedRun, None]:
-        pending = [*self.arrangement.pending.children(prefix)]  # first: what is committed meanwhile is stored then
-        numbers = sorted({*await self._coverage.children(prefix), *pending})
+        pending = [*self.layout.pending.children(prefix)]  # first: what is committed meanwhile is stored then
+        numbers = sorted({*await self._listing.children(prefix), *pending})
         for first in range(bisect_left(numbers, start), len(numbers), _BATCH):
             batch = numbers[first : first + _BATCH]
-            directory, _, _ = self.arrangement.shard_key((*prefix, 0)).rpartition("/")
-            names = [self.arrangement.shard_key((*prefix, n)).rpartition("/")[2] for n in batch]
+            directory, _, _ = self.layout.shard_key((*prefix, 0)).rpartition("/")
+            names = [self.layout.shard_key((*prefix, n)).rpartition("/")[2] for n in batch]
             stats = await self._stat_in(directory, names)
             for number, stat in zip(batch, stats, strict=True):
                 if stat is None or stat.kind is Kind.FILE:
@@ -338,21 +338,21 @@ class Array:
             return [None] * len(names)
 
     def _listed(self, coords: Coords, stat: Stat | None) -> ListedRun | None:
-        change = self.arrangement.pending.changes.get(coords)
+        change = self.layout.pending.changes.get(coords)
         if stat is None and change is None:
             return None
         pending = {} if change is None else {coords[-1]: _nbytes(change)}
-        state = self._shards.listed(self.arrangement, coords, stat)
+        state = self._shards.listed(self.layout, coords, stat)
         return ListedRun(coords[-1], 1, state, pending=pending, nbytes=stat.size if stat is not None else None)
 
     async def _run(self, prefix: Coords, segment: Segment) -> ListedRun | None:
         place = segment.place
-        state = await self._shards.state(self.arrangement, place.shard)
+        state = await self._shards.state(self.layout, place.shard)
         pending = self._pending(prefix, segment)
         if state.error is not None:
             return ListedRun(segment.first, segment.length, state, error=state.error, pending=pending)
         try:
-            shard = (await self._shards.innermost(self.arrangement, state, place)).shard
+            shard = (await self._shards.innermost(self.layout, state, place)).shard
         except ShardfsError as error:
             return ListedRun(segment.first, segment.length, state, error=error, pending=pending)
         if shard is None:
@@ -361,8 +361,8 @@ class Array:
         return ListedRun(segment.first, segment.length, state, shard, entries, pending=pending)
 
     def _pending(self, prefix: Coords, segment: Segment) -> Mapping[int, int | None]:
-        changes = self.arrangement.pending.changes
-        if segment.place.shard not in self.arrangement.pending.shards:
+        changes = self.layout.pending.changes
+        if segment.place.shard not in self.layout.pending.shards:
             return {}
         found = {}
         for number in range(segment.first, segment.first + segment.length):

@@ -9,8 +9,8 @@ import trio
 from shardfs.dataset.commit import Commits, carry
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.journal import Journal, Shrink
-from shardfs.dataset.pending import Change, ShardPending
-from shardfs.dataset.shards import Arrangement
+from shardfs.dataset.queue import Change, ShardPending
+from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.format.sharding import Coords, ShardGrid
 
 log = logging.getLogger(__name__)
@@ -38,16 +38,14 @@ class Aside:
             await trio.to_thread.run_sync(self._conflicts.sync)
         await self._commits.finish([change.sequence for change in conflicts])
 
-    async def sort_out(
-        self, arrangement: Arrangement, pending: ShardPending
-    ) -> tuple[Sequence[Change], Sequence[Change]]:
+    async def sort_out(self, layout: ArrayLayout, pending: ShardPending) -> tuple[Sequence[Change], Sequence[Change]]:
         """Return the changes of a shard that still fit their array, and those that do not, which are kept here."""
-        array = await self._hierarchy.array(arrangement.path, fresh=True)
+        array = await self._hierarchy.array(layout.path, fresh=True)
         fitting: list[Change] = []
         conflicts: list[Change] = []
         for coords, change in pending.changes.items():
             fits = array is not None and change.fingerprint == array.fingerprint and array.grid.contains(coords)
-            if fits and array is not None and _lies_alike(array.arrangement.grid, arrangement.grid, coords):
+            if fits and array is not None and _lies_alike(array.layout.grid, layout.grid, coords):
                 fitting.append(change)
             else:
                 conflicts.append(change)
@@ -56,7 +54,7 @@ class Aside:
                 "%d chunks of %s were published for metadata that another program has changed or removed; they are "
                 "kept, and `shardfs recover` shows them: %s%s",
                 len(conflicts),
-                arrangement.path or "the array",
+                layout.path or "the array",
                 ", ".join("/".join(map(str, change.coords)) for change in conflicts[:_MAX_TOLD]),
                 ", …" if len(conflicts) > _MAX_TOLD else "",
             )

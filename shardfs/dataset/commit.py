@@ -11,13 +11,13 @@ from typing import Final, overload
 
 import trio
 
-from shardfs.dataset.assembly import Assembly, assemble
+from shardfs.dataset.builder import Assembly, assemble
 from shardfs.dataset.journal import Erase, Intent, Journal, Payload, Shrink
 from shardfs.dataset.open_shard import OpenShard, open_shard
-from shardfs.dataset.pending import Change
+from shardfs.dataset.queue import Change
 from shardfs.dataset.quick_lock import QuickLock
 from shardfs.dataset.settling import take_back
-from shardfs.dataset.shards import Arrangement
+from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.dataset.source import Source
 from shardfs.errors import ConflictError, ShardfsError
 from shardfs.format.sharding import Coords
@@ -35,7 +35,7 @@ _SMALL_SHARE: Final = 0.25  # of the room that a shard takes in a batch: what a 
 class Commit:
     """A change of one shard: *contents* of chunks, None for those that go, by the *records* that say so."""
 
-    array: Arrangement
+    array: ArrayLayout
     shard: Coords
     contents: Mapping[Coords, Content | None]
     records: Sequence[Change]
@@ -57,7 +57,7 @@ class Commits:
 
     async def plan(
         self,
-        array: Arrangement,
+        array: ArrayLayout,
         shard: Coords,
         contents: Mapping[Coords, Content | None] | None,
         records: Sequence[Change],
@@ -198,9 +198,9 @@ def carry(journal: Journal, change: Change | Shrink) -> Change | Shrink:
     return journal.append_put(content=fields.pop("payload"), **fields)
 
 
-def batches(keys: Sequence[tuple[Arrangement, Coords]]) -> Iterator[Sequence[tuple[Arrangement, Coords]]]:
+def batches(keys: Sequence[tuple[ArrayLayout, Coords]]) -> Iterator[Sequence[tuple[ArrayLayout, Coords]]]:
     """Yield shards that are committed together: few with short indexes, and what may take much memory alone."""
-    batch: list[tuple[Arrangement, Coords]] = []
+    batch: list[tuple[ArrayLayout, Coords]] = []
     nbytes, count = 0, 0.0
     for array, shard in keys:
         is_large = array.grid.is_large(array.grid.index_shape(shard))
@@ -215,7 +215,7 @@ def batches(keys: Sequence[tuple[Arrangement, Coords]]) -> Iterator[Sequence[tup
         yield batch
 
 
-def _is_small(array: Arrangement, shard: Coords) -> bool:
+def _is_small(array: ArrayLayout, shard: Coords) -> bool:
     """Whether what is to be committed is a chunk file of few bytes, or none."""
     pending = array.pending.shards.get(shard)
     return array.grid.is_unsharded and (pending is None or pending.payload_nbytes <= _SMALL_NBYTES)

@@ -14,9 +14,9 @@ from shardfs.dataset.commit import BATCH, Commit, Commits, batches
 from shardfs.dataset.hierarchy import DOCUMENT, is_below
 from shardfs.dataset.journal import Journal, Put
 from shardfs.dataset.open_shard import index_place
-from shardfs.dataset.pending import Change, ShardPending
+from shardfs.dataset.queue import Change, ShardPending
 from shardfs.dataset.room import MAX_PENDING, Key, Room
-from shardfs.dataset.shards import Arrangement
+from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.dataset.source import Source
 from shardfs.errors import ConflictError, LockedError, ShardfsError, StoreError, UnreachableError
 from shardfs.format.sharding import Coords
@@ -56,7 +56,7 @@ class Committer(Room):
         self._next = math.inf  # when `run` looks again by itself
         self._work = trio.Lock()
 
-    def add(self, array: Arrangement, shard: Coords, change: Change) -> None:
+    def add(self, array: ArrayLayout, shard: Coords, change: Change) -> None:
         """Take in a change that was published; the one that it replaces need not be committed any more."""
         before = array.pending.add(shard, change, trio.current_time())
         if before is None:
@@ -67,7 +67,7 @@ class Committer(Room):
         if self._due_at((array, shard)) < self._next or self._is_urgent():
             self._wanted.set()
 
-    def busy(self, array: Arrangement, shard: Coords) -> trio.Event | None:
+    def busy(self, array: ArrayLayout, shard: Coords) -> trio.Event | None:
         """Return what tells when the change of a shard that is under way is done; None if there is none.
 
         Nothing is published in the shard meanwhile: the entries that it would supersede are about to change.
@@ -88,7 +88,7 @@ class Committer(Room):
                 elif idle.cancelled_caught and self._appended and not self._queue:
                     await self._compact(next(iter(self._appended)))
 
-    async def flush(self, array: Arrangement | None = None, *, below: str | None = None) -> None:
+    async def flush(self, array: ArrayLayout | None = None, *, below: str | None = None) -> None:
         """Commit all that is pending now: of *array*, of the arrays at and below the path *below*, or of the source.
 
         What is published meanwhile need not be.  Raises what keeps it from being committed; what is pending stays so.
@@ -125,7 +125,7 @@ class Committer(Room):
 
     async def rewrite(
         self,
-        array: Arrangement,
+        array: ArrayLayout,
         shard: Coords,
         contents: Mapping[Coords, Content | None] | None,
         *,
@@ -288,7 +288,7 @@ class Committer(Room):
             self._appended[key] = None
             self._wanted.set()  # `run` counts from now on for how long nothing happens
 
-    async def _forget(self, array: Arrangement, shard: Coords, records: Sequence[Change], *more: int) -> None:
+    async def _forget(self, array: ArrayLayout, shard: Coords, records: Sequence[Change], *more: int) -> None:
         for record in records:
             array.pending.remove(shard, record)
         self._npending -= len(records)

@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.shards import Arrangement, Shards
+from shardfs.dataset.shard_cache import ArrayLayout, ShardCache
 from shardfs.errors import (
     AccessDeniedError,
     CorruptionError,
@@ -88,7 +88,7 @@ class Hierarchy:
     """
 
     def __init__(
-        self, store: Store, shards: Shards, *, ttl: float, clock: Callable[[], float] = time.monotonic
+        self, store: Store, shards: ShardCache, *, ttl: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
         self._shards = shards
@@ -98,9 +98,9 @@ class Hierarchy:
         self.looks_above = False
         self._loading: dict[str, trio.Event] = {}
         self._nbytes = 0
-        # For good: inode numbers hang on arrangements, and readers may know the documents (by identity).
-        self._arrays: dict[str, tuple[Arrangement, object]] = {}
-        self._wholes: dict[str, tuple[Arrangement, object]] = {}
+        # For good: inode numbers hang on layouts, and readers may know the documents (by identity).
+        self._arrays: dict[str, tuple[ArrayLayout, object]] = {}
+        self._wholes: dict[str, tuple[ArrayLayout, object]] = {}
         self._nodes: OrderedDict[str, tuple[Node, float]] = OrderedDict()
         self._left: dict[str, Node] = {}
         self._as_stored: set[str] = set()
@@ -244,7 +244,7 @@ class Hierarchy:
                 return Node(path, stat, document, document_stat, metadata, array)
             if isinstance(metadata, ArrayMetadata) and not metadata.is_sharded:
                 with suppress(MetadataError, NotUnshardable):
-                    known_wholes = self._wholes if self.shows_whole else {}  # else nothing hangs on arrangements
+                    known_wholes = self._wholes if self.shows_whole else {}  # else nothing hangs on layouts
                     array = self._array(known_wholes, describe(metadata), path, metadata, document_stat)
                     return Node(path, stat, document, document_stat, metadata, whole=array)
             as_stored = frozenset() if isinstance(metadata, ArrayMetadata) else self.as_stored(path, metadata.document)
@@ -293,15 +293,15 @@ class Hierarchy:
 
     def _array(
         self,
-        known: dict[str, tuple[Arrangement, object]],
+        known: dict[str, tuple[ArrayLayout, object]],
         unsharded: UnshardedArray,
         path: str,
         metadata: ArrayMetadata,
         document_stat: Stat,
     ) -> Array:
-        arrangement, _ = known.get(path, (None, None))
-        array = Array.open(path, unsharded, self._shards, fingerprint(metadata), arrangement)
-        known[path] = (array.arrangement, document_stat.identity)
+        layout, _ = known.get(path, (None, None))
+        array = Array.open(path, unsharded, self._shards, fingerprint(metadata), layout)
+        known[path] = (array.layout, document_stat.identity)
         return array
 
 

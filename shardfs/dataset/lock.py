@@ -18,7 +18,7 @@ from typing import Final
 
 from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.holder import NOBODY, Holder
-from shardfs.dataset.walk import holds_chunks
+from shardfs.dataset.maintenance.walk import holds_chunks
 from shardfs.errors import ShardfsError, SourceError
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, parse_document
 from shardfs.stores.beneath import READ, Descriptor

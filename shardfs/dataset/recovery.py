@@ -19,7 +19,8 @@ from typing import Final
 from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
 from shardfs.dataset.journal import Erase, JournalContents, Put, Shrink
-from shardfs.dataset.pending import Change
+from shardfs.dataset.maintenance.shrink import empty_outside
+from shardfs.dataset.queue import Change
 from shardfs.dataset.settling import (
     Settled,
     SettledCommit,
@@ -30,7 +31,6 @@ from shardfs.dataset.settling import (
     settle,
     while_it_changes,
 )
-from shardfs.dataset.shrinking import empty_outside
 from shardfs.dataset.source import Source
 from shardfs.errors import NotFoundError, ShardfsError
 from shardfs.format.lens.unsharded import describe as describe_array
@@ -109,16 +109,16 @@ async def replay(source: Source, contents: JournalContents, committer: Committer
             recovery.done.append(shrink.sequence)
     await committer.commits.sync()  # what was replaced is forgotten only when what replaced it is durable
     for array, change in recovery.pending:
-        committer.add(array.arrangement, array.grid.locate(change.coords).shard, change)
+        committer.add(array.layout, array.grid.locate(change.coords).shard, change)
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
     await committer.aside.keep([conflict.change for conflict in recovery.conflicts])
     await committer.commits.finish(sorted(recovery.done))
-    for arrangement in {array.arrangement for array, _ in recovery.pending if array.grid.is_unsharded}:
+    for layout in {array.layout for array, _ in recovery.pending if array.grid.is_unsharded}:
         try:  # at once: where chunk files pass through, what is pending for them is not seen
-            await committer.flush(arrangement)
+            await committer.flush(layout)
         except ShardfsError as error:
-            log.error("%s is not committed yet: %s", arrangement.path or "the array", error)  # noqa: TRY400
+            log.error("%s is not committed yet: %s", layout.path or "the array", error)  # noqa: TRY400
     return recovery
 
 

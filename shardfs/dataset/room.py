@@ -8,7 +8,7 @@ import trio
 
 from shardfs.dataset.commit import Commits
 from shardfs.dataset.journal import Journal, Payload, Put
-from shardfs.dataset.shards import Arrangement
+from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.errors import NoSpaceError, ShardfsError, UnreachableError
 from shardfs.format.sharding import Coords
 
@@ -18,7 +18,7 @@ MAX_PENDING: Final = 100_000
 _FAILING: Final = 0.5  # of the journal: what shards that cannot be committed may take, so that others go on
 _WORTH: Final = 1 / 16  # of the journal: so much must be dead to be cleaned out where there is no other way to room
 
-Key = tuple[Arrangement, Coords]
+Key = tuple[ArrayLayout, Coords]
 """A shard."""
 
 
@@ -57,7 +57,7 @@ class Room:
             if isinstance(error, NoSpaceError):
                 raise NoSpaceError(f"nothing more is taken until there is room: {error}")
 
-    def check_share(self, array: Arrangement, shard: Coords, nbytes: int) -> None:
+    def check_share(self, array: ArrayLayout, shard: Coords, nbytes: int) -> None:
         """Raise what keeps a shard from being committed, if *nbytes* more for it would leave too little for others.
 
         Where the store as a whole does not answer there are no others, and what is written waits as long as it can.
@@ -72,7 +72,7 @@ class Room:
         if is_too_much or count >= _FAILING * MAX_PENDING:
             raise failure[0].with_traceback(None)
 
-    async def make_room(self, array: Arrangement, shard: Coords, nbytes: int) -> None:
+    async def make_room(self, array: ArrayLayout, shard: Coords, nbytes: int) -> None:
         """Wait until something was committed, or carried forward in the journal, which had no room for *nbytes* more.
 
         If nothing can be, raises what keeps *shard* from being committed, and of other shards no more than that they

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.journal import Erase, Intent, JournalContents, Put
-from shardfs.dataset.pending import Change
+from shardfs.dataset.queue import Change
 from shardfs.dataset.source import Source
 from shardfs.errors import (
     CorruptionError,
@@ -293,7 +293,7 @@ async def take_back(
         await edit.splice(Splice((MemoryContent(memoryview(head)), kept) if head else (kept,)))
     array = await source.hierarchy.array(intent.path)
     if array is not None:
-        source.shards.forget(array.arrangement, intent.shard)
+        source.shards.forget(array.layout, intent.shard)
     return outcome
 
 
@@ -332,7 +332,7 @@ async def _are_there(source: Source, intent: Intent, changes: Sequence[Change]) 
 async def _array(source: Source, intent: Intent) -> Array | None:
     """Return the array whose shard *intent* is about; None if its key is not that of such a shard (any more)."""
     array = await source.hierarchy.array(intent.path)
-    if array is None or len(intent.shard) != array.grid.ndim or array.arrangement.shard_key(intent.shard) != intent.key:
+    if array is None or len(intent.shard) != array.grid.ndim or array.layout.shard_key(intent.shard) != intent.key:
         return None
     return array
 
@@ -347,7 +347,7 @@ async def _is_readable(source: Source, intent: Intent) -> bool:
     array = await _array(source, intent)
     if array is None:
         return True  # so that it is left alone
-    state = await source.shards.state(array.arrangement, intent.shard, fresh=True)
+    state = await source.shards.state(array.layout, intent.shard, fresh=True)
     if state.shard is not None and state.shard.index.encoded == intent.planned_index:
         return False
     return not isinstance(state.error, CorruptionError)

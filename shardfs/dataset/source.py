@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shardfs.dataset.hierarchy import Hierarchy
-from shardfs.dataset.shards import Shards
+from shardfs.dataset.shard_cache import ShardCache
 from shardfs.dataset.statistics import Statistics
 from shardfs.stores.base import Store
 
@@ -14,7 +14,7 @@ class Source:
 
     store: Store
     statistics: Statistics
-    shards: Shards
+    shards: ShardCache
     hierarchy: Hierarchy
 
     @classmethod
@@ -22,5 +22,5 @@ class Source:
         """Read *store*, trusting what was seen for *ttl* seconds, by default as long as it does."""
         ttl = store.ttl if ttl is None else ttl
         statistics = Statistics()
-        shards = Shards(store, ttl=ttl, statistics=statistics, max_open=max_open)
+        shards = ShardCache(store, ttl=ttl, statistics=statistics, max_open=max_open)
         return cls(store, statistics, shards, Hierarchy(store, shards, ttl=ttl))

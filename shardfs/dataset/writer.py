@@ -12,8 +12,8 @@ import trio
 from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
 from shardfs.dataset.journal import Erase, Journal, Put, Shrink
-from shardfs.dataset.pending import Change
-from shardfs.dataset.shards import Arrangement
+from shardfs.dataset.queue import Change
+from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.dataset.source import Source
 from shardfs.errors import ConflictError, ReadOnlyError
 from shardfs.format.sharding import Coords
@@ -33,7 +33,7 @@ class Writer:
         self.journal = journal
         self.committer = Committer(source, journal, conflicts, auto_compact=auto_compact)
         self._syncing: trio.Event | None = None
-        self._arrangements: dict[str, Arrangement] = {}  # to which something was published last, by path
+        self._layouts: dict[str, ArrayLayout] = {}  # to which something was published last, by path
 
     def check(self) -> None:
         """Raise the error that keeps anything from being published."""
@@ -50,7 +50,7 @@ class Writer:
 
         def append(superseded: tuple[int, int] | None) -> Put:
             return self.journal.append_put(
-                path=array.arrangement.path,
+                path=array.layout.path,
                 coords=coords,
                 fingerprint=array.fingerprint,
                 superseded=superseded,
@@ -69,9 +69,7 @@ class Writer:
         """Publish that there is no inner chunk at *coords* any more."""
 
         def append(superseded: tuple[int, int] | None) -> Erase:
-            return self.journal.append(
-                Erase(0, array.arrangement.path, coords, array.fingerprint, superseded, mtime_ns)
-            )
+            return self.journal.append(Erase(0, array.layout.path, coords, array.fingerprint, superseded, mtime_ns))
 
         await self._room(array, coords, 0)
         await self._publish(array, coords, append, in_thread=False)
@@ -104,42 +102,42 @@ class Writer:
     async def _room(self, array: Array, coords: Coords, nbytes: int) -> None:
         """Wait until the journal has room for *nbytes* more for a chunk."""
         self.check()
-        arrangement, committer = array.arrangement, self.committer
+        layout, committer = array.layout, self.committer
         if committer.is_failing:
-            committer.check_share(arrangement, arrangement.locate(coords).shard, nbytes)
+            committer.check_share(layout, layout.locate(coords).shard, nbytes)
         while not committer.has_room(nbytes):
-            await committer.make_room(arrangement, arrangement.locate(coords).shard, nbytes)
+            await committer.make_room(layout, layout.locate(coords).shard, nbytes)
             self.check()
 
     async def _publish(
         self, array: Array, coords: Coords, append: Callable[[tuple[int, int] | None], Change], *, in_thread: bool
     ) -> None:
-        shard = array.arrangement.locate(coords).shard
+        shard = array.layout.locate(coords).shard
         while True:
-            while (former := self._former(array.arrangement)) is not None:
+            while (former := self._former(array.layout)) is not None:
                 with suppress(ConflictError):  # it was put aside, as the log says
                     await self.committer.flush(former)
             # A record names the entry that it supersedes, which a commit is about to change.
-            while (busy := self.committer.busy(array.arrangement, shard)) is not None:
+            while (busy := self.committer.busy(array.layout, shard)) is not None:
                 await busy.wait()
-            if shard not in array.arrangement.pending.shards:
-                await self.source.store.check_writable(array.arrangement.shard_key(shard))
+            if shard not in array.layout.pending.shards:
+                await self.source.store.check_writable(array.layout.shard_key(shard))
             async with self.committer.commits.lock:
-                is_busy = self.committer.busy(array.arrangement, shard) is not None
-                if is_busy or self._former(array.arrangement) is not None:
+                is_busy = self.committer.busy(array.layout, shard) is not None
+                if is_busy or self._former(array.layout) is not None:
                     continue
                 self.check()
                 superseded = await array.stored_entry(coords)
                 change = await trio.to_thread.run_sync(append, superseded) if in_thread else append(superseded)
-                self._arrangements[array.arrangement.path] = array.arrangement
-                self.committer.add(array.arrangement, shard, change)
+                self._layouts[array.layout.path] = array.layout
+                self.committer.add(array.layout, shard, change)
                 self.source.statistics.published += 1
                 return
 
-    def _former(self, arrangement: Arrangement) -> Arrangement | None:
-        """Return the arrangement that an array had before another program changed its shape, if that has changes.
+    def _former(self, layout: ArrayLayout) -> ArrayLayout | None:
+        """Return the layout that an array had before another program changed its shape, if that has changes.
 
         They are older, and must not come into a shard after what is published now.
         """
-        former = self._arrangements.get(arrangement.path, arrangement)
-        return former if former is not arrangement and former.pending else None
+        former = self._layouts.get(layout.path, layout)
+        return former if former is not layout and former.pending else None

@@ -118,7 +118,7 @@ class VaryingDimension:
 
 @dataclass(frozen=True, slots=True)
 class ChunkGrid:
-    """A concrete arrangement of chunks: one dimension per axis."""
+    """A concrete layout of chunks: one dimension per axis."""
 
     dimensions: tuple[Dimension, ...]
 

@@ -48,7 +48,7 @@ class ChunkListing:
     async def _list_directories(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
         position = self._positions.of_directory((*prefix, 0))
         template = await self._chunks.directory_attributes(position)
-        made = self._array.arrangement.directories
+        made = self._array.layout.directories
         if made is not None:
             found = [n for n in sorted(made.get(prefix, ())) if n >= start]
             inos = self._chunks.directory_inos(position, found)

@@ -23,7 +23,7 @@ class ChunkRows:
 
     def __init__(self, number: int, face: Face, positions: Positions, keep: Callable[[int, Coords], None]) -> None:
         self._number = number
-        self._arrangement = face.array.arrangement
+        self._layout = face.array.layout
         self._encoding = face.key_encoding
         self._nbytes = face.codec.nbytes if face.codec is not None else None
         self._positions = positions
@@ -41,7 +41,7 @@ class ChunkRows:
         cookie = 1 if self._nested else row - self._positions.bases[-1] + 1
         broken = unreadable(run.state.stat)
         sound = broken._replace(ttl=ttl)
-        has_own = bool(self._arrangement.own)
+        has_own = bool(self._layout.own)
         for start in range(0, run.length, BATCH):
             numbers, sizes, damaged = run.chunks(start, min(start + BATCH, run.length))
             if self._nbytes is not None:
@@ -87,7 +87,7 @@ class ChunkRows:
 
     def _with_own(self, rows: Sequence[Row], numbers: Sequence[int], prefix: Coords) -> Sequence[Row]:
         """Return *rows* with the inode numbers of versions that were published through the mount."""
-        own = self._arrangement.own
+        own = self._layout.own
         listed = []
         for row, number in zip(rows, numbers, strict=True):
             version = own.get((*prefix, number))

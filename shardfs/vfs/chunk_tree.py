@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from shardfs.dataset.array import Extent
 from shardfs.dataset.journal import Put
-from shardfs.dataset.shards import ShardState
+from shardfs.dataset.shard_cache import ShardState
 from shardfs.errors import (
     IsADirectoryHereError,
     NoAttributeError,
@@ -88,7 +88,7 @@ class ChunkTree:
 
     def takes(self, name: str) -> bool:
         """Whether *name*, in the array's directory, belongs to the chunks, or to the shards that they are stored in."""
-        return self.owns_in_array(name) or self.array.arrangement.key_encoding.begins(name, self._ndim)
+        return self.owns_in_array(name) or self.array.layout.key_encoding.begins(name, self._ndim)
 
     def is_scratch(self, name: str) -> bool:
         """Whether *name*, in the array's directory, is kept as names in a directory of chunks are.
@@ -128,9 +128,7 @@ class ChunkTree:
             raise NotADirectoryHereError("a chunk is no directory")
         coords = (*self._prefix(position), int(name)) if self._nested else self._encoding.decode(name, self._ndim) or ()
         if any(i >= n for i, n in zip(coords, self.array.grid.grid_shape, strict=False)):
-            raise RefusedError(
-                f"{self.key(coords)} of {self.array.arrangement.path or 'the array'} lies beyond its shape"
-            )
+            raise RefusedError(f"{self.key(coords)} of {self.array.layout.path or 'the array'} lies beyond its shape")
         return coords
 
     def coords_at(self, position: int) -> Coords:
@@ -179,8 +177,8 @@ class ChunkTree:
         attributes = self._chunk_attributes(coords, state, extent)
         if self.codec is None:
             return ChunkHandle(attributes, extent, reopen)
-        arrangement, fingerprint = self.array.arrangement, self.array.fingerprint
-        plain = PlainChunk(self._tree.decoded, arrangement, coords, extent, self.codec, fingerprint)
+        layout, fingerprint = self.array.layout, self.array.fingerprint
+        plain = PlainChunk(self._tree.decoded, layout, coords, extent, self.codec, fingerprint)
         return ChunkHandle(attributes, plain, reopen)
 
     async def attributes(self, generation: int, position: int) -> Attributes:
@@ -211,7 +209,7 @@ class ChunkTree:
         """
         if name == _SHARD:
             place = self.array.grid.locate(coords)
-            return self.array.arrangement.shard_key(place.shard).encode(errors="surrogateescape")
+            return self.array.layout.shard_key(place.shard).encode(errors="surrogateescape")
         chunk = (await self.version(coords, ino, fresh=False)).extent
         extent = chunk.extent if isinstance(chunk, PlainChunk) else chunk
         if name == _NBYTES:
@@ -236,7 +234,7 @@ class ChunkTree:
 
     def directory_of(self, coords: Coords) -> str:
         """Return the directory of the store with the path of the one whose path gives *coords*."""
-        parts = [self.array.arrangement.path, self.root, *map(str, coords)]
+        parts = [self.array.layout.path, self.root, *map(str, coords)]
         return "/".join(part for part in parts if part)
 
     async def list(self, position: int, cookie: int) -> AsyncGenerator[Batch, None]:
@@ -267,14 +265,14 @@ class ChunkTree:
         self._tree.keep_version(ino, self, coords)
 
     async def _has_root(self) -> bool:
-        arrangement = self.array.arrangement
-        return await self.array.has_shards() if arrangement.directories is None else arrangement.has_directory(())
+        layout = self.array.layout
+        return await self.array.has_shards() if layout.directories is None else layout.has_directory(())
 
     async def _check(self) -> None:
         """Raise `StaleError` if the array does not have these chunks any more."""
         if self._tree.hierarchy.clock() < self._valid_until:
             return
-        path = self.array.arrangement.path
+        path = self.array.layout.path
         node = await self._tree.hierarchy.node(path)
         face = self._tree.view.face(node)
         if face is None or not face.has_chunks_of(self.face):
@@ -335,13 +333,13 @@ class ChunkTree:
         return Attributes(ino, chunk.nbytes, self.ttl(state), state.stat or UNKNOWN_FILE)
 
     def _chunk_attributes(self, coords: Coords, state: ShardState, extent: Extent) -> Attributes:
-        arrangement = self.array.arrangement
+        layout = self.array.layout
         ttl = self.ttl(state)
         status = state.stat
         if status is None:
-            change = arrangement.pending.changes.get(coords)
+            change = layout.pending.changes.get(coords)
             status = new_file(change.mode, change.uid, change.gid) if isinstance(change, Put) else UNKNOWN_FILE
-        own = arrangement.own.get(coords)
+        own = layout.own.get(coords)
         size = extent.nbytes if self.codec is None else self.codec.nbytes
         if own is None:
             ino = pack_version(self.number, state.generation, self.positions.of_chunk(coords))
@@ -350,7 +348,7 @@ class ChunkTree:
         return Attributes(own.ino, size, ttl, status, own.mtime_ns)
 
     def _absent_ttl(self) -> float:
-        return 0.0 if self._tree.is_writable else self._tree.hierarchy.remaining(self.array.arrangement.path)
+        return 0.0 if self._tree.is_writable else self._tree.hierarchy.remaining(self.array.layout.path)
 
     def ttl(self, state: ShardState) -> float:
         """Return for how long the kernel may believe what it is told of the chunks of a shard.
@@ -360,7 +358,7 @@ class ChunkTree:
         return 0.0 if self._tree.is_writable else self.array.remaining(state)
 
     async def _directory(self, coords: Coords) -> Attributes:
-        if not self.array.arrangement.has_directory(coords):
+        if not self.array.layout.has_directory(coords):
             return absent(0.0)
         return await self.directory_attributes(self.positions.of_directory(coords))
 
@@ -368,7 +366,7 @@ class ChunkTree:
         """Return the attributes of the directory at *position*."""
         now, known = self._tree.hierarchy.clock(), self._directory_template
         if known is None or known[0] <= now:
-            attributes = await self._tree.directory_attributes(self.array.arrangement.path, self.root)
+            attributes = await self._tree.directory_attributes(self.array.layout.path, self.root)
             known = self._directory_template = now + attributes.ttl, attributes
         until, attributes = known
         return attributes._replace(ino=self._directory_ino(position), ttl=until - now)

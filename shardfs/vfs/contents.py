@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from shardfs.dataset.pending import OwnVersion
-from shardfs.dataset.walk import prune, walk_files
+from shardfs.dataset.maintenance.walk import prune, walk_files
+from shardfs.dataset.queue import OwnVersion
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     IsADirectoryHereError,
@@ -167,16 +167,16 @@ class Contents:
                 content = await self._tree.decoded.encode(chunks.codec, content)
             except (MetadataError, RefusedError) as error:
                 raise RefusedError(f"{name.path} is refused: {error}") from None
-        arrangement, shard = array.arrangement, array.arrangement.locate(name.coords).shard
-        own, version = arrangement.own.get(name.coords), arrangement.versions.get(shard)
+        layout, shard = array.layout, array.layout.locate(name.coords).shard
+        own, version = layout.own.get(name.coords), layout.versions.get(shard)
         before = own.mtime_ns if own is not None else version.mtime_ns if version is not None else 0
         now = time.time_ns()
         mtime_ns = mtime_ns if mtime_ns is not None else now if now > before else before + 1
         mode, uid, gid = stat.S_IMODE(status.mode), status.uid, status.gid
         await self._writer.put(array, name.coords, content, mtime_ns=mtime_ns, mode=mode, uid=uid, gid=gid)
         chunks.refilled.pop(name.coords, None)
-        arrangement.make_directory(name.coords[:-1])  # which may have been removed while the file was written
-        self._writer.source.shards.own(arrangement, shard, name.coords, OwnVersion(ino, mtime_ns))
+        layout.make_directory(name.coords[:-1])  # which may have been removed while the file was written
+        self._writer.source.shards.own(layout, shard, name.coords, OwnVersion(ino, mtime_ns))
         return mtime_ns
 
     async def put(
@@ -281,7 +281,7 @@ class Contents:
 
     async def require_no_scratch_in_array(self, chunks: ChunkTree) -> None:
         """Raise `NotEmptyError` if the array's own directory lists names beside chunks."""
-        path = chunks.array.arrangement.path
+        path = chunks.array.layout.path
         async for batch in self._tree.stored.list_scratch(path, 0, lambda name: not chunks.is_scratch(name)):
             raise NotEmptyError(f"{os.fsdecode(batch.rows[0][0])} is in the directory")
 

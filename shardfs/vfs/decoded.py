@@ -12,8 +12,8 @@ import numpy as np
 import trio
 
 from shardfs.dataset.array import Extent
-from shardfs.dataset.pending import PendingBytes
-from shardfs.dataset.shards import Arrangement
+from shardfs.dataset.queue import PendingBytes
+from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import ConflictError, CorruptionError, RefusedError, ShardfsError, StoreError
 from shardfs.format.codecs import ChunkCodec
@@ -39,7 +39,7 @@ class VersionKey(NamedTuple):
     nbytes: int
 
     @classmethod
-    def of(cls, array: Arrangement, coords: Coords, extent: Extent) -> "VersionKey":
+    def of(cls, array: ArrayLayout, coords: Coords, extent: Extent) -> "VersionKey":
         """Name the version *extent* of the chunk at *coords*."""
         shard = extent.shard
         if isinstance(shard, PendingBytes):
@@ -87,7 +87,7 @@ class DecodedChunks:
         self._room = _Room(in_flight_nbytes)
         self._large: WeakValueDictionary[VersionKey, LargeChunk] = WeakValueDictionary()
 
-    async def get(self, array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
+    async def get(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
         """Return the plain bytes of the version *extent* of the chunk at *coords*.
 
         Tasks that want the same one at the same time wait for one decoding.  Raises `CorruptionError`, naming the
@@ -135,7 +135,7 @@ class DecodedChunks:
             encoded = await trio.to_thread.run_sync(encode, limiter=self._threads)
         return MemoryContent(memoryview(encoded))
 
-    def keep_open(self, array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec) -> LargeChunk | None:
+    def keep_open(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> LargeChunk | None:
         """Return what keeps a chunk that is too large to stay by itself, for all who have it open; None for others."""
         if codec.nbytes <= self.max_nbytes or codec.is_identity:
             return None
@@ -145,7 +145,7 @@ class DecodedChunks:
             large = self._large[key] = LargeChunk(codec)
         return large
 
-    async def _decode_once(self, key: VersionKey, array: Arrangement, extent: Extent, codec: ChunkCodec) -> memoryview:
+    async def _decode_once(self, key: VersionKey, array: ArrayLayout, extent: Extent, codec: ChunkCodec) -> memoryview:
         """Decode a chunk and remember it; those that want it too wait, and try themselves if this is cancelled."""
         decoding = self._decodings[key] = _Decoding(codec)
         try:
@@ -165,7 +165,7 @@ class DecodedChunks:
             self._remember(key, _Decoded(codec, plain))
         return plain
 
-    async def _decode(self, array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
+    async def _decode(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
         if codec.nbytes > MAX_DECODED_NBYTES:
             raise StoreError(f"{_name(array, coords)} is too large to decode: {codec.nbytes} bytes")
         # No codec makes a chunk that much larger; what claims to be is not read.
@@ -209,7 +209,7 @@ class PlainChunk:
     def __init__(
         self,
         chunks: DecodedChunks,
-        array: Arrangement,
+        array: ArrayLayout,
         coords: Coords,
         extent: Extent,
         codec: ChunkCodec,
@@ -296,11 +296,11 @@ def _decode(codec: ChunkCodec, encoded: Buffer) -> memoryview:
     return memoryview(bytes(plain)) if is_part else plain
 
 
-def check_plain_size(array: Arrangement, coords: Coords, extent: Extent, codec: ChunkCodec) -> None:
+def check_plain_size(array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> None:
     """Raise `CorruptionError` if a chunk that is stored as plain array bytes has not as many as the array says."""
     if extent.nbytes != codec.nbytes:
         raise CorruptionError(f"{_name(array, coords)} has {extent.nbytes} bytes, not {codec.nbytes}")
 
 
-def _name(array: Arrangement, coords: Coords) -> str:
+def _name(array: ArrayLayout, coords: Coords) -> str:
     return f"{array.key_encoding.encode(coords)} of {array.path or 'the array'}"

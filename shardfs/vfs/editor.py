@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from shardfs.dataset.hierarchy import DOCUMENT
-from shardfs.dataset.pending import OwnVersion
+from shardfs.dataset.queue import OwnVersion
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     CrossDeviceError,
@@ -152,10 +152,10 @@ class Editor:
         async with self._gate.passing():
             new = await resolve(self._tree, parent, name)
             if isinstance(new, ChunkDirectoryName):
-                arrangement = new.chunks.array.arrangement
-                if arrangement.has_directory(new.coords):
+                layout = new.chunks.array.layout
+                if layout.has_directory(new.coords):
                     raise ExistsError("the directory exists")
-                arrangement.make_directory(new.coords)
+                layout.make_directory(new.coords)
                 return await self._tree.lookup(parent, name)
             if isinstance(new, ChunkName):
                 raise RefusedError(f"{new.path} is the name of a chunk, which is no directory")
@@ -184,10 +184,10 @@ class Editor:
                     raise NotEmptyError("there are chunks in the directory")
                 await self._contents.require_no_scratch(chunks, target.coords)
                 await self._contents.remove_scratch(chunks.directory_of(target.coords))
-                chunks.array.arrangement.remove_directory(target.coords)
+                chunks.array.layout.remove_directory(target.coords)
                 chunks.removed(target.coords)
                 if not target.coords and chunks.root:
-                    node = await self._tree.hierarchy.node(chunks.array.arrangement.path)
+                    node = await self._tree.hierarchy.node(chunks.array.layout.path)
                     await self._publisher.prune(node)
                     if node.document is None:  # nothing is left of the array
                         self._tree.hierarchy.abandon(node.path)
@@ -391,4 +391,4 @@ class Editor:
             await name.chunks.version(name.coords, ino)
             array = name.chunks.array
             shard = array.grid.locate(name.coords).shard
-            self._writer.source.shards.own(array.arrangement, shard, name.coords, OwnVersion(ino, mtime_ns))
+            self._writer.source.shards.own(array.layout, shard, name.coords, OwnVersion(ino, mtime_ns))

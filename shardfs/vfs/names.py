@@ -22,7 +22,7 @@ class ChunkName:
     @property
     def path(self) -> str:
         """The name, for messages."""
-        return join_key(self.chunks.array.arrangement.path, self.chunks.key(self.coords))
+        return join_key(self.chunks.array.layout.path, self.chunks.key(self.coords))
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class ChunkVersion:
     @property
     def path(self) -> str:
         """The path of the chunk."""
-        return join_key(self.chunks.array.arrangement.path, self.chunks.key(self.coords))
+        return join_key(self.chunks.array.layout.path, self.chunks.key(self.coords))
 
     async def attributes(self, ino: int) -> Attributes:
         """Return the attributes of this version."""

@@ -78,7 +78,7 @@ class NpyArray:
     def _layout(self) -> tuple[object, ...]:
         grid = self.array.grid
         edges = [d.edge if isinstance(d, FixedDimension) else d for d in grid.shards.dimensions]
-        return edges, grid.chunk_shape, grid.levels, self.array.arrangement.key_encoding, self.codec, self.fill
+        return edges, grid.chunk_shape, grid.levels, self.array.layout.key_encoding, self.codec, self.fill
 
 
 class NpyHandle:
@@ -95,7 +95,7 @@ class NpyHandle:
         self.attributes = attributes
         self._node = node
         self._shown = shown
-        self._array = shown.array.arrangement
+        self._array = shown.array.layout
         self._chunks = node.tree.decoded
         self._item = shown.file.item
         self._source_strides = tuple(n * self._item.itemsize for n in shown.file.chunk_strides)

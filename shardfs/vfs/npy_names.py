@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shardfs.dataset.hierarchy import Hierarchy, Node
+from shardfs.dataset.maintenance.walk import walk_nodes
 from shardfs.dataset.source import Source
-from shardfs.dataset.walk import walk_nodes
 from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError
 from shardfs.format.grid import ChunkKeyEncoding, parse_coordinate
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata

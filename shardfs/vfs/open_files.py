@@ -292,7 +292,7 @@ class OpenFiles:
     async def move_drafts(self, old: str, new: str) -> None:
         """Follow a directory that was moved from *old* to *new*: what is being written below it has other names."""
         for name, opened in self.drafts.items():
-            path = name.directory if isinstance(name, DocumentName) else name.chunks.array.arrangement.path
+            path = name.directory if isinstance(name, DocumentName) else name.chunks.array.layout.path
             if not is_below(path, old):
                 continue
             path = new + path[len(old) :]

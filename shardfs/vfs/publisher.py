@@ -12,8 +12,8 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT, Node
-from shardfs.dataset.shrinking import empty_outside
-from shardfs.dataset.walk import prune
+from shardfs.dataset.maintenance.shrink import empty_outside
+from shardfs.dataset.maintenance.walk import prune
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     ExistsError,
@@ -248,7 +248,7 @@ class Publisher:
         await self._store(node, document, edited.document, publication)
         chunks = self._tree.chunk_tree(await self._tree.hierarchy.node(node.path))
         if chunks is not None:
-            chunks.array.arrangement.directories = {}
+            chunks.array.layout.directories = {}
             self._tree.became_chunks(chunks)
         await self._staging.absorb(node.path)
         await self._refresh_copies(node.path)
@@ -299,16 +299,16 @@ class Publisher:
             if chunks.refilled.pop(coords, None) is not None:  # else it was written meanwhile
                 await self._writer.erase(array, coords, mtime_ns=time.time_ns())
         await self._writer.committer.flush(below=node.path)
-        arrangement = array.arrangement
-        if arrangement.key_encoding.is_nested(array.grid.ndim):
-            root = arrangement.key_encoding.root(array.grid.ndim)
+        layout = array.layout
+        if layout.key_encoding.is_nested(array.grid.ndim):
+            root = layout.key_encoding.root(array.grid.ndim)
             for name in [root] if root else [str(index) for index in await array.stored_shards(())]:
                 await prune(self._tree.store, join_key(node.path, name), locks=True)
         elif self._tree.store.root is not None:
             store = self._tree.store
             for entry in await store.list(node.path):
                 name = entry.name.removesuffix(LOCK_SUFFIX)
-                if is_lock(entry.name) and arrangement.key_encoding.begins(name, array.grid.ndim):
+                if is_lock(entry.name) and layout.key_encoding.begins(name, array.grid.ndim):
                     await store.unlink(join_key(node.path, entry.name))
         array.forget_listing()
 

@@ -12,8 +12,8 @@ from typing import Final
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.dataset.maintenance.walk import walk_files
 from shardfs.dataset.source import Source
-from shardfs.dataset.walk import walk_files
 from shardfs.errors import CorruptionError, NotShownError, NotUnshardable
 from shardfs.format.lens.consolidated import without_copies
 from shardfs.format.lens.v2.documents import ZMETADATA
@@ -124,11 +124,11 @@ def _all_of(grid_shape: tuple[int, ...]) -> Iterator[Coords]:
 
 async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, Reference]]:
     """Yield the stored chunks of an array in C order."""
-    arrangement = array.arrangement
+    layout = array.layout
     if array.grid.ndim == 0:
         extent = await array.extent(())
         if extent is not None:
-            yield (), [source.store.url_of(arrangement.shard_key(())), extent.offset, extent.nbytes]
+            yield (), [source.store.url_of(layout.shard_key(())), extent.offset, extent.nbytes]
         return
     async for prefix in array.rows((0,) * (array.grid.ndim - 1)):
         async for run in array.list_row(prefix, 0):
@@ -136,9 +136,9 @@ async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, R
             if run.error is not None:
                 raise run.error
             if damaged is not None:
-                key = arrangement.key_encoding.encode((*prefix, numbers[damaged.index(True)]))
-                raise CorruptionError(f"{join_key(arrangement.path, key)} is damaged; see shardfs verify")
-            url = source.store.url_of(arrangement.shard_key(array.grid.locate((*prefix, run.first)).shard))
+                key = layout.key_encoding.encode((*prefix, numbers[damaged.index(True)]))
+                raise CorruptionError(f"{join_key(layout.path, key)} is damaged; see shardfs verify")
+            url = source.store.url_of(layout.shard_key(array.grid.locate((*prefix, run.first)).shard))
             if array.grid.is_unsharded:  # a chunk is a file
                 for number in numbers:
                     yield (*prefix, number), [url]

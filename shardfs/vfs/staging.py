@@ -9,8 +9,8 @@ import stat
 from typing import Final
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.pending import OwnVersion
-from shardfs.dataset.walk import prune, walk_files
+from shardfs.dataset.maintenance.walk import prune, walk_files
+from shardfs.dataset.queue import OwnVersion
 from shardfs.dataset.writer import Writer
 from shardfs.errors import CrossDeviceError, NotADirectoryHereError, NotFoundError
 from shardfs.format.grid import ChunkKeyEncoding, parse_coordinate
@@ -106,7 +106,7 @@ class Staging:
         array = (await self._hierarchy.node(path)).any_array
         if array is None:
             return
-        root, pending = array.arrangement.key_encoding.root(array.grid.ndim), [place]
+        root, pending = array.layout.key_encoding.root(array.grid.ndim), [place]
         while pending:
             directory = pending.pop()
             for entry in await self._store.list(directory):
@@ -115,7 +115,7 @@ class Staging:
                     names = key[len(place) + 1 :].split("/")
                     names = names[names[0] == root :]
                     coords = [parse_coordinate(name) for name in names]
-                    array.arrangement.make_directory(tuple(index for index in coords if index is not None))
+                    array.layout.make_directory(tuple(index for index in coords if index is not None))
                     pending.append(key)
 
     async def absorb_file(self, key: str, *, again: bool = False) -> None:
@@ -139,7 +139,7 @@ class Staging:
         if again and not self._writer.committer.has_room(snapshot.size):
             await self._writer.committer.flush()  # nobody else does so before a mount answers
         status = snapshot.stat
-        array.arrangement.make_directory(coords[:-1])
+        array.layout.make_directory(coords[:-1])
         await self._writer.put(
             array,
             coords,
@@ -150,7 +150,7 @@ class Staging:
             gid=status.gid,
         )
         shards, shard = self._writer.source.shards, array.grid.locate(coords).shard
-        shards.own(array.arrangement, shard, coords, OwnVersion(self._tree.inodes.reserve(), status.mtime_ns))
+        shards.own(array.layout, shard, coords, OwnVersion(self._tree.inodes.reserve(), status.mtime_ns))
         await self._store.unlink(key)
         if status.nlink == 1:
             self._tree.retire((PlainFile, status.identity))
@@ -186,6 +186,6 @@ class Staging:
 
 def _coords_of(array: Array, name: str) -> Coords | None:
     """Return the coordinates that the chunk file *name* of a new array stands for, in whichever view it was made."""
-    encodings = (array.arrangement.key_encoding, *_V2_ENCODINGS)
+    encodings = (array.layout.key_encoding, *_V2_ENCODINGS)
     found = (encoding.decode(name, array.grid.ndim) for encoding in encodings)
     return next((coords for coords in found if coords is not None), None)

@@ -113,7 +113,7 @@ class Tree:
             chunks = self.numbers.tree(number)
             if not chunks.is_chunk(position):
                 return chunks.stored_path(position)
-            return join_key(chunks.array.arrangement.path, chunks.key(chunks.coords_at(position)))
+            return join_key(chunks.array.layout.path, chunks.key(chunks.coords_at(position)))
         except ShardfsError:
             return f"inode {ino}"
 
@@ -268,7 +268,7 @@ class Tree:
 
     async def present(self, chunks: ChunkTree) -> ChunkTree:
         """Return the chunk tree that the array of *chunks* has now; raises `StaleError` if it is none any more."""
-        path = chunks.array.arrangement.path
+        path = chunks.array.layout.path
         try:
             found = self.chunk_tree(await self.hierarchy.node(path))
         except NotFoundError:
@@ -373,7 +373,7 @@ class Tree:
 
     def became_chunks(self, chunks: ChunkTree) -> None:
         """Let the directories that became ones of *chunks* go on under their numbers: programs work in them."""
-        above = chunks.array.arrangement.path
+        above = chunks.array.layout.path
         for ino, node in self.inodes.nodes():
             if not isinstance(node, Directory) or node.path == above or not is_below(node.path, above):
                 continue

@@ -90,7 +90,7 @@ class ZarrV3:
                 raise NotShownError(node.reason or "the document is nested too deeply to be compared")
             face = Face(array, shown.key_encoding, codec)
         elif array is not None:
-            face, document = Face(array, array.arrangement.key_encoding, None), array.document
+            face, document = Face(array, array.layout.key_encoding, None), array.document
         else:
             return Appearance()
         return Appearance({} if node.document is None else {DOCUMENT: encode_json(document)}, face)

@@ -42,7 +42,7 @@ class Face(NamedTuple):
 
         An array that is made through the mount shows what its writer wrote, who takes it for an error if more is there.
         """
-        return self.missing if self.array.arrangement.directories is None else None
+        return self.missing if self.array.layout.directories is None else None
 
     @property
     def listed_missing(self) -> Missing | None:
@@ -53,7 +53,7 @@ class Face(NamedTuple):
     def has_chunks_of(self, other: "Face") -> bool:
         """Whether the chunks lie where those of *other* lie, mean what they mean, and show alike."""
         here, there = self.array, other.array
-        if (here.arrangement, here.fingerprint) != (there.arrangement, there.fingerprint):
+        if (here.layout, here.fingerprint) != (there.layout, there.fingerprint):
             return False
         return (self.key_encoding, self.codec) == (other.key_encoding, other.codec)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import trio
 
+from shardfs.dataset.maintenance.walk import walk_nodes
 from shardfs.dataset.source import Source
-from shardfs.dataset.walk import walk_nodes
 from shardfs.stores.local import LocalStore
 from tests.support.commands import run_json
 from tests.support.corpus import BASE

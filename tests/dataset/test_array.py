@@ -169,4 +169,4 @@ async def test_shards_of_different_lengths_are_never_taken_for_each_other(tmp_pa
     for seed in range(3):
         for coords in random.Random(seed).sample(order, len(order)):
             extent = (await array.find(coords))[1]
-            assert await whole(extent) == chunks[array.arrangement.key_encoding.encode(coords)]
+            assert await whole(extent) == chunks[array.layout.key_encoding.encode(coords)]

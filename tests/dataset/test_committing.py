@@ -18,9 +18,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shardfs.dataset.commit import Commit
-from shardfs.dataset.repair import find_torn, repair
-from shardfs.dataset.shards import Arrangement
-from shardfs.dataset.shrinking import empty_outside
+from shardfs.dataset.maintenance.repair import find_torn, repair
+from shardfs.dataset.maintenance.shrink import empty_outside
+from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, StaleError, StoreError
 from shardfs.format.sharding import Coords
 from shardfs.stores.memory import MemoryContent
@@ -128,7 +128,7 @@ def test_who_publishes_in_a_shard_that_is_rewritten_waits_however_long_that_take
 
         committer.commits.execute = slowly  # type: ignore[method-assign,assignment]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: committer.rewrite(array.arrangement, (0,), {}, compact=True))
+            nursery.start_soon(lambda: committer.rewrite(array.layout, (0,), {}, compact=True))
             await is_begun.wait()
             await put(process, 0, b"new")
         committer.commits.execute = execute  # type: ignore[method-assign]
@@ -154,7 +154,7 @@ def test_who_publishes_in_a_shard_that_gets_busy_while_others_publish_waits_for_
 
         committer.commits.execute = slowly  # type: ignore[method-assign,assignment]
         async with trio.open_nursery() as nursery, committer.commits.lock:
-            nursery.start_soon(lambda: committer.rewrite(array.arrangement, (0,), {}, compact=True))
+            nursery.start_soon(lambda: committer.rewrite(array.layout, (0,), {}, compact=True))
             await wait_all_tasks_blocked()
             nursery.start_soon(put, process, 0, b"new")
             await wait_all_tasks_blocked()
@@ -261,7 +261,7 @@ async def that_cannot_commit(root: Path, *paths: str) -> AsyncIterator[Process]:
     journal.max_nbytes, journal._segment_nbytes = 100_000, 20_000
     plan = committer.commits.plan
 
-    async def fails(array: Arrangement, shard: Coords, *more: Any, **options: Any) -> Commit:
+    async def fails(array: ArrayLayout, shard: Coords, *more: Any, **options: Any) -> Commit:
         if array.path in paths:
             raise StoreError(f"{array.shard_key(shard)} cannot be written")
         return await plan(array, shard, *more, **options)
@@ -351,7 +351,7 @@ def test_what_was_published_before_another_program_resized_the_array_comes_befor
         (root / "end/zarr.json").write_text(json.dumps(document))
         await put(process, 0, b"newer")
         await put(process, 1, b"other")
-        await committer.flush((await process.array("end")).arrangement)
+        await committer.flush((await process.array("end")).layout)
         await committer.flush()
         found = await (await process.array("end")).extent((0,))
         assert found is not None
@@ -437,7 +437,7 @@ def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being_commi
         async with trio.open_nursery() as nursery, trio.open_nursery() as waiting:
             with locked_by_another_program(root / "end/c/0") as lock:
                 if how == "rewrite":
-                    waiting.start_soon(lambda: committer.rewrite(array.arrangement, (0,), {}, compact=True))
+                    waiting.start_soon(lambda: committer.rewrite(array.layout, (0,), {}, compact=True))
                 else:
                     await put(process, 1, b"new")
                 if how == "flush":

@@ -83,7 +83,7 @@ async def test_a_document_behind_a_link_is_followed(root: Path) -> None:
     after = (await later(source)).array
     assert after is not None
     assert after.document["attributes"] == {"changed": 1}
-    assert after.arrangement is before.arrangement
+    assert after.layout is before.layout
 
 
 @in_trio

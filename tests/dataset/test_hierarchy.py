@@ -85,7 +85,7 @@ async def test_the_arrangement_is_kept_while_chunks_lie_where_they_lay(root: Pat
     write(root / "a", edit)
     after = (await later(source)).array
     assert after is not None
-    assert (after.arrangement is before.arrangement) == kept
+    assert (after.layout is before.layout) == kept
     assert after.document["attributes" if "attributes" in edit else "codecs"] is not None
     assert {key: after.document[key] for key in ("shape", "fill_value", "data_type")} == {
         key: edit[key] for key in ("shape", "fill_value", "data_type")
@@ -133,7 +133,7 @@ async def test_many_who_ask_for_a_node_at_once_get_the_same_one(root: Path) -> N
         node = await source.hierarchy.node("a")
         assert node.array is not None
         nodes.append(node)
-        found.add(id(node.array.arrangement))
+        found.add(id(node.array.layout))
 
     for change in ({}, {"shape": [8, 11]}):
         write(root / "a", BASE | change)

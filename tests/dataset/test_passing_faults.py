@@ -44,7 +44,7 @@ async def test_a_document_that_is_being_written_in_place_does_not_show_shards(ro
         await source.hierarchy.node("a")
     document.write_text(text)
     source.clock.now += 1
-    assert (await source.array("a")).arrangement is array.arrangement
+    assert (await source.array("a")).layout is array.layout
 
 
 @in_trio
@@ -110,10 +110,10 @@ async def test_an_array_keeps_its_arrangement_when_its_node_was_forgotten(
     for name in ("x", "y", "z"):
         (root / name).mkdir()
     source = open_source(root)
-    before = (await source.array("a")).arrangement
+    before = (await source.array("a")).layout
     for name in ("x", "y", "z"):
         await source.hierarchy.node(name)
-    assert (await source.array("a")).arrangement is before
+    assert (await source.array("a")).layout is before
 
 
 @in_trio

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from shardfs.dataset.array import Extent
-from shardfs.dataset.pending import OwnVersion
-from shardfs.dataset.shrinking import empty_outside
+from shardfs.dataset.maintenance.shrink import empty_outside
+from shardfs.dataset.queue import OwnVersion
 from shardfs.errors import CorruptionError, ShardfsError, StaleError
 from shardfs.stores.local import LocalStore
 from tests.support.commands import run
@@ -79,7 +79,7 @@ async def test_arrays_of_any_rank_and_keys_are_read(tmp_path: Path, shape: tuple
     await life.put(last, b"last")
     assert await life.read(last) == b"last"
     await life.writer.committer.flush()
-    assert (tmp_path / array.arrangement.shard_key(last)).read_bytes() == b"last"
+    assert (tmp_path / array.layout.shard_key(last)).read_bytes() == b"last"
     assert not await array.is_empty()
     if shape:
         assert await life.listed() == {last: 4}
@@ -262,7 +262,7 @@ async def test_an_array_that_is_shown_keeps_its_arrangement_when_its_shape_stays
     life.source.hierarchy.forget(PATH)
     after = await life.array()
     assert after.document["attributes"] == {"a": 1}
-    assert after.arrangement is before.arrangement
+    assert after.layout is before.layout
 
 
 @in_trio
@@ -274,7 +274,7 @@ async def test_only_so_many_versions_of_chunks_are_remembered(root: Path) -> Non
     assert array is not None
     for number in range(8):
         await array.extent((number,))
-        assert len(array.arrangement.versions) <= 4
+        assert len(array.layout.versions) <= 4
 
 
 @in_trio
@@ -282,10 +282,10 @@ async def test_to_note_another_chunk_of_a_shard_copies_none_of_those_that_are_no
     source = open_source(root)
     array = (await source.hierarchy.node(PATH)).whole
     assert array is not None
-    versions = array.arrangement.versions
-    source.shards.own(array.arrangement, (0,), (0,), OwnVersion(100, 1))
+    versions = array.layout.versions
+    source.shards.own(array.layout, (0,), (0,), OwnVersion(100, 1))
     noted = versions[0,].own
-    source.shards.own(array.arrangement, (0,), (1,), OwnVersion(101, 1))
+    source.shards.own(array.layout, (0,), (1,), OwnVersion(101, 1))
     assert versions[0,].own is noted
     assert noted == {(0,), (1,)}
 

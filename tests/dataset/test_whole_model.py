@@ -75,7 +75,7 @@ async def take(store: Store, directory: Path, members: dict[str, Any], steps: li
     model: dict[Coords, bytes] = {}
     life = await Life.begin(store, directory)
     for step in steps:
-        key = (await life.array()).arrangement.shard_key(step.coords)
+        key = (await life.array()).layout.shard_key(step.coords)
         match step.what:
             case "put":
                 await life.put(step.coords, step.data)
@@ -87,18 +87,18 @@ async def take(store: Store, directory: Path, members: dict[str, Any], steps: li
                 await life.writer.committer.flush()
                 assert not life.writer.committer.npending
                 for coords, data in model.items():
-                    stored = await store.open((await life.array()).arrangement.shard_key(coords))
+                    stored = await store.open((await life.array()).layout.shard_key(coords))
                     assert bytes(await stored.read(0, stored.size)) == data
             case "kill":
                 life.kill()
                 life = await Life.begin(store, directory)
                 assert not life.recovery.conflicts
-            case "behind" if step.coords not in (await life.array()).arrangement.pending.changes:
+            case "behind" if step.coords not in (await life.array()).layout.pending.changes:
                 await store.make_directories(key.rpartition("/")[0])
                 await store.replace(key, step.data)
                 (await life.array()).forget_listing()
                 model[step.coords] = step.data
-            case "gone behind" if step.coords not in (await life.array()).arrangement.pending.changes:
+            case "gone behind" if step.coords not in (await life.array()).layout.pending.changes:
                 if not await store.is_absent(key):
                     await store.unlink(key)
                 (await life.array()).forget_listing()

@@ -12,7 +12,7 @@ import trio
 
 from shardfs.dataset.array import Array, ListedRun
 from shardfs.dataset.hierarchy import Hierarchy
-from shardfs.dataset.shards import Shards
+from shardfs.dataset.shard_cache import ShardCache
 from shardfs.dataset.statistics import Statistics
 from shardfs.stores.local import LocalStore
 from shardfs.vfs.attributes import Attributes
@@ -53,7 +53,7 @@ class Opened:
     store: LocalStore
     clock: Clock
     statistics: Statistics
-    shards: Shards
+    shards: ShardCache
     hierarchy: Hierarchy
 
     async def array(self, path: str = "") -> Array:
@@ -63,10 +63,10 @@ class Opened:
 
 
 def open_source(root: Path, *, ttl: float = 1.0, store: Any = None, **limits: int) -> Opened:
-    """Open *root*; *store* stands in for its `LocalStore`, *limits* are those of `Shards`."""
+    """Open *root*; *store* stands in for its `LocalStore`, *limits* are those of `ShardCache`."""
     store = store or LocalStore(str(root))
     clock, statistics = Clock(), Statistics()
-    shards = Shards(store, ttl=ttl, statistics=statistics, clock=clock, **limits)
+    shards = ShardCache(store, ttl=ttl, statistics=statistics, clock=clock, **limits)
     return Opened(store, clock, statistics, shards, Hierarchy(store, shards, ttl=ttl, clock=clock))
 
 

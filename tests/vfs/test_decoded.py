@@ -75,10 +75,10 @@ class Decoding:
     async def get(self, coords: Coords) -> memoryview:
         extent = await self.array.extent(coords)
         assert extent is not None
-        return await self.chunks.get(self.array.arrangement, coords, extent, self.codec)
+        return await self.chunks.get(self.array.layout, coords, extent, self.codec)
 
     async def plain(self, coords: Coords) -> PlainChunk:
-        return PlainChunk(self.chunks, self.array.arrangement, coords, await self.extent(coords), self.codec)
+        return PlainChunk(self.chunks, self.array.layout, coords, await self.extent(coords), self.codec)
 
 
 async def open_decoding(root: Path, max_nbytes: int = 2**20) -> Decoding:
@@ -230,7 +230,7 @@ async def test_the_same_bytes_under_another_codec_are_another_chunk(tmp_path: Pa
     little = bytes(await decoding.get((0, 0)))
     big = ChunkCodec(decoding.codec.data_type, CHUNK_SHAPE, (0, 1), "big", decoding.codec.after)
     extent = await decoding.extent((0, 0))
-    swapped = await decoding.chunks.get(decoding.array.arrangement, (0, 0), extent, big)
+    swapped = await decoding.chunks.get(decoding.array.layout, (0, 0), extent, big)
     assert np.array_equal(np.frombuffer(swapped, ">i4"), np.frombuffer(little, "<i4"))
 
 
@@ -256,8 +256,8 @@ def test_a_chunk_that_does_not_decode_to_its_size_is_named(codecs: tuple[object,
         decoding = await open_decoding(tmp_path)
         wrong = ChunkCodec.parse("int32", (1, 9), decoding.array.codecs)
         with pytest.raises(CorruptionError, match=r"^c/2/0 of the array "):
-            await decoding.chunks.get(decoding.array.arrangement, (2, 0), await decoding.extent((2, 0)), wrong)
-        chunk = PlainChunk(decoding.chunks, decoding.array.arrangement, (2, 0), await decoding.extent((2, 0)), wrong)
+            await decoding.chunks.get(decoding.array.layout, (2, 0), await decoding.extent((2, 0)), wrong)
+        chunk = PlainChunk(decoding.chunks, decoding.array.layout, (2, 0), await decoding.extent((2, 0)), wrong)
         with pytest.raises(CorruptionError, match=r"^c/2/0 of the array "):
             await chunk.read(0, 1)
         with pytest.raises(CorruptionError, match=r"^c/2/0 of the array "):
@@ -283,7 +283,7 @@ async def test_a_chunk_that_claims_far_more_bytes_than_it_decodes_to_is_not_read
     small = ChunkCodec.parse("int32", (1, 8), decoding.array.codecs)
     extent = await decoding.extent((0, 0))
     with pytest.raises(CorruptionError, match="has 400004 bytes, and 32 decoded"):
-        await decoding.chunks.get(decoding.array.arrangement, (0, 0), extent, small)
+        await decoding.chunks.get(decoding.array.layout, (0, 0), extent, small)
     assert decoding.gate.reads == 0
 
 
@@ -330,6 +330,6 @@ async def test_who_decodes_a_large_chunk_as_something_else_takes_it_from_nobody(
     decoding = await open_decoding(tmp_path, max_nbytes=NBYTES - 1)
     one = await decoding.plain((3, 0))
     unsigned = ChunkCodec.parse("uint32", decoding.array.grid.chunk_shape, decoding.array.codecs)
-    await decoding.chunks.get(decoding.array.arrangement, (3, 0), await decoding.extent((3, 0)), unsigned)
+    await decoding.chunks.get(decoding.array.layout, (3, 0), await decoding.extent((3, 0)), unsigned)
     assert await one.get() is await one.get()
     assert decoding.statistics.decoded_chunks == 2

@@ -76,5 +76,5 @@ async def test_an_array_that_gets_other_codecs_takes_what_is_written_for_these_a
         await files.flush(early)
     await process.writing.commit()
     now = await process.array("end")
-    assert now.arrangement is before.arrangement
+    assert now.layout is before.layout
     assert [(await now.find((n,)))[1] is not None for n in (0, 1)] == [True, False]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from shardfs.dataset.walk import prune
+from shardfs.dataset.maintenance.walk import prune
 from shardfs.errors import (
     ConflictError,
     CrossDeviceError,

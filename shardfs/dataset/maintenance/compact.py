@@ -7,10 +7,10 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
-from shardfs.dataset.inspection import ShardUse, measure
+from shardfs.dataset.maintenance.verify import ShardUse, measure
+from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.open_shard import OpenShard
 from shardfs.dataset.source import Source
-from shardfs.dataset.walk import walk_nodes, walk_shards
 from shardfs.format.index import IndexLayout
 from shardfs.format.index_search import find_last_index
 from shardfs.format.sharding import Coords
@@ -53,7 +53,7 @@ async def find_wasteful(source: Source, threshold: float, *, force: bool) -> Asy
 
 async def compact(committer: Committer, candidate: Candidate) -> None:
     """Write a shard anew without dead bytes; raises `CorruptionError` if that would lose a damaged entry."""
-    await committer.rewrite(candidate.array.arrangement, candidate.shard, {}, compact=True)
+    await committer.rewrite(candidate.array.layout, candidate.shard, {}, compact=True)
 
 
 async def _has_foreign_prefix(array: Array, shard: Coords, opened: OpenShard) -> bool:

@@ -1,6 +1,6 @@
 """Published inner chunks that are not in their shards yet, and the versions that this mount gave to chunks.
 
-Both hang on the `Arrangement` of an array, as everything does that belongs to where its chunks lie.  A pending chunk is
+Both hang on the `ArrayLayout` of an array, as everything does that belongs to where its chunks lie.  A pending chunk is
 a record of the journal; its bytes stay there and are read back from there.
 """
 

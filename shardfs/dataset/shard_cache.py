@@ -10,10 +10,10 @@ from typing import Final
 
 import trio
 
+from shardfs.dataset.inode_generations import InodeGenerations
 from shardfs.dataset.open_shard import OpenShard, index_place, open_inner_shard, open_shard
-from shardfs.dataset.pending import ArrayPending, OwnVersion, ShardVersion
+from shardfs.dataset.queue import ArrayPending, OwnVersion, ShardVersion
 from shardfs.dataset.statistics import Statistics
-from shardfs.dataset.versions import Versions
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
@@ -34,7 +34,7 @@ _LARGE_AT_ONCE: Final = 2
 
 
 @dataclass(eq=False)
-class Arrangement:
+class ArrayLayout:
     """The shards of one array: where they are stored and what lies in them.  Compared by identity.
 
     *versions* are the versions of shards that were seen last, *own* those of chunks that were written through this
@@ -115,10 +115,10 @@ class ShardState:
             raise self.error.with_traceback(None)
 
 
-_Key = tuple[Arrangement, Coords, tuple[int, ...]]  # of an inner shard: with the entries that lead to it
+_Key = tuple[ArrayLayout, Coords, tuple[int, ...]]  # of an inner shard: with the entries that lead to it
 
 
-class Shards:
+class ShardCache:
     """The open shards of all arrays of a source; those used last stay, up to *max_nbytes* and *max_open*.
 
     What is known is trusted for *ttl* seconds, unless a caller wants it fresh.
@@ -146,13 +146,13 @@ class Shards:
         self._loading: dict[_Key, trio.Event] = {}
         self._outdated: set[_Key] = set()
         self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
-        self._versions = Versions(statistics, max_own=max_own)
+        self._versions = InodeGenerations(statistics, max_own=max_own)
 
     def remaining(self, state: ShardState) -> float:
         """Return for how many seconds *state* may be trusted still."""
         return max(0.0, state.checked + self.ttl - self.clock())
 
-    async def state(self, array: Arrangement, coords: Coords, *, fresh: bool = False) -> ShardState:
+    async def state(self, array: ArrayLayout, coords: Coords, *, fresh: bool = False) -> ShardState:
         """Return what is known of the shard at *coords*; *fresh* asks the store whether it is still so."""
         key: _Key = (array, coords, ())
         while True:
@@ -189,7 +189,7 @@ class Shards:
         self._statistics.index_hits += 1
         return True
 
-    async def innermost(self, array: Arrangement, state: ShardState, place: Place) -> ShardState:
+    async def innermost(self, array: ArrayLayout, state: ShardState, place: Place) -> ShardState:
         """Return what is known of the innermost shard around *place*: *state* itself, or a shard within its shard.
 
         Raises `CorruptionError` if a shard between them is damaged.
@@ -202,7 +202,7 @@ class Shards:
         return inner
 
     async def _inner(
-        self, array: Arrangement, state: ShardState, place: Place, depth: int, outer: OpenShard
+        self, array: ArrayLayout, state: ShardState, place: Place, depth: int, outer: OpenShard
     ) -> ShardState:
         key: _Key = (array, place.shard, place.entries[:depth])
 
@@ -273,13 +273,13 @@ class Shards:
             state.stat = state.stat._replace(mtime_ns=version.mtime_ns)
         return state
 
-    def own(self, array: Arrangement, shard: Coords, coords: Coords, own: OwnVersion) -> None:
+    def own(self, array: ArrayLayout, shard: Coords, coords: Coords, own: OwnVersion) -> None:
         """Note the version of the chunk at *coords* of *shard* that was published through this mount."""
         for oldest, at in self._versions.own(array, shard, coords, own):
             self.forget(oldest, at)
 
     @contextmanager
-    def changing(self, array: Arrangement, coords: Coords, stat: Stat | None) -> Iterator[None]:
+    def changing(self, array: ArrayLayout, coords: Coords, stat: Stat | None) -> Iterator[None]:
         """Take what the shard at *coords* becomes, as long as the block lasts, for the version *stat* that it was.
 
         A commit of our own shows to others before it is `committed`, and makes no other version of the chunks that it
@@ -291,7 +291,7 @@ class Shards:
             finally:
                 self.forget(array, coords)
 
-    def committed(self, array: Arrangement, coords: Coords, stat: Stat | None, *, is_new: bool) -> None:
+    def committed(self, array: ArrayLayout, coords: Coords, stat: Stat | None, *, is_new: bool) -> None:
         """Note that a commit of our own left the shard at *coords* in the state *stat*, None if it is gone.
 
         *is_new* says that there was no such shard before.
@@ -301,7 +301,7 @@ class Shards:
             array.listing += 1
         self.forget(array, coords)
 
-    def listed(self, array: Arrangement, coords: Coords, stat: Stat | None) -> ShardState:
+    def listed(self, array: ArrayLayout, coords: Coords, stat: Stat | None) -> ShardState:
         """Return what a listing knows of a chunk file of an unsharded array: *stat*, None if there is no such file.
 
         It was not opened, and the state is not remembered.
@@ -314,7 +314,7 @@ class Shards:
                 generation, stat = version.generation, stat._replace(mtime_ns=version.mtime_ns)
         return ShardState((array, coords, ()), seen_at(self.clock()), generation, array.shard_key(coords), stat=stat)
 
-    def forget(self, array: Arrangement, coords: Coords) -> None:
+    def forget(self, array: ArrayLayout, coords: Coords) -> None:
         """Look at the shard at *coords* again when it is wanted next."""
         key: _Key = (array, coords, ())
         if key in self._loading:

@@ -115,7 +115,7 @@ async def measure(array: Array, coords: Coords) -> ShardUse:
             chunks += int(np.count_nonzero(~entries.empty))
             ranges.append(np.stack([entries.offsets[sound] + np.uint64(shard.offset), entries.nbytes[sound]], axis=1))
     return ShardUse(
-        key=array.arrangement.shard_key(coords),
+        key=array.layout.shard_key(coords),
         size=state.stat.size if state.stat else 0,
         chunks=chunks,
         live=None if encoded or not ranges else _covered_nbytes(np.concatenate(ranges)),
@@ -151,7 +151,7 @@ async def _levels(array: Array, coords: Coords, problems: list[Problem]) -> Asyn
     """
     state = await array.shard(coords)
     if state.error is not None:
-        problems.append(Problem(array.arrangement.shard_key(coords), None, str(state.error)))
+        problems.append(Problem(array.layout.shard_key(coords), None, str(state.error)))
     if state.shard is not None:
         async for found in _within(array, state.shard, Place(coords, (), (array.grid.index_shape(coords),)), problems):
             yield found
@@ -184,9 +184,9 @@ def _entered(place: Place, entry: int) -> Place:
 
 
 def _problem(array: Array, place: Place, error: ShardfsError) -> Problem:
-    arrangement = array.arrangement
-    chunk = arrangement.key_encoding.encode(array.grid.coords(place))
-    return Problem(arrangement.shard_key(place.shard), chunk, str(error), isinstance(error, OversizedDataError))
+    layout = array.layout
+    chunk = layout.key_encoding.encode(array.grid.coords(place))
+    return Problem(layout.shard_key(place.shard), chunk, str(error), isinstance(error, OversizedDataError))
 
 
 def _covered_nbytes(ranges: np.ndarray) -> int:

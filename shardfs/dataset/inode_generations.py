@@ -7,31 +7,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shardfs.dataset.pending import OwnVersion, ShardVersion
+from shardfs.dataset.queue import OwnVersion, ShardVersion
 from shardfs.dataset.statistics import Statistics
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Stat
 
 if TYPE_CHECKING:
-    from shardfs.dataset.shards import Arrangement
+    from shardfs.dataset.shard_cache import ArrayLayout
 
 
-class Versions:
-    """The versions of all arrays of a source, which are kept in their arrangements.
+class InodeGenerations:
+    """The versions of all arrays of a source, which are kept in their layouts.
 
     Of chunks that were published through this mount, up to *max_own* have versions of their own.
     """
 
     def __init__(self, statistics: Statistics, *, max_own: int) -> None:
         self._statistics = statistics
-        self._changing: set[tuple[Arrangement, Coords]] = set()
+        self._changing: set[tuple[ArrayLayout, Coords]] = set()
         self._max_own = max_own
         self._nown = 0
-        self._with_own: deque[tuple[Arrangement, Coords]] = deque()
+        self._with_own: deque[tuple[ArrayLayout, Coords]] = deque()
         self._max_seen = 2 * max_own
-        self._seen: deque[tuple[Arrangement, Coords]] = deque()  # of unsharded arrays, which may have any number
+        self._seen: deque[tuple[ArrayLayout, Coords]] = deque()  # of unsharded arrays, which may have any number
 
-    def of(self, array: Arrangement, coords: Coords, stat: Stat) -> ShardVersion:
+    def of(self, array: ArrayLayout, coords: Coords, stat: Stat) -> ShardVersion:
         """Return the version of the shard at *coords*, which is in the state *stat* now."""
         stored = hash(stat.version)
         version = array.versions.get(coords)
@@ -47,8 +47,8 @@ class Versions:
         return version
 
     def own(
-        self, array: Arrangement, shard: Coords, coords: Coords, own: OwnVersion
-    ) -> list[tuple[Arrangement, Coords]]:
+        self, array: ArrayLayout, shard: Coords, coords: Coords, own: OwnVersion
+    ) -> list[tuple[ArrayLayout, Coords]]:
         """Note the version of a chunk; return the shards whose chunks lost theirs to make room for it."""
         version = self._see(array, shard)
         chunks = version.own if isinstance(version.own, set) else set()
@@ -72,7 +72,7 @@ class Versions:
         return lost
 
     @contextmanager
-    def changing(self, array: Arrangement, coords: Coords, stat: Stat | None) -> Iterator[None]:
+    def changing(self, array: ArrayLayout, coords: Coords, stat: Stat | None) -> Iterator[None]:
         """Take what the shard at *coords* becomes, as long as the block lasts, for the version *stat* that it was."""
         if stat is not None:
             self.of(array, coords, stat)
@@ -82,7 +82,7 @@ class Versions:
         finally:
             self._changing.discard((array, coords))
 
-    def committed(self, array: Arrangement, coords: Coords, stat: Stat | None) -> None:
+    def committed(self, array: ArrayLayout, coords: Coords, stat: Stat | None) -> None:
         """Note that a commit of our own left the shard at *coords* in the state *stat*, None if it is gone."""
         version = self._see(array, coords)
         if stat is None:
@@ -92,7 +92,7 @@ class Versions:
             version.mtime_ns = stat.mtime_ns
         version.stored = hash(stat.version)
 
-    def _see(self, array: Arrangement, coords: Coords) -> ShardVersion:
+    def _see(self, array: ArrayLayout, coords: Coords) -> ShardVersion:
         """Return what is remembered of the version of the shard at *coords*, from now on if nothing was.
 
         Chunk files of unsharded arrays are seen by the million: only so many that were seen last are remembered.
@@ -107,14 +107,14 @@ class Versions:
                         self._forget_seen(*self._seen.popleft())
         return version
 
-    def _forget_seen(self, array: Arrangement, coords: Coords) -> None:
+    def _forget_seen(self, array: ArrayLayout, coords: Coords) -> None:
         version = array.versions[coords]
         if version.own or coords in array.pending.shards or (array, coords) in self._changing:
             self._seen.append((array, coords))
         else:
             del array.versions[coords]
 
-    def _supersede(self, array: Arrangement, version: ShardVersion) -> None:
+    def _supersede(self, array: ArrayLayout, version: ShardVersion) -> None:
         """Make every chunk of a shard a new version, as far as attributes go."""
         version.generation += 1
         for coords in version.own:

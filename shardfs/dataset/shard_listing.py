@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from shardfs.dataset.shards import Arrangement
+from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
@@ -17,7 +17,7 @@ _Branch = dict[int, "_Branch"]
 
 
 class _Listed(NamedTuple):
-    """When the store was asked to list, and what `Arrangement.listing` was then."""
+    """When the store was asked to list, and what `ArrayLayout.listing` was then."""
 
     time: float
     listing: int
@@ -26,14 +26,14 @@ class _Listed(NamedTuple):
 _NEVER: Final = _Listed(float("-inf"), -1)
 
 
-class Coverage:
+class ShardListing:
     """The stored shards of one array, by their names alone, as they were listed at most *ttl* seconds ago.
 
     Shards that commits of our own made or removed since are seen at once.
     """
 
     def __init__(
-        self, store: Store, array: Arrangement, *, ttl: float, clock: Callable[[], float] = time.monotonic
+        self, store: Store, array: ArrayLayout, *, ttl: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
         self._array = array

@@ -55,7 +55,7 @@ async def test_shards_are_found_by_their_names(tmp_path: Path, kind: str) -> Non
 async def test_names_of_no_shard_of_the_grid_are_passed_over(tmp_path: Path, kind: str) -> None:
     store(tmp_path, document(kind))
     array = await open_source(tmp_path).array()
-    key = array.arrangement.shard_key
+    key = array.layout.shard_key
     os.unlink(tmp_path / key((1, 1)))
     directory = (tmp_path / key((0, 0))).parent
     for name in ("00", "+1", "1~", "c.0", "c.0.00", "0.00", "README", "-1"):
@@ -74,7 +74,7 @@ async def test_a_listing_is_kept_for_the_ttl(tmp_path: Path, kind: str) -> None:
     source = open_source(tmp_path)
     array = await source.array()
     assert await stored(array) == {0: [0, 1], 1: [0, 1]}
-    os.unlink(tmp_path / array.arrangement.shard_key((0, 1)))
+    os.unlink(tmp_path / array.layout.shard_key((0, 1)))
     assert await stored(array) == {0: [0, 1], 1: [0, 1]}
     source.clock.now += 1
     assert await stored(array) == {0: [0], 1: [0, 1]}
@@ -88,7 +88,7 @@ async def test_a_listing_is_kept_no_longer_than_the_ttl(tmp_path: Path, kind: st
     source = open_source(tmp_path)
     array = await source.array()
     assert await array.stored_shards(()) == [0, 1]
-    os.unlink(tmp_path / array.arrangement.shard_key((0, 1)))
+    os.unlink(tmp_path / array.layout.shard_key((0, 1)))
     source.clock.now += 0.75
     assert await array.stored_shards((0,)) in ([0], [0, 1])
     source.clock.now += 0.5

@@ -12,8 +12,8 @@ from typing import Final
 import trio
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.source import Source
-from shardfs.dataset.walk import walk_nodes, walk_shards
 from shardfs.errors import CorruptionError, ExistsError, StaleError
 from shardfs.format.index import IndexLayout, ShardIndex
 from shardfs.format.index_search import find_last_index, torn_entries
@@ -73,7 +73,7 @@ async def repair(source: Source, torn: TornShard, directory: str) -> str:
         kept = join_key(directory, torn.key.replace("/", "_"))
         place = await _keep_tail(source, edit.snapshot, torn.stop, kept)
         await edit.splice(Splice((Kept(0, torn.stop),)))
-    source.shards.forget(torn.array.arrangement, torn.shard)
+    source.shards.forget(torn.array.layout, torn.shard)
     return place
 
 
@@ -88,7 +88,7 @@ def _is_no_index(array: Array, index: ShardIndex) -> bool:
 
 async def _examine(array: Array, shard: Coords, snapshot: Snapshot, reason: str) -> TornShard:
     level = array.grid.levels[0]
-    key, found = array.arrangement.shard_key(shard), (snapshot.size, snapshot.stat.version)
+    key, found = array.layout.shard_key(shard), (snapshot.size, snapshot.stat.version)
     layout = IndexLayout(level.index_codecs, array.grid.index_shape(shard), level.index_at_start)
     why_not = None
     if level.after:
@@ -103,7 +103,7 @@ async def _examine(array: Array, shard: Coords, snapshot: Snapshot, reason: str)
 
 
 def _search(array: Array, shard: Coords, snapshot: Snapshot, layout: IndexLayout, reason: str) -> TornShard:
-    key, found = array.arrangement.shard_key(shard), (snapshot.size, snapshot.stat.version)
+    key, found = array.layout.shard_key(shard), (snapshot.size, snapshot.stat.version)
     with snapshot.mapped() as data:
         offset = find_last_index(layout, data)
         if offset is None:

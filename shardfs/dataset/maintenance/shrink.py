@@ -2,7 +2,7 @@
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
-from shardfs.dataset.walk import walk_shards
+from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.errors import ShardfsError
 from shardfs.format.grid import ChunkGrid
 from shardfs.format.sharding import Coords
@@ -29,7 +29,7 @@ async def _empty_outside(committer: Committer, array: Array, shard: Coords, insi
     """Remove the chunks of one shard that do not lie in the grid of the shape *inside*."""
     starts = (array.grid.covered(axis, index).start for axis, index in enumerate(shard))
     if any(start >= n for start, n in zip(starts, inside, strict=True)):
-        await committer.rewrite(array.arrangement, shard, None)
+        await committer.rewrite(array.layout, shard, None)
         return
     outside: dict[Coords, Content | None] = {
         coords: None
@@ -37,4 +37,4 @@ async def _empty_outside(committer: Committer, array: Array, shard: Coords, insi
         if any(i >= n for i, n in zip(coords, inside, strict=True))
     }
     if outside:
-        await committer.rewrite(array.arrangement, shard, outside)
+        await committer.rewrite(array.layout, shard, outside)
