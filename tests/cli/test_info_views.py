@@ -15,10 +15,10 @@ import trio
 from click.testing import CliRunner
 
 from shardfs.cli import cli
+from shardfs.cli.clients import TOOLS, VIEW_OPTIONS, ViewOptions
+from shardfs.cli.info import describe
 from shardfs.dataset.source import Source
-from shardfs.descriptions import describe
 from shardfs.stores.url import open_store
-from shardfs.tools import TOOLS, VIEW_OPTIONS, ViewOptions
 from tests.support.commands import run
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, rectilinear, sharding, transpose
 

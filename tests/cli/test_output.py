@@ -13,7 +13,7 @@ import pytest
 
 from shardfs import __version__
 from shardfs.cli import cli
-from shardfs.commands import EXIT_STATUS
+from shardfs.cli.options import EXIT_STATUS
 from tests.support.commands import run
 from tests.support.corpus import CASES, array, sharding, write_case
 from tests.support.datasets import store

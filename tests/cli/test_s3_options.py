@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from shardfs import MountOptions, StoreOptions, errors, mounting
-from shardfs.cli import cli
-from shardfs.reports import render_statistics
+from shardfs import MountOptions, StoreOptions, errors
+from shardfs.cli import cli, mount
+from shardfs.cli.reports import render_statistics
 from shardfs.stores.url import open_store, resolve
 from tests.support.commands import MOUNT_POINT, SOURCE, WRONG_USAGE, one_line_of, run
 from tests.support.mounting import environment
@@ -67,9 +67,9 @@ def test_the_daemon_gets_the_options_that_the_command_was_given(
     monkeypatch: pytest.MonkeyPatch, store: StoreOptions, options: MountOptions
 ) -> None:
     seen: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(mounting, "_mount_in_foreground", lambda *arguments: seen.append(arguments))
+    monkeypatch.setattr(mount, "_mount_in_foreground", lambda *arguments: seen.append(arguments))
     arguments = ["s3://bucket/data", "/mnt", "-f", *options.to_arguments(), *store.to_arguments()]
-    mounting.mount.main(arguments, standalone_mode=False)
+    mount.mount.main(arguments, standalone_mode=False)
     assert seen == [("s3://bucket/data", "/mnt", options, store, "info", None, None)]
 
 
@@ -103,9 +103,9 @@ def test_a_cache_in_the_mount_point_is_refused_and_not_made(place: Path, name: s
 )
 def test_sizes(monkeypatch: pytest.MonkeyPatch, text: str, nbytes: int) -> None:
     seen: list[StoreOptions] = []
-    monkeypatch.setattr(mounting, "_mount_in_foreground", lambda *arguments: seen.append(arguments[3]))
+    monkeypatch.setattr(mount, "_mount_in_foreground", lambda *arguments: seen.append(arguments[3]))
     arguments = ["s3://bucket/data", "/mnt", "-f", "--cache=/kept", f"--cache-size={text}"]
-    mounting.mount.main(arguments, standalone_mode=False)
+    mount.mount.main(arguments, standalone_mode=False)
     assert seen == [StoreOptions(cache="/kept", cache_nbytes=nbytes)]
 
 

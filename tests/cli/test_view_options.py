@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from shardfs import MountOptions, errors, mounting
-from shardfs.cli import cli
+from shardfs import MountOptions, errors
+from shardfs.cli import cli, mount
 from shardfs.fuse.options import DIMENSION_SEPARATORS, VIEWS
 from tests.cli.conftest import Background
 from tests.support.commands import WRONG_USAGE, one_line_of
@@ -49,8 +49,8 @@ def test_the_daemon_gets_the_view_that_the_command_was_given(
     monkeypatch: pytest.MonkeyPatch, options: MountOptions
 ) -> None:
     seen: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(mounting, "_mount_in_foreground", lambda *arguments: seen.append(arguments))
-    mounting.mount.main(["data", "/mnt", "-f", *options.to_arguments()], standalone_mode=False)
+    monkeypatch.setattr(mount, "_mount_in_foreground", lambda *arguments: seen.append(arguments))
+    mount.mount.main(["data", "/mnt", "-f", *options.to_arguments()], standalone_mode=False)
     assert [arguments[2] for arguments in seen] == [options]
 
 

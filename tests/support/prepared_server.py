@@ -19,7 +19,7 @@ import sys
 from contextlib import suppress
 
 import shardfs.cli
-import shardfs.fuse.mount
+import shardfs.fuse.serve
 import shardfs.stores.s3.store  # noqa: F401 - all that a mount may need
 
 _MESSAGE_NBYTES = 1 << 20

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardfs.cli.recover import UNMOUNT_FIRST, RecoveryReport
+from shardfs.cli.reports import counted
 from shardfs.dataset.host_state import Slot, all_slots, kept_files
 from shardfs.dataset.journal import Erase, JournalContents, Put, Shrink
 from shardfs.dataset.leftovers import read_left, recover_command
 from shardfs.errors import ShardfsError
-from shardfs.repairs import UNMOUNT_FIRST, RecoveryReport
-from shardfs.reports import counted
 
 
 @dataclass(frozen=True, slots=True)

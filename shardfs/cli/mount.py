@@ -8,13 +8,21 @@ from pathlib import Path
 import click
 
 from shardfs import errors
-from shardfs.commands import RemoteOption, command, complain, mountpoint_argument, no_nan, timeout_option, view_options
+from shardfs.cli.logs import log_to
+from shardfs.cli.options import (
+    RemoteOption,
+    command,
+    complain,
+    mountpoint_argument,
+    no_nan,
+    timeout_option,
+    view_options,
+)
+from shardfs.cli.sources import single_writer_option, size, source_options
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point, unmount
 from shardfs.fuse.options import DIMENSION_SEPARATORS, MountOptions
-from shardfs.logs import log_to
-from shardfs.sources import single_writer_option, size, source_options
 from shardfs.stores.url import StoreOptions, open_store, resolve
 
 
@@ -216,7 +224,7 @@ def _mount_in_foreground(
         check_fuse()
         place = check_mount_point(mountpoint, root, store_options.cache)
         store = open_store(source, store_options, ttl=options.metadata_ttl)
-        from shardfs.fuse.mount import serve
+        from shardfs.fuse.serve import serve
 
         def ready(note: str | None) -> None:
             if pipe is not None:

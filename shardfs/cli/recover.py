@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
+from shardfs.cli.reports import bar, counted
 from shardfs.dataset.commit import carry
 from shardfs.dataset.host_state import hold, kept_files, slots_of
 from shardfs.dataset.journal import Erase, Put, Shrink
@@ -26,7 +27,6 @@ from shardfs.dataset.recovery import (
 from shardfs.dataset.settling import Outcome, check_name, settle
 from shardfs.dataset.source import Source
 from shardfs.errors import ShardfsError, SourceError, printable
-from shardfs.reports import bar, counted
 from shardfs.stores.base import Store
 from shardfs.stores.kept_files import KeptFile
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 import trio
 
-from shardfs.commands import RemoteOption
+from shardfs.cli.options import RemoteOption
 from shardfs.dataset.source import Source
 from shardfs.stores.base import Store
 from shardfs.stores.url import StoreOptions, open_store

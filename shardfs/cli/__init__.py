@@ -11,17 +11,16 @@ from pathlib import Path
 import click
 import trio
 
-from shardfs import errors, reports
-from shardfs.commands import cli, command, json_option, mountpoint_argument, timeout_option, view_options
-from shardfs.descriptions import describe
+from shardfs import errors
+from shardfs.cli import mount, mounted, reports  # noqa: F401 - two of them for their commands
+from shardfs.cli.clients import ViewOptions
+from shardfs.cli.info import describe
+from shardfs.cli.options import cli, command, json_option, mountpoint_argument, timeout_option, view_options
+from shardfs.cli.sources import open_source, source_options
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import is_shardfs, place_of
 from shardfs.fuse.options import MountOptions
-from shardfs.maintenance import compact, flush, recover  # noqa: F401 - they are commands of the group
-from shardfs.mounting import mount, umount  # noqa: F401 - they too
-from shardfs.sources import open_source, source_options
 from shardfs.stores.url import StoreOptions
-from shardfs.tools import ViewOptions
 from shardfs.vfs.make_view import make_view
 
 
@@ -104,7 +103,7 @@ def refs(source: str, store_options: StoreOptions, output: Path | None, view: st
     the file of --output stays as it was; what is printed has all other arrays.
     """
     opened = open_source(source, store_options)
-    logging.getLogger("shardfs.reports").addHandler(_Message())
+    logging.getLogger("shardfs.cli.reports").addHandler(_Message())
     shown = make_view(view, opened.store)
     if output is None:
         if trio.run(reports.write_references, opened, sys.stdout, shown, skip_encoded):

@@ -11,12 +11,12 @@ import click
 import trio
 
 from shardfs import errors
-from shardfs.commands import command, complain, json_option, mountpoint_argument, no_nan, timeout_option
+from shardfs.cli.host_journals import recover_host
+from shardfs.cli.options import command, complain, json_option, mountpoint_argument, no_nan, timeout_option
+from shardfs.cli.recover import compact_source, recover_source
+from shardfs.cli.sources import open_checked, single_writer_option, source_options, store_options
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import is_shardfs, place_of
-from shardfs.host_journals import recover_host
-from shardfs.repairs import compact_source, recover_source
-from shardfs.sources import open_checked, single_writer_option, source_options, store_options
 from shardfs.stores.url import StoreOptions
 
 _NOT_LOGGED: Final = {errno.EROFS, errno.ENOTCONN, errno.ECONNABORTED}

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from shardfs.cli.clients import VIEW_OPTIONS, Advice, Adviser, ViewOptions
 from shardfs.dataset.array import Array
 from shardfs.dataset.foreign import what_else
 from shardfs.dataset.hierarchy import Node
@@ -16,7 +17,6 @@ from shardfs.errors import MetadataError, ShardfsError, printable
 from shardfs.format.codecs import SHARDING
 from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.metadata import ArrayMetadata, Json, brief, encode_json
-from shardfs.tools import VIEW_OPTIONS, Advice, Adviser, ViewOptions
 from shardfs.vfs.make_view import make_view
 from shardfs.vfs.npy_names import npy_problems
 from shardfs.vfs.npy_view import NpyView
