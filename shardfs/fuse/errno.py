@@ -115,15 +115,15 @@ def request(
 
 def _path(operations: "Operations", arguments: Mapping[str, Any]) -> str:
     """Return what a request is about, by its arguments: a path on the mount, or two."""
-    tree, paths, directory = operations.tree, [], ""
+    fs, paths, directory = operations.fs, [], ""
     is_in_directory = any("parent" in name for name in arguments)  # else the name is that of an attribute
     for name, value in arguments.items():
         if "parent" in name:
-            directory = tree.path_of(value)
+            directory = fs.path_of(value)
         elif name.startswith(("name", "new_name")) and is_in_directory:
             paths.append(join_key(directory, os.fsdecode(value)))
         elif name == "inode":
-            paths.append(tree.path_of(value))
+            paths.append(fs.path_of(value))
         elif name == "fh" and value is not None and not paths:
-            paths.append(tree.path_of_handle(value))
+            paths.append(fs.path_of_handle(value))
     return ", ".join(path for path in paths if path)

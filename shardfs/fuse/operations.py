@@ -18,7 +18,7 @@ from shardfs.fuse import control
 from shardfs.fuse.errno import request
 from shardfs.stores.base import Kind, Stat
 from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.tree import Tree
+from shardfs.vfs.filesystem import Filesystem
 
 _MAX_ENTRIES: Final = 1024
 
@@ -34,40 +34,40 @@ class Operations(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, tree: Tree, statistics: Statistics, *, page_cache: bool) -> None:
+    def __init__(self, fs: Filesystem, statistics: Statistics, *, page_cache: bool) -> None:
         super().__init__()
         self.statistics = statistics
         self.pending = 0
-        self.tree = tree
+        self.fs = fs
         self._page_cache = page_cache
         self._entries: dict[int, tuple[Stat, pyfuse3.EntryAttributes]] = {}
 
     @request
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
         """Find a name; one that stands for nothing is answered so that the kernel remembers it."""
-        return self._entry(await self.tree.lookup(parent_inode, name))
+        return self._entry(await self.fs.lookup(parent_inode, name))
 
     @request
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
         """Return attributes."""
-        return self._entry(await self.tree.attributes(inode))
+        return self._entry(await self.fs.attributes(inode))
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """Take back references."""
         for inode, lookups in inode_list:
-            self.tree.forget(inode, lookups)
+            self.fs.forget(inode, lookups)
 
     @request
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         """Open a file; the kernel has refused to write already, as the mount is read-only."""
-        number, handle = await self.tree.open(inode)
+        number, handle = await self.fs.open(inode)
         direct = handle.is_chunk and not self._page_cache
         return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=handle.is_chunk)
 
     @request
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Read from an open file."""
-        data = await self.tree.file(fh).read(off, size)
+        data = await self.fs.file(fh).read(off, size)
         self.statistics.bytes_read += len(data)
         return cast(bytes, data)
 
@@ -79,17 +79,17 @@ class Operations(pyfuse3.Operations):
     @request
     async def release(self, fh: FileHandleT) -> None:
         """Close an open file."""
-        self.tree.close(fh)
+        self.fs.close(fh)
 
     @request
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Open a directory."""
-        return FileHandleT(self.tree.open_directory(inode))
+        return FileHandleT(self.fs.open_directory(inode))
 
     @request
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """List an open directory, with attributes, as far as the reply has room."""
-        directory = self.tree.directory(fh)
+        directory = self.fs.directory(fh)
         await directory.seek(start_id)
         reply = pyfuse3.readdir_reply
         is_empty = True
@@ -113,35 +113,35 @@ class Operations(pyfuse3.Operations):
                     return
                 is_empty = False
                 if batch.is_counted:
-                    self.tree.retain(ino)
+                    self.fs.retain(ino)
 
     @request
     async def releasedir(self, fh: FileHandleT) -> None:
         """Close an open directory."""
-        await self.tree.close_directory(fh)
+        await self.fs.close_directory(fh)
 
     @request
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
         """Return the target of a symbolic link."""
-        return FileNameT(await self._settled(partial(self.tree.read_link, inode)))
+        return FileNameT(await self._settled(partial(self.fs.read_link, inode)))
 
     @request
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """Return an extended attribute; those of the root that control the mount are not listed."""
         if inode == pyfuse3.ROOT_INODE and name == control.STATISTICS.encode():
             counts = self.statistics.as_dict()
-            stored = self.tree.store.statistics()
+            stored = self.fs.store.statistics()
             return json.dumps(counts | {"store": stored} if stored else counts).encode()
         if inode == pyfuse3.ROOT_INODE and name == control.PID.encode():
             return b"%d" % os.getpid()
         if inode == pyfuse3.ROOT_INODE and name == control.DAEMON.encode():
             return self.daemon().encode()
-        return await self._settled(partial(self.tree.attribute, inode, name))
+        return await self._settled(partial(self.fs.attribute, inode, name))
 
     @request
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """Return the names of the extended attributes."""
-        return [XAttrNameT(name) for name in await self._settled(partial(self.tree.attribute_names, inode))]
+        return [XAttrNameT(name) for name in await self._settled(partial(self.fs.attribute_names, inode))]
 
     async def _settled(self, look: Callable[[], Awaitable[T]]) -> T:
         """Return what *look* finds by a number, while nothing moves what that stands for."""
@@ -150,7 +150,7 @@ class Operations(pyfuse3.Operations):
     @request
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """Return the room in the store."""
-        room = await self.tree.store.capacity()
+        room = await self.fs.store.capacity()
         data = StatvfsData()
         data.f_bsize = data.f_frsize = room.block_size
         data.f_blocks, data.f_bfree, data.f_bavail = room.blocks, room.blocks_free, room.blocks_available

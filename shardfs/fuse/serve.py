@@ -22,9 +22,9 @@ from shardfs.fuse.waiting import look_before_sleeping
 from shardfs.fuse.writing import WritingOperations
 from shardfs.stores.base import Store
 from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.make_view import make_editable_view, make_view
-from shardfs.vfs.tree import Tree
-from shardfs.vfs.writing import Writing
+from shardfs.vfs.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
                 separator=options.dimension_separator,
                 fills_missing=options.fill_missing,
             )
-            tree = Tree(store, source.hierarchy, view, decoded, ttl=store.ttl)
+            fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl)
             return _mount(
-                Operations(tree, source.statistics, page_cache=options.page_cache),
+                Operations(fs, source.statistics, page_cache=options.page_cache),
                 store,
                 path,
                 options,
@@ -82,10 +82,10 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
             separator=options.dimension_separator,
             fills_missing=options.fill_missing,
         )
-        tree = Tree(store, source.hierarchy, editable, decoded, ttl=store.ttl, scratch=claim.state.scratch_key)
-        writing = Writing.open(
+        fs = Filesystem(store, source.hierarchy, editable, decoded, ttl=store.ttl, scratch=claim.state.scratch_key)
+        writing = Session.open(
             source,
-            tree,
+            fs,
             editable,
             claim.state,
             options.chunks_per_shard,
@@ -93,7 +93,7 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
             left=claim.left,
             single_writer=options.single_writer,
         )
-        operations = WritingOperations(tree, writing, source.statistics, page_cache=options.page_cache)
+        operations = WritingOperations(fs, writing, source.statistics, page_cache=options.page_cache)
         return _mount(operations, store, path, options, ready, note, writing)
 
 
@@ -104,7 +104,7 @@ def _mount(
     options: MountOptions,
     ready: Callable[[str | None], None],
     note: str | None,
-    writing: Writing | None,
+    writing: Session | None,
 ) -> bool:
     fuse_options = {
         "default_permissions",
@@ -123,7 +123,7 @@ def _mount(
         raise FuseUnavailableError(f"{path} could not be mounted: {error}") from None
     clean = False
     try:
-        is_committed = trio.run(_serve, operations.tree, writing, ready, note)
+        is_committed = trio.run(_serve, operations.fs, writing, ready, note)
         clean = True
     except ShardfsError:
         clean = True  # it could not begin, and nobody has seen it
@@ -151,19 +151,21 @@ class _End:
     is_given_up: bool = False
 
 
-async def _serve(tree: Tree, writing: Writing | None, ready: Callable[[str | None], None], note: str | None) -> bool:
+async def _serve(
+    fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None
+) -> bool:
     end = _End()
-    await tree.start()
-    if tree.store.root is not None and not tree.view.translates:  # a remote one would take a request
-        note = note or unsharded(await tree.hierarchy.node(""))
+    await fs.start()
+    if fs.store.root is not None and not fs.view.translates:  # a remote one would take a request
+        note = note or unsharded(await fs.hierarchy.node(""))
     if writing is not None:
         note = "; ".join(part for part in (await writing.start(), note) if part) or None
     async with trio.open_nursery() as watching:  # until all is done: a signal would end it half-way
         async with trio.open_nursery() as nursery:
-            await watching.start(_end_on_signal, tree.store.url, writing, end, nursery)
+            await watching.start(_end_on_signal, fs.store.url, writing, end, nursery)
             if writing is not None:
                 nursery.start_soon(writing.run)
-            nursery.start_soon(_announce, ready, note, tree.store.url)
+            nursery.start_soon(_announce, ready, note, fs.store.url)
             await pyfuse3.main()
             end.has_begun = True
             nursery.cancel_scope.cancel()
@@ -182,7 +184,7 @@ async def _announce(ready: Callable[[str | None], None], note: str | None, url: 
 
 
 async def _end_on_signal(
-    url: str, writing: Writing | None, end: _End, requests: trio.Nursery, task_status: "trio.TaskStatus[None]"
+    url: str, writing: Session | None, end: _End, requests: trio.Nursery, task_status: "trio.TaskStatus[None]"
 ) -> None:
     hangup_is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as under nohup
     ends = [number for number in _SIGNALS if not (number == signal.SIGHUP and hangup_is_ignored)]
@@ -201,7 +203,7 @@ async def _end_on_signal(
                 requests.start_soon(_end_requests, url, writing, end, requests.cancel_scope)
 
 
-async def _end_requests(url: str, writing: Writing | None, end: _End, requests: trio.CancelScope) -> None:
+async def _end_requests(url: str, writing: Session | None, end: _End, requests: trio.CancelScope) -> None:
     if writing is not None:
         end.is_given_up = not await writing.commit()
     pyfuse3.terminate()

@@ -26,10 +26,10 @@ from shardfs.fuse.errno import request
 from shardfs.fuse.operations import Operations
 from shardfs.stores.base import Kind
 from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import DocumentHandle
 from shardfs.vfs.names import Owner
-from shardfs.vfs.tree import Tree
-from shardfs.vfs.writing import Writing
+from shardfs.vfs.session import Session
 
 T = TypeVar("T")
 
@@ -40,8 +40,8 @@ _NOREPLACE: Final = pyfuse3.RENAME_NOREPLACE
 class WritingOperations(Operations):
     """All requests, of a mount that may be written to."""
 
-    def __init__(self, tree: Tree, writing: Writing, statistics: Statistics, *, page_cache: bool) -> None:
-        super().__init__(tree, statistics, page_cache=page_cache)
+    def __init__(self, fs: Filesystem, writing: Session, statistics: Statistics, *, page_cache: bool) -> None:
+        super().__init__(fs, statistics, page_cache=page_cache)
         self._editor = writing.editor
         self._files = writing.files
         self._writing = writing
@@ -99,7 +99,7 @@ class WritingOperations(Operations):
     @request
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         """Make durable what was published."""
-        await self._editor.sync_directory(self.tree.directory(fh).ino)
+        await self._editor.sync_directory(self.fs.directory(fh).ino)
 
     @request
     async def release(self, fh: FileHandleT) -> None:

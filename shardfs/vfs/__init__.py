@@ -2,9 +2,9 @@
 
 May import the rooms below (`dataset`, `stores`, `format`); knows no FUSE, so all of it runs in a test without a mount.
 
-The flow of a request enters with an inode number (`Tree`), which is a node of the table (`nodes`: directories, files
-that pass through, generated documents) or a position in a chunk tree (`chunk_tree`: arithmetic, no table), and leaves
-with `Attributes`, a handle to read from, or a listing.
+The flow of a request enters with an inode number (`Filesystem`), which is a node of the table (`nodes`: directories,
+files that pass through, generated documents) or a position in a chunk tree (`chunk_tree`: arithmetic, no table), and
+leaves with `Attributes`, a handle to read from, or a listing.
 
 What a node looks like is a `View`'s business (`views`; `v3_view`, `v2_view`, `npy_view`; `make_view` by name): its
 documents, the names of its chunks, and whether they are decoded (`decoded`).  The rooms below know encoded chunks only.

@@ -21,17 +21,16 @@ from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, absent, new_file
-from shardfs.vfs.chunk_listing import ChunkListing
-from shardfs.vfs.chunk_rows import ChunkRows, shifted
+from shardfs.vfs.chunk_listing import ChunkListing, ChunkRows, shifted
+from shardfs.vfs.chunk_numbering import ChunkNumbering
 from shardfs.vfs.decoded import PlainChunk
 from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle
 from shardfs.vfs.inodes import MISSING, pack, pack_version
 from shardfs.vfs.missing import FillChunk
-from shardfs.vfs.positions import Positions
 from shardfs.vfs.views import Face
 
 if TYPE_CHECKING:
-    from shardfs.vfs.tree import Tree
+    from shardfs.vfs.filesystem import Filesystem
 
 _MAX_PREFIXES: Final = 8192
 _TEMPORARY: Final = re.compile(r"(.+)\.[0-9a-f]{8,32}\.partial|\.(.+)\.[A-Za-z0-9]{6}")
@@ -43,7 +42,7 @@ _NBYTES: Final = b"user.shardfs.nbytes"
 
 
 class ChunkTree:
-    """The chunks of an array, as its face shows them, and the directories above them, by their `Positions`.
+    """The chunks of an array, as its face shows them, and the directories above them, by their `ChunkNumbering`.
 
     Position 0 is the directory *root* (`c`), or, where keys have no such directory (*root* is ""), the array's own.
 
@@ -52,17 +51,17 @@ class ChunkTree:
     lookup finds nothing.
     """
 
-    def __init__(self, tree: "Tree", face: Face) -> None:
+    def __init__(self, fs: "Filesystem", face: Face) -> None:
         self.face = face
         array, encoding, self.codec, _ = face
-        self.number = tree.numbers.add(self)
+        self.number = fs.numbers.add(self)
         self.array = array
         self.root = encoding.root(array.grid.ndim)
-        self._tree = tree
+        self._fs = fs
         self._encoding = encoding
         self._ndim = array.grid.ndim
         self._nested = encoding.is_nested(self._ndim)
-        self.positions = Positions.of(array.grid.grid_shape, nested=self._nested)
+        self.positions = ChunkNumbering.of(array.grid.grid_shape, nested=self._nested)
         rows = ChunkRows(self.number, face, self.positions, self._keep_version)
         self._listing = ChunkListing(self, rows)
         self._prefixes: dict[int, Coords] = {}
@@ -98,7 +97,7 @@ class ChunkTree:
         """
         if is_lock(name):
             return self.takes(name.removesuffix(LOCK_SUFFIX))
-        found = _TEMPORARY.fullmatch(name) if self._tree.store.root is None else None
+        found = _TEMPORARY.fullmatch(name) if self._fs.store.root is None else None
         return found is not None and any(map(self.takes, (key := found[1] or found[2], f"{key}.0")))
 
     async def lookup_in_array(self, name: str) -> Attributes:
@@ -111,7 +110,7 @@ class ChunkTree:
         if self.positions.is_chunk(position):
             raise NotADirectoryHereError("a chunk is no directory")
         if not self.owns(name):
-            return await self._tree.stored.lookup_beside_chunks(self.stored_path(position), name)
+            return await self._fs.stored.lookup_beside_chunks(self.stored_path(position), name)
         return await self._lookup(position, name)
 
     async def coords_of(self, position: int | None, name: str) -> Coords:
@@ -173,12 +172,12 @@ class ChunkTree:
                 return None
             chunk = await missing.stored()
             return ChunkHandle(self._missing_attributes(coords, state, chunk), chunk)
-        reopen = partial(self.current, coords) if self._tree.store.rewrites else None
+        reopen = partial(self.current, coords) if self._fs.store.rewrites else None
         attributes = self._chunk_attributes(coords, state, extent)
         if self.codec is None:
             return ChunkHandle(attributes, extent, reopen)
         layout, fingerprint = self.array.layout, self.array.fingerprint
-        plain = PlainChunk(self._tree.decoded, layout, coords, extent, self.codec, fingerprint)
+        plain = PlainChunk(self._fs.decoded, layout, coords, extent, self.codec, fingerprint)
         return ChunkHandle(attributes, plain, reopen)
 
     async def attributes(self, generation: int, position: int) -> Attributes:
@@ -242,7 +241,7 @@ class ChunkTree:
         await self._check()
         if self.positions.is_chunk(position):
             raise NotADirectoryHereError("a chunk is no directory")
-        async for batch in self._tree.stored.list_beside_chunks(self.stored_path(position), cookie, self.owns):
+        async for batch in self._fs.stored.list_beside_chunks(self.stored_path(position), cookie, self.owns):
             yield batch
         async for batch in self._list_chunks(position, cookie):
             yield batch
@@ -262,7 +261,7 @@ class ChunkTree:
             yield batch
 
     def _keep_version(self, ino: int, coords: Coords) -> None:
-        self._tree.keep_version(ino, self, coords)
+        self._fs.keep_version(ino, self, coords)
 
     async def _has_root(self) -> bool:
         layout = self.array.layout
@@ -270,18 +269,18 @@ class ChunkTree:
 
     async def _check(self) -> None:
         """Raise `StaleError` if the array does not have these chunks any more."""
-        if self._tree.hierarchy.clock() < self._valid_until:
+        if self._fs.hierarchy.clock() < self._valid_until:
             return
         path = self.array.layout.path
-        node = await self._tree.hierarchy.node(path)
-        face = self._tree.view.face(node)
+        node = await self._fs.hierarchy.node(path)
+        face = self._fs.view.face(node)
         if face is None or not face.has_chunks_of(self.face):
             raise StaleError(f"the array {path or 'at the root'} has changed")
         self.face = face
-        self._valid_until = self._tree.hierarchy.clock() + self._tree.hierarchy.remaining(path)
+        self._valid_until = self._fs.hierarchy.clock() + self._fs.hierarchy.remaining(path)
 
     def _coords(self, position: int) -> Coords:
-        """Return what `Positions.coords` does; prefixes of rows, of which few are in use at a time, are remembered."""
+        """Return what `ChunkNumbering.coords` does; prefixes of rows, few of which are in use, are remembered."""
         if not self._nested or not self.positions.is_chunk(position):
             return self._prefix(position)
         directory, last = self.positions.parent(position)
@@ -344,18 +343,18 @@ class ChunkTree:
         if own is None:
             ino = pack_version(self.number, state.generation, self.positions.of_chunk(coords))
             return Attributes(ino, size, ttl, status)
-        self._tree.keep_version(own.ino, self, coords)
+        self._fs.keep_version(own.ino, self, coords)
         return Attributes(own.ino, size, ttl, status, own.mtime_ns)
 
     def _absent_ttl(self) -> float:
-        return 0.0 if self._tree.is_writable else self._tree.hierarchy.remaining(self.array.layout.path)
+        return 0.0 if self._fs.is_writable else self._fs.hierarchy.remaining(self.array.layout.path)
 
     def ttl(self, state: ShardState) -> float:
         """Return for how long the kernel may believe what it is told of the chunks of a shard.
 
         A chunk that programs write through the mount would be out of date in the kernel's memory.
         """
-        return 0.0 if self._tree.is_writable else self.array.remaining(state)
+        return 0.0 if self._fs.is_writable else self.array.remaining(state)
 
     async def _directory(self, coords: Coords) -> Attributes:
         if not self.array.layout.has_directory(coords):
@@ -364,9 +363,9 @@ class ChunkTree:
 
     async def directory_attributes(self, position: int) -> Attributes:
         """Return the attributes of the directory at *position*."""
-        now, known = self._tree.hierarchy.clock(), self._directory_template
+        now, known = self._fs.hierarchy.clock(), self._directory_template
         if known is None or known[0] <= now:
-            attributes = await self._tree.directory_attributes(self.array.layout.path, self.root)
+            attributes = await self._fs.directory_attributes(self.array.layout.path, self.root)
             known = self._directory_template = now + attributes.ttl, attributes
         until, attributes = known
         return attributes._replace(ino=self._directory_ino(position), ttl=until - now)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from shardfs.dataset.array import Extent
+from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer
 from shardfs.stores.live_file import LiveFile
@@ -83,7 +84,7 @@ class DocumentHandle:
 
 
 @dataclass(slots=True, eq=False)
-class PlainHandle:
+class PassthroughHandle:
     """An open file that passes through, stored under *key*."""
 
     ino: int
@@ -185,3 +186,28 @@ class DirectoryHandle:
 
 def _cookie(row: Row) -> int:
     return row[3]
+
+
+def _nameless(_: int) -> str:
+    return ""
+
+
+class PassthroughWriters(dict[int, PassthroughHandle]):
+    """Handles that write what passes through; each knows the present key of its file."""
+
+    def has(self, key: str) -> bool:
+        """Whether somebody writes the file *key*."""
+        return any(handle.key == key for handle in self.values())
+
+    def let_go(self, key: str, name_of: Callable[[int], str] = _nameless) -> None:
+        """Know a file by the name that *name_of* tells by its number, if any, after *key* was removed or replaced."""
+        for handle in self.values():
+            if handle.key == key:
+                handle.key = name_of(handle.ino)
+
+    def follow(self, old: str, new: str, name_of: Callable[[int], str] = _nameless) -> None:
+        """Know files by their new names after *old* was moved to *new*, with all below it."""
+        self.let_go(new, name_of)
+        for handle in self.values():
+            if is_below(handle.key, old):
+                handle.key = new + handle.key[len(old) :]

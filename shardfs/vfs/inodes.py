@@ -2,7 +2,7 @@
 
 A number is 64 bits: tree (18 bits), generation (10 bits), position (36 bits).  In a chunk tree, which has a tree
 number from 1 on, the position is that of a chunk or of a directory above chunks, and the generation tells versions of a
-chunk apart; so a chunk's number is computed and no table is needed, however many there are.  Tree 0 is everything
+chunk apart; so a chunk's number is computed and no table is needed, however many there are.  Filesystem 0 is everything
 else: its other 46 bits count up, in the table below.
 """
 
@@ -25,14 +25,14 @@ ROOT: Final = 1
 N = TypeVar("N")
 
 
-def pack(tree: int, generation: int, position: int) -> int:
+def pack(fs: int, generation: int, position: int) -> int:
     """Return the inode number of *position* in a chunk tree; generations repeat after 1024."""
-    return tree << TREE_SHIFT | (generation & GENERATION_MASK) << POSITION_BITS | position
+    return fs << TREE_SHIFT | (generation & GENERATION_MASK) << POSITION_BITS | position
 
 
-def pack_version(tree: int, generation: int, position: int) -> int:
+def pack_version(fs: int, generation: int, position: int) -> int:
     """Return the number of a version of a stored chunk; its generations repeat after 1023, and are never `MISSING`."""
-    return pack(tree, generation % MISSING, position)
+    return pack(fs, generation % MISSING, position)
 
 
 def unpack(ino: int) -> tuple[int, int, int]:
@@ -165,12 +165,12 @@ class TreeNumbers(Generic[N]):
         self._trees: dict[int, N] = {}
         self._last = 0
 
-    def add(self, tree: N) -> int:
+    def add(self, fs: N) -> int:
         """Number a new tree."""
         if self._last + 1 >= 1 << TREE_BITS:
             raise StoreError(f"more than {1 << TREE_BITS} arrays were opened through this mount; mount again")
         self._last += 1
-        self._trees[self._last] = tree
+        self._trees[self._last] = fs
         return self._last
 
     def remove(self, number: int) -> None:

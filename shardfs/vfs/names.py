@@ -7,9 +7,9 @@ from shardfs.errors import NotADirectoryHereError, NotPermittedError, RefusedErr
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import is_reserved, join_key
 from shardfs.vfs.chunk_tree import ChunkTree
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import in_table, unpack
 from shardfs.vfs.nodes import ChunkDirectory, Directory
-from shardfs.vfs.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -65,51 +65,51 @@ class Owner:
     gid: int
 
 
-async def resolve(tree: Tree, parent: int, name: bytes) -> Name:
+async def resolve(fs: Filesystem, parent: int, name: bytes) -> Name:
     """Return what *name* in the directory *parent* stands for; raises `NotPermittedError` for names of our own."""
     text = os.fsdecode(name)
     if is_reserved(text):
         raise NotPermittedError(f"{text} is a name that shardfs keeps for itself")
     if not in_table(parent):
         number, _, position = unpack(parent)
-        return await _resolve_in_chunks(tree, tree.numbers.tree(number), position, text)
-    node = tree.node(parent)
+        return await _resolve_in_chunks(fs, fs.numbers.tree(number), position, text)
+    node = fs.node(parent)
     if isinstance(node, ChunkDirectory):
-        return await _resolve_in_chunks(tree, node.chunks, node.position, text)
+        return await _resolve_in_chunks(fs, node.chunks, node.position, text)
     if not isinstance(node, Directory):
         raise NotADirectoryHereError("this is no directory")
-    is_scratch = tree.is_scratch(node.path)
-    if text in tree.view.document_names and not is_scratch:
+    is_scratch = fs.is_scratch(node.path)
+    if text in fs.view.document_names and not is_scratch:
         return DocumentName(node.path, text)
     stored = await node.hierarchy_node()
-    known = tree.chunk_tree(stored)
+    known = fs.chunk_tree(stored)
     if known is not None and known.owns_in_array(text):
         return _of_chunks(known, await known.coords_of(None, text))
     if known is not None and known.is_scratch(text):
-        return await _beside_chunks(tree, node.path, text)
+        return await _beside_chunks(fs, node.path, text)
     if node.hides(stored, known, text):
         raise NotPermittedError(f"{join_key(node.path, text)} is not shown, and cannot be written, in this view")
     return PlainName(join_key(node.path, text), is_scratch=is_scratch)
 
 
-async def resolve_published(tree: Tree, parent: int, name: bytes) -> ChunkName | DocumentName | None:
+async def resolve_published(fs: Filesystem, parent: int, name: bytes) -> ChunkName | DocumentName | None:
     """Return what *name* stands for if that is published as a whole; looks at nothing that is stored."""
     text = os.fsdecode(name)
-    node = tree.node(parent) if in_table(parent) else None
+    node = fs.node(parent) if in_table(parent) else None
     position: int | None = None
     if isinstance(node, ChunkDirectory):
         chunks, position = node.chunks, node.position
         is_owned = chunks.owns(text)
     elif isinstance(node, Directory):
-        if tree.is_document(join_key(node.path, text)):
+        if fs.is_document(join_key(node.path, text)):
             return DocumentName(node.path, text)
-        known = tree.chunk_tree(await node.hierarchy_node())
+        known = fs.chunk_tree(await node.hierarchy_node())
         if known is None:
             return None
         chunks, is_owned = known, known.owns_in_array(text)
     elif node is None:
         number, _, position = unpack(parent)
-        chunks = tree.numbers.tree(number)
+        chunks = fs.numbers.tree(number)
         is_owned = chunks.owns(text)
     else:
         return None
@@ -122,14 +122,14 @@ async def resolve_published(tree: Tree, parent: int, name: bytes) -> ChunkName |
     return found if isinstance(found, ChunkName) else None
 
 
-async def _resolve_in_chunks(tree: Tree, chunks: ChunkTree, position: int, text: str) -> Name:
+async def _resolve_in_chunks(fs: Filesystem, chunks: ChunkTree, position: int, text: str) -> Name:
     if chunks.owns(text):
         return _of_chunks(chunks, await chunks.coords_of(position, text))
-    return await _beside_chunks(tree, chunks.stored_path(position), text)
+    return await _beside_chunks(fs, chunks.stored_path(position), text)
 
 
-async def _beside_chunks(tree: Tree, directory: str, text: str) -> PlainName:
-    place = await tree.stored.place_beside_chunks(directory, text)
+async def _beside_chunks(fs: Filesystem, directory: str, text: str) -> PlainName:
+    place = await fs.stored.place_beside_chunks(directory, text)
     return PlainName(join_key(place, text), is_scratch=place != directory)
 
 

@@ -17,11 +17,11 @@ from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, join_key
 from shardfs.stores.file_lock import is_lock
 from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.handles import Batch, DocumentHandle, FileHandle, PlainHandle
+from shardfs.vfs.handles import Batch, DocumentHandle, FileHandle, PassthroughHandle
 
 if TYPE_CHECKING:
     from shardfs.vfs.chunk_tree import ChunkTree
-    from shardfs.vfs.tree import Tree
+    from shardfs.vfs.filesystem import Filesystem
 
 _REASON: Final = b"user.shardfs.reason"
 GONE: Final = "gone"
@@ -147,7 +147,7 @@ class StoredNode:
     by which it was looked up last, of the *nlink* that it has.
     """
 
-    tree: "Tree"
+    fs: "Filesystem"
     path: str
     identity: object
     nlink: int = field(default=1, kw_only=True)
@@ -155,7 +155,7 @@ class StoredNode:
     @property
     def key(self) -> object:
         """What tells it from all others in the inode table: links are one file, where the store knows files."""
-        if isinstance(self.identity, tuple) and not self.tree.is_document(self.path):
+        if isinstance(self.identity, tuple) and not self.fs.is_document(self.path):
             return type(self), self.identity
         return type(self), self.path, self.identity
 
@@ -166,10 +166,10 @@ class StoredNode:
 
     async def attributes(self, ino: int) -> Attributes:
         """Return the stored attributes; raises `StaleError` if *path* stands for something else now."""
-        status = await self.tree.store.stat(self.path)
+        status = await self.fs.store.stat(self.path)
         if status.identity != self.identity:
             raise StaleError(f"{self.path or 'the source'} was replaced")
-        return Attributes(ino, status.size, self.tree.ttl, status)
+        return Attributes(ino, status.size, self.fs.ttl, status)
 
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of *name* below this node."""
@@ -185,18 +185,18 @@ class StoredNode:
 
     async def read_link(self) -> bytes:
         """Return the target of a symbolic link."""
-        return await self.tree.store.read_link(self.path)
+        return await self.fs.store.read_link(self.path)
 
     async def attribute(self, name: bytes) -> bytes:
         """Return an extended attribute."""
-        return await self.tree.store.attribute(self.stored_path, name)
+        return await self.fs.store.attribute(self.stored_path, name)
 
     async def attribute_names(self) -> Sequence[bytes]:
         """Return the names of the extended attributes."""
-        return await self.tree.store.attributes(self.stored_path)
+        return await self.fs.store.attributes(self.stored_path)
 
 
-class PlainFile(StoredNode):
+class PassthroughFile(StoredNode):
     """A file that passes through."""
 
     __slots__ = ()
@@ -205,16 +205,16 @@ class PlainFile(StoredNode):
         """Open the stored file."""
         return await self.open_live(ino, writable=False)
 
-    async def open_live(self, ino: int, *, writable: bool) -> PlainHandle:
+    async def open_live(self, ino: int, *, writable: bool) -> PassthroughHandle:
         """Open the stored file, also to write."""
         try:
-            file = await self.tree.store.open_live(self.path, writable=writable)
+            file = await self.fs.store.open_live(self.path, writable=writable)
         except NotFoundError:
             raise StaleError(f"{self.path} is gone") from None
         if file.stat().identity != self.identity:
             await file.close()
             raise StaleError(f"{self.path} was replaced")
-        return PlainHandle(ino, self.path, file, self.tree.ttl)
+        return PassthroughHandle(ino, self.path, file, self.fs.ttl)
 
 
 @dataclass(eq=False, slots=True)
@@ -246,15 +246,15 @@ class Document(StoredNode):
 
     async def _open(self, ino: int, *, fresh: bool) -> DocumentHandle:
         directory = self.path.rpartition("/")[0]
-        return self.open_of(await self.tree.hierarchy.node(directory, fresh=fresh), ino)
+        return self.open_of(await self.fs.hierarchy.node(directory, fresh=fresh), ino)
 
     def open_of(self, node: Node, ino: int) -> DocumentHandle:
         """Open the text that *node* has, which is that of the directory."""
-        shown = self.tree.documents(node).get(self.path.rpartition("/")[2])
+        shown = self.fs.documents(node).get(self.path.rpartition("/")[2])
         status = node.document_stat
         if shown is None or status is None or (status.version, len(shown.text)) != (self.identity, self.nbytes):
             raise StaleError(f"{self.path} was replaced")
-        ttl = self.tree.hierarchy.remaining(node.path)
+        ttl = self.fs.hierarchy.remaining(node.path)
         return DocumentHandle(Attributes(ino, len(shown.text), ttl, status, shown.mtime_ns), shown.text)
 
 
@@ -271,66 +271,64 @@ class Directory(StoredNode):
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of a generated document, of something in the chunk tree, or of what is stored."""
         node = await self.hierarchy_node()
-        if name in self.tree.view.document_names and name in self.tree.documents(node):
-            return self.tree.document_attributes(node, name)
-        chunks = self.tree.chunk_tree(node)
+        if name in self.fs.view.document_names and name in self.fs.documents(node):
+            return self.fs.document_attributes(node, name)
+        chunks = self.fs.chunk_tree(node)
         if chunks is not None and chunks.owns_in_array(name):
             return await chunks.lookup_in_array(name)
         if chunks is not None and chunks.is_scratch(name):
-            return await self.tree.stored.lookup_beside_chunks(self.path, name)
+            return await self.fs.stored.lookup_beside_chunks(self.path, name)
         if self.hides(node, chunks, name):
-            return self.tree.stored.nothing()
-        attributes = await self.tree.stored.lookup(self.path, name)
-        if attributes.status.kind is Kind.DIRECTORY and await self.tree.stored.left_out(self.path, [name]):
-            return self.tree.stored.nothing()
+            return self.fs.stored.nothing()
+        attributes = await self.fs.stored.lookup(self.path, name)
+        if attributes.status.kind is Kind.DIRECTORY and await self.fs.stored.left_out(self.path, [name]):
+            return self.fs.stored.nothing()
         return attributes
 
     async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield generated documents, then stored names, then what is kept beside chunks, then chunks."""
         node = await self.hierarchy_node()
-        chunks = self.tree.chunk_tree(node)
-        generated = {name: self.tree.document_attributes(node, name) for name in self.tree.documents(node)}
+        chunks = self.fs.chunk_tree(node)
+        generated = {name: self.fs.document_attributes(node, name) for name in self.fs.documents(node)}
 
         def hides(name: str) -> bool:
             return name in generated or self.hides(node, chunks, name)
 
-        async for batch in self.tree.stored.list(self.path, cookie, generated, hides):
+        async for batch in self.fs.stored.list(self.path, cookie, generated, hides):
             yield batch
         if chunks is not None:
-            async for batch in self.tree.stored.list_scratch(
-                self.path, cookie, lambda name: not chunks.is_scratch(name)
-            ):
+            async for batch in self.fs.stored.list_scratch(self.path, cookie, lambda name: not chunks.is_scratch(name)):
                 yield batch
             async for batch in chunks.list_in_array(cookie):
                 yield batch
 
     def hides(self, node: Node, chunks: "ChunkTree | None", name: str) -> bool:
         """Whether what is stored under *name* is not shown as it is stored."""
-        if self.tree.is_scratch(self.path):
+        if self.fs.is_scratch(self.path):
             return False
         if chunks is not None and (chunks.takes(name) or (is_lock(name) and chunks.is_scratch(name))):
             return True
-        return self.tree.view.hides(node, name)
+        return self.fs.view.hides(node, name)
 
     async def hierarchy_node(self) -> Node:
         """Return what the directory is; raises `StaleError` if it is gone."""
         try:
-            return await self.tree.hierarchy.node(self.path)
+            return await self.fs.hierarchy.node(self.path)
         except NotFoundError:  # so that the kernel asks for the path again, before it says that there is none
             raise StaleError(f"{self.path} is gone") from None
 
     async def attribute(self, name: bytes) -> bytes:
         """Return an extended attribute: of the stored directory, or why an array is shown as stored."""
         if name == _REASON:
-            reason = (await self.tree.hierarchy.node(self.path)).reason
+            reason = (await self.fs.hierarchy.node(self.path)).reason
             if reason is None:
                 raise NoAttributeError(f"{self.path} is not shown as stored for a reason")
             return reason.encode()
-        return await self.tree.store.attribute(self.path, name)
+        return await self.fs.store.attribute(self.path, name)
 
     async def attribute_names(self) -> Sequence[bytes]:
         """Return the names of the extended attributes."""
-        names = list(await self.tree.store.attributes(self.path))
-        if (await self.tree.hierarchy.node(self.path)).reason is not None:
+        names = list(await self.fs.store.attributes(self.path))
+        if (await self.fs.hierarchy.node(self.path)).reason is not None:
             names.append(_REASON)
         return names

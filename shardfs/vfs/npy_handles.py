@@ -96,7 +96,7 @@ class NpyHandle:
         self._node = node
         self._shown = shown
         self._array = shown.array.layout
-        self._chunks = node.tree.decoded
+        self._chunks = node.fs.decoded
         self._item = shown.file.item
         self._source_strides = tuple(n * self._item.itemsize for n in shown.file.chunk_strides)
         self._fill: Elements = np.frombuffer(shown.fill, self._item)
@@ -182,7 +182,7 @@ class NpyHandle:
             self._absent.clear()
             self._large = None
             self._blocks.drop(self._reader)
-        hierarchy = self._node.tree.hierarchy
+        hierarchy = self._node.fs.hierarchy
         if hierarchy.clock() < self._valid_until:
             return
         now = await self._node.shown()
@@ -204,7 +204,7 @@ class NpyHandle:
             await self._fetch(coords, missing[coords], out, is_in_order)
 
         # What is not decoded, and lies on this machine, comes at once.
-        is_quick = self._is_identity and not self._node.tree.store.rewrites
+        is_quick = self._is_identity and not self._node.fs.store.rewrites
         await for_each(missing, fetch, 1 if is_quick else _AT_ONCE)
 
     async def _fetch(self, coords: Coords, copies: list[Copy], out: Elements, is_in_order: bool) -> None:

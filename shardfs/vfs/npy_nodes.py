@@ -30,22 +30,22 @@ class NpyDirectory(Directory):
         if generated is not None:
             return self._attributes_of(generated)
         if self._view.hides(node, name) or is_chunk_name(node, name):
-            return self.tree.stored.nothing()
-        attributes = await self.tree.stored.lookup(self.path, name)
+            return self.fs.stored.nothing()
+        attributes = await self.fs.stored.lookup(self.path, name)
         if attributes.status.kind in (Kind.DIRECTORY, Kind.SYMLINK):
-            below = await child(self.tree.hierarchy, node, name)
+            below = await child(self.fs.hierarchy, node, name)
             if below is not None and isinstance(below.metadata, ArrayMetadata):
-                return self.tree.stored.nothing()
+                return self.fs.stored.nothing()
         return attributes
 
     async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield generated files, then stored names."""
         node = await self._node()
-        names = await names_in(self._view, self.tree.hierarchy, self.tree.store, node)
+        names = await names_in(self._view, self.fs.hierarchy, self.fs.store, node)
         for path, problem in names.problems.items():
             self._view.tell_once(f"{path} is not shown: {problem}")
         generated = {name: self._attributes_of(names.generated[name]) for name in sorted(names.generated)}
-        async for batch in self.tree.stored.list(self.path, cookie, generated, names.hidden.__contains__):
+        async for batch in self.fs.stored.list(self.path, cookie, generated, names.hidden.__contains__):
             yield batch
 
     @property
@@ -63,7 +63,7 @@ class NpyDirectory(Directory):
             if not name.endswith(suffix):
                 continue
             base = name.removesuffix(suffix)
-            below = await child(self.tree.hierarchy, node, base)
+            below = await child(self.fs.hierarchy, node, base)
             files = files_of(self._view, below, base) if below is not None else {}
             if name not in files and not self.path:
                 files = files_of(self._view, node, self._view.source_name)
@@ -74,9 +74,9 @@ class NpyDirectory(Directory):
         node = generated.node
         assert node.document_stat is not None
         kind = NpyNode if generated.suffix == NPY else AttributesNode
-        file = kind(self.tree, node.path, node.document_stat.version)
+        file = kind(self.fs, node.path, node.document_stat.version)
         attributes = file.attributes_in(node)
-        return attributes._replace(ino=self.tree.inodes.number((kind, node.path, file.identity), file))
+        return attributes._replace(ino=self.fs.inodes.number((kind, node.path, file.identity), file))
 
 
 class NodeFile(StoredNode, ABC):
@@ -96,7 +96,7 @@ class NodeFile(StoredNode, ABC):
     def attributes_in(self, node: Node) -> Attributes:
         """Return the attributes without a number, as *node* is now."""
         assert node.document_stat is not None
-        ttl = self.tree.hierarchy.remaining(self.path)
+        ttl = self.fs.hierarchy.remaining(self.path)
         return Attributes(0, self.nbytes_in(node), ttl, node.document_stat)
 
     @abstractmethod
@@ -106,7 +106,7 @@ class NodeFile(StoredNode, ABC):
     async def node(self, *, fresh: bool = False) -> Node:
         """Return the node; raises `StaleError` if its document has another version now."""
         try:
-            node = await self.tree.hierarchy.node(self.path, fresh=fresh)
+            node = await self.fs.hierarchy.node(self.path, fresh=fresh)
         except NotFoundError:
             raise StaleError(f"{self.path} is gone") from None
         if node.document_stat is None or node.document_stat.version != self.identity:
@@ -133,7 +133,7 @@ class NpyNode(NodeFile):
         node = await self.node(fresh=True)
         shown = self._shown_in(node)
         _view_of(self).nopened[self.path] += 1
-        room = self.tree.decoded.max_nbytes
+        room = self.fs.decoded.max_nbytes
         if shown.at_once_nbytes > room:
             _view_of(self).tell_once(
                 f"{self.path or 'the source'}: reading it in order decodes chunks more than once; "
@@ -144,7 +144,7 @@ class NpyNode(NodeFile):
     async def shown(self) -> NpyArray:
         """Return the array as it is now, whatever the version of its document."""
         try:
-            return self._shown_in(await self.tree.hierarchy.node(self.path))
+            return self._shown_in(await self.fs.hierarchy.node(self.path))
         except NotFoundError:
             raise StaleError(f"{self.path} is gone") from None
 
@@ -171,4 +171,4 @@ class AttributesNode(NodeFile):
 
 
 def _view_of(node: StoredNode) -> "NpyView":
-    return cast("NpyView", node.tree.view)
+    return cast("NpyView", node.fs.view)

@@ -40,9 +40,9 @@ from shardfs.format.metadata import (
 )
 from shardfs.stores.base import Expected, Kind, is_reserved, join_key
 from shardfs.stores.file_lock import LOCK_SUFFIX, is_lock
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.names import DocumentName
-from shardfs.vfs.staging import Staging
-from shardfs.vfs.tree import Tree
+from shardfs.vfs.orphans import OrphanChunks
 from shardfs.vfs.views import Edit, EditableView, Metadata
 
 log = logging.getLogger(__name__)
@@ -68,14 +68,14 @@ class Publisher:
 
     def __init__(
         self,
-        tree: Tree,
+        fs: Filesystem,
         view: EditableView,
         writer: Writer,
-        staging: Staging,
+        staging: OrphanChunks,
         *,
         chunks_per_shard: tuple[int, ...] | None,
     ) -> None:
-        self._tree = tree
+        self._fs = fs
         self._view = view
         self._writer = writer
         self._staging = staging
@@ -89,9 +89,9 @@ class Publisher:
         With *exclusive*, `ExistsError` if there is such a document.
         """
         async with self._lock:
-            shown = self._tree.hierarchy.last_seen(name.directory)
-            node = await self._tree.hierarchy.look_again(name.directory)
-            if exclusive and (await self._tree.lookup_document(name.directory, name.name)).ino:
+            shown = self._fs.hierarchy.last_seen(name.directory)
+            node = await self._fs.hierarchy.look_again(name.directory)
+            if exclusive and (await self._fs.lookup_document(name.directory, name.name)).ino:
                 raise ExistsError(f"{name.path} exists")
             publication = _Publication(name, written, mode, exclusive)
             try:
@@ -108,14 +108,14 @@ class Publisher:
     async def remove(self, name: DocumentName) -> None:
         """Remove a document; an array stays one until it is emptied or has a new document."""
         async with self._lock:
-            node = await self._tree.hierarchy.look_again(name.directory)
-            documents = self._tree.documents(node)
-            edited = await self._view.edit(self._tree.hierarchy, Edit(node, name.name, None))
+            node = await self._fs.hierarchy.look_again(name.directory)
+            documents = self._fs.documents(node)
+            edited = await self._view.edit(self._fs.hierarchy, Edit(node, name.name, None))
             if edited is not None and name.name in documents:
                 mode = stat.S_IMODE(node.document_stat.mode) if node.document_stat is not None else 0o644
                 await self._publish(node, edited, _Publication(name, b"", mode, exclusive=False))
             elif name.name not in documents:
-                await self._tree.store.unlink(name.path)
+                await self._fs.store.unlink(name.path)
                 self._leave(node, name)
             else:
                 if self._array(node) is not None:
@@ -123,19 +123,19 @@ class Publisher:
                 for other in self._view.document_names - {DOCUMENT}:
                     key = join_key(node.path, other)
                     if other in documents and other != name.name:  # it goes when it is removed itself
-                        await self._tree.store.replace(key, documents[other].text)
+                        await self._fs.store.replace(key, documents[other].text)
                     else:  # what was stored beside the v3 document, and hidden by it, must not come back
                         with suppress(NotFoundError, IsADirectoryHereError):
-                            await self._tree.store.unlink(key)
-                await self._tree.store.unlink(join_key(node.path, DOCUMENT))
-                self._tree.hierarchy.leave(node)
-            self._tree.as_written.forget(name.path)
+                            await self._fs.store.unlink(key)
+                await self._fs.store.unlink(join_key(node.path, DOCUMENT))
+                self._fs.hierarchy.leave(node)
+            self._fs.as_written.forget(name.path)
 
     def _leave(self, node: Node, name: DocumentName) -> None:
         if name.name == DOCUMENT:
-            self._tree.hierarchy.leave(node)
+            self._fs.hierarchy.leave(node)
         else:
-            self._tree.hierarchy.forget(node.path)
+            self._fs.hierarchy.forget(node.path)
 
     def _array(self, node: Node) -> Array | None:
         """Return the array whose chunks are shown one by one, if *node* is one."""
@@ -147,7 +147,7 @@ class Publisher:
 
         It stays what it was if the document that was *written* means the same: programs that unpack remove first.
         """
-        chunks = self._tree.chunk_tree(node)
+        chunks = self._fs.chunk_tree(node)
         if node.document is not None or chunks is None or not await chunks.is_empty():
             return node
         with suppress(MetadataError, RefusedError):
@@ -155,8 +155,8 @@ class Publisher:
             if edited is None or _is_that_array(node.metadata, edited):
                 return node
         await self.prune(node)
-        self._tree.hierarchy.abandon(node.path)
-        return await self._tree.hierarchy.node(node.path, fresh=True)
+        self._fs.hierarchy.abandon(node.path)
+        return await self._fs.hierarchy.node(node.path, fresh=True)
 
     async def _edit(self, node: Node, name: DocumentName, written: bytes) -> Metadata | None:
         """Return the unsharded v3 document that was written; None if it is stored as it is."""
@@ -164,7 +164,7 @@ class Publisher:
         is_new = self._chunks_per_shard is not None and name.name not in beside
         edit = Edit(node, name.name, written, beside, is_new, self._documents_in, self._directories_in)
         try:
-            return await self._view.edit(self._tree.hierarchy, edit)
+            return await self._view.edit(self._fs.hierarchy, edit)
         except NotUnshardable as reason:
             log.warning("%s is stored as it is written: %s", node.path or "the array", reason)
             return None
@@ -174,14 +174,14 @@ class Publisher:
         found: dict[str, bytes] = {}
         for name in self._view.document_names:
             with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):
-                snapshot = await self._tree.store.open(join_key(path, name))
+                snapshot = await self._fs.store.open(join_key(path, name))
                 if snapshot.size <= MAX_DOCUMENT_NBYTES:
                     found[name] = bytes(await snapshot.read(0, snapshot.size))
         return found
 
     async def _directories_in(self, path: str) -> Sequence[str]:
         """Return the names of the directories that are stored in the directory *path*."""
-        entries = await self._tree.store.list(path)
+        entries = await self._fs.store.list(path)
         return [entry.name for entry in entries if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name)]
 
     async def _publish(self, node: Node, edited: Metadata, publication: _Publication) -> None:
@@ -195,7 +195,7 @@ class Publisher:
             await self._store(node, document, edited.document, publication)
         elif edited.is_sharded:
             await self._require_no_chunks(node, "a sharded array")
-            self._tree.hierarchy.show_as_stored(node.path)
+            self._fs.hierarchy.show_as_stored(node.path)
             await self._store(node, edited.document, edited.document, publication)
         elif array is not None and isinstance(node.metadata, ArrayMetadata):
             await self._edit_array(node, array, node.metadata, edited, publication)
@@ -223,7 +223,7 @@ class Publisher:
         except StoreError:  # it may be stored after all, and the next mount finds out
             raise
         except ShardfsError:
-            now = (await self._tree.hierarchy.look_again(node.path)).metadata
+            now = (await self._fs.hierarchy.look_again(node.path)).metadata
             if not isinstance(now, ArrayMetadata) or now.shape != edited.shape:
                 await committer.commits.finish([shrink.sequence])
             raise
@@ -244,12 +244,12 @@ class Publisher:
                 return
             document = dict(edited.document)
         await self._staging.put_aside(node.path, self._view.key_encoding(node, edited), edited.ndim)
-        self._tree.hierarchy.show_unsharded(node.path)
+        self._fs.hierarchy.show_unsharded(node.path)
         await self._store(node, document, edited.document, publication)
-        chunks = self._tree.chunk_tree(await self._tree.hierarchy.node(node.path))
+        chunks = self._fs.chunk_tree(await self._fs.hierarchy.node(node.path))
         if chunks is not None:
             chunks.array.layout.directories = {}
-            self._tree.became_chunks(chunks)
+            self._fs.became_chunks(chunks)
         await self._staging.absorb(node.path)
         await self._refresh_copies(node.path)
 
@@ -262,37 +262,37 @@ class Publisher:
         # What these say will be in the document.
         beside = {} if is_v3 or node.document is not None else await self._documents_in(node.path)
         texts = {join_key(node.path, name): text for name, text in beside.items()}
-        as_written = self._tree.as_written
-        self._tree.store.note_shown(key, node.document_stat)
+        as_written = self._fs.as_written
+        self._fs.store.note_shown(key, node.document_stat)
         try:
             with as_written.storing({**texts, publication.name.path: publication.written}):
-                stored = await self._tree.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
+                stored = await self._fs.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
             as_written.set_time(publication.name.path, stored.mtime_ns)
             for path in texts:
-                as_written.set_time(path, (await self._tree.store.stat(path)).mtime_ns)
-                await self._tree.store.unlink(path)
+                as_written.set_time(path, (await self._fs.store.stat(path)).mtime_ns)
+                await self._fs.store.unlink(path)
         finally:
-            await self._tree.refresh(node.path)
+            await self._fs.refresh(node.path)
 
     async def _store_as_written(self, node: Node, publication: _Publication) -> None:
         name, written, mode = publication.name, publication.written, publication.mode
         try:
-            await self._tree.store.replace(name.path, written, exclusive=publication.exclusive, mode=mode)
+            await self._fs.store.replace(name.path, written, exclusive=publication.exclusive, mode=mode)
         finally:
-            await self._tree.refresh(node.path)
+            await self._fs.refresh(node.path)
 
     async def _require_no_chunks(self, node: Node, what: str) -> None:
-        chunks = self._tree.chunk_tree(node)
+        chunks = self._fs.chunk_tree(node)
         if chunks is None:
             return
         if not await chunks.is_empty():
             raise RefusedError(f"the directory holds chunks of an array, and cannot become {what}")
         await self.prune(node)
-        self._tree.hierarchy.abandon(node.path)
+        self._fs.hierarchy.abandon(node.path)
 
     async def prune(self, node: Node) -> None:
         """Commit that all chunks of an array are gone, and remove the directories that held its shards."""
-        chunks = self._tree.chunk_tree(node)
+        chunks = self._fs.chunk_tree(node)
         assert chunks is not None
         array = chunks.array
         for coords in list(chunks.refilled):
@@ -303,9 +303,9 @@ class Publisher:
         if layout.key_encoding.is_nested(array.grid.ndim):
             root = layout.key_encoding.root(array.grid.ndim)
             for name in [root] if root else [str(index) for index in await array.stored_shards(())]:
-                await prune(self._tree.store, join_key(node.path, name), locks=True)
-        elif self._tree.store.root is not None:
-            store = self._tree.store
+                await prune(self._fs.store, join_key(node.path, name), locks=True)
+        elif self._fs.store.root is not None:
+            store = self._fs.store
             for entry in await store.list(node.path):
                 name = entry.name.removesuffix(LOCK_SUFFIX)
                 if is_lock(entry.name) and layout.key_encoding.begins(name, array.grid.ndim):
@@ -318,7 +318,7 @@ class Publisher:
         for relative, _ in every_copy(document):
             if ".." not in relative.split("/"):
                 with suppress(NotFoundError, NotADirectoryHereError):
-                    found = await self._tree.hierarchy.node(join_key(path, relative.strip("/")))
+                    found = await self._fs.hierarchy.node(join_key(path, relative.strip("/")))
                     copies[relative] = found.metadata.document if found.metadata is not None else None
         return copies
 
@@ -329,7 +329,7 @@ class Publisher:
                 with suppress(MetadataError):
                     node = parse_node(copy)
                     if isinstance(node, ArrayMetadata) and node.is_sharded:
-                        self._tree.hierarchy.show_as_stored(join_key(path, relative.strip("/")))
+                        self._fs.hierarchy.show_as_stored(join_key(path, relative.strip("/")))
 
     def _reshard_copies(
         self, path: str, document: Document, stored: Document | None, copies: Mapping[str, Json]
@@ -338,7 +338,7 @@ class Publisher:
 
         *stored* is what an edit replaces: copies that were not edited stay.
         """
-        as_stored = self._tree.hierarchy.as_stored(path, document)
+        as_stored = self._fs.hierarchy.as_stored(path, document)
         view = self._view
         return reshard_consolidated(document, stored, copies.get, view.present_copy, view.accept_copy, as_stored)
 
@@ -354,7 +354,7 @@ class Publisher:
     async def _refresh_copies_in(self, path: str) -> None:
         """Do so in one group, again if another host changes its document meanwhile."""
         for attempt in range(_ATTEMPTS):
-            look = self._tree.hierarchy.look_again if attempt else self._tree.hierarchy.node
+            look = self._fs.hierarchy.look_again if attempt else self._fs.hierarchy.node
             node = await look(path)
             if not isinstance(node.metadata, GroupMetadata):
                 return
@@ -364,12 +364,12 @@ class Publisher:
                 return
             key, content, expected = join_key(path, DOCUMENT), encode_json(document), Expected(node.document_stat)
             try:
-                await self._tree.store.replace(key, content, expected=expected)
+                await self._fs.store.replace(key, content, expected=expected)
             except StaleError:
                 if attempt == _ATTEMPTS - 1:
                     raise
             else:
-                self._tree.hierarchy.forget(path)
+                self._fs.hierarchy.forget(path)
                 return
 
 

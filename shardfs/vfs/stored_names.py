@@ -11,22 +11,22 @@ from shardfs.stores.file_lock import is_lock
 from shardfs.vfs.at_once import for_each
 from shardfs.vfs.attributes import Attributes, absent
 from shardfs.vfs.handles import OTHERS, Batch
-from shardfs.vfs.nodes import PlainFile, StoredNode
+from shardfs.vfs.nodes import PassthroughFile, StoredNode
 
 if TYPE_CHECKING:
-    from shardfs.vfs.tree import Tree
+    from shardfs.vfs.filesystem import Filesystem
 
 _BATCH: Final = 256
 _MANY: Final = 1 << 40
-_KINDS: Final = {Kind.FILE: PlainFile}
+_KINDS: Final = {Kind.FILE: PassthroughFile}
 _AT_ONCE: Final = 16
 
 
 class StoredNames:
-    """The stored names of *tree*."""
+    """The stored names of *fs*."""
 
-    def __init__(self, tree: "Tree") -> None:
-        self._tree = tree
+    def __init__(self, fs: "Filesystem") -> None:
+        self._fs = fs
 
     async def lookup(self, directory: str, name: str) -> Attributes:
         """Return the attributes of *name* as it is stored in *directory*."""
@@ -37,20 +37,20 @@ class StoredNames:
 
     def nothing(self) -> Attributes:
         """Return what answers for a name that nothing is stored under."""
-        return absent(0.0 if self._tree.is_writable else self._tree.ttl)
+        return absent(0.0 if self._fs.is_writable else self._fs.ttl)
 
     async def attributes(self, key: str) -> Attributes:
         """Return the attributes of what is stored under *key*; raises `NotFoundError`."""
         if is_reserved(key.rpartition("/")[2]):
             raise NotFoundError(f"{key} is not shown")
-        return self._of(key, await self._tree.store.stat(key))
+        return self._of(key, await self._fs.store.stat(key))
 
     async def lookup_beside_chunks(self, directory: str, name: str) -> Attributes:
         """Return the attributes of *name*, which is no chunk's, in a directory of chunks.
 
         What is stored under the name of a lock is about a shard, and not shown: see `place_beside_chunks`.
         """
-        if is_lock(name) and self._tree.scratch is None:
+        if is_lock(name) and self._fs.scratch is None:
             return self.nothing()
         return await self.lookup(await self.place_beside_chunks(directory, name), name)
 
@@ -60,27 +60,27 @@ class StoredNames:
         That is the directory of the same path for what has been stored there, else one among the scratch.  A lock that
         a program takes on an inner chunk is always there: the stored file of that name would be the lock of a shard.
         """
-        if self._tree.scratch is None:
+        if self._fs.scratch is None:
             return directory
         if is_lock(name):
-            return join_key(self._tree.scratch, directory)
+            return join_key(self._fs.scratch, directory)
         try:
-            await self._tree.store.stat(join_key(directory, name))
+            await self._fs.store.stat(join_key(directory, name))
         except (NotFoundError, NotADirectoryHereError):
-            return join_key(self._tree.scratch, directory)
+            return join_key(self._fs.scratch, directory)
         return directory
 
     async def left_out(self, directory: str, names: Sequence[str]) -> Collection[str]:
         """Return which of *names*, directories below *directory*, are of nodes that the view does not show."""
         found: set[str] = set()
-        tree = self._tree
+        fs = self._fs
 
         async def look(name: str) -> None:
             with suppress(ShardfsError):  # which comes again when somebody looks into the directory
-                if tree.view.left_out(await tree.hierarchy.node(join_key(directory, name))) is not None:
+                if fs.view.left_out(await fs.hierarchy.node(join_key(directory, name))) is not None:
                     found.add(name)
 
-        if tree.view.translates and not tree.is_scratch(directory):
+        if fs.view.translates and not fs.is_scratch(directory):
             await for_each(names, look, _AT_ONCE)
         return found
 
@@ -98,7 +98,7 @@ class StoredNames:
                 )
         entries = [
             entry
-            for entry in await self._tree.store.list(directory)
+            for entry in await self._fs.store.list(directory)
             if not is_reserved(entry.name) and not hides(entry.name)
         ]
         left_out = await self.left_out(directory, [entry.name for entry in entries if entry.kind is Kind.DIRECTORY])
@@ -106,7 +106,7 @@ class StoredNames:
         for start in range(max(0, skip - len(generated)), len(names), _BATCH):
             part = names[start : start + _BATCH]
             behind = OTHERS + len(generated) + start + 1
-            for i, (name, status) in enumerate(zip(part, await self._tree.store.stat_in(directory, part), strict=True)):
+            for i, (name, status) in enumerate(zip(part, await self._fs.store.stat_in(directory, part), strict=True)):
                 if status is not None:
                     attributes = self._of(join_key(directory, name), status)
                     yield Batch(
@@ -130,17 +130,17 @@ class StoredNames:
         self, directory: str, cookie: int, hides: Callable[[str], bool]
     ) -> AsyncGenerator[Batch, None]:
         """Yield names that are kept beside the chunks in *directory*: their cookies follow those of stored names."""
-        if self._tree.scratch is None or 0 < cookie < OTHERS:
+        if self._fs.scratch is None or 0 < cookie < OTHERS:
             return
         within = cookie - _MANY if cookie > OTHERS + _MANY else 0
         try:
-            async for batch in self.list(join_key(self._tree.scratch, directory), within, {}, hides):
+            async for batch in self.list(join_key(self._fs.scratch, directory), within, {}, hides):
                 yield batch._replace(rows=[(name, ino, size, behind + _MANY) for name, ino, size, behind in batch.rows])
         except (NotFoundError, NotADirectoryHereError):
             pass  # nothing was ever made there
 
     def _of(self, path: str, status: Stat) -> Attributes:
-        kind = self._tree.view.directory if status.kind is Kind.DIRECTORY else _KINDS.get(status.kind, StoredNode)
+        kind = self._fs.view.directory if status.kind is Kind.DIRECTORY else _KINDS.get(status.kind, StoredNode)
         nlink = 1 if status.kind is Kind.DIRECTORY else status.nlink
-        ino = self._tree.stored_number(kind(self._tree, path, status.identity, nlink=nlink))
-        return Attributes(ino, status.size, self._tree.ttl, status)
+        ino = self._fs.stored_number(kind(self._fs, path, status.identity, nlink=nlink))
+        return Attributes(ino, status.size, self._fs.ttl, status)

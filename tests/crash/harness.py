@@ -22,11 +22,11 @@ from shardfs.dataset.source import Source
 from shardfs.stores.durable import Disk
 from shardfs.stores.local import LocalStore
 from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.names import Owner
-from shardfs.vfs.tree import Tree
+from shardfs.vfs.session import Session
 from shardfs.vfs.v2_view import ZarrV2
 from shardfs.vfs.v3_view import ZarrV3
-from shardfs.vfs.writing import Writing
 from tests.support.opened import find, read_file
 
 OWNER = Owner(os.geteuid(), os.getegid())
@@ -36,7 +36,7 @@ OWNER = Owner(os.geteuid(), os.getegid())
 def small_log() -> Iterator[None]:
     """Let what was written and not committed lie in many small files, written in small pieces."""
     small = partial(Journal, segment_nbytes=8192)
-    with patch("shardfs.vfs.writing.Journal", small), patch("shardfs.dataset.journal._PIECE_NBYTES", 2048):
+    with patch("shardfs.vfs.session.Journal", small), patch("shardfs.dataset.journal._PIECE_NBYTES", 2048):
         yield
 
 
@@ -59,8 +59,8 @@ async def stored(root: Path, path: str, numbers: range) -> list[bytes | None]:
 class Process:
     """One life of a writing mount; chunks and documents are written to as files."""
 
-    writing: Writing
-    tree: Tree
+    writing: Session
+    fs: Filesystem
     is_v2: bool = False
 
     @classmethod
@@ -70,7 +70,7 @@ class Process:
         make_state(root)
         state = StateDirectory(str(root))
         view = ZarrV2() if v2 else ZarrV3()
-        tree = Tree(
+        fs = Filesystem(
             source.store,
             source.hierarchy,
             view,
@@ -78,10 +78,10 @@ class Process:
             ttl=0.0,
             scratch=state.scratch_key,
         )
-        await tree.start()
-        writing = Writing.open(source, tree, view, state, disk=disk)
+        await fs.start()
+        writing = Session.open(source, fs, view, state, disk=disk)
         await writing.start()
-        return cls(writing, tree, v2)
+        return cls(writing, fs, v2)
 
     async def finish(self) -> None:
         """Commit everything, and end."""
@@ -111,14 +111,14 @@ class Process:
     async def remove(self, path: str, number: int) -> None:
         """Remove a chunk, if it is there."""
         directory = await self._directory(path)
-        if (await self.tree.lookup(directory, str(number).encode())).ino:
+        if (await self.fs.lookup(directory, str(number).encode())).ino:
             await self.writing.editor.unlink(directory, str(number).encode())
 
     async def edit(self, path: str, change: Callable[[dict[str, Any]], None]) -> None:
         """Replace a document as a program does that knows of no shards."""
-        directory = (await find(self.tree, path)).ino
-        shown = (await self.tree.lookup(directory, b"zarr.json")).ino
-        document = json.loads(await read_file(self.tree, shown))
+        directory = (await find(self.fs, path)).ino
+        shown = (await self.fs.lookup(directory, b"zarr.json")).ino
+        document = json.loads(await read_file(self.fs, shown))
         change(document)
         await self._write(directory, b"zarr.json", json.dumps(document).encode())
 
@@ -136,11 +136,11 @@ class Process:
         await self.writing.writer.committer.flush()
 
     async def _directory(self, path: str) -> int:
-        return (await find(self.tree, path if self.is_v2 else f"{path}/c")).ino
+        return (await find(self.fs, path if self.is_v2 else f"{path}/c")).ino
 
     async def _write(self, directory: int, name: bytes, data: bytes) -> None:
         files = self.writing.files
-        known = await self.tree.lookup(directory, name)
+        known = await self.fs.lookup(directory, name)
         if known.ino:
             handle, _ = await files.open(known.ino, os.O_WRONLY | os.O_TRUNC)
         else:

@@ -48,7 +48,7 @@ async def begin_to_replace(process: Process) -> int:
     """Publish `end/c/0` and write it again; returns the handle, which is not closed yet."""
     files = process.writing.files
     await put(process, 0, b"old")
-    number, _ = await files.open((await find(process.tree, "end/c/0")).ino, os.O_WRONLY | os.O_TRUNC)
+    number, _ = await files.open((await find(process.fs, "end/c/0")).ino, os.O_WRONLY | os.O_TRUNC)
     await files.write(number, 0, b"new")
     return number
 
@@ -86,13 +86,13 @@ def test_a_chunk_that_is_closed_while_its_array_is_resized_is_one_of_the_resized
         document = dict((await process.array("end")).document)
         document["shape"] = [document["shape"][0] + INNER]
         text = json.dumps(document).encode()
-        ino = (await find(process.tree, "end/zarr.json")).ino
+        ino = (await find(process.fs, "end/zarr.json")).ino
         handle, _ = await files.open(ino, os.O_WRONLY | os.O_TRUNC)
         await files.write(handle, 0, text)
         async with closed_during_a_commit(process, number):
             await files.flush(handle)
-        attributes = await find(process.tree, "end/c/0")
-        _, opened = await process.tree.open(attributes.ino)
+        attributes = await find(process.fs, "end/c/0")
+        _, opened = await process.fs.open(attributes.ino)
         assert bytes(await opened.read(0, 9)) == b"new"
 
     trio.run(main)
@@ -366,8 +366,8 @@ def test_a_chunk_that_is_closed_while_its_array_is_moved_is_one_of_the_moved_arr
         number = await begin_to_replace(process)
         async with closed_during_a_commit(process, number):
             await process.writing.editor.rename(ROOT, b"end", ROOT, b"moved", exclusive=False)
-        attributes = await find(process.tree, "moved/c/0")
-        _, opened = await process.tree.open(attributes.ino)
+        attributes = await find(process.fs, "moved/c/0")
+        _, opened = await process.fs.open(attributes.ino)
         assert bytes(await opened.read(0, 9)) == b"new"
 
     trio.run(main)
@@ -378,9 +378,9 @@ def test_a_flush_that_waits_for_its_draft_does_not_stop_who_closes_the_gate(root
         process = await Process.start(root, QuickDisk())
         files = process.writing.files
         await put(process, 0, b"old")
-        number, _ = await files.open((await find(process.tree, "end/c/0")).ino, os.O_WRONLY)
+        number, _ = await files.open((await find(process.fs, "end/c/0")).ino, os.O_WRONLY)
         await files.write(number, 0, b"new")
-        opened = files.drafts.of_ino((await find(process.tree, "end/c/0")).ino)
+        opened = files.drafts.of_ino((await find(process.fs, "end/c/0")).ino)
         assert opened is not None
         with trio.fail_after(10):
             # The lock is held as by a write that must read the chunk first.
@@ -390,7 +390,7 @@ def test_a_flush_that_waits_for_its_draft_does_not_stop_who_closes_the_gate(root
                 move = partial(process.writing.editor.rename, ROOT, b"end", ROOT, b"moved", exclusive=False)
                 nursery.start_soon(move)
                 await wait_all_tasks_blocked()
-        _, shown = await process.tree.open((await find(process.tree, "moved/c/0")).ino)
+        _, shown = await process.fs.open((await find(process.fs, "moved/c/0")).ino)
         assert bytes(await shown.read(0, 9)) == b"new"
 
     trio.run(main)
@@ -401,7 +401,7 @@ def test_what_is_written_to_a_chunk_while_it_is_renamed_is_there_under_the_new_n
         process = await Process.start(root, QuickDisk())
         files, contents = process.writing.files, process.writing.files._contents
         await put(process, 0, b"old")
-        number, _ = await files.open((await find(process.tree, "end/c/0")).ino, os.O_WRONLY)
+        number, _ = await files.open((await find(process.fs, "end/c/0")).ino, os.O_WRONLY)
         await files.write(number, 0, b"new")
         remove = contents.remove
 
@@ -411,7 +411,7 @@ def test_what_is_written_to_a_chunk_while_it_is_renamed_is_there_under_the_new_n
             await wait_all_tasks_blocked()
             await remove(name)  # type: ignore[arg-type]
 
-        directory = (await find(process.tree, "end/c")).ino
+        directory = (await find(process.fs, "end/c")).ino
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
                 contents.remove = meanwhile  # type: ignore[method-assign,assignment]

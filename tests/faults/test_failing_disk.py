@@ -20,9 +20,9 @@ from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
 from shardfs.stores.local import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.decoded import DecodedChunks
-from shardfs.vfs.tree import Tree
+from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.session import Session
 from shardfs.vfs.v3_view import ZarrV3
-from shardfs.vfs.writing import Writing
 from tests.support.damage import document
 from tests.support.datasets import store
 from tests.support.lossy_disk import Fault, LossyDisk
@@ -41,7 +41,7 @@ def source(tmp_path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Opened:
-    writing: Writing
+    writing: Session
     array: Array
     disk: LossyDisk
 
@@ -63,11 +63,11 @@ async def opened(root: Path, *, journal: bool) -> AsyncIterator[Opened]:
         local = LocalStore(str(root), disk=sound if journal else failing)
         source = Source.of(local, ttl=1.0)
         view = ZarrV3()
-        tree = Tree(
+        fs = Filesystem(
             local, source.hierarchy, view, DecodedChunks(0, source.statistics), ttl=1.0, scratch=state.scratch_key
         )
-        await tree.start()
-        writing = Writing.open(source, tree, view, state, disk=failing if journal else sound)
+        await fs.start()
+        writing = Session.open(source, fs, view, state, disk=failing if journal else sound)
         await writing.start()
         array = (await source.hierarchy.node("")).array
         assert array is not None
@@ -80,12 +80,12 @@ async def stored(root: Path, *coords: int) -> bytes | None:
 
 
 async def calls_of_a_commit(root: Path) -> list[str]:
-    async with opened(root, journal=False) as tree:
-        await tree.put(NEW, 0, 0)
-        before = len(tree.disk.calls)
-        assert await tree.writing.commit()
-        names = tree.disk.names[before:]
-        await tree.writing.finish()
+    async with opened(root, journal=False) as fs:
+        await fs.put(NEW, 0, 0)
+        before = len(fs.disk.calls)
+        assert await fs.writing.commit()
+        names = fs.disk.names[before:]
+        await fs.writing.finish()
     return names
 
 
@@ -99,33 +99,33 @@ async def test_a_commit_that_fails_at_any_call_is_done_again_and_then_complete(
     assert {"pwrite", "sync"} <= {name.removesuffix("_direct") for name in calls}
     for at, name in enumerate(calls):
         payload = bytes([at]) * 48
-        async with opened(source, journal=False) as tree:
-            others = await tree.read(1, 1)
-            await tree.put(payload, 0, 0)
-            tree.disk.faults[len(tree.disk.calls) + at] = Fault(OSError(number, "a test's"))
+        async with opened(source, journal=False) as fs:
+            others = await fs.read(1, 1)
+            await fs.put(payload, 0, 0)
+            fs.disk.faults[len(fs.disk.calls) + at] = Fault(OSError(number, "a test's"))
             # The last call removes the lock: when it fails all is done, and the next commit takes the lock over.
-            assert await tree.writing.commit() == (name == "unlink"), name
-            assert await tree.read(0, 0) == payload
-            assert await tree.read(1, 1) == others
+            assert await fs.writing.commit() == (name == "unlink"), name
+            assert await fs.read(0, 0) == payload
+            assert await fs.read(1, 1) == others
             assert await stored(source, 1, 1) == others  # natively the shard was readable all the time
-            assert await tree.writing.commit(), name
+            assert await fs.writing.commit(), name
             assert await stored(source, 0, 0) == payload
-            assert await tree.writing.finish()
+            assert await fs.writing.finish()
         assert not (source / ".shardfs").exists()
 
 
 @ERRORS
 @in_trio
 async def test_a_commit_that_fails_till_the_end_is_for_the_next_mount(source: Path, number: int) -> None:
-    async with opened(source, journal=False) as tree:
-        await tree.put(NEW, 0, 0)
-        start = len(tree.disk.calls)
-        tree.disk.faults.update({start + at: Fault(OSError(number, "a test's")) for at in range(100)})
-        assert not await tree.writing.commit()
-        assert not await tree.writing.finish()
+    async with opened(source, journal=False) as fs:
+        await fs.put(NEW, 0, 0)
+        start = len(fs.disk.calls)
+        fs.disk.faults.update({start + at: Fault(OSError(number, "a test's")) for at in range(100)})
+        assert not await fs.writing.commit()
+        assert not await fs.writing.finish()
     assert await stored(source, 0, 0) != NEW
-    async with opened(source, journal=False) as tree:
-        assert await tree.writing.finish()
+    async with opened(source, journal=False) as fs:
+        assert await fs.writing.finish()
     assert await stored(source, 0, 0) == NEW
 
 
@@ -135,23 +135,23 @@ async def test_a_commit_that_fails_till_the_end_is_for_the_next_mount(source: Pa
 async def test_a_journal_that_cannot_be_written_is_an_error_to_the_writer_and_goes_on(
     source: Path, number: int, nbytes: int
 ) -> None:
-    async with opened(source, journal=True) as tree:
-        old = await tree.read(0, 0)
+    async with opened(source, journal=True) as fs:
+        old = await fs.read(0, 0)
         for at in range(4):
-            start = len(tree.disk.calls)
-            tree.disk.faults = {start + at: Fault(OSError(number, "a test's"))}
+            start = len(fs.disk.calls)
+            fs.disk.faults = {start + at: Fault(OSError(number, "a test's"))}
             try:
-                await tree.put(bytes(nbytes), 0, 0)
+                await fs.put(bytes(nbytes), 0, 0)
             except ShardfsError as error:
                 assert isinstance(error, NoSpaceError if number == errno.ENOSPC else StoreError)  # noqa: PT017
-                assert await tree.read(0, 0) == old
+                assert await fs.read(0, 0) == old
             else:
                 old = bytes(nbytes)
-                assert len(tree.disk.calls) <= start + at  # it has fewer calls
-        tree.disk.faults = {}
-        await tree.put(NEW, 0, 0)
-        assert await tree.read(0, 0) == NEW
-        assert await tree.writing.finish()
+                assert len(fs.disk.calls) <= start + at  # it has fewer calls
+        fs.disk.faults = {}
+        await fs.put(NEW, 0, 0)
+        assert await fs.read(0, 0) == NEW
+        assert await fs.writing.finish()
     assert await stored(source, 0, 0) == NEW
 
 
@@ -160,32 +160,32 @@ async def test_a_failed_sync_makes_the_mount_read_only_and_keeps_what_is_pending
     source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "shardfs")
-    async with opened(source, journal=True) as tree:
-        await tree.put(NEW, 0, 0)
-        await tree.writing.writer.sync()
-        await tree.put(NEWER, 0, 1)
-        start = len(tree.disk.calls)
-        tree.disk.faults[start] = Fault(OSError(errno.EIO, "a test's"))
+    async with opened(source, journal=True) as fs:
+        await fs.put(NEW, 0, 0)
+        await fs.writing.writer.sync()
+        await fs.put(NEWER, 0, 1)
+        start = len(fs.disk.calls)
+        fs.disk.faults[start] = Fault(OSError(errno.EIO, "a test's"))
         with pytest.raises(StoreError, match="could not be made durable"):
-            await tree.writing.writer.sync()
-        assert tree.disk.calls[start].name == "sync"
+            await fs.writing.writer.sync()
+        assert fs.disk.calls[start].name == "sync"
         for _ in range(2):  # never a success, though the disk is well again
             with pytest.raises(ReadOnlyError):
-                await tree.writing.writer.sync()
+                await fs.writing.writer.sync()
             with pytest.raises(ReadOnlyError):
-                await tree.put(b"more", 0, 2)
+                await fs.put(b"more", 0, 2)
             with pytest.raises(ReadOnlyError):
-                await tree.writing.writer.erase(tree.array, (0, 2), mtime_ns=1)
-        assert await tree.read(0, 0) == NEW
-        assert await tree.read(0, 1) == NEWER
-        assert await tree.read(0, 2)
+                await fs.writing.writer.erase(fs.array, (0, 2), mtime_ns=1)
+        assert await fs.read(0, 0) == NEW
+        assert await fs.read(0, 1) == NEWER
+        assert await fs.read(0, 2)
         assert caplog.text.count("the mount is read-only from now on") == 1
-        assert not await tree.writing.finish()
+        assert not await fs.writing.finish()
     assert await stored(source, 0, 0) != NEW
-    async with opened(source, journal=True) as tree:
-        assert await tree.read(0, 0) == NEW
-        assert await tree.read(0, 1) == NEWER
-        assert await tree.writing.finish()
+    async with opened(source, journal=True) as fs:
+        assert await fs.read(0, 0) == NEW
+        assert await fs.read(0, 1) == NEWER
+        assert await fs.writing.finish()
     assert await stored(source, 0, 0) == NEW
     assert await stored(source, 0, 1) == NEWER
 
@@ -194,33 +194,33 @@ async def test_a_failed_sync_makes_the_mount_read_only_and_keeps_what_is_pending
 async def test_a_sync_that_fails_within_a_commit_makes_the_mount_read_only(
     source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with opened(source, journal=True) as tree:
-        await tree.put(NEW, 0, 0)
-        tree.disk.faults = {
-            len(tree.disk.calls) + at: Fault(OSError(errno.EIO, "a test's")) for at in range(1, 3)
+    async with opened(source, journal=True) as fs:
+        await fs.put(NEW, 0, 0)
+        fs.disk.faults = {
+            len(fs.disk.calls) + at: Fault(OSError(errno.EIO, "a test's")) for at in range(1, 3)
         }  # the intent is written first
-        assert not await tree.writing.commit()
+        assert not await fs.writing.commit()
         assert "could not be made durable" in caplog.text
         assert "read-only" in caplog.text
         with pytest.raises(ReadOnlyError):
-            await tree.put(NEWER, 0, 0)
-        assert await tree.read(0, 0) == NEW
-        assert not await tree.writing.finish()
-    async with opened(source, journal=True) as tree:
-        assert await tree.writing.finish()
+            await fs.put(NEWER, 0, 0)
+        assert await fs.read(0, 0) == NEW
+        assert not await fs.writing.finish()
+    async with opened(source, journal=True) as fs:
+        assert await fs.writing.finish()
     assert await stored(source, 0, 0) == NEW
 
 
 @in_trio
 async def test_many_writers_hear_of_one_failed_sync(source: Path) -> None:
-    async with opened(source, journal=True) as tree:
-        await tree.put(NEW, 0, 0)
-        tree.disk.faults[len(tree.disk.calls)] = Fault(OSError(errno.EIO, "a test's"))
+    async with opened(source, journal=True) as fs:
+        await fs.put(NEW, 0, 0)
+        fs.disk.faults[len(fs.disk.calls)] = Fault(OSError(errno.EIO, "a test's"))
         failed = []
 
         async def sync() -> None:
             try:
-                await tree.writing.writer.sync()
+                await fs.writing.writer.sync()
             except ShardfsError:
                 failed.append(True)
 
@@ -228,4 +228,4 @@ async def test_many_writers_hear_of_one_failed_sync(source: Path) -> None:
             for _ in range(8):
                 nursery.start_soon(sync)
         assert len(failed) == 8
-        await tree.writing.finish()
+        await fs.writing.finish()

@@ -17,9 +17,9 @@ from shardfs.dataset.statistics import Statistics
 from shardfs.stores.local import LocalStore
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import Row
 from shardfs.vfs.inodes import ROOT
-from shardfs.vfs.tree import Tree
 from shardfs.vfs.v3_view import ZarrV3
 from tests.support.corpus import CASES, Case, write_case
 from tests.support.datasets import age
@@ -70,10 +70,10 @@ def open_source(root: Path, *, ttl: float = 1.0, store: Any = None, **limits: in
     return Opened(store, clock, statistics, shards, Hierarchy(store, shards, ttl=ttl, clock=clock))
 
 
-async def open_tree(opened: Opened) -> Tree:
-    tree = Tree(opened.store, opened.hierarchy, ZarrV3(), DecodedChunks(0, Statistics()), ttl=1.0)
-    await tree.start()
-    return tree
+async def open_tree(opened: Opened) -> Filesystem:
+    fs = Filesystem(opened.store, opened.hierarchy, ZarrV3(), DecodedChunks(0, Statistics()), ttl=1.0)
+    await fs.start()
+    return fs
 
 
 def store_corpus(directory: Path) -> dict[str, Encoded]:
@@ -100,38 +100,38 @@ def listed_chunks(run: ListedRun, start: int, stop: int) -> list[tuple[int, int,
     return list(zip(numbers, sizes, damaged or [False] * len(sizes), strict=True))
 
 
-async def find(tree: Tree, path: str) -> Attributes:
+async def find(fs: Filesystem, path: str) -> Attributes:
     """Look *path* up, component by component; number 0 stands for nothing."""
-    attributes = await tree.attributes(ROOT)
+    attributes = await fs.attributes(ROOT)
     for name in path.split("/"):
-        attributes = await tree.lookup(attributes.ino, name.encode(errors="surrogateescape"))
+        attributes = await fs.lookup(attributes.ino, name.encode(errors="surrogateescape"))
         if not attributes.ino:
             break
     return attributes
 
 
-async def read_file(tree: Tree, ino: int) -> bytes:
+async def read_file(fs: Filesystem, ino: int) -> bytes:
     """Open, read in pieces of 7 bytes and one of the rest, close."""
-    number, handle = await tree.open(ino)
+    number, handle = await fs.open(ino)
     size = handle.attributes.size
     data = b"".join([bytes(await handle.read(offset, 7)) for offset in range(0, min(size, 70), 7)])
     data += bytes(await handle.read(len(data), size + 1))
-    tree.close(number)
+    fs.close(number)
     return data
 
 
-async def list_directory(tree: Tree, ino: int, cookie: int = 0) -> list[Row]:
+async def list_directory(fs: Filesystem, ino: int, cookie: int = 0) -> list[Row]:
     """List a directory behind *cookie* with one handle, as a reply without end would."""
-    return [row async for row, _ in rows(tree, ino, cookie)]
+    return [row async for row, _ in rows(fs, ino, cookie)]
 
 
-async def rows(tree: Tree, ino: int, cookie: int = 0) -> AsyncIterator[tuple[Row, Attributes]]:
+async def rows(fs: Filesystem, ino: int, cookie: int = 0) -> AsyncIterator[tuple[Row, Attributes]]:
     """Yield the names of a directory, with the attributes that the listing gives each."""
-    number = tree.open_directory(ino)
-    handle = tree.directory(number)
+    number = fs.open_directory(ino)
+    handle = fs.directory(number)
     await handle.seek(cookie)
     while (batch := await handle.next_batch()) is not None:
         for row in batch.rows:
-            tree.retain(row[1])
+            fs.retain(row[1])
             yield row, batch.attributes._replace(ino=row[1], size=row[2])
-    await tree.close_directory(number)
+    await fs.close_directory(number)

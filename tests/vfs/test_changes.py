@@ -15,8 +15,8 @@ import pytest
 import trio
 
 from shardfs.errors import StaleError
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT, unpack
-from shardfs.vfs.tree import Tree
 from tests.support.corpus import array, sharding
 from tests.support.datasets import age, store
 from tests.support.gated import GatedStore
@@ -36,7 +36,7 @@ class Source:
         self.opened: Opened = open_source(root)
         self.shard = self.path / "c" / "0" / "0"
 
-    async def tree(self) -> Tree:
+    async def tree(self) -> Filesystem:
         return await open_tree(self.opened)
 
     def later(self) -> None:
@@ -59,23 +59,23 @@ def source(tmp_path: Path) -> Source:
 
 @in_trio
 async def test_a_superseded_number_answers_for_its_handles_and_cannot_be_opened_again(source: Source) -> None:
-    tree = await source.tree()
-    old, other = await find(tree, "a/c/0/0"), await find(tree, "a/c/2/0")
-    number, handle = await tree.open(old.ino)
+    fs = await source.tree()
+    old, other = await find(fs, "a/c/0/0"), await find(fs, "a/c/2/0")
+    number, handle = await fs.open(old.ino)
     store(source.path.parent / "b", NESTED, np.ones((8, 6), np.int32))
     source.replace(lambda _: (source.path.parent / "b/c/0/0").read_bytes())
     with pytest.raises(StaleError):
-        await tree.open(old.ino)
+        await fs.open(old.ino)
     source.later()
-    assert (await tree.attributes(old.ino))[:2] == (old.ino, 24)
+    assert (await fs.attributes(old.ino))[:2] == (old.ino, 24)
     assert bytes(await handle.read(0, 100)) == source.chunks["c/0/0"]
-    new = await find(tree, "a/c/0/0")
+    new = await find(fs, "a/c/0/0")
     assert new.ino != old.ino
-    assert await read_file(tree, new.ino) == np.ones(6, np.int32).tobytes()
-    assert (await find(tree, "a/c/2/0")).ino == other.ino, "other shards keep their numbers"
-    tree.close(number)
+    assert await read_file(fs, new.ino) == np.ones(6, np.int32).tobytes()
+    assert (await find(fs, "a/c/2/0")).ino == other.ino, "other shards keep their numbers"
+    fs.close(number)
     with pytest.raises(StaleError):
-        await tree.attributes(old.ino)
+        await fs.attributes(old.ino)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ async def test_a_superseded_number_answers_for_its_handles_and_cannot_be_opened_
 @in_trio
 async def test_an_open_chunk_answers_whatever_becomes_of_its_name(source: Source, change: str) -> None:
     """Programs open, `fstat` and read."""
-    tree = await source.tree()
-    old = await find(tree, "a/c/0/0")
-    _, handle = await tree.open(old.ino)
+    fs = await source.tree()
+    old = await find(fs, "a/c/0/0")
+    _, handle = await fs.open(old.ino)
     match change:
         case "unlinked":
             os.unlink(source.shard)
@@ -102,7 +102,7 @@ async def test_an_open_chunk_answers_whatever_becomes_of_its_name(source: Source
         case "reshaped":
             source.write_document(shape=[4, 6])
     source.later()
-    attributes = await tree.attributes(old.ino)
+    attributes = await fs.attributes(old.ino)
     assert (attributes.ino, attributes.size, attributes.status.mode) == (old.ino, 24, old.status.mode)
     assert bytes(await handle.read(0, 100)) == source.chunks["c/0/0"]
 
@@ -113,9 +113,9 @@ async def test_an_open_file_that_passes_through_answers_whatever_becomes_of_its_
     source: Source, change: str
 ) -> None:
     (source.path / "f").write_bytes(b"old")
-    tree = await source.tree()
-    old = await find(tree, "a/f")
-    number, handle = await tree.open(old.ino)
+    fs = await source.tree()
+    old = await find(fs, "a/f")
+    number, handle = await fs.open(old.ino)
     match change:
         case "unlinked":
             os.unlink(source.path / "f")
@@ -125,86 +125,86 @@ async def test_an_open_file_that_passes_through_answers_whatever_becomes_of_its_
         case "directory removed":
             shutil.rmtree(source.path)
     source.later()
-    attributes = await tree.attributes(old.ino)
+    attributes = await fs.attributes(old.ino)
     assert (attributes.ino, attributes.size) == (old.ino, 3)
     assert bytes(await handle.read(0, 100)) == b"old"
     if change == "replaced":
-        assert (await find(tree, "a/f")).ino != old.ino
+        assert (await find(fs, "a/f")).ino != old.ino
         with pytest.raises(StaleError):
-            await tree.open(old.ino)
-    tree.close(number)
+            await fs.open(old.ino)
+    fs.close(number)
 
 
 @in_trio
 async def test_a_file_that_passes_through_shows_changes_in_place(source: Source) -> None:
-    tree = await source.tree()
-    ino = (await find(tree, "f")).ino
-    _, handle = await tree.open(ino)
+    fs = await source.tree()
+    ino = (await find(fs, "f")).ino
+    _, handle = await fs.open(ino)
     (source.path.parent / "f").write_bytes(b"new content")
     assert bytes(await handle.read(0, 100)) == b"new content"
-    assert (await tree.attributes(ino)).size == 11
-    assert (await find(tree, "f")).ino == ino
+    assert (await fs.attributes(ino)).size == 11
+    assert (await find(fs, "f")).ino == ino
 
 
 @in_trio
 async def test_an_edit_of_attributes_keeps_the_numbers_of_chunks(source: Source) -> None:
-    tree = await source.tree()
-    chunk, document = await find(tree, "a/c/1/1"), await find(tree, "a/zarr.json")
-    _, handle = await tree.open(document.ino)
+    fs = await source.tree()
+    chunk, document = await find(fs, "a/c/1/1"), await find(fs, "a/zarr.json")
+    _, handle = await fs.open(document.ino)
     before = await handle.read(0, 10**6)
     source.write_document(attributes={"note": "changed"})
     source.later()
-    assert (await find(tree, "a/c/1/1")).ino == chunk.ino
-    assert await read_file(tree, chunk.ino) == source.chunks["c/1/1"]
-    changed = await find(tree, "a/zarr.json")
+    assert (await find(fs, "a/c/1/1")).ino == chunk.ino
+    assert await read_file(fs, chunk.ino) == source.chunks["c/1/1"]
+    changed = await find(fs, "a/zarr.json")
     assert changed.ino != document.ino
-    assert json.loads(await read_file(tree, changed.ino))["attributes"] == {"note": "changed"}
+    assert json.loads(await read_file(fs, changed.ino))["attributes"] == {"note": "changed"}
     assert await handle.read(0, 10**6) == before
-    assert (await tree.attributes(document.ino)).size == document.size
+    assert (await fs.attributes(document.ino)).size == document.size
     with pytest.raises(StaleError):
-        await tree.open(document.ino)
+        await fs.open(document.ino)
 
 
 @in_trio
 async def test_a_new_shape_gives_new_numbers_and_makes_the_old_ones_stale(source: Source) -> None:
-    tree = await source.tree()
-    chunk, directory = await find(tree, "a/c/1/1"), await find(tree, "a/c/1")
+    fs = await source.tree()
+    chunk, directory = await find(fs, "a/c/1/1"), await find(fs, "a/c/1")
     source.write_document(shape=[4, 6])
     source.later()
     for ino in (chunk.ino, directory.ino):
-        for request in (tree.attributes(ino), tree.open(ino), tree.lookup(ino, b"0"), list_directory(tree, ino)):
+        for request in (fs.attributes(ino), fs.open(ino), fs.lookup(ino, b"0"), list_directory(fs, ino)):
             with pytest.raises(StaleError):
                 await request
-    new = await find(tree, "a/c/1/1")
+    new = await find(fs, "a/c/1/1")
     assert new.ino not in (0, chunk.ino)
     with pytest.raises(StaleError):
-        tree.numbers.tree(unpack(chunk.ino)[0])
-    assert await read_file(tree, new.ino) == source.chunks["c/1/1"]
-    assert (await find(tree, "a/c/2/0")).ino == 0
-    assert [row[0] for row in await list_directory(tree, (await find(tree, "a/c")).ino)] == [b"0", b"1"]
+        fs.numbers.tree(unpack(chunk.ino)[0])
+    assert await read_file(fs, new.ino) == source.chunks["c/1/1"]
+    assert (await find(fs, "a/c/2/0")).ino == 0
+    assert [row[0] for row in await list_directory(fs, (await find(fs, "a/c")).ino)] == [b"0", b"1"]
 
 
 @in_trio
 async def test_a_removed_document_leaves_what_is_stored(source: Source) -> None:
-    tree = await source.tree()
-    chunk = await find(tree, "a/c/1/1")
+    fs = await source.tree()
+    chunk = await find(fs, "a/c/1/1")
     os.unlink(source.path / "zarr.json")
     source.later()
-    assert [row[0] for row in await list_directory(tree, (await find(tree, "a")).ino)] == [b"c"]
-    assert await read_file(tree, (await find(tree, "a/c/0/0")).ino) == source.shard.read_bytes()
+    assert [row[0] for row in await list_directory(fs, (await find(fs, "a")).ino)] == [b"c"]
+    assert await read_file(fs, (await find(fs, "a/c/0/0")).ino) == source.shard.read_bytes()
     with pytest.raises(StaleError):
-        await tree.open(chunk.ino)
+        await fs.open(chunk.ino)
 
 
 @in_trio
 async def test_answers_carry_the_time_that_remains(source: Source) -> None:
-    tree = await source.tree()
-    await find(tree, "a/c/0/0")
+    fs = await source.tree()
+    await find(fs, "a/c/0/0")
     source.opened.clock.now += 0.25
     for path in ("a/c/0/0", "a/c/0", "a/c", "a/zarr.json", "a/c/0/1", "a/c/0/7", "a/c/9"):
-        assert (await find(tree, path)).ttl == 0.75
-    ino = (await find(tree, "a/c/0")).ino
-    assert {each.ttl async for _, each in rows(tree, ino)} == {0.75}
+        assert (await find(fs, path)).ttl == 0.75
+    ino = (await find(fs, "a/c/0")).ino
+    assert {each.ttl async for _, each in rows(fs, ino)} == {0.75}
 
 
 @in_trio
@@ -212,16 +212,16 @@ async def test_first_lookups_at_the_same_time_give_numbers_that_hold(source: Sou
     async def slow(key: str, offset: int, nbytes: int) -> None:
         await trio.lowlevel.checkpoint()
 
-    tree = await open_tree(open_source(source.path.parent, store=GatedStore(source.path.parent, slow)))
-    parent = (await tree.lookup(ROOT, b"a")).ino
+    fs = await open_tree(open_source(source.path.parent, store=GatedStore(source.path.parent, slow)))
+    parent = (await fs.lookup(ROOT, b"a")).ino
     found: list[int] = []
 
     async def look_up() -> None:
-        found.append((await tree.lookup(parent, b"c")).ino)
+        found.append((await fs.lookup(parent, b"c")).ino)
 
     async with trio.open_nursery() as nursery:
         for _ in range(4):
             nursery.start_soon(look_up)
     assert len(set(found)) == 1
     for ino in found:
-        assert stat.S_ISDIR((await tree.attributes(ino)).status.mode)
+        assert stat.S_ISDIR((await fs.attributes(ino)).status.mode)

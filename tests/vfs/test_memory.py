@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT
-from shardfs.vfs.tree import Tree
 from tests.support.corpus import BASE, array, extension, sharding
 from tests.support.datasets import store
 from tests.support.opened import Opened, in_trio, open_source, open_tree
@@ -19,12 +19,12 @@ from tests.support.opened import Opened, in_trio, open_source, open_tree
 class Kernel:
     """Looks up and lists as the kernel does, and counts the references that it holds."""
 
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
+    def __init__(self, fs: Filesystem) -> None:
+        self.fs = fs
         self.references: Counter[int] = Counter()
 
     async def look_up(self, parent: int, name: bytes) -> int:
-        ino = (await self.tree.lookup(parent, name)).ino
+        ino = (await self.fs.lookup(parent, name)).ino
         if ino:
             self.references[ino] += 1
         return ino
@@ -34,19 +34,19 @@ class Kernel:
 
         That it is full shows when a name does not fit; the kernel takes no reference to that one.
         """
-        number = self.tree.open_directory(ino)
-        handle = self.tree.directory(number)
+        number = self.fs.open_directory(ino)
+        handle = self.fs.directory(number)
         await handle.seek(cookie)
         found: list[tuple[bytes, int, bool]] = []
         while len(found) <= room and (batch := await handle.next_batch()) is not None:
             for name, child, _, _ in batch.rows:
                 if len(found) == room:
-                    await self.tree.close_directory(number)
+                    await self.fs.close_directory(number)
                     return found
-                self.tree.retain(child)
+                self.fs.retain(child)
                 self.references[child] += 1
                 found.append((name, child, stat.S_ISDIR(batch.attributes.status.mode)))
-        await self.tree.close_directory(number)
+        await self.fs.close_directory(number)
         return found
 
     async def walk(self, ino: int = ROOT) -> None:
@@ -55,18 +55,18 @@ class Kernel:
             if is_directory:
                 await self.walk(child)
             else:
-                number, handle = await self.tree.open(child)
+                number, handle = await self.fs.open(child)
                 await handle.read(0, 10)
-                self.tree.close(number)
+                self.fs.close(number)
 
     def forget(self) -> None:
         for ino, lookups in self.references.items():
-            self.tree.forget(ino, lookups)
+            self.fs.forget(ino, lookups)
         self.references.clear()
 
 
-def known(tree: Tree) -> int:
-    return len(tree.inodes)
+def known(fs: Filesystem) -> int:
+    return len(fs.inodes)
 
 
 @pytest.fixture
@@ -82,65 +82,65 @@ def opened(tmp_path: Path) -> Opened:
 
 @in_trio
 async def test_nothing_is_left_after_everything_was_seen_and_forgotten(opened: Opened) -> None:
-    tree = await open_tree(opened)
-    kernel = Kernel(tree)
+    fs = await open_tree(opened)
+    kernel = Kernel(fs)
     for _ in range(3):
         await kernel.walk()
-        assert known(tree) > 20
+        assert known(fs) > 20
         kernel.forget()
-        assert known(tree) == 1
+        assert known(fs) == 1
 
 
 @in_trio
 async def test_chunks_take_no_place_in_the_table(opened: Opened, tmp_path: Path) -> None:
     store(tmp_path / "large", array((64, 64), (64, 64), sharding((1, 1)), data_type="uint8"))
-    tree = await open_tree(opened)
-    kernel = Kernel(tree)
+    fs = await open_tree(opened)
+    kernel = Kernel(fs)
     await kernel.walk(await kernel.look_up(ROOT, b"large"))
     assert len(kernel.references) > 64 * 64
-    assert known(tree) == 3, "the root, the array and its document"
+    assert known(fs) == 3, "the root, the array and its document"
 
 
 @pytest.mark.parametrize("room", [1, 5])
 @in_trio
 async def test_names_that_a_reply_had_no_room_for_are_not_kept(opened: Opened, room: int) -> None:
     """As in `ls | head`: the kernel takes no reference to what it did not get."""
-    tree = await open_tree(opened)
-    kernel = Kernel(tree)
+    fs = await open_tree(opened)
+    kernel = Kernel(fs)
     directory = await kernel.look_up(ROOT, b"directory")
     assert len(await kernel.list(directory, room)) == room
     kernel.forget()
-    assert known(tree) == 1
+    assert known(fs) == 1
 
 
 @in_trio
 async def test_a_listing_that_begins_behind_a_document_does_not_keep_it(opened: Opened) -> None:
-    tree = await open_tree(opened)
-    kernel = Kernel(tree)
+    fs = await open_tree(opened)
+    kernel = Kernel(fs)
     array_ino = await kernel.look_up(ROOT, b"nested")
     await kernel.list(array_ino, cookie=1)
     kernel.forget()
-    assert known(tree) == 1
+    assert known(fs) == 1
 
 
 @in_trio
 async def test_a_name_that_is_gone_is_forgotten_with_its_references(opened: Opened, tmp_path: Path) -> None:
-    tree = await open_tree(opened)
-    kernel = Kernel(tree)
+    fs = await open_tree(opened)
+    kernel = Kernel(fs)
     directory = await kernel.look_up(ROOT, b"directory")
     for _ in range(10):
         await kernel.look_up(directory, b"f0")
         os.replace(tmp_path / "directory" / "f1", tmp_path / "directory" / "f0")
         (tmp_path / "directory" / "f1").write_bytes(b"new")
     kernel.forget()
-    assert known(tree) == 1
+    assert known(fs) == 1
 
 
 @in_trio
 async def test_absent_names_leave_nothing(opened: Opened) -> None:
-    tree = await open_tree(opened)
-    kernel = Kernel(tree)
+    fs = await open_tree(opened)
+    kernel = Kernel(fs)
     directory = await kernel.look_up(ROOT, b"directory")
     for i in range(100):
         assert await kernel.look_up(directory, b"absent %d" % i) == 0
-    assert known(tree) == 2
+    assert known(fs) == 2

@@ -19,11 +19,11 @@ from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, StaleError, StoreError
 from shardfs.stores.local import LocalStore
 from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import FileHandle
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.npy_names import npy_problems
 from shardfs.vfs.npy_view import NpyView
-from shardfs.vfs.tree import Tree
 from tests.support.corpus import GZIP, LITTLE, array, extension, sharding, transpose
 from tests.support.datasets import store
 from tests.support.documents import GROUP, write
@@ -34,17 +34,17 @@ VALUES = np.arange(math.prod(SHAPE), dtype="<i4").reshape(SHAPE)
 CODECS = {"plain": (LITTLE,), "gzip": (LITTLE, GZIP), "transposed": (transpose(2, 0, 1), LITTLE)}
 
 
-async def open_npy(root: Path, max_nbytes: int = 2**20) -> tuple[Opened, Tree]:
+async def open_npy(root: Path, max_nbytes: int = 2**20) -> tuple[Opened, Filesystem]:
     opened = open_source(root)
-    tree = Tree(
+    fs = Filesystem(
         opened.store, opened.hierarchy, NpyView(str(root)), DecodedChunks(max_nbytes, opened.statistics), ttl=1.0
     )
-    await tree.start()
-    return opened, tree
+    await fs.start()
+    return opened, fs
 
 
-async def open_file(tree: Tree, name: str) -> FileHandle:
-    return (await tree.open((await find(tree, name)).ino))[1]
+async def open_file(fs: Filesystem, name: str) -> FileHandle:
+    return (await fs.open((await find(fs, name)).ino))[1]
 
 
 def saved(values: np.ndarray) -> bytes:
@@ -71,8 +71,8 @@ def test_any_ranges_of_an_open_file_are_exact(ranges: Path, data: st.DataObject)
 
     @in_trio
     async def main() -> None:
-        _, tree = await open_npy(ranges, max_nbytes=data.draw(st.sampled_from([0, 100, 2**20])))
-        handle = await open_file(tree, data.draw(st.sampled_from(sorted(CODECS))) + ".npy")
+        _, fs = await open_npy(ranges, max_nbytes=data.draw(st.sampled_from([0, 100, 2**20])))
+        handle = await open_file(fs, data.draw(st.sampled_from(sorted(CODECS))) + ".npy")
         for _ in range(data.draw(st.integers(1, 5))):
             offset = data.draw(st.integers(0, len(content) + 10))
             nbytes = data.draw(st.integers(0, len(content) + 10))
@@ -90,8 +90,8 @@ async def test_who_reads_in_order_gets_every_byte_whatever_is_made_ready(
     values = np.arange(math.prod(shape), dtype="<i4").reshape(shape)
     store(tmp_path / "a", array(shape, (40, 64, 72), sharding((8, 16, 9), *codecs)), values)
     content = saved(values)
-    opened, tree = await open_npy(tmp_path)
-    handles = [await open_file(tree, "a.npy") for _ in range(3)]
+    opened, fs = await open_npy(tmp_path)
+    handles = [await open_file(fs, "a.npy") for _ in range(3)]
     for handle, nbytes in zip(handles, (1000, 4096, 2**17), strict=True):
         parts = [bytes(await handle.read(at, nbytes)) for at in range(0, len(content), nbytes)]
         assert b"".join(parts) == content
@@ -115,14 +115,14 @@ async def test_damage_in_what_is_made_ready_is_met_where_it_is(tmp_path: Path) -
     values = np.arange(2**15, dtype="<i4")
     store(tmp_path / "a", array(values.shape, values.shape, sharding((2**10,), LITTLE, GZIP)), values)
     content = saved(values)
-    _, tree = await open_npy(tmp_path)
-    extent = (await (await tree.hierarchy.node("a")).array.find((24,)))[1]
+    _, fs = await open_npy(tmp_path)
+    extent = (await (await fs.hierarchy.node("a")).array.find((24,)))[1]
     assert extent is not None
     shard = bytearray((tmp_path / "a/c/0").read_bytes())
     shard[extent.offset + 20] ^= 255
     (tmp_path / "a/c/0").write_bytes(shard)
-    _, tree = await open_npy(tmp_path)
-    handle = await open_file(tree, "a.npy")
+    _, fs = await open_npy(tmp_path)
+    handle = await open_file(fs, "a.npy")
     sound = 128 + 24 * 2**12
     nbytes = 2**12
     for at in range(0, sound - nbytes, nbytes):
@@ -138,8 +138,8 @@ def test_chunks_of_one_element_are_read(codecs: tuple[Any, ...], tmp_path: Path)
 
     @in_trio
     async def main() -> None:
-        _, tree = await open_npy(tmp_path)
-        handle = await open_file(tree, f"{tmp_path.name}.npy")
+        _, fs = await open_npy(tmp_path)
+        handle = await open_file(fs, f"{tmp_path.name}.npy")
         assert bytes(await handle.read(0, 2**17)) == saved(values)
 
     main()
@@ -157,13 +157,13 @@ def test_a_shard_that_is_rewritten_is_read_as_it_is_by_who_opens_next_or_has_not
 
     @in_trio
     async def main() -> None:
-        _, tree = await open_npy(tmp_path)
-        before, other = await open_file(tree, "a.npy"), await open_file(tree, "a.npy")
+        _, fs = await open_npy(tmp_path)
+        before, other = await open_file(fs, "a.npy"), await open_file(fs, "a.npy")
         assert bytes(await before.read(0, 1000)) == saved(old)
         shutil.copyfile(tmp_path / "nine/c/0/1/0", tmp_path / "a/c/0/1/0")  # in place: what is open is stale
         expected = saved(np.concatenate([old[:, :3], nine[:, 3:]], axis=1))
         assert bytes(await other.read(0, 1000)) == expected
-        assert bytes(await (await open_file(tree, "a.npy")).read(0, 1000)) == expected
+        assert bytes(await (await open_file(fs, "a.npy")).read(0, 1000)) == expected
 
     main()
 
@@ -173,17 +173,17 @@ async def test_an_open_file_keeps_its_shape_and_is_stale_when_its_chunks_are_oth
     store(tmp_path / "a", array((4, 6), (4, 3), sharding((2, 3), LITTLE, GZIP)))
     values = zarr.open_array(tmp_path / "a", mode="r+")
     content = saved(values[:])
-    opened, tree = await open_npy(tmp_path)
-    ino = (await find(tree, "a.npy")).ino
-    handle = await open_file(tree, "a.npy")
+    opened, fs = await open_npy(tmp_path)
+    ino = (await find(fs, "a.npy")).ino
+    handle = await open_file(fs, "a.npy")
     values.resize((9, 6))
     values[4:] = 5
     opened.clock.now += 2
     assert bytes(await handle.read(0, 1000)) == content
-    assert (await tree.attributes(ino)).size == len(content)
-    assert (await find(tree, "a.npy")).size == len(content) + 5 * 6 * 4
+    assert (await fs.attributes(ino)).size == len(content)
+    assert (await find(fs, "a.npy")).size == len(content) + 5 * 6 * 4
     with pytest.raises(StaleError):
-        await tree.open(ino)
+        await fs.open(ino)
     shutil.rmtree(tmp_path / "a")
     store(tmp_path / "a", array((4, 6), (4, 6), sharding((2, 2), LITTLE, GZIP)))
     opened.clock.now += 2
@@ -196,8 +196,8 @@ async def test_a_chunk_of_the_wrong_size_is_an_error_whichever_part_of_it_is_rea
     zarr.create_array(tmp_path / "a", data=VALUES, chunks=(2, 4, 6), compressors=None)
     chunk = tmp_path / "a/c/0/0/0"
     chunk.write_bytes(chunk.read_bytes()[:-1])
-    _, tree = await open_npy(tmp_path)
-    handle = await open_file(tree, "a.npy")
+    _, fs = await open_npy(tmp_path)
+    handle = await open_file(fs, "a.npy")
     for offset in (128, 128 + 4 * 11):
         with pytest.raises(CorruptionError, match="c/0/0/0 of a has 191 bytes, not 192"):
             await handle.read(offset, 4)
@@ -210,41 +210,39 @@ async def test_links_to_arrays_are_files_and_other_links_are_links(tmp_path: Pat
     write(tmp_path / "group", GROUP)
     for name, target in {"link": "a", "to-group": "group", "nowhere": "gone", "out": "/usr"}.items():
         (tmp_path / name).symlink_to(target)
-    _, tree = await open_npy(tmp_path)
-    names = [row[0] for row in await list_directory(tree, ROOT)]
+    _, fs = await open_npy(tmp_path)
+    names = [row[0] for row in await list_directory(fs, ROOT)]
     assert names == [b"a.npy", b"link.npy", b"group", b"nowhere", b"out", b"to-group"]
-    assert await (await open_file(tree, "link.npy")).read(0, 1000) == await (await open_file(tree, "a.npy")).read(
-        0, 1000
-    )
-    assert not (await find(tree, "link")).ino
+    assert await (await open_file(fs, "link.npy")).read(0, 1000) == await (await open_file(fs, "a.npy")).read(0, 1000)
+    assert not (await find(fs, "link")).ino
 
 
 @in_trio
 async def test_a_directory_that_became_an_array_is_no_directory_any_more(tmp_path: Path) -> None:
     write(tmp_path / "a", GROUP)
-    opened, tree = await open_npy(tmp_path)
-    ino = (await find(tree, "a")).ino
-    assert await list_directory(tree, ino) == []
+    opened, fs = await open_npy(tmp_path)
+    ino = (await find(fs, "a")).ino
+    assert await list_directory(fs, ino) == []
     store(tmp_path / "a", array((4,), (4,), sharding((2,))))
     opened.clock.now += 2
     with pytest.raises(StaleError):
-        await list_directory(tree, ino)
+        await list_directory(fs, ino)
     with pytest.raises(StaleError):
-        await tree.lookup(ino, b"c")
-    assert [row[0] for row in await list_directory(tree, ROOT)] == [b"a.npy"]
+        await fs.lookup(ino, b"c")
+    assert [row[0] for row in await list_directory(fs, ROOT)] == [b"a.npy"]
 
 
 @in_trio
 async def test_a_listing_lasts_while_one_document_is_being_written(tmp_path: Path) -> None:
     for name in ("a", "b"):
         store(tmp_path / name, array((4,), (4,), sharding((2,))))
-    opened, tree = await open_npy(tmp_path)
-    names = [row[0] for row in await list_directory(tree, ROOT)]
+    opened, fs = await open_npy(tmp_path)
+    names = [row[0] for row in await list_directory(fs, ROOT)]
     (tmp_path / "a/zarr.json").write_text("{")
     opened.clock.now += 2
-    assert [row[0] for row in await list_directory(tree, ROOT)] == names
+    assert [row[0] for row in await list_directory(fs, ROOT)] == names
     with pytest.raises(StoreError, match=r"a/zarr\.json is being written"):
-        await find(tree, "a.npy")
+        await find(fs, "a.npy")
 
 
 @in_trio
@@ -252,11 +250,11 @@ async def test_listings_go_on_behind_any_name(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         store(tmp_path / name, array((4,), (4,), sharding((2,)), attributes={"x": 1}))
     (tmp_path / "plain").write_text("")
-    _, tree = await open_npy(tmp_path)
-    rows = await list_directory(tree, ROOT)
+    _, fs = await open_npy(tmp_path)
+    rows = await list_directory(fs, ROOT)
     assert [row[0] for row in rows] == [b"a.json", b"a.npy", b"b.json", b"b.npy", b"c.json", b"c.npy", b"plain"]
     for i, row in enumerate(rows):
-        assert await list_directory(tree, ROOT, row[3]) == rows[i + 1 :]
+        assert await list_directory(fs, ROOT, row[3]) == rows[i + 1 :]
 
 
 @in_trio

@@ -38,8 +38,8 @@ async def test_the_number_of_a_lock_file_that_is_gone_is_not_that_of_the_next(tm
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, Disk())
-    tree, files, editor = process.tree, process.writing.files, process.writing.editor
-    directory = (await find(tree, "unchecked/c")).ino
+    fs, files, editor = process.fs, process.writing.files, process.writing.editor
+    directory = (await find(fs, "unchecked/c")).ino
     creating = os.O_CREAT | os.O_WRONLY
     handle, first, _ = await files.create(directory, LOCK, 0o644, creating, OWNER)
     await files.close(handle)
@@ -60,8 +60,8 @@ async def test_a_lock_file_that_became_a_chunk_is_opened_as_the_chunk(tmp_path: 
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, Disk())
-    tree, files, editor = process.tree, process.writing.files, process.writing.editor
-    directory = (await find(tree, "unchecked/c")).ino
+    fs, files, editor = process.fs, process.writing.files, process.writing.editor
+    directory = (await find(fs, "unchecked/c")).ino
     handle, first, _ = await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
     await files.write(handle, 0, b"one")
     await files.close(handle)
@@ -81,7 +81,7 @@ async def test_what_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(tm
     make_source(root)
     process = await Process.start(root, Disk())
     files, editor = process.writing.files, process.writing.editor
-    directory = (await find(process.tree, "unchecked/c")).ino
+    directory = (await find(process.fs, "unchecked/c")).ino
 
     await write(files, directory, b"0", b"first")
     first = (await editor.lookup(directory, b"0")).ino
@@ -126,11 +126,11 @@ async def test_a_shard_is_not_read_under_the_number_of_the_file_that_was_in_its_
     (root / "unchecked/c").mkdir(exist_ok=True)
     (root / "unchecked/c/0").write_bytes(b"a chunk")
     process = await Process.start(root, Disk())
-    first = (await find(process.tree, "unchecked/c/0")).ino
+    first = (await find(process.fs, "unchecked/c/0")).ino
     (tmp_path / "zarr.json").rename(root / "unchecked/zarr.json")
     (root / "unchecked/next").write_bytes(b"a shard")
     (root / "unchecked/next").rename(root / "unchecked/c/0")
-    await process.tree.refresh("unchecked")
+    await process.fs.refresh("unchecked")
     with pytest.raises(StaleError):
         await process.writing.editor.attributes(first)
     with pytest.raises(StaleError):
@@ -143,9 +143,9 @@ async def test_the_kernel_is_not_told_to_believe_the_size_of_a_chunk_that_is_cut
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, Disk())
-    process.tree.ttl = 3600.0
+    process.fs.ttl = 3600.0
     files, editor = process.writing.files, process.writing.editor
-    directory = (await find(process.tree, "unchecked/c")).ino
+    directory = (await find(process.fs, "unchecked/c")).ino
     handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
     assert made.ttl == 3600.0
     await files.write(handle, 0, b"text")
@@ -164,7 +164,7 @@ async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(t
     make_source(root)
     process = await Process.start(root, Disk())
     files, editor, contents = process.writing.files, process.writing.editor, process.writing.files._contents
-    directory = (await find(process.tree, "unchecked/c")).ino
+    directory = (await find(process.fs, "unchecked/c")).ino
     handles = [(await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER))[0] for _ in range(3)]
     await files.write(handles[0], 0, b"text")
     current, others = contents.current, list[tuple[int, Attributes, bool]]()
@@ -195,18 +195,18 @@ async def test_a_document_that_is_shown_in_another_text_has_another_number(tmp_p
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, Disk())
-    tree, files, editor = process.tree, process.writing.files, process.writing.editor
-    directory = (await find(tree, "unchecked")).ino
-    generated = await read_file(tree, (await editor.lookup(directory, b"zarr.json")).ino)
+    fs, files, editor = process.fs, process.writing.files, process.writing.editor
+    directory = (await find(fs, "unchecked")).ino
+    generated = await read_file(fs, (await editor.lookup(directory, b"zarr.json")).ino)
     compact = json.dumps(json.loads(generated), separators=(",", ":")).encode()
     await write(files, directory, b"zarr.json", compact)
     before = await editor.lookup(directory, b"zarr.json")
     number, reader, _ = await files.open_to_read(before.ino)
-    tree.as_written = AsWritten()  # as when too many others were written
+    fs.as_written = AsWritten()  # as when too many others were written
     after = await editor.lookup(directory, b"zarr.json")
     assert (before.size, after.size) == (len(compact), len(generated))
     assert after.ino != before.ino
-    assert await read_file(tree, after.ino) == generated
+    assert await read_file(fs, after.ino) == generated
     assert (await editor.attributes(before.ino)).size == len(bytes(await reader.read(0, 10**6))) == len(compact)
     await files.close(number)
 
@@ -216,13 +216,13 @@ async def test_a_document_below_a_directory_that_is_moved_keeps_its_text(tmp_pat
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, Disk())
-    tree, files, editor = process.tree, process.writing.files, process.writing.editor
-    directory = (await find(tree, "unchecked")).ino
-    generated = await read_file(tree, (await editor.lookup(directory, b"zarr.json")).ino)
+    fs, files, editor = process.fs, process.writing.files, process.writing.editor
+    directory = (await find(fs, "unchecked")).ino
+    generated = await read_file(fs, (await editor.lookup(directory, b"zarr.json")).ino)
     compact = json.dumps(json.loads(generated), separators=(",", ":")).encode()
     await write(files, directory, b"zarr.json", compact)
     await editor.rename(ROOT, b"unchecked", ROOT, b"moved", exclusive=False)
-    assert await read_file(tree, (await find(tree, "moved/zarr.json")).ino) == compact
+    assert await read_file(fs, (await find(fs, "moved/zarr.json")).ino) == compact
 
 
 @in_trio
@@ -233,14 +233,14 @@ async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(
     make_source(root)
     process = await Process.start(root, Disk())
     files, editor = process.writing.files, process.writing.editor
-    directory = (await find(process.tree, "unchecked/c")).ino
+    directory = (await find(process.fs, "unchecked/c")).ino
     handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
     beside, _ = await files.open(made.ino, os.O_WRONLY)
     await files.write(handle, 0, b"first")
     await files.flush(handle)
     await files.write(handle, 5, b" and the rest")
     await files.close(handle)
-    assert await read_file(process.tree, (await editor.lookup(directory, b"0")).ino) == b"first and the rest"
+    assert await read_file(process.fs, (await editor.lookup(directory, b"0")).ino) == b"first and the rest"
     await files.flush(beside)
     await files.close(beside)
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from shardfs.errors import IsADirectoryHereError, NoAttributeError, NotADirectoryHereError
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT
-from shardfs.vfs.tree import Tree
 from tests.support.corpus import BASE, BROKEN, array, edited, extension, sharding
 from tests.support.datasets import LONG_AGO, age, store
 from tests.support.opened import find, in_trio, list_directory, open_source, open_tree, read_file
@@ -39,19 +39,19 @@ NOT_KEYS = [
 ]
 
 
-async def tree_of(root: Path) -> Tree:
+async def tree_of(root: Path) -> Filesystem:
     age(root)
     return await open_tree(open_source(root))
 
 
-async def names(tree: Tree, path: str = "") -> list[str]:
-    ino = (await find(tree, path)).ino if path else ROOT
-    return sorted(os.fsdecode(row[0]) for row in await list_directory(tree, ino))
+async def names(fs: Filesystem, path: str = "") -> list[str]:
+    ino = (await find(fs, path)).ino if path else ROOT
+    return sorted(os.fsdecode(row[0]) for row in await list_directory(fs, ino))
 
 
-async def text(tree: Tree, path: str) -> bytes | None:
-    attributes = await find(tree, path)
-    return await read_file(tree, attributes.ino) if attributes.ino else None
+async def text(fs: Filesystem, path: str) -> bytes | None:
+    attributes = await find(fs, path)
+    return await read_file(fs, attributes.ino) if attributes.ino else None
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ async def test_strays_beside_the_chunks_pass_through(
     strays = [name for name in NOT_KEYS if name not in own]
     for name in [*strays, *chunk_names]:
         (tmp_path / name).write_bytes(name.encode())
-    tree = await tree_of(tmp_path)
-    assert await names(tree) == sorted(["zarr.json", *own, *strays])
+    fs = await tree_of(tmp_path)
+    assert await names(fs) == sorted(["zarr.json", *own, *strays])
     for name in strays:
-        assert await text(tree, name) == name.encode()
+        assert await text(fs, name) == name.encode()
     for name in chunk_names:
-        assert await text(tree, name) is None, "a name of a chunk outside the grid is never passed through"
+        assert await text(fs, name) is None, "a name of a chunk outside the grid is never passed through"
 
 
 @pytest.mark.parametrize("document", [NESTED, V2], ids=["default", "v2"])
@@ -91,16 +91,16 @@ async def test_strays_inside_directories_of_chunks_pass_through(tmp_path: Path, 
     (tmp_path / f"{root}0" / "deep").mkdir()
     (tmp_path / f"{root}0" / "deep" / "0").write_bytes(b"deep")
     (tmp_path / f"{root}0" / "7").write_bytes(b"outside the grid")
-    tree = await tree_of(tmp_path)
+    fs = await tree_of(tmp_path)
     if root:
-        assert await names(tree, "c") == sorted(["0", "1", "2", "3", *NOT_KEYS])
-    assert await names(tree, f"{root}0") == sorted(["0", "1", "deep", *NOT_KEYS])
-    assert await names(tree, f"{root}1") == sorted(["0", "1", *NOT_KEYS])
-    assert await names(tree, f"{root}2") == ["0", "1"]
+        assert await names(fs, "c") == sorted(["0", "1", "2", "3", *NOT_KEYS])
+    assert await names(fs, f"{root}0") == sorted(["0", "1", "deep", *NOT_KEYS])
+    assert await names(fs, f"{root}1") == sorted(["0", "1", *NOT_KEYS])
+    assert await names(fs, f"{root}2") == ["0", "1"]
     for name in NOT_KEYS:
-        assert await text(tree, f"{root}0/{name}") == f"{root}0/{name}".encode()
-    assert await text(tree, f"{root}0/deep/0") == b"deep"
-    assert await text(tree, f"{root}0/7") is None
+        assert await text(fs, f"{root}0/{name}") == f"{root}0/{name}".encode()
+    assert await text(fs, f"{root}0/deep/0") == b"deep"
+    assert await text(fs, f"{root}0/7") is None
 
 
 @in_trio
@@ -109,12 +109,12 @@ async def test_many_strays_are_listed_from_every_cookie(tmp_path: Path) -> None:
     for i in range(600):
         (tmp_path / "c" / f"stray{i:04}").touch()
         (tmp_path / f"stray{i:04}").touch()
-    tree = await tree_of(tmp_path)
-    for ino, own in ((ROOT, 2), ((await find(tree, "c")).ino, 4)):
-        listed = await list_directory(tree, ino)
+    fs = await tree_of(tmp_path)
+    for ino, own in ((ROOT, 2), ((await find(fs, "c")).ino, 4)):
+        listed = await list_directory(fs, ino)
         assert len(listed) == 600 + own
         for i in (0, 1, 2, 254, 255, 256, 257, 511, 512, 599, 600, 601):
-            assert await list_directory(tree, ino, listed[i][3]) == listed[i + 1 :]
+            assert await list_directory(fs, ino, listed[i][3]) == listed[i + 1 :]
 
 
 @in_trio
@@ -124,19 +124,19 @@ async def test_links_pipes_and_names_of_any_bytes_are_shown(tmp_path: Path) -> N
     os.symlink("../..", tmp_path / "a" / "out")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / os.fsdecode(b"\xff\x80")).write_bytes(b"odd")
-    tree = await tree_of(tmp_path)
-    assert await names(tree) == sorted(["a", "link", "pipe", "\udcff\udc80"])
-    link, pipe = await find(tree, "link"), await find(tree, "pipe")
+    fs = await tree_of(tmp_path)
+    assert await names(fs) == sorted(["a", "link", "pipe", "\udcff\udc80"])
+    link, pipe = await find(fs, "link"), await find(fs, "pipe")
     assert stat.S_ISLNK(link.status.mode)
     assert stat.S_ISFIFO(pipe.status.mode)
-    assert await tree.read_link(link.ino) == b"a/zarr.json"
-    assert await tree.read_link((await find(tree, "a/out")).ino) == b"../.."
-    assert await text(tree, "\udcff\udc80") == b"odd"
+    assert await fs.read_link(link.ino) == b"a/zarr.json"
+    assert await fs.read_link((await find(fs, "a/out")).ino) == b"../.."
+    assert await text(fs, "\udcff\udc80") == b"odd"
     for special in (link, pipe):
         with pytest.raises(IsADirectoryHereError):
-            await tree.open(special.ino)
+            await fs.open(special.ino)
         with pytest.raises(NotADirectoryHereError):
-            await list_directory(tree, special.ino)
+            await list_directory(fs, special.ino)
 
 
 @in_trio
@@ -145,14 +145,14 @@ async def test_attributes_are_those_of_the_stored_files(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"12345")
     os.chmod(tmp_path / "f", 0o640)
     os.chmod(tmp_path / "c" / "0" / "0", 0o604)
-    tree = await tree_of(tmp_path)
+    fs = await tree_of(tmp_path)
     for path in ("f", "zarr.json", "c/0/0"):
-        expected, shown = os.stat(tmp_path / path), (await find(tree, path)).status
+        expected, shown = os.stat(tmp_path / path), (await find(fs, path)).status
         assert shown.mode == expected.st_mode
         assert (shown.uid, shown.gid, shown.mtime_ns) == (expected.st_uid, expected.st_gid, LONG_AGO)
-    assert (await find(tree, "f")).size == 5
-    assert (await find(tree, "c/1/1")).status.mode == os.stat(tmp_path / "c" / "0" / "0").st_mode
-    directory = await find(tree, "c/1")
+    assert (await find(fs, "f")).size == 5
+    assert (await find(fs, "c/1/1")).status.mode == os.stat(tmp_path / "c" / "0" / "0").st_mode
+    directory = await find(fs, "c/1")
     assert stat.S_ISDIR(directory.status.mode)
     assert directory.status.mode == os.stat(tmp_path / "c").st_mode
 
@@ -162,17 +162,17 @@ async def test_an_array_that_cannot_be_shown_unsharded_is_shown_as_stored_and_sa
     broken = next(broken for broken in BROKEN if broken.name == "codecs-delta-before")
     store(tmp_path / "a", NESTED)
     (tmp_path / "a" / "zarr.json").write_text(json.dumps(broken.document))
-    tree = await tree_of(tmp_path)
-    assert await names(tree, "a/c") == ["0", "1"]
-    assert await names(tree, "a/c/0") == ["0"]
-    assert await text(tree, "a/zarr.json") == json.dumps(broken.document).encode()
-    assert await text(tree, "a/c/0/0") == (tmp_path / "a" / "c" / "0" / "0").read_bytes()
-    ino = (await find(tree, "a")).ino
-    assert b"user.shardfs.reason" in await tree.attribute_names(ino)
-    assert b"numcodecs.delta" in await tree.attribute(ino, b"user.shardfs.reason")
-    assert b"user.shardfs.reason" not in await tree.attribute_names(ROOT)
+    fs = await tree_of(tmp_path)
+    assert await names(fs, "a/c") == ["0", "1"]
+    assert await names(fs, "a/c/0") == ["0"]
+    assert await text(fs, "a/zarr.json") == json.dumps(broken.document).encode()
+    assert await text(fs, "a/c/0/0") == (tmp_path / "a" / "c" / "0" / "0").read_bytes()
+    ino = (await find(fs, "a")).ino
+    assert b"user.shardfs.reason" in await fs.attribute_names(ino)
+    assert b"numcodecs.delta" in await fs.attribute(ino, b"user.shardfs.reason")
+    assert b"user.shardfs.reason" not in await fs.attribute_names(ROOT)
     with pytest.raises(NoAttributeError):
-        await tree.attribute(ROOT, b"user.shardfs.reason")
+        await fs.attribute(ROOT, b"user.shardfs.reason")
 
 
 @in_trio
@@ -180,8 +180,8 @@ async def test_any_reason_can_be_asked_for(tmp_path: Path) -> None:
     store(tmp_path, NESTED)
     document = edited(("codecs",), [extension("\ud800 odd\n\x00" * 1000), sharding((2, 3))])
     (tmp_path / "zarr.json").write_text(json.dumps(document))
-    tree = await tree_of(tmp_path)
-    assert 0 < len(await tree.attribute(ROOT, b"user.shardfs.reason")) < 65536
+    fs = await tree_of(tmp_path)
+    assert 0 < len(await fs.attribute(ROOT, b"user.shardfs.reason")) < 65536
 
 
 @pytest.mark.parametrize("depth", [*range(880, 1000, 6)])
@@ -190,9 +190,9 @@ async def test_a_deeply_nested_document_does_not_take_its_directory_with_it(tmp_
     store(tmp_path, NESTED)
     nested = "[" * depth + "]" * depth
     (tmp_path / "zarr.json").write_text(json.dumps(NESTED)[:-1] + f', "attributes": {{"deep": {nested}}}}}')
-    tree = await tree_of(tmp_path)
-    assert "zarr.json" in await names(tree)
-    assert nested.encode() in (await text(tree, "zarr.json") or b"").replace(b" ", b"").replace(b"\n", b"")
+    fs = await tree_of(tmp_path)
+    assert "zarr.json" in await names(fs)
+    assert nested.encode() in (await text(fs, "zarr.json") or b"").replace(b" ", b"").replace(b"\n", b"")
 
 
 @in_trio
@@ -200,9 +200,9 @@ async def test_groups_show_consolidated_metadata_rewritten(tmp_path: Path) -> No
     store(tmp_path / "a", NESTED)
     group = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"a": NESTED, "b": BASE}}}
     (tmp_path / "zarr.json").write_text(json.dumps(group))
-    tree = await tree_of(tmp_path)
-    shown = json.loads(await text(tree, "zarr.json") or b"")
+    fs = await tree_of(tmp_path)
+    shown = json.loads(await text(fs, "zarr.json") or b"")
     copies = shown["consolidated_metadata"]["metadata"]
-    assert copies["a"] == json.loads(await text(tree, "a/zarr.json") or b"")
+    assert copies["a"] == json.loads(await text(fs, "a/zarr.json") or b"")
     assert [codec["name"] for codec in copies["b"]["codecs"]] == ["bytes", "gzip"]
-    assert await names(tree) == ["a", "zarr.json"]
+    assert await names(fs) == ["a", "zarr.json"]

@@ -13,9 +13,9 @@ from shardfs.dataset.hierarchy import Node
 from shardfs.errors import RefusedError
 from shardfs.stores.durable import Disk
 from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.names import Owner
-from shardfs.vfs.tree import Tree
 from shardfs.vfs.v2_view import ZarrV2
 from tests.crash.harness import Process
 from tests.crash.histories import make_source
@@ -42,18 +42,18 @@ async def test_a_node_that_is_replaced_while_it_is_listed_or_looked_up_shows_as_
     document = array((8, 6), (4, 6), sharding((2, 3), LITTLE), attributes={"a": 1})
     store(tmp_path, document)
     opened, view = open_source(tmp_path, ttl=0.0), Disturbed()
-    tree = Tree(opened.store, opened.hierarchy, view, DecodedChunks(0, opened.statistics), ttl=0.0)
-    await tree.start()
+    fs = Filesystem(opened.store, opened.hierarchy, view, DecodedChunks(0, opened.statistics), ttl=0.0)
+    await fs.start()
 
     def replace() -> None:
         (tmp_path / "new").write_text(json.dumps(document | {"attributes": {"a": "another one"}}))
         os.replace(tmp_path / "new", tmp_path / "zarr.json")
 
     view.disturb = replace
-    listed = {name for name, *_ in await list_directory(tree, ROOT)}
+    listed = {name for name, *_ in await list_directory(fs, ROOT)}
     assert {b".zarray", b".zattrs"} < listed
     view.disturb = replace
-    assert (await tree.lookup(ROOT, b".zattrs")).ino
+    assert (await fs.lookup(ROOT, b".zattrs")).ino
 
 
 @in_trio
@@ -62,13 +62,13 @@ async def test_an_array_that_gets_other_codecs_takes_what_is_written_for_these_a
     make_source(root)
     process = await Process.start(root, Disk())
     before = await process.array("end")
-    chunks, files, owner = await find(process.tree, "end/c"), process.writing.files, Owner(0, 0)
+    chunks, files, owner = await find(process.fs, "end/c"), process.writing.files, Owner(0, 0)
     early, _, _ = await files.create(chunks.ino, b"1", 0o644, os.O_CREAT | os.O_WRONLY, owner)
     await files.write(early, 0, b"encoded as before")
     document = json.loads((root / "end/zarr.json").read_text())
     document["codecs"][0]["configuration"]["codecs"].append({"name": "gzip", "configuration": {"level": 1}})
     (root / "end/zarr.json").write_text(json.dumps(document))
-    chunks = await find(process.tree, "end/c")
+    chunks = await find(process.fs, "end/c")
     number, _, _ = await files.create(chunks.ino, b"0", 0o644, os.O_CREAT | os.O_WRONLY, owner)
     await files.write(number, 0, b"encoded as now")
     await files.flush(number)

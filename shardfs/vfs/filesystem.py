@@ -12,14 +12,14 @@ from shardfs.vfs.as_written import AsWritten, DocumentText
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.decoded import DecodedChunks
-from shardfs.vfs.handles import Batch, ChunkHandle, DirectoryHandle, DocumentHandle, FileHandle, PlainHandle
+from shardfs.vfs.handles import Batch, ChunkHandle, DirectoryHandle, DocumentHandle, FileHandle, PassthroughHandle
 from shardfs.vfs.inodes import InodeTable, TreeNumbers, in_table, unpack
 from shardfs.vfs.nodes import GONE, ChunkDirectory, ChunkVersion, Directory, Document, StoredNode, TableNode
 from shardfs.vfs.stored_names import StoredNames
 from shardfs.vfs.views import View
 
 
-class Tree:
+class Filesystem:
     """What a mount shows of *store*.
 
     Requests name inodes.  Those of chunk trees are computed; the others are in a table as long as the kernel knows
@@ -127,7 +127,7 @@ class Tree:
 
     def readers(self, ino: int) -> list[FileHandle]:
         """Return the open files of the number *ino* that are no drafts: what they read has a size of its own."""
-        kinds = ChunkHandle | DocumentHandle | PlainHandle
+        kinds = ChunkHandle | DocumentHandle | PassthroughHandle
         return [handle for handle in self._open_files.values() if isinstance(handle, kinds) and handle.ino == ino]
 
     async def open(self, ino: int) -> tuple[int, FileHandle]:
@@ -234,8 +234,8 @@ class Tree:
             return known
         if known is not None:
             self.numbers.remove(known.number)
-        tree = self._chunk_trees[node.path] = ChunkTree(self, face)
-        return tree
+        fs = self._chunk_trees[node.path] = ChunkTree(self, face)
+        return fs
 
     async def directory_attributes(self, path: str, root: str) -> Attributes:
         """Return the attributes of the directories above an array's chunks; the number is not set.

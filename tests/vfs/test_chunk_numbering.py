@@ -1,4 +1,4 @@
-"""Positions: every chunk and every directory above chunks has one number, and each number is one of them."""
+"""ChunkNumbering: every chunk and every directory above chunks has one number, and each number is one of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.format.lens.unsharded import POSITION_BITS, count_positions
-from shardfs.vfs.positions import Positions
+from shardfs.vfs.chunk_numbering import ChunkNumbering
 
 shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 large_shapes = st.lists(st.integers(1, 2**12), min_size=1, max_size=3).map(tuple)
@@ -18,7 +18,7 @@ large_shapes = st.lists(st.integers(1, 2**12), min_size=1, max_size=3).map(tuple
 
 @given(shapes, st.booleans())
 def test_numbers_are_contiguous_and_each_stands_for_one_thing(shape: tuple[int, ...], nested: bool) -> None:
-    positions = Positions.of(shape, nested=nested)
+    positions = ChunkNumbering.of(shape, nested=nested)
     directories = [()] if shape or not nested else []
     if nested:
         directories = [coords for depth in range(len(shape)) for coords in product(*map(range, shape[:depth]))]
@@ -33,7 +33,7 @@ def test_numbers_are_contiguous_and_each_stands_for_one_thing(shape: tuple[int, 
 
 @given(large_shapes, st.booleans(), st.data())
 def test_a_number_is_found_from_coordinates_and_back(shape: tuple[int, ...], nested: bool, data: st.DataObject) -> None:
-    positions = Positions.of(shape, nested=nested)
+    positions = ChunkNumbering.of(shape, nested=nested)
     coords = tuple(data.draw(st.integers(0, n - 1)) for n in shape)
     number = positions.of_chunk(coords)
     assert positions.is_chunk(number)
@@ -50,7 +50,7 @@ def test_a_number_is_found_from_coordinates_and_back(shape: tuple[int, ...], nes
 @given(large_shapes.filter(lambda shape: shape[-1] > 1), st.booleans(), st.data())
 def test_chunks_of_a_row_have_consecutive_numbers(shape: tuple[int, ...], nested: bool, data: st.DataObject) -> None:
     """Listings count on it."""
-    positions = Positions.of(shape, nested=nested)
+    positions = ChunkNumbering.of(shape, nested=nested)
     prefix = tuple(data.draw(st.integers(0, n - 1)) for n in shape[:-1])
     last = data.draw(st.integers(0, shape[-1] - 1))
     assert positions.of_chunk((*prefix, last)) == positions.of_chunk((*prefix, 0)) + last
@@ -60,7 +60,7 @@ def test_chunks_of_a_row_have_consecutive_numbers(shape: tuple[int, ...], nested
 
 @pytest.mark.parametrize("nested", [True, False])
 def test_an_array_without_axes_has_one_chunk(nested: bool) -> None:
-    positions = Positions.of((), nested=nested)
+    positions = ChunkNumbering.of((), nested=nested)
     number = positions.of_chunk(())
     assert positions.is_chunk(number)
     assert positions.coords(number) == ()
@@ -69,5 +69,5 @@ def test_an_array_without_axes_has_one_chunk(nested: bool) -> None:
 
 def test_the_largest_grid_that_is_shown_fits() -> None:
     shape = (2**POSITION_BITS - 1,)
-    positions = Positions.of(shape, nested=True)
+    positions = ChunkNumbering.of(shape, nested=True)
     assert positions.of_chunk((shape[0] - 1,)) == 2**POSITION_BITS - 1

@@ -1,6 +1,7 @@
 """Files that are being written and are published as a whole: inner chunks and documents."""
 
 import os
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -11,15 +12,112 @@ from shardfs.dataset.quick_lock import QuickLock
 from shardfs.errors import StaleError, TooLargeError
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
 from shardfs.stores.base import Buffer, Stat
+from shardfs.stores.beneath import Descriptor, changing, translated
 from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.drafts import Draft, DraftSpace
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle
 from shardfs.vfs.names import ChunkName, DocumentName
 from shardfs.vfs.nodes import ChunkVersion, Document
-from shardfs.vfs.tree import Tree
 
+_SPILL_NBYTES: Final = 4 * 2**20
+_MAX_MEMORY: Final = 64 * 2**20
 _PIECE_NBYTES: Final = 2**20
 _MAX_CHUNK_NBYTES: Final = 2**40
+
+
+class BufferSpace:
+    """Where drafts keep their bytes: in memory while they are small and few, in nameless files of *directory* else."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.memory = 0
+
+
+class BufferBytes:
+    """The content of one file while it is written.  It is itself the content that is published."""
+
+    def __init__(self, space: BufferSpace) -> None:
+        self._space = space
+        self._buffer: bytes | bytearray = b""
+        self._file: Descriptor | None = None
+        self._accounted = 0
+        self.nbytes = 0
+
+    def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return up to *nbytes* bytes from *offset*."""
+        if self._file is not None:
+            with translated("a draft"):
+                return os.pread(self._file.fd, nbytes, offset)
+        if offset == 0 and nbytes >= self.nbytes:
+            return self._buffer
+        return memoryview(self._buffer)[offset : offset + nbytes]
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Write *data* at *offset*; a gap before it is zeros."""
+        if not data:
+            return
+        end = offset + len(data)
+        if self._file is None and (end > _SPILL_NBYTES or self._space.memory + end > _MAX_MEMORY):
+            self._spill()
+        if self._file is None and self.nbytes == offset == 0:
+            self._account(end)
+            self._buffer = bytes(data)
+        elif self._file is not None:
+            with changing("a draft"):
+                _write(self._file.fd, data, offset)
+        else:
+            buffer = self._writable()
+            if offset > len(buffer):
+                buffer.extend(bytes(offset - len(buffer)))
+            buffer[offset:end] = data
+            self._account(len(buffer))
+        self.nbytes = max(self.nbytes, end)
+
+    def truncate(self, nbytes: int) -> None:
+        """Cut the content to *nbytes*, or extend it with zeros."""
+        if self._file is None and nbytes > _SPILL_NBYTES:
+            self._spill()
+        if self._file is not None:
+            with changing("a draft"):
+                os.ftruncate(self._file.fd, nbytes)
+        elif nbytes == 0:
+            self._buffer = b""
+            self._account(0)
+        else:
+            buffer = self._writable()
+            if nbytes < len(buffer):
+                del buffer[nbytes:]
+            else:
+                buffer.extend(bytes(nbytes - len(buffer)))
+            self._account(nbytes)
+        self.nbytes = nbytes
+
+    def clear(self) -> None:
+        """Let go of all bytes."""
+        self._account(0)
+        self._buffer = b""
+        self._file = None
+        self.nbytes = 0
+
+    def _writable(self) -> bytearray:
+        if not isinstance(self._buffer, bytearray):
+            self._buffer = bytearray(self._buffer)
+        return self._buffer
+
+    def _account(self, nbytes: int) -> None:
+        self._space.memory += nbytes - self._accounted
+        self._accounted = nbytes
+
+    def _spill(self) -> None:
+        with changing("the directory of drafts"):
+            fd, path = tempfile.mkstemp(dir=self._space.directory)
+            file = Descriptor(fd)
+            os.unlink(path)
+            _write(fd, self._buffer, 0)
+            os.ftruncate(fd, self.nbytes)
+        self._account(0)
+        self._buffer = b""
+        self._file = file
 
 
 class Readable(Protocol):
@@ -34,7 +132,7 @@ class Readable(Protocol):
 
 
 @dataclass(eq=False)
-class OpenDraft:
+class WriteBuffer:
     """What is written to one name by those who share a buffer: who cuts the file when he opens it begins one.
 
     The kernel may believe the attributes of a new file for *ttl* seconds until it is written: then it asks by itself.
@@ -45,7 +143,7 @@ class OpenDraft:
     """
 
     name: ChunkName | DocumentName
-    draft: Draft
+    draft: BufferBytes
     ino: int
     status: Stat
     base: Readable | None
@@ -110,7 +208,7 @@ class OpenDraft:
                 self.base, self.is_outdated = base, False
                 self.draft.clear()
 
-    async def publish(self, publish: "Callable[[OpenDraft], Awaitable[None]]") -> None:
+    async def publish(self, publish: "Callable[[WriteBuffer], Awaitable[None]]") -> None:
         """Have *publish* make the present content that of the name, unless somebody did, or has the name, by now."""
         async with self.lock:
             if self.is_detached or not (self.is_dirty or self.is_fresh):
@@ -150,11 +248,11 @@ class OpenDraft:
 
 
 @dataclass(slots=True, eq=False)
-class DraftHandle:
+class WriteHandle:
     """An open file that is published as a whole."""
 
     ino: int
-    open_draft: OpenDraft
+    open_draft: WriteBuffer
     appends: bool = False
     begins_empty: bool = False
     """Whether the file was cut, or made on the condition that there was none, for this handle, not flushed since."""
@@ -181,41 +279,41 @@ class DraftHandle:
         await self.open_draft.write(None if self.appends else offset, data)
 
 
-class OpenDrafts:
+class WriteBuffers:
     """The drafts that are open, by the names that they are published under and by the numbers of their handles.
 
     Of several the last counts: of one name that which was begun last, and of one number that which was written last.
     """
 
-    def __init__(self, tree: Tree, space: DraftSpace) -> None:
-        self._tree = tree
+    def __init__(self, fs: Filesystem, space: BufferSpace) -> None:
+        self._fs = fs
         self._space = space
-        self._by_name: dict[ChunkName | DocumentName, list[OpenDraft]] = {}
-        self._by_ino: dict[int, list[OpenDraft]] = {}
+        self._by_name: dict[ChunkName | DocumentName, list[WriteBuffer]] = {}
+        self._by_ino: dict[int, list[WriteBuffer]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
-    def get(self, name: ChunkName | DocumentName) -> OpenDraft | None:
+    def get(self, name: ChunkName | DocumentName) -> WriteBuffer | None:
         """Return the draft that those share who open *name* and do not cut it."""
         drafts = self._by_name.get(name)
         return drafts[-1] if drafts else None
 
-    def all_of(self, name: ChunkName | DocumentName) -> list[OpenDraft]:
+    def all_of(self, name: ChunkName | DocumentName) -> list[WriteBuffer]:
         """Return all drafts that are published under *name*, in the order in which they were begun."""
         return list(self._by_name.get(name, ()))
 
-    def unpublished(self, name: ChunkName | DocumentName) -> OpenDraft | None:
+    def unpublished(self, name: ChunkName | DocumentName) -> WriteBuffer | None:
         """Return a draft that is about to be published under *name*."""
         drafts = self._by_name.get(name, ())
         return next((opened for opened in reversed(drafts) if opened.is_unpublished), None)
 
-    def of_ino(self, ino: int) -> OpenDraft | None:
+    def of_ino(self, ino: int) -> WriteBuffer | None:
         """Return the draft that a handle with the number *ino* has written last."""
         drafts = self._by_ino.get(ino)
         return drafts[-1] if drafts else None
 
-    def items(self) -> list[tuple[ChunkName | DocumentName, OpenDraft]]:
+    def items(self) -> list[tuple[ChunkName | DocumentName, WriteBuffer]]:
         """Return all that have a name, with it."""
         return [(name, opened) for name, drafts in self._by_name.items() for opened in drafts]
 
@@ -226,45 +324,45 @@ class OpenDrafts:
         status: Stat,
         *,
         is_cut: bool = False,
-    ) -> OpenDraft:
+    ) -> WriteBuffer:
         """Begin to write a file, which *base* says now, if it is there; *is_cut*: with nothing of that."""
         is_new = base is None
-        ino = self._tree.inodes.reserve() if base is None else base.attributes.ino
+        ino = self._fs.inodes.reserve() if base is None else base.attributes.ino
         kept = None if is_cut else base
-        opened = OpenDraft(name, Draft(self._space), ino, status, kept, is_new, self._tree.ttl)
+        opened = WriteBuffer(name, BufferBytes(self._space), ino, status, kept, is_new, self._fs.ttl)
         opened.is_fresh = opened.is_cut = is_new or is_cut
         if is_new:
             node = (
                 ChunkVersion(name.chunks, name.coords)
                 if isinstance(name, ChunkName)
-                else Document(self._tree, name.path, ino, 0)
+                else Document(self._fs, name.path, ino, 0)
             )
-            self._tree.inodes.keep(ino, node)
+            self._fs.inodes.keep(ino, node)
         self._add(opened)
         return opened
 
-    def use(self, opened: OpenDraft, ino: int, flags: int) -> DraftHandle:
+    def use(self, opened: WriteBuffer, ino: int, flags: int) -> WriteHandle:
         """Return a handle of *opened* with the number *ino*."""
         opened.users += 1
         for number in {ino, opened.ino}:
             self.was_written(opened, number)
         begins_empty = bool(flags & (os.O_TRUNC | os.O_EXCL))
-        return DraftHandle(ino, opened, appends=bool(flags & os.O_APPEND), begins_empty=begins_empty)
+        return WriteHandle(ino, opened, appends=bool(flags & os.O_APPEND), begins_empty=begins_empty)
 
-    def was_written(self, opened: OpenDraft, ino: int) -> None:
+    def was_written(self, opened: WriteBuffer, ino: int) -> None:
         """Know *opened* as the draft that was written last by a handle with the number *ino*."""
         drafts = self._by_ino.setdefault(ino, [])
         if not drafts or drafts[-1] is not opened:
             self._by_ino[ino] = [*(other for other in drafts if other is not opened), opened]
 
-    def was_published(self, opened: OpenDraft) -> None:
+    def was_published(self, opened: WriteBuffer) -> None:
         """Know that the name of *opened* says what it says: others begin with that, if they have nothing to publish."""
         for other in self._by_name.get(opened.name, ()):
             if other is not opened:
                 other.is_outdated = not (other.is_unpublished or other.is_cut)
                 other.is_exclusive = False  # this was made after it
 
-    def end(self, opened: OpenDraft) -> None:
+    def end(self, opened: WriteBuffer) -> None:
         """Forget a file that nobody writes any more."""
         self._remove(opened)
         for ino, drafts in list(self._by_ino.items()):
@@ -287,21 +385,29 @@ class OpenDrafts:
         for opened in self._by_name.pop(name, ()):
             opened.is_detached = True
 
-    def rename(self, opened: OpenDraft, name: ChunkName | DocumentName) -> None:
+    def rename(self, opened: WriteBuffer, name: ChunkName | DocumentName) -> None:
         """Publish *opened* under another name from now on."""
         self._remove(opened)
         opened.name, opened.is_detached = name, False
         self._add(opened)
 
-    def _add(self, opened: OpenDraft) -> None:
+    def _add(self, opened: WriteBuffer) -> None:
         drafts = self._by_name.setdefault(opened.name, [])
         if drafts:
             opened.lock = drafts[0].lock
         drafts.append(opened)
 
-    def _remove(self, opened: OpenDraft) -> None:
+    def _remove(self, opened: WriteBuffer) -> None:
         drafts = self._by_name.get(opened.name, [])
         if opened in drafts:
             drafts.remove(opened)
             if not drafts:
                 del self._by_name[opened.name]
+
+
+def _write(fd: int, data: Buffer, offset: int) -> None:
+    """Write all of *data*: a disk that is nearly full takes a part of it."""
+    view = memoryview(data)
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], offset + done)

@@ -15,8 +15,8 @@ from shardfs.errors import (
     NotADirectoryHereError,
 )
 from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT
-from shardfs.vfs.tree import Tree
 from tests.support.corpus import Case
 from tests.support.encoder import Encoded, chunk_key
 from tests.support.opened import (
@@ -32,7 +32,7 @@ from tests.support.opened import (
 from tests.support.parametrize import every_case
 
 
-async def opened(stored: StoredCorpus, case: Case) -> Tree:
+async def opened(stored: StoredCorpus, case: Case) -> Filesystem:
     return await open_tree(open_source(stored.path(case)))
 
 
@@ -40,24 +40,24 @@ def chunks(case: Case, encoded: Encoded) -> dict[str, bytes]:
     return {chunk_key(case.document, coords): data for coords, data in encoded.inner.items()}
 
 
-async def walk(tree: Tree, ino: int = ROOT, path: str = "") -> AsyncIterator[tuple[str, Attributes]]:
+async def walk(fs: Filesystem, ino: int = ROOT, path: str = "") -> AsyncIterator[tuple[str, Attributes]]:
     """Every name below *ino*, with the attributes that its listing gives."""
-    async for (name, *_), attributes in rows(tree, ino):
+    async for (name, *_), attributes in rows(fs, ino):
         below = f"{path}/{name.decode()}" if path else name.decode()
         yield below, attributes
         if stat.S_ISDIR(attributes.status.mode):
-            async for inner in walk(tree, attributes.ino, below):
+            async for inner in walk(fs, attributes.ino, below):
                 yield inner
 
 
 @every_case
 @in_trio
 async def test_the_tree_holds_the_inner_chunks_and_the_document(stored: StoredCorpus, case: Case) -> None:
-    tree = await opened(stored, case)
-    files = {path: each async for path, each in walk(tree) if stat.S_ISREG(each.status.mode)}
-    document = await read_file(tree, files.pop("zarr.json").ino)
+    fs = await opened(stored, case)
+    files = {path: each async for path, each in walk(fs) if stat.S_ISREG(each.status.mode)}
+    document = await read_file(fs, files.pop("zarr.json").ino)
     assert json.loads(document)["chunk_grid"]["name"] == "regular"
-    assert {path: await read_file(tree, each.ino) for path, each in files.items()} == chunks(
+    assert {path: await read_file(fs, each.ino) for path, each in files.items()} == chunks(
         case, stored.encoded[case.name]
     )
 
@@ -65,52 +65,52 @@ async def test_the_tree_holds_the_inner_chunks_and_the_document(stored: StoredCo
 @every_case
 @in_trio
 async def test_a_listing_a_lookup_and_the_attributes_agree(stored: StoredCorpus, case: Case) -> None:
-    tree = await opened(stored, case)
+    fs = await opened(stored, case)
     numbers = {ROOT}
-    async for path, listed in walk(tree):
+    async for path, listed in walk(fs):
         assert listed.ino not in numbers, "each has a number of its own"
         numbers.add(listed.ino)
-        found = await find(tree, path)
-        asked = await tree.attributes(listed.ino)
+        found = await find(fs, path)
+        asked = await fs.attributes(listed.ino)
         for other in (found, asked):
             assert (other.ino, other.size, other.status) == (listed.ino, listed.size, listed.status)
             assert 0 < other.ttl <= 1.0
         if stat.S_ISREG(listed.status.mode):
-            number, handle = await tree.open(listed.ino)
+            number, handle = await fs.open(listed.ino)
             assert (handle.attributes.ino, handle.attributes.size) == (listed.ino, listed.size)
             assert handle.is_chunk == (path != "zarr.json")
-            tree.close(number)
+            fs.close(number)
             with pytest.raises(NotADirectoryHereError):
-                await tree.lookup(listed.ino, b"x")
+                await fs.lookup(listed.ino, b"x")
             with pytest.raises(NotADirectoryHereError):
-                await list_directory(tree, listed.ino)
+                await list_directory(fs, listed.ino)
         else:
             with pytest.raises(IsADirectoryHereError):
-                await tree.open(listed.ino)
+                await fs.open(listed.ino)
 
 
 @every_case
 @in_trio
 async def test_a_listing_resumes_at_every_cookie(stored: StoredCorpus, case: Case) -> None:
-    tree = await opened(stored, case)
-    directories = [ROOT, *[each.ino async for _, each in walk(tree) if stat.S_ISDIR(each.status.mode)]]
+    fs = await opened(stored, case)
+    directories = [ROOT, *[each.ino async for _, each in walk(fs) if stat.S_ISDIR(each.status.mode)]]
     for ino in directories:
-        listed = await list_directory(tree, ino)
+        listed = await list_directory(fs, ino)
         cookies = [row[3] for row in listed]
         assert len(set(cookies)) == len(cookies)
         assert 0 not in cookies
         for i, cookie in enumerate(cookies):
-            assert await list_directory(tree, ino, cookie) == listed[i + 1 :]
+            assert await list_directory(fs, ino, cookie) == listed[i + 1 :]
 
 
 @every_case
 @in_trio
 async def test_replies_of_three_names_make_the_same_listing(stored: StoredCorpus, case: Case) -> None:
-    tree = await opened(stored, case)
-    directories = [ROOT, *[each.ino async for _, each in walk(tree) if stat.S_ISDIR(each.status.mode)]]
+    fs = await opened(stored, case)
+    directories = [ROOT, *[each.ino async for _, each in walk(fs) if stat.S_ISDIR(each.status.mode)]]
     for ino in directories:
-        number = tree.open_directory(ino)
-        handle = tree.directory(number)
+        number = fs.open_directory(ino)
+        handle = fs.directory(number)
         found: list[Any] = []
         while True:
             await handle.seek(found[-1][3] if found else 0)
@@ -120,8 +120,8 @@ async def test_replies_of_three_names_make_the_same_listing(stored: StoredCorpus
             if not reply:
                 break
             found += reply[:3]
-        await tree.close_directory(number)
-        assert found == await list_directory(tree, ino)
+        await fs.close_directory(number)
+        assert found == await list_directory(fs, ino)
 
 
 @every_case
@@ -129,34 +129,34 @@ async def test_replies_of_three_names_make_the_same_listing(stored: StoredCorpus
 async def test_names_outside_the_grid_and_chunks_that_are_absent_are_not_there(
     stored: StoredCorpus, case: Case
 ) -> None:
-    tree = await opened(stored, case)
+    fs = await opened(stored, case)
     encoded = stored.encoded[case.name]
-    grid = (await tree.hierarchy.node("")).array.grid  # type: ignore[union-attr]
+    grid = (await fs.hierarchy.node("")).array.grid  # type: ignore[union-attr]
     for axis, n in enumerate(grid.grid_shape):
         for beyond in (n, n + 1, 10**18, 10**30):
             coords = [0] * grid.ndim
             coords[axis] = beyond
-            assert (await find(tree, chunk_key(case.document, tuple(coords)))).ino == 0
+            assert (await find(fs, chunk_key(case.document, tuple(coords)))).ino == 0
     for coords in case.absent:
-        absent = await find(tree, chunk_key(case.document, coords))
+        absent = await find(fs, chunk_key(case.document, coords))
         assert absent.ino == 0
         assert 0 < absent.ttl <= 1.0
     for name in ("nothing", "c.x", "c0", "-1", "00", "0.0.0.0.0.0.0"):
-        assert (await find(tree, name)).ino == 0
+        assert (await find(fs, name)).ino == 0
     assert len(encoded.inner) + len(case.absent) <= grid.nchunks
 
 
 @every_case
 @in_trio
 async def test_chunks_say_where_they_lie(stored: StoredCorpus, case: Case) -> None:
-    tree = await opened(stored, case)
+    fs = await opened(stored, case)
     encoded = stored.encoded[case.name]
-    array = (await tree.hierarchy.node("")).array
+    array = (await fs.hierarchy.node("")).array
     assert array is not None
     for key, data in chunks(case, encoded).items():
-        ino = (await find(tree, key)).ino
-        names = await tree.attribute_names(ino)
-        values = {name: await tree.attribute(ino, name) for name in names}
+        ino = (await find(fs, key)).ino
+        names = await fs.attribute_names(ino)
+        values = {name: await fs.attribute(ino, name) for name in names}
         assert int(values.pop(b"user.shardfs.nbytes")) == len(data)
         stored_shard = encoded.files[values.pop(b"user.shardfs.shard").decode()]
         if any(level.after for level in array.grid.levels):
@@ -165,30 +165,30 @@ async def test_chunks_say_where_they_lie(stored: StoredCorpus, case: Case) -> No
             offset = int(values.pop(b"user.shardfs.offset"))
             assert stored_shard[offset : offset + len(data)] == data
         with pytest.raises(NoAttributeError):
-            await tree.attribute(ino, b"user.other")
+            await fs.attribute(ino, b"user.other")
 
 
 @in_trio
 async def test_the_whole_corpus_is_one_tree(stored: StoredCorpus) -> None:
-    tree = await open_tree(open_source(stored.root))
-    arrays = [row[0].decode() for row in await list_directory(tree, ROOT)]
+    fs = await open_tree(open_source(stored.root))
+    arrays = [row[0].decode() for row in await list_directory(fs, ROOT)]
     assert arrays == sorted(stored.encoded)
     numbers = set()
     for name in arrays[::10]:
-        async for path, attributes in walk(tree, (await find(tree, name)).ino, name):
+        async for path, attributes in walk(fs, (await find(fs, name)).ino, name):
             assert attributes.ino not in numbers
             numbers.add(attributes.ino)
-            assert (await find(tree, path)).ino == attributes.ino
+            assert (await find(fs, path)).ino == attributes.ino
 
 
 @in_trio
 async def test_handles_are_not_used_again(stored: StoredCorpus) -> None:
-    tree = await open_tree(open_source(stored.root))
-    ino = (await find(tree, "2d/zarr.json")).ino
-    first, _ = await tree.open(ino)
-    tree.close(first)
-    second = tree.open_directory(ROOT)
-    third, _ = await tree.open(ino)
+    fs = await open_tree(open_source(stored.root))
+    ino = (await find(fs, "2d/zarr.json")).ino
+    first, _ = await fs.open(ino)
+    fs.close(first)
+    second = fs.open_directory(ROOT)
+    third, _ = await fs.open(ino)
     assert len({first, second, third}) == 3
     with pytest.raises(KeyError):
-        tree.file(first)
+        fs.file(first)

@@ -1,4 +1,4 @@
-"""Positions: every chunk of a grid, and every directory above chunks, as one number.
+"""ChunkNumbering: every chunk of a grid, and every directory above chunks, as one number.
 
 The directories of each depth follow each other in C order, depth by depth, and the chunks come last; so a number is
 found from coordinates, and coordinates from a number, without a table.
@@ -13,7 +13,7 @@ from shardfs.format.sharding import Coords
 
 
 @dataclass(frozen=True, slots=True)
-class Positions:
+class ChunkNumbering:
     """The numbering of one chunk tree.
 
     *axes* are how many coordinates the names above a thing give at each depth: 0, 1, … for nested keys, 0 and all for
@@ -25,7 +25,7 @@ class Positions:
     bases: tuple[int, ...]
 
     @classmethod
-    def of(cls, grid_shape: tuple[int, ...], *, nested: bool) -> "Positions":
+    def of(cls, grid_shape: tuple[int, ...], *, nested: bool) -> "ChunkNumbering":
         """Number a grid whose keys have one path component per axis (*nested*), or one for all."""
         ndim = len(grid_shape)
         axes = tuple(range(ndim + 1)) if nested else (0, ndim)

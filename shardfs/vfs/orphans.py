@@ -16,9 +16,9 @@ from shardfs.errors import CrossDeviceError, NotADirectoryHereError, NotFoundErr
 from shardfs.format.grid import ChunkKeyEncoding, parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, join_key
-from shardfs.vfs.nodes import PlainFile
-from shardfs.vfs.plain_writers import PlainWriters
-from shardfs.vfs.tree import Tree
+from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.handles import PassthroughWriters
+from shardfs.vfs.nodes import PassthroughFile
 
 log = logging.getLogger(__name__)
 
@@ -26,17 +26,17 @@ _CHUNKS: Final = ".chunks"
 _V2_ENCODINGS: Final = (ChunkKeyEncoding("v2", "."), ChunkKeyEncoding("v2", "/"))
 
 
-class Staging:
+class OrphanChunks:
     """The chunk files of new arrays, put aside below *directory* of the store, each array's below its own path.
 
     What a program is still writing, as *plain* knows, is published by `absorb_file` when it is done.
     """
 
-    def __init__(self, tree: Tree, writer: Writer, plain: PlainWriters, directory: str) -> None:
+    def __init__(self, fs: Filesystem, writer: Writer, plain: PassthroughWriters, directory: str) -> None:
         self.directory = directory
-        self._tree = tree
-        self._store = tree.store
-        self._hierarchy = tree.hierarchy
+        self._fs = fs
+        self._store = fs.store
+        self._hierarchy = fs.hierarchy
         self._writer = writer
         self._plain = plain
 
@@ -94,12 +94,12 @@ class Staging:
 
     async def _keep_beside(self, path: str, key: str, name: str) -> None:
         """Keep a file that is no chunk, such as one that is about to be renamed, where names beside chunks are."""
-        beside = join_key(self._tree.scratch or "", join_key(path, name))
+        beside = join_key(self._fs.scratch or "", join_key(path, name))
         await self._store.make_directories(beside.rpartition("/")[0])
         await self._store.rename(key, beside, exclusive=True)
         for old in (key, join_key(path, name)):
             self._plain.follow(old, beside)
-            self._tree.moved(old, beside, is_directory=False)
+            self._fs.moved(old, beside, is_directory=False)
 
     async def _make_directories(self, path: str, place: str) -> None:
         """Let the array at *path* have the directories that are below *place*, also those without a file."""
@@ -123,7 +123,7 @@ class Staging:
         path, _, name = key.removeprefix(f"{self.directory}/").rpartition(f"{_CHUNKS}/")
         path = path.removesuffix("/")
         node = await self._hierarchy.node(path)
-        array, face = node.any_array, self._tree.view.face(node)
+        array, face = node.any_array, self._fs.view.face(node)
         snapshot = await self._store.open(key)
         coords = _coords_of(array, name) if array is not None else None
         if array is None or coords is None or not array.grid.contains(coords):
@@ -150,10 +150,10 @@ class Staging:
             gid=status.gid,
         )
         shards, shard = self._writer.source.shards, array.grid.locate(coords).shard
-        shards.own(array.layout, shard, coords, OwnVersion(self._tree.inodes.reserve(), status.mtime_ns))
+        shards.own(array.layout, shard, coords, OwnVersion(self._fs.inodes.reserve(), status.mtime_ns))
         await self._store.unlink(key)
         if status.nlink == 1:
-            self._tree.retire((PlainFile, status.identity))
+            self._fs.retire((PassthroughFile, status.identity))
 
     async def resume(self) -> None:
         """Publish what an earlier mount put aside and did not come to publish."""

@@ -17,16 +17,15 @@ from shardfs.errors import ConflictError, ShardfsError
 from shardfs.stores.beneath import open_directory
 from shardfs.stores.durable import Disk
 from shardfs.vfs.contents import Contents
-from shardfs.vfs.drafts import DraftSpace
 from shardfs.vfs.editor import Editor
-from shardfs.vfs.gate import Gate
-from shardfs.vfs.open_drafts import OpenDrafts
+from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.handles import PassthroughWriters
+from shardfs.vfs.locks import Gate
 from shardfs.vfs.open_files import OpenFiles
-from shardfs.vfs.plain_writers import PlainWriters
+from shardfs.vfs.orphans import OrphanChunks
 from shardfs.vfs.publisher import Publisher
-from shardfs.vfs.staging import Staging
-from shardfs.vfs.tree import Tree
 from shardfs.vfs.views import EditableView
+from shardfs.vfs.write_buffer import BufferSpace, WriteBuffers
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ _DISK: Final = Disk()
 
 
 @dataclass(frozen=True)
-class Writing:
+class Session:
     """What a writing mount has that a read-only one has not; *contents* is what its journal held at the beginning."""
 
     source: Source
@@ -46,7 +45,7 @@ class Writing:
     journal: Journal
     conflicts: Journal
     writer: Writer
-    staging: Staging
+    staging: OrphanChunks
     files: OpenFiles
     editor: Editor
 
@@ -54,7 +53,7 @@ class Writing:
     def open(
         cls,
         source: Source,
-        tree: Tree,
+        fs: Filesystem,
         view: EditableView,
         state: StateDirectory,
         chunks_per_shard: tuple[int, ...] | None = None,
@@ -63,8 +62,8 @@ class Writing:
         left: Sequence[StateDirectory] = (),
         single_writer: bool = False,
         disk: Disk = _DISK,
-    ) -> "Writing":
-        """Open the journal in the directory *state*, whose lock the caller holds; *view* is the one of *tree*.
+    ) -> "Session":
+        """Open the journal in the directory *state*, whose lock the caller holds; *view* is the one of *fs*.
 
         The caller also holds the locks of *left*, directories that killed mounts of the source left.  *single_writer*:
         the user says that nobody else writes to the source.
@@ -78,12 +77,12 @@ class Writing:
         aside = read_journal(directory_aside)
         conflicts = Journal(directory_aside, disk, aside)
         writer = Writer(source, journal, conflicts, auto_compact=auto_compact)
-        plain, drafts, gate = PlainWriters(), OpenDrafts(tree, DraftSpace(state.drafts)), Gate()
-        staging = Staging(tree, writer, plain, state.staged_key)
-        publisher = Publisher(tree, view, writer, staging, chunks_per_shard=chunks_per_shard)
-        names = Contents(tree, writer, publisher, drafts, state.drafts_key)
-        files = OpenFiles(tree, writer, publisher, names, drafts, plain, staging, gate)
-        editor = Editor(tree, writer, publisher, names, files, gate)
+        plain, drafts, gate = PassthroughWriters(), WriteBuffers(fs, BufferSpace(state.drafts)), Gate()
+        staging = OrphanChunks(fs, writer, plain, state.staged_key)
+        publisher = Publisher(fs, view, writer, staging, chunks_per_shard=chunks_per_shard)
+        names = Contents(fs, writer, publisher, drafts, state.drafts_key)
+        files = OpenFiles(fs, writer, publisher, names, drafts, plain, staging, gate)
+        editor = Editor(fs, writer, publisher, names, files, gate)
         return cls(
             source, state, left, single_writer, contents, aside, journal, conflicts, writer, staging, files, editor
         )
