@@ -29,7 +29,7 @@ from shardfs.format.lens.v2.attributes import is_image
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, Document, GroupMetadata, parse_document
 from shardfs.format.normal_form import fingerprint
 from shardfs.stores.base import Stat, Store, join_key
-from shardfs.stores.belief import is_believed, seen_at
+from shardfs.stores.ttl import derived_at, within_ttl
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Hierarchy:
         while True:
             known = self._nodes.get(path)
             now = self.clock()
-            if known is not None and not fresh and is_believed(known[1], now, self._ttl):
+            if known is not None and not fresh and within_ttl(known[1], now, self._ttl):
                 return known[0]
             if path not in self._loading:
                 break
@@ -123,7 +123,7 @@ class Hierarchy:
         finally:
             del self._loading[path]
             event.set()
-        self._remember(node, seen_at(now))
+        self._remember(node, derived_at(now))
         return node
 
     def last_seen(self, path: str) -> Node | None:

@@ -43,10 +43,9 @@ from shardfs.dataset.lock import (
     try_lock,
 )
 from shardfs.errors import ShardfsError, SourceError
-from shardfs.stores.address import Address
-from shardfs.stores.base import Store
-from shardfs.stores.beneath import READ
+from shardfs.stores.base import Address, Store
 from shardfs.stores.kept_files import KeptFile, KeptFiles
+from shardfs.stores.local.openat import READ
 
 log = logging.getLogger(__name__)
 

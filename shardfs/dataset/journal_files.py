@@ -22,9 +22,8 @@ from shardfs.dataset.journal_segments import (
     segment_name,
 )
 from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
-from shardfs.stores.base import Buffer
-from shardfs.stores.beneath import Descriptor, translate
-from shardfs.stores.durable import Disk
+from shardfs.stores.base import Buffer, Descriptor
+from shardfs.stores.local.syscalls import Syscalls, translate
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ class JournalFiles:
     *has_vanished*: somebody removed the files, so that nobody will ever read what is in them but this process.
     """
 
-    def __init__(self, directory: Descriptor, disk: Disk) -> None:
+    def __init__(self, directory: Descriptor, disk: Syscalls) -> None:
         try:
             self._directory = Descriptor(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory.fd))
         except OSError as error:

@@ -8,8 +8,8 @@ import numpy as np
 import trio
 
 from shardfs.errors import StoreError
-from shardfs.stores.base import Buffer, Content
-from shardfs.stores.beneath import Descriptor, translate
+from shardfs.stores.base import Buffer, Content, Descriptor
+from shardfs.stores.local.syscalls import translate
 
 
 class Payload:

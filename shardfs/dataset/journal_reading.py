@@ -30,7 +30,9 @@ from shardfs.dataset.journal_segments import (
     unpack_salt,
 )
 from shardfs.errors import CorruptionError, StoreError
-from shardfs.stores.beneath import READ, Descriptor, translate
+from shardfs.stores.base import Descriptor
+from shardfs.stores.local.openat import READ
+from shardfs.stores.local.syscalls import translate
 
 _NAME: Final = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})\.(journal|damaged)")
 _BLOCK_NBYTES: Final = 2**20

@@ -29,8 +29,7 @@ import numpy as np
 
 from shardfs.dataset.journal_records import MAX_META_NBYTES
 from shardfs.errors import StoreError
-from shardfs.stores.base import Buffer
-from shardfs.stores.beneath import Descriptor
+from shardfs.stores.base import Buffer, Descriptor
 
 VERSION: Final = 2
 """Format 1 has no records that were carried forward."""

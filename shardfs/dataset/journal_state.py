@@ -5,8 +5,8 @@ import threading
 from shardfs.dataset.journal_files import JournalFiles
 from shardfs.dataset.journal_reading import JournalContents, read_journal
 from shardfs.dataset.journal_segments import Segment
-from shardfs.stores.beneath import Descriptor
-from shardfs.stores.durable import Disk
+from shardfs.stores.base import Descriptor
+from shardfs.stores.local.syscalls import Syscalls
 
 
 class JournalState:
@@ -18,7 +18,7 @@ class JournalState:
     def __init__(
         self,
         directory: Descriptor,
-        disk: Disk,
+        disk: Syscalls,
         contents: JournalContents | None = None,
         *,
         segment_nbytes: int = 64 * 2**20,

@@ -16,14 +16,13 @@ from shardfs.dataset.recovery import replay
 from shardfs.dataset.source import Source
 from shardfs.dataset.writer import Writer
 from shardfs.errors import NotFoundError, ShardfsError
-from shardfs.stores.address import Address
-from shardfs.stores.base import Store
-from shardfs.stores.beneath import open_directory
-from shardfs.stores.durable import Disk
+from shardfs.stores.base import Address, Store
+from shardfs.stores.local.openat import open_directory
+from shardfs.stores.local.syscalls import Syscalls
 
 log = logging.getLogger(__name__)
 
-_DISK: Final = Disk()
+_DISK: Final = Syscalls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ def log_damage(directory: str, contents: JournalContents) -> int:
 
 
 @contextmanager
-def opened(source: Source, state: StateDirectory, disk: Disk = _DISK) -> Iterator[Journals]:
+def opened(source: Source, state: StateDirectory, disk: Syscalls = _DISK) -> Iterator[Journals]:
     """Open the journals in *state*, whose lock the caller holds, for the length of a block.
 
     Raises `StoreError` for one that cannot be read, or at the end cannot be let go of.

@@ -21,8 +21,9 @@ from shardfs.dataset.holder import NOBODY, Holder
 from shardfs.dataset.maintenance.walk import holds_chunks
 from shardfs.errors import ShardfsError, SourceError
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, parse_document
-from shardfs.stores.beneath import READ, Descriptor
-from shardfs.stores.durable import file_system_of
+from shardfs.stores.base import Descriptor
+from shardfs.stores.local.openat import READ
+from shardfs.stores.local.syscalls import file_system_of
 
 DIRECTORY: Final = ".shardfs"
 FLOCK: Final = "hhqqi4x"

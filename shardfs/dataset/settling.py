@@ -308,7 +308,7 @@ async def _make_durable(source: Source, key: str) -> None:
         async with source.store.edit(key):
             pass
     with suppress(NotFoundError, NotADirectoryHereError):
-        await (await source.store.open_live(key, writable=False)).sync()
+        await (await source.store.open_passthrough(key, writable=False)).sync()
     while key:
         key = key.rpartition("/")[0]
         with suppress(NotFoundError, NotADirectoryHereError):

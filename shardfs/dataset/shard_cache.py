@@ -25,7 +25,7 @@ from shardfs.errors import (
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords, Place, ShardGrid
 from shardfs.stores.base import Snapshot, Stat, Store, join_key
-from shardfs.stores.belief import is_believed, seen_at
+from shardfs.stores.ttl import derived_at, within_ttl
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class ShardCache:
         if self._states.get(state.key) is not state:
             return False
         now = self.clock()
-        is_recent = is_believed(state.checked, now, self.ttl)
+        is_recent = within_ttl(state.checked, now, self.ttl)
         if fresh or not is_recent or state.error is not None:
             if state.snapshot is None and state.error is None:
                 is_current = await self.store.is_absent(state.stored_key)
@@ -184,7 +184,7 @@ class ShardCache:
             if not is_current or self._states.get(state.key) is not state:
                 return False
             if not self.store.rewrites or not is_recent:  # else it is only what the store believes
-                state.checked = seen_at(now)
+                state.checked = derived_at(now)
         self.touch(state)
         self._statistics.index_hits += 1
         return True
@@ -240,7 +240,7 @@ class ShardCache:
     async def _load(self, state_key: _Key) -> ShardState:
         array, coords, _ = state_key
         key = array.shard_key(coords)
-        state = ShardState(state_key, seen_at(self.clock()), stored_key=key)
+        state = ShardState(state_key, derived_at(self.clock()), stored_key=key)
         shape = array.grid.index_shape(coords)
         for attempt in range(_ATTEMPTS):
             try:
@@ -312,7 +312,7 @@ class ShardCache:
             if coords in array.versions:
                 version = self._versions.of(array, coords, stat)
                 generation, stat = version.generation, stat._replace(mtime_ns=version.mtime_ns)
-        return ShardState((array, coords, ()), seen_at(self.clock()), generation, array.shard_key(coords), stat=stat)
+        return ShardState((array, coords, ()), derived_at(self.clock()), generation, array.shard_key(coords), stat=stat)
 
     def forget(self, array: ArrayLayout, coords: Coords) -> None:
         """Look at the shard at *coords* again when it is wanted next."""

@@ -9,7 +9,7 @@ from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundErro
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Store, join_key
-from shardfs.stores.belief import is_believed, seen_at
+from shardfs.stores.ttl import derived_at, within_ttl
 
 _MAX_PREFIXES: Final = 1024
 
@@ -48,7 +48,7 @@ class ShardListing:
         known = self._children.get(prefix)
         if known is not None and self._is_current(known[0]):
             return known[1]
-        listed = _Listed(seen_at(self._clock()), self._array.listing)
+        listed = _Listed(derived_at(self._clock()), self._array.listing)
         if self._array.key_encoding.is_nested(self._array.grid.ndim):
             found = await self._list_directory(prefix)
         else:
@@ -70,7 +70,7 @@ class ShardListing:
         self._listed = _NEVER
 
     def _is_current(self, listed: "_Listed") -> bool:
-        return listed.listing == self._array.listing and is_believed(listed.time, self._clock(), self._ttl)
+        return listed.listing == self._array.listing and within_ttl(listed.time, self._clock(), self._ttl)
 
     async def any(self) -> bool:
         """Whether anything is stored where the shards are, be it none of the grid."""
@@ -97,7 +97,7 @@ class ShardListing:
 
     async def _all(self) -> _Branch:
         if not self._is_current(self._listed):
-            array, listed = self._array, _Listed(seen_at(self._clock()), self._array.listing)
+            array, listed = self._array, _Listed(derived_at(self._clock()), self._array.listing)
             branches: _Branch = {}
             for entry in await self._store.list(array.path):
                 branch = branches

@@ -11,7 +11,7 @@ import pyfuse3
 
 from shardfs import errors
 from shardfs.stores.base import join_key
-from shardfs.stores.belief import one_request
+from shardfs.stores.ttl import one_request
 
 if TYPE_CHECKING:
     from shardfs.fuse.operations import Operations

@@ -14,7 +14,7 @@ from shardfs.dataset.lock import StateDirectory
 from shardfs.errors import FuseUnavailableError, MountPointError, ShardfsError, UnfinishedError
 from shardfs.fuse import control
 from shardfs.fuse.ending import Ending
-from shardfs.stores.beneath import open_directory
+from shardfs.stores.local.openat import open_directory
 
 _FILESYSTEM = "fuse.shardfs"
 _MAX_STACKED = 16

@@ -1,14 +1,22 @@
 """What every store offers: `Store`, `Snapshot`, one version of one object, and `Edit`, one change of one object."""
 
 import enum
+import os
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, cast
 
-from shardfs.stores.address import Address
-from shardfs.stores.beneath import Descriptor
-from shardfs.stores.live_file import LiveFile
+
+class Address(NamedTuple):
+    """What names a source for good, on any machine: its URL, and the server where that is not the usual one."""
+
+    url: str
+    endpoint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.url} at {self.endpoint}" if self.endpoint else self.url
+
 
 Buffer = bytes | bytearray | memoryview
 
@@ -16,6 +24,27 @@ APPEND_NBYTES: Final = 8 * 2**20
 """How many bytes, padding and the tail not counted, are appended in one step at most."""
 
 _RESERVED: Final = ".shardfs"
+
+
+class Descriptor:
+    """A file descriptor that is closed with its last reference.
+
+    Snapshots are shared by open files and caches; the reference count that the interpreter keeps is the one that
+    tells when a pinned file may go.
+    """
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @property
+    def path(self) -> str:
+        """A path of what is open, whatever became of its name, for calls that take no descriptor of its kind."""
+        return f"/proc/self/fd/{self.fd}"
+
+    def __del__(self) -> None:
+        os.close(self.fd)
 
 
 class Kind(enum.Enum):
@@ -123,6 +152,48 @@ class Snapshot(Protocol):
 
         For files that pass through, which have no version to keep.
         """
+
+
+class PassthroughFile(Protocol):
+    """An open file that passes through: no version of it is kept, and what is written is seen at once.
+
+    A remote store has what was written after `flush`, or `sync`.
+    """
+
+    def stat(self) -> Stat:
+        """Return the present state."""
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return up to *nbytes* bytes from *offset*."""
+
+    async def write(self, offset: int, data: Buffer) -> int:
+        """Write all of *data* at *offset*, and return how much that is."""
+
+    async def truncate(self, nbytes: int) -> None:
+        """Give the file the size *nbytes*."""
+
+    async def flush(self) -> None:
+        """Store what was written and is not stored yet, as is done whenever a descriptor of the file is closed.
+
+        Raises `StaleError` if another host has replaced the file since this one showed it, `StoreError`.
+        """
+
+    async def sync(self) -> None:
+        """Store what was written, durably; raises as `flush` does."""
+
+    async def close(self) -> None:
+        """Let go of the file; what is not stored then is kept on this machine, as the log says."""
+
+    def set_attributes(
+        self,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        atime_ns: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> Stat:
+        """Change what is given, and return the state after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,13 +386,13 @@ class Store(Protocol):
         and tries again, does not wait here: until that is long, `LockedError` is raised.
         """
 
-    async def create(self, key: str, mode: int, *, exclusive: bool) -> LiveFile:
+    async def create(self, key: str, mode: int, *, exclusive: bool) -> PassthroughFile:
         """Open a regular file to read and write, and make it with *mode* if there is none.
 
         If *exclusive*, raises `ExistsError` where the key stands for anything.
         """
 
-    async def open_live(self, key: str, *, writable: bool) -> LiveFile:
+    async def open_passthrough(self, key: str, *, writable: bool) -> PassthroughFile:
         """Open a regular file as it is at any time; raises as `open` does."""
 
     @property
@@ -394,3 +465,21 @@ class Store(Protocol):
 
     async def sync_directory(self, key: str) -> None:
         """Make the names in a directory durable."""
+
+
+MAX_TOP: Final = 1000
+"""How many names at the top of a source `Store.check` tells; it tells none if there are more."""
+
+MAGIC_NBYTES: Final = 8
+"""With how many bytes a file begins that tell its format."""
+
+
+def file_format(name: str, first: bytes) -> str:
+    """Say what a file is that was given as a source, and what to do; *first* are the `MAGIC_NBYTES` it begins with."""
+    if first.startswith(b"PK"):
+        return "a ZIP file; unpack it, and give the folder"
+    if first.startswith(b"\x89HDF"):
+        return "an HDF5 file; h5py and programs for netCDF read it without a mount"
+    if name.rpartition("/")[2] in ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"):
+        return "a document of Zarr; SOURCE is the folder that it is in"
+    return "a file; SOURCE is the folder of an array, a group or several"

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardfs.stores.base import Buffer
-from shardfs.stores.beneath import READ, changing
+from shardfs.stores.local.openat import READ
+from shardfs.stores.local.syscalls import changing
 
 _SUFFIX: Final = ".json"
 _NEW: Final = ".new"

@@ -7,8 +7,8 @@ from urllib.parse import unquote, urlsplit
 
 from shardfs.errors import SourceError, UsageError
 from shardfs.stores.base import Store
-from shardfs.stores.local import LocalStore
-from shardfs.stores.local_reader import TTL as LOCAL_TTL
+from shardfs.stores.local.tree import TTL as LOCAL_TTL
+from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.location import Location, S3Options
 
 DEFAULT_CACHE_NBYTES: Final = 10 * 2**30
@@ -112,7 +112,7 @@ def _parse(source: str) -> str | Location:
 def _open_s3(location: Location, options: StoreOptions, ttl: float | None) -> Store:
     try:
         # Only here: they load two large libraries, which an installation without S3 does not have.
-        from shardfs.stores.range_cache import RangeCache
+        from shardfs.stores.disk_cache import DiskCache
         from shardfs.stores.s3.client import S3Client
         from shardfs.stores.s3.counts import Counts
         from shardfs.stores.s3.reader import TTL
@@ -123,6 +123,6 @@ def _open_s3(location: Location, options: StoreOptions, ttl: float | None) -> St
         raise SourceError(f"{location.url}: S3 needs two more libraries: pip install 'shardfs[s3]'") from None
     counts = Counts()
     client = S3Client(location.bucket, options, counts)
-    cache = RangeCache(options.cache, options.cache_nbytes, counts) if options.cache is not None else None
+    cache = DiskCache(options.cache, options.cache_nbytes, counts) if options.cache is not None else None
     ttl = TTL if ttl is None else ttl
     return S3Store(client, location, counts, ttl=ttl, cache=cache, max_connections=options.max_connections)

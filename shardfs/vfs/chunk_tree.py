@@ -19,7 +19,7 @@ from shardfs.errors import (
 )
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
-from shardfs.stores.file_lock import LOCK_SUFFIX, is_lock
+from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, absent, new_file
 from shardfs.vfs.chunk_listing import ChunkListing, ChunkRows, shifted
 from shardfs.vfs.chunk_numbering import ChunkNumbering

@@ -23,8 +23,7 @@ from shardfs.errors import (
 )
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Content, Kind, Stat, join_key
-from shardfs.stores.live_file import LiveFile
+from shardfs.stores.base import Content, Kind, PassthroughFile, Stat, join_key
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_tree import ChunkTree
@@ -90,7 +89,7 @@ class Contents:
             if isinstance(node, PassthroughFile) and not self.is_document(node):
                 if node.identity == GONE and self._fs.is_scratch(node.path):
                     return None  # who opens what became of a lock file would take it for the lock
-                file = await self._fs.store.open_live(node.path, writable=False)
+                file = await self._fs.store.open_passthrough(node.path, writable=False)
                 return PassthroughHandle(ino, node.path, file, 0.0) if await self._passes_through(node.path) else None
             handle = await self.current(await self.name_of(ino))
         except (NotFoundError, StaleError, IsADirectoryHereError, NotADirectoryHereError):
@@ -252,7 +251,7 @@ class Contents:
             self._fs.keep_version(number, chunks, name.coords)
             chunks.refilled[name.coords] = number
 
-    async def nameless(self) -> LiveFile:
+    async def nameless(self) -> PassthroughFile:
         """Return an empty file that has no name."""
         copy = join_key(self._copies, secrets.token_hex(8))
         file = await self._fs.store.create(copy, 0o600, exclusive=True)

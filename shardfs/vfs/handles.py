@@ -8,8 +8,7 @@ from typing import Final, NamedTuple, Protocol
 from shardfs.dataset.array import Extent
 from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import StaleError
-from shardfs.stores.base import Buffer
-from shardfs.stores.live_file import LiveFile
+from shardfs.stores.base import Buffer, PassthroughFile
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.decoded import PlainChunk
 from shardfs.vfs.missing import FillChunk
@@ -89,7 +88,7 @@ class PassthroughHandle:
 
     ino: int
     key: str
-    file: LiveFile
+    file: PassthroughFile
     ttl: float
     is_chunk = False
 

@@ -15,7 +15,7 @@ from shardfs.errors import (
 )
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, join_key
-from shardfs.stores.file_lock import is_lock
+from shardfs.stores.local.file_lock import is_lock
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import Batch, DocumentHandle, FileHandle, PassthroughHandle
 
@@ -203,12 +203,12 @@ class PassthroughFile(StoredNode):
 
     async def open(self, ino: int) -> FileHandle:
         """Open the stored file."""
-        return await self.open_live(ino, writable=False)
+        return await self.open_passthrough(ino, writable=False)
 
-    async def open_live(self, ino: int, *, writable: bool) -> PassthroughHandle:
+    async def open_passthrough(self, ino: int, *, writable: bool) -> PassthroughHandle:
         """Open the stored file, also to write."""
         try:
-            file = await self.fs.store.open_live(self.path, writable=writable)
+            file = await self.fs.store.open_passthrough(self.path, writable=writable)
         except NotFoundError:
             raise StaleError(f"{self.path} is gone") from None
         if file.stat().identity != self.identity:

@@ -277,7 +277,7 @@ class OpenFiles:
             return
         for number, handle in self._fs.files():
             if isinstance(handle, WriteHandle) and handle.open_draft is opened:
-                file = await self._fs.store.open_live(new.path, writable=True)
+                file = await self._fs.store.open_passthrough(new.path, writable=True)
                 if opened.is_dirty or opened.is_fresh:  # it was written, or cut, since it was published for the move
                     await file.truncate(0)
                     for start in range(0, opened.draft.nbytes, _PIECE_NBYTES):
@@ -314,7 +314,7 @@ class OpenFiles:
         if not isinstance(node, PassthroughFile) or self._contents.is_document(node):
             return None
         try:
-            return await node.open_live(ino, writable=True)
+            return await node.open_passthrough(ino, writable=True)
         except StaleError:
             if node.identity != GONE or not self._fs.is_scratch(node.path):
                 raise

@@ -39,7 +39,7 @@ from shardfs.format.metadata import (
     parse_node,
 )
 from shardfs.stores.base import Expected, Kind, is_reserved, join_key
-from shardfs.stores.file_lock import LOCK_SUFFIX, is_lock
+from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.names import DocumentName
 from shardfs.vfs.orphans import OrphanChunks

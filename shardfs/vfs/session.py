@@ -14,8 +14,8 @@ from shardfs.dataset.recovery import replay
 from shardfs.dataset.source import Source
 from shardfs.dataset.writer import Writer
 from shardfs.errors import ConflictError, ShardfsError
-from shardfs.stores.beneath import open_directory
-from shardfs.stores.durable import Disk
+from shardfs.stores.local.openat import open_directory
+from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.contents import Contents
 from shardfs.vfs.editor import Editor
 from shardfs.vfs.filesystem import Filesystem
@@ -29,7 +29,7 @@ from shardfs.vfs.write_buffer import BufferSpace, WriteBuffers
 
 log = logging.getLogger(__name__)
 
-_DISK: Final = Disk()
+_DISK: Final = Syscalls()
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Session:
         *,
         left: Sequence[StateDirectory] = (),
         single_writer: bool = False,
-        disk: Disk = _DISK,
+        disk: Syscalls = _DISK,
     ) -> "Session":
         """Open the journal in the directory *state*, whose lock the caller holds; *view* is the one of *fs*.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
 from shardfs.stores.base import Kind, Stat, is_reserved, join_key
-from shardfs.stores.file_lock import is_lock
+from shardfs.stores.local.file_lock import is_lock
 from shardfs.vfs.at_once import for_each
 from shardfs.vfs.attributes import Attributes, absent
 from shardfs.vfs.handles import OTHERS, Batch

@@ -11,8 +11,8 @@ from typing import Final, Protocol
 from shardfs.dataset.quick_lock import QuickLock
 from shardfs.errors import StaleError, TooLargeError
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
-from shardfs.stores.base import Buffer, Stat
-from shardfs.stores.beneath import Descriptor, changing, translated
+from shardfs.stores.base import Buffer, Descriptor, Stat
+from shardfs.stores.local.syscalls import changing, translated
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle

@@ -10,7 +10,7 @@ import trio
 
 from shardfs.dataset.maintenance.walk import walk_nodes
 from shardfs.dataset.source import Source
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.tree import LocalStore
 from tests.support.commands import run_json
 from tests.support.corpus import BASE
 from tests.support.datasets import store

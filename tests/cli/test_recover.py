@@ -16,9 +16,9 @@ import pytest
 
 from shardfs.dataset.journal import Erase, Journal, Shrink, read_journal
 from shardfs.dataset.journal_segments import HEADER_NBYTES, pack_record
-from shardfs.stores.beneath import open_directory
-from shardfs.stores.durable import Disk
-from shardfs.stores.new_file import temporary_name
+from shardfs.stores.local.atomic_write import temporary_name
+from shardfs.stores.local.openat import open_directory
+from shardfs.stores.local.syscalls import Syscalls
 from tests.cli.conftest import Background
 from tests.support.commands import FAILED, SOURCE, one_line_of, run, run_json
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, sharding, transpose
@@ -455,7 +455,7 @@ def test_a_change_that_does_not_fit_any_more_is_a_conflict_that_only_apply_appli
 def left_journal(source: Path) -> Iterator[Journal]:
     """The journal that a killed mount left, to add to it what only damage or malice would."""
     directory = open_directory(str(source / ".shardfs/journal"))
-    with closing(Journal(directory, Disk(), read_journal(directory))) as journal:
+    with closing(Journal(directory, Syscalls(), read_journal(directory))) as journal:
         yield journal
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from shardfs.stores.durable import Disk
+from shardfs.stores.local.syscalls import Syscalls
 from tests.crash.harness import Process, stored
 from tests.crash.histories import (
     ARRAYS,
@@ -65,7 +65,7 @@ def ledger(paths: Collection[str]) -> Ledger:
     return made
 
 
-async def live(root: Path, disk: Disk, history: Sequence[Operation], book: Ledger, v2: bool) -> None:
+async def live(root: Path, disk: Syscalls, history: Sequence[Operation], book: Ledger, v2: bool) -> None:
     process = await _start(root, disk, v2)
     for operation in history:
         book.begin(operation)
@@ -74,7 +74,7 @@ async def live(root: Path, disk: Disk, history: Sequence[Operation], book: Ledge
     await process.finish()
 
 
-async def _start(root: Path, disk: Disk, v2: bool) -> Process:
+async def _start(root: Path, disk: Syscalls, v2: bool) -> Process:
     trio.to_thread.current_default_thread_limiter().total_tokens = 1  # so that calls come in one order
     return await Process.start(root, disk, v2=v2)
 
@@ -104,7 +104,7 @@ async def _do(process: Process, operation: Operation, book: Ledger) -> None:
             await process.commit()
 
 
-async def recover(root: Path, disk: Disk, v2: bool) -> None:
+async def recover(root: Path, disk: Syscalls, v2: bool) -> None:
     process = await _start(root, disk, v2)
     process.check_done()
     await process.finish()

@@ -19,8 +19,8 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.journal import Journal
 from shardfs.dataset.lock import StateDirectory
 from shardfs.dataset.source import Source
-from shardfs.stores.durable import Disk
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.decoded import DecodedChunks
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.names import Owner
@@ -64,7 +64,7 @@ class Process:
     is_v2: bool = False
 
     @classmethod
-    async def start(cls, root: Path, disk: Disk, *, v2: bool = False) -> Process:
+    async def start(cls, root: Path, disk: Syscalls, *, v2: bool = False) -> Process:
         """Open the source at *root* in the v3 view, or in *v2*, which shows the chunks of unsharded arrays too."""
         source = Source.of(LocalStore(str(root), disk), ttl=0.0)
         make_state(root)

@@ -19,9 +19,8 @@ from shardfs.dataset.holder import Holder
 from shardfs.dataset.host_state import Claim, all_slots, has_journal, hold, slots_of
 from shardfs.dataset.lock import StateDirectory
 from shardfs.errors import SourceError
-from shardfs.stores.address import Address
-from shardfs.stores.base import Store
-from shardfs.stores.local import LocalStore
+from shardfs.stores.base import Address, Store
+from shardfs.stores.local.tree import LocalStore
 from tests.support.mounting import PATIENCE
 
 ADDRESS = Address("s3://bucket/some path/data.zarr", "http://localhost:9000")

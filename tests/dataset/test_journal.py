@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from shardfs.dataset.journal import Erase, Intent, Journal, JournalContents, Put, Shrink, read_journal
 from shardfs.errors import NoSpaceError, ReadOnlyError, RefusedError, StoreError
-from shardfs.stores.base import Buffer
-from shardfs.stores.beneath import WALK, Descriptor
-from shardfs.stores.durable import Disk
+from shardfs.stores.base import Buffer, Descriptor
+from shardfs.stores.local.openat import WALK
+from shardfs.stores.local.syscalls import Syscalls
 from tests.support.lossy_disk import Fault, LossyDisk
 from tests.support.opened import in_trio
 
@@ -31,8 +31,8 @@ def descriptor_of(path: Path) -> Descriptor:
     return Descriptor(os.open(path, WALK))
 
 
-def opened(path: Path, disk: Disk | None = None, **options: int) -> Journal:
-    return Journal(descriptor_of(path), disk or Disk(), **options)
+def opened(path: Path, disk: Syscalls | None = None, **options: int) -> Journal:
+    return Journal(descriptor_of(path), disk or Syscalls(), **options)
 
 
 def contents_of(path: Path) -> JournalContents:
@@ -368,7 +368,7 @@ def test_a_record_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> No
     assert [plain(record) for record in contents_of(tmp_path).records] == [plain(record) for record in records]
 
 
-def one_per_segment(path: Path, count: int, disk: Disk | None = None) -> tuple[Journal, list[int]]:
+def one_per_segment(path: Path, count: int, disk: Syscalls | None = None) -> tuple[Journal, list[int]]:
     journal = opened(path, disk, segment_nbytes=300)
     return journal, [put(journal, b"x" * 100).sequence for _ in range(count)]
 
@@ -484,7 +484,7 @@ def test_a_journal_can_be_read_while_it_is_written(tmp_path: Path) -> None:
 # Syncing
 
 
-class HookedDisk(Disk):
+class HookedDisk(Syscalls):
     """A disk that does something while it makes a file durable."""
 
     def __init__(self) -> None:

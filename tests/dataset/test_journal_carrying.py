@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shardfs.dataset.journal import Erase, Journal, Put, Shrink
-from shardfs.stores.durable import Disk
+from shardfs.stores.local.syscalls import Syscalls
 from tests.dataset.test_journal import (
     Scattered,
     contents_of,
@@ -124,7 +124,7 @@ def test_bytes_are_read_on_while_their_record_is_carried_forward(tmp_path: Path)
 def test_what_survived_being_killed_survives_a_power_cut_after_the_next_sync(tmp_path: Path) -> None:
     path = tmp_path / "whole"
     path.mkdir()
-    first = opened(path, Disk(), segment_nbytes=4096)
+    first = opened(path, Syscalls(), segment_nbytes=4096)
     records = [put(first, os.urandom(1500)) for _ in range(5)]
     del first
     disk = LossyDisk(path)

@@ -26,7 +26,7 @@ from shardfs.dataset.journal_segments import (
     pack_record,
 )
 from shardfs.errors import CorruptionError, StoreError
-from shardfs.stores.durable import Disk
+from shardfs.stores.local.syscalls import Syscalls
 from tests.dataset.test_journal import contents_of, descriptor_of, intend, opened, plain, put, segments_of
 
 MIB = 2**20
@@ -240,7 +240,7 @@ def test_a_damaged_segment_is_kept_under_another_name(tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
     contents = contents_of(tmp_path)
     assert len(contents.records) == 2
-    journal = Journal(descriptor_of(tmp_path), Disk(), contents)
+    journal = Journal(descriptor_of(tmp_path), Syscalls(), contents)
     journal.finish(record.sequence for record in contents.records)
     journal.close()
     assert os.listdir(tmp_path) == ["00000001.damaged"]
@@ -259,7 +259,7 @@ def test_a_torn_segment_is_removed_like_any_other(tmp_path: Path) -> None:
     os.truncate(tmp_path / "00000001.journal", 150)
     contents = contents_of(tmp_path)
     assert len(contents.damage) == 2
-    journal = Journal(descriptor_of(tmp_path), Disk(), contents)
+    journal = Journal(descriptor_of(tmp_path), Syscalls(), contents)
     record = put(journal)
     assert segments_of(tmp_path)[-1] == "00000003.journal"
     journal.finish([record.sequence])

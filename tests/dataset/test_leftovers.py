@@ -14,8 +14,8 @@ from shardfs.dataset.journal import read_journal
 from shardfs.dataset.leftovers import bring_home
 from shardfs.dataset.lock import StateDirectory
 from shardfs.errors import CorruptionError, ShardfsError, StoreError
-from shardfs.stores.beneath import open_directory
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.openat import open_directory
+from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from tests.crash.harness import Process
 from tests.crash.histories import make_source

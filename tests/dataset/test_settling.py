@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from shardfs.stores.base import Splice
-from shardfs.stores.local_edit import LocalEdit
+from shardfs.stores.local.shards import LocalEdit
 from tests.crash.harness import Process
 from tests.crash.histories import make_source, payload_of
 from tests.support.lossy_disk import QuickDisk

@@ -13,7 +13,7 @@ from shardfs.dataset.array import Extent
 from shardfs.dataset.maintenance.shrink import empty_outside
 from shardfs.dataset.queue import OwnVersion
 from shardfs.errors import CorruptionError, ShardfsError, StaleError
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.tree import LocalStore
 from tests.support.commands import run
 from tests.support.corpus import BASE, rectilinear
 from tests.support.datasets import age, store

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.stores.base import Store, join_key
-from shardfs.stores.local import LocalStore
-from shardfs.stores.memory_store import MemoryStore
+from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.objects import Condition
 from tests.support.fake_s3 import FakeS3
 from tests.support.lossy_disk import QuickDisk
+from tests.support.memory_store import MemoryStore
 from tests.support.s3_writing import writing
 from tests.support.whole import FLAT, PATH, Coords, Life, store_document, whole_document
 

@@ -17,7 +17,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.lock import StateDirectory, locked
 from shardfs.dataset.source import Source
 from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.decoded import DecodedChunks
 from shardfs.vfs.filesystem import Filesystem

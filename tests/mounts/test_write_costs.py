@@ -17,9 +17,9 @@ from shardfs.dataset.journal import Journal
 from shardfs.dataset.source import Source
 from shardfs.dataset.writer import Writer
 from shardfs.fuse import control
-from shardfs.stores.beneath import open_directory
-from shardfs.stores.durable import BLOCK, Disk
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.openat import open_directory
+from shardfs.stores.local.syscalls import BLOCK, Syscalls
+from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from tests.support.corpus import CRC32C, array, extension, sharding
 from tests.support.mounting import Mounter
@@ -36,7 +36,7 @@ FEW, MANY = 3, 40
 CHUNK = MIB // 4
 
 
-class CountingDisk(Disk):
+class CountingDisk(Syscalls):
     """The disk, and how many bytes were written to it."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Dataset:
             (self.directory / name).mkdir()
         self.source = Source.of(LocalStore(str(self.directory / "array"), self.disk), ttl=0)
         journal, conflicts = (
-            Journal(open_directory(str(self.directory / name)), Disk()) for name in ("journal", "conflicts")
+            Journal(open_directory(str(self.directory / name)), Syscalls()) for name in ("journal", "conflicts")
         )
         self.writer = Writer(self.source, journal, conflicts)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardfs.stores.base import Buffer, Content, Kept, Splice, Stat
-from shardfs.stores.durable import Disk
-from shardfs.stores.file_lock import is_lock
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.file_lock import is_lock
+from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from tests.support.datasets import age
 from tests.support.lossy_disk import LossyDisk
@@ -42,14 +42,16 @@ class SpliceDisk(LossyDisk):
 
     def create(self, name: str, flags: int, mode: int, dir_fd: int) -> int:
         return (
-            Disk.create(self, name, flags, mode, dir_fd) if is_lock(name) else super().create(name, flags, mode, dir_fd)
+            Syscalls.create(self, name, flags, mode, dir_fd)
+            if is_lock(name)
+            else super().create(name, flags, mode, dir_fd)
         )
 
     def unlink(self, name: str, dir_fd: int) -> None:
         if not is_lock(name):
             super().unlink(name, dir_fd)
         elif self._killed is None:
-            Disk.unlink(self, name, dir_fd)
+            Syscalls.unlink(self, name, dir_fd)
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def make_source(root: Path) -> Path:
     return root
 
 
-async def make(root: Path, disk: Disk, case: Case) -> Stat:
+async def make(root: Path, disk: Syscalls, case: Case) -> Stat:
     async with LocalStore(str(root), disk).edit(case.key, mode=0o640) as edit:
         return await edit.splice(case.splice)
 

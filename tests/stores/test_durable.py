@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardfs.stores.durable import Disk
+from shardfs.stores.local.syscalls import Syscalls
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def here(tmp_path: Path) -> Iterator[int]:
 
 
 def create(here: int) -> int:
-    return Disk().create("f", os.O_RDWR, 0o644, here)
+    return Syscalls().create("f", os.O_RDWR, 0o644, here)
 
 
 @given(st.lists(st.binary(max_size=9), max_size=12), st.integers(0, 20), st.lists(st.integers(1, 30), max_size=20))
@@ -41,7 +41,7 @@ def test_all_is_written_however_little_the_kernel_takes(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "pwritev", some)
-        Disk().pwrite(fd, parts, offset)
+        Syscalls().pwrite(fd, parts, offset)
     written = b"".join(parts)
     assert os.pread(fd, 1000, 0) == (bytes(offset) + written if written else b"")
     os.close(fd)
@@ -51,12 +51,12 @@ def test_buffers_are_written_in_one_call(here: int, monkeypatch: pytest.MonkeyPa
     fd, calls = create(here), []
     real = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda *args: calls.append(args) or real(*args))
-    Disk().pwrite(fd, [b"header", memoryview(bytes(100_000)), bytearray(b"x")], 10)
+    Syscalls().pwrite(fd, [b"header", memoryview(bytes(100_000)), bytearray(b"x")], 10)
     assert len(calls) == 1
     assert os.fstat(fd).st_size == 10 + 6 + 100_000 + 1
-    Disk().pwrite(fd, [b"", b""], 10)
+    Syscalls().pwrite(fd, [b"", b""], 10)
     assert len(calls) == 1
-    Disk().pwrite(fd, [b"ab"] * 5000, 0)
+    Syscalls().pwrite(fd, [b"ab"] * 5000, 0)
     assert os.pread(fd, 20_000, 0)[:10_001] == b"ab" * 5000 + b"\0"
 
 
@@ -64,13 +64,13 @@ def test_a_write_of_nothing_ends(here: int, monkeypatch: pytest.MonkeyPatch) -> 
     fd = create(here)
     monkeypatch.setattr(os, "pwritev", lambda *args: 0)
     with pytest.raises(OSError, match="wrote nothing"):
-        Disk().pwrite(fd, [b"x"], 0)
+        Syscalls().pwrite(fd, [b"x"], 0)
 
 
 def test_an_exclusive_rename_replaces_nothing(here: int, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a")
     (tmp_path / "b").write_bytes(b"b")
-    disk = Disk()
+    disk = Syscalls()
     with pytest.raises(FileExistsError):
         disk.rename_exclusive("a", "b", here, here)
     with pytest.raises(FileNotFoundError):
@@ -89,20 +89,20 @@ def test_a_directory_that_cannot_be_synced_is_as_durable_as_it_gets(here: int, m
         monkeypatch.setattr(os, "fsync", fsync)
 
     fails(errno.EINVAL)
-    Disk().sync_directory(here)
+    Syscalls().sync_directory(here)
     with pytest.raises(OSError, match="injected"):
-        Disk().sync(here)
+        Syscalls().sync(here)
     fails(errno.EIO)
     with pytest.raises(OSError, match="injected"):
-        Disk().sync_directory(here)
+        Syscalls().sync_directory(here)
 
 
 def test_final_links_are_not_followed(here: int, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("target")
     with pytest.raises(OSError, match="symbolic") as caught:
-        Disk().create("link", os.O_RDWR, 0o644, here)
+        Syscalls().create("link", os.O_RDWR, 0o644, here)
     assert caught.value.errno == errno.ELOOP
-    Disk().link("link", "second", here, here)
+    Syscalls().link("link", "second", here, here)
     assert os.readlink(tmp_path / "second") == "target"
 
 

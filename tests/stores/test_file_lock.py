@@ -19,14 +19,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shardfs.errors import ConflictError, NoSpaceError, RefusedError, StoreError
 from shardfs.stores.base import Kept, Splice
-from shardfs.stores.durable import BLOCK, Disk
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.syscalls import BLOCK, Syscalls
+from shardfs.stores.local.tree import LocalStore
 from tests.stores.splices import OLD, content, files, make_source
 from tests.support.opened import in_trio
 
 HOLD = """
 import sys, trio
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.tree import LocalStore
 
 async def main():
     async with LocalStore(sys.argv[1]).edit("d/f") as edit:
@@ -221,7 +221,7 @@ async def test_what_is_not_ours_by_now_is_not_removed(source: Path) -> None:
 
 @in_trio
 async def test_where_nothing_can_be_made_a_file_is_changed_without_a_lock(source: Path) -> None:
-    class Closed(Disk):
+    class Closed(Syscalls):
         def create(self, name: str, flags: int, mode: int, dir_fd: int) -> int:
             raise PermissionError(errno.EACCES, "injected")
 
@@ -310,7 +310,7 @@ async def test_only_regular_files_are_edited(source: Path, make: object) -> None
 
 @in_trio
 async def test_a_lock_that_cannot_be_made_is_an_error_and_nothing_is_changed(source: Path) -> None:
-    class Full(Disk):
+    class Full(Syscalls):
         def create(self, name: str, flags: int, mode: int, dir_fd: int) -> int:
             raise OSError(errno.ENOSPC, "injected")
 
@@ -322,7 +322,7 @@ async def test_a_lock_that_cannot_be_made_is_an_error_and_nothing_is_changed(sou
 
 @in_trio
 async def test_a_lock_that_cannot_be_removed_is_none_for_the_next_edit(source: Path) -> None:
-    class Stuck(Disk):
+    class Stuck(Syscalls):
         def unlink(self, name: str, dir_fd: int) -> None:
             raise OSError(errno.EIO, "injected")
 
@@ -334,7 +334,7 @@ async def test_a_lock_that_cannot_be_removed_is_none_for_the_next_edit(source: P
     assert files(source) == {"d/f"}
 
 
-class InPlace(Disk):
+class InPlace(Syscalls):
     """A file system where others see a part of an append."""
 
     def appends_at_once(self, fd: int) -> bool:
@@ -387,7 +387,7 @@ async def test_an_append_by_a_clone_drops_no_names_and_attributes(source: Path, 
 @pytest.mark.parametrize("piece", ["append", "replace"])
 @in_trio
 async def test_an_owner_that_cannot_be_given_keeps_no_file_from_being_changed(source: Path, piece: str) -> None:
-    class Unmapped(Disk):
+    class Unmapped(Syscalls):
         def chown(self, target: object, uid: int, gid: int) -> None:
             raise OSError(errno.EINVAL, "an owner that the user namespace does not know")
 

@@ -22,7 +22,7 @@ from shardfs.errors import (
     StoreError,
 )
 from shardfs.stores.base import Entry, Kind
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.tree import LocalStore
 from tests.support.opened import in_trio
 
 CONTENT = bytes(i * 7 % 251 for i in range(300_000))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardfs.errors import NoAttributeError
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.tree import LocalStore
 from tests.support.opened import in_trio
 
 
@@ -49,7 +49,7 @@ async def test_links_and_pipes_have_no_extended_attributes(store: LocalStore, tm
 UNPRIVILEGED = """
 import os, sys, trio
 from shardfs.errors import AccessDeniedError, SourceError
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.tree import LocalStore
 if os.geteuid() == 0:
     os.setegid(65534)
     os.seteuid(65534)

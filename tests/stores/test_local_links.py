@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardfs.errors import CorruptionError, OutsideSourceError
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.tree import LocalStore
 from tests.support.opened import in_trio
 
 INSIDE, OUTSIDE = b"inside", b"secret"

@@ -35,9 +35,9 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.stores.base import Kind, Splice, is_reserved
-from shardfs.stores.durable import Disk
-from shardfs.stores.file_lock import is_lock
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.file_lock import is_lock
+from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local.tree import LocalStore
 from tests.stores.splices import content, content_of, files
 from tests.support.lossy_disk import Fault, Killed, LossyDisk, newest, oldest
 from tests.support.opened import in_trio
@@ -132,24 +132,24 @@ async def test_a_directory_takes_the_group_bit_of_the_one_above(store: LocalStor
 
 @in_trio
 async def test_a_file_is_opened_to_read_or_to_write(store: LocalStore, root: Path) -> None:
-    reader = await store.open_live("link", writable=False)
-    writer = await store.open_live("d/f", writable=True)
+    reader = await store.open_passthrough("link", writable=False)
+    writer = await store.open_passthrough("d/f", writable=True)
     await writer.write(0, b"CON")
     assert bytes(await reader.read(0, 100)) == b"CONtent"
     with pytest.raises(StoreError):
         await reader.write(0, b"x")
     for writable in (True, False):
         with pytest.raises(NotFoundError):
-            await store.open_live("gone", writable=writable)
+            await store.open_passthrough("gone", writable=writable)
         with pytest.raises(IsADirectoryHereError):
-            await store.open_live("d", writable=writable)
+            await store.open_passthrough("d", writable=writable)
         with trio.fail_after(5), pytest.raises(ShardfsError):
-            await store.open_live("pipe", writable=writable)
+            await store.open_passthrough("pipe", writable=writable)
 
 
 @in_trio
 async def test_a_live_file_outlives_its_name(store: LocalStore, root: Path) -> None:
-    file = await store.open_live("d/f", writable=True)
+    file = await store.open_passthrough("d/f", writable=True)
     await store.unlink("d/f")
     await file.write(0, b"still")
     assert bytes(await file.read(0, 10)) == b"stillnt"
@@ -158,7 +158,7 @@ async def test_a_live_file_outlives_its_name(store: LocalStore, root: Path) -> N
 
 @in_trio
 async def test_attributes_of_an_open_file_are_set(store: LocalStore, root: Path) -> None:
-    file = await store.open_live("d/f", writable=True)
+    file = await store.open_passthrough("d/f", writable=True)
     before = file.stat()
     after = file.set_attributes(mtime_ns=NOW)
     assert (after.mtime_ns, after.atime_ns, after.mode) == (NOW, before.atime_ns, before.mode)
@@ -171,7 +171,7 @@ async def test_attributes_of_an_open_file_are_set(store: LocalStore, root: Path)
 async def test_failures_of_the_disk_are_told(root: Path) -> None:
     disk = LossyDisk(root)
     store = LocalStore(str(root), disk)
-    file = await store.open_live("d/f", writable=True)
+    file = await store.open_passthrough("d/f", writable=True)
     for number, expected in ((errno.ENOSPC, NoSpaceError), (errno.EROFS, ReadOnlyError), (errno.EIO, StoreError)):
         for request in (
             lambda: file.write(0, b"x"),
@@ -280,7 +280,7 @@ async def test_what_is_replaced_leaves_its_mode_and_owner(store: LocalStore, roo
 @pytest.mark.parametrize("number", [0, 1])
 @in_trio
 async def test_an_owner_that_may_not_be_set_is_left(root: Path, number: int) -> None:
-    class Unprivileged(Disk):
+    class Unprivileged(Syscalls):
         calls = 0
 
         def chown(self, target: Any, uid: int, gid: int) -> None:
@@ -416,7 +416,7 @@ async def test_directories_that_many_make_are_durable_for_each(root: Path) -> No
         (lambda s: s.create("link", 0o644, exclusive=False), RefusedError),
         (lambda s: s.create("pipe", 0o644, exclusive=False), RefusedError),
         (lambda s: s.create("gone/x", 0o644, exclusive=False), NotFoundError),
-        (lambda s: s.open_live("link", writable=True), RefusedError),
+        (lambda s: s.open_passthrough("link", writable=True), RefusedError),
         (lambda s: s.replace("d", b"x"), IsADirectoryHereError),
         (lambda s: s.replace("", b"x"), RefusedError),
         (lambda s: s.replace("gone/x", b"x"), NotFoundError),
@@ -444,7 +444,7 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(
 
 @in_trio
 async def test_a_name_does_not_move_to_another_device(root: Path) -> None:
-    class Elsewhere(Disk):
+    class Elsewhere(Syscalls):
         def rename(self, *args: Any) -> None:
             raise OSError(errno.EXDEV, "elsewhere")
 
@@ -506,7 +506,7 @@ async def test_extended_attributes_are_set_and_removed(store: LocalStore, root: 
 
 CHANGES = {
     "create": lambda s, key: s.create(key, 0o644, exclusive=False),
-    "open_live": lambda s, key: s.open_live(key, writable=True),
+    "open_passthrough": lambda s, key: s.open_passthrough(key, writable=True),
     "replace": lambda s, key: s.replace(key, b"x"),
     "unlink": lambda s, key: s.unlink(key),
     "mkdir": lambda s, key: s.mkdir(key, 0o755),
@@ -555,7 +555,7 @@ async def test_no_change_leads_out_of_the_source(store: LocalStore, root: Path, 
 
 
 @pytest.mark.parametrize("target", ["../outside", "{root}/../outside", "d/f"])
-@pytest.mark.parametrize("change", ["create", "open_live", "edit", "set_attribute"])
+@pytest.mark.parametrize("change", ["create", "open_passthrough", "edit", "set_attribute"])
 @in_trio
 async def test_a_final_link_is_not_written_through(store: LocalStore, root: Path, change: str, target: str) -> None:
     (root.parent / "outside").write_bytes(b"secret")
@@ -590,7 +590,7 @@ UNPRIVILEGED = """
 import os, sys, trio
 from shardfs.errors import AccessDeniedError, NotPermittedError
 from shardfs.stores.base import Splice
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.tree import LocalStore
 if os.geteuid() == 0:
     os.setegid(65534)
     os.seteuid(65534)
@@ -600,7 +600,7 @@ async def edit(store, key):
 async def main():
     store = LocalStore(sys.argv[1])
     for request, expected in [
-        (store.open_live("readonly", writable=True), AccessDeniedError),
+        (store.open_passthrough("readonly", writable=True), AccessDeniedError),
         (edit(store, "readonly"), AccessDeniedError),
         (edit(store, "closed/new"), AccessDeniedError),
         (store.replace("closed/f", b"x"), AccessDeniedError),

@@ -8,8 +8,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.stores.range_entry import Version, name_of, parse_file_name, prefix_of, range_of
-from shardfs.stores.range_index import RangeIndex, drawer_of
+from shardfs.stores.disk_cache import RangeIndex, Version, drawer_of, name_of, parse_file_name, prefix_of, range_of
 
 VERSIONS = [
     Version(bytes([0, 0, name]) + bytes(29), bytes([etag]) + bytes(31)) for name, etag in product(range(2), (0, 1, 255))

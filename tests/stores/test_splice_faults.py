@@ -14,9 +14,9 @@ import trio
 
 from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, StaleError, StoreError
 from shardfs.stores.base import Buffer, Kept, is_reserved
-from shardfs.stores.durable import Disk
-from shardfs.stores.file_lock import is_lock
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.file_lock import is_lock
+from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local.tree import LocalStore
 from tests.stores.splices import (
     CASES,
     MIB,
@@ -181,12 +181,12 @@ async def test_an_error_of_the_content_leaves_the_old_version(source: Path, case
 
     pieces = (*case.pieces[:-1], Broken(case.pieces[-1].nbytes))
     with pytest.raises(StoreError, match="journal"):
-        await make(source, Disk(), Case(pieces, case.tail_nbytes, (), case.is_new))
+        await make(source, Syscalls(), Case(pieces, case.tail_nbytes, (), case.is_new))
     assert content_of(source / "d" / "f") == OLD
     assert files(source) == {"d/f"}
 
 
-class MeddledDisk(Disk):
+class MeddledDisk(Syscalls):
     """A disk on which another program does something before a call of a given name."""
 
     def __init__(self, call: str, meddle: Callable[[], None]) -> None:
@@ -288,7 +288,7 @@ async def test_what_another_program_made_meanwhile_is_not_replaced(source: Path)
     assert files(source) == {"d/f", "a/b/f"}
 
 
-class PoorDisk(Disk):
+class PoorDisk(Syscalls):
     """A disk whose file system has no exclusive rename, and perhaps no links."""
 
     def __init__(self, *, links: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from shardfs.stores.local import LocalSnapshot, LocalStore
+from shardfs.stores.local.tree import LocalSnapshot, LocalStore
 
 Hook = Callable[[str, int, int], Awaitable[None]]
 

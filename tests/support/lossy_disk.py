@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardfs.stores.durable import Disk, Target
+from shardfs.stores.local.syscalls import Syscalls, Target
 
 PAGE = 4096
 
@@ -123,7 +123,7 @@ class _Kept:
     mtime_ns: int
 
 
-class LossyDisk(Disk):
+class LossyDisk(Syscalls):
     """A disk below *root*, whose calls fail as *faults* says, by their number from 0 on."""
 
     def __init__(
@@ -177,7 +177,7 @@ class LossyDisk(Disk):
         data = bytes(buffer)
         assert offset % PAGE == len(data) % PAGE == 0
         with self._call("pwrite_direct", offset=offset, data=data, fd=fd):
-            Disk.pwrite(self, fd, [data], offset)
+            Syscalls.pwrite(self, fd, [data], offset)
             self._note(_Written(self._file(fd), offset, data))
 
     def clone(self, fd: int, source: int) -> None:
@@ -185,7 +185,7 @@ class LossyDisk(Disk):
             raise OSError(errno.EOPNOTSUPP, "no clones")
         data = os.pread(source, os.fstat(source).st_size, 0)
         with self._call("clone", fd=fd):
-            Disk.pwrite(self, fd, [data], 0)
+            Syscalls.pwrite(self, fd, [data], 0)
             self._note(_Written(self._file(fd), 0, data))
 
     def truncate(self, fd: int, nbytes: int) -> None:
@@ -432,7 +432,7 @@ class Machine(LossyDisk):
         self._killed = None
 
 
-class QuickDisk(Disk):
+class QuickDisk(Syscalls):
     """A disk that is not waited for, where nothing is cut."""
 
     def sync(self, fd: int) -> None:

@@ -14,7 +14,7 @@ from shardfs.dataset.array import Array, ListedRun
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.shard_cache import ShardCache
 from shardfs.dataset.statistics import Statistics
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.decoded import DecodedChunks
 from shardfs.vfs.filesystem import Filesystem

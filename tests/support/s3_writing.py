@@ -63,7 +63,7 @@ async def put_file(store: S3Store, key: str, data: bytes) -> None:
 
 async def text(store: S3Store, key: str) -> bytes:
     """Read a file that passes through."""
-    file = await store.open_live(key, writable=False)
+    file = await store.open_passthrough(key, writable=False)
     return bytes(await file.read(0, file.stat().size))
 
 

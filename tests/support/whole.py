@@ -13,8 +13,8 @@ from shardfs.dataset.recovery import Recovery, replay
 from shardfs.dataset.source import Source
 from shardfs.dataset.writer import Writer
 from shardfs.stores.base import Store
-from shardfs.stores.beneath import open_directory
-from shardfs.stores.durable import Disk
+from shardfs.stores.local.openat import open_directory
+from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.memory import MemoryContent
 from tests.support.corpus import array, extension
 from tests.support.lossy_disk import QuickDisk
@@ -40,7 +40,9 @@ class Life:
     recovery: Recovery
 
     @classmethod
-    async def begin(cls, store: Store, directory: Path, *, shows_whole: bool = True, disk: Disk | None = None) -> Life:
+    async def begin(
+        cls, store: Store, directory: Path, *, shows_whole: bool = True, disk: Syscalls | None = None
+    ) -> Life:
         for name in ("journal", "conflicts"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         source = Source.of(store, ttl=0.0)

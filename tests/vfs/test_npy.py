@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, StaleError, StoreError
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.decoded import DecodedChunks
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import FileHandle

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardfs.errors import StaleError
-from shardfs.stores.durable import Disk
+from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.as_written import AsWritten
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle
@@ -37,7 +37,7 @@ async def test_the_number_of_a_lock_file_that_is_gone_is_not_that_of_the_next(tm
     """Who waited for the lock compares numbers: it would write the old file, and rename the new and empty one."""
     root = tmp_path / "source"
     make_source(root)
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     fs, files, editor = process.fs, process.writing.files, process.writing.editor
     directory = (await find(fs, "unchecked/c")).ino
     creating = os.O_CREAT | os.O_WRONLY
@@ -59,7 +59,7 @@ async def test_the_number_of_a_lock_file_that_is_gone_is_not_that_of_the_next(tm
 async def test_a_lock_file_that_became_a_chunk_is_opened_as_the_chunk(tmp_path: Path) -> None:
     root = tmp_path / "source"
     make_source(root)
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     fs, files, editor = process.fs, process.writing.files, process.writing.editor
     directory = (await find(fs, "unchecked/c")).ino
     handle, first, _ = await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
@@ -79,7 +79,7 @@ async def test_what_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(tm
     """The kernel looks only once more: with writers that are faster, a file that is there seemed to be none."""
     root = tmp_path / "source"
     make_source(root)
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     files, editor = process.writing.files, process.writing.editor
     directory = (await find(process.fs, "unchecked/c")).ino
 
@@ -107,7 +107,7 @@ async def test_a_plain_file_that_was_replaced_since_the_kernel_looked_is_read_as
     root = tmp_path / "source"
     make_source(root)
     (root / "notes").write_bytes(b"first")
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     first = (await process.writing.editor.lookup(ROOT, b"notes")).ino
     (root / "next").write_bytes(b"the second")
     (root / "next").rename(root / "notes")
@@ -125,7 +125,7 @@ async def test_a_shard_is_not_read_under_the_number_of_the_file_that_was_in_its_
     (root / "unchecked/zarr.json").rename(tmp_path / "zarr.json")
     (root / "unchecked/c").mkdir(exist_ok=True)
     (root / "unchecked/c/0").write_bytes(b"a chunk")
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     first = (await find(process.fs, "unchecked/c/0")).ino
     (tmp_path / "zarr.json").rename(root / "unchecked/zarr.json")
     (root / "unchecked/next").write_bytes(b"a shard")
@@ -142,7 +142,7 @@ async def test_the_kernel_is_not_told_to_believe_the_size_of_a_chunk_that_is_cut
     """A reader that opens the version that is there would take it for empty."""
     root = tmp_path / "source"
     make_source(root)
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     process.fs.ttl = 3600.0
     files, editor = process.writing.files, process.writing.editor
     directory = (await find(process.fs, "unchecked/c")).ino
@@ -162,7 +162,7 @@ async def test_the_kernel_is_not_told_to_believe_the_size_of_a_chunk_that_is_cut
 async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(tmp_path: Path) -> None:
     root = tmp_path / "source"
     make_source(root)
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     files, editor, contents = process.writing.files, process.writing.editor, process.writing.files._contents
     directory = (await find(process.fs, "unchecked/c")).ino
     handles = [(await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER))[0] for _ in range(3)]
@@ -194,7 +194,7 @@ async def test_a_document_that_is_shown_in_another_text_has_another_number(tmp_p
     """The stored one stays as it is: a reader would have one text and the size of the other."""
     root = tmp_path / "source"
     make_source(root)
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     fs, files, editor = process.fs, process.writing.files, process.writing.editor
     directory = (await find(fs, "unchecked")).ino
     generated = await read_file(fs, (await editor.lookup(directory, b"zarr.json")).ino)
@@ -215,7 +215,7 @@ async def test_a_document_that_is_shown_in_another_text_has_another_number(tmp_p
 async def test_a_document_below_a_directory_that_is_moved_keeps_its_text(tmp_path: Path) -> None:
     root = tmp_path / "source"
     make_source(root)
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     fs, files, editor = process.fs, process.writing.files, process.writing.editor
     directory = (await find(fs, "unchecked")).ino
     generated = await read_file(fs, (await editor.lookup(directory, b"zarr.json")).ino)
@@ -231,7 +231,7 @@ async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(
 ) -> None:
     root = tmp_path / "source"
     make_source(root)
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     files, editor = process.writing.files, process.writing.editor
     directory = (await find(process.fs, "unchecked/c")).ino
     handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
@@ -252,7 +252,7 @@ async def test_a_file_is_renamed_without_a_look_at_all_other_numbers(
     root = tmp_path / "source"
     make_source(root)
     (root / "notes").write_bytes(b"text")
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     first = (await process.writing.editor.lookup(ROOT, b"notes")).ino
     monkeypatch.delattr(InodeTable, "nodes")
     await process.writing.editor.rename(ROOT, b"notes", ROOT, b"moved", exclusive=False)

@@ -10,7 +10,7 @@ import trio.testing
 
 from shardfs.dataset import room
 from shardfs.dataset.lock import StateDirectory
-from shardfs.stores.durable import Disk
+from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.inodes import ROOT
 from tests.crash.harness import Process
 from tests.crash.histories import INNER, NCHUNKS, make_source
@@ -29,7 +29,7 @@ async def test_more_than_may_be_pending_is_brought_into_shards_before_a_mount_an
     for number in range(NCHUNKS):
         (aside / str(number)).write_bytes(bytes([number]) * INNER)
     with trio.fail_after(10):
-        process = await Process.start(root, Disk())
+        process = await Process.start(root, Syscalls())
     array = await process.array("unchecked")
     for number in range(NCHUNKS):
         extent = await array.extent((number,))
@@ -43,7 +43,7 @@ async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(tmp_pa
     root = tmp_path / "source"
     make_source(root)
     (root / "partial").write_bytes(b"x")
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     editor, found = process.writing.editor, []
 
     async def look() -> None:
@@ -64,7 +64,7 @@ async def test_a_file_on_its_way_to_another_place_is_moved_and_looked_at_when_it
     root = tmp_path / "source"
     make_source(root)
     (root / "partial").write_bytes(b"x")
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     editor = process.writing.editor
     ino = (await editor.lookup(ROOT, b"partial")).ino
     found: list[int] = []

@@ -11,7 +11,7 @@ import pytest
 
 from shardfs.dataset.hierarchy import Node
 from shardfs.errors import RefusedError
-from shardfs.stores.durable import Disk
+from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.decoded import DecodedChunks
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT
@@ -60,7 +60,7 @@ async def test_a_node_that_is_replaced_while_it_is_listed_or_looked_up_shows_as_
 async def test_an_array_that_gets_other_codecs_takes_what_is_written_for_these_and_nothing_else(tmp_path: Path) -> None:
     root = tmp_path / "source"
     make_source(root)
-    process = await Process.start(root, Disk())
+    process = await Process.start(root, Syscalls())
     before = await process.array("end")
     chunks, files, owner = await find(process.fs, "end/c"), process.writing.files, Owner(0, 0)
     early, _, _ = await files.create(chunks.ino, b"1", 0o644, os.O_CREAT | os.O_WRONLY, owner)

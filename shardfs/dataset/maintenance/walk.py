@@ -18,7 +18,7 @@ from shardfs.format.grid import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, Stat, Store, join_key
-from shardfs.stores.file_lock import is_lock
+from shardfs.stores.local.file_lock import is_lock
 
 
 async def walk_nodes(source: Source) -> AsyncIterator[Node]:

@@ -15,7 +15,7 @@ import trio
 
 from shardfs.errors import StoreError
 from shardfs.stores.base import Buffer, Content, Kept
-from shardfs.stores.beneath import changing, translated
+from shardfs.stores.local.syscalls import changing, translated
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.objects import Range
 from shardfs.stores.s3.parts import Fetch, Sent, plan_fetches

@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 import trio
 
 from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, ShardfsError, SourceError
-from shardfs.stores.base import Entry, Kind
-from shardfs.stores.file_format import MAGIC_NBYTES, MAX_TOP, file_format
+from shardfs.stores.base import MAGIC_NBYTES, MAX_TOP, Entry, Kind, file_format
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.location import DOCUMENT, Location
 from shardfs.stores.s3.objects import ListPage, Range

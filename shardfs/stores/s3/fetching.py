@@ -15,8 +15,8 @@ import trio
 
 from shardfs.errors import ConflictError, ShardfsError, StoreError
 from shardfs.stores.base import Buffer
-from shardfs.stores.coalesce import Reads, Span, merge, window
-from shardfs.stores.range_cache import RangeCache
+from shardfs.stores.disk_cache import DiskCache
+from shardfs.stores.ranges import Reads, Span, merge, window
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.objects import Fetched, ObjectStat, Range
 from shardfs.stores.s3.segments import Segments
@@ -35,7 +35,7 @@ _FROM_DISK_NBYTES: Final = 4 * 2**20
 class Fetching:
     """What the versions of all objects of a store share: connections, memory, the cache on the local disk."""
 
-    def __init__(self, client: S3Client, cache: RangeCache | None, *, max_connections: int, max_nbytes: int) -> None:
+    def __init__(self, client: S3Client, cache: DiskCache | None, *, max_connections: int, max_nbytes: int) -> None:
         self.client = client
         self.segments = Segments(max_nbytes)
         self.from_disk = Segments(_FROM_DISK_NBYTES)

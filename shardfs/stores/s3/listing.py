@@ -11,11 +11,11 @@ from typing import Final
 import trio
 
 from shardfs.errors import AccessDeniedError, NotFoundError, printable
-from shardfs.stores.belief import is_believed
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.location import DOCUMENT, Location
 from shardfs.stores.s3.objects import ListPage, ObjectStat
 from shardfs.stores.s3.seen import Known
+from shardfs.stores.ttl import within_ttl
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Listings:
         if listing is None:
             return None
         now = self._clock()
-        if now - listing.time >= self._ttl and not is_believed(listing.started, now, self._ttl):
+        if now - listing.time >= self._ttl and not within_ttl(listing.started, now, self._ttl):
             return None
         with suppress(KeyError):  # another thread may drop it at any time
             self._listings.move_to_end(key)

@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from shardfs.errors import SourceError
-from shardfs.stores.address import Address
+from shardfs.stores.base import Address
 
 DOCUMENT: Final = "zarr.json"
 """The object that says that there is an array or a group, where nothing can be listed."""

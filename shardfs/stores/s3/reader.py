@@ -16,10 +16,9 @@ from shardfs.errors import (
     RefusedError,
     ShardfsError,
 )
-from shardfs.stores.address import Address
-from shardfs.stores.base import Capacity, Entry, Kind, Stat, join_key
-from shardfs.stores.coalesce import Span
-from shardfs.stores.range_cache import RangeCache
+from shardfs.stores.base import Address, Capacity, Entry, Kind, Stat, join_key
+from shardfs.stores.disk_cache import DiskCache
+from shardfs.stores.ranges import Span
 from shardfs.stores.s3.checking import check
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.counts import Counts
@@ -59,7 +58,7 @@ class S3Reader:
         counts: Counts,
         *,
         ttl: float = TTL,
-        cache: RangeCache | None = None,
+        cache: DiskCache | None = None,
         clock: Callable[[], float] = time.monotonic,
         max_connections: int = 64,
         memory_nbytes: int = MAX_NBYTES,

@@ -11,8 +11,8 @@ from shardfs.errors import (
     NotFoundError,
     RefusedError,
 )
-from shardfs.stores.address import Address
 from shardfs.stores.base import (
+    Address,
     Capacity,
     Entry,
     Kind,
@@ -21,7 +21,7 @@ from shardfs.stores.base import (
     is_reserved,
     join_key,
 )
-from shardfs.stores.local import LocalStore
+from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.directories import Directories
@@ -33,7 +33,7 @@ from shardfs.stores.s3.spools import Spools, is_on_side
 from shardfs.stores.s3.whole_objects import WholeObjects
 
 if TYPE_CHECKING:
-    from shardfs.stores.range_cache import RangeCache
+    from shardfs.stores.disk_cache import DiskCache
 
 
 class ReadingStore:
@@ -51,7 +51,7 @@ class ReadingStore:
         counts: Counts,
         *,
         ttl: float = TTL,
-        cache: "RangeCache | None" = None,
+        cache: "DiskCache | None" = None,
         clock: Callable[[], float] = time.monotonic,
         max_connections: int = 64,
     ) -> None:

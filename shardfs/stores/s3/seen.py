@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from shardfs.stores.belief import is_believed
 from shardfs.stores.s3.objects import ObjectStat
+from shardfs.stores.ttl import within_ttl
 
 _MAX_KEYS: Final = 100_000
 
@@ -57,7 +57,7 @@ class Seen:
     def find(self, key: str, *, since: float | None = None) -> Known | None:
         """Return what is believed of *key*, if it was seen not earlier than *since*; None if nothing is."""
         record = self._records.get(key)
-        if record is None or not is_believed(record.time, self.clock(), self.ttl):
+        if record is None or not within_ttl(record.time, self.clock(), self.ttl):
             return None
         if since is not None and record.time < since:
             return None

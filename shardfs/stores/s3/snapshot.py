@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from shardfs.errors import ConflictError, NotFoundError, StaleError, StoreError
 from shardfs.stores.base import Buffer, Kind, Stat
-from shardfs.stores.coalesce import WINDOW_NBYTES, Span
+from shardfs.stores.ranges import WINDOW_NBYTES, Span
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.fetching import Version, check
 from shardfs.stores.s3.location import Location

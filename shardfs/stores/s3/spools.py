@@ -17,8 +17,7 @@ import trio
 from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, StaleError
 from shardfs.stores.base import Buffer, Content, Snapshot, Stat, is_reserved, join_key
 from shardfs.stores.kept_files import KeptFiles, new_name
-from shardfs.stores.local import LocalStore
-from shardfs.stores.local_live import LocalFile
+from shardfs.stores.local.tree import LocalFile, LocalStore
 from shardfs.stores.memory import MemorySnapshot
 from shardfs.stores.s3.objects import ObjectStat
 from shardfs.stores.s3.shown import Shown

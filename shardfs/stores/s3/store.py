@@ -27,9 +27,8 @@ from shardfs.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from shardfs.stores.base import Content, Edit, Expected, Kind, Splice, Stat
-from shardfs.stores.live_file import LiveFile
-from shardfs.stores.local import LocalStore
+from shardfs.stores.base import Content, Edit, Expected, Kind, PassthroughFile, Splice, Stat
+from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.edit import S3Edit, Writing
 from shardfs.stores.s3.files import ObjectFile, SpoolFile
@@ -221,7 +220,7 @@ class S3Store(ReadingStore):
         self.shown.note_change(key, None)
         self.directories.add(key.rpartition("/")[0])
 
-    async def create(self, key: str, mode: int, *, exclusive: bool) -> LiveFile:
+    async def create(self, key: str, mode: int, *, exclusive: bool) -> PassthroughFile:
         """Open a file that passes through, and make it if there is none; it is stored when it is closed."""
         side = self._changed_side(key)
         if side is not None:
@@ -239,13 +238,13 @@ class S3Store(ReadingStore):
                 raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
         if exclusive:
             raise ExistsError(f"{key} exists")
-        return await self.open_live(key, writable=True)
+        return await self.open_passthrough(key, writable=True)
 
-    async def open_live(self, key: str, *, writable: bool) -> LiveFile:
+    async def open_passthrough(self, key: str, *, writable: bool) -> PassthroughFile:
         """Open a file that passes through; an object that is read keeps its version, or cannot be read any more."""
         side = self._changed_side(key) if writable else self.side_of(key)
         if side is not None:
-            return await side.open_live(key, writable=writable)
+            return await side.open_passthrough(key, writable=writable)
         if self.directories.has(key):
             raise IsADirectoryHereError(f"{key} is a directory")
         spools = self.spools

@@ -17,8 +17,8 @@ from typing import Final
 import trio
 
 from shardfs.errors import AccessDeniedError, ShardfsError, UnsupportedError, printable
-from shardfs.stores.beneath import changing, open_directory
-from shardfs.stores.durable import Disk
+from shardfs.stores.local.openat import open_directory
+from shardfs.stores.local.syscalls import Syscalls, changing
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.location import Location
@@ -26,7 +26,7 @@ from shardfs.stores.s3.objects import Properties, Upload
 
 log = logging.getLogger(__name__)
 
-_DISK: Final = Disk()
+_DISK: Final = Syscalls()
 _SUFFIX: Final = ".json"
 _TEMPORARY: Final = ".tmp"
 _MAX_NBYTES: Final = 65_536
@@ -67,7 +67,7 @@ class Uploads:
     No other process may use the directory at the same time.
     """
 
-    def __init__(self, directory: str, location: Location, counts: Counts, disk: Disk = _DISK) -> None:
+    def __init__(self, directory: str, location: Location, counts: Counts, disk: Syscalls = _DISK) -> None:
         self._directory = directory
         self._location = location
         self._counts = counts

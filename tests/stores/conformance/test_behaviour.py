@@ -180,9 +180,9 @@ async def test_what_is_no_file_is_not_opened(store: Store, subject: Subject) -> 
     with pytest.raises(IsADirectoryHereError):
         await store.open("d")
     with pytest.raises(NotFoundError):
-        await store.open_live("d/g", writable=False)
+        await store.open_passthrough("d/g", writable=False)
     with pytest.raises(IsADirectoryHereError):
-        await store.open_live("d", writable=True)
+        await store.open_passthrough("d", writable=True)
 
 
 @with_store
@@ -290,7 +290,7 @@ async def test_files_that_pass_through_are_seen_at_once(store: Store, subject: S
     assert await read(store, "d/new") == b"\0\0\0abc"
     await file.truncate(4)
     await file.sync()
-    other = await store.open_live("d/new", writable=False)
+    other = await store.open_passthrough("d/new", writable=False)
     await file.write(4, b"more")
     assert bytes(await other.read(0, 100)) == b"\0\0\0amore"
     assert await names(store, "d") == {"f": Kind.FILE, "new": Kind.FILE}
@@ -338,7 +338,7 @@ async def test_a_file_that_is_open_keeps_its_content_when_its_name_goes(store: S
 
 @with_store
 async def test_stored_files_are_written(store: Store, subject: Subject) -> None:
-    file = await store.open_live("d/f", writable=True)
+    file = await store.open_passthrough("d/f", writable=True)
     await file.write(2, b"xx")
     assert bytes(await file.read(0, 100)) == b"01xx456789"
     again = await store.create("d/f", 0o600, exclusive=False)

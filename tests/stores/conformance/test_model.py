@@ -42,7 +42,7 @@ class Step:
                 await file.flush()
                 await file.close()
             case "truncate":
-                file = await store.open_live(self.key, writable=True)
+                file = await store.open_passthrough(self.key, writable=True)
                 await file.truncate(len(self.data))
                 await file.close()
             case "append":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardfs.stores.address import Address
+from shardfs.stores.base import Address
 from shardfs.stores.s3.location import Location
 
 URL = "s3://bucket/path"

@@ -10,8 +10,8 @@ import trio
 
 from shardfs.errors import StaleError, StoreError
 from shardfs.stores.base import Buffer
-from shardfs.stores.coalesce import MAX_GAP, WINDOW_NBYTES
-from shardfs.stores.range_cache import RangeCache
+from shardfs.stores.disk_cache import DiskCache
+from shardfs.stores.ranges import MAX_GAP, WINDOW_NBYTES
 from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.fetching import GATHER_SECONDS
 from shardfs.stores.s3.snapshot import S3Snapshot
@@ -389,8 +389,8 @@ async def test_nothing_is_kept_of_a_version_that_nobody_has_open() -> None:
     assert store._fetching.segments.nbytes == 0
 
 
-def cache_in(directory: Path) -> RangeCache:
-    return RangeCache(str(directory), 2**30, Counts())
+def cache_in(directory: Path) -> DiskCache:
+    return DiskCache(str(directory), 2**30, Counts())
 
 
 @on_mock_clock
@@ -413,7 +413,7 @@ async def test_a_second_pass_over_an_object_comes_from_the_disk_alone(tmp_path: 
         await snapshot.read(start, stop - start)
     fake.take_log()
     counts = Counts()
-    again = await reader_of(fake, cache=RangeCache(str(tmp_path), 2**30, counts)).open("k")
+    again = await reader_of(fake, cache=DiskCache(str(tmp_path), 2**30, counts)).open("k")
     again.expect(0, len(LARGE))
     for start, stop in ranges:
         assert bytes(await again.read(start, stop - start)) == LARGE[start:stop]
@@ -426,7 +426,7 @@ async def test_nothing_is_taken_from_the_disk_ahead_of_random_reads(tmp_path: Pa
     fake, snapshot, _ = await opened(LARGE, cache=cache_in(tmp_path))
     await snapshot.read(0, len(LARGE))
     counts = Counts()
-    again = await reader_of(fake, cache=RangeCache(str(tmp_path), 2**30, counts)).open("k")
+    again = await reader_of(fake, cache=DiskCache(str(tmp_path), 2**30, counts)).open("k")
     for start in (5 * MIB, 2 * MIB, 4 * MIB):
         assert bytes(await again.read(start, CHUNK)) == LARGE[start : start + CHUNK]
     assert counts.cache_bytes == 3 * CHUNK

@@ -53,7 +53,7 @@ def kept(directory: Path) -> dict[str, bytes]:
 async def show(store: S3Store, key: str) -> None:
     """Let a program read a file."""
     nchanges = store.nchanges
-    store.note_shown(key, (await store.open_live(key, writable=False)).stat(), since=nchanges)
+    store.note_shown(key, (await store.open_passthrough(key, writable=False)).stat(), since=nchanges)
 
 
 # What is closed is stored
@@ -111,7 +111,7 @@ async def test_flush_stores_what_is_open(fake: FakeS3, tmp_path: Path) -> None:
 async def test_who_writes_while_the_file_is_stored_waits(fake: FakeS3, tmp_path: Path) -> None:
     store = await writing(fake, tmp_path)
     file = await store.create("f", 0o644, exclusive=True)
-    other = await store.open_live("f", writable=True)
+    other = await store.open_passthrough("f", writable=True)
     await file.write(0, b"one")
     async with trio.open_nursery() as nursery:
 
@@ -151,8 +151,8 @@ async def test_a_file_that_was_removed_before_it_was_closed_is_not_stored(fake: 
 async def test_an_object_is_fetched_only_when_it_is_changed(fake: FakeS3, tmp_path: Path) -> None:
     fake.store(f"{PREFIX}/f", b"0123456789")
     store = await writing(fake, tmp_path)
-    first = await store.open_live("f", writable=True)
-    second = await store.open_live("f", writable=True)
+    first = await store.open_passthrough("f", writable=True)
+    second = await store.open_passthrough("f", writable=True)
     assert bytes(await first.read(2, 3)) == b"234"
     assert spools(tmp_path) == []
     await first.write(3, b"abc")
@@ -170,7 +170,7 @@ async def test_an_object_is_fetched_only_when_it_is_changed(fake: FakeS3, tmp_pa
 async def test_an_object_that_is_written_anew_is_not_fetched(fake: FakeS3, tmp_path: Path) -> None:
     fake.store(f"{PREFIX}/f", b"0123456789")
     store = await writing(fake, tmp_path)
-    file = await store.open_live("f", writable=True)
+    file = await store.open_passthrough("f", writable=True)
     opened = fake.take_log()
     await file.truncate(0)
     await file.write(0, b"new")
@@ -208,7 +208,7 @@ async def test_properties_of_an_object_survive_a_new_content(fake: FakeS3, tmp_p
 async def test_an_object_that_is_read_keeps_its_version_or_is_stale(fake: FakeS3, tmp_path: Path) -> None:
     fake.store(f"{PREFIX}/f", b"0123456789")
     store = store_of(fake)
-    file = await store.open_live("f", writable=False)
+    file = await store.open_passthrough("f", writable=False)
     fake.store(f"{PREFIX}/f", b"other")
     with pytest.raises(StaleError):
         await file.read(0, 10)
@@ -218,7 +218,7 @@ async def test_an_object_that_is_read_keeps_its_version_or_is_stale(fake: FakeS3
 async def test_a_fetch_that_fails_leaves_the_object_and_nothing_here(fake: FakeS3, tmp_path: Path) -> None:
     fake.store(f"{PREFIX}/f", b"0123456789")
     store = await writing(fake, tmp_path)
-    file = await store.open_live("f", writable=True)
+    file = await store.open_passthrough("f", writable=True)
 
     async def refuse(request: Request) -> None:
         raise StoreError("the bucket cannot be reached")
@@ -374,7 +374,7 @@ async def test_programs_of_one_mount_that_replace_a_file_at_the_same_time_are_no
 ) -> None:
     fake.store(f"{PREFIX}/f", b"old")
     store = await writing(fake, tmp_path)
-    file = await store.open_live("f", writable=True)
+    file = await store.open_passthrough("f", writable=True)
     await file.write(0, b"in place")
 
     async def wait(request: Request) -> None:
@@ -413,7 +413,7 @@ async def test_what_is_added_to_a_file_is_added_to_what_is_there(fake: FakeS3, t
     await show(store, "f")
     fake.store(f"{PREFIX}/f", b"one two")
     store.forget("f")
-    file = await store.open_live("f", writable=True)
+    file = await store.open_passthrough("f", writable=True)
     await file.write(7, b" three")
     await file.flush()
     assert objects(fake)["f"] == b"one two three"
@@ -519,7 +519,7 @@ async def test_the_next_mount_says_what_a_killed_one_left_and_sends_nothing(
     file = await killed.create("a/b/f", 0o644, exclusive=True)
     await file.write(0, b"left")
     await put_file(killed, "g", b"stored")
-    other = await killed.open_live("g", writable=True)
+    other = await killed.open_passthrough("g", writable=True)
     await other.truncate(3)
     await other.flush()
     fake.take_log()

@@ -19,7 +19,7 @@ from shardfs.errors import (
     StoreError,
 )
 from shardfs.stores.base import Kind
-from shardfs.stores.coalesce import WINDOW_NBYTES
+from shardfs.stores.ranges import WINDOW_NBYTES
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.location import Location, S3Options

@@ -212,7 +212,7 @@ async def test_reserved_names_live_on_this_machine_and_take_no_request(fake: Fak
     await store.unlink(".shardfs/scratch/a/doc")
     await store.check_writable(".shardfs/scratch/a/g")
     assert await store.is_absent(".shardfs/of-a-local-copy")
-    assert (await store.open_live(".shardfs/scratch/a/g", writable=False)).stat().size == 4
+    assert (await store.open_passthrough(".shardfs/scratch/a/g", writable=False)).stat().size == 4
     assert (tmp_path / ".shardfs" / "scratch" / "a" / "g").read_bytes() == b"data"
     assert fake.take_log() == []
     assert {entry.name for entry in await store.list("")} == {".shardfs", "a", "zarr.json"}
@@ -248,7 +248,7 @@ async def test_names_move_between_the_side_and_the_bucket(fake: FakeS3, tmp_path
 async def test_who_writes_an_object_follows_its_new_name(fake: FakeS3, tmp_path: Path) -> None:
     fake.store(f"{PREFIX}/f", b"object")
     store = await writing(fake, tmp_path)
-    file = await store.open_live("f", writable=True)
+    file = await store.open_passthrough("f", writable=True)
     await store.rename("f", "g", exclusive=False)
     await file.write(0, b"OBJECT")
     await file.flush()
@@ -420,7 +420,7 @@ async def test_names_that_s3_cannot_have_are_refused_when_they_are_made(fake: Fa
 
 CHANGES = {
     "create": lambda s: s.create("new", 0o644, exclusive=True),
-    "open_live": lambda s: s.open_live("zarr.json", writable=True),
+    "open_passthrough": lambda s: s.open_passthrough("zarr.json", writable=True),
     "replace": lambda s: s.replace("zarr.json", b"x"),
     "unlink": lambda s: s.unlink("zarr.json"),
     "mkdir": lambda s: s.mkdir("d", 0o755),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardfs.errors import NoSpaceError, ShardfsError
-from shardfs.stores.durable import Disk
+from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.s3.objects import Properties
 from shardfs.stores.s3.uploads import Uploads
 from tests.stores.s3.hosts import PREFIX, Host, host, run
@@ -200,7 +200,7 @@ def test_nothing_is_asked_where_nothing_is_left(here: Host, s3_proxy: S3Proxy) -
 
 
 def test_nothing_is_begun_that_cannot_be_remembered(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
-    class FullDisk(Disk):
+    class FullDisk(Syscalls):
         def sync(self, fd: int) -> None:
             raise OSError(28, "No space left on device")
 

@@ -8,10 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from shardfs.stores.base import Buffer, Stat
-from shardfs.stores.beneath import Descriptor
-from shardfs.stores.durable import Disk
-from shardfs.stores.local_snapshot import to_stat
+from shardfs.stores.base import Buffer, Descriptor, Stat
+from shardfs.stores.local.snapshot import to_stat
+from shardfs.stores.local.syscalls import Syscalls
 
 _NOT_EXCLUSIVE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _NOT_TO_BE_OWNER: Final = (errno.EPERM, errno.EACCES, errno.EINVAL)  # the last: one that a user namespace does not know
@@ -31,7 +30,7 @@ class Rights:
         """Return those of a file that is to be replaced."""
         return cls(status.st_mode, status.st_uid, status.st_gid)
 
-    def give(self, disk: Disk, fd: int) -> None:
+    def give(self, disk: Syscalls, fd: int) -> None:
         """Set them.  An owner that this process may not set stays what it is, as with other programs that rename."""
         now = os.fstat(fd)
         uid = now.st_uid if self.uid is None else self.uid
@@ -52,7 +51,7 @@ def temporary_name() -> str:
 
 
 def write_aside(
-    disk: Disk,
+    disk: Syscalls,
     directory: Descriptor,
     temporary: str,
     rights: Rights,
@@ -94,7 +93,7 @@ def write_aside(
     return file, to_stat(os.fstat(fd))
 
 
-def _clone(disk: Disk, fd: int, source: int) -> None:
+def _clone(disk: Syscalls, fd: int, source: int) -> None:
     try:
         if os.fstat(source).st_nlink > 1 or _attributes(source) != _attributes(fd):
             raise NoCloneError
@@ -113,7 +112,7 @@ def _attributes(fd: int) -> dict[str, bytes]:
         raise
 
 
-def _chown(disk: Disk, fd: int, uid: int, gid: int) -> bool:
+def _chown(disk: Syscalls, fd: int, uid: int, gid: int) -> bool:
     """Set the owner; return False if this process may not."""
     try:
         disk.chown(fd, uid, gid)
@@ -124,7 +123,7 @@ def _chown(disk: Disk, fd: int, uid: int, gid: int) -> bool:
     return True
 
 
-def rename_to_absent(disk: Disk, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
+def rename_to_absent(disk: Syscalls, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
     """Move *name* to *new*, which must not exist; raises `FileExistsError`.
 
     Atomically, but on file systems that know neither an exclusive rename nor links.

@@ -23,9 +23,10 @@ from typing import Final
 import trio
 
 from shardfs.errors import LockedError, StoreError
-from shardfs.stores.beneath import WRITE, Descriptor, changing
-from shardfs.stores.durable import Disk
-from shardfs.stores.new_file import Rights
+from shardfs.stores.base import Descriptor
+from shardfs.stores.local.atomic_write import Rights
+from shardfs.stores.local.openat import WRITE
+from shardfs.stores.local.syscalls import Syscalls, changing
 
 LOCK_SUFFIX: Final = ".__lock"
 
@@ -49,7 +50,7 @@ def is_lock(name: str) -> bool:
 class FileLock:
     """The lock file *name* in *directory*, made and locked, or taken over."""
 
-    disk: Disk
+    disk: Syscalls
     directory: Descriptor
     name: str
     file: Descriptor
@@ -73,7 +74,7 @@ class FileLock:
 
 
 async def lock(
-    disk: Disk, directory: Descriptor, key: str, rights: Rights, waited: float | None = None
+    disk: Syscalls, directory: Descriptor, key: str, rights: Rights, waited: float | None = None
 ) -> FileLock | None:
     """Take the lock of the file *key*, which lies in *directory*; *rights* give the owner of the lock file.
 
@@ -102,7 +103,7 @@ async def lock(
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _make(disk: Disk, directory: Descriptor, name: str, rights: Rights) -> FileLock | None:
+def _make(disk: Syscalls, directory: Descriptor, name: str, rights: Rights) -> FileLock | None:
     """Make the lock file; None if another program has locked it before us, and will remove it."""
     file = Descriptor(disk.create(name, os.O_RDWR | os.O_EXCL, _MODE, directory.fd))
     made = FileLock(disk, directory, name, file)
@@ -117,7 +118,7 @@ def _make(disk: Disk, directory: Descriptor, name: str, rights: Rights) -> FileL
     return made
 
 
-def _take(disk: Disk, directory: Descriptor, name: str, key: str, waited: float) -> FileLock | None:
+def _take(disk: Syscalls, directory: Descriptor, name: str, key: str, waited: float) -> FileLock | None:
     """Take the lock file that is there, if a killed process of ours left it; None if it is to be waited for."""
     found: FileLock | None = None
     try:

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shardfs.errors import UsageError
-from shardfs.stores.durable import Disk
-from shardfs.stores.range_cache import RangeCache
-from shardfs.stores.range_entry import BLOCK_NBYTES, parse_file_name
+from shardfs.stores.disk_cache import BLOCK_NBYTES, DiskCache, parse_file_name
+from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.s3.counts import Counts
 
 MIB = 2**20
@@ -44,7 +43,7 @@ class Clock:
         self.now += seconds
 
 
-class FailingDisk(Disk):
+class FailingDisk(Syscalls):
     """Fails with `error`, while it is set, when an entry is written; a part is written first."""
 
     error: int | None = None
@@ -56,7 +55,7 @@ class FailingDisk(Disk):
         super().pwrite(fd, buffers, offset)
 
 
-class CountingDisk(Disk):
+class CountingDisk(Syscalls):
     """Remembers what was marked as used."""
 
     def __init__(self) -> None:
@@ -77,16 +76,16 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "made" / "cache"
 
 
-Make = Callable[..., RangeCache]
+Make = Callable[..., DiskCache]
 
 
 @pytest.fixture
 def make(directory: Path, clock: Clock) -> Make:
     """Make a cache as each mount makes its own, in the same directory."""
 
-    def make(max_nbytes: int = 64 * MIB, **arguments: Any) -> RangeCache:
+    def make(max_nbytes: int = 64 * MIB, **arguments: Any) -> DiskCache:
         arguments.setdefault("counts", Counts())
-        return RangeCache(str(directory), max_nbytes, clock=clock, **arguments)
+        return DiskCache(str(directory), max_nbytes, clock=clock, **arguments)
 
     return make
 
@@ -607,10 +606,10 @@ def test_threads_share_a_cache(make: Make) -> None:
 WORK = """
 import sys
 from random import Random
-from shardfs.stores.range_cache import RangeCache
+from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.s3.counts import Counts
 content, random, counts = Random(0).randbytes(2**20), Random(int(sys.argv[2])), Counts()
-cache = RangeCache(sys.argv[1], 2**22, counts)
+cache = DiskCache(sys.argv[1], 2**22, counts)
 for _ in range(200):
     offset, nbytes, name = random.randrange(2**20 - 50000), random.randrange(1, 50000), str(random.randrange(6))
     found = cache.find(name, "e", offset, nbytes)
@@ -635,7 +634,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
     (directory / "new-0123456789abcdef").write_bytes(b"half an ent")
     seen: list[list[str]] = []
 
-    class Watching(Disk):
+    class Watching(Syscalls):
         """Starts another mount while an entry is written."""
 
         is_watching = False
@@ -748,8 +747,8 @@ class TwoMounts(RuleBasedStateMachine):
         self.mounts = [self.start(), self.start()]
         self.added: dict[tuple[str, str], list[tuple[int, int]]] = {version: [] for version in VERSIONS}
 
-    def start(self) -> RangeCache:
-        return RangeCache(str(self.directory), self.max_nbytes, self.counts, clock=self.clock)
+    def start(self) -> DiskCache:
+        return DiskCache(str(self.directory), self.max_nbytes, self.counts, clock=self.clock)
 
     def teardown(self) -> None:
         shutil.rmtree(self.directory)

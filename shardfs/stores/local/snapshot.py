@@ -13,8 +13,8 @@ import numpy as np
 import trio
 
 from shardfs.errors import StaleError
-from shardfs.stores.base import Buffer, Kind, Stat
-from shardfs.stores.beneath import Descriptor, translate
+from shardfs.stores.base import Buffer, Descriptor, Kind, Stat
+from shardfs.stores.local.syscalls import translate
 
 _ATTEMPTS: Final = 8
 

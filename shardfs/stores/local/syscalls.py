@@ -1,6 +1,6 @@
-"""The system calls that change local files, in one object.
+"""The system calls that change local files, in one object, and what their errors mean.
 
-Whatever shardfs writes to a local disk, it writes through a `Disk`: a test double of it can count the calls, fail
+Whatever shardfs writes to a local disk, it writes through a `Syscalls`: a test double of it can count the calls, fail
 them, and show what is left after a power cut.  The calls block, and raise `OSError` as it comes; what to do first, what
 to make durable and what an error means is for the caller to know.
 """
@@ -10,10 +10,30 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from mmap import mmap
 from typing import Final
 
+from shardfs.errors import (
+    AccessDeniedError,
+    CrossDeviceError,
+    ExistsError,
+    IsADirectoryHereError,
+    NameTooLongError,
+    NoAttributeError,
+    NoSpaceError,
+    NotADirectoryHereError,
+    NotEmptyError,
+    NotFoundError,
+    NotPermittedError,
+    ReadOnlyError,
+    RefusedError,
+    ShardfsError,
+    StaleError,
+    StoreError,
+    TooLargeError,
+)
 from shardfs.stores.base import Buffer
 
 _MAX_BUFFERS: Final = 1024  # IOV_MAX of Linux
@@ -25,6 +45,33 @@ _AT_ONCE: Final = (0xEF53, 0x58465342)  # ext4 and its elders, XFS; trying tells
 
 BLOCK: Final = 4096
 """What begin and end of a direct write are multiples of."""
+
+_ERRORS: Final[dict[int, type[ShardfsError]]] = {
+    errno.ENOENT: NotFoundError,
+    errno.ENAMETOOLONG: NotFoundError,
+    errno.ENOTDIR: NotADirectoryHereError,
+    errno.EISDIR: IsADirectoryHereError,
+    errno.EACCES: AccessDeniedError,
+    errno.EPERM: AccessDeniedError,
+    errno.ENODATA: NoAttributeError,
+    errno.EOPNOTSUPP: NoAttributeError,
+    errno.ESTALE: StaleError,
+}
+
+_ERRORS_OF_CHANGES: Final[dict[int, type[ShardfsError]]] = _ERRORS | {
+    errno.EEXIST: ExistsError,
+    errno.ENOTEMPTY: NotEmptyError,
+    errno.ENOSPC: NoSpaceError,
+    errno.EDQUOT: NoSpaceError,
+    errno.EROFS: ReadOnlyError,
+    errno.EXDEV: CrossDeviceError,
+    errno.EPERM: NotPermittedError,
+    errno.EOPNOTSUPP: NotPermittedError,
+    errno.EINVAL: RefusedError,
+    errno.ELOOP: RefusedError,  # the name is a symbolic link: changes follow none
+    errno.ENAMETOOLONG: NameTooLongError,
+    errno.EFBIG: TooLargeError,
+}
 
 Target = int | str
 """A descriptor, or the path in `/proc/self/fd` of one that was opened with `O_PATH`."""
@@ -38,7 +85,7 @@ def file_system_of(fd: int) -> int | None:
     return int(struct.unpack_from("l", status)[0]) & 0xFFFFFFFF
 
 
-class Disk:
+class Syscalls:
     """The local disk.  Names are relative to the directory open as *dir_fd*, and final links are not followed."""
 
     def create(self, name: str, flags: int, mode: int, dir_fd: int) -> int:
@@ -166,3 +213,39 @@ def _renameat2(dir_fd: int, name: bytes, new_dir_fd: int, new: bytes, flags: int
     if call(dir_fd, name, new_dir_fd, new, ctypes.c_uint(flags)) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+@contextmanager
+def translated(key: str) -> Iterator[None]:
+    """Turn errors of the operating system, in the block, into those of shardfs; *key* is named in them."""
+    try:
+        yield
+    except OSError as error:
+        raise translate(error, key) from None
+    except ValueError:  # a NUL in the name
+        raise NotFoundError(f"{key!r} is no name") from None
+
+
+@contextmanager
+def changing(key: str) -> Iterator[None]:
+    """Do as `translated`, for a block that changes what *key* stands for."""
+    try:
+        yield
+    except OSError as error:
+        raise translate_of_change(error, key) from None
+    except ValueError:
+        raise RefusedError(f"{key!r} is no name") from None
+
+
+def translate(error: OSError, key: str) -> ShardfsError:
+    """Return the error of shardfs that says what *error* says, of *key*."""
+    return _as(_ERRORS.get(error.errno or 0, StoreError), error, key)
+
+
+def translate_of_change(error: OSError, key: str) -> ShardfsError:
+    """Return the error of shardfs that says what *error* says, of an attempt to change *key*."""
+    return _as(_ERRORS_OF_CHANGES.get(error.errno or 0, StoreError), error, key)
+
+
+def _as(kind: type[ShardfsError], error: OSError, key: str) -> ShardfsError:
+    return kind(f"{key or 'the source'}: {error.strerror}")

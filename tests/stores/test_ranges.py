@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.stores.coalesce import MAX_GAP, MAX_NBYTES, WINDOW_NBYTES, Reads, Span, merge, window
+from shardfs.stores.ranges import MAX_GAP, MAX_NBYTES, WINDOW_NBYTES, Reads, Span, merge, window
 
 MIB = 2**20
 

@@ -1,21 +1,31 @@
-"""How a new version of a local file is made from a `Splice`: in place where it can be, else written anew.
+"""Changes of local files: a new version is made from a `Splice` in place where it can be, else written anew.
 
-All of it blocks, and is bounded in memory by a batch and by the tail or head of the object.  Errors of the operating
-system leave as they come; a failed change in place is taken back first.
+Memory is bounded by a batch and by the tail or head of the object.  A failed change in place is taken back.
 """
 
 import enum
 import errno
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from shardfs.errors import ConflictError, StoreError
-from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Splice
-from shardfs.stores.durable import BLOCK, Disk
+import trio
+
+from shardfs.errors import ConflictError, NotFoundError, StoreError
+from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Descriptor, Kept, Splice, Stat, join_key
+from shardfs.stores.local.atomic_write import NoCloneError, Rights, rename_to_absent, temporary_name, write_aside
+from shardfs.stores.local.file_lock import FileLock, lock
+from shardfs.stores.local.openat import READ, WALK, open_beneath
+from shardfs.stores.local.snapshot import LocalSnapshot, to_stat
+from shardfs.stores.local.syscalls import BLOCK, Syscalls, translate_of_change
+
+_DIRECTORY: Final = READ | os.O_DIRECTORY
+_NO_FILE: Final = -1
+
 
 BATCH_NBYTES: Final = 8 * 2**20
 """What is written in one call at most, but for a head or a tail."""
@@ -75,7 +85,7 @@ def arrange(splice: Splice, old_nbytes: int) -> Arranged:
     return Arranged(form, pieces, splice.tail_nbytes)
 
 
-def change_in_place(disk: Disk, fd: int, old_nbytes: int, change: Arranged, *, at_once: bool) -> int:
+def change_in_place(disk: Syscalls, fd: int, old_nbytes: int, change: Arranged, *, at_once: bool) -> int:
     """Make *change* of the open file, which has *old_nbytes* bytes, durably; return how many bytes that wrote.
 
     *at_once*: a direct write beyond the end of the file is seen as a whole or not at all.
@@ -138,7 +148,7 @@ def _ends(change: Arranged, old_nbytes: int) -> tuple[int, ...]:
     return tuple(ends) if change.tail_nbytes and not any(end % BLOCK for end in ends) else ()
 
 
-def _append_at_once(disk: Disk, fd: int, start: int, change: Arranged, ends: Sequence[int]) -> bool:
+def _append_at_once(disk: Syscalls, fd: int, start: int, change: Arranged, ends: Sequence[int]) -> bool:
     """Append by direct writes, after each of which the file ends with a whole tail; return False if that cannot be."""
     for end in ends:
         # What is too much goes into a hole before the tail, once that is there.
@@ -163,7 +173,7 @@ def _append_at_once(disk: Disk, fd: int, start: int, change: Arranged, ends: Seq
     return True
 
 
-def _append(disk: Disk, fd: int, start: int, change: Arranged) -> int:
+def _append(disk: Syscalls, fd: int, start: int, change: Arranged) -> int:
     """Append by ordinary writes, which show sizes between the old one and the new; return how many bytes more it wrote.
 
     Whoever opens the file meanwhile finds the old tail at its end, but while one is written.
@@ -181,7 +191,7 @@ def _append(disk: Disk, fd: int, start: int, change: Arranged) -> int:
     return change.tail_nbytes
 
 
-def _replace_head(disk: Disk, fd: int, old_nbytes: int, change: Arranged) -> None:
+def _replace_head(disk: Syscalls, fd: int, old_nbytes: int, change: Arranged) -> None:
     before = os.fstat(fd)
     head_nbytes = change.pieces[0].nbytes
     stop = change.nbytes
@@ -197,7 +207,7 @@ def _replace_head(disk: Disk, fd: int, old_nbytes: int, change: Arranged) -> Non
             disk.sync(fd)
 
 
-def _move_time(disk: Disk, fd: int, before: os.stat_result) -> None:
+def _move_time(disk: Syscalls, fd: int, before: os.stat_result) -> None:
     """Give a file that was changed a time that nobody saw on what was there *before*, or on a part of the change.
 
     tensorstore tells versions by nothing but inode and time.  The kernel sets the time before it writes: a program that
@@ -212,7 +222,7 @@ def _move_time(disk: Disk, fd: int, before: os.stat_result) -> None:
 
 
 @contextmanager
-def _taken_back_on_failure(disk: Disk, fd: int, nbytes: int, head: bytes = b"") -> Iterator[None]:
+def _taken_back_on_failure(disk: Syscalls, fd: int, nbytes: int, head: bytes = b"") -> Iterator[None]:
     """Give the file its old size and *head* again if the block fails."""
     try:
         yield
@@ -227,7 +237,7 @@ def _taken_back_on_failure(disk: Disk, fd: int, nbytes: int, head: bytes = b"") 
         raise
 
 
-def _write(disk: Disk, fd: int, pieces: Sequence[Piece], start: int, stop: int) -> None:
+def _write(disk: Syscalls, fd: int, pieces: Sequence[Piece], start: int, stop: int) -> None:
     for batch in batches(pieces, fd, start, stop):
         disk.pwrite(fd, batch, start)
         start += sum(view.nbytes for view in batch)
@@ -277,3 +287,151 @@ def _read(fd: int, offset: int, nbytes: int) -> bytes:
         offset += len(part)
         nbytes -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+@dataclass(slots=True, eq=False)
+class LocalEdit:
+    """A change of what *key* stands for: the file open as *descriptor*, or nothing yet.
+
+    It has the *lock* of the key until it is made or failed; where there is no directory yet, only while it is made.
+    *snapshots* are those of any file that are open, *rights* those of a new file.
+    """
+
+    disk: Syscalls
+    root: Descriptor
+    key: str
+    rights: Rights
+    snapshots: Iterable[LocalSnapshot]
+    make_directories: Callable[[str], Awaitable[None]]
+    lock: FileLock | None
+    descriptor: Descriptor | None
+    snapshot: LocalSnapshot | None
+    can_delete: bool = field(init=False, default=True)
+    append_alignment: int = field(init=False, default=1)
+    temporary: str = field(init=False)
+    written_nbytes: int = field(init=False, default=0)
+    _is_made: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self.temporary = join_key(self._parent, temporary_name())
+        if self.descriptor is not None and self.disk.appends_at_once(self.descriptor.fd):
+            self.append_alignment = BLOCK
+
+    async def splice(self, splice: Splice) -> Stat:
+        """Store the new version: in place if it keeps the whole old one, with a new head or tail, else written anew.
+
+        What is appended where others would see a part of it is appended to a clone, if one can be had.
+        """
+        self._begin()
+        change = arrange(splice, self.snapshot.stat.size if self.snapshot else 0)
+        try:
+            if change.form is Form.APPENDED and change.tail_nbytes and self.append_alignment == 1:
+                with suppress(NoCloneError):
+                    return await trio.to_thread.run_sync(self._write_new, change, self.descriptor)
+            if change.form is not Form.WRITTEN_NEW:
+                return await self._change_in_place(change)
+            if self.snapshot is None:
+                await self.make_directories(self._parent)
+            if self.lock is None:
+                directory = open_beneath(self.root, self._parent, WALK)
+                self.lock = await lock(self.disk, directory, self.key, self.rights)
+            return await trio.to_thread.run_sync(self._write_new, change)
+        except OSError as error:
+            raise translate_of_change(error, self.key) from None
+        finally:
+            self.release()
+
+    async def delete(self) -> None:
+        """Remove the file durably."""
+        self._begin()
+        try:
+            await trio.to_thread.run_sync(self._delete)
+        except OSError as error:
+            raise translate_of_change(error, self.key) from None
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Let others change the file: what was changed is durable, or was taken back."""
+        if self.lock is not None:
+            self.lock.release()
+            self.lock = None
+
+    @property
+    def _parent(self) -> str:
+        return self.key.rpartition("/")[0]
+
+    @property
+    def _name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    def _begin(self) -> None:
+        if self._is_made:
+            raise ValueError("an edit makes one change")
+        self._is_made = True
+
+    async def _change_in_place(self, change: Arranged) -> Stat:
+        assert self.descriptor is not None
+        assert self.snapshot is not None
+        fd, old = self.descriptor.fd, self.snapshot.stat
+        self._require_unchanged()
+        held = [] if change.form is Form.CUT else [s for s in list(self.snapshots) if s.hold(old, change.overwritten)]
+        try:
+            make = partial(change_in_place, self.disk, fd, old.size, change, at_once=self.append_alignment > 1)
+            self.written_nbytes = await trio.to_thread.run_sync(make)
+        finally:
+            now = to_stat(os.fstat(fd))
+            is_ours = now.size in (old.size, change.nbytes)
+            for snapshot in held:
+                snapshot.settle(now if is_ours else old)
+        after = self._look()
+        if after is None or after.identity != now.identity:
+            raise ConflictError(f"{self.key} was replaced while it was changed")
+        return now
+
+    def _write_new(self, change: Arranged, clone_of: Descriptor | None = None) -> Stat:
+        directory = open_beneath(self.root, self._parent, _DIRECTORY)
+        fd = _NO_FILE if self.descriptor is None else self.descriptor.fd
+        rights = self.rights if self.descriptor is None else Rights.of(os.fstat(fd))
+        kept = os.fstat(fd).st_size if clone_of is not None else 0
+        content = batches(change.pieces, fd, kept, change.nbytes)
+        temporary = self.temporary.rpartition("/")[2]
+        take_name = partial(self._take_name, temporary, directory.fd)
+        clone_fd = clone_of.fd if clone_of is not None else None
+        self.descriptor, status = write_aside(
+            self.disk, directory, temporary, rights, content, take_name, clone_of=clone_fd
+        )
+        self.written_nbytes = change.nbytes - kept
+        return status
+
+    def _take_name(self, temporary: str, dir_fd: int, _: int) -> None:
+        if self.snapshot is not None:
+            self._require_unchanged()
+            self.disk.rename(temporary, self._name, dir_fd, dir_fd)
+            return
+        try:
+            rename_to_absent(self.disk, temporary, self._name, dir_fd, dir_fd)
+        except FileExistsError:
+            raise ConflictError(f"{self.key} was made by another program meanwhile") from None
+
+    def _delete(self) -> None:
+        if self.snapshot is None:
+            raise NotFoundError(f"{self.key} does not exist")
+        directory = open_beneath(self.root, self._parent, _DIRECTORY)
+        self._require_unchanged()
+        self.disk.unlink(self._name, directory.fd)
+        self.disk.sync_directory(directory.fd)
+
+    def _require_unchanged(self) -> None:
+        assert self.snapshot is not None
+        now, old = self._look(), self.snapshot.stat
+        if now is None or (now.identity, now.size, now.mtime_ns) != (old.identity, old.size, old.mtime_ns):
+            raise ConflictError(f"{self.key} was changed or replaced by another program")
+
+    def _look(self) -> Stat | None:
+        """Return the state of what *key* stands for at this moment."""
+        try:
+            parent = open_beneath(self.root, self._parent, WALK)
+            return to_stat(os.stat(self._name, dir_fd=parent.fd, follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
