@@ -113,7 +113,7 @@ def test_s3_clients_need_not_be_installed() -> None:
 def test_every_module_says_what_it_is_and_is_short(module: Path) -> None:
     text = module.read_text()
     assert ast.get_docstring(ast.parse(text))
-    assert len(text.splitlines()) <= 600
+    assert len(text.splitlines()) <= 700
 
 
 @pytest.mark.parametrize("room", ROOMS)
