@@ -154,7 +154,7 @@ class Snapshot(Protocol):
         """
 
 
-class PassthroughFile(Protocol):
+class OpenFile(Protocol):
     """An open file that passes through: no version of it is kept, and what is written is seen at once.
 
     A remote store has what was written after `flush`, or `sync`.
@@ -386,13 +386,13 @@ class Store(Protocol):
         and tries again, does not wait here: until that is long, `LockedError` is raised.
         """
 
-    async def create(self, key: str, mode: int, *, exclusive: bool) -> PassthroughFile:
+    async def create(self, key: str, mode: int, *, exclusive: bool) -> OpenFile:
         """Open a regular file to read and write, and make it with *mode* if there is none.
 
         If *exclusive*, raises `ExistsError` where the key stands for anything.
         """
 
-    async def open_passthrough(self, key: str, *, writable: bool) -> PassthroughFile:
+    async def open_passthrough(self, key: str, *, writable: bool) -> OpenFile:
         """Open a regular file as it is at any time; raises as `open` does."""
 
     @property

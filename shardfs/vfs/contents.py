@@ -23,7 +23,7 @@ from shardfs.errors import (
 )
 from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Content, Kind, PassthroughFile, Stat, join_key
+from shardfs.stores.base import Content, Kind, OpenFile, Stat, join_key
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_tree import ChunkTree
@@ -251,7 +251,7 @@ class Contents:
             self._fs.keep_version(number, chunks, name.coords)
             chunks.refilled[name.coords] = number
 
-    async def nameless(self) -> PassthroughFile:
+    async def nameless(self) -> OpenFile:
         """Return an empty file that has no name."""
         copy = join_key(self._copies, secrets.token_hex(8))
         file = await self._fs.store.create(copy, 0o600, exclusive=True)

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 from shardfs.dataset.array import Extent
 from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import StaleError
-from shardfs.stores.base import Buffer, PassthroughFile
+from shardfs.stores.base import Buffer, OpenFile
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.decoded import PlainChunk
 from shardfs.vfs.missing import FillChunk
@@ -88,7 +88,7 @@ class PassthroughHandle:
 
     ino: int
     key: str
-    file: PassthroughFile
+    file: OpenFile
     ttl: float
     is_chunk = False
 

@@ -27,7 +27,7 @@ from shardfs.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from shardfs.stores.base import Content, Edit, Expected, Kind, PassthroughFile, Splice, Stat
+from shardfs.stores.base import Content, Edit, Expected, Kind, OpenFile, Splice, Stat
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.edit import S3Edit, Writing
@@ -220,7 +220,7 @@ class S3Store(ReadingStore):
         self.shown.note_change(key, None)
         self.directories.add(key.rpartition("/")[0])
 
-    async def create(self, key: str, mode: int, *, exclusive: bool) -> PassthroughFile:
+    async def create(self, key: str, mode: int, *, exclusive: bool) -> OpenFile:
         """Open a file that passes through, and make it if there is none; it is stored when it is closed."""
         side = self._changed_side(key)
         if side is not None:
@@ -240,7 +240,7 @@ class S3Store(ReadingStore):
             raise ExistsError(f"{key} exists")
         return await self.open_passthrough(key, writable=True)
 
-    async def open_passthrough(self, key: str, *, writable: bool) -> PassthroughFile:
+    async def open_passthrough(self, key: str, *, writable: bool) -> OpenFile:
         """Open a file that passes through; an object that is read keeps its version, or cannot be read any more."""
         side = self._changed_side(key) if writable else self.side_of(key)
         if side is not None:
