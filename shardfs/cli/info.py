@@ -64,7 +64,7 @@ async def describe(
 
     With *shards*, each shard too.  *typed* is what the user calls the source, *options* are those that reach it.
     """
-    views = {each: make_view(each.view, source.store, plain=each.decode) for each in VIEW_OPTIONS}
+    views = {each: make_view(each.view, source.store, decoded=each.decode) for each in VIEW_OPTIONS}
     source.hierarchy.looks_above = True
     arrays, adviser = [], Adviser(views)
     async for node in walk_nodes(source):

@@ -21,7 +21,7 @@ from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
 from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, brief
 from shardfs.format.sharding import Coords
-from shardfs.vfs.references import Reference, array_references, document_references
+from shardfs.vfs.kerchunk import Reference, array_references, document_references
 from shardfs.vfs.views import View
 
 log = logging.getLogger(__name__)

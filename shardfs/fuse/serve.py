@@ -21,7 +21,7 @@ from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
 from shardfs.fuse.writing import WritingOperations
 from shardfs.stores.base import Store
-from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.make_view import make_editable_view, make_view
 from shardfs.vfs.session import Session
@@ -50,7 +50,7 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
         note = None  # to be filled
     with hold(store) if options.write else nullcontext() as claim:
         source = Source.of(store, max_open=_raise_file_limit() // 4)
-        decoded = DecodedChunks(options.decode_cache_nbytes, source.statistics)
+        decoded = ChunkCache(options.decode_cache_nbytes, source.statistics)
         if claim is None:
             if has_journal(store):
                 left = (
@@ -62,7 +62,7 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
             view = make_view(
                 options.view,
                 store,
-                plain=options.decode,
+                decoded=options.decode,
                 separator=options.dimension_separator,
                 fills_missing=options.fill_missing,
             )
@@ -78,7 +78,7 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
             )
         editable = make_editable_view(
             options.view,
-            plain=options.decode,
+            decoded=options.decode,
             separator=options.dimension_separator,
             fills_missing=options.fill_missing,
         )

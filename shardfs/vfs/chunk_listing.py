@@ -11,7 +11,7 @@ from shardfs.vfs.attributes import unreadable
 from shardfs.vfs.chunk_numbering import ChunkNumbering
 from shardfs.vfs.handles import Batch, Row
 from shardfs.vfs.inodes import MISSING, pack, pack_version
-from shardfs.vfs.views import Face
+from shardfs.vfs.views import ChunkView
 
 if TYPE_CHECKING:
     from shardfs.vfs.chunk_tree import ChunkTree
@@ -26,14 +26,16 @@ class ChunkRows:
     *keep* is called with the number and the coordinates of every version that was published through the mount.
     """
 
-    def __init__(self, number: int, face: Face, positions: ChunkNumbering, keep: Callable[[int, Coords], None]) -> None:
+    def __init__(
+        self, number: int, chunk_view: ChunkView, positions: ChunkNumbering, keep: Callable[[int, Coords], None]
+    ) -> None:
         self._number = number
-        self._layout = face.array.layout
-        self._encoding = face.key_encoding
-        self._nbytes = face.codec.nbytes if face.codec is not None else None
+        self._layout = chunk_view.array.layout
+        self._encoding = chunk_view.key_encoding
+        self._nbytes = chunk_view.codec.nbytes if chunk_view.codec is not None else None
         self._positions = positions
         self._keep = keep
-        self._nested = face.key_encoding.is_nested(face.array.grid.ndim)
+        self._nested = chunk_view.key_encoding.is_nested(chunk_view.array.grid.ndim)
 
     def batches(self, run: ListedRun, prefix: Coords, ttl: float, missing_nbytes: int | None = None) -> Iterable[Batch]:
         """Yield the chunks of *run*, of the row below *prefix*; the kernel may believe them for *ttl* seconds.
@@ -148,7 +150,7 @@ class ChunkListing:
     @property
     def _with_missing(self) -> bool:
         """Whether chunks that are not there are listed too."""
-        return self._chunks.face.listed_missing is not None
+        return self._chunks.chunk_view.listed_missing is not None
 
     async def _list_directories(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
         position = self._positions.of_directory((*prefix, 0))
@@ -176,7 +178,7 @@ class ChunkListing:
             yield covered
 
     async def _list_row(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
-        missing = self._chunks.face.listed_missing
+        missing = self._chunks.chunk_view.listed_missing
         nbytes = (await missing.stored()).nbytes if missing is not None else None
         async for run in self._runs(prefix, start):
             for batch in self._rows.batches(run, prefix, self._chunks.ttl(run.state), nbytes):

@@ -21,13 +21,13 @@ from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, absent, new_file
+from shardfs.vfs.chunk_cache import DecodedChunk
 from shardfs.vfs.chunk_listing import ChunkListing, ChunkRows, shifted
 from shardfs.vfs.chunk_numbering import ChunkNumbering
-from shardfs.vfs.decoded import PlainChunk
 from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle
 from shardfs.vfs.inodes import MISSING, pack, pack_version
 from shardfs.vfs.missing import FillChunk
-from shardfs.vfs.views import Face
+from shardfs.vfs.views import ChunkView
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
@@ -42,7 +42,7 @@ _NBYTES: Final = b"user.shardfs.nbytes"
 
 
 class ChunkTree:
-    """The chunks of an array, as its face shows them, and the directories above them, by their `ChunkNumbering`.
+    """The chunks of an array, as the view shows them, and the directories above them, by their `ChunkNumbering`.
 
     Position 0 is the directory *root* (`c`), or, where keys have no such directory (*root* is ""), the array's own.
 
@@ -51,9 +51,9 @@ class ChunkTree:
     lookup finds nothing.
     """
 
-    def __init__(self, fs: "Filesystem", face: Face) -> None:
-        self.face = face
-        array, encoding, self.codec, _ = face
+    def __init__(self, fs: "Filesystem", chunk_view: ChunkView) -> None:
+        self.chunk_view = chunk_view
+        array, encoding, self.codec, _ = chunk_view
         self.number = fs.numbers.add(self)
         self.array = array
         self.root = encoding.root(array.grid.ndim)
@@ -62,7 +62,7 @@ class ChunkTree:
         self._ndim = array.grid.ndim
         self._nested = encoding.is_nested(self._ndim)
         self.positions = ChunkNumbering.of(array.grid.grid_shape, nested=self._nested)
-        rows = ChunkRows(self.number, face, self.positions, self._keep_version)
+        rows = ChunkRows(self.number, chunk_view, self.positions, self._keep_version)
         self._listing = ChunkListing(self, rows)
         self._prefixes: dict[int, Coords] = {}
         self._removals: Counter[int] = Counter()  # of directories, by their positions
@@ -167,7 +167,7 @@ class ChunkTree:
         await self._check()
         state, extent = await self.array.find(coords, fresh=fresh)
         if extent is None:
-            missing = self.face.shown_missing
+            missing = self.chunk_view.shown_missing
             if missing is None:
                 return None
             chunk = await missing.stored()
@@ -177,7 +177,7 @@ class ChunkTree:
         if self.codec is None:
             return ChunkHandle(attributes, extent, reopen)
         layout, fingerprint = self.array.layout, self.array.fingerprint
-        plain = PlainChunk(self._fs.decoded, layout, coords, extent, self.codec, fingerprint)
+        plain = DecodedChunk(self._fs.chunk_cache, layout, coords, extent, self.codec, fingerprint)
         return ChunkHandle(attributes, plain, reopen)
 
     async def attributes(self, generation: int, position: int) -> Attributes:
@@ -210,7 +210,7 @@ class ChunkTree:
             place = self.array.grid.locate(coords)
             return self.array.layout.shard_key(place.shard).encode(errors="surrogateescape")
         chunk = (await self.version(coords, ino, fresh=False)).extent
-        extent = chunk.extent if isinstance(chunk, PlainChunk) else chunk
+        extent = chunk.extent if isinstance(chunk, DecodedChunk) else chunk
         if name == _NBYTES:
             return b"%d" % extent.nbytes
         if isinstance(extent, FillChunk):
@@ -273,10 +273,10 @@ class ChunkTree:
             return
         path = self.array.layout.path
         node = await self._fs.hierarchy.node(path)
-        face = self._fs.view.face(node)
-        if face is None or not face.has_chunks_of(self.face):
+        chunk_view = self._fs.view.chunk_view(node)
+        if chunk_view is None or not chunk_view.has_chunks_of(self.chunk_view):
             raise StaleError(f"the array {path or 'at the root'} has changed")
-        self.face = face
+        self.chunk_view = chunk_view
         self._valid_until = self._fs.hierarchy.clock() + self._fs.hierarchy.remaining(path)
 
     def _coords(self, position: int) -> Coords:
@@ -312,7 +312,7 @@ class ChunkTree:
             self.removed_again.discard(coords)
             return absent(0.0)
         if extent is None:
-            missing = self.face.shown_missing
+            missing = self.chunk_view.shown_missing
             if missing is None:
                 return absent(self.ttl(state))
             return self._missing_attributes(coords, state, await missing.stored())
@@ -324,7 +324,7 @@ class ChunkTree:
 
     async def remains(self, coords: Coords) -> FillChunk | None:
         """Return what the chunk at *coords*, which a program removes, goes on as; None if it goes."""
-        missing = self.face.missing
+        missing = self.chunk_view.missing
         return await missing.shown() if missing is not None and missing.is_listed else None
 
     def _missing_attributes(self, coords: Coords, state: ShardState, chunk: FillChunk) -> Attributes:

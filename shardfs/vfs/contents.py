@@ -159,11 +159,11 @@ class Contents:
         array = chunks.array
         if not array.grid.contains(name.coords):
             raise RefusedError(f"{name.path} lies beyond the shape of its array by now")
-        if chunks is not name.chunks and not chunks.face.reads_like(name.chunks.face):
+        if chunks is not name.chunks and not chunks.chunk_view.reads_like(name.chunks.chunk_view):
             raise RefusedError(f"{name.path} was written for other codecs or another data type than its array has now")
         if chunks.codec is not None:
             try:
-                content = await self._fs.decoded.encode(chunks.codec, content)
+                content = await self._fs.chunk_cache.encode(chunks.codec, content)
             except (MetadataError, RefusedError) as error:
                 raise RefusedError(f"{name.path} is refused: {error}") from None
         layout, shard = array.layout, array.layout.locate(name.coords).shard
@@ -304,5 +304,5 @@ class Contents:
         stored = await self._fs.stored_document(name.directory, name.name)
         with suppress(NotFoundError):
             await self._fs.store.set_attributes(stored, mtime_ns=mtime_ns)
-        self._fs.as_written.set_time(name.path, mtime_ns)
+        self._fs.texts.set_time(name.path, mtime_ns)
         await self._fs.refresh(name.directory)

@@ -260,7 +260,7 @@ class Editor:
             opened.mtime_ns = mtime_ns
         if isinstance(node, Document):
             if mtime_ns is not None:
-                self._fs.as_written.set_time(node.path, mtime_ns)
+                self._fs.texts.set_time(node.path, mtime_ns)
             await self._fs.follow_document(node)
         elif isinstance(node, Directory):
             self._fs.hierarchy.forget(node.path)

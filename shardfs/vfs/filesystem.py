@@ -8,14 +8,14 @@ from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node, is_below
 from shardfs.errors import NotFoundError, ShardfsError, SourceError, StaleError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, Store, join_key
-from shardfs.vfs.as_written import AsWritten, DocumentText
 from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.chunk_tree import ChunkTree
-from shardfs.vfs.decoded import DecodedChunks
 from shardfs.vfs.handles import Batch, ChunkHandle, DirectoryHandle, DocumentHandle, FileHandle, PassthroughHandle
 from shardfs.vfs.inodes import InodeTable, TreeNumbers, in_table, unpack
 from shardfs.vfs.nodes import GONE, ChunkDirectory, ChunkVersion, Directory, Document, StoredNode, TableNode
 from shardfs.vfs.stored_names import StoredNames
+from shardfs.vfs.text_cache import DocumentText, TextCache
 from shardfs.vfs.views import View
 
 
@@ -32,7 +32,7 @@ class Filesystem:
         store: Store,
         hierarchy: Hierarchy,
         view: View,
-        decoded: DecodedChunks,
+        chunk_cache: ChunkCache,
         *,
         ttl: float,
         scratch: str | None = None,
@@ -43,10 +43,10 @@ class Filesystem:
         hierarchy.shows_whole = view.translates
         hierarchy.looks_above = view.looks_above
         self.view = view
-        self.decoded = decoded
+        self.chunk_cache = chunk_cache
         self.ttl = ttl
         self.stored = StoredNames(self)
-        self.as_written = AsWritten()
+        self.texts = TextCache()
         self.numbers: TreeNumbers[ChunkTree] = TreeNumbers()
         self._chunk_trees: dict[str, ChunkTree] = {}
         self._table: InodeTable[TableNode] | None = None
@@ -224,17 +224,17 @@ class Filesystem:
     def chunk_tree(self, node: Node) -> ChunkTree | None:
         """Return the chunk tree of an array: the same one for as long as its chunks lie where they lie."""
         known = self._chunk_trees.get(node.path)
-        face = self.view.face(node)
-        if face is None:
+        chunk_view = self.view.chunk_view(node)
+        if chunk_view is None:
             if known is not None:
                 self.numbers.remove(self._chunk_trees.pop(node.path).number)
             return None
-        if known is not None and face.has_chunks_of(known.face):
-            known.face = face
+        if known is not None and chunk_view.has_chunks_of(known.chunk_view):
+            known.chunk_view = chunk_view
             return known
         if known is not None:
             self.numbers.remove(known.number)
-        fs = self._chunk_trees[node.path] = ChunkTree(self, face)
+        fs = self._chunk_trees[node.path] = ChunkTree(self, chunk_view)
         return fs
 
     async def directory_attributes(self, path: str, root: str) -> Attributes:
@@ -259,9 +259,9 @@ class Filesystem:
     def documents(self, node: Node) -> Mapping[str, DocumentText]:
         """Return the generated documents of *node* by name, in the texts in which they are shown."""
         shown = self.view.documents(node)
-        documents = {name: self.as_written.text(join_key(node.path, name), text) for name, text in shown.items()}
+        documents = {name: self.texts.text(join_key(node.path, name), text) for name, text in shown.items()}
         for name in self.view.document_names - shown.keys() if shown else ():
-            silent = self.as_written.silent(join_key(node.path, name))
+            silent = self.texts.silent(join_key(node.path, name))
             if silent is not None:
                 documents[name] = silent
         return documents
@@ -350,7 +350,7 @@ class Filesystem:
         self._follow(self.inodes.find(old), old, new)
         if not is_directory:
             return
-        self.as_written.move(old, new)
+        self.texts.move(old, new)
         for path in [path for path in self._chunk_trees if is_below(path, old) or is_below(path, new)]:
             self.numbers.remove(self._chunk_trees.pop(path).number)
         for ino, node in self.inodes.nodes():

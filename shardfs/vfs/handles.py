@@ -10,7 +10,7 @@ from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, OpenFile
 from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.decoded import PlainChunk
+from shardfs.vfs.chunk_cache import DecodedChunk
 from shardfs.vfs.missing import FillChunk
 
 
@@ -42,7 +42,7 @@ class ChunkHandle:
     """
 
     attributes: Attributes
-    extent: Extent | PlainChunk | FillChunk
+    extent: Extent | DecodedChunk | FillChunk
     reopen: "Callable[[], Awaitable[ChunkHandle | None]] | None" = None
     is_chunk = True
 

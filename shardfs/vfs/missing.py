@@ -51,14 +51,14 @@ class FillChunk:
 class Missing:
     """What stands for the missing chunks of an array whose readers would take those for another value.
 
-    Chunks are shown plain if they are decoded by *plain*.  If they are not *listed*, the array's document was removed,
+    Chunks are shown decoded if there is a *codec*.  If they are not *listed*, the array's document was removed,
     and it goes chunk by chunk.
     """
 
-    def __init__(self, values: FillValues, plain: ChunkCodec | None, *, is_listed: bool) -> None:
+    def __init__(self, values: FillValues, codec: ChunkCodec | None, *, is_listed: bool) -> None:
         self.is_listed = is_listed
         self._values = values
-        self._plain = plain
+        self._codec = codec
         self._chunks: dict[bytes, FillChunk] = {}
 
     async def stored(self) -> FillChunk:
@@ -76,12 +76,12 @@ class Missing:
         return known
 
     async def _encode(self, element: bytes) -> Content:
-        codec = self._values.codec
-        if self._plain is not None:
-            return _Repeated(element, self._plain.nbytes)
-        pattern = codec.pattern(element)
-        if codec.is_repeated:
-            return _Repeated(pattern, len(pattern) * codec.count)
-        if len(pattern) * codec.count <= _AT_ONCE_NBYTES:
-            return MemoryContent(memoryview(codec.encode(element)))
-        return MemoryContent(memoryview(await trio.to_thread.run_sync(codec.encode, element)))
+        fill_codec = self._values.codec
+        if self._codec is not None:
+            return _Repeated(element, self._codec.nbytes)
+        pattern = fill_codec.pattern(element)
+        if fill_codec.is_repeated:
+            return _Repeated(pattern, len(pattern) * fill_codec.count)
+        if len(pattern) * fill_codec.count <= _AT_ONCE_NBYTES:
+            return MemoryContent(memoryview(fill_codec.encode(element)))
+        return MemoryContent(memoryview(await trio.to_thread.run_sync(fill_codec.encode, element)))

@@ -23,7 +23,7 @@ from shardfs.stores.base import Buffer
 from shardfs.vfs.at_once import for_each
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.blocks import MAX_BLOCK_NBYTES, Block, Blocks
-from shardfs.vfs.decoded import PlainChunk, VersionKey
+from shardfs.vfs.chunk_cache import DecodedChunk, VersionKey
 
 if TYPE_CHECKING:
     from shardfs.vfs.npy_nodes import NpyNode
@@ -96,14 +96,14 @@ class NpyHandle:
         self._node = node
         self._shown = shown
         self._array = shown.array.layout
-        self._chunks = node.fs.decoded
+        self._chunks = node.fs.chunk_cache
         self._item = shown.file.item
         self._source_strides = tuple(n * self._item.itemsize for n in shown.file.chunk_strides)
         self._fill: Elements = np.frombuffer(shown.fill, self._item)
         self._is_identity = shown.codec.is_identity
         self._versions: dict[Coords, VersionKey] = {}
         self._absent: set[Coords] = set()
-        self._large: tuple[Coords, PlainChunk] | None = None
+        self._large: tuple[Coords, DecodedChunk] | None = None
         self._blocks = blocks
         self._reader = object()
         self._turn = QuickLock()
@@ -238,7 +238,7 @@ class NpyHandle:
             return 0, None
         if is_in_order and isinstance(extent.shard, OpenShard):
             extent.shard.expect()
-        chunk = PlainChunk(self._chunks, self._array, coords, extent, self._shown.codec)
+        chunk = DecodedChunk(self._chunks, self._array, coords, extent, self._shown.codec)
         if self._is_identity:
             first = min(copy.source for copy in copies) * self._item.itemsize
             last = max(map(self._stop, copies))

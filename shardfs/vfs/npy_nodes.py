@@ -133,7 +133,7 @@ class NpyNode(NodeFile):
         node = await self.node(fresh=True)
         shown = self._shown_in(node)
         _view_of(self).nopened[self.path] += 1
-        room = self.fs.decoded.max_nbytes
+        room = self.fs.chunk_cache.max_nbytes
         if shown.at_once_nbytes > room:
             _view_of(self).tell_once(
                 f"{self.path or 'the source'}: reading it in order decodes chunks more than once; "

@@ -43,7 +43,7 @@ class NpyView:
         """Return none: files of this view have names of their own."""
         return {}
 
-    def face(self, node: Node) -> None:
+    def chunk_view(self, node: Node) -> None:
         """Return None: chunks are not shown."""
 
     def left_out(self, node: Node) -> str | None:

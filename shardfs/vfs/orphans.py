@@ -123,15 +123,15 @@ class OrphanChunks:
         path, _, name = key.removeprefix(f"{self.directory}/").rpartition(f"{_CHUNKS}/")
         path = path.removesuffix("/")
         node = await self._hierarchy.node(path)
-        array, face = node.any_array, self._fs.view.face(node)
+        array, chunk_view = node.any_array, self._fs.view.chunk_view(node)
         snapshot = await self._store.open(key)
         coords = _coords_of(array, name) if array is not None else None
         if array is None or coords is None or not array.grid.contains(coords):
             log.warning("%s is no chunk of the array that it was put into, and stays in %s", join_key(path, name), key)
             return
-        if face is not None and face.codec is not None and snapshot.size != face.codec.nbytes:
+        if chunk_view is not None and chunk_view.codec is not None and snapshot.size != chunk_view.codec.nbytes:
             told = join_key(path, name)
-            log.error("%s has %d bytes, not %d, and stays in %s", told, snapshot.size, face.codec.nbytes, key)
+            log.error("%s has %d bytes, not %d, and stays in %s", told, snapshot.size, chunk_view.codec.nbytes, key)
             return
         if again and (await array.find(coords))[1] is not None:
             await self._store.unlink(key)

@@ -129,7 +129,7 @@ class Publisher:
                             await self._fs.store.unlink(key)
                 await self._fs.store.unlink(join_key(node.path, DOCUMENT))
                 self._fs.hierarchy.leave(node)
-            self._fs.as_written.forget(name.path)
+            self._fs.texts.forget(name.path)
 
     def _leave(self, node: Node, name: DocumentName) -> None:
         if name.name == DOCUMENT:
@@ -139,8 +139,8 @@ class Publisher:
 
     def _array(self, node: Node) -> Array | None:
         """Return the array whose chunks are shown one by one, if *node* is one."""
-        face = self._view.face(node)
-        return face.array if face is not None else None
+        chunk_view = self._view.chunk_view(node)
+        return chunk_view.array if chunk_view is not None else None
 
     async def _without_emptied(self, node: Node, name: DocumentName, written: bytes) -> Node:
         """Return *node*, which is no array any more if its document was removed and no chunk is left.
@@ -262,14 +262,14 @@ class Publisher:
         # What these say will be in the document.
         beside = {} if is_v3 or node.document is not None else await self._documents_in(node.path)
         texts = {join_key(node.path, name): text for name, text in beside.items()}
-        as_written = self._fs.as_written
+        cache = self._fs.texts
         self._fs.store.note_shown(key, node.document_stat)
         try:
-            with as_written.storing({**texts, publication.name.path: publication.written}):
+            with cache.storing({**texts, publication.name.path: publication.written}):
                 stored = await self._fs.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
-            as_written.set_time(publication.name.path, stored.mtime_ns)
+            cache.set_time(publication.name.path, stored.mtime_ns)
             for path in texts:
-                as_written.set_time(path, (await self._fs.store.stat(path)).mtime_ns)
+                cache.set_time(path, (await self._fs.store.stat(path)).mtime_ns)
                 await self._fs.store.unlink(path)
         finally:
             await self._fs.refresh(node.path)

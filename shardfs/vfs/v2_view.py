@@ -47,7 +47,7 @@ from shardfs.format.normal_form import canonical
 from shardfs.stores.base import join_key
 from shardfs.vfs.missing import Missing
 from shardfs.vfs.nodes import Directory
-from shardfs.vfs.views import Appearance, Appearances, Edit, Face, Metadata
+from shardfs.vfs.views import Appearance, Appearances, ChunkView, Edit, Metadata
 
 log = logging.getLogger(__name__)
 _STORED_FILLS: Final = (
@@ -57,7 +57,7 @@ _STORED_FILLS: Final = (
 
 
 class ZarrV2:
-    """Zarr v2, with chunk keys joined by *separator*; *plain* shows chunks decoded.
+    """Zarr v2, with chunk keys joined by *separator*; *decoded* shows chunks decoded.
 
     Fill values are missing values, as xarray takes them, where arrays may have such, and what is not stored is shown
     where it would be taken for one; if not *fills_missing*, fill values are those that are stored.  OME-Zarr images are
@@ -69,20 +69,20 @@ class ZarrV2:
     document_names = V2_NAMES
     translates = True
 
-    def __init__(self, separator: str = ".", *, plain: bool = False, fills_missing: bool = True) -> None:
+    def __init__(self, separator: str = ".", *, decoded: bool = False, fills_missing: bool = True) -> None:
         self._encoding = ChunkKeyEncoding("v2", separator)
         self._in_images = ChunkKeyEncoding("v2", SEPARATOR)
         self._fills_missing = fills_missing
-        self._plain = plain
-        self._appearances = Appearances(self._appear, "decoded v2" if plain else "v2")
+        self._decoded = decoded
+        self._appearances = Appearances(self._appear, "decoded v2" if decoded else "v2")
 
     def documents(self, node: Node) -> Mapping[str, bytes]:
         """Return the v2 documents of a node that is stored as v3."""
         return self._appearances.of(node).documents
 
-    def face(self, node: Node) -> Face | None:
+    def chunk_view(self, node: Node) -> ChunkView | None:
         """Return how the chunks of an array that is stored as v3 are shown."""
-        return self._appearances.of(node).face
+        return self._appearances.of(node).chunk_view
 
     def left_out(self, node: Node) -> str | None:
         """Return the reason why a node that is stored as v3 has no v2 form."""
@@ -130,7 +130,7 @@ class ZarrV2:
         edited = self._edited(node, self._shown(stored), stored, edit.name, edit.written)
         if node.document is None:
             edited = self._edited(node, edited, stored, ZATTRS, edit.beside.get(ZATTRS))
-        return accept_decoded(describe(stored), edited) if self._plain else edited
+        return accept_decoded(describe(stored), edited) if self._decoded else edited
 
     def _edited(
         self, node: Node, shown: ArrayMetadata, stored: ArrayMetadata, name: str, written: bytes | None
@@ -160,7 +160,7 @@ class ZarrV2:
             return new_group(written, beside.get(ZATTRS))
         separator, fills_missing = self._encoding_of(node).separator, self._fills_missing and not node.in_image
         array = new_array(written, beside.get(ZATTRS), separator, fills_missing=fills_missing)
-        if self._plain:
+        if self._decoded:
             require_decoded(array)
         return array
 
@@ -186,7 +186,7 @@ class ZarrV2:
             return Appearance(_texts(documents))
         metadata = _naming_no_axes(node, metadata)
         shown = describe(metadata)
-        codec = codec_of(shown) if self._plain else None
+        codec = codec_of(shown) if self._decoded else None
         encoding, shows_missing = self._encoding_of(node), self._shows_missing(node, metadata)
         documents = array_documents(self._shown(metadata), encoding.separator, shows_missing=shows_missing)
         array = node.any_array
@@ -194,7 +194,7 @@ class ZarrV2:
             raise NotShownError(node.reason or "the document is nested too deeply to be compared")
         missing, caveat = self._missing(node, shown, codec)
         texts = {} if node.document is None else _texts(documents)
-        return Appearance(texts, Face(array, encoding, codec, missing), caveat=caveat)
+        return Appearance(texts, ChunkView(array, encoding, codec, missing), caveat=caveat)
 
     def _encoding_of(self, node: Node) -> ChunkKeyEncoding:
         return self._in_images if node.in_image else self._encoding
@@ -229,7 +229,7 @@ class ZarrV2:
 
     def _copy(self, stored: ArrayMetadata) -> dict[str, Any]:
         shown = describe(stored)
-        return decoded_document(shown) if self._plain else shown.document
+        return decoded_document(shown) if self._decoded else shown.document
 
     async def _consolidate(
         self, hierarchy: Hierarchy, edit: Edit, group: GroupMetadata, written: bytes

@@ -1,4 +1,4 @@
-"""The Zarr v3 view: inner chunks are the chunks, encoded as they are stored or as plain array bytes."""
+"""The Zarr v3 view: inner chunks are the chunks, encoded as they are stored or as decoded array bytes."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -11,30 +11,30 @@ from shardfs.format.lens.decoded import accept_decoded, codec_of, decoded_docume
 from shardfs.format.lens.unsharded import describe, unshard
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, encode_json, parse_document
 from shardfs.vfs.nodes import Directory
-from shardfs.vfs.views import Appearance, Appearances, Edit, Face, Metadata
+from shardfs.vfs.views import Appearance, Appearances, ChunkView, Edit, Metadata
 
 _NAMES: Final = frozenset({DOCUMENT})
 
 
 class ZarrV3:
-    """Zarr v3 without sharding codecs; *plain* shows chunks decoded, which takes arrays that are not sharded too."""
+    """Zarr v3 without sharding codecs; *decoded* shows chunks decoded, which takes arrays that are not sharded too."""
 
     directory = Directory
     looks_above = False
     document_names = _NAMES
 
-    def __init__(self, *, plain: bool = False) -> None:
-        self.translates = plain
-        self._plain = plain
+    def __init__(self, *, decoded: bool = False) -> None:
+        self.translates = decoded
+        self._decoded = decoded
         self._appearances = Appearances(self._appear, "decoded v3")
 
     def documents(self, node: Node) -> Mapping[str, bytes]:
         """Return the unsharded document of an array, or a group's with its consolidated copies unsharded."""
         return self._appearances.of(node).documents
 
-    def face(self, node: Node) -> Face | None:
+    def chunk_view(self, node: Node) -> ChunkView | None:
         """Return how the chunks of a sharded array are shown, or of any array if they are decoded."""
-        return self._appearances.of(node).face
+        return self._appearances.of(node).chunk_view
 
     def left_out(self, node: Node) -> str | None:
         """Return the reason why an array cannot be shown decoded; without decoding nothing is left out."""
@@ -53,16 +53,16 @@ class ZarrV3:
         if edit.written is None:
             return None
         node, edited = edit.node, parse_document(edit.written)
-        if not self._plain or not isinstance(edited, ArrayMetadata) or edited.is_sharded:
+        if not self._decoded or not isinstance(edited, ArrayMetadata) or edited.is_sharded:
             return edited
-        if self.face(node) is None or not isinstance(node.metadata, ArrayMetadata):
+        if self.chunk_view(node) is None or not isinstance(node.metadata, ArrayMetadata):
             require_decoded(edited)
             return edited
         return accept_decoded(describe(node.metadata), edited)
 
     def present_copy(self, stored: ArrayMetadata) -> dict[str, Json] | None:
         """Return the document as that of the array itself would be shown."""
-        if self._plain:
+        if self._decoded:
             return decoded_document(describe(stored))
         try:
             return unshard(stored).document
@@ -71,7 +71,7 @@ class ZarrV3:
 
     def accept_copy(self, stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
         """Return the copy, with the array's own codecs instead of none."""
-        return accept_decoded(describe(stored), edited) if self._plain else edited
+        return accept_decoded(describe(stored), edited) if self._decoded else edited
 
     def _appear(self, node: Node) -> Appearance:
         metadata = node.metadata
@@ -81,16 +81,16 @@ class ZarrV3:
         if not isinstance(metadata, ArrayMetadata):
             return Appearance()
         array = node.array
-        if self._plain:
+        if self._decoded:
             if array is None and metadata.is_sharded and node.reason is None:
                 return Appearance()  # its writer writes shards through this mount
             shown = describe(metadata)
             array, codec, document = node.any_array, codec_of(shown), decoded_document(shown)
             if array is None:
                 raise NotShownError(node.reason or "the document is nested too deeply to be compared")
-            face = Face(array, shown.key_encoding, codec)
+            chunk_view = ChunkView(array, shown.key_encoding, codec)
         elif array is not None:
-            face, document = Face(array, array.layout.key_encoding, None), array.document
+            chunk_view, document = ChunkView(array, array.layout.key_encoding, None), array.document
         else:
             return Appearance()
-        return Appearance({} if node.document is None else {DOCUMENT: encode_json(document)}, face)
+        return Appearance({} if node.document is None else {DOCUMENT: encode_json(document)}, chunk_view)

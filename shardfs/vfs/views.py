@@ -1,6 +1,6 @@
 """Views: which documents a node shows instead of, or beside, those that are stored, and how its chunks are shown.
 
-A view is one face of a dataset.  It knows documents and names; what is stored below it is the same for all of them.
+A view is one way to show a dataset.  It knows documents and names; what is stored below it is the same for all of them.
 """
 
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 Metadata = ArrayMetadata | GroupMetadata
 
 
-class Face(NamedTuple):
+class ChunkView(NamedTuple):
     """How the chunks of *array* are shown: under which names, and decoded by *codec*, or as they are without one.
 
     *missing* stands for chunks that are not there, where those are shown too.
@@ -50,14 +50,14 @@ class Face(NamedTuple):
         missing = self.shown_missing
         return missing if missing is not None and missing.is_listed else None
 
-    def has_chunks_of(self, other: "Face") -> bool:
+    def has_chunks_of(self, other: "ChunkView") -> bool:
         """Whether the chunks lie where those of *other* lie, mean what they mean, and show alike."""
         here, there = self.array, other.array
         if (here.layout, here.fingerprint) != (there.layout, there.fingerprint):
             return False
         return (self.key_encoding, self.codec) == (other.key_encoding, other.codec)
 
-    def reads_like(self, other: "Face") -> bool:
+    def reads_like(self, other: "ChunkView") -> bool:
         """Whether bytes that were written for a chunk of *other* are what a reader of this one takes them for."""
         here, there = self.array, other.array
         if (here.grid.chunk_shape, here.document["data_type"]) != (there.grid.chunk_shape, there.document["data_type"]):
@@ -67,19 +67,19 @@ class Face(NamedTuple):
 
 @dataclass(frozen=True)
 class Appearance:
-    """What a view makes of one node: generated *documents* by name, and the *face* of its chunks.
+    """What a view makes of one node: generated *documents* by name, and how its *chunks* are shown.
 
     *reason* is there for a node that is not shown at all, *caveat* for one that some readers get wrong values of.
     """
 
     documents: Mapping[str, bytes] = field(default_factory=dict)
-    face: Face | None = None
+    chunk_view: ChunkView | None = None
     reason: str | None = None
     caveat: str | None = None
 
 
 class View(Protocol):
-    """One face of a dataset."""
+    """One way to show a dataset."""
 
     @property
     def directory(self) -> "type[StoredNode]":
@@ -100,14 +100,14 @@ class View(Protocol):
     def documents(self, node: Node) -> Mapping[str, bytes]:
         """Return the generated documents of *node* by name; each hides what is stored under that name."""
 
-    def face(self, node: Node) -> Face | None:
+    def chunk_view(self, node: Node) -> ChunkView | None:
         """Return how the chunks of *node* are shown; None where what is stored there passes through."""
 
     def left_out(self, node: Node) -> str | None:
         """Return the reason why *node* is not shown at all; None if it is shown."""
 
     def hides(self, node: Node, name: str) -> bool:
-        """Whether *name*, in the directory of *node*, is not shown, as it belongs to another face."""
+        """Whether *name*, in the directory of *node*, is not shown, as it belongs to another view."""
 
 
 async def _nothing_in(path: str) -> Mapping[str, bytes]:
@@ -134,7 +134,7 @@ class Edit:
 
 
 class EditableView(View, Protocol):
-    """A face through which a dataset may be changed."""
+    """A view through which a dataset may be changed."""
 
     def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
         """Return the names that chunks have of an array that a program makes of *node*, with the document *new*."""
@@ -154,7 +154,7 @@ class EditableView(View, Protocol):
         """
 
     def accept_copy(self, stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
-        """Return the unsharded document that a copy in consolidated metadata, edited in this face, stands for."""
+        """Return the unsharded document that a copy in consolidated metadata, edited in this view, stands for."""
 
 
 class Appearances:

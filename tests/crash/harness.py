@@ -21,7 +21,7 @@ from shardfs.dataset.lock import StateDirectory
 from shardfs.dataset.source import Source
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
-from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.names import Owner
 from shardfs.vfs.session import Session
@@ -74,7 +74,7 @@ class Process:
             source.store,
             source.hierarchy,
             view,
-            DecodedChunks(0, source.statistics),
+            ChunkCache(0, source.statistics),
             ttl=0.0,
             scratch=state.scratch_key,
         )

@@ -19,7 +19,7 @@ from shardfs.dataset.source import Source
 from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
-from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.session import Session
 from shardfs.vfs.v3_view import ZarrV3
@@ -64,7 +64,7 @@ async def opened(root: Path, *, journal: bool) -> AsyncIterator[Opened]:
         source = Source.of(local, ttl=1.0)
         view = ZarrV3()
         fs = Filesystem(
-            local, source.hierarchy, view, DecodedChunks(0, source.statistics), ttl=1.0, scratch=state.scratch_key
+            local, source.hierarchy, view, ChunkCache(0, source.statistics), ttl=1.0, scratch=state.scratch_key
         )
         await fs.start()
         writing = Session.open(source, fs, view, state, disk=failing if journal else sound)

@@ -16,7 +16,7 @@ from shardfs.dataset.shard_cache import ShardCache
 from shardfs.dataset.statistics import Statistics
 from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import Row
 from shardfs.vfs.inodes import ROOT
@@ -71,7 +71,7 @@ def open_source(root: Path, *, ttl: float = 1.0, store: Any = None, **limits: in
 
 
 async def open_tree(opened: Opened) -> Filesystem:
-    fs = Filesystem(opened.store, opened.hierarchy, ZarrV3(), DecodedChunks(0, Statistics()), ttl=1.0)
+    fs = Filesystem(opened.store, opened.hierarchy, ZarrV3(), ChunkCache(0, Statistics()), ttl=1.0)
     await fs.start()
     return fs
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, StaleError, StoreError
 from shardfs.stores.local.tree import LocalStore
-from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import FileHandle
 from shardfs.vfs.inodes import ROOT
@@ -37,7 +37,7 @@ CODECS = {"plain": (LITTLE,), "gzip": (LITTLE, GZIP), "transposed": (transpose(2
 async def open_npy(root: Path, max_nbytes: int = 2**20) -> tuple[Opened, Filesystem]:
     opened = open_source(root)
     fs = Filesystem(
-        opened.store, opened.hierarchy, NpyView(str(root)), DecodedChunks(max_nbytes, opened.statistics), ttl=1.0
+        opened.store, opened.hierarchy, NpyView(str(root)), ChunkCache(max_nbytes, opened.statistics), ttl=1.0
     )
     await fs.start()
     return opened, fs

@@ -10,12 +10,12 @@ import pytest
 
 from shardfs.errors import StaleError
 from shardfs.stores.local.syscalls import Syscalls
-from shardfs.vfs.as_written import AsWritten
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import ChunkHandle, DocumentHandle
 from shardfs.vfs.inodes import ROOT, InodeTable
 from shardfs.vfs.names import ChunkName, DocumentName, Owner
 from shardfs.vfs.open_files import OpenFiles
+from shardfs.vfs.text_cache import TextCache
 from tests.crash.harness import Process
 from tests.crash.histories import make_source
 from tests.support.opened import find, in_trio, read_file
@@ -202,7 +202,7 @@ async def test_a_document_that_is_shown_in_another_text_has_another_number(tmp_p
     await write(files, directory, b"zarr.json", compact)
     before = await editor.lookup(directory, b"zarr.json")
     number, reader, _ = await files.open_to_read(before.ino)
-    fs.as_written = AsWritten()  # as when too many others were written
+    fs.texts = TextCache()  # as when too many others were written
     after = await editor.lookup(directory, b"zarr.json")
     assert (before.size, after.size) == (len(compact), len(generated))
     assert after.ino != before.ino

@@ -12,7 +12,7 @@ import pytest
 from shardfs.dataset.hierarchy import Node
 from shardfs.errors import RefusedError
 from shardfs.stores.local.syscalls import Syscalls
-from shardfs.vfs.decoded import DecodedChunks
+from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.names import Owner
@@ -42,7 +42,7 @@ async def test_a_node_that_is_replaced_while_it_is_listed_or_looked_up_shows_as_
     document = array((8, 6), (4, 6), sharding((2, 3), LITTLE), attributes={"a": 1})
     store(tmp_path, document)
     opened, view = open_source(tmp_path, ttl=0.0), Disturbed()
-    fs = Filesystem(opened.store, opened.hierarchy, view, DecodedChunks(0, opened.statistics), ttl=0.0)
+    fs = Filesystem(opened.store, opened.hierarchy, view, ChunkCache(0, opened.statistics), ttl=0.0)
     await fs.start()
 
     def replace() -> None:

@@ -43,7 +43,7 @@ class _Written:
         return len(self.text) + _OVERHEAD_NBYTES
 
 
-class AsWritten:
+class TextCache:
     """The texts of documents that were written through a mount, by path; those written last stay, up to some MiB."""
 
     def __init__(self) -> None:

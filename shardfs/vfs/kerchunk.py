@@ -20,7 +20,7 @@ from shardfs.format.lens.v2.documents import ZMETADATA
 from shardfs.format.metadata import encode_json, parse_json
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import join_key
-from shardfs.vfs.views import Face, View
+from shardfs.vfs.views import ChunkView, View
 
 Reference = str | list[str | int]
 """A text, bytes as `base64:` and their text, or the URL of a file, with offset and length if a range of it is meant."""
@@ -39,12 +39,12 @@ async def array_references(source: Source, view: View, node: Node) -> AsyncItera
     reason = view.left_out(node)
     if reason is not None:
         raise NotShownError(reason)
-    face = view.face(node)
-    if face is not None:
-        if face.array.grid.is_encoded:
+    chunk_view = view.chunk_view(node)
+    if chunk_view is not None:
+        if chunk_view.array.grid.is_encoded:
             raise NotUnshardable("its shards are encoded as a whole, so no range of a file is a chunk")
-        async for coords, reference in _with_missing(face, _chunks(source, face.array)):
-            yield join_key(node.path, face.key_encoding.encode(coords)), reference
+        async for coords, reference in _with_missing(chunk_view, _chunks(source, chunk_view.array)):
+            yield join_key(node.path, chunk_view.key_encoding.encode(coords)), reference
     else:
         async for key in walk_files(source.store, node.path):
             if key != join_key(node.path, DOCUMENT):
@@ -77,15 +77,15 @@ def _without(left_out: Collection[str], path: str, name: str, text: bytes) -> by
 
 
 async def _with_missing(
-    face: Face, stored: AsyncIterator[tuple[Coords, Reference]]
+    chunk_view: ChunkView, stored: AsyncIterator[tuple[Coords, Reference]]
 ) -> AsyncIterator[tuple[Coords, Reference]]:
     """Yield the *stored* chunks, which come in C order, and with them the others, if the view shows those too."""
-    missing = face.listed_missing
+    missing = chunk_view.listed_missing
     if missing is None:
         async for chunk in stored:
             yield chunk
         return
-    every = _all_of(face.array.grid.grid_shape)
+    every = _all_of(chunk_view.array.grid.grid_shape)
     room, text = _MAX_INLINE_NBYTES, ""
 
     async def inline(coords: Coords) -> str:
@@ -94,7 +94,7 @@ async def _with_missing(
             chunk = await missing.stored()
             if 4 * chunk.nbytes <= 3 * room:
                 text = "base64:" + base64.b64encode(await chunk.read(0, chunk.nbytes)).decode()
-        room -= len(face.key_encoding.encode(coords)) + len(text)
+        room -= len(chunk_view.key_encoding.encode(coords)) + len(text)
         if not text or room < 0:
             raise NotShownError(
                 "its chunks that are not stored, which would be read as another value, take more than the "

@@ -17,7 +17,7 @@ from shardfs.errors import CorruptionError, RefusedError, ShardfsError, StoreErr
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.sharding import Coords
 from shardfs.stores.memory import MemoryContent
-from shardfs.vfs.decoded import DecodedChunks, PlainChunk
+from shardfs.vfs.chunk_cache import ChunkCache, DecodedChunk
 from tests.support.corpus import CRC32C, LITTLE, ZSTD, array, sharding
 from tests.support.damage import edit, flip
 from tests.support.datasets import store
@@ -62,7 +62,7 @@ class Decoding:
 
     array: Array
     codec: ChunkCodec
-    chunks: DecodedChunks
+    chunks: ChunkCache
     statistics: Statistics
     gate: Gate
 
@@ -77,8 +77,8 @@ class Decoding:
         assert extent is not None
         return await self.chunks.get(self.array.layout, coords, extent, self.codec)
 
-    async def plain(self, coords: Coords) -> PlainChunk:
-        return PlainChunk(self.chunks, self.array.layout, coords, await self.extent(coords), self.codec)
+    async def plain(self, coords: Coords) -> DecodedChunk:
+        return DecodedChunk(self.chunks, self.array.layout, coords, await self.extent(coords), self.codec)
 
 
 async def open_decoding(root: Path, max_nbytes: int = 2**20) -> Decoding:
@@ -86,7 +86,7 @@ async def open_decoding(root: Path, max_nbytes: int = 2**20) -> Decoding:
     opened = open_source(root, store=GatedStore(root, gate))
     found = await opened.array()
     codec = ChunkCodec.parse("int32", found.grid.chunk_shape, found.codecs)
-    return Decoding(found, codec, DecodedChunks(max_nbytes, opened.statistics), opened.statistics, gate)
+    return Decoding(found, codec, ChunkCache(max_nbytes, opened.statistics), opened.statistics, gate)
 
 
 @asynccontextmanager
@@ -194,7 +194,7 @@ async def test_a_chunk_larger_than_the_bound_is_decoded_once_while_it_is_open_an
 async def test_no_more_chunks_are_in_flight_than_there_is_room_for(tmp_path: Path) -> None:
     store(tmp_path, document(LITTLE, ZSTD), VALUES)
     decoding = await open_decoding(tmp_path)
-    decoding.chunks = DecodedChunks(2**20, decoding.statistics, in_flight_nbytes=4 * NBYTES)
+    decoding.chunks = ChunkCache(2**20, decoding.statistics, in_flight_nbytes=4 * NBYTES)
     await decoding.extent((0, 0))
     decoding.gate.close()
     got: list[memoryview] = []
@@ -257,7 +257,7 @@ def test_a_chunk_that_does_not_decode_to_its_size_is_named(codecs: tuple[object,
         wrong = ChunkCodec.parse("int32", (1, 9), decoding.array.codecs)
         with pytest.raises(CorruptionError, match=r"^c/2/0 of the array "):
             await decoding.chunks.get(decoding.array.layout, (2, 0), await decoding.extent((2, 0)), wrong)
-        chunk = PlainChunk(decoding.chunks, decoding.array.layout, (2, 0), await decoding.extent((2, 0)), wrong)
+        chunk = DecodedChunk(decoding.chunks, decoding.array.layout, (2, 0), await decoding.extent((2, 0)), wrong)
         with pytest.raises(CorruptionError, match=r"^c/2/0 of the array "):
             await chunk.read(0, 1)
         with pytest.raises(CorruptionError, match=r"^c/2/0 of the array "):

@@ -49,28 +49,28 @@ class VersionKey(NamedTuple):
 
 class _Decoded(NamedTuple):
     codec: ChunkCodec
-    plain: memoryview
+    data: memoryview
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class LargeChunk:
-    """A chunk that is larger than all that may stay; *plain* does as long as anybody has this, unless it had to go."""
+    """A chunk that is larger than all that may stay; *data* does as long as anybody has this, unless it had to go."""
 
     codec: ChunkCodec
-    plain: memoryview | None = None
+    data: memoryview | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Decoding:
-    """A decoding that others may wait for; *plain* or *error* is there when it is *done*, unless it was cancelled."""
+    """A decoding that others may wait for; *data* or *error* is there when it is *done*, unless it was cancelled."""
 
     codec: ChunkCodec
     done: trio.Event = field(default_factory=trio.Event)
-    plain: memoryview | None = None
+    data: memoryview | None = None
     error: ShardfsError | None = None
 
 
-class DecodedChunks:
+class ChunkCache:
     """The decoded chunks of all arrays of a mount; those used last stay, up to *max_nbytes* bytes.
 
     A few that are larger stay as well, as long as they are open.
@@ -88,13 +88,13 @@ class DecodedChunks:
         self._large: WeakValueDictionary[VersionKey, LargeChunk] = WeakValueDictionary()
 
     async def get(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
-        """Return the plain bytes of the version *extent* of the chunk at *coords*.
+        """Return the decoded bytes of the version *extent* of the chunk at *coords*.
 
         Tasks that want the same one at the same time wait for one decoding.  Raises `CorruptionError`, naming the
         chunk, if it does not decode.
         """
         if codec.is_identity:
-            check_plain_size(array, coords, extent, codec)
+            check_decoded_size(array, coords, extent, codec)
             return memoryview(await extent.read(0, extent.nbytes))
         key = VersionKey.of(array, coords, extent)
         while True:
@@ -107,22 +107,22 @@ class DecodedChunks:
             await decoding.done.wait()
             if decoding.error is not None:
                 raise decoding.error.with_traceback(None)
-            if decoding.plain is not None:
+            if decoding.data is not None:
                 self._statistics.decode_hits += 1
-                return decoding.plain
+                return decoding.data
 
     def known(self, key: VersionKey, codec: ChunkCodec) -> memoryview | None:
-        """Return the plain bytes of a version of a chunk that was decoded before, None if they are not here."""
+        """Return the decoded bytes of a version of a chunk that was decoded before, None if they are not here."""
         known = self._chunks.get(key) or self._large.get(key)
-        if known is None or known.plain is None or (known.codec is not codec and known.codec != codec):
+        if known is None or known.data is None or (known.codec is not codec and known.codec != codec):
             return None
         if isinstance(known, _Decoded):
             self._chunks.move_to_end(key)
         self._statistics.decode_hits += 1
-        return known.plain
+        return known.data
 
     async def encode(self, codec: ChunkCodec, content: Content) -> Content:
-        """Return plain *content* as an encoded chunk; raises `RefusedError` for one of the wrong size."""
+        """Return decoded *content* as an encoded chunk; raises `RefusedError` for one of the wrong size."""
         if content.nbytes != codec.nbytes:
             raise RefusedError(f"a chunk of this array has {codec.nbytes} bytes, not {content.nbytes}")
         if codec.is_identity:
@@ -149,7 +149,7 @@ class DecodedChunks:
         """Decode a chunk and remember it; those that want it too wait, and try themselves if this is cancelled."""
         decoding = self._decodings[key] = _Decoding(codec)
         try:
-            plain = decoding.plain = await self._decode(array, key.coords, extent, codec)
+            data = decoding.data = await self._decode(array, key.coords, extent, codec)
         except ShardfsError as error:
             decoding.error = error
             raise
@@ -158,12 +158,12 @@ class DecodedChunks:
                 del self._decodings[key]
             decoding.done.set()
         self._statistics.decoded_chunks += 1
-        self._statistics.decoded_bytes += len(plain)
-        if len(plain) > self.max_nbytes:
-            self._remember_large(key, codec, plain)
+        self._statistics.decoded_bytes += len(data)
+        if len(data) > self.max_nbytes:
+            self._remember_large(key, codec, data)
         else:
-            self._remember(key, _Decoded(codec, plain))
-        return plain
+            self._remember(key, _Decoded(codec, data))
+        return data
 
     async def _decode(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
         if codec.nbytes > MAX_DECODED_NBYTES:
@@ -182,33 +182,33 @@ class DecodedChunks:
 
     def _remember(self, key: VersionKey, decoded: _Decoded) -> None:
         before = self._chunks.pop(key, None)
-        self._nbytes -= len(before.plain) if before is not None else 0
+        self._nbytes -= len(before.data) if before is not None else 0
         self._chunks[key] = decoded
-        self._nbytes += len(decoded.plain)
+        self._nbytes += len(decoded.data)
         while self._nbytes > self.max_nbytes:
             _, evicted = self._chunks.popitem(last=False)
-            self._nbytes -= len(evicted.plain)
+            self._nbytes -= len(evicted.data)
 
-    def _remember_large(self, key: VersionKey, codec: ChunkCodec, plain: memoryview) -> None:
+    def _remember_large(self, key: VersionKey, codec: ChunkCodec, data: memoryview) -> None:
         large = self._large.get(key)
         if large is None or large.codec != codec:
             return  # nobody has it open, or as something else
-        large.plain = plain
+        large.data = data
         self._large[key] = self._large.pop(key)  # as the last of them
-        kept = [large for large in self._large.values() if large.plain is not None]
+        kept = [large for large in self._large.values() if large.data is not None]
         for large in kept[:-_MAX_LARGE]:
-            large.plain = None
+            large.data = None
 
 
-class PlainChunk:
-    """One version of an inner chunk as plain array bytes: what `Extent` is to its encoded ones.
+class DecodedChunk:
+    """One version of an inner chunk as array bytes: what `Extent` is to its encoded ones.
 
     *fingerprint* is that of the metadata which *codec* comes from, where chunks may be pending.
     """
 
     def __init__(
         self,
-        chunks: DecodedChunks,
+        chunks: ChunkCache,
         array: ArrayLayout,
         coords: Coords,
         extent: Extent,
@@ -225,29 +225,29 @@ class PlainChunk:
 
     @property
     def nbytes(self) -> int:
-        """Size of the plain chunk."""
+        """Size of the decoded chunk."""
         return self._codec.nbytes
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return up to *nbytes* bytes from *offset* of the plain chunk: fewer at its end, none behind it."""
+        """Return up to *nbytes* bytes from *offset* of the decoded chunk: fewer at its end, none behind it."""
         if self._codec.is_identity:
             self._check()
-            check_plain_size(self._array, self._coords, self.extent, self._codec)
+            check_decoded_size(self._array, self._coords, self.extent, self._codec)
             return await self.extent.read(offset, nbytes)
         return (await self.get())[offset : offset + nbytes]
 
     async def content(self) -> Content:
-        """Return the plain bytes as content that can be stored."""
+        """Return the decoded bytes as content that can be stored."""
         if self._codec.is_identity:
             self._check()
-            check_plain_size(self._array, self._coords, self.extent, self._codec)
+            check_decoded_size(self._array, self._coords, self.extent, self._codec)
             return await self.extent.content()
         return MemoryContent(await self.get())
 
     async def get(self) -> memoryview:
-        """Return all plain bytes."""
-        if self._large is not None and self._large.plain is not None:
-            return self._large.plain
+        """Return all decoded bytes."""
+        if self._large is not None and self._large.data is not None:
+            return self._large.data
         self._check()
         return await self._chunks.get(self._array, self._coords, self.extent, self._codec)
 
@@ -290,14 +290,14 @@ class _Room:
 
 
 def _decode(codec: ChunkCodec, encoded: Buffer) -> memoryview:
-    """Return the plain bytes of a chunk, in memory of their own: a part of what was read would keep all of that."""
-    plain = codec.decode(encoded)
-    is_part = np.may_share_memory(np.asarray(plain), np.asarray(memoryview(encoded)))
-    return memoryview(bytes(plain)) if is_part else plain
+    """Return the decoded bytes of a chunk, in memory of their own: a part of what was read would keep all of that."""
+    data = codec.decode(encoded)
+    is_part = np.may_share_memory(np.asarray(data), np.asarray(memoryview(encoded)))
+    return memoryview(bytes(data)) if is_part else data
 
 
-def check_plain_size(array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> None:
-    """Raise `CorruptionError` if a chunk that is stored as plain array bytes has not as many as the array says."""
+def check_decoded_size(array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> None:
+    """Raise `CorruptionError` if a chunk that is stored as array bytes has not as many as the array says."""
     if extent.nbytes != codec.nbytes:
         raise CorruptionError(f"{_name(array, coords)} has {extent.nbytes} bytes, not {codec.nbytes}")
 

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from shardfs.vfs import as_written
-from shardfs.vfs.as_written import AsWritten
+from shardfs.vfs import text_cache
+from shardfs.vfs.text_cache import TextCache
 from tests.support.corpus import GZIP, LITTLE, array
 
 SHOWN = b'{\n  "a": [1, 2.0]\n}\n'
 COMPACT = b'{"a":[1,2.0]}'
 
 
-def written(path: str = "zarr.json", text: bytes = COMPACT, known: AsWritten | None = None) -> AsWritten:
-    known = known or AsWritten()
+def written(path: str = "zarr.json", text: bytes = COMPACT, known: TextCache | None = None) -> TextCache:
+    known = known or TextCache()
     with known.storing({path: text}):
         pass
     return known
 
 
-def text_of(known: AsWritten, path: str = "zarr.json", shown: bytes = SHOWN) -> bytes:
+def text_of(known: TextCache, path: str = "zarr.json", shown: bytes = SHOWN) -> bytes:
     return known.text(path, shown).text
 
 
@@ -53,9 +53,9 @@ def test_a_text_that_could_not_be_stored_is_not_known_and_the_one_before_is() ->
 
 
 def test_the_texts_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    most = 3 * (len(COMPACT) + as_written._OVERHEAD_NBYTES)
-    monkeypatch.setattr(as_written, "_MAX_NBYTES", most)
-    known = AsWritten()
+    most = 3 * (len(COMPACT) + text_cache._OVERHEAD_NBYTES)
+    monkeypatch.setattr(text_cache, "_MAX_NBYTES", most)
+    known = TextCache()
     for number in range(5):
         written(f"{number}/zarr.json", known=known)
     written("4/zarr.json", known=known)
@@ -77,7 +77,7 @@ def test_the_texts_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_texts_follow_a_directory_that_is_moved() -> None:
-    known = AsWritten()
+    known = TextCache()
     for path in ("a/zarr.json", "ab/zarr.json", "b/c/zarr.json"):
         written(path, known=known)
     known.move("a", "b")
