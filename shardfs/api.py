@@ -15,7 +15,7 @@ from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.maintenance.walk import walk_nodes
 from shardfs.dataset.source import Source
 from shardfs.errors import NotFoundError, NotUnshardable, StoreError, UnfinishedError
-from shardfs.format.metadata import parse_json
+from shardfs.format.document import parse_json
 from shardfs.format.sharding import Coords
 from shardfs.fuse.daemon import start_daemon
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point, unmount

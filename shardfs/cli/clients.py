@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 from shardfs.dataset.hierarchy import Node
 from shardfs.errors import MetadataError
 from shardfs.format.codecs import compose, composed_order
+from shardfs.format.document import Extension, brief
 from shardfs.format.lens.unsharded import fault_of
-from shardfs.format.lens.v2.attributes import DIMENSIONS, v2_attributes
-from shardfs.format.lens.v2.missing import has_missing_value
-from shardfs.format.metadata import ArrayMetadata, Extension, brief
+from shardfs.format.lens.v2_attributes import DIMENSIONS, has_missing_value, v2_attributes
+from shardfs.format.metadata import ArrayMetadata
 from shardfs.vfs.views import View
 
 

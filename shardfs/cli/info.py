@@ -15,8 +15,9 @@ from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.source import Source
 from shardfs.errors import MetadataError, ShardfsError, printable
 from shardfs.format.codecs import SHARDING
+from shardfs.format.document import Json, brief, encode_json
 from shardfs.format.lens.unsharded import fault_of
-from shardfs.format.metadata import ArrayMetadata, Json, brief, encode_json
+from shardfs.format.metadata import ArrayMetadata
 from shardfs.vfs.make_view import make_view
 from shardfs.vfs.npy_names import npy_problems
 from shardfs.vfs.npy_view import NpyView

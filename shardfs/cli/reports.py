@@ -17,9 +17,10 @@ from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, check
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.source import Source
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError, printable
+from shardfs.format.document import brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
 from shardfs.format.lens.unsharded import fault_of
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, brief
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.format.sharding import Coords
 from shardfs.vfs.kerchunk import Reference, array_references, document_references
 from shardfs.vfs.views import View

@@ -23,10 +23,11 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
+from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document
 from shardfs.format.lens.consolidated import every_copy, inline_copies
 from shardfs.format.lens.unsharded import UnshardedArray, describe, unshard
-from shardfs.format.lens.v2.attributes import is_image
-from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, Document, GroupMetadata, parse_document
+from shardfs.format.lens.v2_attributes import is_image
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
 from shardfs.format.normal_form import fingerprint
 from shardfs.stores.base import Stat, Store, join_key
 from shardfs.stores.ttl import derived_at, within_ttl

@@ -20,7 +20,8 @@ from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.holder import NOBODY, Holder
 from shardfs.dataset.maintenance.walk import holds_chunks
 from shardfs.errors import ShardfsError, SourceError
-from shardfs.format.metadata import MAX_DOCUMENT_NBYTES, ArrayMetadata, parse_document
+from shardfs.format.document import MAX_DOCUMENT_NBYTES
+from shardfs.format.metadata import ArrayMetadata, parse_document
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.openat import READ
 from shardfs.stores.local.syscalls import file_system_of

@@ -23,8 +23,8 @@ from numcodecs.zstd import compress as zstd_compress
 from numcodecs.zstd import decompress as zstd_into
 
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, OversizedDataError, RefusedError
+from shardfs.format.document import MAX_LENGTH, Extension, Json, brief, parse_lengths
 from shardfs.format.dtype import DataType
-from shardfs.format.metadata import MAX_LENGTH, Extension, Json, brief, parse_lengths
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Final, Protocol
 
 from shardfs.errors import MetadataError
-from shardfs.format.metadata import Extension, Json, brief, parse_length, parse_lengths
+from shardfs.format.document import Extension, Json, brief, parse_length, parse_lengths
 
 _MAX_DIGITS: Final = 19  # 2**63 - 1 has as many; a longer name is no coordinate, and int() of it costs
 

@@ -23,7 +23,7 @@ from shardfs.format.codecs import (
     parse_endian,
     split_chain,
 )
-from shardfs.format.metadata import Extension
+from shardfs.format.document import Extension
 
 EMPTY: Final = 2**64 - 1
 ENTRY_NBYTES: Final = 16

@@ -10,15 +10,15 @@ Sources: specifications of the codecs; zarr-python 3.1 and tensorstore 0.1 as ob
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import Final
 
 from shardfs.errors import MetadataError
 from shardfs.format.codecs import SHARDING, parse_chain
+from shardfs.format.document import Extension, Json, canonical, parse_codecs
 from shardfs.format.dtype import DataType
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.metadata import ArrayMetadata, Extension, Json, parse_codecs
+from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import MAX_LEVELS
 
 ENCODER_MEMBERS: Final[dict[str, frozenset[str]]] = {
@@ -37,14 +37,6 @@ _ENCODER_DEFAULTS: Final[dict[str, dict[str, Json]]] = {"zstd": {"checksum": Fal
 _DATA_TYPE_ALIASES: Final = {"bytes": "variable_length_bytes"}
 _GRID_ALIASES: Final = {"regular_bounded": "zarrs.regular_bounded"}
 _INDEX_DATA_TYPE: Final = "uint64"
-
-
-def canonical(value: Json) -> str:
-    """Return one text for equal JSON values; unlike in Python, true is not 1, and NaN is NaN."""
-    try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"))
-    except RecursionError:
-        raise MetadataError("the document is nested too deeply") from None
 
 
 def normal_data_type(data_type: Json) -> Json:

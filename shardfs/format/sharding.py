@@ -23,9 +23,9 @@ from shardfs.format.codecs import (
     permute,
     split_chain,
 )
+from shardfs.format.document import Extension, parse_codecs, parse_lengths
 from shardfs.format.grid import ChunkGrid, FixedDimension
 from shardfs.format.index import ENTRY_NBYTES, NO_INDEX, IndexCodecs, NoIndex
-from shardfs.format.metadata import Extension, parse_codecs, parse_lengths
 
 Coords = tuple[int, ...]
 

@@ -21,7 +21,7 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
+from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, Kind, OpenFile, Stat, join_key
 from shardfs.stores.memory import MemoryContent

@@ -15,9 +15,9 @@ from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.maintenance.walk import walk_files
 from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, NotShownError, NotUnshardable
+from shardfs.format.document import encode_json, parse_json
 from shardfs.format.lens.consolidated import without_copies
-from shardfs.format.lens.v2.documents import ZMETADATA
-from shardfs.format.metadata import encode_json, parse_json
+from shardfs.format.lens.v2 import ZMETADATA
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import join_key
 from shardfs.vfs.views import ChunkView, View

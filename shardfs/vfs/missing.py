@@ -6,7 +6,7 @@ from typing import Final
 import trio
 
 from shardfs.format.codecs import ChunkCodec
-from shardfs.format.lens.v2.missing import FillValues
+from shardfs.format.lens.v2_attributes import FillValues
 from shardfs.stores.base import Buffer, Content
 from shardfs.stores.memory import MemoryContent
 

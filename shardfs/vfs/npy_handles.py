@@ -12,7 +12,7 @@ from shardfs.dataset.open_shard import OpenShard
 from shardfs.dataset.quick_lock import QuickLock
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError, StaleError, StoreError
 from shardfs.format.codecs import ChunkCodec
-from shardfs.format.fill_value import fill_element
+from shardfs.format.dtype import fill_element
 from shardfs.format.grid import FixedDimension
 from shardfs.format.lens.decoded import codec_of
 from shardfs.format.lens.npy import Copy, NpyFile

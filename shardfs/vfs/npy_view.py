@@ -7,8 +7,9 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from shardfs.dataset.hierarchy import DOCUMENT, Node
-from shardfs.format.lens.v2.attributes import v2_attributes
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, encode_json
+from shardfs.format.document import encode_json
+from shardfs.format.lens.v2_attributes import v2_attributes
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.vfs.blocks import Blocks
 from shardfs.vfs.npy_handles import NpyArray
 from shardfs.vfs.npy_nodes import NpyDirectory

@@ -27,17 +27,10 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
+from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, Json, encode_json
 from shardfs.format.lens.consolidated import every_copy, reshard_consolidated
 from shardfs.format.lens.unsharded import reshard, shard_new
-from shardfs.format.metadata import (
-    MAX_DOCUMENT_NBYTES,
-    ArrayMetadata,
-    Document,
-    GroupMetadata,
-    Json,
-    encode_json,
-    parse_node,
-)
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_node
 from shardfs.stores.base import Expected, Kind, is_reserved, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.filesystem import Filesystem

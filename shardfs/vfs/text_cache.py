@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from shardfs.dataset.hierarchy import DOCUMENT, is_below
 from shardfs.errors import MetadataError
+from shardfs.format.document import parse_json
 from shardfs.format.lens import consolidated
-from shardfs.format.lens.v2 import documents as v2_documents
-from shardfs.format.lens.v2.documents import ZATTRS
-from shardfs.format.metadata import parse_json
+from shardfs.format.lens import v2 as v2_documents
+from shardfs.format.lens.v2 import ZATTRS
 
 _MAX_NBYTES: Final = 16 * 2**20
 _NO_ATTRIBUTES: Final = b"{}"

@@ -16,34 +16,39 @@ from shardfs.errors import (
     RefusedError,
 )
 from shardfs.format.codecs import ChunkCodec
+from shardfs.format.document import Json, canonical, encode_json
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens.consolidated import every_copy, inline_copies
 from shardfs.format.lens.decoded import accept_decoded, codec_of, decoded_document, require_decoded
 from shardfs.format.lens.unsharded import UnshardedArray, describe
-from shardfs.format.lens.v2.attributes import SEPARATOR, v2_attributes, with_attributes
-from shardfs.format.lens.v2.documents import (
+from shardfs.format.lens.v2 import (
     V2_NAMES,
     ZARRAY,
     ZATTRS,
     ZGROUP,
     ZMETADATA,
-    check_document,
-    is_relative_path,
-    parse_consolidated,
-)
-from shardfs.format.lens.v2.missing import fill_values, has_missing_value, naming_no_axes, odd_missing_value
-from shardfs.format.lens.v2.nodes import (
     array_documents,
     can_show_missing,
+    check_document,
     edit_array,
     edit_attributes,
     edit_group,
     group_documents,
+    is_relative_path,
     new_array,
     new_group,
+    parse_consolidated,
 )
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, encode_json, parse_node
-from shardfs.format.normal_form import canonical
+from shardfs.format.lens.v2_attributes import (
+    SEPARATOR,
+    fill_values,
+    has_missing_value,
+    naming_no_axes,
+    odd_missing_value,
+    v2_attributes,
+    with_attributes,
+)
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_node
 from shardfs.stores.base import join_key
 from shardfs.vfs.missing import Missing
 from shardfs.vfs.nodes import Directory

@@ -5,11 +5,12 @@ from typing import Final
 
 from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
 from shardfs.errors import NotShownError, NotUnshardable
+from shardfs.format.document import Json, encode_json
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens.consolidated import unshard_consolidated
 from shardfs.format.lens.decoded import accept_decoded, codec_of, decoded_document, require_decoded
 from shardfs.format.lens.unsharded import describe, unshard
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json, encode_json, parse_document
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
 from shardfs.vfs.nodes import Directory
 from shardfs.vfs.views import Appearance, Appearances, ChunkView, Edit, Metadata
 

@@ -13,8 +13,9 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Hierarchy, Node
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
 from shardfs.format.codecs import ChunkCodec
+from shardfs.format.document import Json
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Json
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.vfs.missing import Missing
 
 if TYPE_CHECKING:

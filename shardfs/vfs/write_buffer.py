@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from shardfs.dataset.quick_lock import QuickLock
 from shardfs.errors import StaleError, TooLargeError
-from shardfs.format.metadata import MAX_DOCUMENT_NBYTES
+from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.stores.base import Buffer, Descriptor, Stat
 from shardfs.stores.local.syscalls import changing, translated
 from shardfs.vfs.attributes import Attributes

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from shardfs.errors import MetadataError, NotUnshardable
+from shardfs.format.document import encode_json
 from shardfs.format.lens.consolidated import unshard_consolidated
 from shardfs.format.lens.unsharded import unshard
-from shardfs.format.metadata import ArrayMetadata, encode_json, parse_document
+from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import BROKEN, Broken
 from tests.support.parametrize import each
 

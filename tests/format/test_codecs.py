@@ -35,8 +35,8 @@ from shardfs.format.codecs import (
     permute,
     split_chain,
 )
+from shardfs.format.document import Extension, parse_codecs
 from shardfs.format.dtype import chunk_nbytes, item_nbytes
-from shardfs.format.metadata import Extension, parse_codecs
 from tests.support.corpus import (
     BIG,
     BLOSC,

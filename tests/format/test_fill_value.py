@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from zarr.dtype import parse_dtype
 
 from shardfs.errors import MetadataError, NotShownError
-from shardfs.format.dtype import DataType
-from shardfs.format.fill_value import fill_element
+from shardfs.format.dtype import DataType, fill_element
 from tests.support.corpus import LITTLE, array, extension
 from tests.support.encoder import element, numpy_dtype
 from tests.support.json_values import json_values

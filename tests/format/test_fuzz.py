@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError, NotUnshardable
+from shardfs.format.document import encode_json
 from shardfs.format.lens.consolidated import unshard_consolidated
 from shardfs.format.lens.unsharded import unshard
-from shardfs.format.metadata import ArrayMetadata, encode_json, parse_document
+from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import BASE, CASES, GZIP, LITTLE, array, edited, extension, rectilinear, sharding
 from tests.support.encoder import chunk_edges
 from tests.support.json_values import json_values, mutated_documents

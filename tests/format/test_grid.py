@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError
+from shardfs.format.document import Extension
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding, Dimension, parse_coordinate
-from shardfs.format.metadata import Extension
 from tests.support.corpus import Case, array, extension, rectilinear, regular_bounded
 from tests.support.encoder import chunk_edges, chunk_key, shards
 from tests.support.parametrize import every_case

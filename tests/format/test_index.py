@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardfs.errors import CorruptionError, MetadataError
+from shardfs.format.document import parse_codecs
 from shardfs.format.index import EMPTY, ByteRange, IndexCodecs, ShardIndex
-from shardfs.format.metadata import parse_codecs
 from tests.support.corpus import BIG, CRC32C, GZIP, IGNORED, LITTLE, extension, transpose
 from tests.support.encoder import encode_array
 

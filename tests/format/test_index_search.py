@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from shardfs.errors import CorruptionError
 from shardfs.format import index_search
+from shardfs.format.document import parse_codecs
 from shardfs.format.index import EMPTY, IndexCodecs, IndexLayout, ShardIndex
 from shardfs.format.index_search import find_last_index, torn_entries
-from shardfs.format.metadata import parse_codecs
 from tests.support.corpus import BIG, CRC32C, LITTLE, transpose
 from tests.support.encoder import encode_array
 

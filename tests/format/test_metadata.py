@@ -10,16 +10,9 @@ import pytest
 from hypothesis import given
 
 from shardfs.errors import MetadataError
-from shardfs.format import metadata
-from shardfs.format.metadata import (
-    ArrayMetadata,
-    Extension,
-    GroupMetadata,
-    brief,
-    encode_json,
-    parse_document,
-    parse_json,
-)
+from shardfs.format import document as document_module
+from shardfs.format.document import Extension, brief, encode_json, parse_json
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
 from tests.support.corpus import BASE, LITTLE, Case, edited, extension
 from tests.support.encoder import named
 from tests.support.json_values import json_values
@@ -148,7 +141,7 @@ def test_a_number_just_below_the_limit_of_a_double_is_kept() -> None:
 
 
 def test_a_document_that_is_too_large_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "MAX_DOCUMENT_NBYTES", 8)
+    monkeypatch.setattr(document_module, "MAX_DOCUMENT_NBYTES", 8)
     assert parse_json(b"[1, 2] \n") == [1, 2]
     with pytest.raises(MetadataError, match="9 bytes"):
         parse_json(b"[1, 2, ]x")

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.errors import CorruptionError
+from shardfs.format.document import parse_codecs
 from shardfs.format.index import EMPTY, IndexCodecs, IndexLayout, ShardIndex
-from shardfs.format.metadata import parse_codecs
 from shardfs.format.update import Added, CopiedRange, Index, Padding, WritePlan, plan_empty, plan_write
 from tests.support.corpus import BIG, CRC32C, LITTLE, array, sharding, transpose
 from tests.support.datasets import store

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 
-from shardfs.format.lens.v2.nodes import array_documents, edit_array, new_array
+from shardfs.format.lens.v2 import array_documents, edit_array, new_array
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.clients import ZARR2, open_tensorstore_v2, read_zarr2
 from tests.support.readers import read_tensorstore

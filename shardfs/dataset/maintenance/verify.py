@@ -11,8 +11,8 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.open_shard import OpenShard, open_inner_shard
 from shardfs.errors import CorruptionError, MetadataError, OversizedDataError, ShardfsError
 from shardfs.format.codecs import MAX_CHUNK_NBYTES, decode, is_decodable, split_chain
+from shardfs.format.document import Extension
 from shardfs.format.dtype import chunk_nbytes
-from shardfs.format.metadata import Extension
 from shardfs.format.sharding import Coords, Place
 
 _PIECE_NBYTES: Final = 64 * 2**20

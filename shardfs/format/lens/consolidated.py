@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
+from shardfs.format.document import Document, Json, canonical
 from shardfs.format.lens.unsharded import reshard_copy
-from shardfs.format.metadata import ArrayMetadata, Document, Json, parse_node
-from shardfs.format.normal_form import canonical, fingerprint
+from shardfs.format.metadata import ArrayMetadata, parse_node
+from shardfs.format.normal_form import fingerprint
 
 Present = Callable[[ArrayMetadata], dict[str, Any] | None]
 """Gives the document that is shown for a stored one, None if that is shown itself.

@@ -5,10 +5,11 @@ from typing import Any
 
 from shardfs.errors import MetadataError, NotShownError, RefusedError
 from shardfs.format.codecs import ChunkCodec
+from shardfs.format.document import Extension, Json, canonical, parse_codecs
 from shardfs.format.dtype import DataType
 from shardfs.format.lens.unsharded import UnshardedArray
-from shardfs.format.metadata import ArrayMetadata, Extension, Json, parse_codecs
-from shardfs.format.normal_form import canonical, normal_codecs
+from shardfs.format.metadata import ArrayMetadata
+from shardfs.format.normal_form import normal_codecs
 
 
 def codec_of(shown: UnshardedArray) -> ChunkCodec:

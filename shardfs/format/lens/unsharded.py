@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError, UsageError
 from shardfs.format.codecs import SHARDING, composed_order, parse_chain, split_chain
+from shardfs.format.document import MAX_NDIM, Extension, Json, brief, canonical
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import ENTRY_NBYTES
-from shardfs.format.metadata import MAX_NDIM, ArrayMetadata, Extension, Json, brief, parse_array
-from shardfs.format.normal_form import canonical, is_encoded_alike, normal_codecs, normal_data_type, normal_key_encoding
+from shardfs.format.metadata import ArrayMetadata, parse_array
+from shardfs.format.normal_form import is_encoded_alike, normal_codecs, normal_data_type, normal_key_encoding
 from shardfs.format.sharding import MAX_INDEX_NBYTES, ShardGrid, parse_sharding
 
 POSITION_BITS: Final = 36

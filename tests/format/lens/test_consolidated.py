@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.errors import NotShownError, NotUnshardable, RefusedError
+from shardfs.format.document import Json
 from shardfs.format.lens.consolidated import reshard_consolidated, unshard_consolidated
 from shardfs.format.lens.decoded import accept_decoded, decoded_document
 from shardfs.format.lens.unsharded import describe, unshard
-from shardfs.format.metadata import ArrayMetadata, Json, parse_document
+from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import (
     BASE,
     BROKEN,

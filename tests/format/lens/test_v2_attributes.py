@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.format.lens.v2.attributes import image_attributes, stored_image_attributes
-from shardfs.format.normal_form import canonical
+from shardfs.format.document import canonical
+from shardfs.format.lens.v2_attributes import image_attributes, stored_image_attributes
 from tests.support.json_values import json_values
 
 NAMES = ["multiscales", "omero", "labels", "plate", "well", "series", "bioformats2raw.layout", "image-label"]

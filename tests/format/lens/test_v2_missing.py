@@ -16,11 +16,11 @@ from numcodecs import VLenUTF8
 
 from shardfs.errors import MetadataError, NotShownError
 from shardfs.format.codecs import ChunkCodec
+from shardfs.format.document import canonical
 from shardfs.format.lens.unsharded import describe
-from shardfs.format.lens.v2.missing import FillCodec, fill_values, naming_no_axes
-from shardfs.format.lens.v2.nodes import array_documents, edit_array, new_array
+from shardfs.format.lens.v2 import array_documents, edit_array, new_array
+from shardfs.format.lens.v2_attributes import FillCodec, fill_values, naming_no_axes
 from shardfs.format.metadata import ArrayMetadata, parse_document
-from shardfs.format.normal_form import canonical
 from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, LITTLE, ZSTD, array, extension, sharding, transpose
 from tests.support.json_values import json_values
 

@@ -9,7 +9,7 @@ import pytest
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError
 from shardfs.format.lens.unsharded import shard_new, unshard
-from shardfs.format.lens.v2.nodes import array_documents, edit_array, new_array, new_group
+from shardfs.format.lens.v2 import array_documents, edit_array, new_array, new_group
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import BIG, LITTLE, extension, transpose
 

@@ -27,9 +27,9 @@ from shardfs.format.codecs import (
     parse_endian,
     parse_transpose,
 )
+from shardfs.format.document import Document, Extension, Json, brief, canonical
 from shardfs.format.dtype import VLEN_SERIALIZERS, parse_v2_dtype
-from shardfs.format.metadata import Document, Extension, Json, brief
-from shardfs.format.normal_form import ENCODER_MEMBERS, canonical
+from shardfs.format.normal_form import ENCODER_MEMBERS
 
 _PREFIX: Final = "numcodecs."
 _COMPRESSORS: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")

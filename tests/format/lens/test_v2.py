@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
-from shardfs.format.lens.v2.nodes import array_documents, group_documents
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, encode_json, parse_document, parse_node
+from shardfs.format.document import encode_json
+from shardfs.format.lens.v2 import array_documents, group_documents
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document, parse_node
 from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, LITTLE, ZSTD, array, extension, transpose
 from tests.support.json_values import json_values, places, replaced
 

@@ -11,11 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError
+from shardfs.format.document import canonical
 from shardfs.format.dtype import MAX_DEPTH
-from shardfs.format.lens.v2.documents import check_document, parse_consolidated
-from shardfs.format.lens.v2.nodes import array_documents, edit_array, edit_group, group_documents, new_array
+from shardfs.format.lens.v2 import (
+    array_documents,
+    check_document,
+    edit_array,
+    edit_group,
+    group_documents,
+    new_array,
+    parse_consolidated,
+)
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document, parse_node
-from shardfs.format.normal_form import canonical
 from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, LITTLE, ZSTD, array, extension, transpose
 from tests.support.json_values import json_values, places, replaced
 
