@@ -3,8 +3,8 @@
 Pure and synchronous: no I/O, no `async`, nothing imported from other rooms but `shardfs.errors`.
 
 The bytes of a `zarr.json` are parsed by `metadata.parse_document`, with the values that `document` knows.
-`lens.unsharded.describe` answers with an `UnshardedArray`, the document to show and the `ShardGrid` behind it, or raises
-the reason why there is none.
+`lens.unsharded.describe` answers with an `UnshardedArray`, the document to show and the `ShardGrid` behind it, or
+raises the reason why there is none.
 `ShardGrid.locate(coords)` names the shard and the entry of an inner chunk, and `ShardIndex.range(entry)` its bytes.
 `update.plan_write` plans a new version of a shard.
 
