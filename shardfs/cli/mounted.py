@@ -11,9 +11,8 @@ import click
 import trio
 
 from shardfs import errors
-from shardfs.cli.host_journals import recover_host
 from shardfs.cli.options import command, complain, json_option, mountpoint_argument, no_nan, timeout_option
-from shardfs.cli.recover import compact_source, recover_source
+from shardfs.cli.recover import compact_source, recover_host, recover_source
 from shardfs.cli.sources import open_checked, single_writer_option, source_options, store_options
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import is_shardfs, place_of

@@ -14,11 +14,11 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 
-from shardfs.dataset.journal import Erase, Put
 from shardfs.dataset.open_shard import OpenShard
 from shardfs.dataset.queue import Change, PendingBytes
 from shardfs.dataset.shard_cache import ArrayLayout, ShardCache, ShardState
 from shardfs.dataset.shard_listing import ShardListing
+from shardfs.dataset.wal.records import Erase, Put
 from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
 from shardfs.format.index import EntryRun
 from shardfs.format.lens.unsharded import UnshardedArray

@@ -12,13 +12,15 @@ from typing import Final, overload
 import trio
 
 from shardfs.dataset.builder import Assembly, assemble
-from shardfs.dataset.journal import Erase, Intent, Journal, Payload, Shrink
 from shardfs.dataset.open_shard import OpenShard, open_shard
 from shardfs.dataset.queue import Change
 from shardfs.dataset.quick_lock import QuickLock
-from shardfs.dataset.settling import take_back
 from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.dataset.source import Source
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.payload import Payload
+from shardfs.dataset.wal.records import Erase, Shrink, UndoRecord
+from shardfs.dataset.wal.undo import take_back
 from shardfs.errors import ConflictError, ShardfsError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, Edit
@@ -42,18 +44,18 @@ class Commit:
     edit: Edit
     old: OpenShard | None
     assembly: Assembly
-    intent: Intent | None = None
+    intent: UndoRecord | None = None
 
 
 class Commits:
     """How commits are made.  *lock* is held around each use of the journal."""
 
-    def __init__(self, source: Source, journal: Journal) -> None:
+    def __init__(self, source: Source, journal: WriteAheadLog) -> None:
         self.lock = QuickLock()
         self._source = source
         self._journal = journal
         self._unsettled: dict[str, list[int]] = {}  # by the key of the shard
-        self._earlier: dict[str, list[Intent]] = {}  # those of them that are of an earlier process
+        self._earlier: dict[str, list[UndoRecord]] = {}  # those of them that are of an earlier process
 
     async def plan(
         self,
@@ -91,7 +93,7 @@ class Commits:
         async with self.lock:
             try:
                 for commit in commits:
-                    commit.intent = self._append_intent(commit)
+                    commit.intent = self._append_undo(commit)
             except ShardfsError:
                 begun = [commit.intent.sequence for commit in commits if commit.intent is not None]
                 await trio.to_thread.run_sync(self._journal.finish, begun)
@@ -101,10 +103,10 @@ class Commits:
             settled = [n for commit in commits for n in self._unsettled.pop(_key(commit), [])]
             await trio.to_thread.run_sync(self._journal.finish, settled)
 
-    def _append_intent(self, commit: Commit) -> Intent:
+    def _append_undo(self, commit: Commit) -> UndoRecord:
         snapshot, assembly, old = commit.edit.snapshot, commit.assembly, commit.old
         is_replacement = not assembly.is_append or self._source.store.rewrites
-        return self._journal.append_intent(
+        return self._journal.append_undo(
             path=commit.array.path,
             shard=commit.shard,
             key=_key(commit),
@@ -119,7 +121,7 @@ class Commits:
             records=[record.sequence for record in commit.records],
         )
 
-    def keep_announced(self, intent: Intent) -> None:
+    def keep_announced(self, intent: UndoRecord) -> None:
         """Remember an intent of an earlier process, of which it is not known what came of it."""
         self._unsettled.setdefault(intent.key, []).append(intent.sequence)
         self._earlier.setdefault(intent.key, []).append(intent)
@@ -184,12 +186,12 @@ def _key(commit: Commit) -> str:
 
 
 @overload
-def carry(journal: Journal, change: Change) -> Change: ...
+def carry(journal: WriteAheadLog, change: Change) -> Change: ...
 @overload
-def carry(journal: Journal, change: Shrink) -> Shrink: ...
+def carry(journal: WriteAheadLog, change: Shrink) -> Shrink: ...
 @overload
-def carry(journal: Journal, change: Change | Shrink) -> Change | Shrink: ...
-def carry(journal: Journal, change: Change | Shrink) -> Change | Shrink:
+def carry(journal: WriteAheadLog, change: Change | Shrink) -> Change | Shrink: ...
+def carry(journal: WriteAheadLog, change: Change | Shrink) -> Change | Shrink:
     """Append a change, of this journal or another one, to *journal*; returns the new record."""
     if isinstance(change, Erase | Shrink):
         return journal.append(change)

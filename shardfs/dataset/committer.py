@@ -8,16 +8,17 @@ from typing import Final
 
 import trio
 
-from shardfs.dataset.aside import Aside
 from shardfs.dataset.backoff import Backoff
 from shardfs.dataset.commit import BATCH, Commit, Commits, batches
+from shardfs.dataset.conflict_log import ConflictLog
 from shardfs.dataset.hierarchy import DOCUMENT, is_below
-from shardfs.dataset.journal import Journal, Put
 from shardfs.dataset.open_shard import index_place
 from shardfs.dataset.queue import Change, ShardPending
 from shardfs.dataset.room import MAX_PENDING, Key, Room
 from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.dataset.source import Source
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.records import Put
 from shardfs.errors import ConflictError, LockedError, ShardfsError, StoreError, UnreachableError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, Edit, join_key
@@ -42,10 +43,10 @@ class Committer(Room):
     """
 
     def __init__(
-        self, source: Source, journal: Journal, conflicts: Journal, *, auto_compact: float | None = None
+        self, source: Source, journal: WriteAheadLog, conflicts: WriteAheadLog, *, auto_compact: float | None = None
     ) -> None:
         super().__init__(Commits(source, journal), journal)
-        self.aside = Aside(source.hierarchy, conflicts, self.commits)
+        self.conflict_log = ConflictLog(source.hierarchy, conflicts, self.commits)
         self._source = source
         self._backoff: Backoff[Key] = Backoff()
         self._locked: dict[Key, float] = {}  # since when other programs were found to have the lock of a shard
@@ -94,7 +95,7 @@ class Committer(Room):
         What is published meanwhile need not be.  Raises what keeps it from being committed; what is pending stays so.
         Raises `ConflictError` if something did not fit its array any more and was put aside.
         """
-        last, nput_aside = self._journal.last_sequence, self.aside.count
+        last, nput_aside = self._journal.last_sequence, self.conflict_log.count
         for _ in range(_ATTEMPTS):
             wanted = [
                 key
@@ -104,10 +105,10 @@ class Committer(Room):
                 and _is_older(key, last)
             ]
             if not wanted:
-                if self.aside.count > nput_aside:
+                if self.conflict_log.count > nput_aside:
                     raise ConflictError(
-                        f"{self.aside.count - nput_aside} chunks were put aside: their arrays were changed by another "
-                        "program; `shardfs recover` shows them"
+                        f"{self.conflict_log.count - nput_aside} chunks were put aside: their arrays were changed by "
+                        "another program; `shardfs recover` shows them"
                     )
                 return
             await self._backoff.wait(wanted)
@@ -251,7 +252,7 @@ class Committer(Room):
     ) -> Commit | None:
         """Lock a shard and plan its next version; None if there is nothing to do."""
         array, shard = key
-        records, conflicts = await self.aside.sort_out(array, pending)
+        records, conflicts = await self.conflict_log.sort_out(array, pending)
         if conflicts:
             await self._forget(array, shard, conflicts)
         if not records:

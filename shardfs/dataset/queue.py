@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardfs.dataset.journal import Erase, Put
+from shardfs.dataset.wal.records import Erase, Put
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer
 

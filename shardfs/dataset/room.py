@@ -7,8 +7,10 @@ from typing import Final
 import trio
 
 from shardfs.dataset.commit import Commits
-from shardfs.dataset.journal import Journal, Payload, Put
 from shardfs.dataset.shard_cache import ArrayLayout
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.payload import Payload
+from shardfs.dataset.wal.records import Put
 from shardfs.errors import NoSpaceError, ShardfsError, UnreachableError
 from shardfs.format.sharding import Coords
 
@@ -25,7 +27,7 @@ Key = tuple[ArrayLayout, Coords]
 class Room:
     """The shards with pending changes, those that cannot be committed, and the journal that has room for more."""
 
-    def __init__(self, commits: Commits, journal: Journal) -> None:
+    def __init__(self, commits: Commits, journal: WriteAheadLog) -> None:
         self.commits = commits
         self._journal = journal
         self._queue: dict[Key, None] = {}

@@ -11,10 +11,11 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
-from shardfs.dataset.journal import Erase, Journal, Put, Shrink
 from shardfs.dataset.queue import Change
 from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.dataset.source import Source
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.records import Erase, Put, Shrink
 from shardfs.errors import ConflictError, ReadOnlyError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
@@ -27,7 +28,7 @@ class Writer:
     """Changes to the chunks of one source, in the order in which they were published."""
 
     def __init__(
-        self, source: Source, journal: Journal, conflicts: Journal, *, auto_compact: float | None = None
+        self, source: Source, journal: WriteAheadLog, conflicts: WriteAheadLog, *, auto_compact: float | None = None
     ) -> None:
         self.source = source
         self.journal = journal

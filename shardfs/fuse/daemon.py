@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from shardfs import errors
-from shardfs.dataset.host_state import state_home
+from shardfs.dataset.slots import state_home
 
 _FILE_VARIABLES: Final = (
     "AWS_CA_BUNDLE",

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from shardfs.dataset.host_state import kept_files
-from shardfs.dataset.journal import Erase, Put
-from shardfs.dataset.leftovers import read_left
-from shardfs.dataset.lock import StateDirectory, find_holder
+from shardfs.dataset.slots import kept_files
+from shardfs.dataset.source_lock import find_holder
+from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.wal.records import Erase, Put
+from shardfs.dataset.wal.takeover import read_left
 from shardfs.errors import ShardfsError, StoreError, UnfinishedError
 
 _STEP_SECONDS: Final = 0.1

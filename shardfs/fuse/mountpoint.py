@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
-from shardfs.dataset.lock import StateDirectory
+from shardfs.dataset.state import StateDirectory
 from shardfs.errors import FuseUnavailableError, MountPointError, ShardfsError, UnfinishedError
 from shardfs.fuse import control
 from shardfs.fuse.ending import Ending

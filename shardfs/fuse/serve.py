@@ -12,9 +12,9 @@ import pyfuse3
 import trio
 
 from shardfs.dataset.foreign import EMPTY, NO_ZARR, foreign_format, unsharded
-from shardfs.dataset.host_state import has_journal, hold
-from shardfs.dataset.leftovers import recover_command
+from shardfs.dataset.slots import has_journal, hold
 from shardfs.dataset.source import Source
+from shardfs.dataset.wal.takeover import recover_command
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
 from shardfs.fuse.operations import Operations
 from shardfs.fuse.options import MountOptions

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from shardfs.dataset.array import Extent
-from shardfs.dataset.journal import Put
 from shardfs.dataset.shard_cache import ShardState
+from shardfs.dataset.wal.records import Put
 from shardfs.errors import (
     IsADirectoryHereError,
     NoAttributeError,

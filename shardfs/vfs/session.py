@@ -7,11 +7,12 @@ from typing import Final
 
 import trio
 
-from shardfs.dataset.journal import Journal, JournalContents, read_journal
-from shardfs.dataset.leftovers import bring_home, log_damage, recover_command
-from shardfs.dataset.lock import StateDirectory, shown
-from shardfs.dataset.recovery import replay
 from shardfs.dataset.source import Source
+from shardfs.dataset.state import StateDirectory, shown
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.reading import LogContents, read_log
+from shardfs.dataset.wal.recovery import replay
+from shardfs.dataset.wal.takeover import bring_home, log_damage, recover_command
 from shardfs.dataset.writer import Writer
 from shardfs.errors import ConflictError, ShardfsError
 from shardfs.stores.local.openat import open_directory
@@ -40,10 +41,10 @@ class Session:
     state: StateDirectory
     left: Sequence[StateDirectory]
     single_writer: bool
-    contents: JournalContents
-    aside: JournalContents
-    journal: Journal
-    conflicts: Journal
+    contents: LogContents
+    aside: LogContents
+    journal: WriteAheadLog
+    conflicts: WriteAheadLog
     writer: Writer
     staging: OrphanChunks
     files: OpenFiles
@@ -71,11 +72,11 @@ class Session:
         Raises `StoreError` for a journal that cannot be read.
         """
         directory = open_directory(state.journal)
-        contents = read_journal(directory)
-        journal = Journal(directory, disk, contents)
+        contents = read_log(directory)
+        journal = WriteAheadLog(directory, disk, contents)
         directory_aside = open_directory(state.conflicts)
-        aside = read_journal(directory_aside)
-        conflicts = Journal(directory_aside, disk, aside)
+        aside = read_log(directory_aside)
+        conflicts = WriteAheadLog(directory_aside, disk, aside)
         writer = Writer(source, journal, conflicts, auto_compact=auto_compact)
         plain, drafts, gate = PassthroughWriters(), WriteBuffers(fs, BufferSpace(state.drafts)), Gate()
         staging = OrphanChunks(fs, writer, plain, state.staged_key)

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardfs.dataset.journal import Erase, Journal, Shrink, read_journal
-from shardfs.dataset.journal_segments import HEADER_NBYTES, pack_record
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.reading import read_log
+from shardfs.dataset.wal.records import Erase, Shrink
+from shardfs.dataset.wal.segments import HEADER_NBYTES, pack_record
 from shardfs.stores.local.atomic_write import temporary_name
 from shardfs.stores.local.openat import open_directory
 from shardfs.stores.local.syscalls import Syscalls
@@ -452,10 +454,10 @@ def test_a_change_that_does_not_fit_any_more_is_a_conflict_that_only_apply_appli
 
 
 @contextmanager
-def left_journal(source: Path) -> Iterator[Journal]:
+def left_journal(source: Path) -> Iterator[WriteAheadLog]:
     """The journal that a killed mount left, to add to it what only damage or malice would."""
     directory = open_directory(str(source / ".shardfs/journal"))
-    with closing(Journal(directory, Syscalls(), read_journal(directory))) as journal:
+    with closing(WriteAheadLog(directory, Syscalls(), read_log(directory))) as journal:
         yield journal
 
 
@@ -504,12 +506,10 @@ def test_the_removal_of_a_whole_shard_is_kept_while_its_array_is_away(
     with left_journal(group) as journal:
         removal = next(
             record
-            for record in read_journal(open_directory(str(group / ".shardfs/journal"))).records
+            for record in read_log(open_directory(str(group / ".shardfs/journal"))).records
             if isinstance(record, Erase)
         )
-        journal.append_intent(
-            **INTENT | {"path": "a", "shard": (1, 1), "key": "a/c/1/1", "records": [removal.sequence]}
-        )
+        journal.append_undo(**INTENT | {"path": "a", "shard": (1, 1), "key": "a/c/1/1", "records": [removal.sequence]})
     (group / "a").rename(source)
     assert "conflict: the removal of chunk 3/3 of a" in run("recover", group).stdout
     assert run("recover", "--apply", group).returncode == FAILED
@@ -535,13 +535,13 @@ INTENT: dict[str, Any] = {
 CHANGE: dict[str, Any] = {"fingerprint": b"f" * 16, "superseded": None, "mtime_ns": 1}
 OWNER: dict[str, Any] = {"mode": 0o644, "uid": 0, "gid": 0, "content": b"bad"}
 AWAY = ["../out", "/etc", "link/out", "a/../../out", "nul\0", "a/c/0/0", "deep/" * 500 + "x"]
-BAD: dict[str, Callable[[Journal, str], object]] = {
+BAD: dict[str, Callable[[WriteAheadLog, str], object]] = {
     "new bytes": lambda journal, key: journal.append_put(path=key, coords=(0, 0), **CHANGE, **OWNER),
     "removal": lambda journal, key: journal.append(Erase(0, key, (0, 0), b"f" * 16, None, 1)),
     "removal of chunks outside": lambda journal, key: journal.append(Shrink(0, key, (99, 99))),
-    "commit": lambda journal, key: journal.append_intent(**INTENT | {"key": key}),
-    "commit of another array": lambda journal, key: journal.append_intent(**INTENT | {"path": key}),
-    "commit with a temporary": lambda journal, key: journal.append_intent(
+    "commit": lambda journal, key: journal.append_undo(**INTENT | {"key": key}),
+    "commit of another array": lambda journal, key: journal.append_undo(**INTENT | {"path": key}),
+    "commit with a temporary": lambda journal, key: journal.append_undo(
         **INTENT | {"temporary": f"{key}/{temporary_name()}"}
     ),
 }

@@ -16,9 +16,9 @@ from typing import Any
 from unittest.mock import patch
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.journal import Journal
-from shardfs.dataset.lock import StateDirectory
 from shardfs.dataset.source import Source
+from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -35,8 +35,8 @@ OWNER = Owner(os.geteuid(), os.getegid())
 @contextmanager
 def small_log() -> Iterator[None]:
     """Let what was written and not committed lie in many small files, written in small pieces."""
-    small = partial(Journal, segment_nbytes=8192)
-    with patch("shardfs.vfs.session.Journal", small), patch("shardfs.dataset.journal._PIECE_NBYTES", 2048):
+    small = partial(WriteAheadLog, segment_nbytes=8192)
+    with patch("shardfs.vfs.session.WriteAheadLog", small), patch("shardfs.dataset.wal.log._PIECE_NBYTES", 2048):
         yield
 
 

@@ -16,7 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.dataset.journal import Erase, Intent, Journal, JournalContents, Put, Shrink, read_journal
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.reading import LogContents, read_log
+from shardfs.dataset.wal.records import Erase, Put, Shrink, UndoRecord
 from shardfs.errors import NoSpaceError, ReadOnlyError, RefusedError, StoreError
 from shardfs.stores.base import Buffer, Descriptor
 from shardfs.stores.local.openat import WALK
@@ -31,15 +33,15 @@ def descriptor_of(path: Path) -> Descriptor:
     return Descriptor(os.open(path, WALK))
 
 
-def opened(path: Path, disk: Syscalls | None = None, **options: int) -> Journal:
-    return Journal(descriptor_of(path), disk or Syscalls(), **options)
+def opened(path: Path, disk: Syscalls | None = None, **options: int) -> WriteAheadLog:
+    return WriteAheadLog(descriptor_of(path), disk or Syscalls(), **options)
 
 
-def contents_of(path: Path) -> JournalContents:
-    return read_journal(descriptor_of(path))
+def contents_of(path: Path) -> LogContents:
+    return read_log(descriptor_of(path))
 
 
-def put(journal: Journal, content: Any = b"bytes", *, coords: tuple[int, ...] = (0,), **fields: Any) -> Put:
+def put(journal: WriteAheadLog, content: Any = b"bytes", *, coords: tuple[int, ...] = (0,), **fields: Any) -> Put:
     defaults: dict[str, Any] = {
         "path": "image/a",
         "fingerprint": b"f" * 16,
@@ -52,7 +54,7 @@ def put(journal: Journal, content: Any = b"bytes", *, coords: tuple[int, ...] = 
     return journal.append_put(coords=coords, content=content, **(defaults | fields))
 
 
-def intend(journal: Journal, records: list[int], **fields: Any) -> Intent:
+def intend(journal: WriteAheadLog, records: list[int], **fields: Any) -> UndoRecord:
     defaults: dict[str, Any] = {
         "path": "a",
         "shard": (1, 2),
@@ -66,7 +68,7 @@ def intend(journal: Journal, records: list[int], **fields: Any) -> Intent:
         "old_index": b"old",
         "planned_index": b"planned",
     }
-    return journal.append_intent(records=records, **(defaults | fields))
+    return journal.append_undo(records=records, **(defaults | fields))
 
 
 def plain(record: Any) -> tuple[Any, ...]:
@@ -74,9 +76,9 @@ def plain(record: Any) -> tuple[Any, ...]:
     if isinstance(record, Put):
         payload = record.payload.read(0, record.payload.nbytes)
         return ("Put", payload, repr(replace(record, payload=None)))  # type: ignore[arg-type]
-    if isinstance(record, Intent):
+    if isinstance(record, UndoRecord):
         said = (record.old_index, record.planned_index, list(record.records()))
-        return ("Intent", said, repr(replace(record, payload=None)))  # type: ignore[arg-type]
+        return ("UndoRecord", said, repr(replace(record, payload=None)))  # type: ignore[arg-type]
     return (type(record).__name__, repr(record))
 
 
@@ -131,7 +133,7 @@ appends = st.one_of(
     st.tuples(names, coordinates).map(lambda parts: lambda j: j.append(Shrink(0, *parts))),
     st.tuples(intents, st.randoms()).map(
         lambda parts: (
-            lambda j: j.append_intent(
+            lambda j: j.append_undo(
                 **parts[0], records=[n for n in range(1, j.last_sequence + 1) if parts[1].random() < 0.7]
             )
         )
@@ -141,7 +143,7 @@ appends = st.one_of(
 
 @given(st.lists(appends, max_size=8), st.sampled_from([64, 300, 2**20]))
 def test_what_is_appended_is_read_in_its_order(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[Callable[[Journal], Any]], segment_nbytes: int
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Callable[[WriteAheadLog], Any]], segment_nbytes: int
 ) -> None:
     path = tmp_path_factory.mktemp("journal")
     journal = opened(path, segment_nbytes=segment_nbytes)
@@ -157,7 +159,7 @@ def test_an_intent_says_what_it_commits_and_both_indexes(tmp_path: Path) -> None
     sequences = [put(journal).sequence for _ in range(6)]
     intend(journal, [sequences[n] for n in (4, 0, 1, 2)], identity=None, temporary="a/c/1/.shardfs-1.tmp")
     [*_, intent] = contents_of(tmp_path).records
-    assert isinstance(intent, Intent)
+    assert isinstance(intent, UndoRecord)
     assert list(intent.records()) == [range(1, 4), range(5, 6)]
     assert (intent.old_index, intent.planned_index) == (b"old", b"planned")
     assert (intent.identity, intent.temporary) == (None, "a/c/1/.shardfs-1.tmp")
@@ -368,7 +370,7 @@ def test_a_record_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> No
     assert [plain(record) for record in contents_of(tmp_path).records] == [plain(record) for record in records]
 
 
-def one_per_segment(path: Path, count: int, disk: Syscalls | None = None) -> tuple[Journal, list[int]]:
+def one_per_segment(path: Path, count: int, disk: Syscalls | None = None) -> tuple[WriteAheadLog, list[int]]:
     journal = opened(path, disk, segment_nbytes=300)
     return journal, [put(journal, b"x" * 100).sequence for _ in range(count)]
 
@@ -457,7 +459,7 @@ def test_a_journal_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     contents = contents_of(tmp_path)
     assert contents.nbytes == old.nbytes
     disk = LossyDisk(tmp_path)
-    journal = Journal(descriptor_of(tmp_path), disk, contents)
+    journal = WriteAheadLog(descriptor_of(tmp_path), disk, contents)
     assert (journal.live, journal.nbytes, journal.live_nbytes) == (4, old.nbytes, old.live_nbytes)
     record = put(journal)
     assert record.sequence == old.last_sequence + 1

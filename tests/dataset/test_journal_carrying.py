@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from shardfs.dataset.journal import Erase, Journal, Put, Shrink
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.records import Erase, Put, Shrink
 from shardfs.stores.local.syscalls import Syscalls
 from tests.dataset.test_journal import (
     Scattered,
@@ -34,13 +35,13 @@ PIECE = 2048
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Content in pieces that a power cut can be tried on in many ways."""
-    monkeypatch.setattr("shardfs.dataset.journal._PIECE_NBYTES", PIECE)
+    monkeypatch.setattr("shardfs.dataset.wal.log._PIECE_NBYTES", PIECE)
 
 
 def assert_goes_on(path: Path) -> None:
     """A next journal in the same place takes over what there is, adds to it, and ends with nothing left."""
     contents = contents_of(path)
-    journal = Journal(descriptor_of(path), QuickDisk(), contents)
+    journal = WriteAheadLog(descriptor_of(path), QuickDisk(), contents)
     record = put(journal, b"the next")
     both = [*contents.records, record]
     assert [plain(read) for read in contents_of(path).records] == [plain(known) for known in both]
@@ -50,7 +51,7 @@ def assert_goes_on(path: Path) -> None:
     assert contents_of(path).records == []
 
 
-def whole_story(path: Path, disk: LossyDisk) -> tuple[Journal, list[Any]]:
+def whole_story(path: Path, disk: LossyDisk) -> tuple[WriteAheadLog, list[Any]]:
     """Records of all kinds in several segments, the oldest of which is carried forward again and again."""
     journal = opened(path, disk, segment_nbytes=4096)
     shrink = journal.append(Shrink(0, "image/a", (4,)))

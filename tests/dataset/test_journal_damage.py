@@ -15,16 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.dataset.journal import Damage, Erase, Journal, Put, Shrink
-from shardfs.dataset.journal_records import Kind
-from shardfs.dataset.journal_segments import (
-    HEADER_NBYTES,
-    RECORD_NBYTES,
-    VERSION,
-    checksum,
-    pack_header,
-    pack_record,
-)
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.reading import Damage
+from shardfs.dataset.wal.records import Erase, Kind, Put, Shrink
+from shardfs.dataset.wal.segments import HEADER_NBYTES, RECORD_NBYTES, VERSION, checksum, pack_header, pack_record
 from shardfs.errors import CorruptionError, StoreError
 from shardfs.stores.local.syscalls import Syscalls
 from tests.dataset.test_journal import contents_of, descriptor_of, intend, opened, plain, put, segments_of
@@ -240,7 +234,7 @@ def test_a_damaged_segment_is_kept_under_another_name(tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
     contents = contents_of(tmp_path)
     assert len(contents.records) == 2
-    journal = Journal(descriptor_of(tmp_path), Syscalls(), contents)
+    journal = WriteAheadLog(descriptor_of(tmp_path), Syscalls(), contents)
     journal.finish(record.sequence for record in contents.records)
     journal.close()
     assert os.listdir(tmp_path) == ["00000001.damaged"]
@@ -259,7 +253,7 @@ def test_a_torn_segment_is_removed_like_any_other(tmp_path: Path) -> None:
     os.truncate(tmp_path / "00000001.journal", 150)
     contents = contents_of(tmp_path)
     assert len(contents.damage) == 2
-    journal = Journal(descriptor_of(tmp_path), Syscalls(), contents)
+    journal = WriteAheadLog(descriptor_of(tmp_path), Syscalls(), contents)
     record = put(journal)
     assert segments_of(tmp_path)[-1] == "00000003.journal"
     journal.finish([record.sequence])
@@ -362,19 +356,19 @@ def test_a_segment_that_is_made_here_is_a_sound_one(tmp_path: Path) -> None:
         (Kind.CARRIED, b""),
         (Kind.CARRIED, struct.pack("<QB", 1, Kind.SHRINK) + b"\1\0" + bytes(8) + b"a"),
         (Kind.CARRIED, struct.pack("<QB", 0, Kind.CARRIED) + struct.pack("<QB", 0, Kind.SHRINK)),
-        (Kind.CARRIED, struct.pack("<QB", 0, Kind.DONE)),
+        (Kind.CARRIED, struct.pack("<QB", 0, Kind.CHECKPOINT)),
         (Kind.CARRIED, struct.pack("<QB", 0, 99)),
         (Kind.PUT, b""),
         (Kind.PUT, b"x" * 40),
         (Kind.ERASE, b"x" * 57),
         (Kind.SHRINK, b"\xff\xff"),
         (Kind.SHRINK, b""),
-        (Kind.INTENT, b""),
-        (Kind.INTENT, struct.pack("<?QQQQQ?QQHII", False, 0, 0, 0, 0, 0, False, 1, 0, 0, 0, 0)),
-        (Kind.INTENT, struct.pack("<?QQQQQ?QQHII", False, 0, 0, 0, 0, 0, False, 0, 5, 0, 0, 0)),
-        (Kind.INTENT, struct.pack("<?QQQQQ?QQHII", False, 0, 0, 0, 0, 0, False, 2**60, 2**64 - 2**60, 0, 0, 0)),
-        (Kind.INTENT, struct.pack("<?QQQQQ?QQHII", False, 0, 0, 0, 0, 0, False, 0, 0, 0, 2**32 - 1, 0)),
-        (Kind.INTENT, struct.pack("<?QQQQQ?QQHII", False, 0, 0, 0, 0, 0, False, 0, 0, 9, 0, 0)),
+        (Kind.UNDO, b""),
+        (Kind.UNDO, struct.pack("<?QQQQQ?QQHII", False, 0, 0, 0, 0, 0, False, 1, 0, 0, 0, 0)),
+        (Kind.UNDO, struct.pack("<?QQQQQ?QQHII", False, 0, 0, 0, 0, 0, False, 0, 5, 0, 0, 0)),
+        (Kind.UNDO, struct.pack("<?QQQQQ?QQHII", False, 0, 0, 0, 0, 0, False, 2**60, 2**64 - 2**60, 0, 0, 0)),
+        (Kind.UNDO, struct.pack("<?QQQQQ?QQHII", False, 0, 0, 0, 0, 0, False, 0, 0, 0, 2**32 - 1, 0)),
+        (Kind.UNDO, struct.pack("<?QQQQQ?QQHII", False, 0, 0, 0, 0, 0, False, 0, 0, 9, 0, 0)),
     ],
 )
 def test_a_malformed_record_is_damage_and_the_next_is_read(tmp_path: Path, kind: int, meta: bytes) -> None:
@@ -402,7 +396,7 @@ def peak_of_reading(path: Path) -> int:
 
 LENGTHS = [
     pack_record(SALT, 2, Kind.PUT, b"", 2**63, 0),
-    pack_record(SALT, 2, Kind.DONE, b"", 2**40, 0),
+    pack_record(SALT, 2, Kind.CHECKPOINT, b"", 2**40, 0),
     pack_record(SALT, 2, Kind.PUT, b"", 2**64 - 1, 0),
     SALT + struct.pack("<IIQQIB3x", 0, 0, 2, 0, 2**32 - 1, Kind.PUT),
     pack_record(SALT, 2**64 - 1, Kind.SHRINK, SHRINK, 0, 0),
@@ -431,7 +425,7 @@ def test_an_index_that_is_larger_than_any_is_damage(tmp_path: Path) -> None:
     nbytes = 200 * MIB
     meta = struct.pack("<?QQQQQ?QQHII", False, 0, 0, 0, 0, 0, False, 0, nbytes, 0, 0, 0)
     payload = bytes(nbytes)
-    contents = contents_of(segment_of(tmp_path, record_of(1, Kind.INTENT, meta, payload)))
+    contents = contents_of(segment_of(tmp_path, record_of(1, Kind.UNDO, meta, payload)))
     assert contents.records == []
     assert [found.reason for found in contents.damage] == ["record 1 of the journal is malformed"]
 
@@ -439,7 +433,7 @@ def test_an_index_that_is_larger_than_any_is_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bounds", [(1, 2**60), (0, 2), (5, 3), (1, 11), (2**64 - 1, 2**64 - 1), (3, 3)])
 def test_done_records_that_are_none_forget_nothing_they_should_not(tmp_path: Path, bounds: tuple[int, int]) -> None:
     shrinks = [record_of(n, Kind.SHRINK, SHRINK) for n in range(1, 10)]
-    contents = contents_of(segment_of(tmp_path, *shrinks, record_of(10, Kind.DONE, b"", ranges(bounds))))
+    contents = contents_of(segment_of(tmp_path, *shrinks, record_of(10, Kind.CHECKPOINT, b"", ranges(bounds))))
     is_sound = bounds[0] < bounds[1] <= 10
     assert len(contents.records) == (8 if is_sound else 9)
     assert len(contents.damage) == (not is_sound)
@@ -448,7 +442,7 @@ def test_done_records_that_are_none_forget_nothing_they_should_not(tmp_path: Pat
 def test_naming_the_same_records_over_and_over_costs_no_more_than_once(tmp_path: Path) -> None:
     count = 20_000
     shrinks = [record_of(n, Kind.SHRINK, SHRINK) for n in range(1, count)]
-    dones = [record_of(count + n, Kind.DONE, b"", ranges((1, count))) for n in range(count)]
+    dones = [record_of(count + n, Kind.CHECKPOINT, b"", ranges((1, count))) for n in range(count)]
     contents = contents_of(segment_of(tmp_path, *shrinks, *dones))  # in no time, not in one for each pair
     assert contents.records == []
     assert contents.damage == []
@@ -456,7 +450,7 @@ def test_naming_the_same_records_over_and_over_costs_no_more_than_once(tmp_path:
 
 def test_an_intent_that_names_more_than_there_can_be_is_not_believed(tmp_path: Path) -> None:
     meta = struct.pack("<?QQQQQ?QQHII", False, 0, 0, 0, 0, 0, False, 1, 0, 0, 0, 0)
-    record = record_of(2**50, Kind.INTENT, meta, ranges((1, 2**49)))
+    record = record_of(2**50, Kind.UNDO, meta, ranges((1, 2**49)))
     [intent] = contents_of(segment_of(tmp_path, record)).records
     with pytest.raises(CorruptionError, match="names records 1 to"):
         list(intent.records())  # type: ignore[union-attr]
@@ -504,6 +498,6 @@ def test_no_record_whatever_makes_reading_fail(written: Written, kind: int, meta
     path.mkdir(exist_ok=True)
     contents = contents_of(segment_of(path, record_of(7, kind, meta, payload), record_of(8, Kind.SHRINK, SHRINK)))
     assert contents.records[-1] == Shrink(8, "a", (5,))
-    assert len(contents.records) + len(contents.damage) == 2 or kind == Kind.DONE
+    assert len(contents.records) + len(contents.damage) == 2 or kind == Kind.CHECKPOINT
     for record in contents.records:
         assert isinstance(record, Put | Erase | Shrink) or record.old_index_nbytes <= len(payload)

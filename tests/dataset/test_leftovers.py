@@ -10,9 +10,9 @@ import pytest
 import trio
 
 import shardfs
-from shardfs.dataset.journal import read_journal
-from shardfs.dataset.leftovers import bring_home
-from shardfs.dataset.lock import StateDirectory
+from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.wal.reading import read_log
+from shardfs.dataset.wal.takeover import bring_home
 from shardfs.errors import CorruptionError, ShardfsError, StoreError
 from shardfs.stores.local.openat import open_directory
 from shardfs.stores.local.tree import LocalStore
@@ -67,7 +67,7 @@ async def stored(root: Path) -> bytes | None:
 
 
 def left(directory: str) -> int:
-    return len(read_journal(open_directory(directory)).records)
+    return len(read_log(open_directory(directory)).records)
 
 
 @in_trio

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import trio
 
-from shardfs.dataset.journal import Journal
 from shardfs.dataset.source import Source
+from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.writer import Writer
 from shardfs.fuse import control
 from shardfs.stores.local.openat import open_directory
@@ -64,7 +64,7 @@ class Dataset:
             (self.directory / name).mkdir()
         self.source = Source.of(LocalStore(str(self.directory / "array"), self.disk), ttl=0)
         journal, conflicts = (
-            Journal(open_directory(str(self.directory / name)), Syscalls()) for name in ("journal", "conflicts")
+            WriteAheadLog(open_directory(str(self.directory / name)), Syscalls()) for name in ("journal", "conflicts")
         )
         self.writer = Writer(self.source, journal, conflicts)
 

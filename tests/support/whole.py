@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.journal import Journal, read_journal
-from shardfs.dataset.recovery import Recovery, replay
 from shardfs.dataset.source import Source
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.reading import read_log
+from shardfs.dataset.wal.recovery import Recovery, replay
 from shardfs.dataset.writer import Writer
 from shardfs.stores.base import Store
 from shardfs.stores.local.openat import open_directory
@@ -48,10 +49,10 @@ class Life:
         source = Source.of(store, ttl=0.0)
         source.hierarchy.shows_whole = shows_whole
         opened = open_directory(str(directory / "journal"))
-        contents = read_journal(opened)
+        contents = read_log(opened)
         disk = disk or QuickDisk()
-        journal = Journal(opened, disk, contents)
-        conflicts = Journal(open_directory(str(directory / "conflicts")), disk)
+        journal = WriteAheadLog(opened, disk, contents)
+        conflicts = WriteAheadLog(open_directory(str(directory / "conflicts")), disk)
         writer = Writer(source, journal, conflicts)
         return cls(source, writer, await replay(source, contents, writer.committer))
 

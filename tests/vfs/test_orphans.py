@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from shardfs.dataset import room
-from shardfs.dataset.lock import StateDirectory
+from shardfs.dataset.state import StateDirectory
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.inodes import ROOT
 from tests.crash.harness import Process

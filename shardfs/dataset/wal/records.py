@@ -1,6 +1,6 @@
 """What a journal holds: records of changes that were published and are not in the store yet.
 
-Here is what a record says, and how that is packed; `shardfs.dataset.journal_segments` puts it into files.  A record
+Here is what a record says, and how that is packed; `shardfs.dataset.wal.segments` puts it into files.  A record
 has *meta* bytes of bounded length and a payload, which stays in its file: memory holds a reference.
 
 Meta, little endian, by kind.  Axes are uint64, strings are UTF-8 with undecodable bytes as they are:
@@ -9,9 +9,9 @@ Meta, little endian, by kind.  Axes are uint64, strings are UTF-8 with undecodab
   mode, uid, gid (uint32), number of axes (uint16), coordinates, path.  The payload is the encoded inner chunk.
 - Erase: as Put, without mode, uid and gid.  No payload.
 - Shrink: number of axes (uint16), shape, path.  No payload.
-- Intent: identity (flag, device, inode), sizes and flags as in `_INTENT`, coordinates of the shard, path, key and
+- UndoRecord: identity (flag, device, inode), sizes and flags as in `_INTENT`, coordinates of the shard, path, key and
   temporary key.  The payload is ranges of sequences, the old index, the planned index.
-- Done: nothing.  The payload is ranges of sequences, each its first and the one behind its last (uint64).
+- Checkpoint: nothing.  The payload is ranges of sequences, each its first and the one behind its last (uint64).
 - Carried: another record, which was live in a segment that was to go: its sequence (uint64), its kind (uint8), its
   meta.  The payload is that of the record.  It is that record still, by its sequence, wherever it is found.
 
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from shardfs.dataset.journal_payload import Payload
+from shardfs.dataset.wal.payload import Payload
 from shardfs.errors import CorruptionError, RefusedError
 from shardfs.format.sharding import MAX_INDEX_NBYTES
 
@@ -51,8 +51,8 @@ class Kind(enum.IntEnum):
     PUT = 1
     ERASE = 2
     SHRINK = 3
-    INTENT = 4
-    DONE = 5
+    UNDO = 4
+    CHECKPOINT = 5
     CARRIED = 6
 
 
@@ -110,7 +110,7 @@ class Shrink:
 
 
 @dataclass(frozen=True, slots=True)
-class Intent:
+class UndoRecord:
     """The shard at *shard* of the array at *path*, stored under *key*, is about to get its next version.
 
     *identity* is (device, inode) of the object and *old_nbytes* its size, None and 0 if it is new.
@@ -152,7 +152,7 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Checkpoint:
     """Records that need not be remembered any more."""
 
     sequence: int
@@ -163,7 +163,7 @@ class Done:
         return unpack_ranges(self.payload, self.payload.nbytes // RANGE_NBYTES, self.sequence)
 
 
-Record = Put | Erase | Shrink | Intent | Done
+Record = Put | Erase | Shrink | UndoRecord | Checkpoint
 
 
 def meta_of_put(
@@ -180,7 +180,7 @@ def meta_of_put(
     return _OWNER.pack(mode, uid, gid) + _pack_change(path, coords, fingerprint, superseded, mtime_ns)
 
 
-def meta_of_intent(
+def meta_of_undo(
     path: str,
     shard: tuple[int, ...],
     key: str,
@@ -193,7 +193,7 @@ def meta_of_intent(
     nranges: int,
     old_index_nbytes: int,
 ) -> bytes:
-    """Return the meta bytes of an `Intent`; raises `RefusedError` if they are too many."""
+    """Return the meta bytes of an `UndoRecord`; raises `RefusedError` if they are too many."""
     names = [_encoded(text) for text in (path, key, temporary)]
     fixed = _INTENT.pack(
         identity is not None,
@@ -258,20 +258,20 @@ def unpack(kind: int, sequence: int, meta: bytes, payload: Payload) -> Record:
                 (ndim,) = _SHRINK.unpack_from(meta)
                 shape, end = _unpack_axes(meta, _SHRINK.size, ndim)
                 return Shrink(sequence, _text(meta[end:]), shape)
-            case Kind.INTENT:
+            case Kind.UNDO:
                 return _unpack_intent(sequence, meta, payload)
-            case Kind.DONE if payload.nbytes % RANGE_NBYTES == 0:
-                return Done(sequence, payload)
+            case Kind.CHECKPOINT if payload.nbytes % RANGE_NBYTES == 0:
+                return Checkpoint(sequence, payload)
             case Kind.CARRIED:
                 own, kind = _CARRIED.unpack_from(meta)
-                if own < sequence and kind not in (Kind.DONE, Kind.CARRIED):
+                if own < sequence and kind not in (Kind.CHECKPOINT, Kind.CARRIED):
                     return unpack(kind, own, meta[_CARRIED.size :], payload)
     except (struct.error, CorruptionError):
         pass
     raise CorruptionError(f"record {sequence} of the journal is malformed")
 
 
-def _unpack_intent(sequence: int, meta: bytes, payload: Payload) -> Intent:
+def _unpack_intent(sequence: int, meta: bytes, payload: Payload) -> UndoRecord:
     has_identity, device, inode, old, planned, index_offset, is_replacement, nranges, old_index, ndim, path, key = (
         _INTENT.unpack_from(meta)
     )
@@ -281,7 +281,7 @@ def _unpack_intent(sequence: int, meta: bytes, payload: Payload) -> Intent:
         raise struct.error
     if old_index > _MAX_ENCODED_NBYTES or not 0 <= planned_index <= _MAX_ENCODED_NBYTES:
         raise struct.error
-    return Intent(
+    return UndoRecord(
         sequence,
         _text(meta[at : at + path]),
         shard,

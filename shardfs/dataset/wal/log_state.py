@@ -2,30 +2,30 @@
 
 import threading
 
-from shardfs.dataset.journal_files import JournalFiles
-from shardfs.dataset.journal_reading import JournalContents, read_journal
-from shardfs.dataset.journal_segments import Segment
+from shardfs.dataset.wal.files import LogFiles
+from shardfs.dataset.wal.reading import LogContents, read_log
+from shardfs.dataset.wal.segments import Segment
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.syscalls import Syscalls
 
 
-class JournalState:
+class LogState:
     """The segments of a journal, from the oldest on, of which the last one may be *active*: written to.
 
-    `Journal` is the only one that changes them.
+    `WriteAheadLog` is the only one that changes them.
     """
 
     def __init__(
         self,
         directory: Descriptor,
         disk: Syscalls,
-        contents: JournalContents | None = None,
+        contents: LogContents | None = None,
         *,
         segment_nbytes: int = 64 * 2**20,
         max_nbytes: int = 2**30,
     ) -> None:
-        self._files = JournalFiles(directory, disk)
-        contents = contents or read_journal(directory)
+        self._files = LogFiles(directory, disk)
+        contents = contents or read_log(directory)
         self._segment_nbytes = segment_nbytes
         self.max_nbytes = max_nbytes
         self._state = threading.Lock()  # held for moments only

@@ -8,9 +8,10 @@ import trio
 
 from shardfs.dataset.commit import Commits, carry
 from shardfs.dataset.hierarchy import Hierarchy
-from shardfs.dataset.journal import Journal, Shrink
 from shardfs.dataset.queue import Change, ShardPending
 from shardfs.dataset.shard_cache import ArrayLayout
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.records import Shrink
 from shardfs.format.sharding import Coords, ShardGrid
 
 log = logging.getLogger(__name__)
@@ -18,10 +19,10 @@ log = logging.getLogger(__name__)
 _MAX_TOLD: Final = 10
 
 
-class Aside:
+class ConflictLog:
     """The journal *conflicts*, and which pending changes belong there; *count* is of those that it took."""
 
-    def __init__(self, hierarchy: Hierarchy, conflicts: Journal, commits: Commits) -> None:
+    def __init__(self, hierarchy: Hierarchy, conflicts: WriteAheadLog, commits: Commits) -> None:
         self.count = 0
         self._hierarchy = hierarchy
         self._conflicts = conflicts

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 import google_crc32c
 import numpy as np
 
-from shardfs.dataset.journal_records import MAX_META_NBYTES
+from shardfs.dataset.wal.records import MAX_META_NBYTES
 from shardfs.errors import StoreError
 from shardfs.stores.base import Buffer, Descriptor
 

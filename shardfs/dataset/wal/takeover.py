@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardfs.dataset.committer import Committer
-from shardfs.dataset.journal import Damage, Journal, JournalContents, read_journal
-from shardfs.dataset.journal_segments import kept_as
-from shardfs.dataset.lock import StateDirectory, shown
-from shardfs.dataset.recovery import replay
 from shardfs.dataset.source import Source
+from shardfs.dataset.state import StateDirectory, shown
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.reading import Damage, LogContents, read_log
+from shardfs.dataset.wal.recovery import replay
+from shardfs.dataset.wal.segments import kept_as
 from shardfs.dataset.writer import Writer
 from shardfs.errors import NotFoundError, ShardfsError
 from shardfs.stores.base import Address, Store
@@ -29,18 +30,18 @@ _DISK: Final = Syscalls()
 class Journals:
     """The journal and the changes that were put aside, with what they held, and a committer for the former."""
 
-    contents: JournalContents
-    aside: JournalContents
-    journal: Journal
-    conflicts: Journal
+    contents: LogContents
+    aside: LogContents
+    journal: WriteAheadLog
+    conflicts: WriteAheadLog
     committer: Committer
 
 
-def read_left(directory: str) -> JournalContents:
-    """Read the journal in *directory*, which may not be there, without a lock; raises as `read_journal` does."""
+def read_left(directory: str) -> LogContents:
+    """Read the journal in *directory*, which may not be there, without a lock; raises as `read_log` does."""
     with suppress(NotFoundError):
-        return read_journal(open_directory(directory))
-    return JournalContents([], [], [], 0, 0)
+        return read_log(open_directory(directory))
+    return LogContents([], [], [], 0, 0)
 
 
 def recover_command(address: Address, *options: str) -> str:
@@ -58,7 +59,7 @@ def describe_damage(directory: str, damage: Damage) -> str:
     return f"{path} is damaged: {damage.nbytes} bytes at {damage.offset}: {damage.reason}; {end}"
 
 
-def log_damage(directory: str, contents: JournalContents) -> int:
+def log_damage(directory: str, contents: LogContents) -> int:
     """Name in the log what is damaged in the journal in *directory*; return in how many places."""
     for damage in contents.damage:
         if damage.is_torn:
@@ -76,10 +77,10 @@ def opened(source: Source, state: StateDirectory, disk: Syscalls = _DISK) -> Ite
     Raises `StoreError` for one that cannot be read, or at the end cannot be let go of.
     """
     directory, directory_aside = open_directory(state.journal), open_directory(state.conflicts)
-    contents, aside = read_journal(directory), read_journal(directory_aside)
+    contents, aside = read_log(directory), read_log(directory_aside)
     with (
-        closing(Journal(directory, disk, contents)) as journal,
-        closing(Journal(directory_aside, disk, aside)) as conflicts,
+        closing(WriteAheadLog(directory, disk, contents)) as journal,
+        closing(WriteAheadLog(directory_aside, disk, aside)) as conflicts,
     ):
         yield Journals(contents, aside, journal, conflicts, Writer(source, journal, conflicts).committer)
 

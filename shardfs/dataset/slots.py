@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import re
+import stat
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,22 +27,19 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from shardfs.dataset.adoption import adopt
-from shardfs.dataset.holder import Holder
-from shardfs.dataset.lock import (
+from shardfs.dataset.source_lock import (
     FLOCK,
     NO_LOCKS,
-    StateDirectory,
+    Holder,
     find_holder,
     find_recorded,
     locked,
-    make_directory,
     prepare,
     release,
-    sync_directory,
     tidy,
     try_lock,
 )
+from shardfs.dataset.state import StateDirectory, make_directory, sync_directory
 from shardfs.errors import ShardfsError, SourceError
 from shardfs.stores.base import Address, Store
 from shardfs.stores.kept_files import KeptFile, KeptFiles
@@ -53,6 +51,9 @@ _SOURCE: Final = "source.json"
 _MAX_SOURCE_NBYTES: Final = 64 * 2**10
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 _MAX_NAME: Final = 80
+
+
+_TAKEN_OVER: Final = ("plain", "spools", "scratch", "staged", "uploads")  # earlier versions had `plain`
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ def _claim(address: Address, held: ExitStack) -> Claim:
     for state in (own, *left):
         prepare(state)
         if state is not own:
-            adopt(state, own)
+            _take_over(state, own)
     return Claim(own, tuple(state for state in left if state.has_journal()))
 
 
@@ -316,3 +317,41 @@ def _read_source(root: str) -> Address | None:
         return Address(str(found["url"]), str(found["endpoint"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _take_over(left: StateDirectory, own: StateDirectory) -> None:
+    """Move to *own* the files that *left* has beside its journal; both are locked.
+
+    Of two files with one name the one that was changed last stays, as if both had been written to one directory.  What
+    cannot be moved is where it was, for the next process.
+    """
+    for name in _TAKEN_OVER:
+        source = os.path.join(left.path, name)
+        try:
+            if os.path.isdir(source):
+                _merge(source, os.path.join(own.path, name))
+        except (OSError, SourceError) as error:
+            log.warning("%s stays where it is, for the next mount: %s", source, error)
+
+
+def _merge(source: str, target: str) -> None:
+    status = os.lstat(source)
+    try:
+        there = os.lstat(target)
+    except FileNotFoundError:
+        os.rename(source, target)
+        sync_directory(os.path.dirname(target))
+        return
+    if stat.S_ISDIR(status.st_mode) and stat.S_ISDIR(there.st_mode):
+        for name in os.listdir(source):
+            _merge(os.path.join(source, name), os.path.join(target, name))
+        with suppress(OSError):  # something stayed in it
+            os.rmdir(source)
+    elif stat.S_ISDIR(status.st_mode) or stat.S_ISDIR(there.st_mode):
+        log.warning("%s stays where it is: another mount has both a file and a directory of this name", source)
+    elif status.st_mtime_ns > there.st_mtime_ns:
+        log.warning("%s was written by two mounts; the later version stays", target)
+        os.rename(source, target)
+    else:
+        log.warning("%s was written by two mounts; the later version stays", target)
+        os.unlink(source)

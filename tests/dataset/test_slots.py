@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import pytest
 
-from shardfs.dataset.holder import Holder
-from shardfs.dataset.host_state import Claim, all_slots, has_journal, hold, slots_of
-from shardfs.dataset.lock import StateDirectory
+from shardfs.dataset.slots import Claim, all_slots, has_journal, hold, slots_of
+from shardfs.dataset.source_lock import Holder
+from shardfs.dataset.state import StateDirectory
 from shardfs.errors import SourceError
 from shardfs.stores.base import Address, Store
 from shardfs.stores.local.tree import LocalStore
@@ -279,8 +279,8 @@ def test_a_directory_of_this_machine_is_written_in_itself_by_one_at_a_time(tmp_p
 CLAIMING = """
 import os, sys
 from pathlib import Path
-from shardfs.dataset.host_state import hold
-from tests.dataset.test_host_state import remote
+from shardfs.dataset.slots import hold
+from tests.dataset.test_slots import remote
 for turn in range(int(sys.argv[1])):
     with hold(remote()) as claim:
         mine = Path(claim.state.path, "mine")

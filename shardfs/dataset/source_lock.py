@@ -1,24 +1,22 @@
-"""The directory of our own, and the lock in it: of a source on this machine, one writing mount at a time.
+"""The lock of a source: one writing mount at a time, and who has it.
 
-`.shardfs` has the journal, the changes that were put aside, names beside chunks, and the lock: an open file description
-lock, so that it goes with the process that holds it, however that ends.  It lies beside the data where the source is a
-directory of this machine, else where `shardfs.dataset.host_state` puts it.
+An open file description lock on a file in the state directory, so that it goes with the process that holds it, however
+that ends.  The file says who that is: where locks do not reach other hosts, that counts too.
 """
 
 import errno
 import fcntl
 import json
 import os
-import stat
+import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from shardfs.dataset.hierarchy import DOCUMENT
-from shardfs.dataset.holder import NOBODY, Holder
 from shardfs.dataset.maintenance.walk import holds_chunks
+from shardfs.dataset.state import DIRECTORY, StateDirectory, make_directory, shown, sync_directory
 from shardfs.errors import ShardfsError, SourceError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import ArrayMetadata, parse_document
@@ -26,7 +24,6 @@ from shardfs.stores.base import Descriptor
 from shardfs.stores.local.openat import READ
 from shardfs.stores.local.syscalls import file_system_of
 
-DIRECTORY: Final = ".shardfs"
 FLOCK: Final = "hhqqi4x"
 NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """What a file system without locks says, such as NFS without its lock service."""
@@ -54,74 +51,39 @@ _LOCAL: Final = frozenset(
 """File systems of one host.  Several may mount any other, and locks there may reach no further than the host."""
 
 
-@dataclass(frozen=True)
-class StateDirectory:
-    """`.shardfs` in the directory at the absolute path *root*: the source itself, or a slot of a remote one.
+class Holder(NamedTuple):
+    """Who has a lock, as far as that is known: a process, told from others of its number by boot and start time."""
 
-    With *opened*, the descriptor of that directory, all paths lead through it: *root* may be another directory's
-    meanwhile.
-    """
+    pid: int | None = None
+    host: str | None = None
+    boot: str | None = None
+    started: str | None = None
 
-    root: str
-    opened: Descriptor | None = field(default=None, compare=False, repr=False)
+    def __str__(self) -> str:
+        if self.host is None:
+            return "another process"
+        return (
+            f"process {self.pid} on {self.host}" if self.pid is not None else f"a process on {self.host} that has ended"
+        )
 
-    @property
-    def path(self) -> str:
-        """Its absolute path, which leads to the same directory for as long as *opened* is open."""
-        return os.path.join(self.root if self.opened is None else self.opened.path, DIRECTORY)
-
-    @property
-    def journal(self) -> str:
-        """The directory of the journal."""
-        return os.path.join(self.path, "journal")
-
-    @property
-    def conflicts(self) -> str:
-        """The directory of the journal of changes that were put aside."""
-        return os.path.join(self.path, "conflicts")
+    @classmethod
+    def own(cls) -> "Holder":
+        """Return what this process is to others."""
+        return cls(os.getpid(), socket.gethostname(), _boot(), _start_of(os.getpid()))
 
     @property
-    def drafts(self) -> str:
-        """The directory for large files that are being written."""
-        return os.path.join(self.path, "drafts")
+    def is_elsewhere(self) -> bool:
+        """Whether it is of another host, so that nobody here can tell whether it lives."""
+        return self.host is not None and self.host != socket.gethostname()
 
-    @property
-    def spools(self) -> str:
-        """The directory for files that are written to a remote store, and those that it does not have."""
-        return os.path.join(self.path, "spools")
+    def lives_here(self) -> bool:
+        """Whether it is another process of this host that runs."""
+        if self.pid in (None, os.getpid()) or self.is_elsewhere or self.boot is None or self.boot != _boot():
+            return False
+        return self.started is not None and self.started == _start_of(self.pid)
 
-    @property
-    def lock(self) -> str:
-        """The file that is locked by the process that writes."""
-        return os.path.join(self.path, "lock")
 
-    @property
-    def scratch_key(self) -> str:
-        """The key in the store of the directory for names beside chunks."""
-        return f"{DIRECTORY}/scratch"
-
-    @property
-    def staged_key(self) -> str:
-        """The key in the store of the directory for chunk files of arrays that are being made."""
-        return f"{DIRECTORY}/staged"
-
-    @property
-    def drafts_key(self) -> str:
-        """The key in the store of the directory `drafts`."""
-        return f"{DIRECTORY}/drafts"
-
-    @property
-    def torn_key(self) -> str:
-        """The key in the store of the directory for what was cut off torn shards."""
-        return f"{DIRECTORY}/torn"
-
-    def has_journal(self) -> bool:
-        """Whether there may be changes that were published and are not in the store."""
-        return self.has_pending() or _has_segments(self.conflicts)
-
-    def has_pending(self) -> bool:
-        """Whether there may be some that the next mount brings there; those that were put aside are not."""
-        return _has_segments(self.journal)
+NOBODY: Final = Holder()
 
 
 @contextmanager
@@ -244,37 +206,6 @@ def prepare(state: StateDirectory) -> None:
         sync_directory(directory)
 
 
-def _has_segments(directory: str) -> bool:
-    with suppress(OSError):
-        return any(name.endswith(".journal") for name in os.listdir(directory))
-    return False
-
-
-def make_directory(path: str) -> None:
-    """Have a directory of our own; a link, which may come with a dataset and lead anywhere, is none."""
-    try:
-        with suppress(FileExistsError):
-            os.mkdir(path, mode=0o700)
-        is_ours = stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError as error:
-        raise SourceError(f"{shown(path)} cannot be made, which is needed to write: {error.strerror}") from None
-    if not is_ours:
-        raise SourceError(f"{shown(path)}, which is needed to write, is no directory; move it away")
-
-
-def sync_directory(path: str) -> None:
-    """Make the names in a directory durable; raises `SourceError`."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise SourceError(f"{shown(path)} cannot be made durable: {error.strerror}") from None
-
-
 def _require_in_place(state: StateDirectory) -> None:
     """Raise `SourceError` if another directory than *state* has its path: what is around it is looked at by path."""
     if state.opened is not None:
@@ -368,7 +299,15 @@ def tidy(state: StateDirectory, fd: int) -> None:
             os.rmdir(state.path)
 
 
-def shown(path: str) -> str:
-    """Return a path of ours, which may lead through a descriptor, as people know it."""
-    parent, name = os.path.split(path)
-    return os.path.join(os.path.realpath(parent), name)
+def _boot() -> str | None:
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return None
+
+
+def _start_of(pid: int | None) -> str | None:
+    """Return when a process began, in a clock of its own; None if it does not run."""
+    with suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        state, *fields = file.read().rpartition(b")")[2].split()
+        return fields[18].decode() if state not in (b"Z", b"X") else None  # which nobody has waited for yet
+    return None

@@ -18,10 +18,12 @@ from typing import Final
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
-from shardfs.dataset.journal import Erase, JournalContents, Put, Shrink
 from shardfs.dataset.maintenance.shrink import empty_outside
 from shardfs.dataset.queue import Change
-from shardfs.dataset.settling import (
+from shardfs.dataset.source import Source
+from shardfs.dataset.wal.reading import LogContents
+from shardfs.dataset.wal.records import Erase, Put, Shrink
+from shardfs.dataset.wal.undo import (
     Settled,
     SettledCommit,
     check_name,
@@ -31,7 +33,6 @@ from shardfs.dataset.settling import (
     settle,
     while_it_changes,
 )
-from shardfs.dataset.source import Source
 from shardfs.errors import NotFoundError, ShardfsError
 from shardfs.format.lens.unsharded import describe as describe_array
 from shardfs.format.metadata import ArrayMetadata, parse_node
@@ -61,7 +62,7 @@ class Recovery:
     done: list[int] = field(default_factory=list)
 
 
-async def classify(source: Source, contents: JournalContents, settled: Settled) -> Recovery:
+async def classify(source: Source, contents: LogContents, settled: Settled) -> Recovery:
     """Find out which changes are pending again, and which are conflicts, once the commits are *settled*."""
     recovery = Recovery(settled.commits, done=list(settled.done))
     done = set(settled.done)
@@ -87,7 +88,7 @@ async def classify(source: Source, contents: JournalContents, settled: Settled) 
     return recovery
 
 
-async def replay(source: Source, contents: JournalContents, committer: Committer) -> Recovery:
+async def replay(source: Source, contents: LogContents, committer: Committer) -> Recovery:
     """Settle a journal and make pending what it holds; conflicts are put aside, and named in the log.
 
     One record that cannot be handled keeps no other from it.
@@ -112,7 +113,7 @@ async def replay(source: Source, contents: JournalContents, committer: Committer
         committer.add(array.layout, array.grid.locate(change.coords).shard, change)
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
-    await committer.aside.keep([conflict.change for conflict in recovery.conflicts])
+    await committer.conflict_log.keep([conflict.change for conflict in recovery.conflicts])
     await committer.commits.finish(sorted(recovery.done))
     for layout in {array.layout for array, _ in recovery.pending if array.grid.is_unsharded}:
         try:  # at once: where chunk files pass through, what is pending for them is not seen

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shardfs.dataset import lock
-from shardfs.dataset.lock import StateDirectory, locked, release, try_lock
+from shardfs.dataset import source_lock
+from shardfs.dataset.source_lock import locked, release, try_lock
+from shardfs.dataset.state import StateDirectory
 from shardfs.errors import SourceError
 
 EXT4, BTRFS, ZFS = 0xEF53, 0x9123683E, 0x2FC12FC1
@@ -38,7 +39,7 @@ def test_the_lock_file_of_another_host_is_believed_unless_the_file_system_is_loc
 ) -> None:
     state = left_by_another_host(tmp_path)
     for number in (NFS, CIFS, FUSE, CEPH, GPFS, BEEGFS, OCFS2, None):
-        monkeypatch.setattr(lock, "file_system_of", lambda _, number=number: number)
+        monkeypatch.setattr(source_lock, "file_system_of", lambda _, number=number: number)
         with pytest.raises(SourceError, match="elsewhere"), locked(state):
             pass
 
@@ -47,7 +48,7 @@ def test_the_lock_file_of_another_host_is_believed_unless_the_file_system_is_loc
 def test_on_local_file_systems_only_the_lock_itself_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(lock, "file_system_of", lambda _: number)
+    monkeypatch.setattr(source_lock, "file_system_of", lambda _: number)
     with locked(left_by_another_host(tmp_path)):
         pass
 
@@ -59,7 +60,7 @@ def test_a_lock_that_cannot_be_written_to_is_not_kept(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOSPC, "injected")
 
     with monkeypatch.context() as patched:
-        patched.setattr(lock, "_write_holder", full)
+        patched.setattr(source_lock, "_write_holder", full)
         with pytest.raises(SourceError, match="injected"):
             try_lock(state, locks_reach=True)
     fd = try_lock(state, locks_reach=True)

@@ -13,14 +13,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
-from shardfs.dataset.journal_segments import (
-    HEADER_NBYTES,
-    SALT_NBYTES,
-    Segment,
-    damaged_name,
-    pack_header,
-    segment_name,
-)
+from shardfs.dataset.wal.segments import HEADER_NBYTES, SALT_NBYTES, Segment, damaged_name, pack_header, segment_name
 from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
 from shardfs.stores.base import Buffer, Descriptor
 from shardfs.stores.local.syscalls import Syscalls, translate
@@ -30,7 +23,7 @@ log = logging.getLogger(__name__)
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class JournalFiles:
+class LogFiles:
     """The segments in one directory.  *failed* says why nothing is taken any more, "" as long as it is.
 
     *has_vanished*: somebody removed the files, so that nobody will ever read what is in them but this process.

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from shardfs.dataset.journal_payload import Payload
-from shardfs.dataset.journal_records import Done, Erase, Intent, Kind, Put, Record, Shrink, unpack
-from shardfs.dataset.journal_segments import (
+from shardfs.dataset.wal.payload import Payload
+from shardfs.dataset.wal.records import Checkpoint, Erase, Kind, Put, Record, Shrink, UndoRecord, unpack
+from shardfs.dataset.wal.segments import (
     HEADER_NBYTES,
     RECORD_NBYTES,
     SALT_NBYTES,
@@ -47,7 +47,7 @@ _MAX_GUESSED_NBYTES: Final = 2**26
 
 _KINDS: Final = frozenset(Kind)
 
-Live = Put | Erase | Shrink | Intent
+Live = Put | Erase | Shrink | UndoRecord
 """A record that has to be remembered until it is done."""
 
 
@@ -66,7 +66,7 @@ class Damage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class JournalContents:
+class LogContents:
     """What a journal held when it was read: *records* that are live, in order, and *damage* that was found.
 
     Of several records of one chunk the last one counts.  *carried* tells of those that were carried forward, by their
@@ -86,7 +86,7 @@ class JournalContents:
         return sum(segment.end for segment in self.segments)
 
 
-def read_journal(directory: Descriptor) -> JournalContents:
+def read_log(directory: Descriptor) -> LogContents:
     """Read the journal in *directory*, without a lock; blocks.
 
     Raises `StoreError` for a journal of a later version of shardfs, with records of a kind that is not known here, and
@@ -109,7 +109,7 @@ def read_journal(directory: Descriptor) -> JournalContents:
         raise translate(error, "the journal") from None
     for segment in reading.segments:
         segment.keep(reading.live)
-    return JournalContents(
+    return LogContents(
         sorted(reading.live.values(), key=lambda record: record.sequence),
         reading.damage,
         reading.segments,
@@ -212,7 +212,7 @@ class _Reading:
                 "this version of shardfs does not know; use the version that wrote it"
             )
         record = scan.record(head)
-        if isinstance(record, Done):
+        if isinstance(record, Checkpoint):
             for sequences in record.records():
                 self._forget(sequences)
             return

@@ -16,9 +16,10 @@ from itertools import pairwise
 from typing import Final, NamedTuple, TypeVar
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.journal import Erase, Intent, JournalContents, Put
 from shardfs.dataset.queue import Change
 from shardfs.dataset.source import Source
+from shardfs.dataset.wal.reading import LogContents
+from shardfs.dataset.wal.records import Erase, Put, UndoRecord
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
@@ -65,7 +66,7 @@ _TORN: Final = (Outcome.TORN, Outcome.HEAD_TORN)
 class SettledCommit(NamedTuple):
     """What became of one commit; *reason* says why that is not clear."""
 
-    intent: Intent
+    intent: UndoRecord
     outcome: Outcome
     reason: str = ""
 
@@ -105,15 +106,15 @@ def check_name(key: str) -> None:
         raise OutsideSourceError(f"{key} is not a name within the source")
 
 
-async def settle(source: Source, contents: JournalContents, *, apply: bool) -> Settled:
+async def settle(source: Source, contents: LogContents, *, apply: bool) -> Settled:
     """Find out what became of the commits that were under way; with *apply*, take back those that were torn.
 
     What a server fails to answer now, it answers when the journal is read next: such errors are raised.
     """
-    by_key: dict[str, list[Intent]] = {}
+    by_key: dict[str, list[UndoRecord]] = {}
     changes = {record.sequence: record for record in contents.records if isinstance(record, Put | Erase)}
     for record in contents.records:
-        if isinstance(record, Intent):
+        if isinstance(record, UndoRecord):
             by_key.setdefault(record.key, []).append(record)
     commits: list[SettledCommit] = []
     done: list[int] = []
@@ -182,7 +183,7 @@ def is_within(array: Array, change: Change) -> bool:
     return len(change.coords) == array.grid.ndim and array.grid.contains(change.coords)
 
 
-def _held(intent: Intent, changes: Mapping[int, Change]) -> list[Change]:
+def _held(intent: UndoRecord, changes: Mapping[int, Change]) -> list[Change]:
     """Return the changes, of those that are not done, that a commit was to bring into its shard."""
     sequences = list(changes)  # they ascend
     found: list[Change] = []
@@ -193,7 +194,7 @@ def _held(intent: Intent, changes: Mapping[int, Change]) -> list[Change]:
     return found
 
 
-def _outcome_before(earlier: Intent, later: Intent, changes: Mapping[int, Change]) -> Outcome:
+def _outcome_before(earlier: UndoRecord, later: UndoRecord, changes: Mapping[int, Change]) -> Outcome:
     """Return what became of a commit that another one of the same shard followed: that found it complete, or not."""
     found = {change.sequence for change in _held(later, changes)}
     is_tried_again = any(change.sequence in found for change in _held(earlier, changes))
@@ -203,7 +204,7 @@ def _outcome_before(earlier: Intent, later: Intent, changes: Mapping[int, Change
     return Outcome.COMPLETE if is_complete and not is_tried_again else Outcome.UNTOUCHED
 
 
-async def _outcome(source: Source, intent: Intent, changes: Sequence[Change]) -> Outcome:
+async def _outcome(source: Source, intent: UndoRecord, changes: Sequence[Change]) -> Outcome:
     level = await _level(source, intent)
     nbytes = len(intent.planned_index)
     head, tail = (nbytes, 0) if _is_at_start(level) else (0, nbytes)
@@ -218,7 +219,11 @@ def _is_at_start(level: ShardingLevel | None) -> bool:
 
 
 async def _outcome_in(
-    source: Source, intent: Intent, changes: Sequence[Change], level: ShardingLevel | None, snapshot: Snapshot | None
+    source: Source,
+    intent: UndoRecord,
+    changes: Sequence[Change],
+    level: ShardingLevel | None,
+    snapshot: Snapshot | None,
 ) -> Outcome:
     """Return what became of a commit to the shard that *snapshot* is, None being no shard."""
     planned = intent.planned_index
@@ -251,7 +256,7 @@ async def _outcome_in(
     return Outcome.TORN if old_stands else Outcome.UNCLEAR
 
 
-async def _outcome_at_start(snapshot: Snapshot, intent: Intent) -> Outcome:
+async def _outcome_at_start(snapshot: Snapshot, intent: UndoRecord) -> Outcome:
     old, planned = intent.old_index, intent.planned_index
     if len(old) != len(planned) or not len(old) <= intent.old_nbytes <= snapshot.size:
         return Outcome.UNCLEAR
@@ -262,7 +267,7 @@ async def _outcome_at_start(snapshot: Snapshot, intent: Intent) -> Outcome:
     return Outcome.HEAD_TORN if is_ours else Outcome.UNTOUCHED
 
 
-async def _remove_temporaries(source: Source, intents: Sequence[Intent]) -> None:
+async def _remove_temporaries(source: Source, intents: Sequence[UndoRecord]) -> None:
     """Remove what replacements left half-written."""
     for intent in intents:
         if is_reserved(intent.temporary.rpartition("/")[2]):
@@ -276,7 +281,7 @@ async def _remove_temporaries(source: Source, intents: Sequence[Intent]) -> None
 
 
 async def take_back(
-    source: Source, intent: Intent, changes: Sequence[Change] = (), waited: float | None = None
+    source: Source, intent: UndoRecord, changes: Sequence[Change] = (), waited: float | None = None
 ) -> Outcome:
     """Make the shard of a commit what it was before, if that was torn; return what became of the commit.
 
@@ -315,7 +320,7 @@ async def _make_durable(source: Source, key: str) -> None:
             await source.store.sync_directory(key)
 
 
-async def _are_there(source: Source, intent: Intent, changes: Sequence[Change]) -> bool:
+async def _are_there(source: Source, intent: UndoRecord, changes: Sequence[Change]) -> bool:
     """Whether the shard of *intent* has what *changes* leave; also if that is no array any more."""
     array = await _array(source, intent)
     try:
@@ -329,7 +334,7 @@ async def _are_there(source: Source, intent: Intent, changes: Sequence[Change]) 
     return True
 
 
-async def _array(source: Source, intent: Intent) -> Array | None:
+async def _array(source: Source, intent: UndoRecord) -> Array | None:
     """Return the array whose shard *intent* is about; None if its key is not that of such a shard (any more)."""
     array = await source.hierarchy.array(intent.path)
     if array is None or len(intent.shard) != array.grid.ndim or array.layout.shard_key(intent.shard) != intent.key:
@@ -337,12 +342,12 @@ async def _array(source: Source, intent: Intent) -> Array | None:
     return array
 
 
-async def _level(source: Source, intent: Intent) -> ShardingLevel | None:
+async def _level(source: Source, intent: UndoRecord) -> ShardingLevel | None:
     array = await _array(source, intent)
     return array.grid.levels[0] if array is not None else None
 
 
-async def _is_readable(source: Source, intent: Intent) -> bool:
+async def _is_readable(source: Source, intent: UndoRecord) -> bool:
     """Whether there is an index, which is not that of *intent* without what it speaks of."""
     array = await _array(source, intent)
     if array is None:

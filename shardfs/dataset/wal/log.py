@@ -2,7 +2,7 @@
 
 What was appended survives the end of the process; what was appended before a `sync` that returned survives a power
 cut.  The journal is also the buffer of what was written: payloads are read back from it.  Its files are described in
-`shardfs.dataset.journal_segments`.
+`shardfs.dataset.wal.segments`.
 
 A segment is removed when all its records are done and none is older than it.  Each removal is made durable before the
 next, so that what is left after a power cut is the end of the history, never an old record without the newer one that
@@ -21,36 +21,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
-from shardfs.dataset.journal_payload import Payload, flat, read_exactly
-from shardfs.dataset.journal_reading import Damage, JournalContents, live_records, read_journal
-from shardfs.dataset.journal_records import (
+from shardfs.dataset.wal.log_state import LogState
+from shardfs.dataset.wal.payload import Payload, flat, read_exactly
+from shardfs.dataset.wal.reading import Damage, LogContents, live_records, read_log
+from shardfs.dataset.wal.records import (
     MAX_NAMED,
     RANGE_NBYTES,
     Erase,
-    Intent,
     Kind,
     Put,
     Shrink,
+    UndoRecord,
     meta_of_carried,
-    meta_of_intent,
     meta_of_put,
+    meta_of_undo,
     pack_ranges,
 )
-from shardfs.dataset.journal_segments import HEADER_NBYTES, RECORD_NBYTES, Segment, checksum, pack_record
-from shardfs.dataset.journal_state import JournalState
+from shardfs.dataset.wal.segments import HEADER_NBYTES, RECORD_NBYTES, Segment, checksum, pack_record
 from shardfs.errors import NoSpaceError
 from shardfs.stores.base import Buffer, Content
 
 __all__ = [
     "Damage",
     "Erase",
-    "Intent",
-    "Journal",
-    "JournalContents",
+    "LogContents",
     "Payload",
     "Put",
     "Shrink",
-    "read_journal",
+    "UndoRecord",
+    "WriteAheadLog",
+    "read_log",
 ]
 
 _PIECE_NBYTES: Final = 2**20
@@ -87,10 +87,10 @@ class _Carried(NamedTuple):
     payload: Payload
 
 
-class Journal(JournalState):
+class WriteAheadLog(LogState):
     """The journal in one directory, to write.
 
-    *contents* is what `read_journal` found there: its records are live here too.  A segment of more than
+    *contents* is what `read_log` found there: its records are live here too.  A segment of more than
     *segment_nbytes* bytes is followed by another; *max_nbytes* is what callers should keep all of them below, by
     waiting until the journal `has_room`.
     """
@@ -118,7 +118,7 @@ class Journal(JournalState):
             placed = self._append_in_pieces(_Draft(Kind.PUT, meta), content)
         return Put(placed.sequence, path, coords, fingerprint, superseded, mtime_ns, mode, uid, gid, placed.payload)
 
-    def append_intent(
+    def append_undo(
         self,
         *,
         path: str,
@@ -133,16 +133,16 @@ class Journal(JournalState):
         old_index: bytes,
         planned_index: bytes,
         records: Iterable[int],
-    ) -> Intent:
+    ) -> UndoRecord:
         """Append that a shard gets its next version, which holds *records*; raises as `append` does.
 
         An intent is live until it is done, like any other record.
         """
         ranges = pack_ranges(sorted(records))
         fields = (path, shard, key, identity, old_nbytes, planned_nbytes, index_offset_old, is_replacement, temporary)
-        meta = meta_of_intent(*fields, len(ranges) // RANGE_NBYTES, len(old_index))
-        placed = self._append([_Draft(Kind.INTENT, meta, [ranges, old_index, planned_index])])[0]
-        return Intent(placed.sequence, *fields, len(ranges) // RANGE_NBYTES, len(old_index), placed.payload)
+        meta = meta_of_undo(*fields, len(ranges) // RANGE_NBYTES, len(old_index))
+        placed = self._append([_Draft(Kind.UNDO, meta, [ranges, old_index, planned_index])])[0]
+        return UndoRecord(placed.sequence, *fields, len(ranges) // RANGE_NBYTES, len(old_index), placed.payload)
 
     def append(self, record: _Small) -> _Small:
         """Append *record* and return it with its sequence, whatever the one that it has.
@@ -329,7 +329,7 @@ class Journal(JournalState):
         with self._state:
             for draft, place in zip(drafts, placed, strict=True):
                 end = place.payload.offset + place.payload.nbytes
-                if draft.kind is not Kind.DONE:
+                if draft.kind is not Kind.CHECKPOINT:
                     segment.add(place.sequence, end - segment.end)
                 segment.end = end
                 self._sequence = place.sequence
@@ -363,7 +363,7 @@ class Journal(JournalState):
         parts = [sequences[start : start + MAX_NAMED] for start in range(0, len(sequences), MAX_NAMED)]
         with contextlib.suppress(NoSpaceError):
             if parts:
-                self._append([_Draft(Kind.DONE, b"", [pack_ranges(part)]) for part in parts], may_rotate=False)
+                self._append([_Draft(Kind.CHECKPOINT, b"", [pack_ranges(part)]) for part in parts], may_rotate=False)
             self._finished.clear()
             self._replaced = waiting[::-1]
 

@@ -1,0 +1,123 @@
+"""The state directory: `.shardfs`, in the source if that is a directory of this machine, else in a slot.
+
+It has the lock, the write-ahead log ("journal"), the conflict log, and files that are being written.
+"""
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from shardfs.errors import SourceError
+from shardfs.stores.base import Descriptor
+
+DIRECTORY: Final = ".shardfs"
+
+
+@dataclass(frozen=True)
+class StateDirectory:
+    """`.shardfs` in the directory at the absolute path *root*: the source itself, or a slot of a remote one.
+
+    With *opened*, the descriptor of that directory, all paths lead through it: *root* may be another directory's
+    meanwhile.
+    """
+
+    root: str
+    opened: Descriptor | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def path(self) -> str:
+        """Its absolute path, which leads to the same directory for as long as *opened* is open."""
+        return os.path.join(self.root if self.opened is None else self.opened.path, DIRECTORY)
+
+    @property
+    def journal(self) -> str:
+        """The directory of the journal."""
+        return os.path.join(self.path, "journal")
+
+    @property
+    def conflicts(self) -> str:
+        """The directory of the journal of changes that were put aside."""
+        return os.path.join(self.path, "conflicts")
+
+    @property
+    def drafts(self) -> str:
+        """The directory for large files that are being written."""
+        return os.path.join(self.path, "drafts")
+
+    @property
+    def spools(self) -> str:
+        """The directory for files that are written to a remote store, and those that it does not have."""
+        return os.path.join(self.path, "spools")
+
+    @property
+    def lock(self) -> str:
+        """The file that is locked by the process that writes."""
+        return os.path.join(self.path, "lock")
+
+    @property
+    def scratch_key(self) -> str:
+        """The key in the store of the directory for names beside chunks."""
+        return f"{DIRECTORY}/scratch"
+
+    @property
+    def staged_key(self) -> str:
+        """The key in the store of the directory for chunk files of arrays that are being made."""
+        return f"{DIRECTORY}/staged"
+
+    @property
+    def drafts_key(self) -> str:
+        """The key in the store of the directory `drafts`."""
+        return f"{DIRECTORY}/drafts"
+
+    @property
+    def torn_key(self) -> str:
+        """The key in the store of the directory for what was cut off torn shards."""
+        return f"{DIRECTORY}/torn"
+
+    def has_journal(self) -> bool:
+        """Whether there may be changes that were published and are not in the store."""
+        return self.has_pending() or _has_segments(self.conflicts)
+
+    def has_pending(self) -> bool:
+        """Whether there may be some that the next mount brings there; those that were put aside are not."""
+        return _has_segments(self.journal)
+
+
+def make_directory(path: str) -> None:
+    """Have a directory of our own; a link, which may come with a dataset and lead anywhere, is none."""
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(path, mode=0o700)
+        is_ours = stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError as error:
+        raise SourceError(f"{shown(path)} cannot be made, which is needed to write: {error.strerror}") from None
+    if not is_ours:
+        raise SourceError(f"{shown(path)}, which is needed to write, is no directory; move it away")
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable; raises `SourceError`."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise SourceError(f"{shown(path)} cannot be made durable: {error.strerror}") from None
+
+
+def shown(path: str) -> str:
+    """Return a path of ours, which may lead through a descriptor, as people know it."""
+    parent, name = os.path.split(path)
+    return os.path.join(os.path.realpath(parent), name)
+
+
+def _has_segments(directory: str) -> bool:
+    with suppress(OSError):
+        return any(name.endswith(".journal") for name in os.listdir(directory))
+    return False

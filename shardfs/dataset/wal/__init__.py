@@ -1,0 +1,1 @@
+"""The write-ahead log of a source, and what recovers from it."""
