@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from shardfs.errors import CorruptionError, OutsideSourceError
+from shardfs.errors import CorruptionError, NotFoundError, OutsideSourceError
+from shardfs.stores.local import openat
 from shardfs.stores.local.tree import LocalStore
 from tests.support.opened import in_trio
 
 INSIDE, OUTSIDE = b"inside", b"secret"
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
+@pytest.fixture(params=[True, False], ids=["openat2", "walk"])
+def source(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A source with a file and a directory, beside a file and a directory that are none of its business."""
+    if not request.param:
+        monkeypatch.setattr(openat, "_has_openat2", lambda: False)
     source = tmp_path / "source"
     (source / "a" / "b").mkdir(parents=True)
     (source / "a" / "b" / "f").write_bytes(INSIDE)
@@ -138,3 +141,20 @@ async def test_the_real_root_is_no_way_around(source: Path) -> None:
     with pytest.raises(OutsideSourceError):
         await store.list("up")
     assert os.readlink(source / "up") == ".."
+
+
+@in_trio
+async def test_a_path_may_be_longer_than_one_call_takes(source: Path) -> None:
+    names = ["n" * 250] * 20
+    directory = os.open(source, os.O_RDONLY)
+    for name in names:
+        os.mkdir(name, dir_fd=directory)
+        inner = os.open(name, os.O_RDONLY, dir_fd=directory)
+        os.close(directory)
+        directory = inner
+    os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=directory))
+    os.close(directory)
+    store = LocalStore(str(source))
+    assert (await store.open("/".join([*names, "f"]))).size == 0
+    with pytest.raises(NotFoundError):
+        await store.open("/".join([*names, "g"]))
