@@ -18,8 +18,9 @@ from shardfs.errors import NotFoundError, NotUnshardable, StoreError, Unfinished
 from shardfs.format.document import parse_json
 from shardfs.format.sharding import Coords
 from shardfs.fuse.daemon import start_daemon
-from shardfs.fuse.mountpoint import check_fuse, check_mount_point, unmount
+from shardfs.fuse.mountpoint import check_fuse, check_mount_point
 from shardfs.fuse.options import MountOptions
+from shardfs.fuse.unmount import unmount
 from shardfs.stores.url import StoreOptions, open_store, resolve
 from shardfs.vfs.v3_view import ZarrV3
 

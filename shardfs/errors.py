@@ -1,9 +1,11 @@
-"""Every deliberate error of shardfs.
+"""Every deliberate error of shardfs: one class per meaning, with the errno and the exit status that stand for it.
 
-Imports nothing.  An error is raised where its cause is known, with a message that names the thing and, where there
-is one, the way out.  `shardfs.fuse.errno` turns each class into one errno, `shardfs.cli` into one exit status; no
-other place translates.
+An error is raised where its cause is known, with a message that names the thing and, where there is one, the way out.
+`shardfs.fuse.operations` answers requests with the errno, `shardfs.cli` ends commands with the exit status.
 """
+
+import errno as _errno
+from typing import ClassVar
 
 _MAX_MESSAGE = 500
 
@@ -13,6 +15,9 @@ class ShardfsError(Exception):
 
     Its message is one printable line of bounded length, whatever names and values of a dataset it quotes.
     """
+
+    errno: ClassVar[int] = _errno.EIO
+    exit_status: ClassVar[int] = 1
 
     def __init__(self, message: str) -> None:
         if len(message) > _MAX_MESSAGE:
@@ -42,17 +47,25 @@ class NotShownError(ShardfsError):
 class NotFoundError(ShardfsError):
     """Nothing is stored under this name."""
 
+    errno = _errno.ENOENT
+
 
 class NotADirectoryHereError(ShardfsError):
     """A name was used as a directory and is none."""
+
+    errno = _errno.ENOTDIR
 
 
 class IsADirectoryHereError(ShardfsError):
     """A name was used as a file and is a directory."""
 
+    errno = _errno.EISDIR
+
 
 class AccessDeniedError(ShardfsError):
     """The store refuses access to this name."""
+
+    errno = _errno.EACCES
 
 
 class StoreError(ShardfsError):
@@ -82,6 +95,8 @@ class OutsideSourceError(CorruptionError):
 class StaleError(ShardfsError):
     """The version that was asked for is no longer there, and no other may be served in its place."""
 
+    errno = _errno.ESTALE
+
 
 class ConflictError(StoreError):
     """An object of the store is not the one any more that a change was made for; nothing was changed."""
@@ -94,62 +109,95 @@ class LockedError(ConflictError):
 class RefusedError(ShardfsError):
     """A change cannot be made as it was asked for; nothing was changed."""
 
+    errno = _errno.EINVAL
+
 
 class ExistsError(ShardfsError):
     """The name stands for something already."""
+
+    errno = _errno.EEXIST
 
 
 class NotEmptyError(ShardfsError):
     """A directory that should go is not empty."""
 
+    errno = _errno.ENOTEMPTY
+
 
 class NoSpaceError(ShardfsError):
     """There is no room left."""
+
+    errno = _errno.ENOSPC
 
 
 class ReadOnlyError(ShardfsError):
     """Nothing may be changed here, or not any more."""
 
+    errno = _errno.EROFS
+
 
 class NotPermittedError(ShardfsError):
     """An operation that is not possible on what the name stands for."""
+
+    errno = _errno.EPERM
 
 
 class UnsupportedError(ShardfsError):
     """Something that nothing here has; programs then do without."""
 
+    errno = _errno.EOPNOTSUPP
+
 
 class CrossDeviceError(ShardfsError):
     """A name cannot be moved there; programs then copy and delete."""
+
+    errno = _errno.EXDEV
 
 
 class TooLargeError(ShardfsError):
     """A file cannot have this size, or be written so far from its beginning."""
 
+    errno = _errno.EFBIG
+
 
 class NameTooLongError(ShardfsError):
     """The store has no such long names."""
+
+    errno = _errno.ENAMETOOLONG
 
 
 class NoAttributeError(ShardfsError):
     """The extended attribute does not exist."""
 
+    errno = _errno.ENODATA
+
 
 class UsageError(ShardfsError):
     """A command cannot be carried out as it was given."""
+
+    errno = _errno.EINVAL
+    exit_status = 2
 
 
 class SourceError(ShardfsError):
     """SOURCE is missing, unreadable, or of a kind that is not supported."""
 
+    exit_status = 3
+
 
 class MountPointError(ShardfsError):
     """MOUNTPOINT cannot be used."""
+
+    exit_status = 4
 
 
 class UnfinishedError(ShardfsError):
     """A daemon does not answer, or is not done yet; what was waited for may still happen."""
 
+    exit_status = 6
+
 
 class FuseUnavailableError(ShardfsError):
     """This machine cannot mount: no `/dev/fuse`, no `fusermount3`, or no permission."""
+
+    exit_status = 5

@@ -18,7 +18,7 @@ from shardfs.cli.info import describe
 from shardfs.cli.options import cli, command, json_option, mountpoint_argument, timeout_option, view_options
 from shardfs.cli.sources import open_source, source_options
 from shardfs.fuse import control
-from shardfs.fuse.mountpoint import is_shardfs, place_of
+from shardfs.fuse.mountpoint import mounted_path
 from shardfs.fuse.options import MountOptions
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.make_view import make_view
@@ -133,9 +133,7 @@ def refs(source: str, store_options: StoreOptions, output: Path | None, view: st
 @json_option
 def stats(mountpoint: str, timeout: float, as_json: bool) -> None:
     """Show what the mount at MOUNTPOINT did: requests, bytes, cache hits, index loads, errors."""
-    path = place_of(mountpoint)
-    if not is_shardfs(path):
-        raise errors.MountPointError(f"{mountpoint} is not a mount of shardfs")
+    path = mounted_path(mountpoint)
     try:
         text = control.ask(path, control.STATISTICS, timeout).decode()
     except OSError as error:

@@ -21,8 +21,9 @@ from shardfs.cli.options import (
 from shardfs.cli.sources import single_writer_option, size, source_options
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
-from shardfs.fuse.mountpoint import check_fuse, check_mount_point, unmount
+from shardfs.fuse.mountpoint import check_fuse, check_mount_point
 from shardfs.fuse.options import DIMENSION_SEPARATORS, MountOptions
+from shardfs.fuse.unmount import unmount
 from shardfs.stores.url import StoreOptions, open_store, resolve
 
 

@@ -15,7 +15,7 @@ from shardfs.cli.options import command, complain, json_option, mountpoint_argum
 from shardfs.cli.recover import compact_source, recover_host, recover_source
 from shardfs.cli.sources import open_checked, single_writer_option, source_options, store_options
 from shardfs.fuse import control
-from shardfs.fuse.mountpoint import is_shardfs, place_of
+from shardfs.fuse.mountpoint import mounted_path
 from shardfs.stores.url import StoreOptions
 
 _NOT_LOGGED: Final = {errno.EROFS, errno.ENOTCONN, errno.ECONNABORTED}
@@ -34,9 +34,7 @@ def flush(mountpoint: str, timeout: float) -> None:
 
     For as long as the daemon answers it is waited for; what for is said on standard error.
     """
-    path = place_of(mountpoint)
-    if not is_shardfs(path):
-        raise errors.MountPointError(f"{mountpoint} is not a mount of shardfs")
+    path = mounted_path(mountpoint)
     try:
         control.flush(path, timeout, complain)
     except OSError as error:

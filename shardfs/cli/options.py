@@ -5,22 +5,13 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Final, ParamSpec
+from typing import Any, ParamSpec
 
 import click
 
 from shardfs import __version__, errors
 from shardfs.fuse.control import TIMEOUT
 from shardfs.fuse.options import VIEWS, MountOptions
-
-EXIT_STATUS: Final[dict[type[errors.ShardfsError], int]] = {
-    errors.UsageError: 2,
-    errors.SourceError: 3,
-    errors.MountPointError: 4,
-    errors.FuseUnavailableError: 5,
-    errors.UnfinishedError: 6,
-}
-"""Exit status by error.  Any other error is 1, and so is a `verify` that found damage."""
 
 P = ParamSpec("P")
 
@@ -92,7 +83,7 @@ def command(examples: str) -> Callable[[Callable[P, None]], click.Command]:
                     sys.stdout.flush()
             except errors.ShardfsError as error:
                 click.echo(f"shardfs: {error}", err=True)
-                sys.exit(EXIT_STATUS.get(type(error), 1))
+                sys.exit(error.exit_status)
             except OSError as error:
                 if sys.stdout is not None:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from shardfs import errors
+import shardfs.errors
 from shardfs.dataset.slots import state_home
+from shardfs.errors import FuseUnavailableError, ShardfsError, UsageError
 
 _FILE_VARIABLES: Final = (
     "AWS_CA_BUNDLE",
@@ -36,7 +37,7 @@ class ReadyPipe:
         """Say that the mount answers, and what there is to say to the user."""
         self._send({} if note is None else {"note": note})
 
-    def fail(self, error: errors.ShardfsError) -> None:
+    def fail(self, error: ShardfsError) -> None:
         """Say why there is no mount."""
         self._send({"error": type(error).__name__, "message": str(error)})
 
@@ -56,14 +57,14 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
         log = log_file.open("ab+")
     except OSError as error:
         message = f"the log file {log_file} cannot be written: {error.strerror}; choose another one with --log-file"
-        raise errors.UsageError(message) from None
+        raise UsageError(message) from None
     with log:
         before = log.tell()
         read_end, write_end = os.pipe()
         # Neither runs nor holds what lies in the user's working directory.
-        shardfs = [sys.executable, "-P", "-m", "shardfs"]
+        command = [sys.executable, "-P", "-m", "shardfs"]
         process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
-            [*shardfs, "mount", *arguments, "--foreground", f"--ready-fd={write_end}"],
+            [*command, "mount", *arguments, "--foreground", f"--ready-fd={write_end}"],
             cwd="/",
             env=_environment(),
             stdin=subprocess.DEVNULL,
@@ -77,13 +78,13 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
             text = answer.read()
         if not text:
             process.wait()
-            raise errors.FuseUnavailableError(f"the daemon died before the mount answered; {log_file} says more")
+            raise FuseUnavailableError(f"the daemon died before the mount answered; {log_file} says more")
         message = json.loads(text)
         if "error" in message:
             process.wait()
-            kind = getattr(errors, message["error"])
+            kind = getattr(shardfs.errors, message["error"])
             details = ""
-            if kind is errors.FuseUnavailableError:  # libfuse prints what it has against it
+            if kind is FuseUnavailableError:  # libfuse prints what it has against it
                 log.seek(before)
                 said = log.read().decode(errors="replace").strip().splitlines()
                 details = f" ({said[-1].strip()})" if said else ""

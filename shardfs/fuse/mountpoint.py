@@ -1,4 +1,4 @@
-"""Mount points: what is mounted where, whether a place can be mounted on, and unmounting."""
+"""Mount points: what is mounted where, and whether a place can be mounted on."""
 
 import errno
 import os
@@ -6,15 +6,10 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
-from shardfs.dataset.state import StateDirectory
-from shardfs.errors import FuseUnavailableError, MountPointError, ShardfsError, UnfinishedError
+from shardfs.errors import FuseUnavailableError, MountPointError, UnfinishedError
 from shardfs.fuse import control
-from shardfs.fuse.ending import Ending
-from shardfs.stores.local.openat import open_directory
 
 _FILESYSTEM = "fuse.shardfs"
 _MAX_STACKED = 16
@@ -65,93 +60,37 @@ def check_fuse() -> None:
     _fusermount()
 
 
-def unmount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable[[str], None] = lambda _: None) -> None:
-    """Unmount, and return when everything is in the shards and the daemon is gone; *say* is told what is waited for.
-
-    Where mounts lie one over the other, all of them go.  Raises `MountPointError` if that cannot be, and nothing was
-    changed; `StoreError` if it is unmounted, but not everything could be brought into the shards; `UnfinishedError` if
-    the daemon does not answer, gets nothing done for *timeout* seconds, or writes what cannot be seen from here.
-    """
-    path = place_of(mountpoint)
-    count = _count(path)
-    if not count:
-        raise MountPointError(f"{mountpoint} is not a mount of shardfs")
-    for _ in range(count):
-        _unmount_upper(path, timeout, say)
-
-
-def _unmount_upper(path: str, timeout: float, say: Callable[[str], None]) -> None:
-    """Unmount what lies on top at *path*."""
-    try:
-        daemon = control.Daemon.of(path, timeout)
-    except OSError as error:
-        if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
-            raise MountPointError(f"{path} does not answer: {error.strerror}") from None
-        # It died, or ends at this moment, or somebody cut the connection and it commits still.
-        with ExitStack() as stack:
-            pid = control.find_daemon(path)
-            ending = Ending(path, None if pid is None else _open_process(pid, stack), None, None)
-            with suppress(MountPointError) if _count(path) == 0 else nullcontext():
-                _run_fusermount("-u", "-z", path)
-            ending.wait(timeout, say)
-        return
-    with ExitStack() as stack:
-        is_near = daemon.namespace == control.pid_namespace()  # else its number is another process's here
-        process = _open_process(daemon.pid, stack) if is_near else None
-        ending = Ending(path, process, daemon.log, _state_of(daemon), source=daemon.source)
-        _run_fusermount("-u", path)
-        ending.wait(timeout, say)
-        ending.check()
-
-
-def _open_process(pid: int, stack: ExitStack) -> int | None:
-    """Return a descriptor of a process, None if it has ended."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None
-    stack.callback(os.close, process)
-    return process
-
-
-def _state_of(daemon: control.Daemon) -> StateDirectory | None:
-    """Return the directory that a daemon writes in, by its descriptor; None if there is none that can be read here.
-
-    A daemon in a container may see another directory under that path.
-    """
-    if daemon.source is None:
-        return None
-    with suppress(ShardfsError, OSError):
-        opened = open_directory(daemon.source)
-        state = StateDirectory(daemon.source, opened)
-        os.listdir(state.path)
-        if daemon.source_id in (None, control.id_of(opened.path)):
-            return state
-    return None
-
-
 def place_of(mountpoint: str) -> str:
     """Return the absolute path of a mount point without asking what is mounted there, which may never answer."""
     parent, name = os.path.split(os.path.abspath(mountpoint))
     path = os.path.join(os.path.realpath(parent), name)
-    return path if is_shardfs(path) else os.path.realpath(mountpoint)
+    return path if count_mounts(path) else os.path.realpath(mountpoint)
 
 
-def is_shardfs(path: str) -> bool:
-    """Whether *path* is where a shardfs, dead or alive, is mounted."""
-    return _count(path) > 0
+def mounted_path(mountpoint: str) -> str:
+    """Return the absolute path of a place where a shardfs, dead or alive, is mounted, else raise `MountPointError`."""
+    path = place_of(mountpoint)
+    if not count_mounts(path):
+        raise MountPointError(f"{mountpoint} is not a mount of shardfs")
+    return path
 
 
-def _count(path: str) -> int:
-    """Return how many shardfs are mounted at *path*, one over the other."""
-    return sum(point == path and kind == _FILESYSTEM for point, kind in _mounts())
+def count_mounts(path: str) -> int:
+    """Return how many shardfs, dead or alive, are mounted at *path*, one over the other."""
+    count = 0
+    with open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
+        for line in lines:
+            fields, _, rest = line.partition(" - ")
+            point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields.split()[4])
+            count += point == path and rest.split()[0] == _FILESYSTEM
+    return count
 
 
 def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
     """Return the state of *path*, after detaching the dead mounts that are there; no shardfs is there then."""
     for _ in range(_MAX_STACKED):
         try:
-            if is_shardfs(path):
+            if count_mounts(path):
                 _require_dead(mountpoint, path)
             os.statvfs(path)  # unlike the attributes, the kernel remembers no answer of a daemon that died
             return os.stat(path)
@@ -160,7 +99,7 @@ def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
         except OSError as error:
             if error.errno != errno.ENOTCONN:
                 raise MountPointError(f"{mountpoint} cannot be used: {error.strerror}") from None
-        _run_fusermount("-u", "-z", path)
+        run_fusermount("-u", "-z", path)
     raise MountPointError(f"{mountpoint} is under more than {_MAX_STACKED} dead mounts")
 
 
@@ -177,17 +116,6 @@ def _require_dead(mountpoint: str, path: str) -> None:
     raise MountPointError(f"{mountpoint} is a mount point already; {way_out}")
 
 
-def _mounts() -> list[tuple[str, str]]:
-    """Return place and type of every mount that this process sees, those on top last."""
-    mounts = []
-    with open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
-        for line in lines:
-            fields, _, rest = line.partition(" - ")
-            place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields.split()[4])
-            mounts.append((place, rest.split()[0]))
-    return mounts
-
-
 def _fusermount() -> str:
     path = shutil.which("fusermount3")
     if path is None:
@@ -195,7 +123,8 @@ def _fusermount() -> str:
     return path
 
 
-def _run_fusermount(*arguments: str) -> None:
+def run_fusermount(*arguments: str) -> None:
+    """Run fusermount3; raises `MountPointError` with what it has against that."""
     done = subprocess.run([_fusermount(), *arguments], check=False, capture_output=True, text=True)  # noqa: S603
     if done.returncode:
         message = done.stderr.strip() or f"fusermount3 ended with status {done.returncode}"

@@ -16,10 +16,9 @@ from shardfs.dataset.slots import has_journal, hold
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.takeover import recover_command
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
-from shardfs.fuse.operations import Operations
+from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
-from shardfs.fuse.writing import WritingOperations
 from shardfs.stores.base import Store
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
@@ -29,6 +28,9 @@ from shardfs.vfs.session import Session
 log = logging.getLogger(__name__)
 
 _OPEN_FILES: Final = 16384
+_MAX_REQUESTS: Final = 512
+"""How many requests are worked on at a time: more than stores answer at once, so that those that wait for a slow store
+leave room for those that need none.  Each has a buffer of 1 MiB, of which it touches what it receives."""
 _GRACE_SECONDS: Final = 5.0
 """For how long a mount that is to end by a signal waits for answers, where nothing more can be committed."""
 _WAY_OUT: Final = "SIGKILL ends it now, and leaves that in the journal"
@@ -51,6 +53,7 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
     with hold(store) if options.write else nullcontext() as claim:
         source = Source.of(store, max_open=_raise_file_limit() // 4)
         decoded = ChunkCache(options.decode_cache_nbytes, source.statistics)
+        writing = None
         if claim is None:
             if has_journal(store):
                 left = (
@@ -67,49 +70,47 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
                 fills_missing=options.fill_missing,
             )
             fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl)
-            return _mount(
-                Operations(fs, source.statistics, page_cache=options.page_cache),
-                store,
-                path,
-                options,
-                ready,
-                note,
-                None,
+            operations = Operations(fs, source.statistics, page_cache=options.page_cache)
+        else:
+            editable = make_editable_view(
+                options.view,
+                decoded=options.decode,
+                separator=options.dimension_separator,
+                fills_missing=options.fill_missing,
             )
-        editable = make_editable_view(
-            options.view,
-            decoded=options.decode,
-            separator=options.dimension_separator,
-            fills_missing=options.fill_missing,
-        )
-        fs = Filesystem(store, source.hierarchy, editable, decoded, ttl=store.ttl, scratch=claim.state.scratch_key)
-        writing = Session.open(
-            source,
-            fs,
-            editable,
-            claim.state,
-            options.chunks_per_shard,
-            options.auto_compact,
-            left=claim.left,
-            single_writer=options.single_writer,
-        )
-        operations = WritingOperations(fs, writing, source.statistics, page_cache=options.page_cache)
-        return _mount(operations, store, path, options, ready, note, writing)
+            fs = Filesystem(store, source.hierarchy, editable, decoded, ttl=store.ttl, scratch=claim.state.scratch_key)
+            writing = Session.open(
+                source,
+                fs,
+                editable,
+                claim.state,
+                options.chunks_per_shard,
+                options.auto_compact,
+                left=claim.left,
+                single_writer=options.single_writer,
+            )
+            operations = WritingOperations(fs, writing, source.statistics, page_cache=options.page_cache)
+        _mount(operations, path, options)
+        clean = False
+        try:
+            is_committed = trio.run(_run, operations.fs, writing, ready, note)
+            clean = True
+        except ShardfsError:
+            clean = True  # it could not begin, and nobody has seen it
+            raise
+        finally:
+            # A mount whose daemon failed is left to answer ENOTCONN: an empty directory would look like deleted data.
+            pyfuse3.close(unmount=clean)
+        return is_committed
 
 
-def _mount(
-    operations: Operations,
-    store: Store,
-    path: str,
-    options: MountOptions,
-    ready: Callable[[str | None], None],
-    note: str | None,
-    writing: Session | None,
-) -> bool:
+def _mount(operations: Operations, path: str, options: MountOptions) -> None:
+    # libfuse takes options in ASCII, with a backslash before what has a meaning in them.
+    name = operations.fs.store.url.encode("ascii", errors="backslashreplace").decode()
     fuse_options = {
         "default_permissions",
         "rw" if options.write else "ro",
-        f"fsname=shardfs:{_option_value(store.url)}",
+        "fsname=shardfs:" + name.replace("\\", "\\\\").replace(",", "\\,"),
         "subtype=shardfs",
         *options.fuse_options,
     }
@@ -121,23 +122,6 @@ def _mount(
         pyfuse3.init(operations, path, fuse_options)
     except RuntimeError as error:
         raise FuseUnavailableError(f"{path} could not be mounted: {error}") from None
-    clean = False
-    try:
-        is_committed = trio.run(_serve, operations.fs, writing, ready, note)
-        clean = True
-    except ShardfsError:
-        clean = True  # it could not begin, and nobody has seen it
-        raise
-    finally:
-        # A mount whose daemon failed is left to answer ENOTCONN: an empty directory would look like deleted data.
-        pyfuse3.close(unmount=clean)
-    return is_committed
-
-
-def _option_value(text: str) -> str:
-    """Return *text* as libfuse takes it in an option: escaped, and in ASCII, which is all that pyfuse3 passes on."""
-    shown = text.encode("ascii", errors="backslashreplace").decode()
-    return shown.replace("\\", "\\\\").replace(",", "\\,")
 
 
 @dataclass(slots=True)
@@ -151,9 +135,7 @@ class _End:
     is_given_up: bool = False
 
 
-async def _serve(
-    fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None
-) -> bool:
+async def _run(fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None) -> bool:
     end = _End()
     await fs.start()
     if fs.store.root is not None and not fs.view.translates:  # a remote one would take a request
@@ -166,7 +148,7 @@ async def _serve(
             if writing is not None:
                 nursery.start_soon(writing.run)
             nursery.start_soon(_announce, ready, note, fs.store.url)
-            await pyfuse3.main()
+            await pyfuse3.main(max_tasks=_MAX_REQUESTS)
             end.has_begun = True
             nursery.cancel_scope.cancel()
         is_committed = writing is None or await writing.finish(commit=not end.is_given_up)

@@ -122,7 +122,7 @@ def test_each_line_about_a_request_names_its_path(source: Path, mount: Mounter) 
     assert write(image / "c/0/9", NEW) == errno.EINVAL
     with pytest.raises(OSError, match="Invalid argument"):
         os.rename(image / "c/0/0", image / "c/0/8")
-    lines = [line for line in mounted.log.splitlines() if "shardfs.fuse.errno" in line]
+    lines = [line for line in mounted.log.splitlines() if "shardfs.fuse.operations" in line]
     for names in (["image/zarr.json"], ["image/c/0/9"], ["image/c/0/0", "image/c/0/8"]):
         assert any(all(name in line for name in names) for line in lines), mounted.log
     assert all("image/" in line for line in lines)

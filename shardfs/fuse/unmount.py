@@ -1,0 +1,183 @@
+"""Unmounting: waiting until the daemon is gone, and finding out from the disk whether all of it is stored."""
+
+import errno
+import os
+import select
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext, suppress
+from typing import Final
+
+from shardfs.dataset.slots import kept_files
+from shardfs.dataset.source_lock import find_holder
+from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.wal.records import Erase, Put
+from shardfs.dataset.wal.takeover import read_left
+from shardfs.errors import MountPointError, ShardfsError, StoreError, UnfinishedError
+from shardfs.fuse import control
+from shardfs.fuse.mountpoint import count_mounts, mounted_path, run_fusermount
+from shardfs.stores.local.openat import open_directory
+
+_STEP_SECONDS: Final = 0.1
+_FIRST_WORD_SECONDS: Final = 5.0
+_NEXT_WORD_SECONDS: Final = 30.0
+
+
+def unmount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable[[str], None] = lambda _: None) -> None:
+    """Unmount, and return when everything is in the shards and the daemon is gone; *say* is told what is waited for.
+
+    Where mounts lie one over the other, all of them go.  Raises `MountPointError` if that cannot be, and nothing was
+    changed; `StoreError` if it is unmounted, but not everything could be brought into the shards; `UnfinishedError` if
+    the daemon does not answer, gets nothing done for *timeout* seconds, or writes what cannot be seen from here.
+    """
+    path = mounted_path(mountpoint)
+    for _ in range(count_mounts(path)):
+        with ExitStack() as stack:
+            _unmount_upper(path, timeout, say, stack)
+
+
+def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], stack: ExitStack) -> None:
+    """Unmount what lies on top at *path*."""
+    try:
+        daemon = control.Daemon.of(path, timeout)
+    except OSError as error:
+        if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
+            raise MountPointError(f"{path} does not answer: {error.strerror}") from None
+        # It died, or ends at this moment, or somebody cut the connection and it commits still.
+        ending = _Ending(path, None, control.find_daemon(path), stack)
+        with suppress(MountPointError) if count_mounts(path) == 0 else nullcontext():
+            run_fusermount("-u", "-z", path)
+        ending.wait(timeout, say)
+    else:
+        is_near = daemon.namespace == control.pid_namespace()  # else its number is another process's here
+        ending = _Ending(path, daemon, daemon.pid if is_near else None, stack)
+        run_fusermount("-u", path)
+        ending.wait(timeout, say)
+        ending.check()
+
+
+class _Ending:
+    """The end of the daemon behind a mount, made before it is unmounted.
+
+    *daemon* is how it describes itself, None if it does not answer any more; *pid* is its process, None if none is
+    seen from here.  *stack* closes what is open.
+    """
+
+    def __init__(self, path: str, daemon: control.Daemon | None, pid: int | None, stack: ExitStack) -> None:
+        self._path = path
+        self._pid = pid
+        self._poll = select.poll()
+        self._is_seen = False
+        with suppress(ProcessLookupError):
+            if pid is not None:
+                process = os.pidfd_open(pid)
+                stack.callback(os.close, process)
+                self._poll.register(process, select.POLLIN)
+                self._is_seen = True
+        log = None if daemon is None else daemon.log
+        self._why = f"; {log} says why" if log is not None else "; its log says why"
+        self._source = None if daemon is None else daemon.source
+        self._state = None if daemon is None else _state_of(daemon)
+        if self._state is not None:
+            self._conflicts = sum(_sizes(self._state.conflicts).values())
+            self._kept = len(kept_files(self._state, in_use=True))
+
+    def wait(self, timeout: float, say: Callable[[str], None]) -> None:
+        """Return when the daemon is gone; raises `UnfinishedError` if it gets nothing done for *timeout* seconds."""
+        who = f", process {self._pid}," if self._is_seen else ""
+        moved = time.monotonic()
+        next_word = moved + min(_FIRST_WORD_SECONDS, timeout / 2)
+        seen = self._progress()
+        while not self._has_ended():
+            now = time.monotonic()
+            if (progress := self._progress()) != seen:
+                seen, moved = progress, now
+            if now >= moved + timeout:
+                raise UnfinishedError(
+                    f"{self._path} is unmounted, but its daemon{who} is not done, and got nothing done for "
+                    f"{timeout:g} s{self._left('; ')}; it goes on, and what it cannot finish stays in the journal, for "
+                    f"the next mount with --write or `shardfs recover`{self._why}"
+                )
+            if now >= next_word:
+                say(f"{self._path}: waiting for the daemon{who} to end{self._left('; ')}")
+                next_word = now + _NEXT_WORD_SECONDS
+
+    def check(self) -> None:
+        """Raise `StoreError` if not everything that was written is in the shards, `UnfinishedError` if nobody can tell.
+
+        That is so where a daemon writes what cannot be seen from here, as in another container.
+        """
+        if self._source is None:
+            return
+        if self._state is None:
+            raise UnfinishedError(
+                f"{self._path} is unmounted, but {self._source}, which its daemon writes, cannot be seen from here: it "
+                "may write on, and what it cannot finish stays in the journal there, for the next mount with --write "
+                f"or `shardfs recover`{self._why}"
+            )
+        if left := self._left(""):
+            raise StoreError(
+                f"{self._path} is unmounted, but not everything is in the shards ({left}): it stays in the journal, "
+                f"for the next mount with --write or `shardfs recover`{self._why}"
+            )
+        if sum(_sizes(self._state.conflicts).values()) > self._conflicts:
+            raise StoreError(
+                f"{self._path} is unmounted, but not everything is in the shards: some chunks did not fit their arrays "
+                "any more, which another program had changed, and were put aside; `shardfs recover` shows them"
+                f"{self._why}"
+            )
+        if len(kept_files(self._state)) > self._kept:
+            raise StoreError(
+                f"{self._path} is unmounted, but not every file could be stored; `shardfs recover` shows those that "
+                f"are kept on this machine{self._why}"
+            )
+
+    def _has_ended(self) -> bool:
+        """Whether the daemon is gone, at the latest a moment from now."""
+        if self._is_seen:
+            return bool(self._poll.poll(1000 * _STEP_SECONDS))
+        if self._state is None or find_holder(self._state, locks_reach=False) is None:
+            return True
+        time.sleep(_STEP_SECONDS)
+        return False
+
+    def _progress(self) -> object:
+        """Return what changes when the daemon gets something done."""
+        return None if self._state is None else (_sizes(self._state.journal), _sizes(self._state.spools))
+
+    def _left(self, before: str) -> str:
+        """Return what is not in the store yet, for people, behind *before*; nothing if there is nothing."""
+        if self._state is None:
+            return ""
+        try:
+            changes = (record for record in read_left(self._state.journal).records if isinstance(record, Put | Erase))
+            nchunks = len({(change.path, change.coords) for change in changes})
+        except ShardfsError as error:
+            return f"{before}a journal that cannot be read: {error}"
+        if not nchunks:
+            return ""
+        return before + (f"{nchunks:,} chunks not in their shards" if nchunks > 1 else "1 chunk not in its shard")
+
+
+def _state_of(daemon: control.Daemon) -> StateDirectory | None:
+    """Return the directory that a daemon writes in, by its descriptor; None if there is none that can be read here.
+
+    A daemon in a container may see another directory under that path.
+    """
+    if daemon.source is None:
+        return None
+    with suppress(ShardfsError, OSError):
+        opened = open_directory(daemon.source)
+        state = StateDirectory(daemon.source, opened)
+        os.listdir(state.path)
+        if daemon.source_id in (None, control.id_of(opened.path)):
+            return state
+    return None
+
+
+def _sizes(directory: str) -> dict[str, int]:
+    try:
+        with os.scandir(directory) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries}
+    except OSError:
+        return {}
