@@ -14,9 +14,10 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 
-from shardfs.dataset.open_shard import OpenShard
+from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.queue import Change, PendingBytes
-from shardfs.dataset.shard_cache import ArrayLayout, ShardCache, ShardState
+from shardfs.dataset.shard import OpenShard
+from shardfs.dataset.shard_cache import ShardCache, ShardState
 from shardfs.dataset.shard_listing import ShardListing
 from shardfs.dataset.wal.records import Erase, Put
 from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
@@ -50,7 +51,7 @@ class Extent(NamedTuple):
         """Return the bytes as content that can be stored."""
         if isinstance(self.shard, PendingBytes):
             return self.shard.put.payload
-        return self.shard.snapshot.content(self.shard.offset + self.offset, self.nbytes)
+        return self.shard.content(self.offset, self.nbytes)
 
 
 class _Run(NamedTuple):
@@ -134,23 +135,6 @@ class Array:
         self._shards = shards
         self._runs: OrderedDict[tuple[Coords, int], _Run] = OrderedDict()
         self._run_length = layout.grid.segment_length
-
-    @classmethod
-    def open(
-        cls,
-        path: str,
-        unsharded: UnshardedArray,
-        shards: ShardCache,
-        fingerprint: bytes,
-        known: ArrayLayout | None = None,
-    ) -> "Array":
-        """Open the array at the directory *path* of the store of *shards*.
-
-        Its layout is *known*, that of an earlier document, if the chunks lie where they lay.
-        """
-        if known is None or (known.grid, known.key_encoding) != (unsharded.grid, unsharded.key_encoding):
-            known = ArrayLayout(path, unsharded.grid, unsharded.key_encoding)
-        return cls(known, unsharded, shards, fingerprint)
 
     @property
     def grid(self) -> ShardGrid:

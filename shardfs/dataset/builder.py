@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from shardfs.dataset.open_shard import OpenShard, open_inner_shard
+from shardfs.dataset.shard import OpenShard, open_inner_shard
 from shardfs.errors import StoreError
 from shardfs.format.codecs import encode
 from shardfs.format.index import IndexLayout
@@ -175,7 +175,7 @@ def _join(plan: WritePlan, contents: Mapping[int, Content], old: OpenShard | Non
         match piece:
             case CopiedRange():
                 assert old is not None
-                parts.append(old.snapshot.content(old.offset + piece.offset, piece.nbytes))
+                parts.append(old.content(piece.offset, piece.nbytes))
             case Added():
                 parts.append(contents[piece.entry])
             case Padding():

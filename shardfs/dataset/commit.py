@@ -12,10 +12,10 @@ from typing import Final, overload
 import trio
 
 from shardfs.dataset.builder import Assembly, assemble
-from shardfs.dataset.open_shard import OpenShard, open_shard
+from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.queue import Change
 from shardfs.dataset.quick_lock import QuickLock
-from shardfs.dataset.shard_cache import ArrayLayout
+from shardfs.dataset.shard import OpenShard, open_shard
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.payload import Payload

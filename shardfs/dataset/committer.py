@@ -12,10 +12,10 @@ from shardfs.dataset.backoff import Backoff
 from shardfs.dataset.commit import BATCH, Commit, Commits, batches
 from shardfs.dataset.conflict_log import ConflictLog
 from shardfs.dataset.hierarchy import DOCUMENT, is_below
-from shardfs.dataset.open_shard import index_place
+from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.queue import Change, ShardPending
 from shardfs.dataset.room import MAX_PENDING, Key, Room
-from shardfs.dataset.shard_cache import ArrayLayout
+from shardfs.dataset.shard import index_place
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Put
@@ -161,7 +161,7 @@ class Committer(Room):
         array, shard = key
         try:
             opened = (await self._source.shards.state(array, shard, fresh=True)).shard
-            if opened is None or opened.is_decoded or self._auto_compact is None:
+            if opened is None or opened.decoded is not None or self._auto_compact is None:
                 return
             index = opened.index
             if index.shard_nbytes - index.live_nbytes >= self._auto_compact * index.shard_nbytes:

@@ -8,8 +8,8 @@ import trio
 
 from shardfs.dataset.commit import Commits, carry
 from shardfs.dataset.hierarchy import Hierarchy
+from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.queue import Change, ShardPending
-from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Shrink
 from shardfs.format.sharding import Coords, ShardGrid

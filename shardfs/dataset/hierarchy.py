@@ -3,15 +3,17 @@
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.shard_cache import ArrayLayout, ShardCache
+from shardfs.dataset.layout import ArrayLayout
+from shardfs.dataset.shard_cache import ShardCache
 from shardfs.errors import (
     AccessDeniedError,
     CorruptionError,
@@ -99,9 +101,10 @@ class Hierarchy:
         self.looks_above = False
         self._loading: dict[str, trio.Event] = {}
         self._nbytes = 0
-        # For good: inode numbers hang on layouts, and readers may know the documents (by identity).
-        self._arrays: dict[str, tuple[ArrayLayout, object]] = {}
-        self._wholes: dict[str, tuple[ArrayLayout, object]] = {}
+        # Inode numbers hang on layouts: one that is in use, or has something to remember, is used on.
+        self._layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()
+        self._made: dict[str, ArrayLayout] = {}
+        self._shown: dict[str, int] = {}  # paths of arrays that programs know as such, with their documents' identities
         self._nodes: OrderedDict[str, tuple[Node, float]] = OrderedDict()
         self._left: dict[str, Node] = {}
         self._as_stored: set[str] = set()
@@ -158,11 +161,10 @@ class Hierarchy:
 
     def abandon(self, path: str) -> None:
         """Forget what the directories at *path* and below were: they are gone, or another thing now."""
-        for known in [known for known in self._left if is_below(known, path)]:
-            del self._left[known]
-        for arrays in (self._arrays, self._wholes):
-            for known in [known for known in arrays if is_below(known, path)]:
-                del arrays[known]
+        tables: tuple[MutableMapping[str, Any], ...] = (self._left, self._layouts, self._made, self._shown)
+        for table in tables:
+            for known in [known for known in table if is_below(known, path)]:
+                table.pop(known, None)
         for known in [known for known in self._as_stored if is_below(known, path)]:
             self.show_unsharded(known)
         self.forget(path)
@@ -174,6 +176,11 @@ class Hierarchy:
         self.abandon(new)
         for path in as_stored:
             self.show_as_stored(path)
+
+    def begin(self, layout: ArrayLayout) -> None:
+        """Note that an array is made through the mount now: directories of chunks are there when they were made."""
+        layout.directories = {}
+        self._made[layout.path] = layout
 
     def show_as_stored(self, path: str) -> None:
         """Show the sharded array at *path* as it is stored from now on: its writer writes shards."""
@@ -241,12 +248,14 @@ class Hierarchy:
                 metadata = parse_document(document)
             self._left.pop(path, None)
             if isinstance(metadata, ArrayMetadata) and metadata.is_sharded and path not in self._as_stored:
-                array = self._array(self._arrays, unshard(metadata), path, metadata, document_stat)
+                array = self._array(path, unshard(metadata), metadata)
+                self._shown[path] = hash(document_stat.identity)
                 return Node(path, stat, document, document_stat, metadata, array)
             if isinstance(metadata, ArrayMetadata) and not metadata.is_sharded:
                 with suppress(MetadataError, NotUnshardable):
-                    known_wholes = self._wholes if self.shows_whole else {}  # else nothing hangs on layouts
-                    array = self._array(known_wholes, describe(metadata), path, metadata, document_stat)
+                    array = self._array(path, describe(metadata), metadata)
+                    if self.shows_whole:
+                        self._shown[path] = hash(document_stat.identity)
                     return Node(path, stat, document, document_stat, metadata, whole=array)
             as_stored = frozenset() if isinstance(metadata, ArrayMetadata) else self.as_stored(path, metadata.document)
             return Node(path, stat, document, document_stat, metadata, as_stored=as_stored)
@@ -257,10 +266,10 @@ class Hierarchy:
             reason = str(error)
             # Whoever has read an array's document must not be given shards in place of its chunks.  Of a remote source
             # that holds for all: credentials expire, and are renewed.
-            shown = self._arrays.get(path) or (self._wholes.get(path) if self.shows_whole else None)
+            shown = self._shown.get(path)
             if isinstance(error, AccessDeniedError) and (shown is not None or self._store.root is None):
                 raise
-            if shown is not None and _is_being_written(shown[1], document_stat):
+            if shown is not None and _is_being_written(shown, document_stat):
                 raise StoreError(f"{key} is being written: {reason}") from None
         if known is None or known.reason != reason:
             log.warning("%s is shown as stored: %s", path or "the source", reason)
@@ -292,18 +301,12 @@ class Hierarchy:
                 if not attempts:
                     raise
 
-    def _array(
-        self,
-        known: dict[str, tuple[ArrayLayout, object]],
-        unsharded: UnshardedArray,
-        path: str,
-        metadata: ArrayMetadata,
-        document_stat: Stat,
-    ) -> Array:
-        layout, _ = known.get(path, (None, None))
-        array = Array.open(path, unsharded, self._shards, fingerprint(metadata), layout)
-        known[path] = (array.layout, document_stat.identity)
-        return array
+    def _array(self, path: str, unsharded: UnshardedArray, metadata: ArrayMetadata) -> Array:
+        """Return the array at *path*, with the layout of an earlier document if its chunks lie where they lay."""
+        layout = self._layouts.get(path)
+        if layout is None or (layout.grid, layout.key_encoding) != (unsharded.grid, unsharded.key_encoding):
+            layout = self._layouts[path] = ArrayLayout(path, unsharded.grid, unsharded.key_encoding)
+        return Array(layout, unsharded, self._shards, fingerprint(metadata))
 
 
 def is_below(path: str, directory: str) -> bool:
@@ -311,6 +314,6 @@ def is_below(path: str, directory: str) -> bool:
     return not directory or path == directory or path.startswith(directory + "/")
 
 
-def _is_being_written(identity: object, now: Stat | None) -> bool:
+def _is_being_written(identity: int, now: Stat | None) -> bool:
     """Whether the file of this *identity* was changed in place a moment ago, so that it may be half a document."""
-    return now is not None and now.identity == identity and abs(time.time_ns() - now.mtime_ns) < _SETTLED_NS
+    return now is not None and hash(now.identity) == identity and abs(time.time_ns() - now.mtime_ns) < _SETTLED_NS

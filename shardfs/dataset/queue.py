@@ -1,7 +1,6 @@
-"""Published inner chunks that are not in their shards yet, and the versions that this mount gave to chunks.
+"""Published inner chunks that are not in their shards yet.
 
-Both hang on the `ArrayLayout` of an array, as everything does that belongs to where its chunks lie.  A pending chunk is
-a record of the journal; its bytes stay there and are read back from there.
+Each is a record of the journal; its bytes stay there and are read back from there.
 """
 
 from collections import Counter
@@ -15,29 +14,6 @@ from shardfs.stores.base import Buffer
 
 Change = Put | Erase
 """What is to become of one inner chunk."""
-
-
-class OwnVersion(NamedTuple):
-    """A version of a chunk that was published through this mount: its inode number and modification time."""
-
-    ino: int
-    mtime_ns: int
-
-
-@dataclass(slots=True)
-class ShardVersion:
-    """The version of a stored shard that its chunks' attributes are those of.
-
-    *stored* is a hash of what the store said, None while there is no such shard; *generation* counts the versions that
-    others made.  Commits of our own leave *generation* and *mtime_ns* as they are: the chunks that they do not touch
-    are the same.  *own* are the chunks that have versions of their own; most shards that
-    are seen have none, and share one empty set.
-    """
-
-    stored: int | None = None
-    generation: int = 0
-    mtime_ns: int = 0
-    own: set[Coords] | frozenset[Coords] = frozenset()
 
 
 @dataclass(slots=True)

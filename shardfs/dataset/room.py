@@ -7,7 +7,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.commit import Commits
-from shardfs.dataset.shard_cache import ArrayLayout
+from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.payload import Payload
 from shardfs.dataset.wal.records import Put

@@ -5,14 +5,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import trio
 
-from shardfs.dataset.inode_generations import InodeGenerations
-from shardfs.dataset.open_shard import OpenShard, index_place, open_inner_shard, open_shard
-from shardfs.dataset.queue import ArrayPending, OwnVersion, ShardVersion
+from shardfs.dataset.layout import ArrayLayout, InodeGenerations, OwnVersion
+from shardfs.dataset.shard import DecodedBytes, OpenShard, index_place, open_inner_shard, open_shard
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import (
     CorruptionError,
@@ -22,68 +21,15 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.sharding import Coords, Place, ShardGrid
-from shardfs.stores.base import Snapshot, Stat, Store, join_key
+from shardfs.format.sharding import Coords, Place
+from shardfs.stores.base import Snapshot, Stat, Store
 from shardfs.stores.ttl import derived_at, within_ttl
 
 log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 4
-_LARGE_AT_ONCE: Final = 2
 
-
-@dataclass(eq=False)
-class ArrayLayout:
-    """The shards of one array: where they are stored and what lies in them.  Compared by identity.
-
-    *versions* are the versions of shards that were seen last, *own* those of chunks that were written through this
-    mount, *pending* the chunks among them that are not in their shards yet.  *listing* counts the commits that made or
-    removed a shard.
-
-    The directories above chunks are there as far as the grid goes: *directories* is None.  Of an array that was made
-    through the mount only those are that were made: next coordinates by those that lead to a directory.  Who makes an
-    array makes every directory, too, and `cp -r` takes it for an error if one is there.
-    """
-
-    path: str
-    grid: ShardGrid
-    key_encoding: ChunkKeyEncoding
-    versions: dict[Coords, ShardVersion] = field(default_factory=dict)
-    own: dict[Coords, OwnVersion] = field(default_factory=dict)
-    pending: ArrayPending = field(default_factory=ArrayPending)
-    directories: dict[Coords, set[int]] | None = None
-    listing: int = 0
-    _located: tuple[Coords | None, Place] = (None, Place((), (), ()))
-
-    def locate(self, coords: Coords) -> Place:
-        """Return where the inner chunk at *coords* lies: requests ask for one and the same several times."""
-        if self._located[0] != coords:
-            self._located = coords, self.grid.locate(coords)
-        return self._located[1]
-
-    def has_directory(self, coords: Coords) -> bool:
-        """Whether the directory to which *coords* lead is there, if the one above it is."""
-        if self.directories is None:
-            return True
-        return coords[-1] in self.directories.get(coords[:-1], ()) if coords else bool(self.directories)
-
-    def make_directory(self, coords: Coords) -> None:
-        """Note that a directory, and those above it, are there."""
-        if self.directories is not None:
-            self.directories.setdefault((), set())
-            for depth, index in enumerate(coords):
-                self.directories.setdefault(coords[:depth], set()).add(index)
-
-    def remove_directory(self, coords: Coords) -> None:
-        """Note that an empty directory is there no more."""
-        if self.directories is not None:
-            self.directories.pop(coords, None)
-            self.directories.get(coords[:-1], set()).discard(coords[-1] if coords else 0)
-
-    def shard_key(self, coords: Coords) -> str:
-        """Return the key in the store of the shard at *coords*."""
-        return join_key(self.path, self.key_encoding.encode(coords))
+_Key = tuple[ArrayLayout, Coords, tuple[int, ...]]  # of an inner shard: with the entries that lead to it
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -95,7 +41,7 @@ class ShardState:
     be opened.
     """
 
-    key: "_Key"
+    key: _Key
     checked: float
     generation: int = 0
     stored_key: str = ""
@@ -106,8 +52,8 @@ class ShardState:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that the state holds."""
-        return self.shard.memory if self.shard else 0
+        """Bytes of memory that the index takes."""
+        return self.shard.index.nbytes if self.shard else 0
 
     def check(self) -> None:
         """Raise the error that keeps the shard from being read, if there is one."""
@@ -115,13 +61,11 @@ class ShardState:
             raise self.error.with_traceback(None)
 
 
-_Key = tuple[ArrayLayout, Coords, tuple[int, ...]]  # of an inner shard: with the entries that lead to it
-
-
 class ShardCache:
     """The open shards of all arrays of a source; those used last stay, up to *max_nbytes* and *max_open*.
 
-    What is known is trusted for *ttl* seconds, unless a caller wants it fresh.
+    What is known is trusted for *ttl* seconds, unless a caller wants it fresh.  Indexes take up to *max_nbytes* bytes,
+    and shards that are encoded as a whole as much again.
     """
 
     def __init__(
@@ -144,24 +88,76 @@ class ShardCache:
         self._nbytes = 0
         self._states: OrderedDict[_Key, ShardState] = OrderedDict()
         self._loading: dict[_Key, trio.Event] = {}
-        self._outdated: set[_Key] = set()
-        self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
-        self._versions = InodeGenerations(statistics, max_own=max_own)
+        self._outdated: set[_Key] = set()  # of those that are being loaded
+        self._decoded = DecodedBytes(statistics, max_nbytes)
+        self._generations = InodeGenerations(statistics, max_own=max_own)
 
     def remaining(self, state: ShardState) -> float:
         """Return for how many seconds *state* may be trusted still."""
         return max(0.0, state.checked + self.ttl - self.clock())
 
-    async def state(self, array: ArrayLayout, coords: Coords, *, fresh: bool = False) -> ShardState:
+    async def state(self, layout: ArrayLayout, coords: Coords, *, fresh: bool = False) -> ShardState:
         """Return what is known of the shard at *coords*; *fresh* asks the store whether it is still so."""
-        key: _Key = (array, coords, ())
+        key: _Key = (layout, coords, ())
+
+        async def is_current(state: ShardState) -> bool:
+            return await self.confirm(state, fresh=fresh)
+
+        return await self._get(key, is_current, lambda: self._load(key))
+
+    async def innermost(self, layout: ArrayLayout, state: ShardState, place: Place) -> ShardState:
+        """Return what is known of the innermost shard around *place*: *state* itself, or a shard within its shard.
+
+        Raises `CorruptionError` if a shard between them is damaged.
+        """
+        inner = state
+        for depth in range(1, len(layout.grid.levels)):
+            if inner.shard is None:
+                break
+            inner = await self._inner(layout, state, place, depth, inner.shard)
+        return inner
+
+    async def _inner(
+        self, layout: ArrayLayout, state: ShardState, place: Place, depth: int, outer: OpenShard
+    ) -> ShardState:
+        key: _Key = (layout, place.shard, place.entries[:depth])
+
+        async def is_current(known: ShardState) -> bool:
+            self.touch(known)
+            return known.snapshot is state.snapshot
+
+        async def load() -> ShardState:
+            level, entry = layout.grid.levels[depth], place.entries[depth - 1]
+            shard = await open_inner_shard(level, place.shapes[depth], outer, entry, self._decoded)
+            self._count_load(shard)
+            return ShardState(key, state.checked, snapshot=state.snapshot, shard=shard)
+
+        return await self._get(key, is_current, load)
+
+    async def _get(
+        self, key: _Key, is_current: Callable[[ShardState], Awaitable[bool]], load: Callable[[], Awaitable[ShardState]]
+    ) -> ShardState:
+        """Return the state that is known and current, or load it, once for all who want it."""
         while True:
             state = self._states.get(key)
-            if state is not None and await self.confirm(state, fresh=fresh):
+            if state is not None and await is_current(state):
                 return state
             if key not in self._loading:
-                return await self._once(key, lambda: self._load(key))
+                break
             await self._loading[key].wait()  # what another one loaded is confirmed like anything else
+        event = self._loading[key] = trio.Event()
+        try:
+            while True:
+                state = await load()
+                if key not in self._outdated:
+                    break
+                self._outdated.discard(key)  # a commit came in between
+            self._remember(state)
+            return state
+        finally:
+            self._outdated.discard(key)
+            del self._loading[key]
+            event.set()
 
     def touch(self, state: ShardState) -> None:
         """Note that *state* was used."""
@@ -189,65 +185,18 @@ class ShardCache:
         self._statistics.index_hits += 1
         return True
 
-    async def innermost(self, array: ArrayLayout, state: ShardState, place: Place) -> ShardState:
-        """Return what is known of the innermost shard around *place*: *state* itself, or a shard within its shard.
-
-        Raises `CorruptionError` if a shard between them is damaged.
-        """
-        inner = state
-        for depth in range(1, len(array.grid.levels)):
-            if inner.shard is None:
-                break
-            inner = await self._inner(array, state, place, depth, inner.shard)
-        return inner
-
-    async def _inner(
-        self, array: ArrayLayout, state: ShardState, place: Place, depth: int, outer: OpenShard
-    ) -> ShardState:
-        key: _Key = (array, place.shard, place.entries[:depth])
-
-        async def load() -> ShardState:
-            level = array.grid.levels[depth]
-            shard = await open_inner_shard(level, place.shapes[depth], outer, place.entries[depth - 1])
-            self._count_load(shard)
-            return ShardState(key, state.checked, snapshot=state.snapshot, shard=shard)
-
-        while True:
-            known = self._states.get(key)
-            if known is not None and known.snapshot is state.snapshot:
-                self.touch(known)
-                return known
-            if key not in self._loading:
-                return await self._once(key, load)
-            await self._loading[key].wait()
-
-    async def _once(self, key: _Key, load: Callable[[], Awaitable[ShardState]]) -> ShardState:
-        """Load and remember a state, which no other task is loading; those that want it too wait for the event."""
-        event = self._loading[key] = trio.Event()
-        try:
-            while True:
-                state = await load()
-                if key not in self._outdated:
-                    break
-                self._outdated.discard(key)  # a commit came in between
-            self._remember(state)
-            return state
-        finally:
-            self._outdated.discard(key)
-            del self._loading[key]
-            event.set()
-
     async def _load(self, state_key: _Key) -> ShardState:
-        array, coords, _ = state_key
-        key = array.shard_key(coords)
+        layout, coords, _ = state_key
+        key = layout.shard_key(coords)
         state = ShardState(state_key, derived_at(self.clock()), stored_key=key)
-        shape = array.grid.index_shape(coords)
+        level, shape = layout.grid.levels[0], layout.grid.index_shape(coords)
+        is_large = layout.grid.is_large(shape) and not level.after  # what is decoded waits for its turn by itself
         for attempt in range(_ATTEMPTS):
             try:
-                state.snapshot = await self.store.open(key, **index_place(array.grid.levels[0], shape))
+                state.snapshot = await self.store.open(key, **index_place(level, shape))
                 state.stat = state.snapshot.stat._replace(nlink=1)  # links of a shard are none of its chunks
-                async with self._large if array.grid.is_large(shape) else nullcontext():
-                    state.shard = await open_shard(array.grid.levels[0], shape, state.snapshot)
+                async with self._decoded.large if is_large else nullcontext():
+                    state.shard = await open_shard(level, shape, state.snapshot, self._decoded)
                 self._count_load(state.shard)
             except NotFoundError:
                 state.snapshot = state.stat = None
@@ -256,7 +205,7 @@ class ShardCache:
                     continue
                 state.error = error
             except IsADirectoryHereError:
-                what = "chunk" if array.grid.is_unsharded else "shard"
+                what = "chunk" if layout.grid.is_unsharded else "shard"
                 state.error = CorruptionError(f"{key} is a directory where a {what} should be")
             except NotADirectoryHereError:
                 state.error = CorruptionError(f"{key} lies below a file where a directory should be")
@@ -268,40 +217,12 @@ class ShardCache:
             hint = "; `shardfs recover` tells whether it can be repaired" if is_damaged else ""
             log.error("unreadable shard: %s%s", state.error, hint)
         if state.stat is not None:
-            version = self._versions.of(array, coords, state.stat)
+            version = self._generations.of(layout, coords, state.stat)
             state.generation = version.generation
             state.stat = state.stat._replace(mtime_ns=version.mtime_ns)
         return state
 
-    def own(self, array: ArrayLayout, shard: Coords, coords: Coords, own: OwnVersion) -> None:
-        """Note the version of the chunk at *coords* of *shard* that was published through this mount."""
-        for oldest, at in self._versions.own(array, shard, coords, own):
-            self.forget(oldest, at)
-
-    @contextmanager
-    def changing(self, array: ArrayLayout, coords: Coords, stat: Stat | None) -> Iterator[None]:
-        """Take what the shard at *coords* becomes, as long as the block lasts, for the version *stat* that it was.
-
-        A commit of our own shows to others before it is `committed`, and makes no other version of the chunks that it
-        does not touch.
-        """
-        with self._versions.changing(array, coords, stat):
-            try:
-                yield
-            finally:
-                self.forget(array, coords)
-
-    def committed(self, array: ArrayLayout, coords: Coords, stat: Stat | None, *, is_new: bool) -> None:
-        """Note that a commit of our own left the shard at *coords* in the state *stat*, None if it is gone.
-
-        *is_new* says that there was no such shard before.
-        """
-        self._versions.committed(array, coords, stat)
-        if is_new or stat is None:
-            array.listing += 1
-        self.forget(array, coords)
-
-    def listed(self, array: ArrayLayout, coords: Coords, stat: Stat | None) -> ShardState:
+    def listed(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> ShardState:
         """Return what a listing knows of a chunk file of an unsharded array: *stat*, None if there is no such file.
 
         It was not opened, and the state is not remembered.
@@ -309,30 +230,64 @@ class ShardCache:
         generation = 0
         if stat is not None:
             stat = stat._replace(nlink=1)
-            if coords in array.versions:
-                version = self._versions.of(array, coords, stat)
+            if coords in layout.versions:
+                version = self._generations.of(layout, coords, stat)
                 generation, stat = version.generation, stat._replace(mtime_ns=version.mtime_ns)
-        return ShardState((array, coords, ()), derived_at(self.clock()), generation, array.shard_key(coords), stat=stat)
+        return ShardState(
+            (layout, coords, ()), derived_at(self.clock()), generation, layout.shard_key(coords), stat=stat
+        )
 
-    def forget(self, array: ArrayLayout, coords: Coords) -> None:
+    def own(self, layout: ArrayLayout, shard: Coords, coords: Coords, own: OwnVersion) -> None:
+        """Note the version of the chunk at *coords* of *shard* that was published through this mount."""
+        for oldest, at in self._generations.own(layout, shard, coords, own):
+            self.forget(oldest, at)
+
+    @contextmanager
+    def changing(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> Iterator[None]:
+        """Take what the shard at *coords* becomes, as long as the block lasts, for the version *stat* that it was.
+
+        A commit of our own shows to others before it is `committed`, and makes no other version of the chunks that it
+        does not touch.
+        """
+        self._generations.begin_change(layout, coords, stat)
+        try:
+            yield
+        finally:
+            self._generations.end_change(layout, coords)
+            self.forget(layout, coords)
+
+    def committed(self, layout: ArrayLayout, coords: Coords, stat: Stat | None, *, is_new: bool) -> None:
+        """Note that a commit of our own left the shard at *coords* in the state *stat*, None if it is gone.
+
+        *is_new* says that there was no such shard before.
+        """
+        self._generations.committed(layout, coords, stat)
+        if is_new or stat is None:
+            layout.listing += 1
+        self.forget(layout, coords)
+
+    def forget(self, layout: ArrayLayout, coords: Coords) -> None:
         """Look at the shard at *coords* again when it is wanted next."""
-        key: _Key = (array, coords, ())
+        key: _Key = (layout, coords, ())
         if key in self._loading:
             self._outdated.add(key)
-        state = self._states.pop(key, None)
-        if state is not None:
-            self._nbytes -= state.memory
+        self._drop(key)
 
     def _count_load(self, shard: OpenShard | None) -> None:
         if shard is not None:
             self._statistics.index_loads += 1
-            self._statistics.whole_shard_decodes += shard.is_decoded and shard.outermost is None
             self._statistics.index_bytes += len(shard.index.encoded)
 
     def _remember(self, state: ShardState) -> None:
-        before = self._states.pop(state.key, None)
-        self._nbytes += state.memory - (before.memory if before else 0)
+        self._drop(state.key)
+        self._nbytes += state.memory
         self._states[state.key] = state
         while len(self._states) > 1 and (self._nbytes > self._max_nbytes or len(self._states) > self._max_open):
-            _, evicted = self._states.popitem(last=False)
-            self._nbytes -= evicted.memory
+            self._drop(next(iter(self._states)))
+
+    def _drop(self, key: _Key) -> None:
+        state = self._states.pop(key, None)
+        if state is not None:
+            self._nbytes -= state.memory
+            if state.shard is not None and state.shard.decoded is not None and state.shard.outermost is None:
+                self._decoded.drop(state.shard.decoded)

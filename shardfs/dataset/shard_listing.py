@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from shardfs.dataset.shard_cache import ArrayLayout
+from shardfs.dataset.layout import ArrayLayout
 from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords

@@ -11,8 +11,8 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
+from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.queue import Change
-from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Erase, Put, Shrink

@@ -12,8 +12,8 @@ import numpy as np
 import trio
 
 from shardfs.dataset.array import Extent
+from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.queue import PendingBytes
-from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import ConflictError, CorruptionError, RefusedError, ShardfsError, StoreError
 from shardfs.format.codecs import ChunkCodec

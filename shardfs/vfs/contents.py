@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.walk import prune, walk_files
-from shardfs.dataset.queue import OwnVersion
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     IsADirectoryHereError,

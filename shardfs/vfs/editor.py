@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from shardfs.dataset.hierarchy import DOCUMENT
-from shardfs.dataset.queue import OwnVersion
+from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     CrossDeviceError,

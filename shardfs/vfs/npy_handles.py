@@ -8,8 +8,8 @@ import trio
 
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.hierarchy import Node
-from shardfs.dataset.open_shard import OpenShard
 from shardfs.dataset.quick_lock import QuickLock
+from shardfs.dataset.shard import OpenShard
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError, StaleError, StoreError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.dtype import fill_element

@@ -9,8 +9,8 @@ import stat
 from typing import Final
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.walk import prune, walk_files
-from shardfs.dataset.queue import OwnVersion
 from shardfs.dataset.writer import Writer
 from shardfs.errors import CrossDeviceError, NotADirectoryHereError, NotFoundError
 from shardfs.format.grid import ChunkKeyEncoding, parse_coordinate

@@ -241,7 +241,7 @@ class Publisher:
         await self._store(node, document, edited.document, publication)
         chunks = self._fs.chunk_tree(await self._fs.hierarchy.node(node.path))
         if chunks is not None:
-            chunks.array.layout.directories = {}
+            self._fs.hierarchy.begin(chunks.array.layout)
             self._fs.became_chunks(chunks)
         await self._staging.absorb(node.path)
         await self._refresh_copies(node.path)

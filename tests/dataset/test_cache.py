@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import trio
 
-from shardfs.dataset.array import Array
+from shardfs.dataset.array import Array, Extent
+from shardfs.errors import StaleError
 from shardfs.format.sharding import Coords
 from tests.support.corpus import CRC32C, GZIP, array, sharding
 from tests.support.datasets import store
@@ -33,6 +34,11 @@ async def opened(root: Path, document: dict, **options: object) -> tuple[Opened,
     store(root / "a", document, np.zeros(document["shape"], np.int32))
     source = open_source(root, **options)
     return source, await source.array("a")
+
+
+async def read(extent: Extent | None) -> bytes:
+    assert extent is not None
+    return bytes(await extent.read(0, extent.nbytes))
 
 
 async def read_all(array: Array, coords: Iterable[Coords]) -> None:
@@ -135,13 +141,29 @@ async def test_indexes_are_bounded_by_bytes(tmp_path: Path, nbytes: int) -> None
 
 
 @in_trio
-async def test_decoded_shards_are_bounded_by_bytes(tmp_path: Path) -> None:
-    before = descriptors()
+async def test_decoded_shards_are_bounded_by_bytes_and_decoded_again_for_what_is_open(tmp_path: Path) -> None:
+    """Of ten shards that have 64 KiB decoded, three are kept, however many chunks of them are open."""
     document = array((10 * 2**14,), (2**14,), sharding((2**10,)), GZIP)
-    _, line = await opened(tmp_path, document, max_nbytes=200_000)
-    for i in range(160):
-        await read_all(line, [(i,)])
-    assert descriptors() <= before + 1 + 3, "each has 64 KiB decoded, and its file open"
+    source, line = await opened(tmp_path, document, max_nbytes=200_000)
+    extents = [await line.extent((16 * number,)) for number in range(10)]
+    assert source.statistics.whole_shard_decodes == 10
+    for number in (7, 8, 9):
+        assert await read(extents[number]) == bytes(4096)
+    assert source.statistics.whole_shard_decodes == 10
+    for number in (0, 1, 2, 0, 1, 2):
+        assert await read(extents[number]) == bytes(4096)
+    assert source.statistics.whole_shard_decodes == 13
+
+
+@in_trio
+async def test_a_shard_that_was_overwritten_cannot_be_decoded_again(tmp_path: Path) -> None:
+    source, line = await opened(tmp_path, array((160,), (16,), sharding((2,)), GZIP), max_nbytes=1)
+    first, second = await line.extent((0,)), await line.extent((8,))
+    assert source.statistics.whole_shard_decodes == 2
+    (tmp_path / "a/c/0").write_bytes((tmp_path / "a/c/1").read_bytes())
+    with pytest.raises(StaleError):
+        await read(first)
+    assert await read(second) == bytes(8)
 
 
 @in_trio

@@ -18,9 +18,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shardfs.dataset.commit import Commit
+from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.maintenance.repair import find_torn, repair
 from shardfs.dataset.maintenance.shrink import empty_outside
-from shardfs.dataset.shard_cache import ArrayLayout
 from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, StaleError, StoreError
 from shardfs.format.sharding import Coords
 from shardfs.stores.memory import MemoryContent

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from shardfs.dataset.array import Extent
+from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.shrink import empty_outside
-from shardfs.dataset.queue import OwnVersion
 from shardfs.errors import CorruptionError, ShardfsError, StaleError
 from shardfs.stores.local.tree import LocalStore
 from tests.support.commands import run

@@ -9,7 +9,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
 from shardfs.dataset.maintenance.verify import ShardUse, measure
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
-from shardfs.dataset.open_shard import OpenShard
+from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.source import Source
 from shardfs.format.index import IndexLayout
 from shardfs.format.index_search import find_last_index

@@ -8,7 +8,7 @@ import numpy as np
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.open_shard import OpenShard, open_inner_shard
+from shardfs.dataset.shard import OpenShard, open_inner_shard
 from shardfs.errors import CorruptionError, MetadataError, OversizedDataError, ShardfsError
 from shardfs.format.codecs import MAX_CHUNK_NBYTES, decode, is_decodable, split_chain
 from shardfs.format.document import Extension
@@ -107,7 +107,7 @@ async def measure(array: Array, coords: Coords) -> ShardUse:
     ranges: list[np.ndarray] = []
     encoded = False
     async for shard, place in _levels(array, coords, problems):
-        encoded = encoded or shard.is_decoded
+        encoded = encoded or shard.decoded is not None
         ranges.append(np.array([[shard.index_offset, len(shard.index.encoded)]], dtype=np.uint64))
         if len(place.shapes) == len(array.grid.levels):
             entries = shard.index.run(0, 1, shard.index.nentries)

@@ -18,6 +18,7 @@ from typing import Final
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.committer import Committer
+from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.maintenance.shrink import empty_outside
 from shardfs.dataset.queue import Change
 from shardfs.dataset.source import Source
@@ -190,6 +191,8 @@ async def finish_shrink(source: Source, committer: Committer, shrink: Shrink) ->
         return
     former = parse_node({**metadata.document, "shape": list(shrink.shape)})
     assert isinstance(former, ArrayMetadata)
-    array = Array.open(shrink.path, describe_array(former), source.shards, now.fingerprint)
+    unsharded = describe_array(former)
+    layout = ArrayLayout(shrink.path, unsharded.grid, unsharded.key_encoding)
+    array = Array(layout, unsharded, source.shards, now.fingerprint)
     await source.store.sync_directory(shrink.path)  # chunks go for the sake of a document that is there to stay
     await empty_outside(committer, array, metadata.shape)

@@ -110,14 +110,11 @@ def _described(array: ArrayMetadata, grid: ShardGrid, codecs: tuple[Extension, .
         "chunk_key_encoding": key_encoding.to_json(),
         "codecs": [codec.to_json() for codec in codecs],
     }
-    document = {**array.document, **replaced}
-    if array.storage_transformer is not None:
-        del document["storage_transformers"]
-    return UnshardedArray(document, grid, key_encoding, codecs)
+    return UnshardedArray({**array.document, **replaced}, grid, key_encoding, codecs)
 
 
 def _check_supported(array: ArrayMetadata) -> None:
-    if array.document.get("storage_transformers") and array.storage_transformer is None:
+    if array.document.get("storage_transformers"):
         raise MetadataError("storage transformers, which may change keys and bytes, are not supported")
 
 
@@ -133,7 +130,7 @@ def reshard(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]:
     that the array has before and after; and `NotUnshardable` if *stored* does not show unsharded at all.
     """
     document = reshard_copy(stored, edited)
-    grid = parse_array(document).chunk_grid
+    grid = Extension.parse(document["chunk_grid"], "chunk_grid")
     _check_spans(ChunkGrid.parse(stored.chunk_grid, stored.shape), ChunkGrid.parse(grid, edited.shape))
     return document
 
@@ -149,9 +146,6 @@ def reshard_copy(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]
             "chunk_key_encoding": stored.document["chunk_key_encoding"],
             "codecs": stored.document["codecs"],
         }
-        if stored.storage_transformer is not None:
-            document["storage_transformers"] = stored.document["storage_transformers"]
-            document = {name: document[name] for name in stored.document if name in document} | document
         _check_shown(document, shown, edited.shape)
     except (MetadataError, NotUnshardable) as error:
         raise RefusedError(str(error)) from None

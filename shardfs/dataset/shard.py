@@ -1,0 +1,239 @@
+"""An open shard at any level of nesting: its bytes and its index."""
+
+from collections import OrderedDict
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from math import prod
+from typing import Final, TypedDict
+
+import trio
+
+from shardfs.dataset.statistics import Statistics
+from shardfs.errors import CorruptionError, StaleError, StoreError
+from shardfs.format.codecs import decode
+from shardfs.format.index import ShardIndex
+from shardfs.format.sharding import MAX_DECODED_NBYTES, ShardingLevel
+from shardfs.stores.base import Buffer, Content, Snapshot
+
+_THREAD_NBYTES: Final = 2**20  # a larger index is checked in a thread, so that others are served meanwhile
+_LARGE_AT_ONCE: Final = 2
+
+
+class DecodedBytes:
+    """Decoded shards, those read last, up to *max_nbytes* and one at least."""
+
+    def __init__(self, statistics: Statistics, max_nbytes: int) -> None:
+        self.large = trio.CapacityLimiter(_LARGE_AT_ONCE)  # for what may take much memory
+        self._statistics = statistics
+        self._max_nbytes = max_nbytes
+        self._nbytes = 0
+        self._kept: OrderedDict[DecodedShard, Buffer] = OrderedDict()
+
+    def get(self, shard: "DecodedShard") -> Buffer | None:
+        """Return the bytes of *shard*, None if they have to be decoded."""
+        if shard in self._kept:
+            self._kept.move_to_end(shard)
+        return self._kept.get(shard)
+
+    def peek(self, shard: "DecodedShard") -> Buffer | None:
+        """Do as `get`, in a worker thread."""
+        return self._kept.get(shard)
+
+    def put(self, shard: "DecodedShard", data: Buffer) -> None:
+        """Keep the bytes of *shard*, which were decoded just now."""
+        self._statistics.whole_shard_decodes += 1
+        self.drop(shard)
+        self._kept[shard] = data
+        self._nbytes += len(data)
+        while self._nbytes > self._max_nbytes and len(self._kept) > 1:
+            self.drop(next(iter(self._kept)))
+
+    def drop(self, shard: "DecodedShard") -> None:
+        """Forget the bytes of *shard*."""
+        self._nbytes -= len(self._kept.pop(shard, b""))
+
+
+class DecodedShard:
+    """A shard under another codec: *nbytes* bytes from *offset* of *outer*, decoded as a whole.
+
+    The decoded bytes are kept in *cache*; without one, as long as this is.  Once dropped they are decoded again from
+    the version that *outer* pins; raises `StaleError` if that was overwritten.
+    """
+
+    def __init__(
+        self, outer: "Snapshot | OpenShard", offset: int, nbytes: int, level: ShardingLevel, cache: DecodedBytes | None
+    ) -> None:
+        self._outer = outer
+        self._offset, self._nbytes = offset, nbytes
+        self._level = level
+        self._cache = cache
+        self._data: Buffer | None = None
+
+    async def load(self) -> Buffer:
+        """Return all decoded bytes."""
+        data = self._known()
+        if data is not None:
+            return data
+        is_stored = not isinstance(self._outer, OpenShard)
+        limit: AbstractAsyncContextManager[None] = nullcontext()
+        if self._cache is not None and is_stored:
+            limit = self._cache.large
+        async with limit:
+            data = self._known()  # others may have waited for the same
+            if data is None:
+                encoded = await self._outer.read(self._offset, self._nbytes)
+                data = await trio.to_thread.run_sync(decode, self._level.after, encoded, self._level.max_nbytes)
+                self._keep(data)
+        return data
+
+    def load_blocking(self) -> Buffer:
+        """Do as `load`, in a worker thread."""
+        data = self._data if self._cache is None else self._cache.peek(self)
+        if data is None:
+            encoded = self._outer.content(self._offset, self._nbytes).read(0, self._nbytes)
+            data = decode(self._level.after, encoded, self._level.max_nbytes)
+        return data
+
+    def _known(self) -> Buffer | None:
+        return self._data if self._cache is None else self._cache.get(self)
+
+    def _keep(self, data: Buffer) -> None:
+        if self._cache is None:
+            self._data = data
+        else:
+            self._cache.put(self, data)
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodedContent:
+    """*nbytes* bytes from *offset* of a decoded shard."""
+
+    shard: DecodedShard
+    offset: int
+    nbytes: int
+
+    def read(self, offset: int, nbytes: int) -> Buffer:
+        start = self.offset + offset
+        return memoryview(self.shard.load_blocking())[start : start + nbytes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenShard:
+    """A shard, or a shard within a shard: the bytes of *snapshot* from *offset* on, and the index among them.
+
+    *outermost* is the shard around it whose bytes these are, if there is one.  *decoded* has the bytes in place of
+    *snapshot* if the shard is, or lies in one that is, encoded as a whole.
+    """
+
+    snapshot: Snapshot
+    offset: int
+    index: ShardIndex
+    index_offset: int
+    outermost: "OpenShard | None" = None
+    decoded: DecodedShard | None = None
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return *nbytes* bytes from *offset* of the shard; raises `StaleError` if they may be another version's.
+
+        An append by another program makes no new version of what stood before it, as the old index tells; a shard that
+        has no index bytes cannot tell.
+        """
+        shard, offset = self.outermost or self, self.offset + offset
+        if shard.decoded is not None:
+            # A slice would keep the whole shard in memory as long as somebody has it.
+            return bytes(memoryview(await shard.decoded.load())[offset : offset + nbytes])
+        try:
+            return await shard.snapshot.read(offset, nbytes)
+        except StaleError:
+            encoded = shard.index.encoded
+            if not encoded or not await shard.snapshot.accept_growth(shard.index_offset, encoded):
+                raise
+            return await shard.snapshot.read(offset, nbytes)
+
+    def content(self, offset: int, nbytes: int) -> Content:
+        """Return *nbytes* bytes from *offset* of the shard, to be read later and stored."""
+        if self.decoded is not None:
+            return _DecodedContent(self.decoded, self.offset + offset, nbytes)
+        return self.snapshot.content(self.offset + offset, nbytes)
+
+    def expect(self) -> None:
+        """Say that the chunks are likely to be read soon, in order: somebody lists them."""
+        shard = self.outermost or self
+        if shard.decoded is not None:
+            return
+        behind = shard.index_offset + len(shard.index.encoded)
+        if behind == shard.snapshot.size:
+            shard.snapshot.expect(0, shard.index_offset)
+        else:
+            shard.snapshot.expect(behind, shard.snapshot.size - behind)
+
+
+class IndexPlace(TypedDict):
+    """How many bytes of a stored shard, at its beginning or its end, are its index: arguments of `Store.open`."""
+
+    head_nbytes: int
+    tail_nbytes: int
+
+
+def index_place(level: ShardingLevel, shape: tuple[int, ...]) -> IndexPlace:
+    """Return where a stored shard has its index; nowhere, if it has to be decoded as a whole first."""
+    nbytes = 0 if level.after else level.index_codecs.nbytes(prod(shape))
+    if level.index_at_start:
+        return IndexPlace(head_nbytes=nbytes, tail_nbytes=0)
+    return IndexPlace(head_nbytes=0, tail_nbytes=nbytes)
+
+
+async def open_shard(
+    level: ShardingLevel, shape: tuple[int, ...], snapshot: Snapshot, cache: DecodedBytes | None = None
+) -> OpenShard:
+    """Open the shard that is the whole of *snapshot*; *shape* is its chunks per shard.
+
+    What is decoded is kept in *cache*, or as long as the shard is open.  Raises `CorruptionError` if the shard is too
+    short for its index or the index is damaged.
+    """
+    return await _open(level, shape, snapshot, None, 0, snapshot.size, cache)
+
+
+async def open_inner_shard(
+    level: ShardingLevel, shape: tuple[int, ...], outer: OpenShard, entry: int, cache: DecodedBytes | None = None
+) -> OpenShard | None:
+    """Open the shard that is inner chunk *entry* of *outer*; None if that is empty."""
+    found = outer.index.range(entry)
+    if found is None:
+        return None
+    start = outer.offset + found.offset
+    return await _open(level, shape, outer.snapshot, outer.outermost or outer, start, found.nbytes, cache)
+
+
+async def _open(
+    level: ShardingLevel,
+    shape: tuple[int, ...],
+    snapshot: Snapshot,
+    outermost: OpenShard | None,
+    offset: int,
+    nbytes: int,
+    cache: DecodedBytes | None,
+) -> OpenShard:
+    decoded = outermost.decoded if outermost is not None else None
+    data: Buffer | None = None
+    if level.after:
+        if nbytes > MAX_DECODED_NBYTES:
+            raise StoreError(f"a shard of {nbytes} bytes under {level.after[-1].name} is too large to decode")
+        decoded = DecodedShard(outermost or snapshot, offset, nbytes, level, cache)
+        data = await decoded.load()
+        offset, nbytes, outermost = 0, len(data), None
+    index_nbytes = level.index_codecs.nbytes(prod(shape))
+    if index_nbytes > nbytes:
+        raise CorruptionError(f"a shard of {nbytes} bytes has no room for its index of {index_nbytes} bytes")
+    index_offset = offset if level.index_at_start else offset + nbytes - index_nbytes
+    encoded = b""
+    if data is not None:
+        encoded = bytes(memoryview(data)[index_offset : index_offset + index_nbytes])
+    elif index_nbytes:
+        source = outermost or snapshot
+        encoded = bytes(await source.read(index_offset, index_nbytes))
+    if index_nbytes > _THREAD_NBYTES:
+        index = await trio.to_thread.run_sync(level.index_codecs.decode, encoded, shape, nbytes)
+    else:
+        index = level.index_codecs.decode(encoded, shape, nbytes)
+    return OpenShard(snapshot, offset, index, index_offset, outermost, decoded)
