@@ -1,12 +1,17 @@
-"""What `info` prints: every array, how a view shows it, and how to mount the source for which program."""
+"""`shardfs info`: every array, how a view shows it, and how to mount the source for which program."""
 
 import json
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 
+import click
+import trio
+
 from shardfs.cli.clients import VIEW_OPTIONS, Advice, Adviser, ViewOptions
+from shardfs.cli.options import command, complain, json_option, open_source, source_options, view_options
 from shardfs.dataset.array import Array
 from shardfs.dataset.foreign import what_else
 from shardfs.dataset.hierarchy import Node
@@ -18,6 +23,8 @@ from shardfs.format.codecs import SHARDING
 from shardfs.format.document import Json, brief, encode_json
 from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.metadata import ArrayMetadata
+from shardfs.fuse.options import MountOptions
+from shardfs.stores.url import StoreOptions
 from shardfs.vfs.make_view import make_view
 from shardfs.vfs.npy_names import npy_problems
 from shardfs.vfs.npy_view import NpyView
@@ -29,6 +36,35 @@ Views = Mapping[ViewOptions, View]
 
 _MAX_MISSING: Final = 3
 """How many of the arrays that a tool does not read are named in the text for people."""
+
+
+@command(
+    examples="""
+    shardfs info data.zarr
+    shardfs info --view v2 data.zarr
+    shardfs info --shards data.zarr
+    shardfs info --json data.zarr | jq '.[].shape'
+    shardfs info --profile lab s3://bucket/data.zarr
+    """
+)
+@source_options
+@view_options
+@click.option("--shards", is_flag=True, help="Also list every shard: size, chunks, live and dead bytes.")
+@json_option
+def info(source: str, store_options: StoreOptions, view: str, decode: bool, shards: bool, as_json: bool) -> None:
+    """Describe every array of SOURCE: how a view shows it, or why not, and which mount your program reads.
+
+    At the end is a line for each program: what to type, with MNT for your mount point.
+    """
+    MountOptions(view=view, decode=decode)  # refuses what no mount can show
+    opened = open_source(source, store_options)
+    usual = StoreOptions().to_arguments()
+    options = [option for option in store_options.to_arguments() if option not in usual]
+    shown = ViewOptions(view, decode)
+    described = trio.run(partial(describe, opened, shown, shards=shards, typed=source, options=options))
+    click.echo(json.dumps(described.as_list(), indent=2) if as_json else described.render(), nl=as_json)
+    if as_json and described.instead is not None:
+        complain(f"there are no Zarr v3 arrays here: {described.instead}")
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,35 @@
-"""The commands `mount` and `umount`."""
+"""`shardfs mount`, in the background and, as the daemon, in the foreground."""
 
+import logging
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import click
 
 from shardfs import errors
-from shardfs.cli.logs import log_to
 from shardfs.cli.options import (
     RemoteOption,
     command,
-    complain,
     mountpoint_argument,
     no_nan,
-    timeout_option,
+    single_writer_option,
+    size,
+    source_options,
     view_options,
 )
-from shardfs.cli.sources import single_writer_option, size, source_options
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point
 from shardfs.fuse.options import DIMENSION_SEPARATORS, MountOptions
-from shardfs.fuse.unmount import unmount
 from shardfs.stores.url import StoreOptions, open_store, resolve
+
+_AGAIN_SECONDS: Final = 60.0
+_MAX_REMEMBERED: Final = 1024
 
 
 def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -181,23 +186,6 @@ def mount(
     _say(url, note)
 
 
-@command(
-    examples="""
-    shardfs umount /mnt/x
-    """
-)
-@mountpoint_argument
-@timeout_option
-def umount(mountpoint: str, timeout: float) -> None:
-    """Unmount MOUNTPOINT, and return when everything that was written is in the shards and its daemon is gone.
-
-    What it waits for is said on standard error. Exit status 1 if it is unmounted, but not everything could be brought
-    into the shards: that stays in the journal, for the next mount with --write or `shardfs recover`. Exit status 6 if
-    the daemon does not answer, or gets nothing done for --timeout seconds: it goes on then, and nothing is lost.
-    """
-    unmount(mountpoint, timeout, complain)
-
-
 def _say(url: str, note: str | None) -> None:
     if note is not None:
         click.echo(errors.printable(f"shardfs: note on {url}: {note}"), err=True)
@@ -247,3 +235,54 @@ def _mount_in_foreground(
         sys.exit(1)
     if not is_committed:
         sys.exit(1)  # the log says why
+
+
+class Once(logging.Filter):
+    """Lets a line through once a minute: a program that copies a damaged array asks for each chunk several times."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether *record* was not said within the last minute."""
+        text, now = record.getMessage(), self._clock()
+        if now - self._said.get(text, float("-inf")) < _AGAIN_SECONDS:
+            return False
+        if len(self._said) >= _MAX_REMEMBERED:
+            self._said.clear()
+        self._said[text] = now
+        return True
+
+
+class OneLine(logging.Formatter):
+    """Writes each message as one printable line, whatever names of a dataset it quotes."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of `logging`
+        """Format *record* without what would begin another line."""
+        record.message = errors.printable(record.message)
+        return super().formatMessage(record)
+
+
+def log_to(file: Path | None, level: str) -> None:
+    """Log to *file*, or to standard error, what is at least of *level*; raises `UsageError`.
+
+    Of other libraries only warnings are logged: what clients of remote stores say besides has credentials in it.
+    """
+    try:
+        handler = (
+            logging.StreamHandler()
+            if file is None
+            else logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
+        )
+    except OSError as error:
+        raise errors.UsageError(f"the log file {file} cannot be written: {error.strerror}") from None
+    handler.addFilter(Once())
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    chosen = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(
+        level=max(chosen, logging.WARNING),
+        handlers=[handler],
+    )
+    logging.getLogger("shardfs").setLevel(chosen)

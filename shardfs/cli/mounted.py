@@ -1,25 +1,37 @@
-"""Commands that change a dataset or see to its shards: `flush`, `recover`, `compact`."""
+"""Commands that talk to a mount: `umount`, `flush`, `stats`."""
 
 import errno
 import json
-import sys
 from contextlib import suppress
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import click
-import trio
 
 from shardfs import errors
-from shardfs.cli.options import command, complain, json_option, mountpoint_argument, no_nan, timeout_option
-from shardfs.cli.recover import compact_source, recover_host, recover_source
-from shardfs.cli.sources import open_checked, single_writer_option, source_options, store_options
+from shardfs.cli.options import command, complain, json_option, mountpoint_argument, timeout_option
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import mounted_path
-from shardfs.stores.url import StoreOptions
+from shardfs.fuse.unmount import unmount
 
 _NOT_LOGGED: Final = {errno.EROFS, errno.ENOTCONN, errno.ECONNABORTED}
 """What the kernel answers, and no daemon."""
+
+
+@command(
+    examples="""
+    shardfs umount /mnt/x
+    """
+)
+@mountpoint_argument
+@timeout_option
+def umount(mountpoint: str, timeout: float) -> None:
+    """Unmount MOUNTPOINT, and return when everything that was written is in the shards and its daemon is gone.
+
+    What it waits for is said on standard error. Exit status 1 if it is unmounted, but not everything could be brought
+    into the shards: that stays in the journal, for the next mount with --write or `shardfs recover`. Exit status 6 if
+    the daemon does not answer, or gets nothing done for --timeout seconds: it goes on then, and nothing is lost.
+    """
+    unmount(mountpoint, timeout, complain)
 
 
 @command(
@@ -49,63 +61,30 @@ def flush(mountpoint: str, timeout: float) -> None:
 
 @command(
     examples="""
-    shardfs recover data.zarr
-    shardfs recover --apply data.zarr
-    shardfs recover
+    shardfs stats /mnt/x
     """
 )
-@click.argument("source", metavar="[SOURCE]", required=False)
-@store_options
-@single_writer_option
-@click.option("--apply", is_flag=True, help="Bring journals into the shards, apply conflicts, and repair torn shards.")
+@mountpoint_argument
+@timeout_option
 @json_option
-def recover(source: str | None, store_options: StoreOptions, single_writer: bool, apply: bool, as_json: bool) -> None:
-    """Show what a killed mount, or another program that was killed, left in SOURCE; repair it with --apply.
-
-    A journal holds chunks that were written through a mount and are not in their shards yet. Those that do not fit what
-    is stored now are conflicts, which only --apply applies. A torn shard, which nothing can read, is cut back to its
-    last valid index if that has a checksum; what is cut off is kept in a file below .shardfs/torn. Exit status 1 if
-    something is left that cannot be repaired, or is not repaired yet.
-
-    Journals of s3:// sources are on the machine that wrote, and so are files that could not be stored. Look at what is
-    listed before --apply: it applies all conflicts and stores all those files, in place of what is there by then. To
-    discard a file, remove it first. Without SOURCE what is on this machine is listed, each with the command that brings
-    it home; the journals that a mount uses are its own business, its conflicts and files have to wait for its end.
-    """
-    if source is not None:
-        work = partial(recover_source, single_writer=single_writer)
-        report = trio.run(work, open_checked(source, store_options), apply)
-    elif apply:
-        raise errors.UsageError("--apply needs a SOURCE; without it, `shardfs recover` lists those with a journal here")
-    else:
-        report = recover_host()
-    click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
-    if report.is_left:
-        sys.exit(1)
+def stats(mountpoint: str, timeout: float, as_json: bool) -> None:
+    """Show what the mount at MOUNTPOINT did: requests, bytes, cache hits, index loads, errors."""
+    path = mounted_path(mountpoint)
+    try:
+        text = control.ask(path, control.STATISTICS, timeout).decode()
+    except OSError as error:
+        raise errors.MountPointError(f"{mountpoint} does not answer: {control.explain(mountpoint, error)}") from None
+    click.echo(text if as_json else render_statistics(json.loads(text)))
 
 
-@command(
-    examples="""
-    shardfs compact data.zarr
-    shardfs compact --threshold 0.2 data.zarr
-    """
-)
-@source_options
-@single_writer_option
-@click.option(
-    "--threshold",
-    type=click.FloatRange(min=0, max=1),
-    callback=no_nan,
-    default=0.5,
-    show_default=True,
-    help="The share of dead bytes from which on a shard is rewritten.",
-)
-@click.option("--force", is_flag=True, help="Also rewrite shards that begin with bytes of another format.")
-def compact(source: str, store_options: StoreOptions, single_writer: bool, threshold: float, force: bool) -> None:
-    """Rewrite the shards of SOURCE that have many dead bytes, each atomically, in C order.
-
-    Programs that have such a shard open natively go on reading the old one. `shardfs info --shards` shows the waste.
-    """
-    work = partial(compact_source, single_writer=single_writer)
-    for line in trio.run(work, open_checked(source, store_options), threshold, force, sys.stderr):
-        click.echo(errors.printable(line))
+def render_statistics(counts: dict[str, Any], indent: str = "") -> str:
+    """Return the counts of a mount as text for people."""
+    lines = []
+    for name, value in counts.items():
+        label = f"{indent}{name.replace('_', ' ')}"
+        if isinstance(value, dict):
+            lines.append(f"{label}:" + ("" if value else " none"))
+            lines += [render_statistics(value, indent + "  ")] if value else []
+        else:
+            lines.append(f"{label:<28}{value:>14,}")
+    return "\n".join(lines)

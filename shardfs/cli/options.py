@@ -1,19 +1,24 @@
-"""What the commands of the command line have in common: errors as one line and an exit status, help, arguments."""
+"""What commands have in common: errors as one line and an exit status, help with examples, arguments and options."""
 
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, Final
 
 import click
+import trio
 
-from shardfs import __version__, errors
+from shardfs.dataset.source import Source
+from shardfs.errors import ShardfsError, printable
 from shardfs.fuse.control import TIMEOUT
 from shardfs.fuse.options import VIEWS, MountOptions
+from shardfs.stores.base import Store
+from shardfs.stores.url import StoreOptions, open_store
 
-P = ParamSpec("P")
+_FOREVER: Final = float("inf")  # a command looks at everything once
 
 
 class RemoteOption(click.Option):
@@ -28,12 +33,29 @@ class _MountPoint(click.Path):
         return value
 
 
-class Examples(click.Command):
-    """A command whose help ends with examples, line by line as they are written."""
+class Command(click.Command):
+    """A command whose errors become one line and an exit status, and whose help ends with *examples*, one a line."""
 
     def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:  # noqa: ANN401 - as click passes them
         super().__init__(*args, **kwargs)
         self.examples = examples
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as click has it
+        """Run the command."""
+        try:
+            result = super().invoke(ctx)
+            if sys.stdout is not None:  # it was closed before we began
+                sys.stdout.flush()
+        except ShardfsError as error:
+            complain(str(error))
+            sys.exit(error.exit_status)
+        except OSError as error:
+            if sys.stdout is not None:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere
+            if not isinstance(error, BrokenPipeError):
+                complain(str(error))
+            sys.exit(1)
+        return result
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, those for remote sources last."""
@@ -52,48 +74,9 @@ class Examples(click.Command):
                 formatter.write(f"  {line.strip()}\n")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="shardfs")
-def cli() -> None:
-    """See the inner chunks of sharded Zarr arrays as ordinary files.
-
-    Mount a dataset, and every program that reads files reads its chunks:
-
-    \b
-      shardfs mount data.zarr /mnt/x      mount it
-      ls /mnt/x/image/c/0/0               every inner chunk is a file
-      shardfs umount /mnt/x               unmount it
-
-    \b
-    Exit status: 0 done; 1 failed, or damage found; 2 wrong usage; 3 SOURCE is missing
-    or unreadable; 4 the mount point cannot be used; 5 this machine cannot mount; 6 the
-    daemon of a mount does not answer, or is not done yet.
-    """
-
-
-def command(examples: str) -> Callable[[Callable[P, None]], click.Command]:
-    """Make a command of a function: its errors become one line on standard error and an exit status."""
-
-    def decorate(function: Callable[P, None]) -> click.Command:
-        @wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            try:
-                function(*args, **kwargs)
-                if sys.stdout is not None:  # it was closed before we began
-                    sys.stdout.flush()
-            except errors.ShardfsError as error:
-                click.echo(f"shardfs: {error}", err=True)
-                sys.exit(error.exit_status)
-            except OSError as error:
-                if sys.stdout is not None:
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere
-                if not isinstance(error, BrokenPipeError):
-                    click.echo(f"shardfs: {errors.printable(str(error))}", err=True)
-                sys.exit(1)
-
-        return cli.command(cls=Examples, examples=examples)(run)
-
-    return decorate
+def command(examples: str) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command of a function."""
+    return click.command(cls=Command, examples=examples)
 
 
 def no_nan(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
@@ -105,7 +88,7 @@ def no_nan(_: click.Context, __: click.Parameter, value: float | None) -> float 
 
 def complain(message: str) -> None:
     """Say something on standard error, as a line like that of an error."""
-    click.echo(errors.printable(f"shardfs: {message}"), err=True)
+    click.echo(printable(f"shardfs: {message}"), err=True)
 
 
 def view_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -132,3 +115,86 @@ timeout_option = click.option(
 )
 mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=_MountPoint())
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def size(_: click.Context, __: click.Parameter, value: str) -> int:
+    """Return the number of bytes that is written as `du -h` does."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?)([KMGT]?)(?:iB)?", value.strip(), re.ASCII | re.IGNORECASE)
+    nbytes = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
+    if nbytes < 1:
+        raise click.BadParameter(f"{value!r} is no size; write 500M or 10G, in powers of 1024.")
+    return nbytes
+
+
+_STORE_OPTIONS: Final = (
+    click.option("--profile", cls=RemoteOption, metavar="NAME", help="Profile of the AWS configuration files."),
+    click.option("--region", cls=RemoteOption, metavar="NAME", help="Region of the bucket."),
+    click.option("--endpoint-url", cls=RemoteOption, metavar="URL", help="Server, where it is not AWS."),
+    click.option("--anonymous", cls=RemoteOption, is_flag=True, help="Sign no request, for public buckets."),
+    click.option("--request-payer", cls=RemoteOption, is_flag=True, help="Pay for requests to the bucket of another."),
+    click.option(
+        "--max-connections",
+        cls=RemoteOption,
+        type=click.IntRange(min=1, max=1024),
+        default=StoreOptions().max_connections,
+        show_default=True,
+        metavar="N",
+        help="Requests at a time.",
+    ),
+)
+
+single_writer_option = click.option(
+    "--single-writer",
+    cls=RemoteOption,
+    is_flag=True,
+    help="Write also where the server cannot keep several writers apart: nobody else may write.",
+)
+
+
+def store_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say how to reach SOURCE; *function* gets them as one argument, `store_options`."""
+
+    @wraps(function)
+    def run(
+        *,
+        profile: str | None,
+        region: str | None,
+        endpoint_url: str | None,
+        anonymous: bool,
+        request_payer: bool,
+        max_connections: int,
+        **rest: Any,  # noqa: ANN401 - as click passes them
+    ) -> None:
+        chosen = StoreOptions(
+            profile=profile,
+            region=region,
+            endpoint_url=endpoint_url,
+            anonymous=anonymous,
+            request_payer=request_payer,
+            max_connections=max_connections,
+        )
+        function(store_options=chosen, **rest)
+
+    decorated: Callable[..., None] = run
+    for option in reversed(_STORE_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+def source_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the argument SOURCE and the options that say how to reach it."""
+    return click.argument("source", metavar="SOURCE")(store_options(function))
+
+
+def open_checked(source: str, options: StoreOptions) -> Store:
+    """Open SOURCE for a command; raises `SourceError` for what keeps it from being read."""
+    store = open_store(source, options, ttl=_FOREVER)
+    trio.run(store.check)
+    return store
+
+
+def open_source(source: str, options: StoreOptions) -> Source:
+    """Open SOURCE with everything that reads it, for a command; raises as `open_checked` does."""
+    return Source.of(open_checked(source, options))

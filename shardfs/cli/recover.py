@@ -1,13 +1,20 @@
-"""What `shardfs recover` and `shardfs compact` do, and how they say it."""
+"""`shardfs recover`: what killed mounts and other programs left, and its repair."""
 
+import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TextIO
+from functools import partial
+from typing import Any
 
-from shardfs.cli.reports import bar, counted
+import click
+import trio
+
+from shardfs import errors
+from shardfs.cli.options import command, json_option, open_checked, single_writer_option, store_options
+from shardfs.cli.output import counted
 from shardfs.dataset.commit import carry
-from shardfs.dataset.maintenance.compact import compact, find_wasteful
 from shardfs.dataset.maintenance.repair import TornShard, find_torn, repair
 from shardfs.dataset.queue import Change
 from shardfs.dataset.slots import Slot, all_slots, hold, kept_files, slots_of
@@ -27,14 +34,52 @@ from shardfs.dataset.wal.recovery import (
 )
 from shardfs.dataset.wal.takeover import Journals, describe_damage, opened, read_left, recover_command
 from shardfs.dataset.wal.undo import Outcome, check_name, settle
-from shardfs.errors import ShardfsError, SourceError, printable
+from shardfs.errors import ShardfsError, printable
 from shardfs.stores.base import Store
 from shardfs.stores.kept_files import KeptFile
+from shardfs.stores.url import StoreOptions
 
 _FOREVER = float("inf")
 
 UNMOUNT_FIRST = "unmount first, then run `shardfs recover --apply`"
 """What to do about what a mount that runs has put aside, or was refused."""
+
+
+@command(
+    examples="""
+    shardfs recover data.zarr
+    shardfs recover --apply data.zarr
+    shardfs recover
+    """
+)
+@click.argument("source", metavar="[SOURCE]", required=False)
+@store_options
+@single_writer_option
+@click.option("--apply", is_flag=True, help="Bring journals into the shards, apply conflicts, and repair torn shards.")
+@json_option
+def recover(source: str | None, store_options: StoreOptions, single_writer: bool, apply: bool, as_json: bool) -> None:
+    """Show what a killed mount, or another program that was killed, left in SOURCE; repair it with --apply.
+
+    A journal holds chunks that were written through a mount and are not in their shards yet. Those that do not fit what
+    is stored now are conflicts, which only --apply applies. A torn shard, which nothing can read, is cut back to its
+    last valid index if that has a checksum; what is cut off is kept in a file below .shardfs/torn. Exit status 1 if
+    something is left that cannot be repaired, or is not repaired yet.
+
+    Journals of s3:// sources are on the machine that wrote, and so are files that could not be stored. Look at what is
+    listed before --apply: it applies all conflicts and stores all those files, in place of what is there by then. To
+    discard a file, remove it first. Without SOURCE what is on this machine is listed, each with the command that brings
+    it home; the journals that a mount uses are its own business, its conflicts and files have to wait for its end.
+    """
+    if source is not None:
+        work = partial(recover_source, single_writer=single_writer)
+        report = trio.run(work, open_checked(source, store_options), apply)
+    elif apply:
+        raise errors.UsageError("--apply needs a SOURCE; without it, `shardfs recover` lists those with a journal here")
+    else:
+        report = recover_host()
+    click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
+    if report.is_left:
+        sys.exit(1)
 
 
 @dataclass
@@ -123,39 +168,6 @@ async def recover_source(store: Store, apply: bool, *, single_writer: bool = Fal
         async for torn in find_torn(source):
             await _report_torn(source, torn, claim.state, report)
     return report
-
-
-async def compact_source(
-    store: Store, threshold: float, force: bool, progress: TextIO, *, single_writer: bool = False
-) -> list[str]:
-    """Compact the wasteful shards of a source, with a bar on *progress*; returns what was done, in lines.
-
-    *single_writer*: the user says that nobody else writes to the source meanwhile.
-    """
-    source = Source.of(store, ttl=_FOREVER)
-    lines = []
-    with hold(store) as claim:
-        if any(state.has_pending() for state in claim.directories):
-            raise SourceError(f"{store.url} has a journal; run `shardfs recover --apply {store.url}` first")
-        await store.start_writing(claim.state.root, single_writer=single_writer)
-        with opened(source, claim.state) as journals:
-            candidates = [candidate async for candidate in find_wasteful(source, threshold, force=force)]
-            saved = count = 0
-            with bar(len(candidates), "compacting", progress) as advance:
-                for candidate in candidates:
-                    advance()
-                    if candidate.reason is not None:
-                        lines.append(f"left as it is: {candidate.use.key}: {candidate.reason} (--force compacts it)")
-                        continue
-                    try:
-                        await compact(journals.committer, candidate)
-                    except ShardfsError as error:
-                        lines.append(f"left as it is: {candidate.use.key}: {error}")
-                        continue
-                    count += 1
-                    saved += candidate.use.dead or 0
-    lines.append(f"{counted(count, 'shard')} compacted, {saved:,} dead bytes removed")
-    return lines
 
 
 async def _apply_journals(source: Source, state: StateDirectory, report: RecoveryReport) -> None:

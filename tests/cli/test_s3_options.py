@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardfs import MountOptions, StoreOptions, errors
 from shardfs.cli import cli, mount
-from shardfs.cli.reports import render_statistics
+from shardfs.cli.mounted import render_statistics
 from shardfs.stores.url import open_store, resolve
 from tests.support.commands import MOUNT_POINT, SOURCE, WRONG_USAGE, one_line_of, run
 from tests.support.mounting import environment

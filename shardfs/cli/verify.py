@@ -1,31 +1,49 @@
-"""What the commands print: reports of damage, references, counts."""
+"""`shardfs verify`: is every shard sound?"""
 
 import json
-import logging
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
 from dataclasses import asdict, dataclass, field
-from tempfile import TemporaryFile
 from typing import Any, TextIO
 
 import click
+import trio
 
+from shardfs.cli.options import command, json_option, open_source, source_options
+from shardfs.cli.output import bar, counted
 from shardfs.dataset.array import Array
-from shardfs.dataset.foreign import what_else
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, check
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.source import Source
-from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError, printable
+from shardfs.errors import ShardfsError, printable
 from shardfs.format.document import brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
 from shardfs.format.lens.unsharded import fault_of
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata
+from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
-from shardfs.vfs.kerchunk import Reference, array_references, document_references
-from shardfs.vfs.views import View
+from shardfs.stores.url import StoreOptions
 
-log = logging.getLogger(__name__)
+
+@command(
+    examples="""
+    shardfs verify data.zarr
+    shardfs verify --data --json data.zarr > report.json
+    """
+)
+@source_options
+@click.option("--data", is_flag=True, help="Also read and decode every inner chunk whose codecs are known.")
+@json_option
+def verify(source: str, store_options: StoreOptions, data: bool, as_json: bool) -> None:
+    """Read every shard index of SOURCE and check every entry.
+
+    Names each damaged document, shard and inner chunk; exit status 1 if there is one, or if --data meets an inner chunk
+    of more than 512 MiB, which it does not decode. Arrays that are not checked, as they are not sharded or say what
+    shardfs does not know, are named with the reason.
+    """
+    opened = open_source(source, store_options)
+    report = trio.run(verify_source, opened, data, sys.stderr)
+    click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
+    if not report.is_sound:
+        sys.exit(1)
 
 
 @dataclass
@@ -73,17 +91,12 @@ class Report:
         return "\n".join(map(printable, lines)) + "\n"
 
 
-def counted(count: int, what: str) -> str:
-    """Return *count* and *what* is counted, a word whose plural ends in s."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
 def _render_problem(problem: dict[str, str | None]) -> str:
     chunk = f", chunk {problem['chunk']}" if problem["chunk"] else ""
     return f"{problem['shard'] or problem['document']}{chunk}: {problem['message']}"
 
 
-async def verify(source: Source, data: bool, progress: TextIO) -> Report:
+async def verify_source(source: Source, data: bool, progress: TextIO) -> Report:
     """Check every shard of *source*; *data* decodes the inner chunks too.  *progress* shows a bar on a terminal."""
     report = Report()
     async for node in walk_nodes(source):
@@ -98,76 +111,6 @@ async def verify(source: Source, data: bool, progress: TextIO) -> Report:
             reason = node.reason or fault_of(node.metadata) or "it is not sharded: each chunk is a file of its own"
             report.unchecked.append({"array": node.path, "reason": reason})
     return report
-
-
-async def write_references(source: Source, file: TextIO, view: View, skip_encoded: bool) -> int:
-    """Write kerchunk references to what *view* shows as JSON, one line each.
-
-    Returns how many arrays are left out, with a warning each, as they could not be read or referenced.  Not counted are
-    those that the view does not show and, if *skip_encoded*, those whose shards are encoded as a whole.
-    """
-    source.hierarchy.looks_above = view.looks_above
-    lines = _Lines(file)
-    groups, left_out, failed, has_arrays = [], set(), 0, False
-    file.write('{"version": 1, "refs": {')
-    async for node in walk_nodes(source):
-        if isinstance(node.metadata, GroupMetadata):
-            groups.append(node.path)
-            continue
-        has_arrays = True
-        try:
-            if node.metadata is None:
-                raise MetadataError(str(node.reason))
-            with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as aside:
-                array_lines = _Lines(aside, lines.separator)
-                async for key, reference in array_references(source, view, node):
-                    array_lines.write(key, reference)
-                aside.seek(0)
-                shutil.copyfileobj(aside, file)
-                lines.separator = array_lines.separator
-            continue
-        except NotShownError as error:
-            reason = str(error)
-        except NotUnshardable as error:
-            failed += not skip_encoded
-            reason = str(error) if skip_encoded else f"{error}; mount it, or leave it out with --skip-encoded"
-        except ShardfsError as error:
-            failed += 1
-            reason = str(error)
-        left_out.add(node.path)
-        log.warning("%s cannot be referenced: %s", node.path or "the source", reason)
-    if not has_arrays:
-        log.warning("there are no Zarr v3 arrays here: %s", await what_else(source))
-    for path in groups:  # at last, when it is known which arrays their copies would tell of for nothing
-        for key, text in document_references(view, await source.hierarchy.node(path), left_out):
-            lines.write(key, text)
-    file.write("\n}}\n")
-    return failed
-
-
-@dataclass
-class _Lines:
-    """The members of an object of JSON, one line each, in a file that has some already if there is a *separator*."""
-
-    file: TextIO
-    separator: str = "\n"
-
-    def write(self, key: str, reference: Reference) -> None:
-        self.file.write(f"{self.separator}{json.dumps(key)}: {json.dumps(reference)}")
-        self.separator = ",\n"
-
-
-def render_statistics(counts: dict[str, Any], indent: str = "") -> str:
-    """Return the counts of a mount as text for people."""
-    lines = []
-    for name, value in counts.items():
-        label = f"{indent}{name.replace('_', ' ')}"
-        if isinstance(value, dict):
-            lines.append(f"{label}:" + ("" if value else " none"))
-            lines += [render_statistics(value, indent + "  ")] if value else []
-        else:
-            lines.append(f"{label:<28}{value:>14,}")
-    return "\n".join(lines)
 
 
 async def _verify_array(array: Array, data: bool, progress: TextIO, report: Report) -> None:
@@ -193,13 +136,3 @@ async def _verify_array(array: Array, data: bool, progress: TextIO, report: Repo
                 report.add(problem)
             report.shards += 1
             advance()
-
-
-@contextmanager
-def bar(length: int, label: str, file: TextIO) -> Iterator[Callable[[], None]]:
-    """Show on a terminal how far a loop has come; yields what is called after each turn."""
-    if not file.isatty():
-        yield lambda: None
-        return
-    with click.progressbar(length=length, label=label, file=file) as bar:
-        yield lambda: bar.update(1)

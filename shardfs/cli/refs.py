@@ -1,0 +1,139 @@
+"""`shardfs refs`: kerchunk references, for machines that cannot mount."""
+
+import json
+import logging
+import shutil
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TextIO
+
+import click
+import trio
+
+from shardfs import errors
+from shardfs.cli.options import command, complain, open_source, source_options
+from shardfs.dataset.foreign import what_else
+from shardfs.dataset.maintenance.walk import walk_nodes
+from shardfs.dataset.source import Source
+from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError
+from shardfs.format.metadata import GroupMetadata
+from shardfs.stores.url import StoreOptions
+from shardfs.vfs.kerchunk import Reference, array_references, document_references
+from shardfs.vfs.make_view import make_view
+from shardfs.vfs.views import View
+
+log = logging.getLogger(__name__)
+
+
+@command(
+    examples="""
+    shardfs refs data.zarr > references.json
+    shardfs refs --output references.json data.zarr
+    shardfs refs --view v2 --output references.json s3://bucket/data.zarr
+    """
+)
+@source_options
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
+@click.option(
+    "--view",
+    type=click.Choice(["v3", "v2"]),
+    default="v3",
+    show_default=True,
+    help="Reference unsharded Zarr v3, or Zarr v2, which kerchunk's engine for xarray needs.",
+)
+@click.option("--skip-encoded", is_flag=True, help="Leave out arrays whose shards are encoded as a whole.")
+def refs(source: str, store_options: StoreOptions, output: Path | None, view: str, skip_encoded: bool) -> None:
+    """Print kerchunk references to every inner chunk of SOURCE, for machines that cannot mount.
+
+    They say what a mount would show at this moment; write them again when the source has changed.
+
+    An array with a chunk that cannot be read is left out, as readers take a missing chunk for fill values. So is one
+    that the view cannot show. Each is named with the reason. If something could not be read, the exit status is 1, and
+    the file of --output stays as it was; what is printed has all other arrays.
+    """
+    opened = open_source(source, store_options)
+    log.addHandler(_Complaints())
+    shown = make_view(view, opened.store)
+    if output is None:
+        if trio.run(write_references, opened, sys.stdout, shown, skip_encoded):
+            sys.exit(1)
+        return
+    partial = output.with_name(f".{output.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
+            failed = trio.run(write_references, opened, file, shown, skip_encoded)
+        if failed:
+            raise errors.CorruptionError(f"{output} is left as it was; without --output the other arrays are printed")
+        partial.replace(output)
+    except OSError as error:
+        raise errors.UsageError(f"{output} cannot be written: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+async def write_references(source: Source, file: TextIO, view: View, skip_encoded: bool) -> int:
+    """Write kerchunk references to what *view* shows as JSON, one line each.
+
+    Returns how many arrays are left out, with a warning each, as they could not be read or referenced.  Not counted are
+    those that the view does not show and, if *skip_encoded*, those whose shards are encoded as a whole.
+    """
+    source.hierarchy.looks_above = view.looks_above
+    lines = _Lines(file)
+    groups, left_out, failed, has_arrays = [], set(), 0, False
+    file.write('{"version": 1, "refs": {')
+    async for node in walk_nodes(source):
+        if isinstance(node.metadata, GroupMetadata):
+            groups.append(node.path)
+            continue
+        has_arrays = True
+        try:
+            if node.metadata is None:
+                raise MetadataError(str(node.reason))
+            with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as aside:
+                array_lines = _Lines(aside, lines.separator)
+                async for key, reference in array_references(source, view, node):
+                    array_lines.write(key, reference)
+                aside.seek(0)
+                shutil.copyfileobj(aside, file)
+                lines.separator = array_lines.separator
+            continue
+        except NotShownError as error:
+            reason = str(error)
+        except NotUnshardable as error:
+            failed += not skip_encoded
+            reason = str(error) if skip_encoded else f"{error}; mount it, or leave it out with --skip-encoded"
+        except ShardfsError as error:
+            failed += 1
+            reason = str(error)
+        left_out.add(node.path)
+        log.warning("%s cannot be referenced: %s", node.path or "the source", reason)
+    if not has_arrays:
+        log.warning("there are no Zarr v3 arrays here: %s", await what_else(source))
+    for path in groups:  # at last, when it is known which arrays their copies would tell of for nothing
+        for key, text in document_references(view, await source.hierarchy.node(path), left_out):
+            lines.write(key, text)
+    file.write("\n}}\n")
+    return failed
+
+
+@dataclass
+class _Lines:
+    """The members of an object of JSON, one line each, in a file that has some already if there is a *separator*."""
+
+    file: TextIO
+    separator: str = "\n"
+
+    def write(self, key: str, reference: Reference) -> None:
+        self.file.write(f"{self.separator}{json.dumps(key)}: {json.dumps(reference)}")
+        self.separator = ",\n"
+
+
+class _Complaints(logging.Handler):
+    """Says what is logged as a line like any other of the command line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        complain(record.getMessage())
