@@ -57,6 +57,9 @@ class GroupMetadata:
     document: Document
 
 
+Metadata = ArrayMetadata | GroupMetadata
+
+
 def parse_document(data: bytes) -> ArrayMetadata | GroupMetadata:
     """Decode and check the bytes of a `zarr.json`; raise `MetadataError` with the reason if it is not valid."""
     return parse_node(parse_json(data))

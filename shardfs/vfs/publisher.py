@@ -28,8 +28,8 @@ from shardfs.errors import (
     StoreError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, Json, encode_json
-from shardfs.format.lens.consolidated import every_copy, reshard_consolidated
-from shardfs.format.lens.unsharded import reshard, shard_new
+from shardfs.format.lens.consolidated import Consolidated, every_copy
+from shardfs.format.lens.unsharded import check_resized, shard_new
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_node
 from shardfs.stores.base import Expected, Kind, is_reserved, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
@@ -145,11 +145,18 @@ class Publisher:
             return node
         with suppress(MetadataError, RefusedError):
             edited = await self._edit(node, name, written)
-            if edited is None or _is_that_array(node.metadata, edited):
+            if edited is None or self._is_that_array(node.metadata, edited):
                 return node
         await self.prune(node)
         self._fs.hierarchy.abandon(node.path)
         return await self._fs.hierarchy.node(node.path, fresh=True)
+
+    def _is_that_array(self, stored: Metadata | None, edited: Metadata) -> bool:
+        """Whether *edited* describes the chunks of *stored*; raises `RefusedError` if not, as an edit of it would."""
+        if not isinstance(stored, ArrayMetadata) or not isinstance(edited, ArrayMetadata):
+            return False
+        self._view.lens.put(stored, edited)
+        return edited.shape == stored.shape
 
     async def _edit(self, node: Node, name: DocumentName, written: bytes) -> Metadata | None:
         """Return the unsharded v3 document that was written; None if it is stored as it is."""
@@ -202,7 +209,8 @@ class Publisher:
     ) -> None:
         """Change the document of an array whose chunks are shown, with chunks that lie outside its new shape."""
         committer = self._writer.committer
-        document = reshard(stored, edited)
+        document = self._view.lens.put(stored, edited)
+        check_resized(stored, document)
         if edited.shape == stored.shape:
             await self._store(node, document, edited.document, publication)
             return
@@ -332,8 +340,7 @@ class Publisher:
         *stored* is what an edit replaces: copies that were not edited stay.
         """
         as_stored = self._fs.hierarchy.as_stored(path, document)
-        view = self._view
-        return reshard_consolidated(document, stored, copies.get, view.present_copy, view.accept_copy, as_stored)
+        return Consolidated(self._view.lens, as_stored).put(stored, document, copies)
 
     async def _refresh_copies(self, path: str) -> None:
         """Bring copies of an array that was sharded on its way, in the groups above it, to what is stored now."""
@@ -364,14 +371,6 @@ class Publisher:
             else:
                 self._fs.hierarchy.forget(path)
                 return
-
-
-def _is_that_array(stored: Metadata | None, edited: Metadata) -> bool:
-    """Whether *edited* describes the chunks of *stored*; raises `RefusedError` if not, as an edit of it would."""
-    if not isinstance(stored, ArrayMetadata) or not isinstance(edited, ArrayMetadata):
-        return False
-    reshard(stored, edited)
-    return edited.shape == stored.shape
 
 
 def _require_seen(shown: Node | None, stored: Node, edited: ArrayMetadata | GroupMetadata) -> None:

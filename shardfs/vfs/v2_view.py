@@ -3,8 +3,7 @@
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
 from shardfs.errors import (
@@ -16,37 +15,26 @@ from shardfs.errors import (
     RefusedError,
 )
 from shardfs.format.codecs import ChunkCodec
-from shardfs.format.document import Json, canonical, encode_json
+from shardfs.format.document import Json, encode_json
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens.consolidated import every_copy, inline_copies
-from shardfs.format.lens.decoded import accept_decoded, codec_of, decoded_document, require_decoded
+from shardfs.format.lens.decoded import codec_of
 from shardfs.format.lens.unsharded import UnshardedArray, describe
 from shardfs.format.lens.v2 import (
+    V2,
     V2_NAMES,
     ZARRAY,
-    ZATTRS,
     ZGROUP,
     ZMETADATA,
-    array_documents,
-    can_show_missing,
     check_document,
-    edit_array,
-    edit_attributes,
-    edit_group,
-    group_documents,
     is_relative_path,
-    new_array,
-    new_group,
     parse_consolidated,
 )
 from shardfs.format.lens.v2_attributes import (
     SEPARATOR,
     fill_values,
     has_missing_value,
-    naming_no_axes,
     odd_missing_value,
-    v2_attributes,
-    with_attributes,
 )
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_node
 from shardfs.stores.base import join_key
@@ -77,8 +65,7 @@ class ZarrV2:
     def __init__(self, separator: str = ".", *, decoded: bool = False, fills_missing: bool = True) -> None:
         self._encoding = ChunkKeyEncoding("v2", separator)
         self._in_images = ChunkKeyEncoding("v2", SEPARATOR)
-        self._fills_missing = fills_missing
-        self._decoded = decoded
+        self.lens = V2(separator, decodes=decoded, fills_missing=fills_missing)
         self._appearances = Appearances(self._appear, "decoded v2" if decoded else "v2")
 
     def documents(self, node: Node) -> Mapping[str, bytes]:
@@ -111,37 +98,16 @@ class ZarrV2:
         is_main = name in (ZARRAY, ZGROUP)
         if written is None and is_main:
             return None
-        if isinstance(node.metadata, ArrayMetadata) and (node.document is not None or is_main):
-            named = _naming_no_axes(node, node.metadata)
-            edited = self._edit_array(node, named, edit)
-            if "dimension_names" in node.metadata.document or "dimension_names" not in named.document:
-                return edited
-            document = {name: value for name, value in edited.document.items() if name != "dimension_names"}
-            return replace(edited, document=document)
-        if isinstance(node.metadata, GroupMetadata) and node.document is not None:
-            if name == ZARRAY:
-                raise RefusedError("a group is stored there")
-            if name == ZMETADATA and written is not None:
-                return await self._consolidate(hierarchy, edit, node.metadata, written)
-            return edit_group(node.metadata, name, written)
+        stored, is_stored = node.metadata, node.document is not None
+        if isinstance(stored, GroupMetadata) and name == ZMETADATA and is_stored and written is not None:
+            return await self._consolidate(hierarchy, edit, stored, written)
+        if stored is not None and (is_stored or (is_main and isinstance(stored, ArrayMetadata))):
+            beside = None if is_stored else edit.beside
+            return self.lens.edit(stored, name, written, in_image=node.in_image, beside=beside)
         if written is None:
             return None
         check_document(name, written)
         return await self._begin(hierarchy, edit, written) if edit.is_new and is_main else None
-
-    def _edit_array(self, node: Node, stored: ArrayMetadata, edit: Edit) -> ArrayMetadata:
-        if edit.name not in (ZARRAY, ZATTRS):
-            raise RefusedError("an array is stored there")
-        edited = self._edited(node, self._shown(stored), stored, edit.name, edit.written)
-        if node.document is None:
-            edited = self._edited(node, edited, stored, ZATTRS, edit.beside.get(ZATTRS))
-        return accept_decoded(describe(stored), edited) if self._decoded else edited
-
-    def _edited(
-        self, node: Node, shown: ArrayMetadata, stored: ArrayMetadata, name: str, written: bytes | None
-    ) -> ArrayMetadata:
-        separator, shows_missing = self._encoding_of(node).separator, self._shows_missing(node, stored)
-        return edit_array(shown, name, written, separator, shows_missing=shows_missing)
 
     async def _begin(self, hierarchy: Hierarchy, edit: Edit, written: bytes) -> Metadata:
         """Return the v3 document of a new node, consolidated if its `.zmetadata` came first."""
@@ -149,7 +115,7 @@ class ZarrV2:
             raise RefusedError("an array is stored there")
         if edit.name == ZARRAY and ZGROUP in edit.beside:
             raise RefusedError("a group is stored there")
-        new = self._new(edit.node, edit.name, written, edit.beside)
+        new = self.lens.new(edit.name, written, edit.beside, in_image=edit.node.in_image)
         consolidated = edit.beside.get(ZMETADATA)
         if consolidated is None or not isinstance(new, GroupMetadata):
             return new
@@ -159,54 +125,24 @@ class ZarrV2:
             log.warning("%s is not consolidated any more: %s", edit.node.path or "the source", reason)
             return new
 
-    def _new(self, node: Node, name: str, written: bytes, beside: Mapping[str, bytes]) -> Metadata:
-        """Return the v3 document of a new node at, or below, *node*."""
-        if name == ZGROUP:
-            return new_group(written, beside.get(ZATTRS))
-        separator, fills_missing = self._encoding_of(node).separator, self._fills_missing and not node.in_image
-        array = new_array(written, beside.get(ZATTRS), separator, fills_missing=fills_missing)
-        if self._decoded:
-            require_decoded(array)
-        return array
-
-    def present_copy(self, stored: ArrayMetadata) -> dict[str, Json] | None:
-        """Return the unsharded v3 document of an array that has a v2 form."""
-        shown = self._shown(stored)
-        array_documents(shown, self._encoding.separator)  # or the reason why there is none
-        return dict(shown.document)
-
-    def accept_copy(self, stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
-        """Return the copy: copies are made from what is stored."""
-        return edited
-
     def _appear(self, node: Node) -> Appearance:
         metadata = node.metadata
         if metadata is None:
             return Appearance(reason=node.reason)
+        documents = self.lens.documents(metadata, in_image=node.in_image)
         if isinstance(metadata, GroupMetadata):
-            separator = self._encoding_of(node).separator
-            documents = group_documents(
-                metadata, separator, self._copy, in_image=node.in_image, fills_missing=self._fills_missing
-            )
             return Appearance(_texts(documents))
-        metadata = _naming_no_axes(node, metadata)
         shown = describe(metadata)
-        codec = codec_of(shown) if self._decoded else None
-        encoding, shows_missing = self._encoding_of(node), self._shows_missing(node, metadata)
-        documents = array_documents(self._shown(metadata), encoding.separator, shows_missing=shows_missing)
+        codec = codec_of(shown) if self.lens.decodes else None
         array = node.any_array
         if array is None:
             raise NotShownError(node.reason or "the document is nested too deeply to be compared")
         missing, caveat = self._missing(node, shown, codec)
         texts = {} if node.document is None else _texts(documents)
-        return Appearance(texts, ChunkView(array, encoding, codec, missing), caveat=caveat)
+        return Appearance(texts, ChunkView(array, self._encoding_of(node), codec, missing), caveat=caveat)
 
     def _encoding_of(self, node: Node) -> ChunkKeyEncoding:
         return self._in_images if node.in_image else self._encoding
-
-    def _shows_missing(self, node: Node, stored: ArrayMetadata) -> bool:
-        """Whether the fill value that is shown is that of missing values, if an array may have such."""
-        return self._fills_missing and not node.in_image and can_show_missing(stored)
 
     def _missing(
         self, node: Node, shown: UnshardedArray, codec: ChunkCodec | None
@@ -219,22 +155,12 @@ class ZarrV2:
             return None, None
         try:
             values = fill_values(shown)
-            if not self._fills_missing:
+            if not self.lens.fills_missing:
                 return None, _STORED_FILLS if values.differ else None
         except NotShownError as reason:
             return None, f"xarray takes values that equal the fill value for missing ones: {reason}"
         missing = Missing(values, codec, is_listed=node.document is not None) if values.differ else None
         return missing, odd_missing_value(shown.document)
-
-    def _shown(self, stored: ArrayMetadata) -> ArrayMetadata:
-        """Return the unsharded v3 document that the v2 documents are made from."""
-        node = parse_node(self._copy(stored))
-        assert isinstance(node, ArrayMetadata)
-        return node
-
-    def _copy(self, stored: ArrayMetadata) -> dict[str, Any]:
-        shown = describe(stored)
-        return decoded_document(shown) if self._decoded else shown.document
 
     async def _consolidate(
         self, hierarchy: Hierarchy, edit: Edit, group: GroupMetadata, written: bytes
@@ -245,7 +171,7 @@ class ZarrV2:
         for path, documents in given.items():
             try:
                 if not path:
-                    self._check_copy(edit.node, group, documents)
+                    self.lens.put_copies(group, documents)
                 else:
                     copied = await self._copied(hierarchy, edit, join_key(edit.node.path, path), documents)
                     copies[path] = copied.document
@@ -293,40 +219,13 @@ class ZarrV2:
         with suppress(NotFoundError, NotADirectoryHereError):
             found = await hierarchy.node(path)
         if found is not None and found.document is not None and found.metadata is not None:
-            return self._check_copy(found, found.metadata, documents)
+            return self.lens.put_copies(found.metadata, documents, in_image=found.in_image)
         stored = await edit.documents_in(path)
         name = next((name for name in (ZARRAY, ZGROUP) if name in documents), None)
         if not edit.is_new or name is None or ZARRAY in stored or ZGROUP in stored:
             raise RefusedError("it is not stored as Zarr v3, and cannot have a copy here")
         texts = _texts(documents)
-        return self._new(found or edit.node, name, texts[name], texts)
-
-    def _check_copy(self, node: Node, stored: Metadata, documents: Mapping[str, dict[str, Json]]) -> Metadata:
-        """Return *stored*, with attributes that are on their way; raises `RefusedError` for a copy of anything else."""
-        copied = stored
-        if isinstance(stored, ArrayMetadata):
-            stored = _naming_no_axes(node, stored)
-        shown = self._shown(stored) if isinstance(stored, ArrayMetadata) else stored
-        for name, copy in documents.items():
-            if name == ZATTRS and not v2_attributes(shown.document):
-                if isinstance(stored, ArrayMetadata):
-                    copied = edit_attributes(stored, copy, shows_missing=self._shows_missing(node, stored))
-                else:
-                    copied = parse_node(with_attributes(stored.document, None, copy))
-                continue
-            text = encode_json(copy)
-            if isinstance(shown, ArrayMetadata) and isinstance(stored, ArrayMetadata):
-                edited: Metadata = self._edited(node, shown, stored, name, text)
-            elif isinstance(shown, GroupMetadata):
-                edited = edit_group(shown, name, text)
-            if canonical(edited.document) != canonical(shown.document):
-                raise RefusedError(f"its {name} is not what is there")
-        return copied
-
-
-def _naming_no_axes(node: Node, stored: ArrayMetadata) -> ArrayMetadata:
-    """Return the metadata of an array with what xarray does not say of one without axes."""
-    return stored if node.in_image else replace(stored, document=naming_no_axes(stored.document))
+        return self.lens.new(name, texts[name], texts, in_image=(found or edit.node).in_image)
 
 
 def _texts(documents: Mapping[str, Json]) -> dict[str, bytes]:

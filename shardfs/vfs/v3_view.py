@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
-from shardfs.errors import NotShownError, NotUnshardable
-from shardfs.format.document import Json, encode_json
+from shardfs.errors import NotShownError
+from shardfs.format.document import encode_json
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.lens.consolidated import unshard_consolidated
-from shardfs.format.lens.decoded import accept_decoded, codec_of, decoded_document, require_decoded
-from shardfs.format.lens.unsharded import describe, unshard
+from shardfs.format.lens import Lens
+from shardfs.format.lens.consolidated import Consolidated
+from shardfs.format.lens.decoded import Decoded, codec_of, decoded_document, require_decoded
+from shardfs.format.lens.unsharded import Unsharded, describe
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
 from shardfs.vfs.nodes import Directory
 from shardfs.vfs.views import Appearance, Appearances, ChunkView, Edit, Metadata
@@ -27,6 +28,7 @@ class ZarrV3:
     def __init__(self, *, decoded: bool = False) -> None:
         self.translates = decoded
         self._decoded = decoded
+        self.lens: Lens = Decoded() if decoded else Unsharded()
         self._appearances = Appearances(self._appear, "decoded v3")
 
     def documents(self, node: Node) -> Mapping[str, bytes]:
@@ -50,7 +52,7 @@ class ZarrV3:
         return ChunkKeyEncoding.parse(new.chunk_key_encoding)
 
     async def edit(self, hierarchy: Hierarchy, edit: Edit) -> Metadata | None:
-        """Return what was written, with the array's own codecs instead of none."""
+        """Return what was written."""
         if edit.written is None:
             return None
         node, edited = edit.node, parse_document(edit.written)
@@ -58,27 +60,13 @@ class ZarrV3:
             return edited
         if self.chunk_view(node) is None or not isinstance(node.metadata, ArrayMetadata):
             require_decoded(edited)
-            return edited
-        return accept_decoded(describe(node.metadata), edited)
-
-    def present_copy(self, stored: ArrayMetadata) -> dict[str, Json] | None:
-        """Return the document as that of the array itself would be shown."""
-        if self._decoded:
-            return decoded_document(describe(stored))
-        try:
-            return unshard(stored).document
-        except NotUnshardable:
-            return None
-
-    def accept_copy(self, stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
-        """Return the copy, with the array's own codecs instead of none."""
-        return accept_decoded(describe(stored), edited) if self._decoded else edited
+        return edited
 
     def _appear(self, node: Node) -> Appearance:
         metadata = node.metadata
         if isinstance(metadata, GroupMetadata):
-            rewritten = unshard_consolidated(metadata.document, self.present_copy, node.as_stored)
-            return Appearance({} if rewritten is None else {DOCUMENT: encode_json(rewritten)})
+            document = Consolidated(self.lens, node.as_stored).get(metadata.document)
+            return Appearance({} if document is metadata.document else {DOCUMENT: encode_json(document)})
         if not isinstance(metadata, ArrayMetadata):
             return Appearance()
         array = node.array

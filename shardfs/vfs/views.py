@@ -13,8 +13,8 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Hierarchy, Node
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
 from shardfs.format.codecs import ChunkCodec
-from shardfs.format.document import Json
 from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.lens import Lens
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.vfs.missing import Missing
 
@@ -137,6 +137,10 @@ class Edit:
 class EditableView(View, Protocol):
     """A view through which a dataset may be changed."""
 
+    @property
+    def lens(self) -> Lens:
+        """How the documents of arrays are shown, and copies of them in consolidated metadata."""
+
     def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
         """Return the names that chunks have of an array that a program makes of *node*, with the document *new*."""
 
@@ -147,15 +151,6 @@ class EditableView(View, Protocol):
         Raises `RefusedError` or `MetadataError` for one that cannot be brought into the store, and `NotUnshardable`
         with the reason why a new one cannot become v3.
         """
-
-    def present_copy(self, stored: ArrayMetadata) -> dict[str, Json] | None:
-        """Return the unsharded document that is shown for a copy in consolidated metadata; None if that is itself.
-
-        Raises `NotShownError` or `NotUnshardable` if the array is not shown at all.
-        """
-
-    def accept_copy(self, stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
-        """Return the unsharded document that a copy in consolidated metadata, edited in this view, stands for."""
 
 
 class Appearances:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError, NotUnshardable
 from shardfs.format.document import encode_json
-from shardfs.format.lens.consolidated import unshard_consolidated
-from shardfs.format.lens.unsharded import unshard
+from shardfs.format.lens.consolidated import Consolidated
+from shardfs.format.lens.unsharded import Unsharded, unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import BASE, CASES, GZIP, LITTLE, array, edited, extension, rectilinear, sharding
 from tests.support.encoder import chunk_edges
@@ -26,7 +26,7 @@ def outcome(data: bytes) -> dict[str, Any] | str:
     try:
         node = parse_document(data)
         if not isinstance(node, ArrayMetadata):
-            encode_json(unshard_consolidated(node.document, lambda copy: unshard(copy).document) or node.document)
+            encode_json(Consolidated(Unsharded()).get(node.document))
             return node.document
         unsharded = unshard(node)
         encode_json(unsharded.document)

@@ -6,24 +6,16 @@ Source: discussion of consolidated metadata for the Zarr core specification 3.1,
 
 import json
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
 from shardfs.format.document import Document, Json, canonical
-from shardfs.format.lens.unsharded import reshard_copy
-from shardfs.format.metadata import ArrayMetadata, parse_node
+from shardfs.format.lens import Lens
+from shardfs.format.metadata import ArrayMetadata, parse_array, parse_node
 from shardfs.format.normal_form import fingerprint
-
-Present = Callable[[ArrayMetadata], dict[str, Any] | None]
-"""Gives the document that is shown for a stored one, None if that is shown itself.
-
-Raises `NotShownError` or `NotUnshardable` if the array is not shown at all.
-"""
-
-Accept = Callable[[ArrayMetadata, ArrayMetadata], ArrayMetadata]
-"""Turns an edited copy, given after what is stored, into the unsharded document with the encoded chunks' codecs."""
 
 MAX_PATH_LENGTH: Final = 4096
 """Length of a path up to which it can be that of a node."""
@@ -33,50 +25,102 @@ _ANY_ARRAY: Final = {"zarr_format": 3, "node_type": "array", "shape": [], "fill_
 _NOT_SHOWN: Final = (NotShownError, NotUnshardable)
 
 
-def unshard_consolidated(
-    document: Document, present: Present, as_stored: Collection[str] = (), prefix: str = ""
-) -> dict[str, Any] | None:
-    """Return a group's document with copies of arrays as *present* shows them; None if all are shown as they are.
+@dataclass(frozen=True)
+class Consolidated:
+    """Documents of groups, whose copies are shown as *lens* shows the arrays, but at the paths *as_stored*.
 
-    A copy of an array that is not shown is left out.  Copies that cannot be read stay as they are, and so do those at
-    the paths *as_stored*, and consolidated metadata of an unknown kind.  *prefix* is put before paths in *document*
-    where it is itself a copy.
+    A copy of an array that is not shown is left out.  Copies that cannot be read stay as they are, and so does
+    consolidated metadata of an unknown kind.
     """
-    copies = inline_copies(document)
-    if copies is None:
-        return None
-    shown: dict[str, Json] = {}
-    is_changed = False
-    for path, copy in copies.items():
+
+    lens: Lens
+    as_stored: Collection[str] = ()
+
+    def get(self, stored: Document, prefix: str = "") -> Document:
+        """Return a group's document as it is shown: *stored* itself if all copies are shown as they are.
+
+        *prefix* stands before paths in *stored* where that is itself a copy.
+        """
+        copies = inline_copies(stored)
+        if copies is None:
+            return stored
+        shown: dict[str, Json] = {}
+        for path, copy in copies.items():
+            with suppress(*_NOT_SHOWN):
+                shown[path] = self._shown(copy, prefix + path)
+        is_same = len(shown) == len(copies) and all(shown[path] is copy for path, copy in copies.items())
+        return stored if is_same else _with_copies(stored, shown)
+
+    def put(self, stored: Document | None, shown: Document, nodes: Mapping[str, Json]) -> Document:
+        """Return the document to be stored of a group that is *shown* after an edit, with copies as they are stored.
+
+        *stored* is what it replaces: copies in it of arrays that are not shown are put back, and those that were not
+        edited stay.  *nodes* has the stored documents of the nodes that there are copies of (`every_copy`), by path.
+        Raises `RefusedError`, naming the path, for a copy that describes other stored bytes than these.
+        """
         try:
-            rewritten = _unshard_copy(copy, present, as_stored, prefix + path)
+            return self._put(stored, shown, nodes, "")
+        except RecursionError:
+            raise RefusedError("the consolidated metadata is nested too deeply") from None
+
+    def _shown(self, copy: Json, path: str) -> Json:
+        try:
+            node = parse_node(copy)
+            if isinstance(node, ArrayMetadata):
+                return copy if path in self.as_stored else self.lens.get(node)
+            return self.get(node.document, f"{path}/")
+        except (MetadataError, RecursionError):
+            return copy
+
+    def _put(self, stored: Json, shown: Document, nodes: Mapping[str, Json], prefix: str) -> Document:
+        copies = inline_copies(shown)
+        if copies is None:
+            return shown
+        before = (inline_copies(stored) if isinstance(stored, dict) else None) or {}
+        result = {path: self._stored(before.get(path), copy, nodes, prefix + path) for path, copy in copies.items()}
+        hidden = {path: copy for path, copy in before.items() if path not in result and self._is_left_out(copy)}
+        if hidden:
+            every = result | hidden
+            result = {path: every[path] for path in before if path in every} | result
+        return _with_copies(shown, result) if result else shown
+
+    def _stored(self, before: Json, copy: Json, nodes: Mapping[str, Json], path: str) -> Json:
+        """Return a copy as it is to be stored in place of *before*."""
+        try:
+            node = parse_node(copy)
+        except MetadataError:
+            return copy
+        if not isinstance(node, ArrayMetadata):
+            return self._put(before, node.document, nodes, f"{path}/")
+        try:
+            stored = parse_array(nodes.get(path))
+            if path in self.as_stored or self.lens.get(stored) is stored.document:
+                return copy
+        except (MetadataError, *_NOT_SHOWN):
+            return copy
+        try:
+            if canonical(copy) == canonical(before):
+                return copy
+            return self._edited(stored, node)
+        except (MetadataError, RefusedError) as error:
+            raise RefusedError(f"the copy of {path!r}: {error}") from None
+
+    def _edited(self, stored: ArrayMetadata, copy: ArrayMetadata) -> Document:
+        try:
+            return self.lens.put(stored, copy)
+        except RefusedError:
+            if fingerprint(copy) == fingerprint(stored):
+                return copy.document  # written by who knows what is stored
+            raise
+
+    def _is_left_out(self, copy: Json) -> bool:
+        try:
+            self.lens.get(parse_array(copy))
+        except MetadataError:
+            return False
         except _NOT_SHOWN:
-            is_changed = True
-            continue
-        is_changed = is_changed or rewritten is not None
-        shown[path] = copy if rewritten is None else rewritten
-    return _with_copies(document, shown) if is_changed else None
-
-
-def reshard_consolidated(
-    edited: Document,
-    stored: Document | None,
-    stored_copy: Callable[[str], Json | None],
-    present: Present,
-    accept: Accept,
-    as_stored: Collection[str] = (),
-) -> dict[str, Any]:
-    """Return a group's edited document with every copy of an array as it is stored; the way back of the above.
-
-    *stored* is the group's stored document, if there is one.  Copies in it of arrays that are not shown are put back,
-    and copies that were not edited stay as they are.  *stored_copy* gives the stored document of the node at a path
-    relative to the group, or None if there is none.  Copies at the paths *as_stored* are taken as they are.  Raises
-    `RefusedError`, naming the path, for a copy that describes other stored bytes than these.
-    """
-    try:
-        return _Resharding(stored_copy, present, accept, as_stored).group(edited, stored, "")
-    except RecursionError:
-        raise RefusedError("the consolidated metadata is nested too deeply") from None
+            return True
+        return False
 
 
 def inline_copies(document: Document) -> dict[str, Json] | None:
@@ -157,81 +201,6 @@ def _lie_alike(one: str, other: str) -> bool:
         return True
     arrays = [parse_node({**_ANY_ARRAY, **json.loads(place)}) for place in (one, other)]
     return len({fingerprint(array) for array in arrays if isinstance(array, ArrayMetadata)}) == 1
-
-
-def _unshard_copy(copy: Json, present: Present, as_stored: Collection[str], path: str) -> dict[str, Any] | None:
-    try:
-        node = parse_node(copy)
-        if isinstance(node, ArrayMetadata):
-            return None if path in as_stored else present(node)
-        return unshard_consolidated(node.document, present, as_stored, f"{path}/")
-    except (MetadataError, RecursionError):
-        return None
-
-
-@dataclass(frozen=True)
-class _Resharding:
-    """The way back of one group's document, on the terms of `reshard_consolidated`."""
-
-    stored_copy: Callable[[str], Json | None]
-    present: Present
-    accept: Accept
-    as_stored: Collection[str]
-
-    def group(self, edited: Document, stored: Document | None, prefix: str) -> dict[str, Any]:
-        """Return the document of the group at *prefix*, or a copy of it."""
-        copies = inline_copies(edited)
-        if copies is None:
-            return dict(edited)
-        before = inline_copies(stored) or {} if isinstance(stored, dict) else {}
-        result = {path: self._copy(copy, before.get(path), f"{prefix}{path}") for path, copy in copies.items()}
-        hidden = {path: copy for path, copy in before.items() if path not in result and self._is_left_out(copy)}
-        if hidden:
-            every = result | hidden
-            result = {path: every[path] for path in before if path in every} | result
-        return _with_copies(edited, result) if result else dict(edited)
-
-    def _copy(self, copy: Json, before: Json, path: str) -> Json:
-        try:
-            node = parse_node(copy)
-        except MetadataError:
-            return copy
-        if not isinstance(node, ArrayMetadata):
-            return self.group(node.document, before, f"{path}/")
-        if path in self.as_stored:
-            return copy
-        try:
-            stored = parse_node(self.stored_copy(path))
-            if not isinstance(stored, ArrayMetadata) or self.present(stored) is None:
-                return copy
-        except (MetadataError, *_NOT_SHOWN):
-            return copy
-        try:
-            if canonical(copy) == canonical(before):
-                return copy
-            return self._array(copy, node, stored)
-        except (MetadataError, RefusedError) as error:
-            raise RefusedError(f"the copy of {path!r}: {error}") from None
-
-    def _array(self, copy: Json, node: ArrayMetadata, stored: ArrayMetadata) -> Json:
-        """Return the copy of an array, which may be that of the stored document too."""
-        try:
-            return reshard_copy(stored, self.accept(stored, node))
-        except RefusedError:
-            if fingerprint(node) == fingerprint(stored):
-                return copy
-            raise
-
-    def _is_left_out(self, copy: Json) -> bool:
-        try:
-            node = parse_node(copy)
-            if isinstance(node, ArrayMetadata):
-                self.present(node)
-        except MetadataError:
-            return False
-        except _NOT_SHOWN:
-            return True
-        return False
 
 
 def _with_copies(document: Document, copies: dict[str, Json]) -> dict[str, Any]:

@@ -5,11 +5,23 @@ from typing import Any
 
 from shardfs.errors import MetadataError, NotShownError, RefusedError
 from shardfs.format.codecs import ChunkCodec
-from shardfs.format.document import Extension, Json, canonical, parse_codecs
+from shardfs.format.document import Document, Extension, Json, canonical, parse_codecs
 from shardfs.format.dtype import DataType
-from shardfs.format.lens.unsharded import UnshardedArray
+from shardfs.format.lens.unsharded import UnshardedArray, describe, reshard
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.normal_form import normal_codecs
+
+
+class Decoded:
+    """The lens that shows arrays, sharded or not, with decoded chunks."""
+
+    def get(self, stored: ArrayMetadata) -> Document:
+        """Return the document that says that chunks are decoded."""
+        return decoded_document(describe(stored))
+
+    def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
+        """Return the stored document of the array that shows as *shown*."""
+        return reshard(stored, accept_decoded(describe(stored), shown))
 
 
 def codec_of(shown: UnshardedArray) -> ChunkCodec:

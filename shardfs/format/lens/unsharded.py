@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError, UsageError
 from shardfs.format.codecs import SHARDING, composed_order, parse_chain, split_chain
-from shardfs.format.document import MAX_NDIM, Extension, Json, brief, canonical
+from shardfs.format.document import MAX_NDIM, Document, Extension, Json, brief, canonical
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import ENTRY_NBYTES
@@ -58,6 +58,21 @@ def unshard(array: ArrayMetadata) -> UnshardedArray:
     if not array.is_sharded:
         raise NotUnshardable("the array is not sharded")
     return describe(array)
+
+
+class Unsharded:
+    """The lens that shows sharded arrays unsharded, and those that cannot be shown so as they are stored."""
+
+    def get(self, stored: ArrayMetadata) -> Document:
+        """Return the document of the array as an unsharded one."""
+        try:
+            return unshard(stored).document
+        except NotUnshardable:
+            return stored.document
+
+    def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
+        """Return the stored document that shows as *shown*."""
+        return reshard(stored, shown)
 
 
 def fault_of(array: ArrayMetadata) -> str | None:
@@ -126,17 +141,9 @@ def count_positions(grid_shape: tuple[int, ...]) -> int:
 def reshard(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]:
     """Return the stored document that shows as *edited*, which was written over what shows of *stored*.
 
-    Raises `RefusedError` with the reason if *edited* would change what stored bytes mean, or the length of a shard
-    that the array has before and after; and `NotUnshardable` if *stored* does not show unsharded at all.
+    Raises `RefusedError` with the reason if *edited* would change what stored bytes mean, and `NotUnshardable` if
+    *stored* does not show unsharded at all.  Whether shards keep their length is for `check_resized`.
     """
-    document = reshard_copy(stored, edited)
-    grid = Extension.parse(document["chunk_grid"], "chunk_grid")
-    _check_spans(ChunkGrid.parse(stored.chunk_grid, stored.shape), ChunkGrid.parse(grid, edited.shape))
-    return document
-
-
-def reshard_copy(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]:
-    """Return what `reshard` does, for a copy of a document: it moves no shard, so any shape is as good as another."""
     shown = describe(stored)
     try:
         _check_same(shown, stored, edited)
@@ -213,12 +220,15 @@ def _resized_axis(axis: Json, extent: int) -> Json:
     return [*axis, edge if more == 1 else [edge, more]]
 
 
-def _check_spans(old: ChunkGrid, new: ChunkGrid) -> None:
-    """Refuse a change of shape by which a shard that overlaps the array before and after gets another length.
+def check_resized(stored: ArrayMetadata, document: Document) -> None:
+    """Raise `RefusedError` if a shard that overlaps the array changes its length when the array becomes *document*.
 
     Grids differ in the last of these at most: all before it lie wholly within both extents.
     """
-    for axis, (was, will) in enumerate(zip(old.dimensions, new.dimensions, strict=True)):
+    resized = parse_array(document)
+    old = ChunkGrid.parse(stored.chunk_grid, stored.shape).dimensions
+    new = ChunkGrid.parse(resized.chunk_grid, resized.shape).dimensions
+    for axis, (was, will) in enumerate(zip(old, new, strict=True)):
         last = min(was.nchunks, will.nchunks) - 1
         if last < 0:
             continue

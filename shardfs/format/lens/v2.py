@@ -9,8 +9,8 @@ Sources: Zarr storage specification 2, "Metadata"; `.zmetadata` as zarr-python 2
 zarr-python 3.1 and tensorstore 0.1 as observed.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +24,7 @@ from shardfs.format.document import (
     Json,
     brief,
     canonical,
+    encode_json,
     parse_json,
     parse_lengths,
 )
@@ -43,7 +44,8 @@ from shardfs.format.dtype import (
     v3_fill_value,
 )
 from shardfs.format.lens.consolidated import MAX_PATH_LENGTH, every_copy, inline_copies
-from shardfs.format.lens.unsharded import describe
+from shardfs.format.lens.decoded import accept_decoded, decoded_document, require_decoded
+from shardfs.format.lens.unsharded import describe, reshard
 from shardfs.format.lens.v2_attributes import (
     FILL_VALUE,
     SEPARATOR,
@@ -61,7 +63,7 @@ from shardfs.format.lens.v2_attributes import (
     with_missing_value,
 )
 from shardfs.format.lens.v2_codecs import Elements, codecs_of, is_same_codec, object_data_type, v2_codecs, v3_codecs
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_array, parse_group, parse_node
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_array, parse_group, parse_node
 
 ZARRAY: Final = ".zarray"
 ZGROUP: Final = ".zgroup"
@@ -95,38 +97,147 @@ def can_show_missing(stored: ArrayMetadata) -> bool:
     return True
 
 
-def group_documents(
-    group: GroupMetadata,
-    separator: str,
-    present: Callable[[ArrayMetadata], Json],
-    *,
-    in_image: bool = False,
-    fills_missing: bool = False,
-) -> dict[str, dict[str, Any]]:
-    """Return `.zgroup`, `.zattrs` if there are attributes, and `.zmetadata` if the group is consolidated.
+@dataclass(frozen=True)
+class V2:
+    """The lens of Zarr v2, with chunk keys joined by *separator*, and decoded chunks if it *decodes*.
 
-    *present* gives the unsharded v3 document that stands for the copy of an array, or raises `NotShownError` or
-    `NotUnshardable`; a copy without a v2 form is left out.  There is no `.zmetadata` if the paths of copies within
-    copies would make it many times as long as the group's own document.  *in_image* says that the group belongs to an
-    OME-Zarr image, *fills_missing* that the fill values of arrays outside of images are their missing values.
+    With *fills_missing* the fill value of an array that may have missing values is those, as xarray takes it.  Nodes
+    *in_image* belong to an OME-Zarr image: their arrays have the separator "/", and no missing values.
     """
-    documents = _with_attributes({ZGROUP: {"zarr_format": 2}}, group.document)
-    if inline_copies(group.document) is not None:
+
+    separator: str = "."
+    decodes: bool = False
+    fills_missing: bool = True
+
+    def get(self, stored: ArrayMetadata) -> Document:
+        """Return the unsharded v3 document that a copy of a group stands for, of an array that has a v2 form."""
+        shown = self._shown(stored)
+        array_documents(shown, self.separator)  # or the reason why there is none
+        return shown.document
+
+    def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
+        """Return the stored document of the array whose unsharded v3 document is *shown*."""
+        return reshard(stored, shown)
+
+    def documents(self, stored: Metadata, *, in_image: bool = False) -> dict[str, dict[str, Any]]:
+        """Return the v2 documents of a node by name; raises `NotShownError` or `NotUnshardable` if it has none.
+
+        A group has a `.zmetadata` if it is consolidated, with the copies that have a v2 form, unless the paths of
+        copies within copies would make it many times as long as the group's own document.
+        """
+        if isinstance(stored, ArrayMetadata):
+            stored = _naming_no_axes(stored, in_image)
+            return array_documents(self._shown(stored), **self._options(stored, in_image))
+        documents = _with_attributes({ZGROUP: {"zarr_format": 2}}, stored.document)
+        if inline_copies(stored.document) is None:
+            return documents
         metadata: dict[str, Any] = dict(documents)
         room = MAX_DOCUMENT_NBYTES
-        images = {path for path, copy in every_copy(group.document) if isinstance(copy, dict) and is_image(copy)}
-        for path, copy in every_copy(group.document):
+        images = {path for path, copy in every_copy(stored.document) if isinstance(copy, dict) and is_image(copy)}
+        for path, copy in every_copy(stored.document):
             room -= len(path)
             if room < 0:
                 return documents
             if is_relative_path(path):
-                is_in_image = in_image or not images.isdisjoint(_groups_above(path))
-                fills, between = (False, SEPARATOR) if is_in_image else (fills_missing, separator)
-                described = _copy_documents(copy, between, present, fills_missing=fills, in_image=is_in_image)
-                for name, document in described.items():
+                parts = path.split("/")
+                groups = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+                for name, document in self._copied(copy, in_image or not images.isdisjoint(groups)).items():
                     metadata.setdefault(f"{path}/{name}", document)
-        documents[ZMETADATA] = {"zarr_consolidated_format": 1, "metadata": metadata}
-    return documents
+        return {**documents, ZMETADATA: {"zarr_consolidated_format": 1, "metadata": metadata}}
+
+    def edit(
+        self,
+        stored: Metadata,
+        name: str,
+        written: bytes | None,
+        *,
+        in_image: bool = False,
+        beside: Mapping[str, bytes] | None = None,
+    ) -> Metadata:
+        """Return the unsharded v3 metadata of a node after its document *name* was *written*, or removed (None).
+
+        If the stored document was removed before, *beside* are the v2 documents that are in the directory.
+        """
+        if isinstance(stored, GroupMetadata):
+            if name == ZARRAY:
+                raise RefusedError("a group is stored there")
+            return edit_group(stored, name, written)
+        if name not in (ZARRAY, ZATTRS):
+            raise RefusedError("an array is stored there")
+        named = _naming_no_axes(stored, in_image)
+        options = self._options(named, in_image)
+        edited = edit_array(self._shown(named), name, written, **options)
+        if beside is not None:
+            edited = edit_array(edited, ZATTRS, beside.get(ZATTRS), **options)
+        if self.decodes:
+            edited = accept_decoded(describe(named), edited)
+        if "dimension_names" in stored.document or "dimension_names" not in named.document:
+            return edited
+        document = {member: value for member, value in edited.document.items() if member != "dimension_names"}
+        return replace(edited, document=document)
+
+    def new(self, name: str, written: bytes, beside: Mapping[str, bytes], *, in_image: bool = False) -> Metadata:
+        """Return the v3 metadata of a node that begins with a `.zarray` or `.zgroup`; *beside* may have more of it."""
+        zattrs = beside.get(ZATTRS)
+        if name == ZGROUP:
+            return new_group(written, zattrs)
+        separator = SEPARATOR if in_image else self.separator
+        array = new_array(written, zattrs, separator, fills_missing=self.fills_missing and not in_image)
+        if self.decodes:
+            require_decoded(array)
+        return array
+
+    def put_copies(
+        self, stored: Metadata, documents: Mapping[str, dict[str, Json]], *, in_image: bool = False
+    ) -> Metadata:
+        """Return *stored* with the attributes of its copies in a `.zmetadata`, if its own are on their way still.
+
+        Raises `RefusedError` for a copy that says anything else than is stored.
+        """
+        copied, named = stored, stored
+        shown = stored
+        if isinstance(stored, ArrayMetadata):
+            named = _naming_no_axes(stored, in_image)
+            shown = self._shown(named)
+        for name, copy in documents.items():
+            if name == ZATTRS and not v2_attributes(shown.document):
+                if isinstance(named, ArrayMetadata):
+                    copied = edit_attributes(named, copy, shows_missing=self._options(named, in_image)["shows_missing"])
+                else:
+                    copied = parse_group(with_attributes(stored.document, None, copy))
+                continue
+            text = encode_json(copy)
+            if isinstance(shown, ArrayMetadata) and isinstance(named, ArrayMetadata):
+                edited: Metadata = edit_array(shown, name, text, **self._options(named, in_image))
+            elif isinstance(shown, GroupMetadata):
+                edited = edit_group(shown, name, text)
+            if canonical(edited.document) != canonical(shown.document):
+                raise RefusedError(f"its {name} is not what is there")
+        return copied
+
+    def _shown(self, stored: ArrayMetadata) -> ArrayMetadata:
+        """Return the unsharded v3 document that the v2 documents are made from."""
+        shown = describe(stored)
+        return parse_array(decoded_document(shown) if self.decodes else shown.document)
+
+    def _options(self, stored: ArrayMetadata, in_image: bool) -> dict[str, Any]:
+        shows_missing = self.fills_missing and not in_image and can_show_missing(stored)
+        return {"separator": SEPARATOR if in_image else self.separator, "shows_missing": shows_missing}
+
+    def _copied(self, copy: Json, in_image: bool) -> dict[str, dict[str, Any]]:
+        """Return the documents of a copy, without a `.zmetadata` of its own; none if it has no v2 form."""
+        try:
+            node = parse_node(copy)
+            if isinstance(node, GroupMetadata):
+                return _with_attributes({ZGROUP: {"zarr_format": 2}}, node.document)
+            return self.documents(node, in_image=in_image)
+        except (MetadataError, NotShownError, NotUnshardable):
+            return {}
+
+
+def _naming_no_axes(stored: ArrayMetadata, in_image: bool) -> ArrayMetadata:
+    """Return the metadata of an array with what xarray does not say of one without axes."""
+    return stored if in_image else replace(stored, document=naming_no_axes(stored.document))
 
 
 def _chunk_shape(array: ArrayMetadata) -> tuple[int, ...]:
@@ -175,33 +286,6 @@ def _shown_fill_value(document: Document, *, shows_missing: bool) -> Json:
 def _with_attributes(documents: dict[str, dict[str, Any]], document: Document) -> dict[str, dict[str, Any]]:
     attributes = v2_attributes(document)
     return {**documents, ZATTRS: attributes} if attributes else documents
-
-
-def _groups_above(path: str) -> list[str]:
-    """Return the paths of the groups that a node belongs to, which may be one itself."""
-    parts = path.split("/")
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
-
-
-def _copy_documents(
-    copy: Json,
-    separator: str,
-    present: Callable[[ArrayMetadata], Json],
-    *,
-    fills_missing: bool,
-    in_image: bool,
-) -> dict[str, dict[str, Any]]:
-    """Return the documents of a copy, which belongs to an image or not; none if it has no v2 form."""
-    try:
-        node = parse_node(copy)
-        if isinstance(node, GroupMetadata):
-            return _with_attributes({ZGROUP: {"zarr_format": 2}}, node.document)
-        if not in_image:
-            node = replace(node, document=naming_no_axes(node.document))
-        shown = parse_array(present(node))
-        return array_documents(shown, separator, shows_missing=fills_missing and can_show_missing(node))
-    except (MetadataError, NotShownError, NotUnshardable):
-        return {}
 
 
 def edit_array(

@@ -14,11 +14,11 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.errors import NotShownError, NotUnshardable, RefusedError
+from shardfs.errors import RefusedError
 from shardfs.format.document import Json
-from shardfs.format.lens.consolidated import reshard_consolidated, unshard_consolidated
-from shardfs.format.lens.decoded import accept_decoded, decoded_document
-from shardfs.format.lens.unsharded import describe, unshard
+from shardfs.format.lens.consolidated import Consolidated
+from shardfs.format.lens.decoded import Decoded
+from shardfs.format.lens.unsharded import Unsharded, unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import (
     BASE,
@@ -50,33 +50,18 @@ def group(metadata: Any = None, **members: Any) -> dict[str, Any]:
     return document
 
 
-def present(array: ArrayMetadata) -> dict[str, Any] | None:
-    """What an unsharded view shows of an array."""
-    try:
-        return unshard(array).document
-    except NotUnshardable:
-        return None
+UNSHARDED = Consolidated(Unsharded())
+DECODED = Consolidated(Decoded())
 
 
-def accept(stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
-    return edited
+def unsharded(document: dict[str, Any]) -> Any:
+    """What is shown of a group; None if that is what is stored."""
+    shown = UNSHARDED.get(document)
+    return None if shown is document else shown
 
 
-def present_plain(array: ArrayMetadata) -> dict[str, Any] | None:
-    """What a view of plain chunks shows of an array."""
-    return decoded_document(describe(array))
-
-
-def accept_plain_copy(stored: ArrayMetadata, edited: ArrayMetadata) -> ArrayMetadata:
-    return accept_decoded(describe(stored), edited)
-
-
-def unsharded(document: dict[str, Any]) -> dict[str, Any] | None:
-    return unshard_consolidated(document, present)
-
-
-def resharded(document: dict[str, Any], stored_copy: Any, stored: dict[str, Any] | None = None) -> dict[str, Any]:
-    return reshard_consolidated(document, stored, stored_copy, present, accept)
+def resharded(document: Any, nodes: Any, stored: dict[str, Any] | None = None) -> Any:
+    return UNSHARDED.put(stored, document, nodes)
 
 
 def parsed(document: dict[str, Any]) -> ArrayMetadata:
@@ -173,18 +158,18 @@ def stored_nodes(document: dict[str, Any], prefix: str = "") -> dict[str, Json]:
 
 
 def there_and_back(document: dict[str, Any]) -> dict[str, Any]:
-    return resharded(unsharded(document) or document, stored_nodes(document).get)
+    return resharded(unsharded(document) or document, stored_nodes(document))
 
 
 def plain_and_back(document: dict[str, Any], stored: dict[str, Any] | None) -> dict[str, Any]:
-    shown = unshard_consolidated(document, present_plain) or document
+    shown = DECODED.get(document) or document
     nodes = stored_nodes(document)
-    return reshard_consolidated(shown, stored, nodes.get, present_plain, accept_plain_copy)
+    return DECODED.put(stored, shown, nodes)
 
 
 def refusal(copy: Any, stored: Any) -> str:
     with pytest.raises(RefusedError) as caught:
-        resharded(group({"a/b": copy}), {"a/b": stored}.get)
+        resharded(group({"a/b": copy}), {"a/b": stored})
     return str(caught.value)
 
 
@@ -220,7 +205,7 @@ def count_copies(document: Any) -> int:
 @every_case
 def test_each_copy_is_stored_as_the_array_is(case: Any) -> None:
     changed = shown(case.document) | {"attributes": {"edited": 1}}
-    assert resharded(group({"a": changed}), {"a": case.document}.get) == group(
+    assert resharded(group({"a": changed}), {"a": case.document}) == group(
         {"a": case.document | {"attributes": {"edited": 1}}}
     )
 
@@ -229,7 +214,7 @@ def test_edits_of_the_group_are_kept() -> None:
     document = group({"a": shown(BASE)}, example={"must_understand": False}) | {"attributes": {"edited": 1}}
     expected = group({"a": BASE}, example={"must_understand": False}) | {"attributes": {"edited": 1}}
     before = deepcopy(document)
-    assert json.dumps(resharded(document, {"a": BASE}.get)) == json.dumps(expected)
+    assert json.dumps(resharded(document, {"a": BASE})) == json.dumps(expected)
     assert document == before
 
 
@@ -238,20 +223,20 @@ COPIES = {"hidden": OPAQUE, "a": BASE, "g": group({"x": PLAIN, "deep": OPAQUE}),
 
 
 def test_a_copy_of_an_array_that_is_not_shown_is_left_out() -> None:
-    assert unshard_consolidated(group(COPIES), present_plain) == group(
-        {"a": present_plain(parsed(BASE)), "g": group({"x": present_plain(parsed(PLAIN))})}
+    assert DECODED.get(group(COPIES)) == group(
+        {"a": Decoded().get(parsed(BASE)), "g": group({"x": Decoded().get(parsed(PLAIN))})}
     )
-    assert unshard_consolidated(group({"hidden": OPAQUE}), present_plain) == group({})
+    assert DECODED.get(group({"hidden": OPAQUE})) == group({})
     assert unsharded(group({"hidden": OPAQUE})) is None
 
 
 def test_what_is_not_shown_survives_an_edit_of_the_group() -> None:
-    shown = unshard_consolidated(group(COPIES), present_plain)
+    shown = DECODED.get(group(COPIES))
     assert shown is not None
     nodes = stored_nodes(group(COPIES))
 
     def back(edited: dict[str, Any], stored: dict[str, Any] | None) -> dict[str, Any]:
-        return reshard_consolidated(edited, stored, nodes.get, present_plain, accept_plain_copy)
+        return dict(DECODED.put(stored, edited, nodes))
 
     assert json.dumps(back(shown | {"attributes": {}}, group(COPIES))) == json.dumps(group(COPIES) | {"attributes": {}})
     copies = shown["consolidated_metadata"]["metadata"]
@@ -266,31 +251,26 @@ def test_what_is_not_shown_survives_an_edit_of_the_group() -> None:
 def test_an_edited_copy_of_plain_chunks_is_stored_with_the_codecs_of_the_array() -> None:
     compressed = array((4,), (2,), LITTLE, extension("gzip", level=1))
     for stored in (BASE, compressed, PLAIN):
-        copy = {**(present_plain(parsed(stored)) or {}), "attributes": {"edited": 1}}
-        result = reshard_consolidated(
-            group({"a": copy}), group({"a": stored}), {"a": stored}.get, present_plain, accept_plain_copy
-        )
+        copy = {**Decoded().get(parsed(stored)), "attributes": {"edited": 1}}
+        result = DECODED.put(group({"a": stored}), group({"a": copy}), {"a": stored})
         assert result == group({"a": stored | {"attributes": {"edited": 1}}})
     encoded = group({"a": compressed | {"attributes": {"old": 1}}})
-    assert reshard_consolidated(encoded, None, {"a": compressed}.get, present_plain, accept_plain_copy) == encoded
+    assert DECODED.put(None, encoded, {"a": compressed}) == encoded
     copy = unshard(parsed(BASE)).document
     with pytest.raises(RefusedError, match="the copy of 'a': codecs"):
-        reshard_consolidated(group({"a": copy}), None, {"a": BASE}.get, present_plain, accept_plain_copy)
+        DECODED.put(None, group({"a": copy}), {"a": BASE})
 
 
 def test_a_copy_that_is_as_it_was_stored_stays_even_if_it_is_out_of_date() -> None:
     old = array((8, 12), (2, 6), sharding((2, 2)))
-    assert resharded(group({"a": old}), {"a": BASE}.get, group({"a": old})) == group({"a": old})
+    assert resharded(group({"a": old}), {"a": BASE}, group({"a": old})) == group({"a": old})
     with pytest.raises(RefusedError):
-        resharded(group({"a": old}), {"a": BASE}.get)
+        resharded(group({"a": old}), {"a": BASE})
 
 
 def test_an_array_that_cannot_be_shown_is_no_reason_to_refuse_a_copy_of_it() -> None:
-    def refuse(array: ArrayMetadata) -> None:
-        raise NotShownError("there is no form of it")
-
     document = group({"a": PLAIN})
-    assert reshard_consolidated(document, None, {"a": OPAQUE}.get, refuse, accept) == document
+    assert DECODED.put(None, document, {"a": OPAQUE}) == document
 
 
 def test_copies_of_arrays_that_are_not_sharded_or_not_there_are_kept() -> None:
@@ -304,13 +284,13 @@ def test_copies_of_arrays_that_are_not_sharded_or_not_there_are_kept() -> None:
         "now": BASE,
     }
     stored = {"plain": PLAIN, "group": group(), "replaced": group(), "broken": BROKEN_ARRAY, "odd": BASE, "now": PLAIN}
-    assert resharded(group(copies), stored.get) == group(copies)
+    assert resharded(group(copies), stored) == group(copies)
 
 
 def test_nested_copies_are_looked_up_by_their_whole_path() -> None:
     document = group({"g": group({"x/y": shown(BASE), "h": group({"z": shown(BASE)})})})
     expected = group({"g": group({"x/y": BASE, "h": group({"z": BASE})})})
-    assert resharded(document, {"g/x/y": BASE, "g/h/z": BASE}.get) == expected
+    assert resharded(document, {"g/x/y": BASE, "g/h/z": BASE}) == expected
 
 
 @pytest.mark.parametrize(
@@ -325,7 +305,7 @@ def test_nested_copies_are_looked_up_by_their_whole_path() -> None:
     ids=lambda document: json.dumps(document.get("consolidated_metadata"))[:60],
 )
 def test_without_inline_copies_a_group_is_stored_as_edited(document: dict[str, Any]) -> None:
-    assert resharded(document, {"a": BASE}.get) == document
+    assert resharded(document, {"a": BASE}) == document
 
 
 @pytest.mark.parametrize("grid", [(4, 6), rectilinear([4, 4], [6, 6]), regular_bounded(4, 6)], ids=str)
@@ -333,7 +313,7 @@ def test_a_copy_may_have_a_shape_from_before(grid: Any) -> None:
     """zarr-python resizes an array without touching the copy in its group."""
     stored = array((8, 12), grid, sharding((2, 3)))
     before = stored | {"shape": [6, 9]}
-    assert resharded(group({"a": shown(before)}), {"a": stored}.get) == group({"a": before})
+    assert resharded(group({"a": shown(before)}), {"a": stored}) == group({"a": before})
 
 
 def test_a_copy_that_describes_other_bytes_is_refused_by_path() -> None:
@@ -347,7 +327,7 @@ def test_a_copy_of_the_stored_document_itself_is_kept_if_it_says_the_same() -> N
     codec = sharding((2, 3), "bytes", index_codecs=[LITTLE, "crc32c"])
     stored = array((8, 12), (4, 6), codec, data_type="uint8")
     copy = array((8, 12), (4, 6), sharding((2, 3)), data_type="uint8", attributes={"a": 1})
-    assert resharded(group({"a": copy}), {"a": stored}.get) == group({"a": copy})
+    assert resharded(group({"a": copy}), {"a": stored}) == group({"a": copy})
     assert "'a/b'" in refusal(copy | {"data_type": "int8"}, stored)
     assert "'a/b'" in refusal(array((8, 12), (4, 6), sharding((2, 2)), data_type="uint8"), stored)
 
@@ -357,7 +337,7 @@ def test_a_document_that_is_nested_too_deeply_is_refused() -> None:
     for _ in range(5000):
         document = group({"g": document})
     with pytest.raises(RefusedError, match="deeply"):
-        resharded(document, {}.get)
+        resharded(document, {})
     while "g" in document["consolidated_metadata"]["metadata"]:
         document = document["consolidated_metadata"]["metadata"].pop("g")
 
@@ -384,7 +364,8 @@ def test_what_zarr_python_consolidates_from_the_unsharded_view_opens_the_stored_
             prefix = f"{path}/" if path else ""
             written = json.loads((view / path / "zarr.json").read_bytes())
             assert "sharding_indexed" not in json.dumps(written)
-            result = resharded(written, lambda name, prefix=prefix: documents.get(f"{prefix}{name}"))
+            nodes = {key.removeprefix(prefix): stored_node for key, stored_node in documents.items()}
+            result = resharded(written, nodes)
             (stored / path / "zarr.json").write_text(json.dumps(result))
         opened = zarr.open_group(str(stored), mode="r", use_consolidated=True)
         assert opened.attrs["edited"] is True

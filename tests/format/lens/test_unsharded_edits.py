@@ -18,7 +18,7 @@ from zarr.codecs import numcodecs as numcodecs_codecs
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError
 from shardfs.format.grid import ChunkGrid
-from shardfs.format.lens.unsharded import POSITION_BITS, reshard, unshard
+from shardfs.format.lens.unsharded import POSITION_BITS, check_resized, reshard, unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document, parse_node
 from shardfs.format.normal_form import fingerprint
 from tests.support.corpus import (
@@ -56,7 +56,9 @@ def shown(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def resharded(stored: dict[str, Any], **members: Any) -> dict[str, Any]:
-    return reshard(parsed(stored), parsed(shown(stored) | members))
+    document = reshard(parsed(stored), parsed(shown(stored) | members))
+    check_resized(parsed(stored), document)
+    return document
 
 
 def refusal(stored: dict[str, Any], **members: Any) -> str:

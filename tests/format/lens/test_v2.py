@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardfs.errors import MetadataError, NotShownError, NotUnshardable
+from shardfs.errors import MetadataError, NotShownError
 from shardfs.format.document import encode_json
-from shardfs.format.lens.v2 import array_documents, group_documents
+from shardfs.format.lens.v2 import V2, array_documents
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document, parse_node
-from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, LITTLE, ZSTD, array, extension, transpose
+from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, LITTLE, ZSTD, array, extension, rectilinear, transpose
 from tests.support.json_values import json_values, places, replaced
 
 PLAIN = array((7, 11), (4, 6), LITTLE)
@@ -204,18 +204,9 @@ def test_an_array_without_axes_has_no_dimension_names_and_says_so() -> None:
     assert array_documents(parsed(document), ".")[".zattrs"] == {"_ARRAY_DIMENSIONS": []}
 
 
-def present(copy: ArrayMetadata) -> Any:
-    match copy.document["attributes"].get("case"):
-        case "unshardable":
-            raise NotUnshardable("a reason")
-        case "not shown":
-            raise NotShownError("a reason")
-    return {**copy.document, "shape": [1, 1]}
-
-
 def test_a_group_shows_its_attributes() -> None:
-    assert group_documents(group(), ".", present) == {".zgroup": {"zarr_format": 2}}
-    documents = group_documents(group(attributes={"a": 1, "_ARRAY_DIMENSIONS": 2}), ".", present)
+    assert V2(fills_missing=False).documents(group()) == {".zgroup": {"zarr_format": 2}}
+    documents = V2(fills_missing=False).documents(group(attributes={"a": 1, "_ARRAY_DIMENSIONS": 2}))
     assert documents == {".zgroup": {"zarr_format": 2}, ".zattrs": {"a": 1, "_ARRAY_DIMENSIONS": 2}}
 
 
@@ -227,8 +218,7 @@ def test_consolidated_metadata_has_the_documents_of_every_copy_that_has_a_v2_for
         "one": copy,
         "inner": {"zarr_format": 3, "node_type": "group", "consolidated_metadata": inner},
         "inner/deep": copy,
-        "unshardable": {**copy, "attributes": {"case": "unshardable"}},
-        "not shown": {**copy, "attributes": {"case": "not shown"}},
+        "unshardable": {**copy, "chunk_grid": rectilinear([4, 3], 6)},
         "turned": turned,
         "broken": {**copy, "shape": 7},
         "nothing": None,
@@ -239,10 +229,10 @@ def test_consolidated_metadata_has_the_documents_of_every_copy_that_has_a_v2_for
         "x" * 5000: copy,
         "nul\0": copy,
     }
-    documents = group_documents(
-        group(attributes={"g": 1}, consolidated_metadata={"kind": "inline", "metadata": copies}), ".", present
+    documents = V2(fills_missing=False).documents(
+        group(attributes={"g": 1}, consolidated_metadata={"kind": "inline", "metadata": copies})
     )
-    zarray = {**ZARRAY, "shape": [1, 1]}
+    zarray = ZARRAY
     assert documents[".zmetadata"] == {
         "zarr_consolidated_format": 1,
         "metadata": {
@@ -262,14 +252,14 @@ def test_copies_within_copies_do_not_multiply_the_size_of_a_document() -> None:
         return dict(group(consolidated_metadata={"kind": "inline", "metadata": copies}).document)
 
     leaves = holding({str(i): group().document for i in range(20_000)})
-    assert ".zmetadata" in group_documents(GroupMetadata(holding({"a": leaves})), ".", present)
+    assert ".zmetadata" in V2(fills_missing=False).documents(GroupMetadata(holding({"a": leaves})))
     long = GroupMetadata(holding({"a" * 2000: holding({"b" * 2000: leaves})}))
-    assert group_documents(long, ".", present).keys() == {".zgroup"}
+    assert V2(fills_missing=False).documents(long).keys() == {".zgroup"}
 
 
 @pytest.mark.parametrize("consolidated", [{"kind": "other", "must_understand": False, "metadata": {}}, None])
 def test_consolidated_metadata_of_an_unknown_kind_does_not_show(consolidated: Any) -> None:
-    assert group_documents(group(consolidated_metadata=consolidated), ".", present).keys() == {".zgroup"}
+    assert V2(fills_missing=False).documents(group(consolidated_metadata=consolidated)).keys() == {".zgroup"}
 
 
 @given(st.data())

@@ -14,11 +14,11 @@ from shardfs.errors import MetadataError, NotUnshardable, RefusedError
 from shardfs.format.document import canonical
 from shardfs.format.dtype import MAX_DEPTH
 from shardfs.format.lens.v2 import (
+    V2,
     array_documents,
     check_document,
     edit_array,
     edit_group,
-    group_documents,
     new_array,
     parse_consolidated,
 )
@@ -283,7 +283,7 @@ def test_writing_what_is_shown_changes_nothing(
     for name, shown in array_documents(node, separator).items():
         assert canonical(edit_array(node, name, text(shown), separator).document) == canonical(document)
     group = GroupMetadata({"zarr_format": 3, "node_type": "group", "attributes": attributes or {}})
-    for name, shown in group_documents(group, separator, dict).items():
+    for name, shown in V2(separator).documents(group).items():
         assert canonical(edit_group(group, name, text(shown)).document) == canonical(group.document)
 
 
