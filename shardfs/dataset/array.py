@@ -5,10 +5,11 @@ The array is sharded, or each of its chunk files is taken for a shard of one chu
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Container, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from hashlib import blake2b
-from itertools import product
+from itertools import groupby, product
+from operator import itemgetter
 from typing import Final, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -261,6 +262,18 @@ class Array:
         for index in sorted({*stored, *pending}) if pending else stored:
             yield self.grid.covered(axis, index)
 
+    async def uncovered(self, wanted: Iterable[Coords]) -> list[Coords]:
+        """Return which of the chunks *wanted* are in no stored shard, as far as listings tell; nothing is pending."""
+        found: list[Coords] = []
+        for _, row in groupby(wanted, itemgetter(slice(-1))):
+            coords = list(row)
+            if self.grid.ndim:
+                stored = await self._listing.children(self.layout.locate(coords[0]).shard[:-1])
+                found += [
+                    each for each in coords if not stored or not _is_in(stored, self.layout.locate(each).shard[-1])
+                ]
+        return found
+
     async def lists(self, coords: Coords) -> bool:
         """Whether the directory above chunks whose path gives *coords* is listed in the one above it."""
         directories = self.layout.directories
@@ -359,6 +372,12 @@ class Array:
 def _nbytes(change: Change) -> int | None:
     """Return the size of the chunk that *change* leaves, None if it leaves none."""
     return change.payload.nbytes if isinstance(change, Put) else None
+
+
+def _is_in(numbers: Sequence[int], number: int) -> bool:
+    """Whether *number* is among *numbers*, which are in order."""
+    at = bisect_left(numbers, number)
+    return at < len(numbers) and numbers[at] == number
 
 
 def _version_number(stat: Stat) -> int:

@@ -11,7 +11,7 @@ from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.handles import Batch, DocumentHandle, FileHandle
 from shardfs.vfs.nodes import Directory, StoredNode
-from shardfs.vfs.npy_handles import NpyArray, NpyHandle
+from shardfs.vfs.npy_file import NpyArray, NpyHandle
 from shardfs.vfs.npy_names import JSON, NPY, Generated, child, files_of, is_chunk_name, names_in
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class NpyNode(NodeFile):
         """Open the array as it is now."""
         node = await self.node(fresh=True)
         shown = self._shown_in(node)
+        shown.array.forget_listing()
         _view_of(self).nopened[self.path] += 1
         room = self.fs.chunk_cache.max_nbytes
         if shown.at_once_nbytes > room:
@@ -139,7 +140,7 @@ class NpyNode(NodeFile):
                 f"{self.path or 'the source'}: reading it in order decodes chunks more than once; "
                 f"--decode-cache {-(-shown.at_once_nbytes // 2**20)}M keeps what is needed again"
             )
-        return NpyHandle(self, self.attributes_in(node)._replace(ino=ino), shown, _view_of(self).blocks)
+        return NpyHandle(self, self.attributes_in(node)._replace(ino=ino), shown)
 
     async def shown(self) -> NpyArray:
         """Return the array as it is now, whatever the version of its document."""

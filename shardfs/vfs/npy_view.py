@@ -10,8 +10,7 @@ from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.format.document import encode_json
 from shardfs.format.lens.v2_attributes import v2_attributes
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata
-from shardfs.vfs.blocks import Blocks
-from shardfs.vfs.npy_handles import NpyArray
+from shardfs.vfs.npy_file import NpyArray
 from shardfs.vfs.npy_nodes import NpyDirectory
 from shardfs.vfs.views import Appearance, Appearances
 
@@ -33,7 +32,6 @@ class NpyView:
 
     def __init__(self, url: str) -> None:
         self.source_name = url.rstrip("/").rpartition("/")[2] or "root"
-        self.blocks = Blocks()
         self._arrays: WeakKeyDictionary[Node, NpyArray] = WeakKeyDictionary()
         self._attributes: WeakKeyDictionary[Node, bytes] = WeakKeyDictionary()
         self._appearances = Appearances(self._appear, "npy")

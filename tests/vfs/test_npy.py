@@ -111,6 +111,34 @@ async def test_who_reads_in_order_gets_every_byte_whatever_is_made_ready(
 
 
 @in_trio
+async def test_a_read_of_very_many_chunks_lets_others_work_and_can_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a", array((2, 2**31), (2, 2), LITTLE, data_type="uint8", fill_value=7))
+    _, fs = await open_npy(tmp_path)
+    handle = await open_file(fs, "a.npy")
+    monkeypatch.setattr(LocalStore, "open", None)  # a listing tells that all chunks are absent
+    turns = 0
+
+    async def work(scope: trio.CancelScope) -> None:
+        nonlocal turns
+        while not scope.cancel_called:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work, nursery.cancel_scope)
+        assert bytes(await handle.read(2**20, 2**17)) == b"\7" * 2**17
+        nursery.cancel_scope.cancel()
+    assert turns >= 10
+
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await handle.read(2**24, 2**17)
+    assert scope.cancelled_caught
+
+
+@in_trio
 async def test_damage_in_what_is_made_ready_is_met_where_it_is(tmp_path: Path) -> None:
     values = np.arange(2**15, dtype="<i4")
     store(tmp_path / "a", array(values.shape, values.shape, sharding((2**10,), LITTLE, GZIP)), values)

@@ -1,7 +1,8 @@
 """Open .npy files: any range of them, put together from the chunks that it touches."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import trio
@@ -22,18 +23,28 @@ from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer
 from shardfs.vfs.at_once import for_each
 from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.blocks import MAX_BLOCK_NBYTES, Block, Blocks
 from shardfs.vfs.chunk_cache import DecodedChunk, VersionKey
 
 if TYPE_CHECKING:
     from shardfs.vfs.npy_nodes import NpyNode
 
 _AT_ONCE: Final = 16
-_MAX_COPIES: Final = 2**11
+_MAX_COPIES: Final = 2**9
+_MANY: Final = 2**8  # chunks from which on a listing tells sooner which are absent than asking for each
+_TURN_SECONDS: Final = 0.005  # after which others get a turn
+_MAX_AHEAD_NBYTES: Final = 2**20
 _MAX_KNOWN: Final = 2**14
 _MAX_RANGE_NBYTES: Final = 64 * 2**20
 
 Elements = np.ndarray[tuple[int, ...], np.dtype[Any]]
+
+
+class _Ahead(NamedTuple):
+    """Bytes of the elements of an array, from *start* to *stop* − 1, that were put together for who reads on."""
+
+    start: int
+    stop: int
+    data: memoryview
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +102,7 @@ class NpyHandle:
 
     is_chunk = False
 
-    def __init__(self, node: "NpyNode", attributes: Attributes, shown: NpyArray, blocks: Blocks) -> None:
+    def __init__(self, node: "NpyNode", attributes: Attributes, shown: NpyArray) -> None:
         self.attributes = attributes
         self._node = node
         self._shown = shown
@@ -100,17 +111,18 @@ class NpyHandle:
         self._item = shown.file.item
         self._source_strides = tuple(n * self._item.itemsize for n in shown.file.chunk_strides)
         self._fill: Elements = np.frombuffer(shown.fill, self._item)
-        self._is_identity = shown.codec.is_identity
-        self._versions: dict[Coords, VersionKey] = {}
-        self._absent: set[Coords] = set()
+        self._known: dict[Coords, VersionKey | None] = {}  # None: the chunk is absent
         self._large: tuple[Coords, DecodedChunk] | None = None
-        self._blocks = blocks
-        self._reader = object()
-        self._turn = QuickLock()
+        self._reading_on = QuickLock()
         self._end = 0
         self._in_order = 0
         self._valid_until = float("-inf")
         self._nopened = node.nopened
+        self._turn_began = 0.0
+        store = node.fs.store
+        self._is_local = store.root is not None
+        # What is not decoded, and lies on this machine, comes at once.
+        self._limit = 1 if shown.codec.is_identity and not store.rewrites else _AT_ONCE
         # Elements that can always be read with one plan: many chunks of one element would make it long.
         last = min((*shown.file.shape[-1:], *shown.file.chunk_shape[-1:]), default=1)
         self._max_planned = _MAX_COPIES * max(1, last)
@@ -126,6 +138,7 @@ class NpyHandle:
         stop = min(offset + nbytes, file.nbytes)
         if stop <= max(offset, len(file.header)):
             return file.header[offset:stop]
+        self._turn_began = perf_counter()
         await self._check()
         in_order = self._in_order if offset == self._end else None
         self._end, self._in_order = stop, stop - offset + (in_order or 0)
@@ -136,26 +149,27 @@ class NpyHandle:
     async def _read_on(self, start: int, stop: int, in_order: int) -> Buffer:
         """Return the bytes *start* to *stop* − 1 of the elements to who has read *in_order* bytes before them."""
         parts = []
-        async with self._turn:
+        async with self._reading_on:
             while start < stop:
-                block = self._blocks.take(self._reader, start)
-                if block is None:
-                    block = await self._next_block(start, stop, in_order)
-                parts.append(block.data[start - block.start : stop - block.start])
-                if block.stop > stop and self._nopened == self._node.nopened:
-                    self._blocks.keep(self._reader, block)
-                start = block.stop
+                ahead = self._chunks.take(self)
+                if not isinstance(ahead, _Ahead) or not ahead.start <= start < ahead.stop:
+                    ahead = await self._put_together(start, stop, in_order)
+                parts.append(ahead.data[start - ahead.start : stop - ahead.start])
+                if ahead.stop > stop and self._nopened == self._node.nopened:
+                    self._chunks.keep(self, ahead, len(ahead.data))
+                start = ahead.stop
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _next_block(self, start: int, stop: int, in_order: int) -> Block:
-        """Put together what is asked for, and up to as much as was read before: it costs less than piece by piece."""
-        end = self._shown.file.boundary(start, start + min(in_order, MAX_BLOCK_NBYTES))
-        if end > stop:
+    async def _put_together(self, start: int, stop: int, in_order: int) -> _Ahead:
+        """Return what is asked for, and up to as much more as was read before: it costs less than piece by piece."""
+        file = self._shown.file
+        end = file.boundary(start, start + min(in_order, _MAX_AHEAD_NBYTES))
+        if end > stop and file.ncopies(start // file.item_nbytes, -(-end // file.item_nbytes)) <= _MAX_COPIES:
             try:
-                return Block(start, end, await self._gather(start, end, is_in_order=True))
+                return _Ahead(start, end, await self._gather(start, end, is_in_order=True))
             except ShardfsError:
                 self._in_order = 0  # what was asked for may be sound
-        return Block(start, stop, await self._gather(start, stop, is_in_order=True))
+        return _Ahead(start, stop, await self._gather(start, stop, is_in_order=True))
 
     async def _gather(self, start: int, stop: int, *, is_in_order: bool = False) -> memoryview:
         """Return the bytes *start* to *stop* − 1 of the elements."""
@@ -164,8 +178,6 @@ class NpyHandle:
         out = np.empty(last - first, self._item)
         at = first
         while at < last:
-            if at > first:
-                await trio.lowlevel.checkpoint()
             behind = last
             while behind - at > self._max_planned and file.ncopies(at, behind) > _MAX_COPIES:
                 behind = at + (behind - at) // 2
@@ -174,14 +186,20 @@ class NpyHandle:
         skipped = start - first * file.item_nbytes
         return out.view(np.uint8).data[skipped : skipped + stop - start]
 
+    async def _give_way(self) -> None:
+        """Let other requests have a turn where this one has taken long."""
+        if perf_counter() - self._turn_began > _TURN_SECONDS:
+            await trio.lowlevel.checkpoint()
+            self._turn_began = perf_counter()
+
     async def _check(self) -> None:
         """Raise `StaleError` if the chunks are not those of the array any more that was opened."""
         if self._nopened != self._node.nopened:
             self._nopened = self._node.nopened
-            self._versions.clear()
-            self._absent.clear()
+            self._known.clear()
             self._large = None
-            self._blocks.drop(self._reader)
+            self._chunks.take(self)
+            self._shown.array.forget_listing()
         hierarchy = self._node.fs.hierarchy
         if hierarchy.clock() < self._valid_until:
             return
@@ -191,46 +209,46 @@ class NpyHandle:
         self._valid_until = hierarchy.clock() + hierarchy.remaining(self._array.path)
 
     async def _fill_in(self, out: Elements, plan: dict[Coords, list[Copy]], is_in_order: bool) -> None:
+        await self._give_way()
+        if len(self._known) + len(plan) > _MAX_KNOWN:
+            self._known.clear()
+        if len(plan) >= _MANY:
+            out[...] = self._fill[0]
+            if self._is_local:
+                unknown = [coords for coords in plan if coords not in self._known]
+                self._known.update(dict.fromkeys(await self._shown.array.uncovered(unknown)))
         missing = {}
         for coords, copies in plan.items():
-            version = self._versions.get(coords)
-            plain = self._chunks.known(version, self._shown.codec) if version is not None else None
-            if plain is not None or coords in self._absent:
-                self._copy(copies, plain, 0, out)
-            else:
+            version = self._known.get(coords)
+            data = self._chunks.known(version, self._shown.codec) if version is not None else None
+            if data is None and (version is not None or coords not in self._known):
                 missing[coords] = copies
+            elif data is not None or len(plan) < _MANY:
+                self._copy(copies, data, 0, out)
 
         async def fetch(coords: Coords) -> None:
             await self._fetch(coords, missing[coords], out, is_in_order)
+            await self._give_way()
 
-        # What is not decoded, and lies on this machine, comes at once.
-        is_quick = self._is_identity and not self._node.fs.store.rewrites
-        await for_each(missing, fetch, 1 if is_quick else _AT_ONCE)
+        await for_each(missing, fetch, self._limit)
 
     async def _fetch(self, coords: Coords, copies: list[Copy], out: Elements, is_in_order: bool) -> None:
         nopened = self._nopened
         try:
-            extent = (await self._shown.array.find(coords, fresh=coords not in self._versions))[1]
-            first, plain = await self._plain(coords, extent, copies, is_in_order)
+            extent = (await self._shown.array.find(coords, fresh=coords not in self._known))[1]
+            first, data = await self._bytes_of(coords, extent, copies, is_in_order)
         except StaleError:  # what was believed is out of date; no byte of it was given
             self._large = None
             extent = (await self._shown.array.find(coords, fresh=True))[1]
-            first, plain = await self._plain(coords, extent, copies, is_in_order)
-        if len(self._versions) + len(self._absent) >= _MAX_KNOWN:
-            self._versions.clear()
-            self._absent.clear()
-        if nopened != self._nopened:
-            pass  # it may be out of date, for who has opened the file meanwhile
-        elif extent is None:
-            self._absent.add(coords)
-        else:
-            self._versions[coords] = VersionKey.of(self._array, coords, extent)
-        self._copy(copies, plain, first, out)
+            first, data = await self._bytes_of(coords, extent, copies, is_in_order)
+        if nopened == self._nopened:  # else it may be out of date, for who has opened the file meanwhile
+            self._known[coords] = VersionKey.of(self._array, coords, extent) if extent is not None else None
+        self._copy(copies, data, first, out)
 
-    async def _plain(
+    async def _bytes_of(
         self, coords: Coords, extent: Extent | None, copies: list[Copy], is_in_order: bool
     ) -> tuple[int, Buffer | None]:
-        """Return plain bytes of a chunk with all that *copies* want, and how many bytes of it stand before them.
+        """Return decoded bytes of a chunk with all that *copies* want, and how many bytes of it stand before them.
 
         There are none of a chunk that is absent.
         """
@@ -239,29 +257,29 @@ class NpyHandle:
         if is_in_order and isinstance(extent.shard, OpenShard):
             extent.shard.expect()
         chunk = DecodedChunk(self._chunks, self._array, coords, extent, self._shown.codec)
-        if self._is_identity:
+        if self._shown.codec.is_identity:
             first = min(copy.source for copy in copies) * self._item.itemsize
             last = max(map(self._stop, copies))
             if last - first > _MAX_RANGE_NBYTES:
                 raise StoreError(f"a chunk of {self._array.path or 'the array'} is too large: {chunk.nbytes} bytes")
             return first, await chunk.read(first, last - first)
-        if chunk.nbytes <= self._chunks.max_nbytes:
-            return 0, await self._chunks.get(self._array, coords, extent, self._shown.codec)
-        if self._large is None or self._large[0] != coords:
-            self._large = coords, chunk
-        return 0, await self._large[1].get()
+        if chunk.nbytes > self._chunks.max_nbytes:
+            if self._large is None or self._large[0] != coords:
+                self._large = coords, chunk
+            chunk = self._large[1]
+        return 0, await chunk.get()
 
     def _stop(self, copy: Copy) -> int:
-        """Return where in the plain bytes of a chunk the last element of *copy* ends."""
+        """Return where in the decoded bytes of a chunk the last element of *copy* ends."""
         steps = sum((n - 1) * stride for n, stride in zip(copy.shape, self._source_strides, strict=True))
         return (copy.source + 1) * self._item.itemsize + steps
 
-    def _copy(self, copies: list[Copy], plain: Buffer | None, first: int, out: Elements) -> None:
+    def _copy(self, copies: list[Copy], data: Buffer | None, first: int, out: Elements) -> None:
         nbytes = self._item.itemsize
         for shape, source, target, target_strides in copies:
             strides = [n * nbytes for n in target_strides]
             part: Elements = np.ndarray(shape, self._item, out, target * nbytes, strides)
-            if plain is None:
+            if data is None:
                 part[...] = self._fill[0]
             else:
-                part[...] = np.ndarray(shape, self._item, plain, source * nbytes - first, self._source_strides)
+                part[...] = np.ndarray(shape, self._item, data, source * nbytes - first, self._source_strides)
