@@ -1,0 +1,143 @@
+"""Arrays sharded by the storage transformer of ZEP 2's first draft: read, written, compacted and verified as others."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.support.commands import run, run_json
+from tests.support.corpus import indexed
+from tests.support.indexed import indexed_document, read_indexed, stored_below, write_indexed
+from tests.support.mounting import Mounter
+from tests.support.s3_server import Bucket
+
+SHAPE, CHUNKS, PER_SHARD = (21, 17), (4, 3), (2, 3)
+DOCUMENT = indexed_document(SHAPE, CHUNKS, PER_SHARD, attributes={"a": 1}, dimension_names=["y", "x"])
+
+
+def made_values() -> np.ndarray:
+    values = np.arange(1, 1 + 21 * 17, dtype="u2").reshape(SHAPE)
+    values[4:8, 3:6] = 9
+    values[16:, :9] = 9  # the chunks of a whole shard
+    return values
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Such an array in a consolidated group."""
+    path = tmp_path / "data.zarr"
+    write_indexed(path / "image", DOCUMENT, made_values())
+    consolidated = {"kind": "inline", "must_understand": False, "metadata": {"image": DOCUMENT}}
+    group = {"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": consolidated}
+    (path / "zarr.json").write_text(json.dumps(group))
+    return path
+
+
+def opened(path: Path, **options: Any) -> zarr.Array[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = zarr.open_group(str(path), **options)["image"]
+    assert isinstance(found, zarr.Array)
+    return found
+
+
+@pytest.mark.parametrize("options", [[], ["--decode"], ["--view=v2"], ["--view=v2", "--decode"]], ids=" ".join)
+def test_every_view_shows_the_values(mount: Mounter, source: Path, options: list[str]) -> None:
+    image = opened(mount(source, arguments=options).path, mode="r", zarr_format=2 if "--view=v2" in options else 3)
+    assert (image.chunks, image.shards, image.attrs["a"]) == (CHUNKS, None, 1)
+    assert np.array_equal(np.asarray(image[...]), made_values())
+
+
+def test_the_npy_view_shows_the_values(mount: Mounter, source: Path) -> None:
+    assert np.array_equal(np.load(mount(source, arguments=["--view=npy"]).path / "image.npy"), made_values())
+
+
+@pytest.mark.parametrize("options", [[], ["--decode"], ["--view=v2"]], ids=" ".join)
+def test_what_is_written_and_resized_is_stored_in_such_shards(mount: Mounter, source: Path, options: list[str]) -> None:
+    mounted = mount(source, write=True, arguments=options)
+    image = opened(mounted.path, mode="r+", zarr_format=2 if "--view=v2" in options else 3)
+    expected = made_values()
+    image[3:9, 2:8] = expected[3:9, 2:8] = 7
+    image[16:20, 0:3] = expected[16:20, 0:3] = 5  # a shard that was not there
+    image.attrs["b"] = 2
+    image.resize((9, 20))
+    image.resize((23, 20))
+    mounted.unmount()
+    grown = np.full((23, 20), 9, "u2")
+    grown[:9, :17] = expected[:9]
+    assert np.array_equal(read_indexed(stored_below(source / "image")), grown)
+    document = json.loads((source / "image/zarr.json").read_text())
+    assert document == {**DOCUMENT, "shape": [23, 20], "attributes": {"a": 1, "b": 2}}
+    assert np.array_equal(np.asarray(opened(mount(source).path, mode="r")[...]), grown)
+
+
+def test_copies_of_the_group_are_stored_as_the_array_is(mount: Mounter, source: Path) -> None:
+    mounted = mount(source, write=True)
+    opened(mounted.path, mode="r+").attrs["b"] = 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        zarr.consolidate_metadata(str(mounted.path))
+    shown = json.loads((mounted.path / "zarr.json").read_text())["consolidated_metadata"]["metadata"]["image"]
+    assert shown.get("storage_transformers", []) == []
+    mounted.unmount()
+    copy = json.loads((source / "zarr.json").read_text())["consolidated_metadata"]["metadata"]["image"]
+    assert copy == {**DOCUMENT, "attributes": {"a": 1, "b": 2}}
+
+
+def test_a_new_array_is_shown_as_its_writer_writes_it_and_unsharded_by_the_next_mount(
+    mount: Mounter, source: Path, tmp_path: Path
+) -> None:
+    mounted = mount(source, write=True)
+    other = tmp_path / "other"
+    write_indexed(other, DOCUMENT, made_values())
+    for path in [other, *sorted(other.rglob("*"))]:
+        target = mounted.path / "new" / path.relative_to(other)
+        target.mkdir() if path.is_dir() else target.write_bytes(path.read_bytes())
+    broken = {**DOCUMENT, "storage_transformers": indexed((0, 1))}
+    with pytest.raises(OSError, match="Invalid argument"):
+        (mounted.path / "new/zarr.json").write_text(json.dumps(broken))
+    mounted.expect("chunks_per_shard must hold integers of at least 1")
+    mounted.unmount()
+    assert np.array_equal(read_indexed(stored_below(source / "new")), made_values())
+    shown = zarr.open_array(str(mount(source).path / "new"), mode="r")
+    assert np.array_equal(np.asarray(shown[...]), made_values())
+
+
+def test_it_is_named_verified_and_compacted(mount: Mounter, source: Path) -> None:
+    (item,) = [item for item in run_json("info", "--json", source) if item["path"] == "image"]
+    assert (item["storage_transformer"], item["sharded"]) == ("indexed", True)
+    assert "sharded by     indexed, a storage transformer" in run("info", source).stdout
+    mounted = mount(source, write=True)
+    opened(mounted.path, mode="r+")[:4, :3] = 3
+    mounted.unmount()
+    before = (source / "image/c/0/0").stat().st_size
+    assert run("compact", source).returncode == 0
+    assert (source / "image/c/0/0").stat().st_size < before
+    expected = made_values()
+    expected[:4, :3] = 3
+    assert np.array_equal(read_indexed(stored_below(source / "image")), expected)
+    assert run("verify", "--data", source).returncode == 0
+    (source / "image/c/0/0").write_bytes(b"x" * 100)
+    done = run("verify", source)
+    assert (done.returncode, "image/c/0/0" in done.stdout) == (1, True)
+
+
+def test_in_s3_too(mount: Mounter, source: Path, s3_bucket: Bucket) -> None:
+    for path in source.rglob("*"):
+        if path.is_file():
+            s3_bucket.put(f"data/{path.relative_to(source)}", path.read_bytes())
+    mounted = mount(s3_bucket.url("data"), env=s3_bucket.environment, write=True)
+    expected = made_values()
+    image = opened(mounted.path, mode="r+")
+    image[3:9, 2:8] = expected[3:9, 2:8] = 7
+    mounted.unmount()
+    files = {key.removeprefix("data/image/"): s3_bucket.get(key) for key in s3_bucket.keys() if "image" in key}
+    assert np.array_equal(read_indexed(files.get), expected)
+    shown = opened(mount(s3_bucket.url("data"), env=s3_bucket.environment).path, mode="r")
+    assert np.array_equal(np.asarray(shown[...]), expected)
