@@ -22,7 +22,7 @@ TOP = 5
 """The height of the command line, and of everything else beside the rooms."""
 ROOMS = [room for room in HEIGHTS if room != "errors"]
 S3_CLIENTS = {"obstore", "boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "s3fs", "fsspec"}
-KNOW_S3_CLIENTS = {f"stores/s3/{name}.py" for name in ("getting", "session", "vendor_errors")}
+KNOW_S3_CLIENTS = {f"stores/s3/{name}.py" for name in ("errors", "session")}
 
 every_module = each("module", MODULES, lambda path: str(path.relative_to(SOURCE)).replace("/", "-"))
 

@@ -41,7 +41,7 @@ from shardfs.errors import CorruptionError, UsageError, printable
 from shardfs.stores.base import Buffer, Descriptor
 from shardfs.stores.local.openat import READ
 from shardfs.stores.local.syscalls import Syscalls
-from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.requests import Counts
 
 FORMAT: Final = 1
 BLOCK_NBYTES: Final = 64 * 2**10

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardfs.stores.base import Store, join_key
 from shardfs.stores.local.tree import LocalStore
-from shardfs.stores.s3.objects import Condition
+from shardfs.stores.s3.requests import Condition
 from tests.support.fake_s3 import FakeS3
 from tests.support.lossy_disk import QuickDisk
 from tests.support.memory_store import MemoryStore

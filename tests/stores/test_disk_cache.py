@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from shardfs.errors import UsageError
 from shardfs.stores.disk_cache import BLOCK_NBYTES, DiskCache, parse_file_name
 from shardfs.stores.local.syscalls import Syscalls
-from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.requests import Counts
 
 MIB = 2**20
 NAME, ETAG = "http://localhost bucket key", '"etag"'
@@ -607,7 +607,7 @@ WORK = """
 import sys
 from random import Random
 from shardfs.stores.disk_cache import DiskCache
-from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.requests import Counts
 content, random, counts = Random(0).randbytes(2**20), Random(int(sys.argv[2])), Counts()
 cache = DiskCache(sys.argv[1], 2**22, counts)
 for _ in range(200):

@@ -11,7 +11,7 @@ import trio
 
 from shardfs.errors import ConflictError, NotFoundError, StoreError
 from shardfs.stores.base import Content
-from shardfs.stores.s3.objects import Condition, Fetched, ListPage, ObjectStat, Properties, Range, Upload
+from shardfs.stores.s3.requests import Condition, Fetched, ListPage, ObjectStat, Properties, Range, Upload
 
 if TYPE_CHECKING:
     from shardfs.stores.s3.client import S3Client

@@ -12,7 +12,7 @@ _TOP = Path(__file__).parents[2]
 _CUSTOM = """\
 from shardfs.stores.s3 import checking
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.retrying import Backoff
+from shardfs.stores.s3.client import Backoff
 from shardfs.stores.s3.session import Timeouts
 
 S3Client.__init__.__kwdefaults__.update(

@@ -10,9 +10,9 @@ import numpy as np
 import trio
 from trio.testing import MockClock
 
-from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.location import Location
 from shardfs.stores.s3.reader import S3Reader
+from shardfs.stores.s3.requests import Counts
 from tests.support.fake_s3 import FakeS3, Request
 
 TTL = 60.0

@@ -17,8 +17,8 @@ from shardfs.errors import StoreError
 from shardfs.stores.base import Buffer, Content, Kept
 from shardfs.stores.local.syscalls import changing, translated
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.objects import Range
 from shardfs.stores.s3.parts import Fetch, Sent, plan_fetches
+from shardfs.stores.s3.requests import Range
 
 _IN_MEMORY: Final = 8 * 2**20
 """How many fetched bytes are held in memory for one body; more go to a file."""

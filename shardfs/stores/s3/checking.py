@@ -11,7 +11,7 @@ from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, Shar
 from shardfs.stores.base import MAGIC_NBYTES, MAX_TOP, Entry, Kind, file_format
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.location import DOCUMENT, Location
-from shardfs.stores.s3.objects import ListPage, Range
+from shardfs.stores.s3.requests import ListPage, Range
 
 log = logging.getLogger(__name__)
 

@@ -1,29 +1,76 @@
-"""Requests to one bucket.
+"""Requests to one bucket: one method per S3 operation, on full object keys.
 
-Each method is one S3 operation on full object keys.  What can be done again without harm is, with back-off; a change
-that is conditional is sent once, and what became of it may be unknown then.
+What does no harm when it is done again is sent again, with back-off.  A conditional change is sent once: what became of
+it may be unknown then.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import io
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 from urllib.parse import unquote_plus
 
 import trio
 
-from shardfs.errors import ConflictError, NotFoundError, RefusedError, StoreError
+from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, RefusedError, StoreError
 from shardfs.stores.base import Content
-from shardfs.stores.s3.counts import Counts
-from shardfs.stores.s3.failures import Request
-from shardfs.stores.s3.getting import Getter, etag_of, stat_of
+from shardfs.stores.s3.errors import NOT_PARTIAL, FailedRequest, Failure
 from shardfs.stores.s3.location import S3Options
-from shardfs.stores.s3.objects import Condition, Fetched, ListPage, ObjectStat, Properties, Range, Upload
-from shardfs.stores.s3.properties import properties_of, to_arguments
-from shardfs.stores.s3.retrying import Backoff, Sender
-from shardfs.stores.s3.session import Session, Timeouts
-from shardfs.stores.s3.streaming import Streamed
+from shardfs.stores.s3.requests import (
+    Condition,
+    Counts,
+    Fetched,
+    ListPage,
+    ObjectStat,
+    Properties,
+    Range,
+    Request,
+    Upload,
+)
+from shardfs.stores.s3.session import Session, Timeouts, etag_of, stat_of
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_PIECE: Final = 2**20
+"""How much of a body is read at a time; that much is sent as it is, without asking the server first."""
+
+_GET_ATTEMPTS: Final = 3
+
+
+def _pause(seconds: float) -> None:
+    with suppress(RuntimeError):  # outside of trio's threads nobody can cancel
+        trio.from_thread.check_cancelled()
+    time.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How often something is tried, and how long to wait between.
+
+    That is anything up to *first* seconds, then up to twice as many, and so on, and never more than *most*.  A server
+    that is silent has made its client wait already: such attempts are at most *silent_attempts*.
+    """
+
+    attempts: int = 6
+    silent_attempts: int = 2
+    first: float = 0.1
+    most: float = 5.0
+    pause: Callable[[float], None] = _pause
+    jitter: Callable[[float, float], float] = random.uniform
+
+    def delay(self, attempt: int) -> float:
+        """Return how long to wait, in seconds, after attempt number *attempt*, which is 1 for the first."""
+        return self.jitter(0.0, min(self.most, self.first * 2 ** (attempt - 1)))
+
 
 _TIMEOUTS: Final = Timeouts()
 _BACKOFF: Final = Backoff()
@@ -32,10 +79,10 @@ _BACKOFF: Final = Backoff()
 class S3Client:
     """Requests to *bucket*, at most `options.max_connections` at a time, besides those of `get_blocking`.
 
-    Every method raises `NotFoundError` (no such key), `AccessDeniedError`, `StoreError` (named request, bucket, key,
-    code; after retries), and where a condition is given `ConflictError` if it does not hold (412, 409, and 404 of the
-    object or of the upload).  A bucket that does not exist is a `StoreError`, an operation or a condition that the
-    server does not know an `UnsupportedError`.  No message holds a credential.
+    Every method raises `NotFoundError` (no such key), `AccessDeniedError`, `StoreError` (after retries; it names the
+    request, bucket, key and code), and where a condition is given `ConflictError` if it does not hold (412, 409, and
+    404 of the object or of the upload).  A bucket that does not exist is a `StoreError`; an operation or a condition
+    that the server does not know is an `UnsupportedError`.  No message holds a credential.
 
     Bytes of objects are counted once, whatever was sent or received again.  A content that is stored may be read
     several times: for its signature, and for each attempt.
@@ -53,8 +100,9 @@ class S3Client:
         """Raise `SourceError` for what is known at once: a profile that does not exist, no credentials."""
         self._bucket = bucket
         self._session = Session(bucket, options, timeouts)
-        self._sender = Sender(backoff, counts)
-        self._getter = Getter(bucket, self._session, self._sender)
+        self._counts = counts
+        self._backoff = backoff
+        self._lock = threading.Lock()
         self._limiter = trio.CapacityLimiter(options.max_connections)
 
     @property
@@ -72,22 +120,46 @@ class S3Client:
         that begins behind the end, and any of an empty object, is answered with no bytes and the state, which takes a
         second request.
         """
-        _require_name(key)
-        return await self._read(partial(self._getter.get, key, part, etag, with_properties=with_properties))
+        return await self._read(partial(self.get_blocking, key, part, etag=etag, with_properties=with_properties))
 
-    def get_blocking(self, key: str, part: Range | None = None, *, etag: str | None = None) -> Fetched:
+    def get_blocking(
+        self, key: str, part: Range | None = None, *, etag: str | None = None, with_properties: bool = False
+    ) -> Fetched:
         """Do as `get`, in a worker thread."""
-        _require_name(key)
-        return self._getter.get(key, part, etag)
+        request = self._request("GetObject", key, is_conditional=etag is not None)
+        reason = "the server does not give what the object has"
+
+        def attempt() -> Fetched | Failure:
+            try:
+                return self._session.get(key, part, etag, with_properties=with_properties)
+            except FailedRequest as error:
+                if error.failure.is_doubtful:
+                    return error.failure
+                raise
+
+        for _ in range(_GET_ATTEMPTS):
+            if part is None or part.nbytes > 0:
+                fetched = self._send(request, attempt)
+                if isinstance(fetched, Fetched):
+                    self._count(received=fetched.data.nbytes)
+                    return fetched
+                if fetched is NOT_PARTIAL:
+                    reason = NOT_PARTIAL.reason
+            reply = self._head(key, etag)
+            stat = stat_of(reply)
+            found = (part or Range(0, stat.size)).within(stat.size)
+            if not found.nbytes:
+                return Fetched(stat, found.offset, memoryview(b""), Properties.of(reply))
+            # It was replaced, or made, between the two requests.
+        raise StoreError(f"{request.target}: {reason}")
 
     async def head(self, key: str) -> tuple[ObjectStat, Properties]:
         """Return state and properties of an object.
 
         That there is none takes a second request, to tell it from a bucket that is missing.
         """
-        _require_name(key)
-        reply = await self._read(partial(self._getter.head, key))
-        return stat_of(reply), properties_of(reply)
+        reply = await self._read(partial(self._head, key))
+        return stat_of(reply), Properties.of(reply)
 
     async def list_page(
         self, prefix: str, *, delimiter: str = "/", token: str | None = None, limit: int = 1000
@@ -97,13 +169,13 @@ class S3Client:
         What begins otherwise is dropped: some servers list such for a prefix that ends with several slashes.
         """
         _require_name(prefix)
+        request = self._request("ListObjectsV2")
         arguments: dict[str, Any] = {"Prefix": prefix, "MaxKeys": limit}
         if delimiter:
             arguments["Delimiter"] = delimiter
         if token is not None:
             arguments["ContinuationToken"] = token
-        request = self._request("ListObjectsV2", "")
-        reply = await self._read(partial(self._call, request, arguments))
+        reply = await self._read(partial(self._call, request, **arguments))
         following = reply.get("NextContinuationToken") if reply.get("IsTruncated") else None
         if reply.get("IsTruncated") and not following:
             raise StoreError(f"{request.target}: the server lists a part of the keys, and not how to get the others")
@@ -118,31 +190,26 @@ class S3Client:
 
         Raises `UnknownOutcomeError` if there is a condition, and no reply.
         """
-        request = self._request("PutObject", key, condition=condition)
-        arguments = {"Key": key, **to_arguments(properties), **_conditional(condition)}
-        return etag_of(await self._change(partial(self._send, request, arguments, body)))
+        request = self._change("PutObject", key, condition)
+        return etag_of(await self._send_body(request, body, **properties.to_arguments(), **_if(condition)))
 
     async def delete(self, key: str, *, condition: Condition | None = None) -> None:
         """Delete an object; no error if there is none.  Raises as `put` does."""
-        request = self._request("DeleteObject", key, condition=condition)
-        try:
-            await self._change(partial(self._call, request, {"Key": key, **_conditional(condition)}))
-        except NotFoundError:  # without a condition
-            return
+        with suppress(NotFoundError):  # without a condition
+            await self._make(self._change("DeleteObject", key, condition), **_if(condition))
 
     async def create_upload(self, key: str, properties: Properties) -> str:
         """Begin a multipart upload and return its id.
 
         One that was begun without a reply is left behind, for `list_uploads` to show.
         """
-        request = self._request("CreateMultipartUpload", key)
-        reply = await self._change(partial(self._call, request, {"Key": key, **to_arguments(properties)}))
+        reply = await self._make(self._change("CreateMultipartUpload", key), **properties.to_arguments())
         return str(reply["UploadId"])
 
     async def upload_part(self, key: str, upload_id: str, number: int, body: Content) -> str:
         """Send one part, streaming, and return its ETag; raises `ConflictError` if the upload is gone."""
-        arguments = {"Key": key, "UploadId": upload_id, "PartNumber": number}
-        return etag_of(await self._change(partial(self._send, self._request("UploadPart", key), arguments, body)))
+        request = self._change("UploadPart", key)
+        return etag_of(await self._send_body(request, body, UploadId=upload_id, PartNumber=number))
 
     async def copy_part(
         self,
@@ -156,18 +223,16 @@ class S3Client:
         source: str | None = None,
     ) -> str:
         """Make a part of a range of the object *source*, None being *key* itself, and return its ETag."""
-        arguments = {
-            "Key": key,
-            "UploadId": upload_id,
-            "PartNumber": number,
-            "CopySource": self._source(key if source is None else source),
-            "CopySourceRange": f"bytes={offset}-{offset + nbytes - 1}",
-        }
-        if condition is not None:
-            arguments["CopySourceIfMatch"] = condition.etag
         # A part that is made twice is the same part: only what makes the object must not be sent again.
-        request = Request("UploadPartCopy", self._bucket, key, is_conditional=condition is not None)
-        reply = await self._change(partial(self._call, request, arguments))
+        request = self._request("UploadPartCopy", key, is_conditional=condition is not None)
+        reply = await self._make(
+            request,
+            UploadId=upload_id,
+            PartNumber=number,
+            CopySource={"Bucket": self._bucket, "Key": key if source is None else source},
+            CopySourceRange=f"bytes={offset}-{offset + nbytes - 1}",
+            **({} if condition is None else {"CopySourceIfMatch": condition.etag}),
+        )
         return etag_of(reply.get("CopyPartResult", {}))
 
     async def complete_upload(
@@ -177,32 +242,26 @@ class S3Client:
 
         Raises as `put` does, and `UnknownOutcomeError` without a condition too: an upload that was completed is gone.
         """
-        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
-        arguments = {"Key": key, "UploadId": upload_id, "MultipartUpload": {"Parts": parts}, **_conditional(condition)}
-        request = Request(
-            "CompleteMultipartUpload",
-            self._bucket,
-            key,
-            is_conditional=condition is not None,
-            is_repeatable=False,
+        request = self._request(
+            "CompleteMultipartUpload", key, is_conditional=condition is not None, is_repeatable=False
         )
-        return etag_of(await self._change(partial(self._call, request, arguments)))
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+        return etag_of(
+            await self._make(request, UploadId=upload_id, MultipartUpload={"Parts": parts}, **_if(condition))
+        )
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """Give a multipart upload up; no error if there is none."""
-        request = self._request("AbortMultipartUpload", key)
-        try:
-            await self._change(partial(self._call, request, {"Key": key, "UploadId": upload_id}))
-        except (ConflictError, NotFoundError):
-            return
+        with suppress(ConflictError, NotFoundError):
+            await self._make(self._change("AbortMultipartUpload", key), UploadId=upload_id)
 
     async def list_uploads(self, prefix: str) -> Sequence[Upload]:
         """Return the multipart uploads under way whose keys begin with *prefix*."""
         uploads: list[Upload] = []
-        markers: dict[str, Any] = {}
+        markers: dict[str, str] = {}
         while True:
-            arguments = {"Prefix": prefix, "EncodingType": "url", **markers}
-            reply = await self._read(partial(self._call, self._request("ListMultipartUploads", ""), arguments))
+            request = self._request("ListMultipartUploads")
+            reply = await self._read(partial(self._call, request, Prefix=prefix, EncodingType="url", **markers))
             decode = unquote_plus if reply.get("EncodingType") == "url" else str
             uploads += [
                 Upload(decode(entry["Key"]), entry["UploadId"], entry["Initiated"].timestamp())
@@ -216,38 +275,136 @@ class S3Client:
                 return uploads
             markers = following
 
-    def _request(self, operation: str, key: str, *, condition: Condition | None = None) -> Request:
+    def _head(self, key: str, etag: str | None = None) -> Mapping[str, Any]:
+        request = self._request("HeadObject", key, is_conditional=etag is not None)
+        try:
+            return self._call(request, Key=key, **({} if etag is None else {"IfMatch": etag}))
+        except NotFoundError:
+            with suppress(AccessDeniedError):  # the bucket exists
+                self._call(self._request("HeadBucket"))  # HEAD of a key says the same if there is no bucket
+            raise
+
+    def _request(
+        self, operation: str, key: str = "", *, is_conditional: bool = False, is_repeatable: bool = True
+    ) -> Request:
+        _require_name(key)
+        return Request(operation, self._bucket, key, is_conditional, is_repeatable)
+
+    def _change(self, operation: str, key: str, condition: Condition | None = None) -> Request:
         if not _is_encodable(key):
             raise RefusedError(f"{key} cannot be stored: it is not UTF-8, as all keys of S3 are")
-        is_conditional = condition is not None
-        return Request(operation, self._bucket, key, is_conditional=is_conditional, is_repeatable=not is_conditional)
+        return Request(operation, self._bucket, key, condition is not None, condition is None)
 
-    def _source(self, key: str) -> dict[str, str]:
-        return {"Bucket": self._bucket, "Key": key}
+    def _call(self, request: Request, **arguments: object) -> Mapping[str, Any]:
+        return self._send(request, partial(self._session.call, request.operation, **arguments))
 
-    def _call(self, request: Request, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._sender.send(request, partial(self._session.call, request.operation, **arguments))
+    async def _make(self, request: Request, **arguments: object) -> Mapping[str, Any]:
+        # Not abandoned when it is cancelled: it would be made at some time later.
+        return await trio.to_thread.run_sync(
+            partial(self._call, request, Key=request.key, **arguments), limiter=self._limiter
+        )
 
-    def _send(self, request: Request, arguments: Mapping[str, Any], content: Content) -> Mapping[str, Any]:
-        """Make a call with a body."""
-        streamed = Streamed(content)
+    async def _send_body(self, request: Request, content: Content, **arguments: object) -> Mapping[str, Any]:
+        body = _Body(content)
 
         def attempt() -> Mapping[str, Any]:
-            with streamed.hidden_failure():
+            with body.rewound() as file:
                 return self._session.call(
-                    request.operation, Body=streamed.body(), ContentLength=content.nbytes, **arguments
+                    request.operation, Key=request.key, Body=file, ContentLength=content.nbytes, **arguments
                 )
 
-        reply = self._sender.send(request, attempt)
-        self._sender.count_bytes(sent=content.nbytes)
+        reply = await trio.to_thread.run_sync(self._send, request, attempt, limiter=self._limiter)
+        self._count(sent=content.nbytes)
         return reply
 
     async def _read(self, function: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter)
 
-    async def _change(self, function: Callable[[], T]) -> T:
-        # Not abandoned: it would be made at some time later.
-        return await trio.to_thread.run_sync(function, limiter=self._limiter)
+    def _send(self, request: Request, attempt: Callable[[], T]) -> T:
+        """Return what *attempt* returns, which sends the request once and raises `FailedRequest`; blocks.
+
+        Raises `UnknownOutcomeError` if the request is not repeatable and may have been carried out, else what the last
+        failure means.
+        """
+        number, nsilent = 1, 0
+        while True:
+            with self._lock:
+                self._counts.requests[request.operation] += 1
+            try:
+                return attempt()
+            except FailedRequest as error:
+                failure = error.failure
+            nsilent += failure.is_silent
+            is_last = number == self._backoff.attempts or nsilent == self._backoff.silent_attempts
+            if is_last or not failure.may_repeat(request):
+                break
+            what = f"{request.operation} of {request.target}: {failure.reason}"
+            log.warning("%s; trying again (%d of %d)", what, number + 1, self._backoff.attempts)
+            self._backoff.pause(self._backoff.delay(number))
+            number += 1
+            with self._lock:
+                self._counts.retries += 1
+        final = failure.error(request, number)
+        if isinstance(final, ConflictError):
+            with self._lock:
+                self._counts.conflicts += 1
+        raise final
+
+    def _count(self, *, received: int = 0, sent: int = 0) -> None:
+        with self._lock:
+            self._counts.bytes_received += received
+            self._counts.bytes_sent += sent
+
+
+class _Body(io.RawIOBase):
+    """A content as a file that boto3 sends, and reads again from its beginning."""
+
+    def __init__(self, content: Content) -> None:
+        super().__init__()
+        self._content = content
+        self._position = 0
+        self._failure: Exception | None = None
+
+    @contextmanager
+    def rewound(self) -> Iterator[bytes | BinaryIO]:
+        """Have what to give to boto3, and raise what kept it from being read: boto3 says that the connection broke."""
+        self._position, self._failure = 0, None
+        file = io.BufferedReader(self, _PIECE)
+        try:
+            yield file.read() if self._content.nbytes <= _PIECE else file
+        except Exception:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+        finally:
+            file.detach()  # else it would close this one
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._content.nbytes}[whence]
+        self._position = max(0, origin + offset)
+        return self._position
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
+        count = max(0, min(len(buffer), _PIECE, self._content.nbytes - self._position))
+        if count == 0:
+            return 0
+        try:
+            data = memoryview(self._content.read(self._position, count))
+        except Exception as error:
+            self._failure = error
+            raise
+        if data.nbytes != count:
+            self._failure = StoreError(f"{count} bytes that were to be stored came as {data.nbytes}")
+            raise self._failure
+        buffer[:count] = data
+        self._position += count
+        return count
 
 
 def _require_name(key: str) -> None:
@@ -264,7 +421,8 @@ def _is_encodable(key: str) -> bool:
     return True
 
 
-def _conditional(condition: Condition | None) -> dict[str, str]:
+def _if(condition: Condition | None) -> dict[str, str]:
+    """Return the arguments that make a change depend on *condition*."""
     if condition is None:
         return {}
     return {"IfNoneMatch": "*"} if condition.etag is None else {"IfMatch": condition.etag}

@@ -17,9 +17,9 @@ from shardfs.stores.base import Splice, Stat
 from shardfs.stores.s3.bodies import body_of
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.objects import Condition, ObjectStat, Properties
 from shardfs.stores.s3.parts import S3_LIMITS, Copied, Part, Sent, kept_prefix, plan_parts
 from shardfs.stores.s3.probe import Conditions
+from shardfs.stores.s3.requests import Condition, ObjectStat, Properties
 from shardfs.stores.s3.snapshot import S3Snapshot
 from shardfs.stores.s3.transactions import Made, is_gone, is_made, new_transaction, once, with_transaction
 from shardfs.stores.s3.uploads import Uploads

@@ -18,7 +18,7 @@ from shardfs.stores.base import Buffer
 from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.ranges import Reads, Span, merge, window
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.objects import Fetched, ObjectStat, Range
+from shardfs.stores.s3.requests import Fetched, ObjectStat, Range
 from shardfs.stores.s3.segments import Segments
 
 GATHER_SECONDS: Final = 0.001

@@ -13,7 +13,7 @@ import trio
 from shardfs.errors import AccessDeniedError, NotFoundError, printable
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.location import DOCUMENT, Location
-from shardfs.stores.s3.objects import ListPage, ObjectStat
+from shardfs.stores.s3.requests import ListPage, ObjectStat
 from shardfs.stores.s3.seen import Known
 from shardfs.stores.ttl import within_ttl
 

@@ -21,7 +21,7 @@ from shardfs.errors import (
     StaleError,
 )
 from shardfs.stores.base import Kind, Splice, Stat, join_key
-from shardfs.stores.s3.objects import ObjectStat
+from shardfs.stores.s3.requests import ObjectStat
 from shardfs.stores.s3.spools import Spools, is_on_side
 
 if TYPE_CHECKING:

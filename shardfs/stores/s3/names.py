@@ -7,7 +7,7 @@ from typing import Final
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.listing import Listing, Listings, is_shown
 from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.objects import ObjectStat
+from shardfs.stores.s3.requests import ObjectStat
 from shardfs.stores.s3.seen import Known, Seen
 
 _GONE: Final = Known(None, False)

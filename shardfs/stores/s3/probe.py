@@ -25,7 +25,7 @@ from shardfs.errors import (
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.objects import Condition, Properties
+from shardfs.stores.s3.requests import Condition, Properties
 from shardfs.stores.s3.uploads import Uploads
 
 log = logging.getLogger(__name__)

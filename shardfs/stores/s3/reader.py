@@ -21,11 +21,10 @@ from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.ranges import Span
 from shardfs.stores.s3.checking import check
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.fetching import Fetching, Version
 from shardfs.stores.s3.location import Location
 from shardfs.stores.s3.names import Names
-from shardfs.stores.s3.objects import ObjectStat, Properties, Range
+from shardfs.stores.s3.requests import Counts, ObjectStat, Properties, Range
 from shardfs.stores.s3.seen import Known
 from shardfs.stores.s3.segments import MAX_NBYTES
 from shardfs.stores.s3.snapshot import S3Snapshot, directory_stat, file_stat

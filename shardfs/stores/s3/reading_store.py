@@ -23,11 +23,10 @@ from shardfs.stores.base import (
 )
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.directories import Directories
 from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.objects import ObjectStat
 from shardfs.stores.s3.reader import TTL
+from shardfs.stores.s3.requests import Counts, ObjectStat
 from shardfs.stores.s3.shown import Shown
 from shardfs.stores.s3.spools import Spools, is_on_side
 from shardfs.stores.s3.whole_objects import WholeObjects

@@ -1,12 +1,16 @@
-"""Both libraries, set up alike: credentials, region, endpoint, timeouts; neither tries again by itself."""
+"""The two client libraries, set up alike: obstore, which reads fast, and boto3, which can do everything else.
+
+Credentials, region, endpoint and timeouts are found here.  Each call sends one request, once.
+"""
 
 import os
+import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -18,17 +22,27 @@ from botocore import UNSIGNED, xform_name
 from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.credentials import Credentials
-from botocore.response import StreamingBody
 from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import S3Store as ObjectStore
 
-from shardfs.errors import SourceError
-from shardfs.stores.s3.failures import EXPIRED, Cause, FailedRequest, Failure
+from shardfs.errors import SourceError, StoreError
+from shardfs.stores.s3.errors import (
+    EXPIRED,
+    NO_CREDENTIALS,
+    NOT_PARTIAL,
+    OTHER_ETAG,
+    OTHER_RANGE,
+    TRUNCATED,
+    Cause,
+    FailedRequest,
+    Failure,
+    failures,
+)
 from shardfs.stores.s3.location import S3Options
-from shardfs.stores.s3.vendor_errors import NO_CREDENTIALS, failures
+from shardfs.stores.s3.requests import Fetched, ObjectStat, Properties, Range
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, GetResult
+    from obstore import GetOptions
     from obstore.store import ClientConfig
 
 _DEFAULT_REGION: Final = "us-east-1"
@@ -42,7 +56,8 @@ _NO_ENDPOINT: Final = (
     "--endpoint-url, or AWS_ENDPOINT_URL, is no URL of a server, such as https://minio.example.org:9000"
 )
 
-_STYLES: Final = ("auto", "path", "virtual")
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+)")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 _WORKS_ALONE: Final = frozenset({"CompleteMultipartUpload", "CopyObject", "UploadPartCopy"})
 """Operations for which the server moves bytes by itself, while it says nothing."""
@@ -102,18 +117,52 @@ class Session:
             reply: dict[str, Any] = getattr(client, xform_name(operation))(Bucket=self._bucket, **arguments)
         return reply
 
-    def get(self, key: str, options: "GetOptions") -> tuple["GetResult", memoryview]:
-        """Get an object, or a range of it, by obstore, once; raises `FailedRequest`."""
+    def get(self, key: str, part: Range | None, etag: str | None, *, with_properties: bool) -> Fetched:
+        """Get an object, or a range of it, once; raises `FailedRequest`, also for another range or ETag."""
+        if with_properties or not _is_plain(key):  # obstore does not give all properties
+            fetched = self._get_by_boto3(key, part, etag)
+        else:
+            fetched = self._get_by_obstore(key, part, etag)
+        if etag is not None and fetched.stat.etag != etag:
+            raise FailedRequest(OTHER_ETAG)
+        expected = (part or Range(0, fetched.stat.size)).within(fetched.stat.size)
+        if fetched.offset != expected.offset or fetched.data.nbytes > expected.nbytes:
+            raise FailedRequest(OTHER_RANGE)
+        if fetched.data.nbytes < expected.nbytes:
+            raise FailedRequest(TRUNCATED)
+        return fetched
+
+    def _get_by_obstore(self, key: str, part: Range | None, etag: str | None) -> Fetched:
+        options: GetOptions = {}
+        if part is not None:
+            is_suffix = part.offset < 0
+            options["range"] = {"suffix": part.nbytes} if is_suffix else (part.offset, part.offset + part.nbytes)
+        if etag is not None:
+            options["if_match"] = etag
         with self._sending() as libraries:
             libraries.frozen()  # what goes wrong is clearer here than through obstore
             result = obstore.get(self._obstore_of(libraries), key, options=options)
-            return result, memoryview(result.bytes())
+            data = memoryview(result.bytes())
+        meta = result.meta
+        return Fetched(
+            ObjectStat(meta["size"], _quoted(meta["e_tag"]), _ns(meta["last_modified"])), result.range[0], data
+        )
 
-    def read(self, body: StreamingBody, nbytes: int) -> bytes:
-        """Return up to *nbytes* bytes of the body of a reply; raises `FailedRequest`."""
-        with failures(self.endpoint_url, self.region), closing(body):
-            data: bytes = body.read(nbytes)
-        return data
+    def _get_by_boto3(self, key: str, part: Range | None, etag: str | None) -> Fetched:
+        arguments = {} if etag is None else {"IfMatch": etag}
+        if part is not None:
+            last = part.offset + part.nbytes - 1
+            arguments["Range"] = f"bytes=-{part.nbytes}" if part.offset < 0 else f"bytes={part.offset}-{last}"
+        reply = self.call("GetObject", Key=key, **arguments)
+        size, offset, nbytes = reply["ContentLength"], 0, reply["ContentLength"]
+        if part is not None:
+            found = _CONTENT_RANGE.fullmatch(reply.get("ContentRange", ""))
+            if found is None:
+                raise FailedRequest(NOT_PARTIAL)
+            size, offset, nbytes = int(found[2]), int(found[1]), min(nbytes, part.nbytes)
+        with failures(self.endpoint_url, self.region), closing(reply["Body"]) as body:
+            data = memoryview(body.read(nbytes))
+        return Fetched(stat_of(reply)._replace(size=size), offset, data, Properties.of(reply))
 
     @contextmanager
     def _sending(self) -> Iterator["_Libraries"]:
@@ -198,6 +247,34 @@ class Session:
         return client
 
 
+def stat_of(reply: Mapping[str, Any]) -> ObjectStat:
+    """Return the state in a reply of boto3 to GET or HEAD, or in an entry of a listing; raises `StoreError`."""
+    size = reply["Size"] if "Size" in reply else reply["ContentLength"]
+    return ObjectStat(size, etag_of(reply), _ns(reply["LastModified"]))
+
+
+def etag_of(reply: Mapping[str, Any]) -> str:
+    """Return the ETag in a reply of boto3; raises `StoreError` if there is none."""
+    return _quoted(reply.get("ETag"))
+
+
+def _quoted(etag: str | None) -> str:
+    """Return an ETag in the quotes that some servers leave out."""
+    if not etag:
+        raise StoreError("the server gives no ETag, by which versions of an object are told apart")
+    return etag if etag.endswith('"') else f'"{etag}"'
+
+
+def _ns(time: datetime) -> int:
+    """Return a time in ns, in whole seconds: listings have parts of seconds, HTTP headers have not."""
+    return int(time.timestamp()) * 10**9
+
+
+def _is_plain(key: str) -> bool:
+    """Whether obstore names exactly this key: it refuses some, and drops slashes at both ends."""
+    return _CONTROL.search(key) is None and not any(part in ("", ".", "..") for part in key.split("/"))
+
+
 def _stay_in_region(context: dict[str, Any], **_: object) -> None:
     context["s3_redirect"]["redirected"] = True
 
@@ -247,9 +324,8 @@ def _is_virtual(session: boto3.session.Session) -> bool:
     """Whether the profile wants the bucket in the name of the server: `s3 = addressing_style = virtual`."""
     settings = session._session.get_scoped_config().get("s3")
     style = settings.get("addressing_style") if isinstance(settings, dict) else None
-    if style not in (None, *_STYLES):
-        allowed = ", ".join(_STYLES)
-        raise SourceError(f"the AWS profile has addressing_style = {style}, which is none of {allowed}")
+    if style not in (None, "auto", "path", "virtual"):
+        raise SourceError(f"the AWS profile has addressing_style = {style}, which is none of auto, path, virtual")
     return bool(style == "virtual")
 
 

@@ -7,7 +7,7 @@ replace what it has not seen.  One mount cannot tell its programs apart: what on
 from collections import OrderedDict
 from typing import Final, TypeVar
 
-from shardfs.stores.s3.objects import ObjectStat
+from shardfs.stores.s3.requests import ObjectStat
 
 _MAX_KEYS: Final = 100_000
 

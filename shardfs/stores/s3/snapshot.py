@@ -16,7 +16,7 @@ from shardfs.stores.ranges import WINDOW_NBYTES, Span
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.fetching import Version, check
 from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.objects import ObjectStat, Range
+from shardfs.stores.s3.requests import ObjectStat, Range
 from shardfs.stores.s3.succession import Succession
 
 _DOWNLOAD_NBYTES: Final = 16 * 2**20

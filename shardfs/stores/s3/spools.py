@@ -19,7 +19,7 @@ from shardfs.stores.base import Buffer, Content, Snapshot, Stat, is_reserved, jo
 from shardfs.stores.kept_files import KeptFiles, new_name
 from shardfs.stores.local.tree import LocalFile, LocalStore
 from shardfs.stores.memory import MemorySnapshot
-from shardfs.stores.s3.objects import ObjectStat
+from shardfs.stores.s3.requests import ObjectStat
 from shardfs.stores.s3.shown import Shown
 from shardfs.stores.s3.snapshot import S3Snapshot, file_stat
 

@@ -33,9 +33,9 @@ from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.edit import S3Edit, Writing
 from shardfs.stores.s3.files import ObjectFile, SpoolFile
 from shardfs.stores.s3.moves import Moves
-from shardfs.stores.s3.objects import ObjectStat
 from shardfs.stores.s3.probe import probe
 from shardfs.stores.s3.reading_store import ReadingStore, object_of
+from shardfs.stores.s3.requests import ObjectStat
 from shardfs.stores.s3.spools import Spools, is_on_side
 from shardfs.stores.s3.transactions import find_made
 from shardfs.stores.s3.uploads import Uploads

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from shardfs.stores.s3.objects import ObjectStat
+from shardfs.stores.s3.requests import ObjectStat
 
 _MAX_STEPS: Final = 10_000
 

@@ -14,7 +14,10 @@ import trio
 
 from shardfs.errors import ConflictError, NotFoundError, ShardfsError, StoreError, UnknownOutcomeError, UnreachableError
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.objects import TRANSACTIONS, ObjectStat, Properties
+from shardfs.stores.s3.requests import ObjectStat, Properties
+
+TRANSACTIONS: Final = "shardfs-transactions"
+"""The name in an object's user metadata under which the changes that made it are listed, the latest last."""
 
 _CHAIN: Final = 16
 _ID: Final = re.compile(r"[0-9a-f]{16}")

@@ -20,9 +20,8 @@ from shardfs.errors import AccessDeniedError, ShardfsError, UnsupportedError, pr
 from shardfs.stores.local.openat import open_directory
 from shardfs.stores.local.syscalls import Syscalls, changing
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.objects import Properties, Upload
+from shardfs.stores.s3.requests import Counts, Properties, Upload
 
 log = logging.getLogger(__name__)
 

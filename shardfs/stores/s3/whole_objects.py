@@ -3,8 +3,8 @@
 from typing import Final
 
 from shardfs.errors import NameTooLongError, NotFoundError, RefusedError
-from shardfs.stores.s3.objects import Properties
 from shardfs.stores.s3.reader import S3Reader
+from shardfs.stores.s3.requests import Properties
 
 _MAX_KEY_NBYTES: Final = 1024
 _JSON: Final = Properties({"ContentType": "application/json"})

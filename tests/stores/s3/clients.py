@@ -8,11 +8,9 @@ from typing import TypeVar
 
 import trio
 
-from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.client import Backoff, S3Client
 from shardfs.stores.s3.location import S3Options
-from shardfs.stores.s3.objects import Properties
-from shardfs.stores.s3.retrying import Backoff
+from shardfs.stores.s3.requests import Counts, Properties
 from shardfs.stores.s3.session import Timeouts
 from tests.support.s3_server import Bucket
 

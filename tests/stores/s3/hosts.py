@@ -10,13 +10,12 @@ from typing import Final, TypeVar
 import trio
 
 from shardfs.stores.base import Splice, Stat
-from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.client import Backoff, S3Client
 from shardfs.stores.s3.edit import S3Edit, Writing
 from shardfs.stores.s3.location import Location, S3Options
 from shardfs.stores.s3.probe import Conditions
 from shardfs.stores.s3.reader import S3Reader
-from shardfs.stores.s3.retrying import Backoff
+from shardfs.stores.s3.requests import Counts
 from shardfs.stores.s3.session import Timeouts
 from shardfs.stores.s3.snapshot import S3Snapshot
 from shardfs.stores.s3.uploads import Uploads

@@ -9,10 +9,9 @@ import trio
 from trio.testing import MockClock
 
 from shardfs.errors import NotFoundError, SourceError
-from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.objects import ListPage
 from shardfs.stores.s3.reader import S3Reader
+from shardfs.stores.s3.requests import Counts, ListPage
 
 
 class Client:

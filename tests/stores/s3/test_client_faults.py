@@ -17,11 +17,9 @@ from shardfs.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
-from shardfs.stores.s3.counts import Counts
-from shardfs.stores.s3.failures import Cause, FailedRequest, Failure
-from shardfs.stores.s3.failures import Request as Named
-from shardfs.stores.s3.objects import Condition, Range
-from shardfs.stores.s3.retrying import Backoff, Sender
+from shardfs.stores.s3.client import Backoff, S3Client
+from shardfs.stores.s3.location import S3Options
+from shardfs.stores.s3.requests import Condition, Counts, Range
 from tests.stores.s3.clients import HASTY, PLAIN, Memory, Tried, client_of, run
 from tests.support.s3_faults import (
     Before,
@@ -150,11 +148,8 @@ def test_after_six_attempts_one_error_says_what_failed(
 
 
 def test_pauses_do_not_grow_beyond_a_bound() -> None:
-    pauses: list[float] = []
-    backoff = Backoff(attempts=10, pause=pauses.append, jitter=max)
-    for attempt in range(1, 10):
-        backoff.wait(attempt)
-    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+    backoff = Backoff(attempts=10, jitter=max)
+    assert [backoff.delay(attempt) for attempt in range(1, 10)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
 
 
 def test_a_server_that_is_down_is_a_failure_and_never_a_missing_key(
@@ -471,18 +466,20 @@ def test_a_change_is_finished_when_it_is_cancelled(s3_bucket: Bucket, s3_proxy: 
     assert s3_bucket.get("key") == b"x"
 
 
-def test_what_is_cancelled_is_not_sent_again() -> None:
+def test_what_is_cancelled_is_not_sent_again(s3_bucket: Bucket, s3_proxy: S3Proxy) -> None:
+    s3_proxy.fail("PutObject", Reply(503, "SlowDown"))
     counts = Counts()
-    sender = Sender(Backoff(), counts)
 
     async def main() -> None:
         with trio.CancelScope() as scope:
 
-            def attempt() -> None:
+            def cancel(*_: float) -> float:
                 trio.from_thread.run_sync(scope.cancel)
-                raise FailedRequest(Failure(Cause.REPLY, "SlowDown 503", 503, "SlowDown"))
+                return 0.0
 
-            await trio.to_thread.run_sync(sender.send, Named("PutObject", "bucket", "key"), attempt)
+            options = S3Options(endpoint_url=s3_proxy.url)
+            client = S3Client(s3_bucket.name, options, counts, backoff=Backoff(jitter=cancel))
+            await client.put("key", Memory(b"x"), PLAIN)
         assert scope.cancelled_caught
 
     trio.run(main)

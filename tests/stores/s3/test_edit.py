@@ -12,8 +12,8 @@ import trio
 from shardfs.errors import ConflictError, NotFoundError, StaleError, StoreError, UnsupportedError
 from shardfs.stores.base import Buffer, Kept, Splice
 from shardfs.stores.s3.edit import S3Edit
-from shardfs.stores.s3.objects import TRANSACTIONS
 from shardfs.stores.s3.parts import MIB
+from shardfs.stores.s3.transactions import TRANSACTIONS
 from tests.stores.s3.hosts import IGNORED, PREFIX, Host, host, run
 from tests.stores.splices import content
 from tests.support.s3_faults import Before, Hang, LostReply, LostRequest, Reply, Then

@@ -12,8 +12,8 @@ from shardfs.errors import StaleError, StoreError
 from shardfs.stores.base import Buffer
 from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.ranges import MAX_GAP, WINDOW_NBYTES
-from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.fetching import GATHER_SECONDS
+from shardfs.stores.s3.requests import Counts
 from shardfs.stores.s3.snapshot import S3Snapshot
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import LATENCY, get, on_mock_clock, pattern, reader_of

@@ -26,7 +26,7 @@ from shardfs.stores.base import Kind
 from shardfs.stores.kept_files import KeptFiles
 from shardfs.stores.s3 import moves
 from shardfs.stores.s3 import spools as spooling
-from shardfs.stores.s3.objects import Properties
+from shardfs.stores.s3.requests import Properties
 from shardfs.stores.s3.store import SPOOLS, S3Store
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock

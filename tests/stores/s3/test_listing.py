@@ -11,8 +11,8 @@ from shardfs.errors import NotADirectoryHereError, NotFoundError, StoreError
 from shardfs.stores.base import Entry, Kind
 from shardfs.stores.s3.listing import Listings
 from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.objects import ObjectStat
 from shardfs.stores.s3.reader import S3Reader
+from shardfs.stores.s3.requests import ObjectStat
 from shardfs.stores.s3.seen import Known
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import LATENCY, TTL, lists, on_mock_clock, reader_of

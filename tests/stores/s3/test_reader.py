@@ -21,10 +21,9 @@ from shardfs.errors import (
 from shardfs.stores.base import Kind
 from shardfs.stores.ranges import WINDOW_NBYTES
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.location import Location, S3Options
-from shardfs.stores.s3.objects import ObjectStat, Properties
 from shardfs.stores.s3.reader import S3Reader
+from shardfs.stores.s3.requests import Counts, ObjectStat, Properties
 from shardfs.stores.s3.succession import Succession
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import LATENCY, TTL, get, lists, on_mock_clock, pattern, reader_of

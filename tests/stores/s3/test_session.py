@@ -14,8 +14,8 @@ import pytest
 
 from shardfs.errors import AccessDeniedError, SourceError, StoreError
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.counts import Counts
 from shardfs.stores.s3.location import S3Options
+from shardfs.stores.s3.requests import Counts
 from tests.stores.s3.clients import PLAIN, Memory, client_of, run
 from tests.support.s3_faults import Reply
 from tests.support.s3_proxy import S3Proxy
@@ -199,7 +199,7 @@ def test_credentials_that_cannot_be_had_are_an_error_of_both_libraries(s3_bucket
 FORK = """
 import os, sys
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.counts import Counts
+from shardfs.stores.s3.requests import Counts
 from shardfs.stores.s3.location import S3Options
 client = S3Client(sys.argv[1], S3Options(), Counts())
 child = os.fork()

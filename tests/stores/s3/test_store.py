@@ -26,7 +26,7 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.stores.base import Expected, Kind, Splice, Store
-from shardfs.stores.s3.objects import Condition, Properties
+from shardfs.stores.s3.requests import Condition, Properties
 from shardfs.stores.s3.store import SPOOLS
 from tests.stores.splices import content
 from tests.support.fake_s3 import FakeS3, Request

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardfs.stores.s3.objects import TRANSACTIONS, ObjectStat, Properties
+from shardfs.stores.s3.requests import ObjectStat, Properties
 from shardfs.stores.s3.transactions import (
+    TRANSACTIONS,
     Found,
     Made,
     is_made,

@@ -12,7 +12,7 @@ import pytest
 
 from shardfs.errors import NoSpaceError, ShardfsError
 from shardfs.stores.local.syscalls import Syscalls
-from shardfs.stores.s3.objects import Properties
+from shardfs.stores.s3.requests import Properties
 from shardfs.stores.s3.uploads import Uploads
 from tests.stores.s3.hosts import PREFIX, Host, host, run
 from tests.stores.splices import content

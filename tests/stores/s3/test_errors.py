@@ -19,8 +19,19 @@ from shardfs.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from shardfs.stores.s3.failures import Cause, FailedRequest, Failure, Request, error_of, may_repeat
-from shardfs.stores.s3.vendor_errors import NOT_PARTIAL, OTHER_RANGE, SILENT, TRUNCATED, failures, of_boto3, of_obstore
+from shardfs.stores.s3.errors import (
+    NOT_PARTIAL,
+    OTHER_RANGE,
+    SILENT,
+    TRUNCATED,
+    Cause,
+    FailedRequest,
+    Failure,
+    Request,
+    failures,
+    of_boto3,
+    of_obstore,
+)
 
 ENDPOINT = "https://s3.example.org"
 GET = Request("GetObject", "bucket", "key")
@@ -199,7 +210,7 @@ def reply(status: int, code: str = "", region: str | None = None) -> Failure:
     ids=str,
 )
 def test_every_failure_of_a_read_becomes_an_error(failure: Failure, error: type[ShardfsError]) -> None:
-    assert type(error_of(GET, failure, 1)) is error
+    assert type(failure.error(GET, 1)) is error
 
 
 @pytest.mark.parametrize(
@@ -225,12 +236,12 @@ def test_every_failure_of_a_read_becomes_an_error(failure: Failure, error: type[
 def test_a_conditional_change_is_repeated_only_if_it_was_not_made(
     failure: Failure, repeated: bool, error: type[ShardfsError]
 ) -> None:
-    assert may_repeat(PUT_IF, failure) == repeated
-    assert type(error_of(PUT_IF, failure, 1)) is error
+    assert failure.may_repeat(PUT_IF) == repeated
+    assert type(failure.error(PUT_IF, 1)) is error
 
 
 def test_a_message_names_the_end_of_a_long_key_and_is_one_line() -> None:
-    said = str(error_of(Request("GetObject", "bucket", "a/" * 500 + "end\n"), reply(400, "ExpiredToken"), 1))
+    said = str(reply(400, "ExpiredToken").error(Request("GetObject", "bucket", "a/" * 500 + "end\n"), 1))
     assert said.startswith("GetObject of s3://bucket/…")
     assert "a/end\\n was refused (ExpiredToken): the credentials have expired" in said
     assert "\n" not in said

@@ -1,9 +1,13 @@
-"""What the exceptions of obstore and boto3 say, without their words."""
+"""What a failed request means: from the exceptions of obstore and boto3 to a `Failure`, and from that to our errors.
 
+Messages are made of our own words only: those of a library or a server may hold credentials.
+"""
+
+import enum
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -13,7 +17,117 @@ import obstore.exceptions
 import urllib3.exceptions
 from botocore.parsers import ResponseParserError
 
-from shardfs.stores.s3.failures import Cause, FailedRequest, Failure
+from shardfs.errors import (
+    AccessDeniedError,
+    ConflictError,
+    NameTooLongError,
+    NoSpaceError,
+    NotFoundError,
+    ShardfsError,
+    StoreError,
+    UnknownOutcomeError,
+    UnreachableError,
+    UnsupportedError,
+)
+from shardfs.stores.s3.requests import Request
+
+
+class Cause(enum.Enum):
+    """How far a request came."""
+
+    NO_CREDENTIALS = enum.auto()
+    NOT_TRUSTED = enum.auto()
+    NOT_SENT = enum.auto()
+    NO_REPLY = enum.auto()
+    REPLY = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One attempt at a request that failed.
+
+    Of a reply there are its *status*, the *code* of S3 ("" if there was none), and the *region* of the bucket if it
+    says so.  *is_silent*: the server did not answer in time.
+    """
+
+    cause: Cause
+    reason: str
+    status: int = 0
+    code: str = ""
+    region: str | None = None
+    is_silent: bool = False
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same request may succeed a moment later."""
+        if self.cause is not Cause.REPLY:
+            return self.cause not in (Cause.NO_CREDENTIALS, Cause.NOT_TRUSTED)
+        return self.status in (429, 500, 502, 503, 504) or self.code in _PASSING_CODES
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether it is certain that the request changed nothing."""
+        if self.cause is Cause.REPLY:
+            return self.status < 500 or self.status in (501, 503, 507)  # these are said before anything is done
+        return self.cause is not Cause.NO_REPLY
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether HEAD tells more of what a GET failed of.
+
+        The server may not have the range, or ignore it, as some do for an empty object.  A 404 that does not say which
+        key is missing may come from whatever else answers at the address.
+        """
+        is_vague = self.status == _NOT_FOUND and self.code not in ("NoSuchKey", "NoSuchBucket")
+        return is_vague or self.status == _RANGE_NOT_SATISFIABLE or self is NOT_PARTIAL
+
+    def is_conflict(self, request: Request) -> bool:
+        """Whether the condition of the request did not hold."""
+        if self.status == _PRECONDITION_FAILED or self.code in _CONFLICTS:
+            return True
+        return request.is_conditional and self.code != "NoSuchBucket" and self.status in (_NOT_FOUND, _CONFLICT)
+
+    def may_repeat(self, request: Request) -> bool:
+        """Whether the same request may be sent again."""
+        is_safe = request.is_repeatable or self.is_refusal
+        return self.is_passing and is_safe and not self.is_conflict(request)
+
+    def error(self, request: Request, attempts: int) -> ShardfsError:
+        """Return the error of a request that failed for good, after so many *attempts*."""
+        target, status = request.target, self.status
+        what = f"{request.operation} of {target}"
+        if self.cause is Cause.NO_CREDENTIALS:
+            return AccessDeniedError(f"{what} was not sent: {self.reason}")
+        if self.is_conflict(request):
+            return ConflictError(f"{target} was changed by somebody else ({request.operation}: {self.reason})")
+        if not request.is_repeatable and not self.is_refusal:
+            return UnknownOutcomeError(f"{what}: {self.reason}; it may have been carried out")
+        if self.code == "NoSuchBucket" or (status == _NOT_FOUND and not request.key):
+            return StoreError(f"the bucket {request.bucket} does not exist")
+        if self.region is not None or self.code in _OTHER_REGION or status in (301, 302, 307, 308):
+            where = f" ({self.region}): --region {self.region}" if self.region else "; name it with --region"
+            return StoreError(f"the bucket {request.bucket} is in another region{where}")
+        if self.code in _HINTS:
+            kind, hint = _HINTS[self.code]
+            return kind(f"{what} was refused ({self.code}): {hint}")
+        if status in (405, 501) or self.code == "NotImplemented":
+            return UnsupportedError(f"{what}: the server does not do this ({self.reason})")
+        if status == _NOT_FOUND:
+            return NotFoundError(f"{target} does not exist")
+        if status in (401, 403):
+            return AccessDeniedError(f"{what} was refused ({self.reason}): no permission")
+        times = f" {attempts} times" if attempts > 1 else ""
+        is_unreachable = self.is_silent or self.cause in (Cause.NOT_SENT, Cause.NOT_TRUSTED)
+        return (UnreachableError if is_unreachable else StoreError)(f"{what} failed{times}: {self.reason}")
+
+
+class FailedRequest(Exception):  # noqa: N818 - not an error yet: it may be tried again
+    """Carries a `Failure` from where a library raised to where requests are repeated."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
+
 
 TRUNCATED: Final = Failure(Cause.NO_REPLY, "the reply was cut short")
 SILENT: Final = Failure(Cause.NO_REPLY, "no answer in time", is_silent=True)
@@ -24,8 +138,57 @@ NOT_PARTIAL: Final = Failure(
     "NotPartial",
 )
 OTHER_RANGE: Final = Failure(Cause.REPLY, "the server answered another range than it was asked for", 206, "OtherRange")
-
+OTHER_ETAG: Final = Failure(Cause.REPLY, "the server gave another version than it was asked for", 412)
 NO_CREDENTIALS: Final = "no credentials can be had; see `aws configure`, `aws sso login`, --profile, --anonymous"
+
+_NOT_FOUND: Final = 404
+_CONFLICT: Final = 409
+_PRECONDITION_FAILED: Final = 412
+_RANGE_NOT_SATISFIABLE: Final = 416
+_PASSING_CODES: Final = frozenset(
+    {
+        "BandwidthLimitExceeded",
+        "InternalError",
+        "OperationAborted",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestTimeout",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+    }
+)
+_CONFLICTS: Final = frozenset({"ConditionalRequestConflict", "NoSuchUpload", "PreconditionFailed"})
+_OTHER_REGION: Final = frozenset(
+    {
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+        "IncorrectEndpoint",
+        "PermanentRedirect",
+        "TemporaryRedirect",
+    }
+)
+_WRONG: Final = "the credentials are wrong, or not for this endpoint"
+_RENEW: Final = "the credentials have expired, or are wrong: renew them"
+EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"})
+"""Codes that say that credentials are not valid any more."""
+
+_HINTS: Final[dict[str, tuple[type[ShardfsError], str]]] = {
+    "AllAccessDisabled": (AccessDeniedError, "the bucket is disabled"),
+    "AccountProblem": (AccessDeniedError, "something is wrong with the account that owns the credentials"),
+    "InvalidAccessKeyId": (AccessDeniedError, _WRONG),
+    "SignatureDoesNotMatch": (AccessDeniedError, _WRONG),
+    "InvalidObjectState": (StoreError, "the object is archived; restore it first"),
+    "EntityTooLarge": (StoreError, "it is larger than the server takes"),
+    "KeyTooLongError": (NameTooLongError, "the keys of S3 have at most 1024 bytes"),
+    "QuotaExceeded": (NoSpaceError, "the quota is used up"),
+    "RequestTimeTooSkewed": (StoreError, "the clock of this machine is wrong"),
+    "XMinioAdminBucketQuotaExceeded": (NoSpaceError, "the quota of the bucket is used up"),
+    "XMinioStorageFull": (NoSpaceError, "the server has no room left"),
+    **dict.fromkeys(EXPIRED, (AccessDeniedError, _RENEW)),
+}
 
 _BROKEN: Final = "the connection was broken"
 _NONSENSE: Final = "the reply makes no sense"
