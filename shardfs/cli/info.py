@@ -133,12 +133,13 @@ def _describe_node(node: Node) -> Described:
     item: Described = {"path": node.path, "shown_unsharded": node.array is not None, "reason": _reason(node)}
     if not isinstance(node.metadata, ArrayMetadata):
         return item
-    document = node.metadata.document
+    document, transformer = node.metadata.document, node.metadata.storage_transformer
     item |= {
         "shape": list(node.metadata.shape),
         "data_type": _shallow(document["data_type"]),
-        "chunk_grid": _shallow(document["chunk_grid"]),
+        "chunk_grid": _shallow(document["chunk_grid"] if transformer is None else node.metadata.chunk_grid.to_json()),
         "sharded": node.metadata.is_sharded,
+        "storage_transformer": transformer,
         "codecs": [codec.name for codec in node.metadata.codecs],
     }
     if node.array is not None:
@@ -200,6 +201,10 @@ def _render_array(item: Described) -> str:
         data_type = item["data_type"] if isinstance(item["data_type"], str) else item["data_type"].get("name")
         lines.append(f"  shape          {_lengths(item['shape'])} {data_type}")
         lines.append(f"  {'shards' if item['sharded'] else 'chunks':<15}{_grid(item['chunk_grid'])}")
+        if item["storage_transformer"] is not None:
+            lines.append(
+                f"  sharded by     {item['storage_transformer']}, a storage transformer of ZEP 2's first draft"
+            )
     if item["shown_unsharded"]:
         nesting = f", shards nested {item['nesting']} deep" if item["nesting"] > 1 else ""
         lines.append(

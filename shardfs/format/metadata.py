@@ -11,6 +11,7 @@ from typing import Final
 
 from shardfs.errors import MetadataError
 from shardfs.format.document import MAX_NDIM, Document, Extension, Json, brief, parse_codecs, parse_json, parse_lengths
+from shardfs.format.indexed import INDEXED, is_indexed, sharding_of
 
 _ARRAY_MEMBERS: Final = frozenset(
     {
@@ -31,13 +32,17 @@ _OPTIONAL_GROUP_MEMBERS: Final = frozenset({"attributes", "consolidated_metadata
 
 @dataclass(frozen=True)
 class ArrayMetadata:
-    """A valid array document.  *document* is the whole of it; the other fields are its members, parsed."""
+    """A valid array document.  *document* is the whole of it; the other fields are its members, parsed.
+
+    Of an array that a *storage_transformer* shards they are grid and codecs that say the same without it.
+    """
 
     document: Document
     shape: tuple[int, ...]
     chunk_grid: Extension
     chunk_key_encoding: Extension
     codecs: tuple[Extension, ...]
+    storage_transformer: str | None = None
 
     @property
     def ndim(self) -> int:
@@ -46,7 +51,7 @@ class ArrayMetadata:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the array's own codec chain has a sharding codec."""
+        """Whether inner chunks lie in shards, by a sharding codec in the array's own chain or a storage transformer."""
         return any(codec.name == "sharding_indexed" for codec in self.codecs)
 
 
@@ -104,21 +109,22 @@ def _parse_array(document: dict[str, Json]) -> ArrayMetadata:
     if len(shape) > MAX_NDIM:
         raise MetadataError(f"the array has {len(shape)} axes, more than {MAX_NDIM}")
     Extension.parse(document["data_type"], "data_type")
-    if not isinstance(document.get("storage_transformers", []), list):
-        raise MetadataError(f"storage_transformers must be a list, not {brief(document['storage_transformers'])}")
+    transformers = document.get("storage_transformers", [])
+    if not isinstance(transformers, list):
+        raise MetadataError(f"storage_transformers must be a list, not {brief(transformers)}")
     names = document.get("dimension_names")
     if names is not None:
         if not isinstance(names, list) or not all(name is None or isinstance(name, str) for name in names):
             raise MetadataError("dimension_names must be a list of names and nulls")
         if len(names) != len(shape):
             raise MetadataError(f"dimension_names has {len(names)} elements, the array has {len(shape)} axes")
-    return ArrayMetadata(
-        document=document,
-        shape=shape,
-        chunk_grid=Extension.parse(document["chunk_grid"], "chunk_grid"),
-        chunk_key_encoding=Extension.parse(document["chunk_key_encoding"], "chunk_key_encoding"),
-        codecs=parse_codecs(document["codecs"], "codecs"),
-    )
+    grid = Extension.parse(document["chunk_grid"], "chunk_grid")
+    key_encoding = Extension.parse(document["chunk_key_encoding"], "chunk_key_encoding")
+    codecs = parse_codecs(document["codecs"], "codecs")
+    if not is_indexed(transformers):
+        return ArrayMetadata(document, shape, grid, key_encoding, codecs)
+    grid, sharding = sharding_of(transformers, shape, grid, document["codecs"])
+    return ArrayMetadata(document, shape, grid, key_encoding, (sharding,), INDEXED)
 
 
 def _check_members(document: dict[str, Json], required: frozenset[str], optional: frozenset[str]) -> None:

@@ -66,15 +66,16 @@ def test_what_is_written_and_resized_is_stored_in_such_shards(mount: Mounter, so
     image[3:9, 2:8] = expected[3:9, 2:8] = 7
     image[16:20, 0:3] = expected[16:20, 0:3] = 5  # a shard that was not there
     image.attrs["b"] = 2
-    image.resize((9, 20))
+    image.resize((8, 20))
     image.resize((23, 20))
     mounted.unmount()
     grown = np.full((23, 20), 9, "u2")
-    grown[:9, :17] = expected[:9]
+    grown[:8, :17] = expected[:8]
     assert np.array_equal(read_indexed(stored_below(source / "image")), grown)
     document = json.loads((source / "image/zarr.json").read_text())
     assert document == {**DOCUMENT, "shape": [23, 20], "attributes": {"a": 1, "b": 2}}
-    assert np.array_equal(np.asarray(opened(mount(source).path, mode="r")[...]), grown)
+    shown = zarr.open_array(str(mount(source).path / "image"), mode="r")
+    assert np.array_equal(np.asarray(shown[...]), grown)
 
 
 def test_copies_of_the_group_are_stored_as_the_array_is(mount: Mounter, source: Path) -> None:
@@ -114,13 +115,13 @@ def test_it_is_named_verified_and_compacted(mount: Mounter, source: Path) -> Non
     assert (item["storage_transformer"], item["sharded"]) == ("indexed", True)
     assert "sharded by     indexed, a storage transformer" in run("info", source).stdout
     mounted = mount(source, write=True)
-    opened(mounted.path, mode="r+")[:4, :3] = 3
+    opened(mounted.path, mode="r+")[:4, 6:9] = 3
     mounted.unmount()
     before = (source / "image/c/0/0").stat().st_size
     assert run("compact", source).returncode == 0
     assert (source / "image/c/0/0").stat().st_size < before
     expected = made_values()
-    expected[:4, :3] = 3
+    expected[:4, 6:9] = 3
     assert np.array_equal(read_indexed(stored_below(source / "image")), expected)
     assert run("verify", "--data", source).returncode == 0
     (source / "image/c/0/0").write_bytes(b"x" * 100)
@@ -129,15 +130,13 @@ def test_it_is_named_verified_and_compacted(mount: Mounter, source: Path) -> Non
 
 
 def test_in_s3_too(mount: Mounter, source: Path, s3_bucket: Bucket) -> None:
-    for path in source.rglob("*"):
-        if path.is_file():
-            s3_bucket.put(f"data/{path.relative_to(source)}", path.read_bytes())
+    s3_bucket.upload(source, "data")
     mounted = mount(s3_bucket.url("data"), env=s3_bucket.environment, write=True)
     expected = made_values()
     image = opened(mounted.path, mode="r+")
     image[3:9, 2:8] = expected[3:9, 2:8] = 7
     mounted.unmount()
-    files = {key.removeprefix("data/image/"): s3_bucket.get(key) for key in s3_bucket.keys() if "image" in key}
+    files = {key.removeprefix("data/image/"): s3_bucket.get(key) for key in s3_bucket.keys("data/image")}
     assert np.array_equal(read_indexed(files.get), expected)
     shown = opened(mount(s3_bucket.url("data"), env=s3_bucket.environment).path, mode="r")
     assert np.array_equal(np.asarray(shown[...]), expected)

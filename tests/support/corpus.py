@@ -665,6 +665,40 @@ def documents() -> Iterator[Case]:
     yield case("no-transformers", "an empty list is none", array((7, 11), (4, 6), codec, storage_transformers=[]))
 
 
+def indexed(chunks_per_shard: Sequence[int], **members: Any) -> list[Any]:
+    """`storage_transformers` of the first draft of ZEP 2."""
+    return [{"configuration": {"chunks_per_shard": list(chunks_per_shard)}, **(members or {"type": "indexed"})}]
+
+
+def storage_transformers() -> Iterator[Case]:
+    draft = {"extension": "https://purl.org/zarr/spec/storage_transformers/sharding/1.0", "type": "indexed"}
+    yield case(
+        "indexed",
+        "as the draft has it; chunks and shards beyond the array",
+        array((7, 11), (2, 3), LITTLE, GZIP, storage_transformers=indexed((2, 2), **draft)),
+        absent=[(1, 1), (2, 0), (2, 1), (3, 0), (3, 1)],
+    )
+    yield case(
+        "indexed-name",
+        "an extension as final v3 has them, flat keys, names of axes",
+        array(
+            (7, 11),
+            (2, 3),
+            BIG,
+            chunk_key_encoding=extension("v2", separator="."),
+            storage_transformers=indexed((1, 4), name="indexed"),
+            dimension_names=["y", "x"],
+        ),
+        layout=Layout(order="reversed", gaps=True),
+    )
+    yield case("indexed-0d", "no axes", array((), (), LITTLE, storage_transformers=indexed(())))
+    yield case(
+        "indexed-nested",
+        "what is packed are shards themselves, of transposed chunks",
+        array((9, 14), (4, 6), transpose(1, 0), sharding((3, 2)), storage_transformers=indexed((2, 1))),
+    )
+
+
 CASES: tuple[Case, ...] = (
     *dimensions(),
     *shard_indexes(),
@@ -678,6 +712,7 @@ CASES: tuple[Case, ...] = (
     *layouts(),
     *absences(),
     *documents(),
+    *storage_transformers(),
 )
 
 
@@ -923,6 +958,26 @@ def broken_documents() -> Iterator[Broken]:
         ("short", "keys and bytes may be altered", ["example.cache"]),
     ]:
         yield broken(f"transformers-{name}", why, ("storage_transformers",), value, legal=True)
+    plain = array((7, 11), (2, 3), LITTLE)
+    for name, value in {
+        "no-configuration": [{"type": "indexed"}],
+        "text": [{"type": "indexed", "configuration": "text"}],
+        "empty": [{"type": "indexed", "configuration": {}}],
+        "rank": indexed((2,)),
+        "zero": indexed((2, 0)),
+        "fraction": [{"type": "indexed", "configuration": {"chunks_per_shard": [2.0, 2]}}],
+        "large": indexed((2**40, 2**40)),
+        "huge": indexed((2**62, 2**62)),
+        "member": [{**indexed((2, 2))[0], "chunks": 3}],
+        "option": [{"type": "indexed", "configuration": {"chunks_per_shard": [2, 2], "index": "start"}}],
+        "twice": [*indexed((2, 2)), *indexed((2, 2))],
+        "beside": ["example.cache", *indexed((2, 2))],
+        "names": indexed((2, 2), type="indexed", name="other"),
+        "extension": indexed((2, 2), type="indexed", extension="https://example.com/other"),
+    }.items():
+        yield Broken(f"indexed-{name}", {**plain, "storage_transformers": value}, False, "what is packed is not told")
+    grid = {"chunk_grid": rectilinear([4, 3], 6), "storage_transformers": indexed((2, 2))}
+    yield Broken("indexed-rectilinear", {**plain, **grid}, False, "shards of a varying grid are not told")
     for name, value in {
         "object": {"name": "example.note"},
         "true": {"must_understand": True},

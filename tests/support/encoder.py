@@ -60,6 +60,7 @@ def encode(
     layout: Layout = Layout(),
 ) -> Encoded:
     """Store `values` under `document`, without the innermost chunks at the `absent` coordinates."""
+    document = with_codec(document)
     fill_value = element(document["fill_value"], numpy_dtype(document["data_type"]))
     visible = np.full(values.shape, fill_value, fill_value.dtype)
     encoder = _Encoder(values, visible, absent, layout)
@@ -74,6 +75,23 @@ def encode(
         if stored is not None:
             files[chunk_key(document, coordinates)] = stored
     return Encoded(files, dict(sorted(encoder.inner.items())), visible)
+
+
+def with_codec(document: Document) -> Document:
+    """The document as it is, or one with the sharding codec that lays out what the transformer `indexed` does."""
+    transformers = document.get("storage_transformers")
+    if not transformers:
+        return document
+    chunk_shape = named(document["chunk_grid"])[1]["chunk_shape"]
+    chunks_per_shard = transformers[0]["configuration"]["chunks_per_shard"]
+    shard_shape = [length * count for length, count in zip(chunk_shape, chunks_per_shard, strict=True)]
+    index_codecs = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    inner = {"chunk_shape": chunk_shape, "codecs": document["codecs"], "index_codecs": index_codecs}
+    return {
+        **{name: member for name, member in document.items() if name != "storage_transformers"},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shard_shape}},
+        "codecs": [{"name": SHARDING, "configuration": inner}],
+    }
 
 
 def window(origin: Sequence[int], shape: Sequence[int]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Arrays that the storage transformer `indexed` of ZEP 2's first draft shards, written and read by nothing but NumPy."""
+"""Arrays that the storage transformer `indexed` of ZEP 2's first draft shards, made and read by NumPy alone."""
 
 from __future__ import annotations
 

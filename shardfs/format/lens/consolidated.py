@@ -20,7 +20,7 @@ from shardfs.format.normal_form import fingerprint
 MAX_PATH_LENGTH: Final = 4096
 """Length of a path up to which it can be that of a node."""
 
-_FINGERPRINTED: Final = frozenset({"chunk_grid", "chunk_key_encoding", "codecs", "data_type"})
+_FINGERPRINTED: Final = frozenset({"chunk_grid", "chunk_key_encoding", "codecs", "data_type", "storage_transformers"})
 _ANY_ARRAY: Final = {"zarr_format": 3, "node_type": "array", "shape": [], "fill_value": None}
 _NOT_SHOWN: Final = (NotShownError, NotUnshardable)
 
@@ -192,7 +192,7 @@ def _rest(array: Document) -> dict[str, Json]:
 
 
 def _place(array: Document) -> str:
-    return canonical({member: array.get(member) for member in _FINGERPRINTED})
+    return canonical({member: array[member] for member in _FINGERPRINTED if array.get(member)})
 
 
 def _lie_alike(one: str, other: str) -> bool:

@@ -125,11 +125,14 @@ def _described(array: ArrayMetadata, grid: ShardGrid, codecs: tuple[Extension, .
         "chunk_key_encoding": key_encoding.to_json(),
         "codecs": [codec.to_json() for codec in codecs],
     }
-    return UnshardedArray({**array.document, **replaced}, grid, key_encoding, codecs)
+    document = {**array.document, **replaced}
+    if array.storage_transformer is not None:
+        del document["storage_transformers"]
+    return UnshardedArray(document, grid, key_encoding, codecs)
 
 
 def _check_supported(array: ArrayMetadata) -> None:
-    if array.document.get("storage_transformers"):
+    if array.document.get("storage_transformers") and array.storage_transformer is None:
         raise MetadataError("storage transformers, which may change keys and bytes, are not supported")
 
 
@@ -153,6 +156,9 @@ def reshard(stored: ArrayMetadata, edited: ArrayMetadata) -> dict[str, Any]:
             "chunk_key_encoding": stored.document["chunk_key_encoding"],
             "codecs": stored.document["codecs"],
         }
+        if stored.storage_transformer is not None:
+            document["storage_transformers"] = stored.document["storage_transformers"]
+            document = {name: document[name] for name in stored.document if name in document} | document
         _check_shown(document, shown, edited.shape)
     except (MetadataError, NotUnshardable) as error:
         raise RefusedError(str(error)) from None

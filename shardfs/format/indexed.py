@@ -1,0 +1,56 @@
+"""Arrays sharded by a storage transformer: `indexed` of the first draft of ZEP 2, in a document of final Zarr v3.
+
+The chunks are those that the document says; `chunks_per_shard` of them lie in one shard, whose key is that of a chunk
+with its coordinates.  A shard is laid out as by the `sharding_indexed` codec, with a little-endian index at the end and
+no checksum.  So a grid of shards and that codec describe the array, and nothing else needs to know of it.
+
+Source: ZEP 2, "Sharding storage transformer" (draft of 2022).
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from shardfs.errors import MetadataError
+from shardfs.format.document import Extension, Json, brief, parse_lengths
+
+INDEXED: Final = "indexed"
+_EXTENSIONS: Final = ("", "https://purl.org/zarr/spec/storage_transformers/sharding/1.0")
+_INDEX_CODECS: Final = ({"name": "bytes", "configuration": {"endian": "little"}},)
+
+
+def is_indexed(transformers: Sequence[Json]) -> bool:
+    """Whether one of the `storage_transformers` is this, by its `type`, as the draft has it, or its `name`."""
+    return any(isinstance(each, dict) and INDEXED in (each.get("name"), each.get("type")) for each in transformers)
+
+
+def sharding_of(
+    transformers: Sequence[Json], shape: tuple[int, ...], grid: Extension, codecs: Sequence[Json]
+) -> tuple[Extension, Extension]:
+    """Return the chunk grid of shards and the sharding codec that say what *transformers* do to an array of *shape*.
+
+    *grid* and *codecs* are those of its document.  Raises `MetadataError` if the configuration has no meaning.
+    """
+    transformer = transformers[0]
+    if len(transformers) > 1 or transformer.get("name", INDEXED) != transformer.get("type", INDEXED):
+        raise MetadataError(f"other storage transformers beside {INDEXED} are not supported")
+    unknown = transformer.keys() - {"name", "type", "extension", "configuration", "must_understand"}
+    if unknown:
+        raise MetadataError(f"the storage transformer {INDEXED} has unknown members {sorted(unknown)}")
+    if transformer.get("extension", "") not in _EXTENSIONS:
+        raise MetadataError(f"the extension {brief(transformer['extension'])} of {INDEXED} is not known")
+    parsed = Extension.parse({"name": INDEXED, "configuration": transformer.get("configuration")}, INDEXED)
+    parsed.expect("chunks_per_shard")
+    ndim = len(shape)
+    per_shard = parse_lengths(parsed.configuration.get("chunks_per_shard"), "chunks_per_shard", minimum=1, ndim=ndim)
+    if grid.name != "regular":
+        raise MetadataError(f"chunks of a {brief(grid.name)} grid cannot be sharded by {INDEXED}")
+    grid.expect("chunk_shape")
+    chunk_shape = parse_lengths(grid.configuration.get("chunk_shape"), "chunk_shape", minimum=1, ndim=ndim)
+    shard_shape = [length * n for length, n in zip(chunk_shape, per_shard, strict=True)]
+    configuration = {
+        "chunk_shape": list(chunk_shape),
+        "codecs": list(codecs),
+        "index_codecs": list(_INDEX_CODECS),
+        "index_location": "end",
+    }
+    return Extension("regular", {"chunk_shape": shard_shape}), Extension("sharding_indexed", configuration)
