@@ -4,10 +4,10 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 import pyfuse3
@@ -29,10 +29,10 @@ from shardfs.errors import RefusedError, ShardfsError
 from shardfs.fuse import control
 from shardfs.stores.base import Kind, Stat, join_key
 from shardfs.stores.ttl import one_request
-from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.attributes import Attributes, Owner
+from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import DocumentHandle
-from shardfs.vfs.names import Owner
 from shardfs.vfs.session import Session
 
 log = logging.getLogger(__name__)
@@ -113,6 +113,7 @@ class Operations(pyfuse3.Operations):
         self.statistics = statistics
         self.pending = 0
         self.fs = fs
+        self._reading: Filesystem | Changes = fs
         self._page_cache = page_cache
         self._entries: dict[int, tuple[Stat, pyfuse3.EntryAttributes]] = {}
 
@@ -135,8 +136,8 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         """Open a file; the kernel has refused to write already, as the mount is read-only."""
         number, handle = await self.fs.open(inode)
-        direct = handle.is_chunk and not self._page_cache
-        return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=handle.is_chunk)
+        direct = handle.is_direct and not self._page_cache
+        return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=handle.is_direct)
 
     @request
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -197,7 +198,7 @@ class Operations(pyfuse3.Operations):
     @request
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
         """Return the target of a symbolic link."""
-        return FileNameT(await self._settled(partial(self.fs.read_link, inode)))
+        return FileNameT(await self._reading.read_link(inode))
 
     @request
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
@@ -210,16 +211,12 @@ class Operations(pyfuse3.Operations):
             return b"%d" % os.getpid()
         if inode == pyfuse3.ROOT_INODE and name == control.DAEMON.encode():
             return self.daemon().encode()
-        return await self._settled(partial(self.fs.attribute, inode, name))
+        return await self._reading.attribute(inode, name)
 
     @request
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """Return the names of the extended attributes."""
-        return [XAttrNameT(name) for name in await self._settled(partial(self.fs.attribute_names, inode))]
-
-    async def _settled(self, look: Callable[[], Awaitable[R]]) -> R:
-        """Return what *look* finds by a number, while nothing moves what that stands for."""
-        return await look()
+        return [XAttrNameT(name) for name in await self._reading.attribute_names(inode)]
 
     @request
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
@@ -263,33 +260,32 @@ class WritingOperations(Operations):
 
     def __init__(self, fs: Filesystem, writing: Session, statistics: Statistics, *, page_cache: bool) -> None:
         super().__init__(fs, statistics, page_cache=page_cache)
-        self._editor = writing.editor
-        self._files = writing.files
+        self._reading = self._changes = writing.changes
         self._writing = writing
 
     @request
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
         """Find a name."""
-        return self._entry(await self._editor.lookup(parent_inode, name))
+        return self._entry(await self._changes.lookup(parent_inode, name))
 
     @request
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
         """Return attributes."""
-        return self._entry(await self._editor.attributes(inode))
+        return self._entry(await self._changes.attributes(inode))
 
     @request
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         """Open a file."""
         if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
-            number, handle, is_late = await self._files.open_to_read(inode)
+            number, handle, is_late = await self._changes.open_to_read(inode)
             if is_late:
                 pyfuse3.invalidate_inode(inode, attr_only=True)  # it may know the size of what was replaced
-            if is_late or isinstance(handle, DocumentHandle) or self._files.drafts.of_ino(inode) is not None:
+            if is_late or isinstance(handle, DocumentHandle) or self._changes.buffers.of_ino(inode) is not None:
                 # The page cache would end at the size that the kernel knows, which may be that of what is being
                 # written, by now or later on.
                 return FileInfo(fh=FileHandleT(number), direct_io=True, keep_cache=False)
-            return self._opened(number, handle.is_chunk)
-        number, is_direct = await self._files.open(inode, flags)
+            return self._opened(number, handle.is_direct)
+        number, is_direct = await self._changes.open(inode, flags)
         return _opened_to_write(number, is_direct)
 
     @request
@@ -297,35 +293,35 @@ class WritingOperations(Operations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, pyfuse3.EntryAttributes]:
         """Make a file and open it."""
-        number, attributes, is_direct = await self._files.create(parent_inode, name, mode, flags, _owner(ctx))
+        number, attributes, is_direct = await self._changes.create(parent_inode, name, mode, flags, _owner(ctx))
         return _opened_to_write(number, is_direct), self._entry(attributes)
 
     @request
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Write to an open file."""
-        return await self._files.write(fh, off, buf)
+        return await self._changes.write(fh, off, buf)
 
     @request
     async def flush(self, fh: FileHandleT) -> None:
         """Publish what was written to an open file, which somebody closes."""
-        await self._files.flush(fh)
-        if self._files.says_nothing(fh):
+        await self._changes.flush(fh)
+        if self._changes.says_nothing(fh):
             raise pyfuse3.FUSEError(errno.EINVAL)  # the log says it at the end, if nothing is written until then
 
     @request
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         """Make durable what was written to an open file."""
-        await self._files.sync(fh)
+        await self._changes.sync(fh)
 
     @request
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         """Make durable what was published."""
-        await self._editor.sync_directory(self.fs.directory(fh).ino)
+        await self._changes.sync_directory(self.fs.directory(fh).ino)
 
     @request
     async def release(self, fh: FileHandleT) -> None:
         """Close an open file."""
-        await self._files.close(fh)
+        await self._changes.close(fh)
 
     @request
     async def setattr(
@@ -343,16 +339,16 @@ class WritingOperations(Operations):
         gid = attr.st_gid if fields.update_gid else None
         atime_ns = attr.st_atime_ns if fields.update_atime else None
         mtime_ns = attr.st_mtime_ns if fields.update_mtime else None
-        changed = await self._files.truncate(inode, fh, attr.st_size) if fields.update_size else None
+        changed = await self._changes.truncate(inode, fh, attr.st_size) if fields.update_size else None
         if any(value is not None for value in (mode, uid, gid, atime_ns, mtime_ns)):
-            await self._editor.set_attributes(inode, mode=mode, uid=uid, gid=gid, atime_ns=atime_ns, mtime_ns=mtime_ns)
+            await self._changes.set_attributes(inode, mode=mode, uid=uid, gid=gid, atime_ns=atime_ns, mtime_ns=mtime_ns)
             changed = None
-        return self._entry(changed or await self._editor.attributes(inode))
+        return self._entry(changed or await self._changes.attributes(inode))
 
     @request
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove a file."""
-        await self._editor.unlink(parent_inode, name)
+        await self._changes.unlink(parent_inode, name)
 
     @request
     async def rename(
@@ -367,7 +363,7 @@ class WritingOperations(Operations):
         """Move a file or a directory."""
         if flags & ~pyfuse3.RENAME_NOREPLACE:
             raise RefusedError("names are not exchanged")
-        await self._editor.rename(
+        await self._changes.rename(
             parent_inode_old,
             name_old,
             parent_inode_new,
@@ -380,26 +376,26 @@ class WritingOperations(Operations):
         self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Give a file a second name."""
-        return self._entry(await self._editor.link(inode, new_parent_inode, new_name))
+        return self._entry(await self._changes.link(inode, new_parent_inode, new_name))
 
     @request
     async def symlink(
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Make a symbolic link."""
-        return self._entry(await self._editor.symlink(parent_inode, name, target))
+        return self._entry(await self._changes.symlink(parent_inode, name, target))
 
     @request
     async def mkdir(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Make a directory."""
-        return self._entry(await self._editor.mkdir(parent_inode, name, mode, _owner(ctx)))
+        return self._entry(await self._changes.mkdir(parent_inode, name, mode, _owner(ctx)))
 
     @request
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove an empty directory."""
-        await self._editor.rmdir(parent_inode, name)
+        await self._changes.rmdir(parent_inode, name)
 
     @request
     async def mknod(
@@ -412,14 +408,14 @@ class WritingOperations(Operations):
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
         """Set an extended attribute; one of the root commits everything that is pending."""
         if inode == pyfuse3.ROOT_INODE and name == control.FLUSH.encode():
-            await self._editor.flush_all()
+            await self._changes.flush_all()
         else:
-            await self._editor.set_attribute(inode, name, value)
+            await self._changes.set_attribute(inode, name, value)
 
     @request
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
         """Remove an extended attribute."""
-        await self._editor.set_attribute(inode, name, None)
+        await self._changes.set_attribute(inode, name, None)
 
     def daemon(self) -> control.Daemon:
         """Describe this process, and what it writes."""
@@ -431,11 +427,8 @@ class WritingOperations(Operations):
             npending=self._writing.writer.committer.npending,
         )
 
-    async def _settled(self, look: Callable[[], Awaitable[R]]) -> R:
-        return await self._editor.settled(look)
-
-    def _opened(self, number: int, is_chunk: bool) -> FileInfo:
-        direct = is_chunk and not self._page_cache
+    def _opened(self, number: int, is_direct: bool) -> FileInfo:
+        direct = is_direct and not self._page_cache
         return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=False)
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:

@@ -22,6 +22,18 @@ class Attributes(NamedTuple):
     status: Stat
     mtime_ns: int | None = None
 
+    @property
+    def own_mtime_ns(self) -> int:
+        """The modification time."""
+        return self.status.mtime_ns if self.mtime_ns is None else self.mtime_ns
+
+
+class Owner(NamedTuple):
+    """Who asks: the owner of what is new."""
+
+    uid: int
+    gid: int
+
 
 NOTHING: Final = Stat(Kind.SPECIAL, 0, None, None, 0, 0, 0, 0, 0, 0, 0, 0)
 UNKNOWN_FILE: Final = NOTHING._replace(kind=Kind.FILE, mode=stat.S_IFREG, nlink=1)

@@ -10,10 +10,7 @@ from shardfs.dataset.array import Extent
 from shardfs.dataset.shard_cache import ShardState
 from shardfs.dataset.wal.records import Put
 from shardfs.errors import (
-    IsADirectoryHereError,
     NoAttributeError,
-    NotADirectoryHereError,
-    NotFoundError,
     RefusedError,
     StaleError,
 )
@@ -24,8 +21,9 @@ from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, absent, new_file
 from shardfs.vfs.chunk_cache import DecodedChunk
 from shardfs.vfs.chunk_listing import ChunkListing, ChunkRows, shifted
 from shardfs.vfs.chunk_numbering import ChunkNumbering
+from shardfs.vfs.entries.chunk import Chunk, ChunkDirectory
 from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle
-from shardfs.vfs.inodes import MISSING, pack, pack_version
+from shardfs.vfs.inodes import MISSING, in_table, pack, pack_version
 from shardfs.vfs.missing import FillChunk
 from shardfs.vfs.views import ChunkView
 
@@ -57,12 +55,12 @@ class ChunkTree:
         self.number = fs.numbers.add(self)
         self.array = array
         self.root = encoding.root(array.grid.ndim)
-        self._fs = fs
+        self.fs = fs
         self._encoding = encoding
         self._ndim = array.grid.ndim
         self._nested = encoding.is_nested(self._ndim)
         self.positions = ChunkNumbering.of(array.grid.grid_shape, nested=self._nested)
-        rows = ChunkRows(self.number, chunk_view, self.positions, self._keep_version)
+        rows = ChunkRows(self.number, chunk_view, self.positions, self.keep_version)
         self._listing = ChunkListing(self, rows)
         self._prefixes: dict[int, Coords] = {}
         self._removals: Counter[int] = Counter()  # of directories, by their positions
@@ -97,7 +95,7 @@ class ChunkTree:
         """
         if is_lock(name):
             return self.takes(name.removesuffix(LOCK_SUFFIX))
-        found = _TEMPORARY.fullmatch(name) if self._fs.store.root is None else None
+        found = _TEMPORARY.fullmatch(name) if self.fs.store.root is None else None
         return found is not None and any(map(self.takes, (key := found[1] or found[2], f"{key}.0")))
 
     async def lookup_in_array(self, name: str) -> Attributes:
@@ -106,103 +104,92 @@ class ChunkTree:
 
     async def lookup(self, position: int, name: str) -> Attributes:
         """Return the attributes of *name* in the directory at *position*."""
-        await self._check()
+        await self.check()
+        if self.owns(name):
+            return await self._lookup(position, name)
+        return await self.fs.stored.lookup_beside_chunks(self.directory_of(self._coords(position)), name)
+
+    def at(self, position: int, ino: int) -> "Chunk | ChunkDirectory":
+        """Return the chunk, or directory of chunks, at *position*, whose number is *ino*."""
         if self.positions.is_chunk(position):
-            raise NotADirectoryHereError("a chunk is no directory")
-        if not self.owns(name):
-            return await self._fs.stored.lookup_beside_chunks(self.stored_path(position), name)
-        return await self._lookup(position, name)
+            return Chunk(self, self._coords(position), ino)
+        return ChunkDirectory(self, self._coords(position), ino, position)
 
-    async def coords_of(self, position: int | None, name: str) -> Coords:
-        """Return the coordinates that *name*, which belongs to the chunks, gives: all, or fewer for a directory.
+    async def entry(self, position: int | None, name: str) -> "Chunk | ChunkDirectory":
+        """Return what *name*, which belongs to the chunks, stands for in the directory at *position*.
 
-        It lies in the directory at *position*, or in the array's if that is None.  Raises `RefusedError` for a name
-        beyond the grid.
+        That is the array's directory if it is None.  Raises `RefusedError` for a name beyond the grid.
         """
-        await self._check()
+        await self.check()
         if position is None and self.root:
-            return ()
-        position = position or 0
-        if self.positions.is_chunk(position):
-            raise NotADirectoryHereError("a chunk is no directory")
-        coords = (*self._prefix(position), int(name)) if self._nested else self._encoding.decode(name, self._ndim) or ()
+            return ChunkDirectory(self, ())
+        coords = self._coords_of(position or 0, name)
         if any(i >= n for i, n in zip(coords, self.array.grid.grid_shape, strict=False)):
-            raise RefusedError(f"{self.key(coords)} of {self.array.layout.path or 'the array'} lies beyond its shape")
-        return coords
+            raise RefusedError(f"{self.key(coords)} of {self.path or 'the array'} lies beyond its shape")
+        return ChunkDirectory(self, coords) if len(coords) < self._ndim else Chunk(self, coords)
 
-    def coords_at(self, position: int) -> Coords:
-        """Return the coordinates of the chunk at *position*, or those that lead to the directory there."""
-        return self._coords(position)
+    async def published(self, position: int | None, name: str) -> "Chunk | None":
+        """Return the chunk that *name* stands for there, None if it stands for anything else."""
+        try:
+            found = await self.entry(position, name)
+        except RefusedError:  # beyond the grid
+            return None
+        return found if isinstance(found, Chunk) else None
 
-    def directory_at(self, path: str) -> int | None:
-        """Return the position of the directory that *path*, from that of the array, leads to; None if it is none."""
+    def _coords_of(self, position: int, name: str) -> Coords:
+        if self._nested:
+            return (*self._prefix(position), int(name))
+        return self._encoding.decode(name, self._ndim) or ()
+
+    def directory_at(self, path: str) -> "ChunkDirectory | None":
+        """Return the directory that *path*, from that of the array, leads to; None if it is none."""
         names = path.split("/")
         if self.root and names.pop(0) != self.root:
             return None
-        grid_shape = self.array.grid.grid_shape
         coords = tuple(index for name in names if (index := parse_coordinate(name)) is not None)
-        is_within = all(index < length for index, length in zip(coords, grid_shape, strict=False))
+        is_within = all(index < length for index, length in zip(coords, self.array.grid.grid_shape, strict=False))
         if not self._nested or len(coords) != len(names) or len(coords) >= self._ndim or not is_within:
             return None
-        return self.positions.of_directory(coords)
+        return ChunkDirectory(self, coords)
 
-    def is_chunk(self, position: int) -> bool:
-        """Whether *position* is that of a chunk."""
-        return self.positions.is_chunk(position)
-
-    async def version(self, coords: Coords, ino: int | None = None, *, fresh: bool = True) -> ChunkHandle:
-        """Return the chunk at *coords* as it is, open; `StaleError` if *ino* is not its number.
-
-        Raises `NotFoundError` if there is none.
-        """
+    async def version(self, coords: Coords, ino: int, *, fresh: bool = True) -> ChunkHandle:
+        """Return the chunk at *coords* as it is, open; raises `StaleError` if *ino* is not its number."""
         found = await self.current(coords, fresh=fresh)
         if found is None:
-            raise NotFoundError("there is no such chunk") if ino is None else StaleError("the chunk was removed")
-        if ino is not None and found.attributes.ino != ino:
+            raise StaleError("the chunk was removed")
+        if found.attributes.ino != ino:
             raise StaleError("the chunk was replaced")
         return found
 
     async def current(self, coords: Coords, *, fresh: bool = True) -> ChunkHandle | None:
         """Return the chunk at *coords* as it is, open; None if there is none."""
-        await self._check()
-        state, extent = await self.array.find(coords, fresh=fresh)
+        await self.check()
+        attributes, extent = await self._find(coords, fresh=fresh)
         if extent is None:
-            missing = self.chunk_view.shown_missing
-            if missing is None:
-                return None
-            chunk = await missing.stored()
-            return ChunkHandle(self._missing_attributes(coords, state, chunk), chunk)
-        reopen = partial(self.current, coords) if self._fs.store.rewrites else None
-        attributes = self._chunk_attributes(coords, state, extent)
+            return None
+        if isinstance(extent, FillChunk):
+            return ChunkHandle(attributes, extent)
+        reopen = partial(self.current, coords) if self.fs.store.rewrites else None
         if self.codec is None:
             return ChunkHandle(attributes, extent, reopen)
         layout, fingerprint = self.array.layout, self.array.fingerprint
-        plain = DecodedChunk(self._fs.chunk_cache, layout, coords, extent, self.codec, fingerprint)
-        return ChunkHandle(attributes, plain, reopen)
+        decoded = DecodedChunk(self.fs.chunk_cache, layout, coords, extent, self.codec, fingerprint)
+        return ChunkHandle(attributes, decoded, reopen)
 
-    async def attributes(self, generation: int, position: int) -> Attributes:
-        """Return the attributes of version *generation* of a chunk, or of a directory of chunks."""
-        await self._check()
-        if not self.positions.is_chunk(position):
-            return await self.directory_attributes(position)
-        ino = pack(self.number, generation, position)
-        return (await self.version(self._coords(position), ino, fresh=False)).attributes
+    async def _find(self, coords: Coords, *, fresh: bool = False) -> tuple[Attributes, Extent | FillChunk | None]:
+        """Return attributes and bytes of the chunk at *coords*; None if there is no such chunk."""
+        state, extent = await self.array.find(coords, fresh=fresh)
+        if extent is not None:
+            return self._chunk_attributes(coords, state, extent), extent
+        missing = self.chunk_view.shown_missing
+        if missing is None:
+            return absent(self.ttl(state)), None
+        chunk = await missing.stored()
+        ino = pack(self.number, MISSING, self.positions.of_chunk(coords))
+        return Attributes(ino, chunk.nbytes, self.ttl(state), state.stat or UNKNOWN_FILE), chunk
 
-    async def open(self, generation: int, position: int) -> ChunkHandle:
-        """Open version *generation* of a chunk."""
-        await self._check()
-        if not self.positions.is_chunk(position):
-            raise IsADirectoryHereError("this is a directory of chunks")
-        return await self.version(self._coords(position), pack(self.number, generation, position))
-
-    async def attribute(self, generation: int, position: int, name: bytes) -> bytes:
-        """Return an extended attribute of version *generation* of a chunk."""
-        if not self.positions.is_chunk(position):
-            raise NoAttributeError(f"no attribute {name!r}")
-        return await self.chunk_attribute(self._coords(position), pack(self.number, generation, position), name)
-
-    async def chunk_attribute(self, coords: Coords, ino: int | None, name: bytes) -> bytes:
-        """Return where a chunk, or its version *ino*, lies: the key of its shard, and length and offset in it.
+    async def attribute(self, coords: Coords, ino: int, name: bytes) -> bytes:
+        """Return where version *ino* of a chunk lies: the key of its shard, and length and offset in it.
 
         There is no offset where the shard is encoded as a whole, and while the chunk is not in its shard yet.
         """
@@ -219,29 +206,26 @@ class ChunkTree:
             return b"%d" % (extent.shard.offset + extent.offset)
         raise NoAttributeError(f"no attribute {name!r}")
 
-    def attribute_names(self, position: int) -> Sequence[bytes]:
-        """Return the names of the attributes."""
-        return self.chunk_attribute_names() if self.positions.is_chunk(position) else []
-
-    def chunk_attribute_names(self) -> Sequence[bytes]:
+    def attribute_names(self) -> Sequence[bytes]:
         """Return the names of the attributes of chunks."""
         return [_SHARD, _NBYTES] if self.array.grid.is_encoded else [_SHARD, _OFFSET, _NBYTES]
 
-    def stored_path(self, position: int) -> str:
-        """Return the directory of the store that has the same path as the one at *position*."""
-        return self.directory_of(self._coords(position))
+    @property
+    def path(self) -> str:
+        """The path of the array."""
+        return self.array.layout.path
 
     def directory_of(self, coords: Coords) -> str:
         """Return the directory of the store with the path of the one whose path gives *coords*."""
-        parts = [self.array.layout.path, self.root, *map(str, coords)]
+        parts = [self.path, self.root, *map(str, coords)]
         return "/".join(part for part in parts if part)
 
     async def list(self, position: int, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield stored names that are no chunks', then chunks, of the directory at *position* behind *cookie*."""
-        await self._check()
-        if self.positions.is_chunk(position):
-            raise NotADirectoryHereError("a chunk is no directory")
-        async for batch in self._fs.stored.list_beside_chunks(self.stored_path(position), cookie, self.owns):
+        await self.check()
+        async for batch in self.fs.stored.list_beside_chunks(
+            self.directory_of(self._coords(position)), cookie, self.owns
+        ):
             yield batch
         async for batch in self._list_chunks(position, cookie):
             yield batch
@@ -260,24 +244,26 @@ class ChunkTree:
         async for batch in self._listing.list(self._coords(position), start, is_nested=self._nested):
             yield batch
 
-    def _keep_version(self, ino: int, coords: Coords) -> None:
-        self._fs.keep_version(ino, self, coords)
+    def keep_version(self, ino: int, coords: Coords) -> None:
+        """Let *ino* stand for the version of a chunk that was published through the mount."""
+        if in_table(ino):
+            self.fs.inodes.keep(ino, Chunk, entry=Chunk(self, coords, ino))
 
     async def _has_root(self) -> bool:
         layout = self.array.layout
         return await self.array.has_shards() if layout.directories is None else layout.has_directory(())
 
-    async def _check(self) -> None:
+    async def check(self) -> None:
         """Raise `StaleError` if the array does not have these chunks any more."""
-        if self._fs.hierarchy.clock() < self._valid_until:
+        if self.fs.hierarchy.clock() < self._valid_until:
             return
-        path = self.array.layout.path
-        node = await self._fs.hierarchy.node(path)
-        chunk_view = self._fs.view.chunk_view(node)
+        path = self.path
+        node = await self.fs.hierarchy.node(path)
+        chunk_view = self.fs.view.chunk_view(node)
         if chunk_view is None or not chunk_view.has_chunks_of(self.chunk_view):
             raise StaleError(f"the array {path or 'at the root'} has changed")
         self.chunk_view = chunk_view
-        self._valid_until = self._fs.hierarchy.clock() + self._fs.hierarchy.remaining(path)
+        self._valid_until = self.fs.hierarchy.clock() + self.fs.hierarchy.remaining(path)
 
     def _coords(self, position: int) -> Coords:
         """Return what `ChunkNumbering.coords` does; prefixes of rows, few of which are in use, are remembered."""
@@ -295,28 +281,16 @@ class ChunkTree:
         return coords
 
     async def _lookup(self, position: int, name: str) -> Attributes:
-        if self._nested:
-            coords = (*self._prefix(position), int(name))
-            if coords[-1] >= self.array.grid.grid_shape[len(coords) - 1]:
-                return absent(self._absent_ttl())
-            if len(coords) < self._ndim:
-                return await self._directory(coords)
-            position = self.positions.child(position, coords[-1])
-        else:
-            coords = self._encoding.decode(name, self._ndim) or ()
-            if not self.array.grid.contains(coords):
-                return absent(self._absent_ttl())
-            position = self.positions.of_chunk(coords)
-        state, extent = await self.array.find(coords)
+        coords = self._coords_of(position, name)
+        if self._nested and len(coords) < self._ndim and coords[-1] < self.array.grid.grid_shape[len(coords) - 1]:
+            return await self._directory(coords)
+        if not self.array.grid.contains(coords):
+            return absent(0.0 if self.fs.is_writable else self.fs.hierarchy.remaining(self.path))
+        attributes, _ = await self._find(coords)
         if coords in self.removed_again:
             self.removed_again.discard(coords)
             return absent(0.0)
-        if extent is None:
-            missing = self.chunk_view.shown_missing
-            if missing is None:
-                return absent(self.ttl(state))
-            return self._missing_attributes(coords, state, await missing.stored())
-        return self._chunk_attributes(coords, state, extent)
+        return attributes
 
     async def is_empty(self, coords: Coords = ()) -> bool:
         """Whether the directory to which *coords* lead has no chunks but such as programs removed."""
@@ -326,10 +300,6 @@ class ChunkTree:
         """Return what the chunk at *coords*, which a program removes, goes on as; None if it goes."""
         missing = self.chunk_view.missing
         return await missing.shown() if missing is not None and missing.is_listed else None
-
-    def _missing_attributes(self, coords: Coords, state: ShardState, chunk: FillChunk) -> Attributes:
-        ino = pack(self.number, MISSING, self.positions.of_chunk(coords))
-        return Attributes(ino, chunk.nbytes, self.ttl(state), state.stat or UNKNOWN_FILE)
 
     def _chunk_attributes(self, coords: Coords, state: ShardState, extent: Extent) -> Attributes:
         layout = self.array.layout
@@ -343,18 +313,15 @@ class ChunkTree:
         if own is None:
             ino = pack_version(self.number, state.generation, self.positions.of_chunk(coords))
             return Attributes(ino, size, ttl, status)
-        self._fs.keep_version(own.ino, self, coords)
+        self.keep_version(own.ino, coords)
         return Attributes(own.ino, size, ttl, status, own.mtime_ns)
-
-    def _absent_ttl(self) -> float:
-        return 0.0 if self._fs.is_writable else self._fs.hierarchy.remaining(self.array.layout.path)
 
     def ttl(self, state: ShardState) -> float:
         """Return for how long the kernel may believe what it is told of the chunks of a shard.
 
         A chunk that programs write through the mount would be out of date in the kernel's memory.
         """
-        return 0.0 if self._fs.is_writable else self.array.remaining(state)
+        return 0.0 if self.fs.is_writable else self.array.remaining(state)
 
     async def _directory(self, coords: Coords) -> Attributes:
         if not self.array.layout.has_directory(coords):
@@ -363,9 +330,9 @@ class ChunkTree:
 
     async def directory_attributes(self, position: int) -> Attributes:
         """Return the attributes of the directory at *position*."""
-        now, known = self._fs.hierarchy.clock(), self._directory_template
+        now, known = self.fs.hierarchy.clock(), self._directory_template
         if known is None or known[0] <= now:
-            attributes = await self._fs.directory_attributes(self.array.layout.path, self.root)
+            attributes = await self.fs.directory_attributes(self.path, self.root)
             known = self._directory_template = now + attributes.ttl, attributes
         until, attributes = known
         return attributes._replace(ino=self._directory_ino(position), ttl=until - now)

@@ -1,59 +1,101 @@
 """Open files and open directories."""
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from shardfs.dataset.array import Extent
-from shardfs.dataset.hierarchy import is_below
-from shardfs.errors import StaleError
+from shardfs.errors import NotPermittedError, StaleError
 from shardfs.stores.base import Buffer, OpenFile
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_cache import DecodedChunk
 from shardfs.vfs.missing import FillChunk
 
 
-class FileHandle(Protocol):
-    """An open file."""
+class FileHandle(ABC):
+    """An open file, to read; what is open to be written can do the rest.
+
+    *is_direct*: it is an inner chunk, or published as a whole, and needs no page cache.  *is_buffered*: it has the
+    attributes of a write buffer.
+    """
+
+    __slots__ = ()
+    is_direct = False
+    is_buffered = False
 
     @property
+    @abstractmethod
     def ino(self) -> int:
         """The number that it was opened by."""
 
     @property
+    @abstractmethod
     def attributes(self) -> Attributes:
         """Attributes of the version that the handle reads, as they were when it was opened."""
 
-    @property
-    def is_chunk(self) -> bool:
-        """Whether this is an inner chunk, which is read once and whole and needs no page cache."""
-
+    @abstractmethod
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*; fewer only at the end of the file."""
 
+    async def write(self, offset: int, data: Buffer) -> None:
+        """Write *data* at *offset*."""
+        raise NotPermittedError("the file is open to be read")
 
-@dataclass(slots=True, eq=False)
-class ChunkHandle:
+    async def truncate(self, nbytes: int) -> None:
+        """Give the file another size."""
+        raise NotPermittedError("the file is open to be read")
+
+    async def flush(self) -> None:
+        """Publish or store what was written, as is done whenever a descriptor is closed."""
+        return
+
+    async def sync(self) -> None:
+        """Make durable what was written."""
+        return
+
+    async def close(self) -> None:
+        """Let go of the file, of which nobody has a descriptor any more."""
+        return
+
+
+class ChunkHandle(FileHandle):
     """An open inner chunk.
 
-    What a remote store believes when a file is opened may be out of date.  As long as nothing was read, `reopen` finds
+    What a remote store believes when a file is opened may be out of date.  As long as nothing was read, *reopen* finds
     the chunk as it is now, which a reader could have been given just as well.
     """
 
-    attributes: Attributes
-    extent: Extent | DecodedChunk | FillChunk
-    reopen: "Callable[[], Awaitable[ChunkHandle | None]] | None" = None
-    is_chunk = True
+    __slots__ = ("_attributes", "_reopen", "extent")
+    is_direct = True
+
+    def __init__(
+        self,
+        attributes: Attributes,
+        extent: Extent | DecodedChunk | FillChunk,
+        reopen: "Callable[[], Awaitable[ChunkHandle | None]] | None" = None,
+    ) -> None:
+        self._attributes = attributes
+        self.extent = extent
+        self._reopen = reopen
 
     @property
     def ino(self) -> int:
         """The number of the version."""
-        return self.attributes.ino
+        return self._attributes.ino
+
+    @property
+    def attributes(self) -> Attributes:
+        """Attributes of the version."""
+        return self._attributes
+
+    def renumbered(self, ino: int) -> "ChunkHandle":
+        """Return the same file under the number *ino*, which the kernel has for an earlier version."""
+        return ChunkHandle(self._attributes._replace(ino=ino, ttl=0.0), self.extent, self._reopen)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes of the version that was opened; raises `StaleError` if they are gone."""
-        reopen, self.reopen = self.reopen, None
+        reopen, self._reopen = self._reopen, None
         try:
             return await self.extent.read(offset, nbytes)
         except StaleError:
@@ -64,43 +106,83 @@ class ChunkHandle:
         return await self.extent.read(offset, nbytes)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DocumentHandle:
+class DocumentHandle(FileHandle):
     """An open generated document: its text at the time it was opened."""
 
-    attributes: Attributes
-    text: bytes
-    is_chunk = False
+    __slots__ = ("_attributes", "text")
+
+    def __init__(self, attributes: Attributes, text: bytes) -> None:
+        self._attributes = attributes
+        self.text = text
 
     @property
     def ino(self) -> int:
         """The number of the version."""
-        return self.attributes.ino
+        return self._attributes.ino
+
+    @property
+    def attributes(self) -> Attributes:
+        """Attributes of the text."""
+        return self._attributes
+
+    def renumbered(self, ino: int) -> "DocumentHandle":
+        """Return the same text under the number *ino*, which the kernel has for an earlier version."""
+        return DocumentHandle(self._attributes._replace(ino=ino, ttl=0.0), self.text)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes of the text."""
         return self.text[offset : offset + nbytes]
 
 
-@dataclass(slots=True, eq=False)
-class PassthroughHandle:
-    """An open file that passes through, stored under *key*."""
+class PassthroughHandle(FileHandle):
+    """An open file that passes through, stored under *key*, which is "" if it has no name any more."""
 
-    ino: int
-    key: str
-    file: OpenFile
-    ttl: float
-    is_chunk = False
+    __slots__ = ("_ino", "_ttl", "file", "is_writable", "key")
+
+    def __init__(self, ino: int, key: str, file: OpenFile, ttl: float, *, is_writable: bool = False) -> None:
+        self._ino = ino
+        self._ttl = ttl
+        self.key = key
+        self.file = file
+        self.is_writable = is_writable
+
+    @property
+    def ino(self) -> int:
+        """The number of the file."""
+        return self._ino
 
     @property
     def attributes(self) -> Attributes:
         """Attributes of the open file, whatever became of its name."""
         status = self.file.stat()
-        return Attributes(self.ino, status.size, self.ttl, status)
+        return Attributes(self._ino, status.size, self._ttl, status)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes as the stored file has them now."""
         return await self.file.read(offset, nbytes)
+
+    async def write(self, offset: int, data: Buffer) -> None:
+        """Write to the stored file."""
+        await self.file.write(offset, data)
+
+    async def truncate(self, nbytes: int) -> None:
+        """Give the stored file another size."""
+        await self.file.truncate(nbytes)
+
+    async def flush(self) -> None:
+        """Store what was written, where that is not done at once."""
+        if self.is_writable:
+            await self.file.flush()
+
+    async def sync(self) -> None:
+        """Make durable what was written."""
+        if self.is_writable:
+            await self.file.sync()
+
+    async def close(self) -> None:
+        """Let go of the stored file."""
+        if self.is_writable:
+            await self.file.close()
 
 
 OTHERS: Final = 1 << 48
@@ -185,28 +267,3 @@ class DirectoryHandle:
 
 def _cookie(row: Row) -> int:
     return row[3]
-
-
-def _nameless(_: int) -> str:
-    return ""
-
-
-class PassthroughWriters(dict[int, PassthroughHandle]):
-    """Handles that write what passes through; each knows the present key of its file."""
-
-    def has(self, key: str) -> bool:
-        """Whether somebody writes the file *key*."""
-        return any(handle.key == key for handle in self.values())
-
-    def let_go(self, key: str, name_of: Callable[[int], str] = _nameless) -> None:
-        """Know a file by the name that *name_of* tells by its number, if any, after *key* was removed or replaced."""
-        for handle in self.values():
-            if handle.key == key:
-                handle.key = name_of(handle.ino)
-
-    def follow(self, old: str, new: str, name_of: Callable[[int], str] = _nameless) -> None:
-        """Know files by their new names after *old* was moved to *new*, with all below it."""
-        self.let_go(new, name_of)
-        for handle in self.values():
-            if is_below(handle.key, old):
-                handle.key = new + handle.key[len(old) :]

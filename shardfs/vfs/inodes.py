@@ -1,12 +1,13 @@
-"""Inode numbers.
+"""Inode numbers: computed for chunks, and rows of a table for everything else.
 
 A number is 64 bits: tree (18 bits), generation (10 bits), position (36 bits).  In a chunk tree, which has a tree
 number from 1 on, the position is that of a chunk or of a directory above chunks, and the generation tells versions of a
-chunk apart; so a chunk's number is computed and no table is needed, however many there are.  Filesystem 0 is everything
+chunk apart; so a chunk's number is computed and no table is needed, however many there are.  Tree 0 is everything
 else: its other 46 bits count up, in the table below.
 """
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from shardfs.errors import StaleError, StoreError
@@ -21,18 +22,21 @@ MISSING: Final = GENERATION_MASK
 """The generation of a chunk that is shown and not stored."""
 
 ROOT: Final = 1
+GONE: Final = "gone"
+"""The identity of a stored file or directory that has no name any more, whatever its path stands for."""
 
-N = TypeVar("N")
+T = TypeVar("T")
+E = TypeVar("E")
 
 
-def pack(fs: int, generation: int, position: int) -> int:
+def pack(tree: int, generation: int, position: int) -> int:
     """Return the inode number of *position* in a chunk tree; generations repeat after 1024."""
-    return fs << TREE_SHIFT | (generation & GENERATION_MASK) << POSITION_BITS | position
+    return tree << TREE_SHIFT | (generation & GENERATION_MASK) << POSITION_BITS | position
 
 
-def pack_version(fs: int, generation: int, position: int) -> int:
+def pack_version(tree: int, generation: int, position: int) -> int:
     """Return the number of a version of a stored chunk; its generations repeat after 1023, and are never `MISSING`."""
-    return pack(fs, generation % MISSING, position)
+    return pack(tree, generation % MISSING, position)
 
 
 def unpack(ino: int) -> tuple[int, int, int]:
@@ -45,88 +49,199 @@ def in_table(ino: int) -> bool:
     return ino < 1 << TREE_SHIFT
 
 
-@dataclass(slots=True)
-class _Row(Generic[N]):
-    node: N
-    lookups: int
-    keys: tuple[object, ...] = ()
+@dataclass(slots=True, eq=False)
+class _Name:
+    """A path that rows have or had, or that leads to such: a name below its parent, so that a directory is moved alone.
 
-
-class InodeTable(Generic[N]):
-    """Numbers of nodes that are not in a chunk tree: counted up, and forgotten when the kernel forgets them.
-
-    A node is found by its number, or by one of its keys: what identifies it, and the names that it has.
+    *row* is the one that has it now; *nrows* counts those whose path it is.
     """
 
-    def __init__(self, root: N) -> None:
-        self._rows: dict[int, _Row[N]] = {ROOT: _Row(root, 1)}
-        self._numbers: dict[object, int] = {}
-        self._new: set[int] = set()
-        self._last = ROOT
+    parent: "_Name | None"
+    text: str
+    children: "dict[str, _Name]" = field(default_factory=dict)
+    row: "Row | None" = None
+    nrows: int = 0
 
-    def number(self, key: object, node: N) -> int:
-        """Return the number of the node that *key* identifies; *node* is taken in if the key is new."""
-        ino = self._numbers.get(key)
-        if ino is None:
-            ino = self.reserve()
-            self.keep(ino, node, key)
-        return ino
+    @property
+    def path(self) -> str:
+        parts = []
+        name = self
+        while name.parent is not None:
+            parts.append(name.text)
+            name = name.parent
+        return "/".join(reversed(parts))
 
-    def find(self, key: object) -> int | None:
-        """Return the number of the node with *key*; None if there is none."""
-        return self._numbers.get(key)
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """What the table knows of one number.
+
+    *kind* makes the entry of something with a path, whose *identity* tells whether the path still stands for it; a row
+    with an *entry* of its own has neither.  *nlink* is how many names it has, *names* those that are known, and *name*
+    the one that it was found by last.
+    """
+
+    ino: int
+    kind: Hashable
+    identity: object = None
+    nlink: int = 1
+    entry: object = None
+    key: Hashable = None
+    lookups: int = 0
+    names: list[_Name] = field(default_factory=list)
+    name: _Name | None = None
+
+    @property
+    def path(self) -> str:
+        """The path by which it was found last, on the mount as it is now."""
+        return self.name.path if self.name is not None else ""
+
+
+class Inodes:
+    """Rows of what is not in a chunk tree: numbers count up, and are forgotten when the kernel forgets them.
+
+    A row is found by its number, by its path, or by its key: what identifies a file of several names.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Row] = {}
+        self._keys: dict[Hashable, Row] = {}
+        self._top = _Name(None, "")
+        self._new: set[int] = set()  # which the kernel was not told of
+        self._last = ROOT - 1
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def reserve(self) -> int:
-        """Return a number that no node has, for a node that `keep` takes in."""
+        """Return a number that nothing has, for `keep`."""
         self._last += 1
         return self._last
 
-    def keep(self, ino: int, node: N, *keys: object) -> None:
-        """Let *ino*, which `reserve` or `number` gave out, stand for *node*, whatever it stood for, with these keys."""
+    def keep(
+        self, ino: int, kind: Hashable, *, path: str | None = None, identity: object = None, entry: object = None
+    ) -> None:
+        """Let *ino*, which was given out, stand for something of this *kind* from now on, whatever it stood for."""
         row = self._rows.get(ino)
         if row is None:
-            row = self._rows[ino] = _Row(node, 0)
+            row = self._rows[ino] = Row(ino, kind)
             self._new.add(ino)
-        elif row.node == node and row.keys == keys:
+        elif entry is not None and row.entry == entry:
             return
-        for key in row.keys:
-            self.drop_key(key)
-        row.node = node
-        for key in keys:
-            self.add_key(ino, key, len(keys))
+        else:
+            self._let_go(row)
+        row.kind, row.identity, row.entry = kind, identity, entry
+        if path is not None:
+            self._point(row, self._at(path))
 
-    def add_key(self, ino: int, key: object, most: int) -> None:
-        """Let *key* find the node *ino*, and no other; behind its first key, a node keeps the last *most*."""
-        if self._numbers.get(key) == ino:
-            return
-        self.drop_key(key)
-        self._numbers[key] = ino
-        row = self._rows[ino]
-        row.keys = (*row.keys, key)
-        for old in row.keys[1:-most]:
-            self.drop_key(old)
+    def number(self, kind: Hashable, path: str, identity: object, *, nlink: int = 1, key: Hashable = None) -> int:
+        """Return the number of what was found under *path*: one for all names of a file, which its *key* identifies."""
+        name = self._at(path)
+        if key is not None:
+            row = self._keys.get(key)
+        else:
+            row = name.row
+            if row is not None and (row.kind, row.identity) != (kind, identity):
+                row = None
+        if row is None:
+            ino = self.reserve()
+            row = self._rows[ino] = Row(ino, kind, identity, key=key)
+            self._new.add(ino)
+            if key is not None:
+                self._keys[key] = row
+        row.nlink = nlink
+        self._bind(row, name)
+        return row.ino
 
-    def drop_key(self, key: object) -> None:
-        """Find nothing by *key* any more."""
-        ino = self._numbers.pop(key, None)
-        if ino is not None:
-            row = self._rows[ino]
-            row.keys = tuple(other for other in row.keys if other != key)
+    def keyed(self, key: Hashable, kind: Hashable, entry: object) -> int:
+        """Return the number of the *entry* that *key* identifies."""
+        row = self._keys.get(key)
+        if row is None:
+            ino = self.reserve()
+            row = self._keys[key] = self._rows[ino] = Row(ino, kind, entry=entry, key=key)
+            self._new.add(ino)
+        return row.ino
 
-    def keys(self, ino: int) -> tuple[object, ...]:
-        """Return the keys of the node *ino*, in the order in which they came."""
-        return self._rows[ino].keys
-
-    def nodes(self) -> list[tuple[int, N]]:
-        """Return all nodes, with their numbers."""
-        return [(ino, row.node) for ino, row in self._rows.items()]
-
-    def node(self, ino: int) -> N:
-        """Return the node with the number *ino*."""
+    def row(self, ino: int) -> Row:
+        """Return the row with the number *ino*; raises `StaleError` if it is forgotten."""
         try:
-            return self._rows[ino].node
+            return self._rows[ino]
         except KeyError:
             raise StaleError(f"inode {ino} is not known any more") from None
+
+    def find(self, path: str) -> int | None:
+        """Return the number of what has *path*, as far as is known."""
+        row = self.row_at(path)
+        return row.ino if row is not None else None
+
+    def name_of(self, ino: int) -> str:
+        """Return a path that a file has now, "" if none is known."""
+        row = self._rows.get(ino)
+        return row.names[-1].path if row is not None and row.names else ""
+
+    def below(self, path: str) -> list[tuple[str, Row]]:
+        """Return the rows of what is below *path*, and its path."""
+        name, found = self._find(path), []
+        todo = [(name, path)] if name is not None else []
+        while todo:
+            name, path = todo.pop()
+            for text, child in name.children.items():
+                below = f"{path}/{text}" if path else text
+                todo.append((child, below))
+                if child.row is not None:
+                    found.append((below, child.row))
+        return found
+
+    def removed(self, path: str) -> None:
+        """Know that a name was removed, or is that of something else now.
+
+        The number of a file without a name is that of no other, though the store may give a new file the identity of
+        one that is gone: who waits for a lock file compares numbers.
+        """
+        name = self._find(path)
+        if name is None or name.row is None:
+            return
+        row = name.row
+        self._unbind(row, name)
+        row.nlink -= 1
+        if row.nlink <= 0:
+            self._retire(row)
+        if row.names:
+            self._point(row, row.names[-1])
+
+    def retire(self, key: Hashable) -> None:
+        """Give the number of what *key* identifies, and is gone, to nothing else."""
+        row = self._keys.get(key)
+        if row is not None:
+            self._retire(row)
+
+    def moved(self, old: str, new: str) -> None:
+        """Follow a file that was moved in the store, in place of what had the path *new*."""
+        row, target = self.row_at(old), self.row_at(new)
+        if row is not None and row is target:
+            return  # two names of one file, which stay
+        self.removed(new)
+        name = self._find(old)
+        if row is not None and name is not None:
+            to = self._at(new)
+            self._unbind(row, name)
+            self._bind(row, to)
+
+    def moved_directory(self, old: str, new: str) -> None:
+        """Follow a directory that was moved in the store, with all below it, in place of what had the path *new*."""
+        self.removed(new)
+        name = self._find(old)
+        if name is None or name.parent is None:
+            return
+        replaced = self._find(new)
+        if replaced is not None and replaced.parent is not None:
+            del replaced.parent.children[replaced.text]  # what was below it is stale, under its old path
+        parent, _, text = new.rpartition("/")
+        before = name.parent
+        del before.children[name.text]
+        name.parent, name.text = self._at(parent), text
+        name.parent.children[text] = name
+        self._tidy(before)
 
     def retain(self, ino: int) -> None:
         """Count one more reference of the kernel."""
@@ -135,11 +250,6 @@ class InodeTable(Generic[N]):
             row.lookups += 1
             self._new.discard(ino)
 
-    def sweep(self) -> None:
-        """Forget what the kernel was told of in vain."""
-        for ino in list(self._new):
-            self._drop(ino)
-
     def forget(self, ino: int, lookups: int) -> None:
         """Take back *lookups* references of the kernel."""
         row = self._rows.get(ino)
@@ -147,37 +257,112 @@ class InodeTable(Generic[N]):
             return
         row.lookups -= lookups
         if row.lookups <= 0:
-            self._drop(ino)
+            self._drop(row)
 
-    def _drop(self, ino: int) -> None:
-        self._new.discard(ino)
-        for key in self._rows.pop(ino).keys:
-            del self._numbers[key]
+    def sweep(self) -> None:
+        """Drop rows that were never looked up."""
+        for ino in list(self._new):
+            self._drop(self._rows[ino])
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    def row_at(self, path: str) -> Row | None:
+        """Return the row that has *path*."""
+        name = self._find(path)
+        return name.row if name is not None else None
+
+    def _find(self, path: str) -> _Name | None:
+        name = self._top
+        for text in path.split("/") if path else ():
+            child = name.children.get(text)
+            if child is None:
+                return None
+            name = child
+        return name
+
+    def _at(self, path: str) -> _Name:
+        """Return the name of *path*, which goes when nothing has it; see `_tidy`."""
+        name = self._top
+        for text in path.split("/") if path else ():
+            child = name.children.get(text)
+            if child is None:
+                child = name.children[text] = _Name(name, text)
+            name = child
+        return name
+
+    def _bind(self, row: Row, name: _Name) -> None:
+        """Let *row* have *name*, and no other row; of names it keeps those that came last, as many as it has links."""
+        if name.row is not row:
+            if name.row is not None:
+                name.row.names.remove(name)
+            name.row = row
+            row.names.append(name)
+            while len(row.names) > max(row.nlink, 1):
+                self._unbind(row, row.names[0])
+        self._point(row, name)
+
+    def _unbind(self, row: Row, name: _Name) -> None:
+        name.row = None
+        row.names.remove(name)
+        self._tidy(name)
+
+    def _point(self, row: Row, name: _Name | None) -> None:
+        """Let *name* be the path of *row*, whether it has it or not."""
+        before, row.name = row.name, name
+        if name is not None:
+            name.nrows += 1
+        if before is not None:
+            before.nrows -= 1
+            self._tidy(before)
+
+    def _tidy(self, name: _Name) -> None:
+        """Forget a path that no row needs, and those above it."""
+        while name.parent is not None and not (name.children or name.nrows or name.row):
+            if name.parent.children.get(name.text) is name:
+                del name.parent.children[name.text]
+            name = name.parent
+
+    def _retire(self, row: Row) -> None:
+        if row.key is not None:
+            self._keys.pop(row.key, None)
+            row.key = None
+        for name in list(row.names):
+            self._unbind(row, name)
+        row.identity = GONE
+
+    def _let_go(self, row: Row) -> None:
+        """Forget by what *row* is found, and its path."""
+        if row.key is not None and self._keys.get(row.key) is row:
+            del self._keys[row.key]
+        row.key = None
+        for name in list(row.names):
+            self._unbind(row, name)
+        self._point(row, None)
+
+    def _drop(self, row: Row) -> None:
+        self._new.discard(row.ino)
+        del self._rows[row.ino]
+        self._let_go(row)
 
 
-class TreeNumbers(Generic[N]):
+class TreeNumbers(Generic[T]):
     """Numbers of chunk trees.  A number is never used again, so an inode of a tree that is gone is stale for good."""
 
     def __init__(self) -> None:
-        self._trees: dict[int, N] = {}
+        self._trees: dict[int, T] = {}
         self._last = 0
 
-    def add(self, fs: N) -> int:
+    def add(self, tree: T) -> int:
         """Number a new tree."""
         if self._last + 1 >= 1 << TREE_BITS:
             raise StoreError(f"more than {1 << TREE_BITS} arrays were opened through this mount; mount again")
         self._last += 1
-        self._trees[self._last] = fs
+        self._trees[self._last] = tree
         return self._last
 
     def remove(self, number: int) -> None:
         """Make the inodes of a tree stale."""
         self._trees.pop(number, None)
 
-    def tree(self, number: int) -> N:
+    def tree(self, number: int) -> T:
         """Return the tree with *number*."""
         try:
             return self._trees[number]

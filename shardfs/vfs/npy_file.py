@@ -24,6 +24,7 @@ from shardfs.stores.base import Buffer
 from shardfs.vfs.at_once import for_each
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_cache import DecodedChunk, VersionKey
+from shardfs.vfs.handles import FileHandle
 
 if TYPE_CHECKING:
     from shardfs.vfs.npy_nodes import NpyNode
@@ -92,7 +93,7 @@ class NpyArray:
         return edges, grid.chunk_shape, grid.levels, self.array.layout.key_encoding, self.codec, self.fill
 
 
-class NpyHandle:
+class NpyHandle(FileHandle):
     """An open .npy file, with the shape that it had when it was opened.
 
     A chunk is looked for as it is when it is first read, and is the same again for as long as it is kept.  When the
@@ -100,10 +101,8 @@ class NpyHandle:
     gets is what the new one finds there.
     """
 
-    is_chunk = False
-
     def __init__(self, node: "NpyNode", attributes: Attributes, shown: NpyArray) -> None:
-        self.attributes = attributes
+        self._attributes = attributes
         self._node = node
         self._shown = shown
         self._array = shown.array.layout
@@ -130,7 +129,12 @@ class NpyHandle:
     @property
     def ino(self) -> int:
         """The number of the file."""
-        return self.attributes.ino
+        return self._attributes.ino
+
+    @property
+    def attributes(self) -> Attributes:
+        """Attributes of the file when it was opened."""
+        return self._attributes
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*; raises `StaleError` when the array became another one."""

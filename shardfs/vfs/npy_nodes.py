@@ -1,7 +1,7 @@
 """Nodes of the npy view: directories, .npy files, and the attributes of arrays and groups."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from shardfs.dataset.hierarchy import DOCUMENT, Node
@@ -9,12 +9,14 @@ from shardfs.errors import NotFoundError, StaleError
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.entries.base import Entry
+from shardfs.vfs.entries.passthrough import Directory
 from shardfs.vfs.handles import Batch, DocumentHandle, FileHandle
-from shardfs.vfs.nodes import Directory, StoredNode
 from shardfs.vfs.npy_file import NpyArray, NpyHandle
 from shardfs.vfs.npy_names import JSON, NPY, Generated, child, files_of, is_chunk_name, names_in
 
 if TYPE_CHECKING:
+    from shardfs.vfs.filesystem import Filesystem
     from shardfs.vfs.npy_view import NpyView
 
 
@@ -53,7 +55,7 @@ class NpyDirectory(Directory):
         return _view_of(self)
 
     async def _node(self) -> Node:
-        node = await self.hierarchy_node()
+        node = await self.node()
         if self.path and isinstance(node.metadata, ArrayMetadata):
             raise StaleError(f"{self.path} is an array by now, and shown as a file")
         return node
@@ -75,29 +77,42 @@ class NpyDirectory(Directory):
         assert node.document_stat is not None
         kind = NpyNode if generated.suffix == NPY else AttributesNode
         file = kind(self.fs, node.path, node.document_stat.version)
-        attributes = file.attributes_in(node)
-        return attributes._replace(ino=self.fs.inodes.number((kind, node.path, file.identity), file))
+        file.ino = self.fs.inodes.keyed((kind, node.path, file.identity), kind, file)
+        return file.attributes_in(node)
 
 
-class NodeFile(StoredNode, ABC):
+class NodeFile(Entry, ABC):
     """A file that stands for something of the node at *path*; *identity* is the version of the node's document."""
 
-    __slots__ = ()
+    __slots__ = ("_path", "identity")
+
+    def __init__(self, fs: "Filesystem", path: str, identity: object) -> None:
+        super().__init__(fs)
+        self._path = path
+        self.identity = identity
 
     @property
-    def stored_path(self) -> str:
-        """The key of the stored document."""
-        return join_key(self.path, DOCUMENT)
+    def path(self) -> str:
+        """The path of the node."""
+        return self._path
 
-    async def attributes(self, ino: int) -> Attributes:
+    async def attributes(self) -> Attributes:
         """Return the attributes of the stored document, with the size of the file that is shown."""
-        return self.attributes_in(await self.node())._replace(ino=ino)
+        return self.attributes_in(await self.node())
+
+    async def attribute(self, name: bytes) -> bytes:
+        """Return an extended attribute of the stored document."""
+        return await self.fs.store.attribute(join_key(self.path, DOCUMENT), name)
+
+    async def attribute_names(self) -> Sequence[bytes]:
+        """Return the names of its extended attributes."""
+        return await self.fs.store.attributes(join_key(self.path, DOCUMENT))
 
     def attributes_in(self, node: Node) -> Attributes:
-        """Return the attributes without a number, as *node* is now."""
+        """Return the attributes as *node* is now."""
         assert node.document_stat is not None
         ttl = self.fs.hierarchy.remaining(self.path)
-        return Attributes(0, self.nbytes_in(node), ttl, node.document_stat)
+        return Attributes(self.ino, self.nbytes_in(node), ttl, node.document_stat)
 
     @abstractmethod
     def nbytes_in(self, node: Node) -> int:
@@ -128,7 +143,7 @@ class NpyNode(NodeFile):
         """How many times the file was opened."""
         return _view_of(self).nopened[self.path]
 
-    async def open(self, ino: int) -> FileHandle:
+    async def open(self) -> FileHandle:
         """Open the array as it is now."""
         node = await self.node(fresh=True)
         shown = self._shown_in(node)
@@ -140,7 +155,7 @@ class NpyNode(NodeFile):
                 f"{self.path or 'the source'}: reading it in order decodes chunks more than once; "
                 f"--decode-cache {-(-shown.at_once_nbytes // 2**20)}M keeps what is needed again"
             )
-        return NpyHandle(self, self.attributes_in(node)._replace(ino=ino), shown)
+        return NpyHandle(self, self.attributes_in(node), shown)
 
     async def shown(self) -> NpyArray:
         """Return the array as it is now, whatever the version of its document."""
@@ -165,11 +180,11 @@ class AttributesNode(NodeFile):
         """Return the size of the text."""
         return len(_view_of(self).attributes(node))
 
-    async def open(self, ino: int) -> FileHandle:
+    async def open(self) -> FileHandle:
         """Open the text as it is now."""
         node = await self.node(fresh=True)
-        return DocumentHandle(self.attributes_in(node)._replace(ino=ino), _view_of(self).attributes(node))
+        return DocumentHandle(self.attributes_in(node), _view_of(self).attributes(node))
 
 
-def _view_of(node: StoredNode) -> "NpyView":
+def _view_of(node: Entry) -> "NpyView":
     return cast("NpyView", node.fs.view)

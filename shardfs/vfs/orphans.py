@@ -9,6 +9,7 @@ import stat
 from typing import Final
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.hierarchy import is_below
 from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.writer import Writer
@@ -17,8 +18,6 @@ from shardfs.format.grid import ChunkKeyEncoding, parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import PassthroughWriters
-from shardfs.vfs.nodes import PassthroughFile
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +28,19 @@ _V2_ENCODINGS: Final = (ChunkKeyEncoding("v2", "."), ChunkKeyEncoding("v2", "/")
 class OrphanChunks:
     """The chunk files of new arrays, put aside below *directory* of the store, each array's below its own path.
 
-    What a program is still writing, as *plain* knows, is published by `absorb_file` when it is done.
+    What a program is still writing is published by `absorb_file` when it is done.
     """
 
-    def __init__(self, fs: Filesystem, writer: Writer, plain: PassthroughWriters, directory: str) -> None:
+    def __init__(self, fs: Filesystem, writer: Writer, directory: str) -> None:
         self.directory = directory
         self._fs = fs
         self._store = fs.store
         self._hierarchy = fs.hierarchy
         self._writer = writer
-        self._plain = plain
+
+    def has(self, key: str) -> bool:
+        """Whether *key* is one of them, and nobody is writing it."""
+        return is_below(key, self.directory) and not any(handle.key == key for handle in self._fs.changes.writers())
 
     def place(self, path: str) -> str:
         """Return the directory that has the chunk files of the array at *path*."""
@@ -53,7 +55,7 @@ class OrphanChunks:
         await self._store.make_directories(place)
         for name in names:
             await self._move(join_key(path, name), join_key(place, name))
-            self._plain.follow(join_key(path, name), join_key(place, name))
+            self._fs.changes.follow(join_key(path, name), join_key(place, name))
         # Both names are durable before there is a document that would make shards of the files.
         await self._store.sync_directory(path)
         await self._store.sync_directory(place)
@@ -82,7 +84,7 @@ class OrphanChunks:
         await self._make_directories(path, place)
         for key in keys:
             if await self._is_of_chunk(path, key[len(place) + 1 :]):
-                if not self._plain.has(key):
+                if self.has(key):
                     await self.absorb_file(key, again=again)
             else:
                 await self._keep_beside(path, key, key[len(place) + 1 :])
@@ -98,8 +100,7 @@ class OrphanChunks:
         await self._store.make_directories(beside.rpartition("/")[0])
         await self._store.rename(key, beside, exclusive=True)
         for old in (key, join_key(path, name)):
-            self._plain.follow(old, beside)
-            self._fs.moved(old, beside, is_directory=False)
+            self._fs.changes.moved(old, beside)
 
     async def _make_directories(self, path: str, place: str) -> None:
         """Let the array at *path* have the directories that are below *place*, also those without a file."""
@@ -153,7 +154,7 @@ class OrphanChunks:
         shards.own(array.layout, shard, coords, OwnVersion(self._fs.inodes.reserve(), status.mtime_ns))
         await self._store.unlink(key)
         if status.nlink == 1:
-            self._fs.retire((PassthroughFile, status.identity))
+            self._fs.inodes.retire(status.identity)
 
     async def resume(self) -> None:
         """Publish what an earlier mount put aside and did not come to publish."""

@@ -33,8 +33,8 @@ from shardfs.format.lens.unsharded import check_resized, shard_new
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_node
 from shardfs.stores.base import Expected, Kind, is_reserved, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
+from shardfs.vfs.entries.document import Document as DocumentEntry
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.names import DocumentName
 from shardfs.vfs.orphans import OrphanChunks
 from shardfs.vfs.views import Edit, EditableView, Metadata
 
@@ -47,7 +47,7 @@ _ATTEMPTS: Final = 5
 class _Publication:
     """A document as a program wrote it."""
 
-    name: DocumentName
+    name: DocumentEntry
     written: bytes
     mode: int
     exclusive: bool
@@ -75,7 +75,7 @@ class Publisher:
         self._chunks_per_shard = chunks_per_shard
         self._lock = trio.Lock()
 
-    async def publish(self, name: DocumentName, written: bytes, *, mode: int, exclusive: bool = False) -> None:
+    async def publish(self, name: DocumentEntry, written: bytes, *, mode: int, exclusive: bool = False) -> None:
         """Make *written* the document *name*.
 
         Raises `RefusedError` if it is none, or one that cannot be brought into the store; what is stored stays then.
@@ -84,7 +84,7 @@ class Publisher:
         async with self._lock:
             shown = self._fs.hierarchy.last_seen(name.directory)
             node = await self._fs.hierarchy.look_again(name.directory)
-            if exclusive and (await self._fs.lookup_document(name.directory, name.name)).ino:
+            if exclusive and await name.is_there():
                 raise ExistsError(f"{name.path} exists")
             publication = _Publication(name, written, mode, exclusive)
             try:
@@ -98,7 +98,7 @@ class Publisher:
             except (MetadataError, RefusedError) as error:
                 raise RefusedError(f"{name.path} is refused: {error}") from None
 
-    async def remove(self, name: DocumentName) -> None:
+    async def remove(self, name: DocumentEntry) -> None:
         """Remove a document; an array stays one until it is emptied or has a new document."""
         async with self._lock:
             node = await self._fs.hierarchy.look_again(name.directory)
@@ -124,7 +124,7 @@ class Publisher:
                 self._fs.hierarchy.leave(node)
             self._fs.texts.forget(name.path)
 
-    def _leave(self, node: Node, name: DocumentName) -> None:
+    def _leave(self, node: Node, name: DocumentEntry) -> None:
         if name.name == DOCUMENT:
             self._fs.hierarchy.leave(node)
         else:
@@ -135,7 +135,7 @@ class Publisher:
         chunk_view = self._view.chunk_view(node)
         return chunk_view.array if chunk_view is not None else None
 
-    async def _without_emptied(self, node: Node, name: DocumentName, written: bytes) -> Node:
+    async def _without_emptied(self, node: Node, name: DocumentEntry, written: bytes) -> Node:
         """Return *node*, which is no array any more if its document was removed and no chunk is left.
 
         It stays what it was if the document that was *written* means the same: programs that unpack remove first.
@@ -158,7 +158,7 @@ class Publisher:
         self._view.lens.put(stored, edited)
         return edited.shape == stored.shape
 
-    async def _edit(self, node: Node, name: DocumentName, written: bytes) -> Metadata | None:
+    async def _edit(self, node: Node, name: DocumentEntry, written: bytes) -> Metadata | None:
         """Return the unsharded v3 document that was written; None if it is stored as it is."""
         beside = await self._documents_in(node.path) if node.document is None else {}
         is_new = self._chunks_per_shard is not None and name.name not in beside

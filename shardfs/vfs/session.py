@@ -17,16 +17,9 @@ from shardfs.dataset.writer import Writer
 from shardfs.errors import ConflictError, ShardfsError
 from shardfs.stores.local.openat import open_directory
 from shardfs.stores.local.syscalls import Syscalls
-from shardfs.vfs.contents import Contents
-from shardfs.vfs.editor import Editor
+from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import PassthroughWriters
-from shardfs.vfs.locks import Gate
-from shardfs.vfs.open_files import OpenFiles
-from shardfs.vfs.orphans import OrphanChunks
-from shardfs.vfs.publisher import Publisher
 from shardfs.vfs.views import EditableView
-from shardfs.vfs.write_buffer import BufferSpace, WriteBuffers
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +39,7 @@ class Session:
     journal: WriteAheadLog
     conflicts: WriteAheadLog
     writer: Writer
-    staging: OrphanChunks
-    files: OpenFiles
-    editor: Editor
+    changes: Changes
 
     @classmethod
     def open(
@@ -78,15 +69,16 @@ class Session:
         aside = read_log(directory_aside)
         conflicts = WriteAheadLog(directory_aside, disk, aside)
         writer = Writer(source, journal, conflicts, auto_compact=auto_compact)
-        plain, drafts, gate = PassthroughWriters(), WriteBuffers(fs, BufferSpace(state.drafts)), Gate()
-        staging = OrphanChunks(fs, writer, plain, state.staged_key)
-        publisher = Publisher(fs, view, writer, staging, chunks_per_shard=chunks_per_shard)
-        names = Contents(fs, writer, publisher, drafts, state.drafts_key)
-        files = OpenFiles(fs, writer, publisher, names, drafts, plain, staging, gate)
-        editor = Editor(fs, writer, publisher, names, files, gate)
-        return cls(
-            source, state, left, single_writer, contents, aside, journal, conflicts, writer, staging, files, editor
+        changes = Changes(
+            fs,
+            view,
+            writer,
+            buffers=state.drafts,
+            copies=state.drafts_key,
+            orphans=state.staged_key,
+            chunks_per_shard=chunks_per_shard,
         )
+        return cls(source, state, left, single_writer, contents, aside, journal, conflicts, writer, changes)
 
     async def start(self) -> str | None:
         """Bring into the store what earlier mounts published and did not commit; return what is wrong with it."""
@@ -96,7 +88,7 @@ class Session:
         recovery = await replay(self.source, self.contents, self.writer.committer)
         if recovery.pending:
             log.info("%d chunks of an earlier mount are brought into their shards", len(recovery.pending))
-        await self.staging.resume()
+        await self.changes.orphans.resume()
         await self.commit()
         count = len(recovery.conflicts)
         found = [f"{count} conflict{'' if count == 1 else 's'}"] if count else []

@@ -5,20 +5,22 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
 from shardfs.stores.base import Kind, Stat, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.vfs.at_once import for_each
 from shardfs.vfs.attributes import Attributes, absent
+from shardfs.vfs.entries.base import Entry
+from shardfs.vfs.entries.document import StoredDocument
+from shardfs.vfs.entries.passthrough import Passthrough, Special
 from shardfs.vfs.handles import OTHERS, Batch
-from shardfs.vfs.nodes import PassthroughFile, StoredNode
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
 
 _BATCH: Final = 256
 _MANY: Final = 1 << 40
-_KINDS: Final = {Kind.FILE: PassthroughFile}
 _AT_ONCE: Final = 16
 
 
@@ -69,6 +71,20 @@ class StoredNames:
         except (NotFoundError, NotADirectoryHereError):
             return join_key(self._fs.scratch, directory)
         return directory
+
+    async def beside_chunks(self, directory: str, name: str) -> Passthrough:
+        """Return what *name*, which is no chunk's, stands for among chunks, to change it."""
+        place = await self.place_beside_chunks(directory, name)
+        return Passthrough(self._fs, join_key(place, name), is_scratch=place != directory)
+
+    async def remove_scratch(self, directory: str) -> None:
+        """Remove the names beside chunks in a directory that is gone, and below it, where nothing shows them."""
+        scratch = join_key(self._fs.scratch or "", directory)
+        with suppress(NotFoundError, NotADirectoryHereError):
+            async for key in walk_files(self._fs.store, scratch):
+                await self._fs.store.unlink(key)
+                self._fs.inodes.removed(key)
+            await prune(self._fs.store, scratch)
 
     async def left_out(self, directory: str, names: Sequence[str]) -> Collection[str]:
         """Return which of *names*, directories below *directory*, are of nodes that the view does not show."""
@@ -140,7 +156,14 @@ class StoredNames:
             pass  # nothing was ever made there
 
     def _of(self, path: str, status: Stat) -> Attributes:
-        kind = self._fs.view.directory if status.kind is Kind.DIRECTORY else _KINDS.get(status.kind, StoredNode)
-        nlink = 1 if status.kind is Kind.DIRECTORY else status.nlink
-        ino = self._fs.stored_number(kind(self._fs, path, status.identity, nlink=nlink))
-        return Attributes(ino, status.size, self._fs.ttl, status)
+        fs, key, nlink = self._fs, None, 1
+        if status.kind is Kind.DIRECTORY:
+            kind: type[Entry] = fs.view.directory
+        elif status.kind is Kind.FILE and fs.is_document(path):
+            kind = StoredDocument
+        else:
+            kind, nlink = Passthrough if status.kind is Kind.FILE else Special, status.nlink
+            if isinstance(status.identity, tuple):  # links are one file, where files are known
+                key = status.identity
+        ino = fs.inodes.number(kind, path, status.identity, nlink=nlink, key=key)
+        return Attributes(ino, status.size, fs.ttl, status)

@@ -38,8 +38,8 @@ from shardfs.format.lens.v2_attributes import (
 )
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_node
 from shardfs.stores.base import join_key
+from shardfs.vfs.entries.passthrough import Directory
 from shardfs.vfs.missing import Missing
-from shardfs.vfs.nodes import Directory
 from shardfs.vfs.views import Appearance, Appearances, ChunkView, Edit, Metadata
 
 log = logging.getLogger(__name__)

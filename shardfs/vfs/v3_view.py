@@ -12,7 +12,7 @@ from shardfs.format.lens.consolidated import Consolidated
 from shardfs.format.lens.decoded import Decoded, codec_of, decoded_document, require_decoded
 from shardfs.format.lens.unsharded import Unsharded, describe
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
-from shardfs.vfs.nodes import Directory
+from shardfs.vfs.entries.passthrough import Directory
 from shardfs.vfs.views import Appearance, Appearances, ChunkView, Edit, Metadata
 
 _NAMES: Final = frozenset({DOCUMENT})

@@ -19,7 +19,7 @@ from shardfs.format.metadata import ArrayMetadata, GroupMetadata
 from shardfs.vfs.missing import Missing
 
 if TYPE_CHECKING:
-    from shardfs.vfs.nodes import StoredNode
+    from shardfs.vfs.entries.passthrough import Directory
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class View(Protocol):
     """One way to show a dataset."""
 
     @property
-    def directory(self) -> "type[StoredNode]":
+    def directory(self) -> "type[Directory]":
         """The class of nodes for stored directories."""
 
     @property

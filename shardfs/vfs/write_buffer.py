@@ -1,5 +1,6 @@
 """Files that are being written and are published as a whole: inner chunks and documents."""
 
+import enum
 import os
 import tempfile
 import time
@@ -9,20 +10,16 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from shardfs.dataset.quick_lock import QuickLock
-from shardfs.errors import StaleError, TooLargeError
-from shardfs.format.document import MAX_DOCUMENT_NBYTES
+from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, Descriptor, Stat
 from shardfs.stores.local.syscalls import changing, translated
 from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import ChunkHandle, DocumentHandle
-from shardfs.vfs.names import ChunkName, DocumentName
-from shardfs.vfs.nodes import ChunkVersion, Document
+from shardfs.vfs.entries.base import Published
+from shardfs.vfs.handles import ChunkHandle, DocumentHandle, FileHandle
 
 _SPILL_NBYTES: Final = 4 * 2**20
 _MAX_MEMORY: Final = 64 * 2**20
-_PIECE_NBYTES: Final = 2**20
-_MAX_CHUNK_NBYTES: Final = 2**40
+PIECE_NBYTES: Final = 2**20
 
 
 class BufferSpace:
@@ -131,6 +128,29 @@ class Readable(Protocol):
         """Return bytes of it."""
 
 
+class State(enum.Enum):
+    """What a buffer holds."""
+
+    CLEAN = enum.auto()
+    """What the name says."""
+    FRESH = enum.auto()
+    """Nothing: the file was made, or cut when it was opened, and nothing was written or published since."""
+    DIRTY = enum.auto()
+    """What is not published."""
+    OUTDATED = enum.auto()
+    """What the name said before another buffer published something."""
+
+
+class Origin(enum.Enum):
+    """Where the file of a buffer came from."""
+
+    STORED = enum.auto()
+    """It was there when it was opened, or was published since."""
+    MADE = enum.auto()
+    MADE_EXCLUSIVELY = enum.auto()
+    """It was made on the condition that there was nothing."""
+
+
 @dataclass(eq=False)
 class WriteBuffer:
     """What is written to one name by those who share a buffer: who cuts the file when he opens it begins one.
@@ -138,96 +158,107 @@ class WriteBuffer:
     The kernel may believe the attributes of a new file for *ttl* seconds until it is written: then it asks by itself.
     *base* is what the name stood for, as long as nothing was written; None if it begins empty.  *ino* is the number
     that the first version published gets, if the file is new; *is_detached*: the name stands for something else now,
-    and nothing is published any more.  *version* is the number of what was published last; *mtime_ns* its time, or the
-    one that the next version gets, None being the time when it is published.
+    and nothing is published any more.  *is_cut*: it began empty, and is published as its writers wrote it, never on top
+    of what others did.  *version* is the number of what was published last; *mtime_ns* its time, or the one that the
+    next version gets, None being the time when it is published.
     """
 
-    name: ChunkName | DocumentName
-    draft: BufferBytes
+    buffers: "WriteBuffers"
+    entry: Published
     ino: int
     status: Stat
     base: Readable | None
-    is_new: bool
+    origin: Origin
+    state: State
+    is_cut: bool
+    content: BufferBytes
     ttl: float
-    is_dirty: bool = False
-    is_exclusive: bool = False
-    """Whether it was made on the condition that there was nothing."""
-    is_fresh: bool = False
-    """Whether it was made, or cut when it was opened, and nothing was written or published since."""
     is_detached: bool = False
-    is_outdated: bool = False
-    """Whether another draft has published something since this one was, and nothing was written to it."""
-    is_cut: bool = False
-    """Whether it began empty: then it is published as its writers wrote it, and never on top of what others did."""
     users: int = 0
     mtime_ns: int | None = None
     version: int = field(init=False)
     lock: QuickLock = field(default_factory=QuickLock)
-    """Held while it is written or published; the drafts of one name have one."""
+    """Held while it is written or published; the buffers of one name have one."""
 
     def __post_init__(self) -> None:
         self.version = self.ino
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the file was made, and never published."""
+        return self.origin is not Origin.STORED
+
+    @property
+    def is_made_exclusively(self) -> bool:
+        """Whether it is published only if there is nothing still."""
+        return self.origin is Origin.MADE_EXCLUSIVELY
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it says something that is not published."""
+        return self.state in (State.FRESH, State.DIRTY)
+
+    @property
+    def is_unpublished(self) -> bool:
+        """Whether there is something that will be published."""
+        return self.is_changed and not self.is_detached
+
     def attributes(self, ino: int) -> Attributes:
         """Return the attributes of what was written so far, for the number *ino*."""
-        ttl = self.ttl if self.is_fresh and self.is_new else 0.0  # nobody reads what nobody has published
+        ttl = self.ttl if self.state is State.FRESH and self.is_new else 0.0  # nobody reads what nobody has published
         return Attributes(ino, self.nbytes, ttl, self.status, self.mtime_ns)
 
     @property
     def nbytes(self) -> int:
         """Present size."""
-        return self.base.attributes.size if self.base is not None else self.draft.nbytes
+        return self.base.attributes.size if self.base is not None else self.content.nbytes
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes as they were written."""
-        return await self.base.read(offset, nbytes) if self.base is not None else self.draft.read(offset, nbytes)
+        return await self.base.read(offset, nbytes) if self.base is not None else self.content.read(offset, nbytes)
 
     async def write(self, offset: int | None, data: Buffer) -> None:
         """Write *data* at *offset*, None being the end."""
+        self.buffers.check_room()
+        await self._begin_again()
         async with self.lock:
             await self._load()
-            offset = self.draft.nbytes if offset is None else offset
-            self._check(offset + len(data))
-            self.draft.write(offset, data)
+            offset = self.content.nbytes if offset is None else offset
+            self.entry.check_size(offset + len(data))
+            self.content.write(offset, data)
             self._changed()
 
     async def truncate(self, nbytes: int) -> None:
         """Give the file another size."""
+        await self._begin_again()
         async with self.lock:
-            self._check(nbytes)
+            self.entry.check_size(nbytes)
             if nbytes == 0:
                 self.base = None
             await self._load()
-            self.draft.truncate(nbytes)
+            self.content.truncate(nbytes)
             self._changed()
 
-    async def begin_again(self, base: Readable | None) -> None:
-        """Say what *base* says, which was published meanwhile."""
+    async def publish(self) -> None:
+        """Make the present content that of the name, unless somebody did, or has the name, by now."""
         async with self.lock:
-            if self.is_outdated:
-                self.base, self.is_outdated = base, False
-                self.draft.clear()
+            if self.is_unpublished:
+                await self._load()
+                await self.entry.publish(self)
+                self.buffers.was_published(self)
+                self.state, self.origin = State.CLEAN, Origin.STORED
 
-    async def publish(self, publish: "Callable[[WriteBuffer], Awaitable[None]]") -> None:
-        """Have *publish* make the present content that of the name, unless somebody did, or has the name, by now."""
-        async with self.lock:
-            if self.is_detached or not (self.is_dirty or self.is_fresh):
-                return
-            await self._load()
-            await publish(self)
-            self.is_dirty = self.is_fresh = self.is_new = False
-
-    @property
-    def is_unpublished(self) -> bool:
-        """Whether there is something that will be published."""
-        return (self.is_dirty or self.is_fresh) and not self.is_detached
-
-    def _check(self, nbytes: int) -> None:
-        if nbytes > (_MAX_CHUNK_NBYTES if isinstance(self.name, ChunkName) else MAX_DOCUMENT_NBYTES):
-            raise TooLargeError(f"{self.name.path} cannot have {nbytes} bytes")
+    async def _begin_again(self) -> None:
+        """Say what was published meanwhile, if nothing was written."""
+        if self.state is State.OUTDATED:
+            base = await self.entry.current()
+            async with self.lock:
+                if self.state is State.OUTDATED:
+                    self.base, self.state = base, State.CLEAN
+                    self.content.clear()
 
     def _changed(self) -> None:
-        self.is_dirty, self.is_fresh = True, False
+        self.state = State.DIRTY
         self.mtime_ns = None
         self.status = self.status._replace(mtime_ns=time.time_ns())
 
@@ -236,173 +267,246 @@ class WriteBuffer:
         if self.base is None:
             return
         try:
-            while self.draft.nbytes < self.base.attributes.size:
-                piece = await self.base.read(self.draft.nbytes, _PIECE_NBYTES)
+            while self.content.nbytes < self.base.attributes.size:
+                piece = await self.base.read(self.content.nbytes, PIECE_NBYTES)
                 if not piece:
                     raise StaleError("a chunk ended early")  # noqa: TRY301
-                self.draft.write(self.draft.nbytes, piece)
+                self.content.write(self.content.nbytes, piece)
         except BaseException:
-            self.draft.clear()
+            self.content.clear()
             raise
         self.base = None
 
 
-@dataclass(slots=True, eq=False)
-class WriteHandle:
-    """An open file that is published as a whole."""
+class WriteHandle(FileHandle):
+    """An open file that is published as a whole.
 
-    ino: int
-    open_draft: WriteBuffer
-    appends: bool = False
-    begins_empty: bool = False
-    """Whether the file was cut, or made on the condition that there was none, for this handle, not flushed since."""
-    is_unflushed: bool = False
-    """Whether something was written by it since it was flushed: a write may end after the descriptor was closed."""
-    is_chunk = True
+    *is_cut_now*: it was cut, or made on the condition that there was none, for this handle, not flushed since.
+    *is_unflushed*: something was written by it since it was flushed: a write may end after the descriptor was closed.
+    """
+
+    __slots__ = ("_appends", "_ino", "buffer", "is_cut_now", "is_unflushed")
+    is_direct = True
+    is_buffered = True
+
+    def __init__(self, ino: int, buffer: WriteBuffer, flags: int) -> None:
+        self._ino = ino
+        self._appends = bool(flags & os.O_APPEND)
+        self.buffer = buffer
+        self.is_cut_now = bool(flags & (os.O_TRUNC | os.O_EXCL))
+        self.is_unflushed = False
+
+    @property
+    def ino(self) -> int:
+        """The number of the file."""
+        return self._ino
 
     @property
     def path(self) -> str:
         """Where it is published."""
-        return self.open_draft.name.path
+        return self.buffer.entry.path
 
     @property
     def attributes(self) -> Attributes:
         """Attributes of what was written so far."""
-        return self.open_draft.attributes(self.ino)
+        return self.buffer.attributes(self._ino)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes as they were written."""
-        return await self.open_draft.read(offset, nbytes)
+        return await self.buffer.read(offset, nbytes)
 
     async def write(self, offset: int, data: Buffer) -> None:
         """Write *data*, at the end if the file was opened so."""
-        await self.open_draft.write(None if self.appends else offset, data)
+        await self.buffer.write(None if self._appends else offset, data)
+        self._was_written()
+
+    async def truncate(self, nbytes: int) -> None:
+        """Give the file another size."""
+        await self.buffer.truncate(nbytes)
+        self._was_written()
+
+    def _was_written(self) -> None:
+        self.is_unflushed = True
+        self.buffer.buffers.was_written(self.buffer, self._ino)
+
+    async def flush(self) -> None:
+        """Publish what was written and is not published yet."""
+        self.is_unflushed = False
+        if self.buffer.state is State.DIRTY:
+            await self.buffer.buffers.publish(self.buffer)
+
+    async def sync(self) -> None:
+        """Publish what was written, and make it durable."""
+        await self.flush()
+        await self.buffer.buffers.sync()
+
+    async def close(self) -> None:
+        """Publish what was made, or cut when it was opened, and not written.
+
+        So is what was written after the descriptor was flushed: by a thread, while another one closed it.
+        """
+        buffer = self.buffer
+        buffer.users -= 1
+        try:
+            if self.is_unflushed or (buffer.state is State.FRESH and not buffer.users):
+                await buffer.buffers.publish(buffer)
+        finally:
+            if not buffer.users:
+                buffer.buffers.end(buffer)
+
+    def says_nothing(self) -> bool:
+        """Whether this is a document that began empty and was not written, when it is flushed first.
+
+        It will not be published, which who closes it is to be told.  Who only makes the name, to write later, is not.
+        Neither is who closes it after others (then a shell or a parent process, which does not look, has handed it to
+        programs that do, and that may write it still), or while others have it open.
+        """
+        is_first, self.is_cut_now = self.is_cut_now, False
+        buffer = self.buffer
+        is_empty = buffer.state is State.FRESH and buffer.users == 1 and not buffer.is_detached
+        return is_first and is_empty and not buffer.entry.may_be_empty
 
 
 class WriteBuffers:
-    """The drafts that are open, by the names that they are published under and by the numbers of their handles.
+    """The buffers that are open, by the names that they are published under and by the numbers of their handles.
 
     Of several the last counts: of one name that which was begun last, and of one number that which was written last.
+    *publish* publishes one, *sync* makes durable what was published, *check_room* raises what keeps writers from it.
     """
 
-    def __init__(self, fs: Filesystem, space: BufferSpace) -> None:
-        self._fs = fs
+    def __init__(
+        self,
+        space: BufferSpace,
+        ttl: Callable[[], float],
+        publish: Callable[[WriteBuffer], Awaitable[None]],
+        sync: Callable[[], Awaitable[None]],
+        check_room: Callable[[], None],
+    ) -> None:
+        self.publish = publish
+        self.sync = sync
+        self.check_room = check_room
+        self._ttl = ttl
         self._space = space
-        self._by_name: dict[ChunkName | DocumentName, list[WriteBuffer]] = {}
+        self._by_name: dict[Published, list[WriteBuffer]] = {}
         self._by_ino: dict[int, list[WriteBuffer]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
-    def get(self, name: ChunkName | DocumentName) -> WriteBuffer | None:
-        """Return the draft that those share who open *name* and do not cut it."""
-        drafts = self._by_name.get(name)
-        return drafts[-1] if drafts else None
+    def get(self, entry: Published) -> WriteBuffer | None:
+        """Return the buffer that those share who open a file and do not cut it."""
+        buffers = self._by_name.get(entry)
+        return buffers[-1] if buffers else None
 
-    def all_of(self, name: ChunkName | DocumentName) -> list[WriteBuffer]:
-        """Return all drafts that are published under *name*, in the order in which they were begun."""
-        return list(self._by_name.get(name, ()))
+    def all_of(self, entry: Published) -> list[WriteBuffer]:
+        """Return all buffers of one name, in the order in which they were begun."""
+        return list(self._by_name.get(entry, ()))
 
-    def unpublished(self, name: ChunkName | DocumentName) -> WriteBuffer | None:
-        """Return a draft that is about to be published under *name*."""
-        drafts = self._by_name.get(name, ())
-        return next((opened for opened in reversed(drafts) if opened.is_unpublished), None)
+    def unpublished(self, entry: Published) -> WriteBuffer | None:
+        """Return a buffer that is about to be published under a name."""
+        buffers = self._by_name.get(entry, ())
+        return next((buffer for buffer in reversed(buffers) if buffer.is_unpublished), None)
 
     def of_ino(self, ino: int) -> WriteBuffer | None:
-        """Return the draft that a handle with the number *ino* has written last."""
-        drafts = self._by_ino.get(ino)
-        return drafts[-1] if drafts else None
-
-    def items(self) -> list[tuple[ChunkName | DocumentName, WriteBuffer]]:
-        """Return all that have a name, with it."""
-        return [(name, opened) for name, drafts in self._by_name.items() for opened in drafts]
+        """Return the buffer that a handle with the number *ino* has written last."""
+        buffers = self._by_ino.get(ino)
+        return buffers[-1] if buffers else None
 
     def begin(
         self,
-        name: ChunkName | DocumentName,
+        entry: Published,
         base: ChunkHandle | DocumentHandle | None,
         status: Stat,
         *,
         is_cut: bool = False,
+        exclusive: bool = False,
     ) -> WriteBuffer:
         """Begin to write a file, which *base* says now, if it is there; *is_cut*: with nothing of that."""
-        is_new = base is None
-        ino = self._fs.inodes.reserve() if base is None else base.attributes.ino
+        origin, ino = Origin.STORED, base.attributes.ino if base is not None else entry.reserve()
+        if base is None:
+            origin, is_cut = Origin.MADE_EXCLUSIVELY if exclusive else Origin.MADE, True
+        state = State.FRESH if is_cut else State.CLEAN
         kept = None if is_cut else base
-        opened = WriteBuffer(name, BufferBytes(self._space), ino, status, kept, is_new, self._fs.ttl)
-        opened.is_fresh = opened.is_cut = is_new or is_cut
-        if is_new:
-            node = (
-                ChunkVersion(name.chunks, name.coords)
-                if isinstance(name, ChunkName)
-                else Document(self._fs, name.path, ino, 0)
-            )
-            self._fs.inodes.keep(ino, node)
-        self._add(opened)
-        return opened
+        content = BufferBytes(self._space)
+        buffer = WriteBuffer(self, entry, ino, status, kept, origin, state, is_cut, content, self._ttl())
+        self._add(buffer)
+        return buffer
 
-    def use(self, opened: WriteBuffer, ino: int, flags: int) -> WriteHandle:
-        """Return a handle of *opened* with the number *ino*."""
-        opened.users += 1
-        for number in {ino, opened.ino}:
-            self.was_written(opened, number)
-        begins_empty = bool(flags & (os.O_TRUNC | os.O_EXCL))
-        return WriteHandle(ino, opened, appends=bool(flags & os.O_APPEND), begins_empty=begins_empty)
+    def use(self, buffer: WriteBuffer, ino: int, flags: int) -> WriteHandle:
+        """Return a handle of *buffer* with the number *ino*."""
+        buffer.users += 1
+        for number in {ino, buffer.ino}:
+            self.was_written(buffer, number)
+        return WriteHandle(ino, buffer, flags)
 
-    def was_written(self, opened: WriteBuffer, ino: int) -> None:
-        """Know *opened* as the draft that was written last by a handle with the number *ino*."""
-        drafts = self._by_ino.setdefault(ino, [])
-        if not drafts or drafts[-1] is not opened:
-            self._by_ino[ino] = [*(other for other in drafts if other is not opened), opened]
+    def was_written(self, buffer: WriteBuffer, ino: int) -> None:
+        """Know *buffer* as the one that was written last by a handle with the number *ino*."""
+        buffers = self._by_ino.setdefault(ino, [])
+        if not buffers or buffers[-1] is not buffer:
+            self._by_ino[ino] = [*(other for other in buffers if other is not buffer), buffer]
 
-    def was_published(self, opened: WriteBuffer) -> None:
-        """Know that the name of *opened* says what it says: others begin with that, if they have nothing to publish."""
-        for other in self._by_name.get(opened.name, ()):
-            if other is not opened:
-                other.is_outdated = not (other.is_unpublished or other.is_cut)
-                other.is_exclusive = False  # this was made after it
+    def was_published(self, buffer: WriteBuffer) -> None:
+        """Know that the name of *buffer* says what it says: others begin with that, if they have nothing to publish."""
+        for other in self._by_name.get(buffer.entry, ()):
+            if other is not buffer:
+                if other.state is State.CLEAN and not other.is_cut:
+                    other.state = State.OUTDATED
+                if other.origin is Origin.MADE_EXCLUSIVELY:
+                    other.origin = Origin.MADE  # this was made after it
 
-    def end(self, opened: WriteBuffer) -> None:
+    def end(self, buffer: WriteBuffer) -> None:
         """Forget a file that nobody writes any more."""
-        self._remove(opened)
-        for ino, drafts in list(self._by_ino.items()):
-            if opened in drafts:
-                drafts.remove(opened)
-                if not drafts:
+        self._remove(buffer)
+        for ino, buffers in list(self._by_ino.items()):
+            if buffer in buffers:
+                buffers.remove(buffer)
+                if not buffers:
                     del self._by_ino[ino]
-        opened.draft.clear()
+        buffer.content.clear()
 
-    def lock(self, name: ChunkName | DocumentName) -> AbstractAsyncContextManager[None]:
-        """Return what to hold while something else takes *name*: what is being published under it comes first.
+    def lock(self, entry: Published) -> AbstractAsyncContextManager[None]:
+        """Return what to hold while something else takes a name: what is being published under it comes first.
 
-        Who holds it must not wait for the gate.
+        Who holds it must not wait for the locks of nodes.
         """
-        opened = self.get(name)
-        return nullcontext() if opened is None else opened.lock
+        buffer = self.get(entry)
+        return nullcontext() if buffer is None else buffer.lock
 
-    def detach(self, name: ChunkName | DocumentName) -> None:
+    def detach(self, entry: Published) -> None:
         """Let go of the name of open files: something else has it from now on."""
-        for opened in self._by_name.pop(name, ()):
-            opened.is_detached = True
+        for buffer in self._by_name.pop(entry, ()):
+            buffer.is_detached = True
 
-    def rename(self, opened: WriteBuffer, name: ChunkName | DocumentName) -> None:
-        """Publish *opened* under another name from now on."""
-        self._remove(opened)
-        opened.name, opened.is_detached = name, False
-        self._add(opened)
+    def rename(self, buffer: WriteBuffer, entry: Published) -> None:
+        """Publish *buffer* under another name from now on."""
+        self._remove(buffer)
+        buffer.entry, buffer.is_detached = entry, False
+        self._add(buffer)
 
-    def _add(self, opened: WriteBuffer) -> None:
-        drafts = self._by_name.setdefault(opened.name, [])
-        if drafts:
-            opened.lock = drafts[0].lock
-        drafts.append(opened)
+    async def moved_directory(self, old: str, new: str) -> None:
+        """Follow a directory that was moved from *old* to *new*: what is being written below it has other names."""
+        for entry, buffers in list(self._by_name.items()):
+            if not entry.lies_below(old):
+                continue
+            moved = await entry.moved_with(old, new)
+            if moved is None:
+                self.detach(entry)
+                continue
+            for buffer in list(buffers):
+                self.rename(buffer, moved)
 
-    def _remove(self, opened: WriteBuffer) -> None:
-        drafts = self._by_name.get(opened.name, [])
-        if opened in drafts:
-            drafts.remove(opened)
-            if not drafts:
-                del self._by_name[opened.name]
+    def _add(self, buffer: WriteBuffer) -> None:
+        buffers = self._by_name.setdefault(buffer.entry, [])
+        if buffers:
+            buffer.lock = buffers[0].lock
+        buffers.append(buffer)
+
+    def _remove(self, buffer: WriteBuffer) -> None:
+        buffers = self._by_name.get(buffer.entry, [])
+        if buffer in buffers:
+            buffers.remove(buffer)
+            if not buffers:
+                del self._by_name[buffer.entry]
 
 
 def _write(fd: int, data: Buffer, offset: int) -> None:

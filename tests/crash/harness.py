@@ -21,9 +21,9 @@ from shardfs.dataset.state import StateDirectory
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
+from shardfs.vfs.attributes import Owner
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.names import Owner
 from shardfs.vfs.session import Session
 from shardfs.vfs.v2_view import ZarrV2
 from shardfs.vfs.v3_view import ZarrV3
@@ -106,13 +106,13 @@ class Process:
         """Write beside the chunk, and move it there."""
         directory, name = await self._directory(path), f"{number}.partial".encode()
         await self._write(directory, name, data)
-        await self.writing.editor.rename(directory, name, directory, str(number).encode(), exclusive=False)
+        await self.writing.changes.rename(directory, name, directory, str(number).encode(), exclusive=False)
 
     async def remove(self, path: str, number: int) -> None:
         """Remove a chunk, if it is there."""
         directory = await self._directory(path)
         if (await self.fs.lookup(directory, str(number).encode())).ino:
-            await self.writing.editor.unlink(directory, str(number).encode())
+            await self.writing.changes.unlink(directory, str(number).encode())
 
     async def edit(self, path: str, change: Callable[[dict[str, Any]], None]) -> None:
         """Replace a document as a program does that knows of no shards."""
@@ -139,7 +139,7 @@ class Process:
         return (await find(self.fs, path if self.is_v2 else f"{path}/c")).ino
 
     async def _write(self, directory: int, name: bytes, data: bytes) -> None:
-        files = self.writing.files
+        files = self.writing.changes
         known = await self.fs.lookup(directory, name)
         if known.ino:
             handle, _ = await files.open(known.ino, os.O_WRONLY | os.O_TRUNC)

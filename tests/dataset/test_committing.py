@@ -46,7 +46,7 @@ async def put(process: Process, number: int, data: bytes, path: str = "end") -> 
 
 async def begin_to_replace(process: Process) -> int:
     """Publish `end/c/0` and write it again; returns the handle, which is not closed yet."""
-    files = process.writing.files
+    files = process.writing.changes
     await put(process, 0, b"old")
     number, _ = await files.open((await find(process.fs, "end/c/0")).ino, os.O_WRONLY | os.O_TRUNC)
     await files.write(number, 0, b"new")
@@ -68,7 +68,7 @@ async def closed_during_a_commit(process: Process, number: int) -> AsyncIterator
     execute = commits.execute
 
     async def meanwhile(commit: Commit) -> list[int]:
-        nursery.start_soon(process.writing.files.flush, number)
+        nursery.start_soon(process.writing.changes.flush, number)
         await wait_all_tasks_blocked()
         return await execute(commit)
 
@@ -82,7 +82,7 @@ def test_a_chunk_that_is_closed_while_its_array_is_resized_is_one_of_the_resized
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
         number = await begin_to_replace(process)
-        files = process.writing.files
+        files = process.writing.changes
         document = dict((await process.array("end")).document)
         document["shape"] = [document["shape"][0] + INNER]
         text = json.dumps(document).encode()
@@ -365,7 +365,7 @@ def test_a_chunk_that_is_closed_while_its_array_is_moved_is_one_of_the_moved_arr
         process = await Process.start(root, QuickDisk())
         number = await begin_to_replace(process)
         async with closed_during_a_commit(process, number):
-            await process.writing.editor.rename(ROOT, b"end", ROOT, b"moved", exclusive=False)
+            await process.writing.changes.rename(ROOT, b"end", ROOT, b"moved", exclusive=False)
         attributes = await find(process.fs, "moved/c/0")
         _, opened = await process.fs.open(attributes.ino)
         assert bytes(await opened.read(0, 9)) == b"new"
@@ -376,7 +376,7 @@ def test_a_chunk_that_is_closed_while_its_array_is_moved_is_one_of_the_moved_arr
 def test_a_flush_that_waits_for_its_draft_does_not_stop_who_closes_the_gate(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        files = process.writing.files
+        files = process.writing.changes
         await put(process, 0, b"old")
         number, _ = await files.open((await find(process.fs, "end/c/0")).ino, os.O_WRONLY)
         await files.write(number, 0, b"new")
@@ -387,7 +387,7 @@ def test_a_flush_that_waits_for_its_draft_does_not_stop_who_closes_the_gate(root
             async with trio.open_nursery() as nursery, opened.lock:
                 nursery.start_soon(files.flush, number)
                 await wait_all_tasks_blocked()
-                move = partial(process.writing.editor.rename, ROOT, b"end", ROOT, b"moved", exclusive=False)
+                move = partial(process.writing.changes.rename, ROOT, b"end", ROOT, b"moved", exclusive=False)
                 nursery.start_soon(move)
                 await wait_all_tasks_blocked()
         _, shown = await process.fs.open((await find(process.fs, "moved/c/0")).ino)
@@ -399,7 +399,7 @@ def test_a_flush_that_waits_for_its_draft_does_not_stop_who_closes_the_gate(root
 def test_what_is_written_to_a_chunk_while_it_is_renamed_is_there_under_the_new_name(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        files, contents = process.writing.files, process.writing.files._contents
+        files, contents = process.writing.changes, process.writing.changes._contents
         await put(process, 0, b"old")
         number, _ = await files.open((await find(process.fs, "end/c/0")).ino, os.O_WRONLY)
         await files.write(number, 0, b"new")
@@ -415,7 +415,7 @@ def test_what_is_written_to_a_chunk_while_it_is_renamed_is_there_under_the_new_n
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
                 contents.remove = meanwhile  # type: ignore[method-assign,assignment]
-                await process.writing.editor.rename(directory, b"0", directory, b"1", exclusive=False)
+                await process.writing.changes.rename(directory, b"0", directory, b"1", exclusive=False)
         array = await process.array("end")
         assert await array.extent((0,)) is None
         found = await array.extent((1,))

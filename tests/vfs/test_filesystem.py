@@ -78,7 +78,7 @@ async def test_a_listing_a_lookup_and_the_attributes_agree(stored: StoredCorpus,
         if stat.S_ISREG(listed.status.mode):
             number, handle = await fs.open(listed.ino)
             assert (handle.attributes.ino, handle.attributes.size) == (listed.ino, listed.size)
-            assert handle.is_chunk == (path != "zarr.json")
+            assert handle.is_direct == (path != "zarr.json")
             fs.close(number)
             with pytest.raises(NotADirectoryHereError):
                 await fs.lookup(listed.ino, b"x")

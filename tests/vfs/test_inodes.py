@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shardfs.errors import StaleError, StoreError
+from shardfs.errors import StaleError
 from shardfs.format.lens.unsharded import POSITION_BITS
-from shardfs.vfs import inodes
 from shardfs.vfs.inodes import (
     GENERATION_BITS,
+    GONE,
     MISSING,
     ROOT,
     TREE_BITS,
-    InodeTable,
+    Inodes,
     TreeNumbers,
     in_table,
     pack,
@@ -58,67 +58,124 @@ def test_the_bits_are_64() -> None:
     assert not in_table(2**46)
 
 
+PATHS = [f"{directory}{name}" for directory in ("", "d/", "d/e/", "f/") for name in "ab"] + ["d", "d/e", "f"]
+paths = st.sampled_from(PATHS)
+
+
 class Kernel(RuleBasedStateMachine):
-    """A kernel that looks up, keeps and forgets; the table must know what it keeps, and nothing else."""
+    """A kernel that looks up, renames and forgets; the table knows what it keeps, where it is, and nothing else."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.table: InodeTable[str] = InodeTable("root")
-        self.kept: dict[int, tuple[str, int]] = {}
-        self.gone: set[int] = set()
+        self.table = Inodes()
+        self.table.retain(self.table.number("directory", "", 0))
+        self.files: dict[str, int] = {}  # what is stored: identities by path
+        self.numbers: dict[int, int] = {}  # the numbers of identities that the kernel knows
+        self.last = 0
 
-    @rule(name=st.sampled_from("abcdefg"), lookups=st.integers(1, 3))
-    def look_up(self, name: str, lookups: int) -> None:
-        ino = self.table.number(name, name)
-        assert ino not in self.gone, "a number is not used again"
-        for _ in range(lookups):
-            self.table.retain(ino)
-        known = self.kept.get(ino, (name, 0))
-        assert known[0] == name
-        self.kept[ino] = (name, known[1] + lookups)
+    @rule(path=paths)
+    def look_up(self, path: str) -> None:
+        identity = self.files.get(path)
+        if identity is None:
+            self.last += 1
+            identity = self.files[path] = self.last
+        ino = self.table.number("file", path, identity)
+        assert self.numbers.get(identity) in (None, ino)
+        assert ino not in [known for other, known in self.numbers.items() if other != identity]
+        self.table.retain(ino)
+        self.numbers[identity] = ino
+
+    @rule(old=paths, new=paths)
+    def rename(self, old: str, new: str) -> None:
+        if old not in self.files or old == new:
+            return
+        below = {path: identity for path, identity in self.files.items() if path.startswith(f"{old}/")}
+        is_in_the_way = any(path.startswith(f"{new}/") for path in self.files) or new.startswith(f"{old}/")
+        if is_in_the_way:
+            return
+        (self.table.moved_directory if below else self.table.moved)(old, new)
+        self.files[new] = self.files.pop(old)
+        for path, identity in below.items():
+            del self.files[path]
+            self.files[new + path[len(old) :]] = identity
+
+    @rule(path=paths)
+    def remove(self, path: str) -> None:
+        if path in self.files and not any(other.startswith(f"{path}/") for other in self.files):
+            self.table.removed(path)
+            ino = self.numbers.get(self.files.pop(path))
+            if ino is not None:
+                assert self.table.row(ino).identity == GONE
+
+    @rule(path=paths)
+    def replace_behind_the_mount(self, path: str) -> None:
+        if path in self.files:
+            self.last += 1
+            self.files[path] = self.last
 
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
-        if not self.kept:
-            return
-        ino = data.draw(st.sampled_from(sorted(self.kept)))
-        name, count = self.kept.pop(ino)
-        lookups = data.draw(st.integers(1, count))
-        self.table.forget(ino, lookups)
-        if lookups < count:
-            self.kept[ino] = (name, count - lookups)
-        else:
-            self.gone.add(ino)
-
-    @rule(ino=st.integers(1, 100), lookups=st.integers(1, 5))
-    def forget_what_is_not_known(self, ino: int, lookups: int) -> None:
-        if ino not in self.kept:
-            self.table.forget(ino, lookups)
+        if self.numbers:
+            identity = data.draw(st.sampled_from(sorted(self.numbers)))
+            self.table.forget(self.numbers.pop(identity), 10**6)
 
     @invariant()
-    def the_table_knows_what_is_kept(self) -> None:
-        assert len(self.table) == len(self.kept) + 1
-        for ino, (name, _) in self.kept.items():
-            assert self.table.node(ino) == name
-        for ino in self.gone:
-            with pytest.raises(StaleError):
-                self.table.node(ino)
-        assert self.table.node(ROOT) == "root"
+    def the_table_knows_what_is_kept_and_where_it_is(self) -> None:
+        assert len(self.table) == len(self.numbers) + 1
+        for path, identity in self.files.items():
+            if identity in self.numbers:
+                assert self.table.find(path) == self.numbers[identity]
+                assert self.table.row(self.numbers[identity]).path == path
+        assert self.table.row(ROOT).path == ""
+
+    def teardown(self) -> None:
+        for ino in self.numbers.values():
+            self.table.forget(ino, 10**6)
+        assert not self.table._top.children, "no path is kept for nothing"
 
 
 TestKernel = Kernel.TestCase
 
 
 def test_the_root_is_never_forgotten() -> None:
-    table: InodeTable[str] = InodeTable("root")
-    table.forget(ROOT, 10**6)
-    assert table.node(ROOT) == "root"
+    table = Inodes()
+    root = table.number("directory", "", 0)
+    table.forget(root, 10**6)
+    assert (root, table.row(ROOT).path) == (ROOT, "")
 
 
-def test_keeping_what_is_not_known_does_nothing() -> None:
-    table: InodeTable[str] = InodeTable("root")
+def test_what_is_not_known_is_stale_and_not_kept() -> None:
+    table = Inodes()
     table.retain(77)
-    assert len(table) == 1
+    table.forget(77, 1)
+    assert len(table) == 0
+    with pytest.raises(StaleError):
+        table.row(77)
+
+
+def test_what_the_kernel_was_not_told_of_is_swept() -> None:
+    table = Inodes()
+    ino = table.reserve()
+    table.keep(ino, "version", entry="entry")
+    table.number("file", "d/a", 1)
+    table.sweep()
+    assert len(table) == 0
+    assert not table._top.children
+
+
+def test_names_of_one_file_share_its_number_and_the_last_of_them_are_known() -> None:
+    table = Inodes()
+    ino = table.number("file", "a", "identity", nlink=2, key="identity")
+    for path in "bcb":
+        assert table.number("file", path, "identity", nlink=2, key="identity") == ino
+    assert [table.find(path) for path in "abc"] == [None, ino, ino]
+    table.moved("b", "c")  # two names of one file stay
+    assert [table.find(path) for path in "bc"] == [ino, ino]
+    table.removed("b")
+    assert (table.row(ino).path, table.name_of(ino)) == ("c", "c")
+    table.removed("c")
+    assert (table.row(ino).identity, table.name_of(ino)) == (GONE, "")
+    assert table.number("file", "c", "identity", key="identity") != ino, "a number of what is gone is not given again"
 
 
 def test_a_number_of_a_tree_is_never_used_again() -> None:
@@ -128,40 +185,7 @@ def test_a_number_of_a_tree_is_never_used_again() -> None:
     second = numbers.add("second")
     assert second != first
     assert numbers.tree(second) == "second"
-    with pytest.raises(StaleError):
-        numbers.tree(first)
-    with pytest.raises(StaleError):
-        numbers.tree(99)
+    for number in (first, 99):
+        with pytest.raises(StaleError):
+            numbers.tree(number)
     numbers.remove(first)
-
-
-def test_numbers_of_trees_run_out_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inodes, "TREE_BITS", 3)
-    numbers: TreeNumbers[str] = TreeNumbers()
-    assert [numbers.add("tree") for _ in range(7)] == list(range(1, 8))
-    with pytest.raises(StoreError, match="mount again"):
-        numbers.add("tree")
-
-
-def test_what_the_kernel_forgets_before_it_counts_is_swept_once() -> None:
-    table: InodeTable[str] = InodeTable("root")
-    ino = table.reserve()
-    table.keep(ino, "version")
-    table.forget(ino, 1)  # of a reference from before the number was forgotten and kept again
-    table.sweep()
-    assert len(table) == 1
-
-
-def test_a_node_is_found_by_its_keys_and_the_last_of_its_names() -> None:
-    table: InodeTable[str] = InodeTable("root")
-    ino = table.number("identity", "node")
-    for name in "abcb":
-        table.add_key(ino, name, 2)
-    assert [table.find(key) for key in ("identity", "a", "b", "c")] == [ino, None, ino, ino]
-    other = table.number("another", "other")
-    table.add_key(other, "b", 1)
-    assert (table.find("b"), table.keys(ino)) == (other, ("identity", "c"))
-    for number in (ino, other):
-        table.retain(number)
-        table.forget(number, 1)
-    assert [table.find(key) for key in ("identity", "a", "b", "c", "another")] == [None] * 5

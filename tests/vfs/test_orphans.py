@@ -44,12 +44,12 @@ async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(tmp_pa
     make_source(root)
     (root / "partial").write_bytes(b"x")
     process = await Process.start(root, Syscalls())
-    editor, found = process.writing.editor, []
+    editor, found = process.writing.changes, []
 
     async def look() -> None:
         found.append((await editor.lookup(ROOT, b"partial")).size)
 
-    async with trio.open_nursery() as nursery, process.writing.files._gate.closed():
+    async with trio.open_nursery() as nursery, process.writing.changes._gate.closed():
         (root / "partial").rename(root / "elsewhere")
         nursery.start_soon(look)
         await trio.testing.wait_all_tasks_blocked()
@@ -65,7 +65,7 @@ async def test_a_file_on_its_way_to_another_place_is_moved_and_looked_at_when_it
     make_source(root)
     (root / "partial").write_bytes(b"x")
     process = await Process.start(root, Syscalls())
-    editor = process.writing.editor
+    editor = process.writing.changes
     ino = (await editor.lookup(ROOT, b"partial")).ino
     found: list[int] = []
 
@@ -76,7 +76,7 @@ async def test_a_file_on_its_way_to_another_place_is_moved_and_looked_at_when_it
         found.append((await editor.attributes(ino)).size)
 
     for task, name in ((move, root / "partial"), (look, root / "whole")):
-        async with trio.open_nursery() as nursery, process.writing.files._gate.closed():
+        async with trio.open_nursery() as nursery, process.writing.changes._gate.closed():
             name.rename(root / "elsewhere")
             nursery.start_soon(task)
             await trio.testing.wait_all_tasks_blocked()

@@ -12,10 +12,10 @@ import pytest
 from shardfs.dataset.hierarchy import Node
 from shardfs.errors import RefusedError
 from shardfs.stores.local.syscalls import Syscalls
+from shardfs.vfs.attributes import Owner
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT
-from shardfs.vfs.names import Owner
 from shardfs.vfs.v2_view import ZarrV2
 from tests.crash.harness import Process
 from tests.crash.histories import make_source
@@ -62,7 +62,7 @@ async def test_an_array_that_gets_other_codecs_takes_what_is_written_for_these_a
     make_source(root)
     process = await Process.start(root, Syscalls())
     before = await process.array("end")
-    chunks, files, owner = await find(process.fs, "end/c"), process.writing.files, Owner(0, 0)
+    chunks, files, owner = await find(process.fs, "end/c"), process.writing.changes, Owner(0, 0)
     early, _, _ = await files.create(chunks.ino, b"1", 0o644, os.O_CREAT | os.O_WRONLY, owner)
     await files.write(early, 0, b"encoded as before")
     document = json.loads((root / "end/zarr.json").read_text())

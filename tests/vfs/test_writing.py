@@ -10,11 +10,11 @@ import pytest
 
 from shardfs.errors import StaleError
 from shardfs.stores.local.syscalls import Syscalls
-from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.handles import ChunkHandle, DocumentHandle
-from shardfs.vfs.inodes import ROOT, InodeTable
-from shardfs.vfs.names import ChunkName, DocumentName, Owner
-from shardfs.vfs.open_files import OpenFiles
+from shardfs.vfs.attributes import Attributes, Owner
+from shardfs.vfs.changes import Changes
+from shardfs.vfs.entries.chunk import Chunk
+from shardfs.vfs.handles import ChunkHandle
+from shardfs.vfs.inodes import ROOT, Inodes
 from shardfs.vfs.text_cache import TextCache
 from tests.crash.harness import Process
 from tests.crash.histories import make_source
@@ -24,7 +24,7 @@ OWNER = Owner(os.geteuid(), os.getegid())
 LOCK = b"0.__lock"
 
 
-async def write(files: OpenFiles, directory: int, name: bytes, text: bytes) -> None:
+async def write(files: Changes, directory: int, name: bytes, text: bytes) -> None:
     """Write a file as a whole, whatever it was."""
     handle, _, _ = await files.create(directory, name, 0o644, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER)
     await files.write(handle, 0, text)
@@ -38,7 +38,7 @@ async def test_the_number_of_a_lock_file_that_is_gone_is_not_that_of_the_next(tm
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, Syscalls())
-    fs, files, editor = process.fs, process.writing.files, process.writing.editor
+    fs, files, editor = process.fs, process.writing.changes, process.writing.changes
     directory = (await find(fs, "unchecked/c")).ino
     creating = os.O_CREAT | os.O_WRONLY
     handle, first, _ = await files.create(directory, LOCK, 0o644, creating, OWNER)
@@ -60,7 +60,7 @@ async def test_a_lock_file_that_became_a_chunk_is_opened_as_the_chunk(tmp_path: 
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, Syscalls())
-    fs, files, editor = process.fs, process.writing.files, process.writing.editor
+    fs, files, editor = process.fs, process.writing.changes, process.writing.changes
     directory = (await find(fs, "unchecked/c")).ino
     handle, first, _ = await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
     await files.write(handle, 0, b"one")
@@ -80,7 +80,7 @@ async def test_what_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(tm
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, Syscalls())
-    files, editor = process.writing.files, process.writing.editor
+    files, editor = process.writing.changes, process.writing.changes
     directory = (await find(process.fs, "unchecked/c")).ino
 
     await write(files, directory, b"0", b"first")
@@ -108,11 +108,11 @@ async def test_a_plain_file_that_was_replaced_since_the_kernel_looked_is_read_as
     make_source(root)
     (root / "notes").write_bytes(b"first")
     process = await Process.start(root, Syscalls())
-    first = (await process.writing.editor.lookup(ROOT, b"notes")).ino
+    first = (await process.writing.changes.lookup(ROOT, b"notes")).ino
     (root / "next").write_bytes(b"the second")
     (root / "next").rename(root / "notes")
-    assert (await process.writing.editor.attributes(first)).size == 10
-    _, late, is_late = await process.writing.files.open_to_read(first)
+    assert (await process.writing.changes.attributes(first)).size == 10
+    _, late, is_late = await process.writing.changes.open_to_read(first)
     assert is_late
     assert bytes(await late.read(0, 100)) == b"the second"
 
@@ -132,9 +132,9 @@ async def test_a_shard_is_not_read_under_the_number_of_the_file_that_was_in_its_
     (root / "unchecked/next").rename(root / "unchecked/c/0")
     await process.fs.refresh("unchecked")
     with pytest.raises(StaleError):
-        await process.writing.editor.attributes(first)
+        await process.writing.changes.attributes(first)
     with pytest.raises(StaleError):
-        await process.writing.files.open_to_read(first)
+        await process.writing.changes.open_to_read(first)
 
 
 @in_trio
@@ -144,7 +144,7 @@ async def test_the_kernel_is_not_told_to_believe_the_size_of_a_chunk_that_is_cut
     make_source(root)
     process = await Process.start(root, Syscalls())
     process.fs.ttl = 3600.0
-    files, editor = process.writing.files, process.writing.editor
+    files, editor = process.writing.changes, process.writing.changes
     directory = (await find(process.fs, "unchecked/c")).ino
     handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
     assert made.ttl == 3600.0
@@ -159,24 +159,26 @@ async def test_the_kernel_is_not_told_to_believe_the_size_of_a_chunk_that_is_cut
 
 
 @in_trio
-async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(tmp_path: Path) -> None:
+async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, Syscalls())
-    files, editor, contents = process.writing.files, process.writing.editor, process.writing.files._contents
+    files = editor = process.writing.changes
     directory = (await find(process.fs, "unchecked/c")).ino
     handles = [(await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER))[0] for _ in range(3)]
     await files.write(handles[0], 0, b"text")
-    current, others = contents.current, list[tuple[int, Attributes, bool]]()
+    current, others = Chunk.current, list[tuple[int, Attributes, bool]]()
 
-    async def current_later(name: ChunkName | DocumentName) -> ChunkHandle | DocumentHandle | None:
-        contents.current = current  # type: ignore[method-assign]
-        found = await current(name)
+    async def current_later(chunk: Chunk) -> ChunkHandle | None:
+        monkeypatch.undo()
+        found = await current(chunk)
         others.append(await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER))
         await files.close(handles[1])
         return found
 
-    contents.current = current_later  # type: ignore[method-assign]
+    monkeypatch.setattr(Chunk, "current", current_later)
     await editor.rename(directory, LOCK, directory, b"0", exclusive=False)
     await files.write(others[0][0], 4, b" and")
     await files.write(handles[0], 8, b" more")
@@ -195,7 +197,7 @@ async def test_a_document_that_is_shown_in_another_text_has_another_number(tmp_p
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, Syscalls())
-    fs, files, editor = process.fs, process.writing.files, process.writing.editor
+    fs, files, editor = process.fs, process.writing.changes, process.writing.changes
     directory = (await find(fs, "unchecked")).ino
     generated = await read_file(fs, (await editor.lookup(directory, b"zarr.json")).ino)
     compact = json.dumps(json.loads(generated), separators=(",", ":")).encode()
@@ -216,7 +218,7 @@ async def test_a_document_below_a_directory_that_is_moved_keeps_its_text(tmp_pat
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, Syscalls())
-    fs, files, editor = process.fs, process.writing.files, process.writing.editor
+    fs, files, editor = process.fs, process.writing.changes, process.writing.changes
     directory = (await find(fs, "unchecked")).ino
     generated = await read_file(fs, (await editor.lookup(directory, b"zarr.json")).ino)
     compact = json.dumps(json.loads(generated), separators=(",", ":")).encode()
@@ -232,7 +234,7 @@ async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(
     root = tmp_path / "source"
     make_source(root)
     process = await Process.start(root, Syscalls())
-    files, editor = process.writing.files, process.writing.editor
+    files, editor = process.writing.changes, process.writing.changes
     directory = (await find(process.fs, "unchecked/c")).ino
     handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
     beside, _ = await files.open(made.ino, os.O_WRONLY)
@@ -253,7 +255,7 @@ async def test_a_file_is_renamed_without_a_look_at_all_other_numbers(
     make_source(root)
     (root / "notes").write_bytes(b"text")
     process = await Process.start(root, Syscalls())
-    first = (await process.writing.editor.lookup(ROOT, b"notes")).ino
-    monkeypatch.delattr(InodeTable, "nodes")
-    await process.writing.editor.rename(ROOT, b"notes", ROOT, b"moved", exclusive=False)
-    assert (await process.writing.editor.lookup(ROOT, b"moved")).ino == first
+    first = (await process.writing.changes.lookup(ROOT, b"notes")).ino
+    monkeypatch.delattr(Inodes, "below")
+    await process.writing.changes.rename(ROOT, b"notes", ROOT, b"moved", exclusive=False)
+    assert (await process.writing.changes.lookup(ROOT, b"moved")).ino == first

@@ -1,0 +1,433 @@
+"""The requests that change something, and those that have to know what is being written."""
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TypeVar
+
+from shardfs.dataset.hierarchy import DOCUMENT, is_below
+from shardfs.dataset.writer import Writer
+from shardfs.errors import CrossDeviceError, ExistsError, NotFoundError, NotPermittedError, StaleError
+from shardfs.stores.base import Buffer, Kind, is_reserved, join_key
+from shardfs.vfs.attributes import ABSENT, Attributes, Owner
+from shardfs.vfs.entries.base import Entry, Published
+from shardfs.vfs.entries.chunk import Chunk, ChunkDirectory
+from shardfs.vfs.entries.passthrough import Directory, Passthrough
+from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.handles import FileHandle, PassthroughHandle
+from shardfs.vfs.locks import Gate
+from shardfs.vfs.orphans import OrphanChunks
+from shardfs.vfs.publisher import Publisher
+from shardfs.vfs.views import EditableView
+from shardfs.vfs.write_buffer import PIECE_NBYTES, BufferSpace, State, WriteBuffer, WriteBuffers, WriteHandle
+
+T = TypeVar("T")
+
+
+class Changes:
+    """The requests of a filesystem that may be changed, as *view* shows it.
+
+    Chunks are published by *writer*, and new arrays are sharded as *chunks_per_shard* says.  *buffers* is where buffers
+    are written that are too large for memory; *copies* is the directory of the store where files are made before they
+    get their names, *orphans* that for chunk files that come before their array.
+    """
+
+    def __init__(
+        self,
+        fs: Filesystem,
+        view: EditableView,
+        writer: Writer,
+        *,
+        buffers: str,
+        copies: str,
+        orphans: str,
+        chunks_per_shard: tuple[int, ...] | None = None,
+    ) -> None:
+        self.writer = writer
+        self.copies = copies
+        self._fs = fs
+        self._gate = Gate()
+        self.buffers = WriteBuffers(
+            BufferSpace(buffers), lambda: fs.ttl, self._publish, writer.sync, self._check_writable
+        )
+        self.orphans = OrphanChunks(fs, writer, orphans)
+        self.publisher = Publisher(fs, view, writer, self.orphans, chunks_per_shard=chunks_per_shard)
+        fs.changes = self
+
+    # Looking at what is there, and at what is being written.
+
+    async def lookup(self, parent: int, name: bytes) -> Attributes:
+        """Return the attributes of *name* in the directory *parent*; number 0 stands for no such name.
+
+        While a document makes an array of a directory, files in it are on their way from one place to another.
+        """
+        fs = self._fs
+        turns, nchanges = self._gate.turns, fs.store.nchanges
+        attributes = await fs.lookup(parent, name)
+        if attributes.ino == ABSENT and self._gate.has_turned(turns):
+            async with self._gate.passing():
+                attributes = await fs.lookup(parent, name)
+        if attributes.ino == ABSENT and self.buffers:
+            entry = await fs.entry(parent).unpublished_child(os.fsdecode(name))
+            buffer = self.buffers.unpublished(entry) if entry is not None else None
+            if buffer is not None:
+                fs.retain(buffer.ino)
+                return buffer.attributes(buffer.ino)._replace(ttl=0.0)
+        if attributes.ino == ABSENT and fs.store.root is None:
+            self._note_absent(parent, os.fsdecode(name), nchanges)
+        return attributes
+
+    async def attributes(self, ino: int) -> Attributes:
+        """Return the attributes of *ino*, of what is being written as its writers see it, if nobody reads it.
+
+        The kernel does not say whose handle it asks for.
+        """
+        buffer = self.buffers.of_ino(ino)
+        if buffer is not None and buffer.is_changed and not self._fs.readers(ino):
+            return buffer.attributes(ino)
+        try:
+            return await self._gate.settled(partial(self._fs.attributes, ino))
+        except StaleError:
+            late = await self._fs.entry(ino).successor()
+            if late is None:
+                raise
+            return late.attributes
+
+    async def read_link(self, ino: int) -> bytes:
+        """Return the target of a symbolic link."""
+        return await self._gate.settled(partial(self._fs.read_link, ino))
+
+    async def attribute(self, ino: int, name: bytes) -> bytes:
+        """Return an extended attribute; raises `NoAttributeError`."""
+        return await self._gate.settled(partial(self._fs.attribute, ino, name))
+
+    async def attribute_names(self, ino: int) -> Sequence[bytes]:
+        """Return the names of the extended attributes."""
+        return await self._gate.settled(partial(self._fs.attribute_names, ino))
+
+    async def open_to_read(self, ino: int) -> tuple[int, FileHandle, bool]:
+        """Open a file to read; returns its handle, by number too, and whether that is what took the place of *ino*."""
+        fs, nchanges = self._fs, self._fs.store.nchanges
+        try:
+            number, handle = await self._gate.settled(partial(fs.open, ino))
+        except StaleError:
+            entry = fs.entry(ino)
+            late = await entry.successor()
+            buffer = self.buffers.of_ino(ino)
+            if late is None and buffer is not None and not buffer.is_detached:
+                raise NotFoundError(f"{buffer.entry.path} is not published yet") from None
+            # The kernel does not say whose size it asks for, so all who have one number open must have the same.
+            if late is None or any(reader.attributes.size != late.attributes.size for reader in fs.readers(ino)):
+                raise
+            fs.note_shown(entry, late, nchanges)
+            return fs.add_file(late), late, True
+        fs.note_shown(fs.entry(ino), handle, nchanges)
+        return number, handle, False
+
+    def _note_absent(self, parent: int, name: str, nchanges: int) -> None:
+        """Tell the store that a program was told that there is no *name*: what it makes must not replace another's."""
+        fs, directory = self._fs, self._fs.entry(parent)
+        if not isinstance(directory, Directory):
+            return
+        names = {name}
+        if name in fs.view.document_names:
+            known = fs.hierarchy.last_seen(directory.path)
+            if known is not None and known.document is not None:
+                return  # there is one, which has no such part
+            names.add(DOCUMENT)
+        for absent in names:
+            fs.store.note_shown(join_key(directory.path, absent), None, since=nchanges)
+
+    # Writing to files.
+
+    async def create(
+        self, parent: int, name: bytes, mode: int, flags: int, owner: Owner
+    ) -> tuple[int, Attributes, bool]:
+        """Make a file and open it; returns its handle, its attributes, and whether it is read directly."""
+        self.writer.check()
+        async with self._gate.passing():
+            handle = await (await self._child(parent, name)).create(mode, flags, owner)
+            self._fs.retain(handle.ino)
+            attributes = handle.attributes
+            if not handle.is_direct:  # the kernel takes this size even if somebody else wrote before it sees the answer
+                attributes = attributes._replace(ttl=0.0)
+            return self._fs.add_file(handle), attributes, handle.is_direct
+
+    async def open(self, ino: int, flags: int) -> tuple[int, bool]:
+        """Open a file to write; returns its handle, and whether it is read directly."""
+        self.writer.check()
+        async with self._gate.passing():
+            handle = await self._fs.entry(ino).open_to_write(flags)
+            return self._fs.add_file(handle), handle.is_direct
+
+    async def write(self, number: int, offset: int, data: Buffer) -> int:
+        """Write to an open file."""
+        await self._fs.file(number).write(offset, data)
+        return len(data)
+
+    async def truncate(self, ino: int, number: int | None, nbytes: int) -> Attributes:
+        """Give a file another size: one that is open, or, without the number of a handle, at once.
+
+        Returns its attributes then: a chunk that was cut is another version, and *ino* is out of date.
+        """
+        self.writer.check()
+        if number is not None:
+            await self._fs.file(number).truncate(nbytes)
+            return self._fs.file(number).attributes
+        number, _ = await self.open(ino, os.O_WRONLY)
+        try:
+            await self.truncate(ino, number, nbytes)
+            await self.flush(number)
+            return self._fs.file(number).attributes
+        finally:
+            await self.close(number)
+
+    async def flush(self, number: int) -> None:
+        """Publish or store what was written to an open file."""
+        await self._fs.file(number).flush()
+
+    def says_nothing(self, number: int) -> bool:
+        """Whether an open file is a document that is not going to be published, as it is empty."""
+        handle = self._fs.file(number)
+        return isinstance(handle, WriteHandle) and handle.says_nothing()
+
+    async def sync(self, number: int) -> None:
+        """Make durable what was written to an open file."""
+        await self._fs.file(number).sync()
+
+    async def close(self, number: int) -> None:
+        """Close an open file."""
+        handle = self._fs.file(number)
+        self._fs.close(number)
+        await handle.close()
+        if isinstance(handle, PassthroughHandle) and handle.is_writable and self.orphans.has(handle.key):
+            async with self._gate.passing():
+                await self.orphans.absorb_file(handle.key)
+
+    def _check_writable(self) -> None:
+        self.writer.check()
+        self.writer.committer.check_room()
+
+    async def _publish(self, buffer: WriteBuffer) -> None:
+        # The gate once, and before the buffer's lock: whoever closes it waits for all who passed.
+        async with self._gate.passing() if isinstance(buffer.entry, Chunk) else self._gate.closed():
+            await buffer.publish()
+
+    # Names.
+
+    async def unlink(self, parent: int, name: bytes) -> None:
+        """Remove a file."""
+        self.writer.check()
+        async with self._gate.passing():
+            entry = await self._child(parent, name)
+            await entry.remove()
+            if isinstance(entry, Passthrough):
+                self._let_go(entry.path)
+
+    async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> None:
+        """Move a file or a directory, in place of what the new name stands for, or if *exclusive* only if nothing."""
+        self.writer.check()
+        while True:
+            turns = self._gate.turns
+            old, alone = await self._gate.settled(partial(self._moving, parent, name))
+            for buffer in self.buffers.all_of(old) if isinstance(old, Published) else ():
+                if buffer.state is State.DIRTY or buffer.is_new:
+                    await self._publish(buffer)
+            async with self._gate_for(new_name, alone=alone):
+                if self._gate.has_turned(turns):
+                    old, becomes_alone = await self._moving(parent, name)
+                    if becomes_alone and not alone:
+                        continue
+                new = await self._child(new_parent, new_name)
+                if old != new:
+                    await self._rename(old, new, exclusive=exclusive)
+                return
+
+    async def _moving(self, parent: int, name: bytes) -> tuple[Entry, bool]:
+        """Return what is to be moved, and whether that takes the gate closed.
+
+        Nothing is published below a directory that moves, or under the name of a chunk between its move and its end.
+        """
+        entry = await self._child(parent, name)
+        if not isinstance(entry, Passthrough):
+            return entry, True
+        if entry.is_scratch:
+            return entry, False
+        return entry, (await self._fs.store.stat(entry.path)).kind is Kind.DIRECTORY
+
+    async def _rename(self, old: Entry, new: Entry, *, exclusive: bool) -> None:
+        if isinstance(old, ChunkDirectory) or isinstance(new, ChunkDirectory):
+            raise CrossDeviceError("directories of chunks are not moved as a whole")
+        if isinstance(old, Passthrough) and isinstance(new, Passthrough):
+            await old.move_to(new, exclusive=exclusive)
+            return
+        buffers = self.buffers.all_of(old) if isinstance(old, Published) else []
+        attributes, content = await old.content()
+        if exclusive and await new.exists():
+            raise ExistsError(f"{new.path} exists")
+        has_one_name = isinstance(old, Passthrough) and attributes.status.nlink == 1
+        await new.replace(content, attributes, attributes.ino if has_one_name else None)
+        await old.remove()
+        if isinstance(old, Passthrough) and isinstance(new, Published):
+            await self._hand_over_file(old, new)
+        for buffer in buffers:
+            await self._hand_over_buffer(buffer, new)
+
+    async def link(self, ino: int, new_parent: int, new_name: bytes) -> Attributes:
+        """Give a file a second name; that of a chunk or a document is a copy."""
+        self.writer.check()
+        async with self._gate_for(new_name):
+            await self._fs.entry(ino).link_to(await self._child(new_parent, new_name))
+            made = await self._fs.lookup(new_parent, new_name)
+            if made.ino != ABSENT:
+                return made
+            # A document that says nothing is not there, which the kernel finds out when it looks next.
+            self._fs.retain(ino)
+            return (await self._fs.attributes(ino))._replace(ttl=0.0)
+
+    async def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
+        """Make a symbolic link."""
+        self.writer.check()
+        async with self._gate.passing():
+            await (await self._child(parent, name)).make_link(target)
+            return await self._fs.lookup(parent, name)
+
+    async def mkdir(self, parent: int, name: bytes, mode: int, owner: Owner) -> Attributes:
+        """Make a directory; those of chunks are there already."""
+        self.writer.check()
+        async with self._gate.passing():
+            await (await self._child(parent, name)).make_directory(mode, owner)
+            return await self._fs.lookup(parent, name)
+
+    async def rmdir(self, parent: int, name: bytes) -> None:
+        """Remove an empty directory; of chunks, it goes as far as it is stored."""
+        self.writer.check()
+        async with self._gate.passing():
+            await (await self._child(parent, name)).remove_directory()
+
+    async def _child(self, parent: int, name: bytes) -> Entry:
+        """Return what *name* in the directory *parent* stands for."""
+        text = os.fsdecode(name)
+        if is_reserved(text):
+            raise NotPermittedError(f"{text} is a name that shardfs keeps for itself")
+        return await self._fs.entry(parent).child(text)
+
+    def _gate_for(self, new_name: bytes, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
+        """Return what to hold while *new_name* is taken: a document may make an array of the directory."""
+        is_document = os.fsdecode(new_name) in self._fs.view.document_names
+        return self._gate.closed() if alone or is_document else self._gate.passing()
+
+    # Attributes.
+
+    async def set_attributes(
+        self,
+        ino: int,
+        *,
+        mode: int | None,
+        uid: int | None,
+        gid: int | None,
+        atime_ns: int | None,
+        mtime_ns: int | None,
+    ) -> None:
+        """Change attributes; mode and owner of chunks are their shards', and stay."""
+        self.writer.check()
+        changes = {"mode": mode, "uid": uid, "gid": gid, "atime_ns": atime_ns, "mtime_ns": mtime_ns}
+        await self._settled(ino, lambda entry: entry.set_attributes(changes))
+
+    async def set_attribute(self, ino: int, name: bytes, value: bytes | None) -> None:
+        """Set an extended attribute, or remove it if *value* is None; chunks have none but those that are computed."""
+        self.writer.check()
+        await self._settled(ino, lambda entry: entry.set_attribute(name, value))
+
+    async def _settled(self, ino: int, change: Callable[[Entry], Awaitable[None]]) -> None:
+        async def look() -> None:
+            await change(self._fs.entry(ino))
+
+        await self._gate.settled(look)
+
+    async def sync_directory(self, ino: int) -> None:
+        """Make durable what was published, and the names in a directory."""
+        await self.writer.sync()
+        await self._fs.entry(ino).sync()
+
+    async def flush_all(self) -> None:
+        """Bring everything that is pending into shards, and to the store."""
+        await self.writer.committer.flush()
+        await self._fs.store.flush()
+
+    # Files that are open while their names move.
+
+    def moved(self, old: str, new: str) -> None:
+        """Follow a file that was moved in the store from *old* to *new*."""
+        ino = self._fs.inodes.find(old)
+        if ino is not None and self._fs.inodes.find(new) == ino:
+            return  # two names of one file, which stay
+        self._fs.inodes.moved(old, new)
+        self.follow(old, new)
+
+    def moved_directory(self, old: str, new: str) -> None:
+        """Follow a directory that was moved in the store from *old* to *new*, with all below it."""
+        self._fs.moved_directory(old, new)
+        self.follow(old, new)
+
+    def writers(self) -> list[PassthroughHandle]:
+        """Return the files that pass through and are open to be written."""
+        handles = (handle for _, handle in self._fs.files())
+        return [handle for handle in handles if isinstance(handle, PassthroughHandle) and handle.is_writable]
+
+    def follow(self, old: str, new: str) -> None:
+        """Know open files by their new names after *old* was moved to *new*, with all below it."""
+        self._let_go(new)
+        for handle in self.writers():
+            if is_below(handle.key, old):
+                handle.key = new + handle.key[len(old) :]
+
+    def _let_go(self, key: str) -> None:
+        """Know open files by another name that they have, if any, after *key* was removed or replaced."""
+        for handle in self.writers():
+            if handle.key == key:
+                handle.key = self._fs.inodes.name_of(handle.ino)
+
+    async def _hand_over_file(self, old: Passthrough, new: Published) -> None:
+        """Let those who write the file *old*, which became the chunk or document *new*, write that from now on."""
+
+        def writers() -> list[tuple[int, PassthroughHandle]]:
+            return [
+                (number, handle)
+                for number, handle in self._fs.files()
+                if isinstance(handle, PassthroughHandle) and handle.is_writable and handle.key == old.path
+            ]
+
+        if not writers():
+            return
+        base = await new.current()
+        writing = writers()  # some may have closed meanwhile
+        if base is None or not writing:
+            return  # a document that says nothing is not there: they write a file without a name
+        buffer = self.buffers.get(new) or self.buffers.begin(new, base, base.attributes.status)
+        for number, handle in writing:
+            # What is a file under another name still goes on being that.
+            is_link = isinstance(self._fs.entry(handle.ino), Passthrough)
+            self._fs.replace_file(number, self.buffers.use(buffer, buffer.ino if is_link else handle.ino, 0))
+
+    async def _hand_over_buffer(self, buffer: WriteBuffer, new: Entry) -> None:
+        """Let those who write *buffer*, whose name became *new*, write that from now on."""
+        if isinstance(new, Published):
+            current = await new.current()
+            assert current is not None
+            buffer.version = current.attributes.ino
+            self.buffers.rename(buffer, new)
+            return
+        for number, handle in self._fs.files():
+            if isinstance(handle, WriteHandle) and handle.buffer is buffer:
+                file = await self._fs.store.open_passthrough(new.path, writable=True)
+                if buffer.is_changed:  # it was written, or cut, since it was published for the move
+                    await file.truncate(0)
+                    for start in range(0, buffer.content.nbytes, PIECE_NBYTES):
+                        await file.write(start, buffer.content.read(start, PIECE_NBYTES))
+                    buffer.state = State.CLEAN
+                written = PassthroughHandle(handle.ino, new.path, file, self._fs.ttl, is_writable=True)
+                self._fs.replace_file(number, written)
+        buffer.users = 0
+        self.buffers.end(buffer)

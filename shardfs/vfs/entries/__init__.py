@@ -1,0 +1,1 @@
+"""The files and directories of the tree: each kind knows how it is looked up, read, made, replaced and removed."""

@@ -1,0 +1,252 @@
+"""What every entry of the tree can do, and what is common to those that are published as a whole."""
+
+import os
+import stat
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from shardfs.dataset.hierarchy import is_below
+from shardfs.errors import (
+    ExistsError,
+    IsADirectoryHereError,
+    NoAttributeError,
+    NotADirectoryHereError,
+    NotFoundError,
+    NotPermittedError,
+    RefusedError,
+    StaleError,
+    TooLargeError,
+    UnsupportedError,
+)
+from shardfs.stores.base import Content, Stat
+from shardfs.stores.memory import MemoryContent
+from shardfs.vfs.attributes import Attributes, Owner, new_file
+from shardfs.vfs.handles import Batch, ChunkHandle, DocumentHandle, FileHandle, PassthroughHandle
+
+if TYPE_CHECKING:
+    from shardfs.vfs.filesystem import Filesystem
+    from shardfs.vfs.write_buffer import WriteBuffer, WriteHandle
+
+Changes = Mapping[str, int | None]
+"""New values of `mode`, `uid`, `gid`, `atime_ns` and `mtime_ns`; None leaves one as it is."""
+
+
+class Entry(ABC):
+    """A name of the tree, or one version of what has it.
+
+    Made of a directory and a name, it is whatever the name stands for when it is asked, which may be nothing; *ino* is
+    0 then.  Made of an inode number, *ino*, it is what had that number: what reads it raises `StaleError` if the name
+    stands for something else by now.
+    """
+
+    __slots__ = ("fs", "ino")
+
+    def __init__(self, fs: "Filesystem", ino: int = 0) -> None:
+        self.fs = fs
+        self.ino = ino
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """The path on the mount; of names beside chunks, where they are stored."""
+
+    @abstractmethod
+    async def attributes(self) -> Attributes:
+        """Return the attributes of this version."""
+
+    async def open(self) -> FileHandle:
+        """Open this version to read it."""
+        raise IsADirectoryHereError(f"{self.path} is no regular file")
+
+    async def lookup(self, name: str) -> Attributes:
+        """Return the attributes of *name* in this directory; number 0 stands for no such name."""
+        raise NotADirectoryHereError(f"{self.path} is no directory")
+
+    async def child(self, name: str) -> "Entry":
+        """Return what *name* in this directory stands for, to change it."""
+        raise NotADirectoryHereError(f"{self.path} is no directory")
+
+    async def unpublished_child(self, name: str) -> "Published | None":
+        """Return what *name* in this directory stands for if that is published as a whole; asks no store."""
+        return None
+
+    def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
+        """Yield the names in this directory behind *cookie*."""
+        raise NotADirectoryHereError(f"{self.path} is no directory")
+
+    async def read_link(self) -> bytes:
+        """Return the target of a symbolic link."""
+        raise RefusedError(f"{self.path} is no symbolic link")
+
+    async def attribute(self, name: bytes) -> bytes:
+        """Return an extended attribute."""
+        raise NoAttributeError(f"no attribute {name!r}")
+
+    async def attribute_names(self) -> Sequence[bytes]:
+        """Return the names of the extended attributes."""
+        return []
+
+    async def successor(self) -> "ChunkHandle | DocumentHandle | PassthroughHandle | None":
+        """Open what has the name by now, to read it under this number; None if there is nothing.
+
+        The kernel looks a name up once more when it is told that a number is out of date, and not again.  Where others
+        write one name time after time that is not enough; and programs take the error for a file that is not there.
+        """
+        return None
+
+    def stored_key(self) -> str | None:
+        """Return the key of the stored file that this shows as a whole; None if there is none."""
+        return None
+
+    # What changes something, in a tree that may be changed.
+
+    async def exists(self) -> bool:
+        """Whether the name stands for anything, be it a file that is not published yet."""
+        return True
+
+    async def create(self, mode: int, flags: int, owner: Owner) -> "WriteHandle | PassthroughHandle":
+        """Make a file, which may be there unless *flags* say otherwise, and open it."""
+        raise IsADirectoryHereError(f"{self.path} is a directory")
+
+    async def open_to_write(self, flags: int) -> "WriteHandle | PassthroughHandle":
+        """Open a file to write."""
+        raise IsADirectoryHereError(f"{self.path} is no regular file")
+
+    async def content(self) -> tuple[Attributes, Content]:
+        """Return attributes and content of the file that the name stands for; raises `NotFoundError`."""
+        raise IsADirectoryHereError(f"{self.path} is a directory")
+
+    async def replace(
+        self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
+    ) -> None:
+        """Make *content* that of the file, which may be there; *ino* is the number that it brings."""
+        raise ExistsError(f"{self.path} is a directory")
+
+    async def remove(self) -> None:
+        """Remove the file; raises `NotFoundError`."""
+        raise IsADirectoryHereError(f"{self.path} is a directory")
+
+    async def make_directory(self, mode: int, owner: Owner) -> None:
+        """Make a directory of this name."""
+        raise ExistsError(f"{self.path} exists")
+
+    async def remove_directory(self) -> None:
+        """Remove an empty directory."""
+        raise NotADirectoryHereError(f"{self.path} is no directory")
+
+    async def make_link(self, target: bytes) -> None:
+        """Make a symbolic link of this name."""
+        raise NotPermittedError("chunks and documents cannot be symbolic links")
+
+    async def link_to(self, new: "Entry") -> None:
+        """Give this file the second name *new*; that of a chunk or a document is a copy."""
+        raise NotPermittedError("only files that are neither chunks nor documents can have a second name")
+
+    async def set_attributes(self, changes: Changes) -> None:
+        """Change attributes; those of directories of chunks stay."""
+        return
+
+    async def set_attribute(self, name: bytes, value: bytes | None) -> None:
+        """Set an extended attribute, or remove it if *value* is None."""
+        raise UnsupportedError("chunks have no extended attributes of their own")
+
+    async def sync(self) -> None:
+        """Make the names in this directory durable."""
+        return
+
+
+class Published(Entry):
+    """A file whose bytes become its content as a whole, when they are published: a chunk or a document.
+
+    Equal entries are of one name.
+    """
+
+    __slots__ = ()
+    max_nbytes: int
+    may_be_empty = True
+
+    @abstractmethod
+    async def current(self) -> ChunkHandle | DocumentHandle | None:
+        """Open what the name stands for, None if it is nothing."""
+
+    @abstractmethod
+    async def publish(self, buffer: "WriteBuffer") -> None:
+        """Make what was written the content of the name."""
+
+    @abstractmethod
+    def reserve(self) -> int:
+        """Return a number for this file, which is not there yet."""
+
+    @abstractmethod
+    async def moved_with(self, old: str, new: str) -> "Published | None":
+        """Return what this is after the directory *old*, in which it lies, became *new*; None if it is nothing."""
+
+    def lies_below(self, directory: str) -> bool:
+        """Whether the file belongs to a node at *directory* or below it."""
+        return is_below(self.path.rpartition("/")[0], directory)
+
+    def check_size(self, nbytes: int) -> None:
+        """Raise `TooLargeError` for more bytes than such a file can have."""
+        if nbytes > self.max_nbytes:
+            raise TooLargeError(f"{self.path} cannot have {nbytes} bytes")
+
+    async def successor(self) -> ChunkHandle | DocumentHandle | PassthroughHandle | None:
+        """Open what has the name by now."""
+        try:
+            handle = await self.current()
+        except (NotFoundError, StaleError, IsADirectoryHereError, NotADirectoryHereError):
+            return None
+        return handle.renumbered(self.ino) if handle is not None else None
+
+    async def create(self, mode: int, flags: int, owner: Owner) -> "WriteHandle | PassthroughHandle":
+        """Open the file, made or not: the kernel looked before, and there was nothing."""
+        buffers = self.fs.changes.buffers
+        base = await self.current() if buffers.get(self) is None else None
+        buffer = buffers.get(self)
+        if flags & os.O_EXCL and base is not None and not await self.exists():
+            base = None  # a chunk that was removed, and went on as one of the fill value
+        if flags & os.O_EXCL and (buffer is not None or base is not None):
+            raise ExistsError(f"{self.path} exists")
+        if buffer is None or flags & os.O_TRUNC:
+            new = new_file(mode, owner.uid, owner.gid)._replace(mtime_ns=time.time_ns())
+            status = new if base is None else base.attributes.status
+            is_cut, exclusive = bool(flags & os.O_TRUNC), bool(flags & os.O_EXCL)
+            buffer = buffers.begin(self, base, status, is_cut=is_cut, exclusive=exclusive)
+        return buffers.use(buffer, buffer.ino, flags)
+
+    async def open_to_write(self, flags: int) -> "WriteHandle | PassthroughHandle":
+        """Open the file as it is now, whatever it was when the kernel looked.
+
+        The kernel would look only once more, and writers that take turns on one name, with lock files renamed onto it,
+        may be faster.
+        """
+        buffers = self.fs.changes.buffers
+        buffer, is_cut = buffers.get(self), bool(flags & os.O_TRUNC)
+        if buffer is None or is_cut:
+            nchanges = self.fs.store.nchanges
+            base = await self.current()
+            if base is None and buffer is None:
+                raise StaleError(f"{self.path} was removed")
+            if base is not None and not is_cut:
+                self.fs.note_shown(self, base, nchanges)
+            shared = None if is_cut else buffers.get(self)
+            status = base.attributes.status if base is not None else buffer.status if buffer is not None else None
+            assert status is not None
+            buffer = shared or buffers.begin(self, base, status, is_cut=is_cut)
+        return buffers.use(buffer, self.ino, flags)
+
+    async def content(self) -> tuple[Attributes, Content]:
+        """Return attributes and content of what is published."""
+        handle = await self.current()
+        if handle is None:
+            raise NotFoundError(f"{self.path} does not exist")
+        if isinstance(handle, ChunkHandle):
+            return handle.attributes, await handle.extent.content()
+        return handle.attributes, MemoryContent(memoryview(handle.text))
+
+
+def mode_of(status: Stat) -> int:
+    """Return the permissions that a file is published with."""
+    return stat.S_IMODE(status.mode)

@@ -1,0 +1,245 @@
+"""Metadata documents: generated from what is stored, or shown as they are stored."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.errors import NotFoundError, NotPermittedError, StaleError
+from shardfs.format.document import MAX_DOCUMENT_NBYTES
+from shardfs.stores.base import Content, join_key
+from shardfs.vfs.attributes import Attributes, Owner
+from shardfs.vfs.entries.base import Changes, Published, mode_of
+from shardfs.vfs.handles import DocumentHandle, FileHandle, PassthroughHandle
+
+if TYPE_CHECKING:
+    from shardfs.vfs.filesystem import Filesystem
+    from shardfs.vfs.write_buffer import WriteBuffer
+
+
+class Document(Published):
+    """A document of a directory, generated from the stored `zarr.json`.
+
+    *identity* is the version of the latter, and the size of the text: one version may be shown in several texts, as the
+    one that a program wrote is not known for ever.
+    """
+
+    __slots__ = ("_path", "identity")
+    max_nbytes = MAX_DOCUMENT_NBYTES
+    may_be_empty = False
+
+    def __init__(self, fs: "Filesystem", path: str, ino: int = 0, identity: object = None) -> None:
+        super().__init__(fs, ino)
+        self._path = path
+        self.identity = identity
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Document) and self.path == other.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    @property
+    def path(self) -> str:
+        """The path on the mount."""
+        return self._path
+
+    @property
+    def directory(self) -> str:
+        """The path of the directory that it describes."""
+        return self.path.rpartition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """Its name in the directory."""
+        return self.path.rpartition("/")[2]
+
+    def stored_key(self) -> str | None:
+        """Return the key of the stored document."""
+        return join_key(self.directory, DOCUMENT)
+
+    async def attributes(self) -> Attributes:
+        """Return the attributes of the stored document, with the size of the text that is shown."""
+        return self._version_in(await self.fs.hierarchy.node(self.directory)).attributes
+
+    async def open(self) -> FileHandle:
+        """Open the text as it is now."""
+        return self._version_in(await self.fs.hierarchy.node(self.directory, fresh=True))
+
+    def _version_in(self, node: Node) -> DocumentHandle:
+        handle = self.shown_in(node)
+        if handle.ino != self.ino:
+            raise StaleError(f"{self.path} was replaced")
+        return handle
+
+    def shown_in(self, node: Node) -> DocumentHandle:
+        """Open the text that is shown of *node*, which is that of the directory."""
+        shown, status = self.fs.documents(node).get(self.name), node.document_stat
+        if shown is None or status is None:
+            raise StaleError(f"{self.path} was replaced")
+        nbytes = len(shown.text)
+        ino = self.fs.inodes.number(Document, self.path, (status.version, nbytes))
+        ttl = self.fs.hierarchy.remaining(node.path)
+        return DocumentHandle(Attributes(ino, nbytes, ttl, status, shown.mtime_ns), shown.text)
+
+    async def current(self) -> DocumentHandle | None:
+        """Open what the name stands for, None if it is nothing."""
+        try:
+            found = await self._lookup()
+        except NotFoundError:
+            return None
+        if not found.ino:
+            return None
+        handle = await self.fs.entry(found.ino).open()
+        if isinstance(handle, PassthroughHandle):  # it is shown as it is stored
+            handle = DocumentHandle(handle.attributes, bytes(await handle.read(0, MAX_DOCUMENT_NBYTES + 1)))
+        assert isinstance(handle, DocumentHandle)
+        return handle
+
+    async def _lookup(self) -> Attributes:
+        await self.fs.hierarchy.node(self.directory, fresh=True)
+        return await self.fs.directory_entry(self.directory).lookup(self.name)
+
+    async def attribute(self, name: bytes) -> bytes:
+        """Return an extended attribute of the stored document."""
+        return await self.fs.store.attribute(self.stored_key() or "", name)
+
+    async def attribute_names(self) -> Sequence[bytes]:
+        """Return the names of its extended attributes."""
+        return await self.fs.store.attributes(self.stored_key() or "")
+
+    async def is_there(self) -> bool:
+        """Whether there is such a document, published."""
+        return bool((await self._lookup()).ino)
+
+    async def exists(self) -> bool:
+        """Whether there is such a document, or a file that will be published as one."""
+        return self.fs.changes.buffers.unpublished(self) is not None or await self.is_there()
+
+    def reserve(self) -> int:
+        """Return a number for the document, which is not there yet."""
+        ino = self.fs.inodes.reserve()
+        self.fs.inodes.keep(ino, Document, path=self.path, identity=(ino, 0))
+        return ino
+
+    async def publish(self, buffer: "WriteBuffer") -> None:
+        """Make what was written the document."""
+        content = buffer.content
+        text = bytes(content.read(0, content.nbytes))
+        await self.fs.changes.publisher.publish(
+            self, text, mode=mode_of(buffer.status), exclusive=buffer.is_made_exclusively
+        )
+        if buffer.mtime_ns is not None:
+            await self._set_time(buffer.mtime_ns)
+
+    async def replace(
+        self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
+    ) -> None:
+        """Publish *content* as the document, with its time."""
+        text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
+        changes = self.fs.changes
+        async with changes.buffers.lock(self):
+            await changes.publisher.publish(self, text, mode=mode_of(attributes.status), exclusive=exclusive)
+            changes.buffers.detach(self)
+        await self._set_time(attributes.own_mtime_ns)
+
+    async def remove(self) -> None:
+        """Remove the document."""
+        changes = self.fs.changes
+        async with changes.buffers.lock(self):
+            try:
+                await changes.publisher.remove(self)
+            except NotFoundError:
+                if changes.buffers.unpublished(self) is None:
+                    raise
+            changes.buffers.detach(self)
+        self.fs.inodes.removed(self.path)
+
+    async def make_directory(self, mode: int, owner: Owner) -> None:
+        """Make a directory that has the name of a document, where the view has none."""
+        node = await self.fs.hierarchy.node(self.directory)
+        if self.fs.view.hides(node, self.name):
+            raise NotPermittedError(f"{self.path} is the name of a document, and cannot be a directory")
+        await self.fs.passthrough(self.path).make_directory(mode, owner)
+
+    async def remove_directory(self) -> None:
+        """Remove a directory that has the name of a document."""
+        await self.fs.passthrough(self.path).remove_directory()
+
+    async def set_attributes(self, changes: Changes) -> None:
+        """Change attributes of the stored document; the time of one that is not stored yet is kept for it."""
+        mtime_ns = changes["mtime_ns"]
+        buffer = self.fs.changes.buffers.of_ino(self.ino)
+        if buffer is not None and buffer.is_new:
+            buffer.mtime_ns = mtime_ns if mtime_ns is not None else buffer.mtime_ns
+            return
+        await self._check(is_open=buffer is not None)
+        await self.fs.store.set_attributes(self.stored_key() or "", **changes)
+        if buffer is not None and mtime_ns is not None:
+            buffer.mtime_ns = mtime_ns
+        if mtime_ns is not None:
+            self.fs.texts.set_time(self.path, mtime_ns)
+        await self._follow()
+
+    async def set_attribute(self, name: bytes, value: bytes | None) -> None:
+        """Set an extended attribute of the stored document, or remove it."""
+        if value is None:
+            await self.fs.store.remove_attribute(self.stored_key() or "", name)
+        else:
+            await self.fs.store.set_attribute(self.stored_key() or "", name, value)
+        await self._follow()
+
+    async def moved_with(self, old: str, new: str) -> "Document | None":
+        """Return the document in the directory's new place."""
+        return Document(self.fs, new + self.path[len(old) :])
+
+    async def _check(self, *, is_open: bool) -> None:
+        """Raise `StaleError` if what is stored is another file by now."""
+
+    async def _follow(self) -> None:
+        """Let numbers of generated documents go on standing for them when attributes of the stored one changed."""
+        fs = self.fs
+        status = (await fs.hierarchy.node(self.directory, fresh=True)).document_stat
+        if status is None or not isinstance(self.identity, tuple):
+            return
+        for name in fs.view.document_names:
+            row = fs.inodes.row_at(join_key(self.directory, name))
+            if row is not None and row.kind is Document and isinstance(row.identity, tuple):
+                version, nbytes = row.identity
+                if version == self.identity[0]:
+                    row.identity = (status.version, nbytes)
+
+    async def _set_time(self, mtime_ns: int) -> None:
+        """Give the document another modification time; one that is not there, as it says nothing, needs none."""
+        fs = self.fs
+        node = await fs.hierarchy.node(self.directory)
+        stored = join_key(self.directory, DOCUMENT if self.name in fs.documents(node) else self.name)
+        with suppress(NotFoundError):
+            await fs.store.set_attributes(stored, mtime_ns=mtime_ns)
+        fs.texts.set_time(self.path, mtime_ns)
+        await fs.refresh(self.directory)
+
+
+class StoredDocument(Document):
+    """A document that is shown as it is stored, and published as a whole all the same."""
+
+    __slots__ = ()
+
+    def stored_key(self) -> str | None:
+        """Return its key."""
+        return self.path
+
+    async def attributes(self) -> Attributes:
+        """Return the stored attributes."""
+        return await self.fs.passthrough(self.path, self.ino, self.identity).attributes()
+
+    async def open(self) -> FileHandle:
+        """Open the stored file."""
+        return await self.fs.passthrough(self.path, self.ino, self.identity).open()
+
+    async def _check(self, *, is_open: bool) -> None:
+        if not is_open:
+            await self.attributes()
+
+    async def _follow(self) -> None:
+        pass

@@ -1,0 +1,421 @@
+"""Files, directories and everything else that is shown as it is stored."""
+
+import os
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from shardfs.dataset.hierarchy import Node
+from shardfs.errors import (
+    ExistsError,
+    IsADirectoryHereError,
+    NoAttributeError,
+    NotADirectoryHereError,
+    NotEmptyError,
+    NotFoundError,
+    NotPermittedError,
+    ShardfsError,
+    StaleError,
+)
+from shardfs.stores.base import Content, Kind, OpenFile, join_key
+from shardfs.stores.local.file_lock import is_lock
+from shardfs.vfs.attributes import Attributes, Owner
+from shardfs.vfs.entries.base import Changes, Entry, Published, mode_of
+from shardfs.vfs.entries.document import Document
+from shardfs.vfs.handles import Batch, FileHandle, PassthroughHandle
+from shardfs.vfs.inodes import GONE
+
+if TYPE_CHECKING:
+    from shardfs.vfs.chunk_tree import ChunkTree
+    from shardfs.vfs.filesystem import Filesystem
+
+_REASON: Final = b"user.shardfs.reason"
+_PIECE_NBYTES: Final = 2**20
+
+
+class Passthrough(Entry):
+    """A file that passes through, or a name that is not there yet.
+
+    *identity* tells whether *path* still stands for the version *ino*.  *is_scratch*: it is kept beside the chunks of
+    an array, and is not in the dataset.
+    """
+
+    __slots__ = ("_path", "identity", "is_scratch")
+
+    def __init__(
+        self, fs: "Filesystem", path: str, ino: int = 0, identity: object = None, *, is_scratch: bool = False
+    ) -> None:
+        super().__init__(fs, ino)
+        self._path = path
+        self.identity = identity
+        self.is_scratch = is_scratch
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Passthrough) and self.path == other.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    @property
+    def path(self) -> str:
+        """The key of what is stored."""
+        return self._path
+
+    def stored_key(self) -> str | None:
+        """Return the key of what is stored."""
+        return self.path
+
+    async def attributes(self) -> Attributes:
+        """Return the stored attributes."""
+        status = await self.fs.store.stat(self.path)
+        if status.identity != self.identity:
+            raise StaleError(f"{self.path or 'the source'} was replaced")
+        return Attributes(self.ino, status.size, self.fs.ttl, status)
+
+    async def open(self) -> FileHandle:
+        """Open the stored file."""
+        return await self._open(writable=False)
+
+    async def _open(self, *, writable: bool) -> PassthroughHandle:
+        try:
+            file = await self.fs.store.open_passthrough(self.path, writable=writable)
+        except NotFoundError:
+            raise StaleError(f"{self.path} is gone") from None
+        if file.stat().identity != self.identity:
+            await file.close()
+            raise StaleError(f"{self.path} was replaced")
+        return PassthroughHandle(self.ino, self.path, file, self.fs.ttl, is_writable=writable)
+
+    async def read_link(self) -> bytes:
+        """Return the target of a symbolic link."""
+        return await self.fs.store.read_link(self.path)
+
+    async def attribute(self, name: bytes) -> bytes:
+        """Return an extended attribute."""
+        return await self.fs.store.attribute(self.path, name)
+
+    async def attribute_names(self) -> Sequence[bytes]:
+        """Return the names of the extended attributes."""
+        return await self.fs.store.attributes(self.path)
+
+    async def successor(self) -> PassthroughHandle | None:
+        """Open the file that has the name by now.
+
+        Not beside chunks: who opens what became of a lock file would take it for the lock.
+        """
+        fs, is_scratch = self.fs, self.fs.is_scratch(self.path)
+        if self.identity == GONE and is_scratch:
+            return None
+        try:
+            file = await fs.store.open_passthrough(self.path, writable=False)
+            names = [] if is_scratch else self.path.split("/")
+            for depth, name in enumerate(names):  # where the file was, there may be a shard by now
+                directory = Directory(fs, "/".join(names[:depth]))
+                node = await directory.node()
+                if directory.hides(node, fs.chunk_tree(node), name):
+                    return None
+        except (NotFoundError, StaleError, IsADirectoryHereError, NotADirectoryHereError):
+            return None
+        return PassthroughHandle(self.ino, self.path, file, 0.0)
+
+    async def exists(self) -> bool:
+        """Whether anything is stored under the name."""
+        try:
+            await self.fs.store.stat(self.path)
+        except NotFoundError:
+            return False
+        return True
+
+    async def create(self, mode: int, flags: int, owner: Owner) -> PassthroughHandle:
+        """Open the stored file, made or not."""
+        await self._make_parents()
+        is_new = not await self.exists()
+        file = await self.fs.store.create(self.path, mode, exclusive=bool(flags & os.O_EXCL))
+        if is_new:
+            await self._own(owner)
+        attributes = await self.fs.stored.attributes(self.path)
+        handle = PassthroughHandle(attributes.ino, self.path, file, self.fs.ttl, is_writable=True)
+        return handle if is_new else await _cut(handle, flags)
+
+    async def open_to_write(self, flags: int) -> PassthroughHandle:
+        """Open the stored file; beside chunks one that is gone, too, as anywhere.
+
+        Writers take turns with lock files there, which they rename onto a chunk; who comes late finds out by comparing
+        inode numbers.
+        """
+        try:
+            handle = await self._open(writable=True)
+        except StaleError:
+            if self.identity != GONE or not self.fs.is_scratch(self.path):
+                raise
+            return PassthroughHandle(self.ino, "", await self._nameless(), self.fs.ttl, is_writable=True)
+        return await _cut(handle, flags)
+
+    async def _nameless(self) -> OpenFile:
+        copy = self._copy()
+        file = await self.fs.store.create(copy, 0o600, exclusive=True)
+        await self.fs.store.unlink(copy)
+        return file
+
+    def _copy(self) -> str:
+        """Return a key under which a file can be made before it gets its name."""
+        return join_key(self.fs.changes.copies, secrets.token_hex(8))
+
+    async def content(self) -> tuple[Attributes, Content]:
+        """Return attributes and content of the stored file."""
+        attributes = await self.fs.stored.attributes(self.path)
+        if attributes.status.kind is Kind.DIRECTORY:
+            raise IsADirectoryHereError(f"{self.path} is a directory")
+        snapshot = await self.fs.store.open(self.path)
+        return attributes, snapshot.content(0, snapshot.size)
+
+    async def replace(
+        self, content: Content, attributes: Attributes, ino: int | None, *, exclusive: bool = False
+    ) -> None:
+        """Make a file of *content*, and rename it to its name."""
+        store, status = self.fs.store, attributes.status
+        await self._make_parents()
+        copy = self._copy()
+        file = await store.create(copy, mode_of(status), exclusive=True)
+        try:
+            for start in range(0, content.nbytes, _PIECE_NBYTES):
+                await file.write(start, content.read(start, min(_PIECE_NBYTES, content.nbytes - start)))
+            file.set_attributes(mtime_ns=attributes.own_mtime_ns, atime_ns=status.atime_ns)
+            await store.rename(copy, self.path, exclusive=exclusive)
+        except ShardfsError:
+            await store.unlink(copy)
+            raise
+        self.fs.inodes.removed(self.path)
+
+    async def remove(self) -> None:
+        """Remove the name."""
+        await self.fs.store.unlink(self.path)
+        self.fs.inodes.removed(self.path)
+
+    async def make_directory(self, mode: int, owner: Owner) -> None:
+        """Make the directory."""
+        await self._make_parents()
+        await self.fs.store.mkdir(self.path, mode)
+        await self._own(owner)
+        self.fs.hierarchy.forget(self.path)
+
+    async def remove_directory(self) -> None:
+        """Remove the directory, with what is left of an array of which no chunk is there any more."""
+        fs = self.fs
+        node = await fs.hierarchy.node(self.path)
+        emptied = fs.chunk_tree(node)
+        if emptied is not None:
+            if node.document is not None or not await emptied.is_empty():
+                raise NotEmptyError(f"{self.path} is not empty")
+            async for batch in fs.stored.list_scratch(self.path, 0, lambda name: not emptied.is_scratch(name)):
+                raise NotEmptyError(f"{os.fsdecode(batch.rows[0][0])} is in the directory")
+            await fs.changes.publisher.prune(node)
+        await fs.store.rmdir(self.path)
+        fs.inodes.removed(self.path)
+        await fs.stored.remove_scratch(self.path)
+        fs.hierarchy.abandon(self.path)
+
+    async def make_link(self, target: bytes) -> None:
+        """Make a symbolic link of this name."""
+        await self._make_parents()
+        await self.fs.store.symlink(self.path, target)
+
+    async def link_to(self, new: Entry) -> None:
+        """Give this file the second name *new*; that of a chunk or a document is a copy."""
+        if isinstance(new, Passthrough):
+            await new._make_parents()
+            await self.fs.store.link(self.path, new.path)
+        elif await new.exists():
+            raise ExistsError("the name exists")
+        else:
+            attributes, content = await self.content()
+            await new.replace(content, attributes, None, exclusive=True)
+
+    async def move_to(self, new: "Passthrough", *, exclusive: bool) -> None:
+        """Move the file or directory to the name *new*; what is pending below it is committed before."""
+        fs, changes = self.fs, self.fs.changes
+        await new._make_parents()
+        is_directory = (await fs.store.stat(self.path)).kind is Kind.DIRECTORY
+        if is_directory:
+            await changes.writer.committer.flush(below=self.path)
+        await fs.store.rename(self.path, new.path, exclusive=exclusive)
+        if not is_directory:
+            changes.moved(self.path, new.path)
+            return
+        fs.hierarchy.moved(self.path, new.path)
+        changes.moved_directory(self.path, new.path)
+        if fs.scratch is not None and not self.is_scratch and not new.is_scratch:
+            source, target = join_key(fs.scratch, self.path), join_key(fs.scratch, new.path)
+            with suppress(NotFoundError, NotADirectoryHereError):
+                await fs.store.stat(source)
+                await fs.store.make_directories(target.rpartition("/")[0])
+                await fs.store.rename(source, target, exclusive=False)
+                changes.moved_directory(source, target)
+        await changes.buffers.moved_directory(self.path, new.path)
+
+    async def set_attributes(self, changes: Changes) -> None:
+        """Change attributes of what is stored, of a file that has no name any more by its open handles."""
+        try:
+            await self.attributes()  # raises, if another file has the name
+            await self.fs.store.set_attributes(self.path, **changes)
+        except (NotFoundError, StaleError):
+            for _, handle in self.fs.files():
+                if isinstance(handle, PassthroughHandle) and handle.ino == self.ino:
+                    handle.file.set_attributes(**changes)
+                    return
+            raise
+
+    async def set_attribute(self, name: bytes, value: bytes | None) -> None:
+        """Set an extended attribute, or remove it."""
+        if value is None:
+            await self.fs.store.remove_attribute(self.path, name)
+        else:
+            await self.fs.store.set_attribute(self.path, name, value)
+
+    async def _make_parents(self) -> None:
+        """Make the directory of a name beside chunks, which is nowhere yet."""
+        if self.is_scratch:
+            await self.fs.store.make_directories(self.path.rpartition("/")[0])
+
+    async def _own(self, owner: Owner) -> None:
+        """Give what is new to who asked for it, where we may."""
+        if os.geteuid() == 0 and owner != (0, 0):
+            await self.fs.store.set_attributes(self.path, uid=owner.uid, gid=owner.gid)
+
+
+async def _cut(handle: PassthroughHandle, flags: int) -> PassthroughHandle:
+    """Let a file that was opened begin empty, if *flags* say so; it is closed if that fails."""
+    if flags & os.O_TRUNC:
+        try:
+            await handle.file.truncate(0)
+        except BaseException:
+            await handle.file.close()
+            raise
+    return handle
+
+
+class Special(Passthrough):
+    """A symbolic link (which the kernel follows on the mount), a pipe, a socket or a device."""
+
+    __slots__ = ()
+
+    async def open(self) -> FileHandle:
+        """Say that this is no file."""
+        raise IsADirectoryHereError(f"{self.path} is no regular file")
+
+    async def open_to_write(self, flags: int) -> PassthroughHandle:
+        """Say that this is no file."""
+        raise IsADirectoryHereError(f"{self.path} is no regular file")
+
+    async def successor(self) -> None:
+        """Say that there is nothing to be read."""
+
+
+class Directory(Special):
+    """A directory: of an array, of a group, or of anything else."""
+
+    __slots__ = ()
+
+    async def lookup(self, name: str) -> Attributes:
+        """Return the attributes of a generated document, of something in the chunk tree, or of what is stored."""
+        fs, node = self.fs, await self.node()
+        if name in fs.view.document_names and name in fs.documents(node):
+            return Document(fs, join_key(self.path, name)).shown_in(node).attributes
+        chunks = fs.chunk_tree(node)
+        if chunks is not None and chunks.owns_in_array(name):
+            return await chunks.lookup_in_array(name)
+        if chunks is not None and chunks.is_scratch(name):
+            return await fs.stored.lookup_beside_chunks(self.path, name)
+        if self.hides(node, chunks, name):
+            return fs.stored.nothing()
+        attributes = await fs.stored.lookup(self.path, name)
+        if attributes.status.kind is Kind.DIRECTORY and await fs.stored.left_out(self.path, [name]):
+            return fs.stored.nothing()
+        return attributes
+
+    async def child(self, name: str) -> Entry:
+        """Return what *name* stands for; raises `NotPermittedError` for one that is not shown."""
+        fs, path = self.fs, join_key(self.path, name)
+        if fs.is_document(path):
+            return Document(fs, path)
+        node = await self.node()
+        chunks = fs.chunk_tree(node)
+        if chunks is not None and chunks.owns_in_array(name):
+            return await chunks.entry(None, name)
+        if chunks is not None and chunks.is_scratch(name):
+            return await fs.stored.beside_chunks(self.path, name)
+        if self.hides(node, chunks, name):
+            raise NotPermittedError(f"{path} is not shown, and cannot be written, in this view")
+        return Passthrough(fs, path, is_scratch=fs.is_scratch(self.path))
+
+    async def unpublished_child(self, name: str) -> Published | None:
+        """Return the chunk or document that *name* stands for."""
+        path = join_key(self.path, name)
+        if self.fs.is_document(path):
+            return Document(self.fs, path)
+        chunks = self.fs.chunk_tree(await self.node())
+        return await chunks.published(None, name) if chunks is not None and chunks.owns_in_array(name) else None
+
+    async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
+        """Yield generated documents, then stored names, then what is kept beside chunks, then chunks."""
+        fs, node = self.fs, await self.node()
+        chunks = fs.chunk_tree(node)
+        generated = {
+            name: Document(fs, join_key(self.path, name)).shown_in(node).attributes for name in fs.documents(node)
+        }
+
+        def hides(name: str) -> bool:
+            return name in generated or self.hides(node, chunks, name)
+
+        async for batch in fs.stored.list(self.path, cookie, generated, hides):
+            yield batch
+        if chunks is not None:
+            async for batch in fs.stored.list_scratch(self.path, cookie, lambda name: not chunks.is_scratch(name)):
+                yield batch
+            async for batch in chunks.list_in_array(cookie):
+                yield batch
+
+    def hides(self, node: Node, chunks: "ChunkTree | None", name: str) -> bool:
+        """Whether what is stored under *name* is not shown as it is stored."""
+        if self.fs.is_scratch(self.path):
+            return False
+        if chunks is not None and (chunks.takes(name) or (is_lock(name) and chunks.is_scratch(name))):
+            return True
+        return self.fs.view.hides(node, name)
+
+    async def node(self) -> Node:
+        """Return what the directory is; raises `StaleError` if it is gone."""
+        try:
+            return await self.fs.hierarchy.node(self.path)
+        except NotFoundError:  # so that the kernel asks for the path again, before it says that there is none
+            raise StaleError(f"{self.path} is gone") from None
+
+    async def attribute(self, name: bytes) -> bytes:
+        """Return an extended attribute: of the stored directory, or why an array is shown as stored."""
+        if name == _REASON:
+            reason = (await self.fs.hierarchy.node(self.path)).reason
+            if reason is None:
+                raise NoAttributeError(f"{self.path} is not shown as stored for a reason")
+            return reason.encode()
+        return await super().attribute(name)
+
+    async def attribute_names(self) -> Sequence[bytes]:
+        """Return the names of the extended attributes."""
+        names = list(await super().attribute_names())
+        if (await self.fs.hierarchy.node(self.path)).reason is not None:
+            names.append(_REASON)
+        return names
+
+    async def link_to(self, new: Entry) -> None:
+        """Refuse: a directory has one name."""
+        raise NotPermittedError("a directory cannot have a second name")
+
+    async def set_attributes(self, changes: Changes) -> None:
+        """Change attributes of the stored directory."""
+        await super().set_attributes(changes)
+        self.fs.hierarchy.forget(self.path)
+
+    async def sync(self) -> None:
+        """Make the names in the directory durable."""
+        await self.fs.store.sync_directory(self.path)
