@@ -24,6 +24,7 @@ from shardfs.dataset.maintenance.shrink import empty_outside
 from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, StaleError, StoreError
 from shardfs.format.sharding import Coords
 from shardfs.stores.memory import MemoryContent
+from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.inodes import ROOT
 from tests.crash.harness import Process
 from tests.crash.histories import INNER, PER_SHARD, make_source
@@ -380,7 +381,7 @@ def test_a_flush_that_waits_for_its_draft_does_not_stop_who_closes_the_gate(root
         await put(process, 0, b"old")
         number, _ = await files.open((await find(process.fs, "end/c/0")).ino, os.O_WRONLY)
         await files.write(number, 0, b"new")
-        opened = files.drafts.of_ino((await find(process.fs, "end/c/0")).ino)
+        opened = files.buffers.of_ino((await find(process.fs, "end/c/0")).ino)
         assert opened is not None
         with trio.fail_after(10):
             # The lock is held as by a write that must read the chunk first.
@@ -396,25 +397,27 @@ def test_a_flush_that_waits_for_its_draft_does_not_stop_who_closes_the_gate(root
     trio.run(main)
 
 
-def test_what_is_written_to_a_chunk_while_it_is_renamed_is_there_under_the_new_name(root: Path) -> None:
+def test_what_is_written_to_a_chunk_while_it_is_renamed_is_there_under_the_new_name(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        files, contents = process.writing.changes, process.writing.changes._contents
+        files = process.writing.changes
         await put(process, 0, b"old")
         number, _ = await files.open((await find(process.fs, "end/c/0")).ino, os.O_WRONLY)
         await files.write(number, 0, b"new")
-        remove = contents.remove
+        remove = Chunk.remove
 
-        async def meanwhile(name: object) -> None:
+        async def meanwhile(chunk: Chunk) -> None:
             await files.write(number, 3, b"er")
             nursery.start_soon(files.flush, number)
             await wait_all_tasks_blocked()
-            await remove(name)  # type: ignore[arg-type]
+            await remove(chunk)
 
         directory = (await find(process.fs, "end/c")).ino
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
-                contents.remove = meanwhile  # type: ignore[method-assign,assignment]
+                monkeypatch.setattr(Chunk, "remove", meanwhile)
                 await process.writing.changes.rename(directory, b"0", directory, b"1", exclusive=False)
         array = await process.array("end")
         assert await array.extent((0,)) is None
