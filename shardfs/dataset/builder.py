@@ -107,7 +107,7 @@ async def assemble(
                 pieces.append(MemoryContent(memoryview(piece.encoded)))
     if level.index_at_start:
         return Assembly(Splice(tuple(pieces), 0), plan.index, 0, plan.is_append)
-    splice = Splice(tuple(pieces), len(plan.index))
+    splice = Splice(tuple(pieces), len(plan.index), plan.ends)
     if grid.is_unsharded:
         proof = await trio.to_thread.run_sync(_end, contents[0])
         return Assembly(splice, proof, plan.nbytes - len(proof))

@@ -12,14 +12,12 @@ alone until somebody removes its lock.
 Slots are claimed and left one at a time, so that none goes while it is looked at.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
 import stat
-import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,7 +26,6 @@ from itertools import count
 from typing import Final
 
 from shardfs.dataset.source_lock import (
-    FLOCK,
     NO_LOCKS,
     Holder,
     find_holder,
@@ -44,6 +41,7 @@ from shardfs.errors import ShardfsError, SourceError
 from shardfs.stores.base import Address, Store
 from shardfs.stores.kept_files import KeptFile, KeptFiles
 from shardfs.stores.local.openat import READ
+from shardfs.stores.local.syscalls import ofd_lock
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +254,7 @@ def _alone() -> Iterator[None]:
 
 
 def _await_lock(fd: int) -> None:
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    ofd_lock(fd, wait=True)
 
 
 def _make_directories(path: str) -> None:

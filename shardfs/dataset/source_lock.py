@@ -5,11 +5,9 @@ that ends.  The file says who that is: where locks do not reach other hosts, tha
 """
 
 import errno
-import fcntl
 import json
 import os
 import socket
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
@@ -22,33 +20,12 @@ from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.openat import READ
-from shardfs.stores.local.syscalls import file_system_of
+from shardfs.stores.local.syscalls import is_local, is_ofd_locked, ofd_lock
 
-FLOCK: Final = "hhqqi4x"
 NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """What a file system without locks says, such as NFS without its lock service."""
 
 _HOLDER_NBYTES: Final = 512
-_LOCAL: Final = frozenset(
-    (
-        0xEF53,  # ext2, ext3, ext4
-        0x58465342,  # XFS
-        0x9123683E,  # btrfs
-        0x2FC12FC1,  # ZFS
-        0xCA451A4E,  # bcachefs
-        0xF2F52010,  # F2FS
-        0x3153464A,  # JFS
-        0x52654973,  # ReiserFS
-        0x3434,  # NILFS
-        0x01021994,  # tmpfs
-        0x858458F6,  # ramfs
-        0x794C7630,  # overlay
-        0x4D44,  # FAT
-        0x2011BAB0,  # exFAT
-        0x7366746E,  # NTFS, of the kernel
-    )
-)
-"""File systems of one host.  Several may mount any other, and locks there may reach no further than the host."""
 
 
 class Holder(NamedTuple):
@@ -119,11 +96,10 @@ def try_lock(state: StateDirectory, *, locks_reach: bool) -> int | None:
             make_directory(state.path)
             fd = os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-            except OSError as error:
-                if error.errno in (errno.EAGAIN, errno.EACCES):
+                if not ofd_lock(fd):
                     os.close(fd)
                     return None
+            except OSError as error:
                 if state.opened is not None or error.errno not in NO_LOCKS:
                     os.close(fd)
                     raise
@@ -168,8 +144,7 @@ def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
     except OSError as error:
         raise SourceError(f"whether {state.root} is written cannot be told: {error.strerror}") from None
     try:
-        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        is_locked = struct.unpack(FLOCK, found)[0] != fcntl.F_UNLCK
+        is_locked = is_ofd_locked(fd)
     except OSError as error:
         if locks_reach or error.errno not in NO_LOCKS:
             raise SourceError(f"whether {state.root} is written cannot be told: {error.strerror}") from None
@@ -186,7 +161,7 @@ def _locks_reach(state: StateDirectory) -> bool:
         directory = Descriptor(os.open(os.path.dirname(state.path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError:
         return False
-    return file_system_of(directory.fd) in _LOCAL
+    return is_local(directory.fd)
 
 
 def _refusal(what: str, state: StateDirectory, holder: Holder) -> str:

@@ -58,13 +58,15 @@ Piece = CopiedRange | Added | Padding | Index
 class WritePlan:
     """A new shard of *nbytes* bytes: its *pieces*, first byte to last, and the new encoded *index* among them.
 
-    *is_append*: the old shard is kept where it is, whole or whole but for its index.
+    *is_append*: the old shard is kept where it is, whole or whole but for its index.  An append may be made in steps:
+    *ends* are the sizes of the shard after each.
     """
 
     pieces: tuple[Piece, ...]
     index: bytes
     nbytes: int
     is_append: bool
+    ends: tuple[int, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -159,6 +161,7 @@ def _append(
     first = int(np.count_nonzero(behind > at_once)) if alignment > 1 else 0  # payloads of the first step of two
     offsets = np.empty_like(sizes)
     added: list[Piece] = []
+    ends: list[int] = []
     for step in (slice(0, first), slice(first, None)) if first else (slice(0, None),):
         step_nbytes = int(sizes[step].sum())
         if padding := -(nbytes + step_nbytes + tail_nbytes) % alignment:
@@ -168,6 +171,7 @@ def _append(
         if step.stop is not None:
             added.append(CopiedRange(shard_nbytes - tail_nbytes, tail_nbytes))
         nbytes += padding + step_nbytes + tail_nbytes
+        ends.append(nbytes)
     # The new end must not lend sense to an entry that named bytes beyond the old one: they would be another's.
     values[EntryRun(values, nbytes).sound & ~EntryRun(values, kept_nbytes).sound, 0] = _EMPTY
     values[entries, 0] = offsets
@@ -177,7 +181,7 @@ def _append(
     index = layout.codecs.encode(values, layout.chunks_per_shard)
     if not layout.at_start:
         before = [CopiedRange(0, kept_nbytes)] if kept_nbytes else []
-        return WritePlan((*before, *added, Index(index)), index, nbytes, is_append=True)
+        return WritePlan((*before, *added, Index(index)), index, nbytes, is_append=True, ends=tuple(ends))
     kept = EntryRun(values, shard_nbytes)
     for entry in np.flatnonzero(kept.sound & (kept.offsets < layout.nbytes) & (kept.nbytes > 0))[:1].tolist():
         raise CorruptionError(f"entry {entry} of the shard index names bytes of the index itself, which is replaced")

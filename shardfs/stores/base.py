@@ -209,12 +209,13 @@ class Splice:
     """A new version of an object, first byte to last: ranges of the old one and new content.
 
     The last *tail_nbytes* bytes, of the new version as of the old one, are what makes the object readable: the index
-    of a shard that ends with it, 0 for one that begins with it.  A range behind the first piece that is the old tail
-    once more ends a step: until the next one is made, that is what the object ends with.
+    of a shard that ends with it, 0 for one that begins with it.  An append may be made in steps: *ends* are the sizes
+    after each, the last of them that of the new version, and at each the object ends with the old tail or the new one.
     """
 
     pieces: tuple[Kept | Content, ...]
     tail_nbytes: int = 0
+    ends: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from shardfs.errors import SourceError, UsageError
 from shardfs.stores.base import Store
-from shardfs.stores.local.tree import TTL as LOCAL_TTL
+from shardfs.stores.local.reader import TTL as LOCAL_TTL
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.location import Location, S3Options
 

@@ -13,6 +13,7 @@ from shardfs.dataset import source_lock
 from shardfs.dataset.source_lock import locked, release, try_lock
 from shardfs.dataset.state import StateDirectory
 from shardfs.errors import SourceError
+from shardfs.stores.local import syscalls
 
 EXT4, BTRFS, ZFS = 0xEF53, 0x9123683E, 0x2FC12FC1
 NFS, CIFS, FUSE, CEPH, GPFS, BEEGFS, OCFS2 = (
@@ -39,7 +40,7 @@ def test_the_lock_file_of_another_host_is_believed_unless_the_file_system_is_loc
 ) -> None:
     state = left_by_another_host(tmp_path)
     for number in (NFS, CIFS, FUSE, CEPH, GPFS, BEEGFS, OCFS2, None):
-        monkeypatch.setattr(source_lock, "file_system_of", lambda _, number=number: number)
+        monkeypatch.setattr(syscalls, "_file_system_of", lambda _, number=number: number)
         with pytest.raises(SourceError, match="elsewhere"), locked(state):
             pass
 
@@ -48,7 +49,7 @@ def test_the_lock_file_of_another_host_is_believed_unless_the_file_system_is_loc
 def test_on_local_file_systems_only_the_lock_itself_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(source_lock, "file_system_of", lambda _: number)
+    monkeypatch.setattr(syscalls, "_file_system_of", lambda _: number)
     with locked(left_by_another_host(tmp_path)):
         pass
 

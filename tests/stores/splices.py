@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from shardfs.stores.base import Buffer, Content, Kept, Splice, Stat
@@ -66,7 +67,9 @@ class Case:
 
     @property
     def splice(self) -> Splice:
-        return Splice(self.pieces, self.tail_nbytes)
+        sizes = [*accumulate(piece.nbytes for piece in self.pieces)]
+        steps = [size for size, piece in zip(sizes, self.pieces, strict=True) if piece is OLD_TAIL]
+        return Splice(self.pieces, self.tail_nbytes, (*steps, *sizes[-1:]))
 
     @property
     def key(self) -> str:

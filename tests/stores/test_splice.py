@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardfs.errors import NotFoundError, StaleError, StoreError
 from shardfs.stores.base import Kept, Splice, is_reserved
-from shardfs.stores.local.shards import BATCH_NBYTES, arrange
+from shardfs.stores.local.shards import BATCH_NBYTES
 from shardfs.stores.local.syscalls import BLOCK, Syscalls
 from shardfs.stores.local.tree import LocalStore
 from tests.stores.splices import (
@@ -286,8 +286,6 @@ def test_any_splice_gives_its_bytes(tmp_path: Path, drawn: tuple[Splice, bytes])
 async def test_what_is_not_there_cannot_be_kept(source: Path, piece: Kept) -> None:
     with pytest.raises(ValueError, match="keeps more"):
         await make(source, Syscalls(), Case((piece,), 0, ()))
-    with pytest.raises(ValueError, match="keeps more"):
-        arrange(Splice((Kept(0, 1),)), 0)
     assert (source / "d" / "f").read_bytes() == OLD
 
 

@@ -1,7 +1,8 @@
 """A directory that hosts share as over NFS without its lock service: none sees the locks of another, or there are none.
 
 Run as a program it passes a directory through at a mount point.  The kernel keeps locks to each such mount, so that two
-of them are two hosts' views of one file server.
+of them are two hosts' views of one file server.  It may be slow to find names `slow-to-find…`, and to
+read files `slow-to-read…`.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def without_locks(directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def shared(directory: Path, place: Path) -> Iterator[Path]:
+def shared(directory: Path, place: Path, *, slow_seconds: float = 0.0) -> Iterator[Path]:
     """Show *directory* at *place*, as one of the hosts that share it sees it."""
     from tests.support.mounting import PATIENCE, environment
 
     place.mkdir()
     process = subprocess.Popen(
-        [sys.executable, __file__, str(directory), str(place)],
+        [sys.executable, __file__, str(directory), str(place), str(slow_seconds)],
         env=environment(),
         stdout=subprocess.PIPE,
     )
@@ -58,8 +59,9 @@ def shared(directory: Path, place: Path) -> Iterator[Path]:
 class _PassThrough(pyfuse3.Operations):
     """The directory *root*; a file is known by the path at which it was looked up or moved to last."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, slow_seconds: float) -> None:
         super().__init__()
+        self._slow_seconds = slow_seconds
         self._paths: dict[int, str] = {pyfuse3.ROOT_INODE: root}
 
     def _child(self, parent: InodeT, name: bytes) -> str:
@@ -75,7 +77,12 @@ class _PassThrough(pyfuse3.Operations):
         self._paths[entry.st_ino] = path
         return entry
 
+    async def _wait(self, path: str, slow: str) -> None:
+        if os.path.basename(path).startswith(slow):
+            await trio.sleep(self._slow_seconds)
+
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: Any) -> pyfuse3.EntryAttributes:
+        await self._wait(os.fsdecode(name), "slow-to-find")
         return self._entry(self._child(parent_inode, name))
 
     async def getattr(self, inode: InodeT, ctx: Any) -> pyfuse3.EntryAttributes:
@@ -121,6 +128,7 @@ class _PassThrough(pyfuse3.Operations):
         return FileInfo(fh=FileHandleT(os.open(self._paths[inode], flags & ~os.O_CREAT)), direct_io=True)
 
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+        await self._wait(os.readlink(f"/proc/self/fd/{fh}"), "slow-to-read")
         return os.pread(fh, size, off)
 
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
@@ -155,13 +163,15 @@ def _with_errno(handler: Any) -> Any:
     return handle
 
 
-def _pass_through(directory: str, place: str) -> None:
+def _pass_through(directory: str, place: str, slow_seconds: str) -> None:
     for name, handler in list(vars(_PassThrough).items()):
         if not name.startswith("_"):
             setattr(_PassThrough, name, _with_errno(handler))
-    pyfuse3.init(_PassThrough(directory), place, {"fsname=shared", "allow_other", "default_permissions"})
+    pyfuse3.init(
+        _PassThrough(directory, float(slow_seconds)), place, {"fsname=shared", "allow_other", "default_permissions"}
+    )
     print("ready", flush=True)
-    trio.run(pyfuse3.main)
+    trio.run(pyfuse3.main, 1, 1000)
     pyfuse3.close(unmount=False)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardfs.stores.base import Buffer, Descriptor, Stat
+from shardfs.stores.local.openat import READ, WALK, open_beneath
 from shardfs.stores.local.snapshot import to_stat
 from shardfs.stores.local.syscalls import Syscalls
 
@@ -30,15 +31,15 @@ class Rights:
         """Return those of a file that is to be replaced."""
         return cls(status.st_mode, status.st_uid, status.st_gid)
 
-    def give(self, disk: Syscalls, fd: int) -> None:
+    def give(self, syscalls: Syscalls, fd: int) -> None:
         """Set them.  An owner that this process may not set stays what it is, as with other programs that rename."""
         now = os.fstat(fd)
         uid = now.st_uid if self.uid is None else self.uid
         gid = now.st_gid if self.gid is None else self.gid
-        if (uid, gid) != (now.st_uid, now.st_gid) and not _chown(disk, fd, uid, gid):
-            _chown(disk, fd, -1, gid)
+        if (uid, gid) != (now.st_uid, now.st_gid) and not _chown(syscalls, fd, uid, gid):
+            _chown(syscalls, fd, -1, gid)
         if self.mode is not None and (self.mode ^ os.fstat(fd).st_mode) & 0o7777:
-            disk.chmod(fd, self.mode & 0o7777)
+            syscalls.chmod(fd, self.mode & 0o7777)
 
 
 class NoCloneError(Exception):
@@ -51,7 +52,7 @@ def temporary_name() -> str:
 
 
 def write_aside(
-    disk: Syscalls,
+    syscalls: Syscalls,
     directory: Descriptor,
     temporary: str,
     rights: Rights,
@@ -68,7 +69,7 @@ def write_aside(
     """
     initial = 0o666 if rights.mode is None else rights.mode & 0o700
     try:
-        file = Descriptor(disk.create(temporary, os.O_RDWR | os.O_EXCL, initial, directory.fd))
+        file = Descriptor(syscalls.create(temporary, os.O_RDWR | os.O_EXCL, initial, directory.fd))
     except OSError as error:
         if clone_of is not None:
             raise NoCloneError from error
@@ -77,27 +78,27 @@ def write_aside(
     try:
         offset = 0
         if clone_of is not None:
-            _clone(disk, fd, clone_of)
+            _clone(syscalls, fd, clone_of)
             offset = os.fstat(fd).st_size
         for buffers in content:
-            disk.pwrite(fd, buffers, offset)
+            syscalls.pwrite(fd, buffers, offset)
             offset += sum(len(buffer) for buffer in buffers)
-        rights.give(disk, fd)
-        disk.sync(fd)
+        rights.give(syscalls, fd)
+        syscalls.sync(fd)
         take_name(fd)
-        disk.sync_directory(directory.fd)
+        syscalls.sync_directory(directory.fd)
     except Exception:
         with suppress(OSError):
-            disk.unlink(temporary, directory.fd)
+            syscalls.unlink(temporary, directory.fd)
         raise
     return file, to_stat(os.fstat(fd))
 
 
-def _clone(disk: Syscalls, fd: int, source: int) -> None:
+def _clone(syscalls: Syscalls, fd: int, source: int) -> None:
     try:
         if os.fstat(source).st_nlink > 1 or _attributes(source) != _attributes(fd):
             raise NoCloneError
-        disk.clone(fd, source)
+        syscalls.clone(fd, source)
     except OSError as error:
         raise NoCloneError from error
 
@@ -112,10 +113,10 @@ def _attributes(fd: int) -> dict[str, bytes]:
         raise
 
 
-def _chown(disk: Syscalls, fd: int, uid: int, gid: int) -> bool:
+def _chown(syscalls: Syscalls, fd: int, uid: int, gid: int) -> bool:
     """Set the owner; return False if this process may not."""
     try:
-        disk.chown(fd, uid, gid)
+        syscalls.chown(fd, uid, gid)
     except OSError as error:
         if error.errno not in _NOT_TO_BE_OWNER:
             raise
@@ -123,27 +124,40 @@ def _chown(disk: Syscalls, fd: int, uid: int, gid: int) -> bool:
     return True
 
 
-def rename_to_absent(disk: Syscalls, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
+def rename_to_absent(syscalls: Syscalls, name: str, new: str, dir_fd: int, new_dir_fd: int) -> None:
     """Move *name* to *new*, which must not exist; raises `FileExistsError`.
 
     Atomically, but on file systems that know neither an exclusive rename nor links.
     """
     try:
-        disk.rename_exclusive(name, new, dir_fd, new_dir_fd)
+        syscalls.rename_exclusive(name, new, dir_fd, new_dir_fd)
     except OSError as error:
         if error.errno not in _NOT_EXCLUSIVE:
             raise
     else:
         return
     try:
-        disk.link(name, new, dir_fd, new_dir_fd)
+        syscalls.link(name, new, dir_fd, new_dir_fd)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
     else:
-        disk.unlink(name, dir_fd)
+        syscalls.unlink(name, dir_fd)
         return
     with suppress(FileNotFoundError):
         os.stat(new, dir_fd=new_dir_fd, follow_symlinks=False)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    disk.rename(name, new, dir_fd, new_dir_fd)
+    syscalls.rename(name, new, dir_fd, new_dir_fd)
+
+
+def make_directories(syscalls: Syscalls, root: Descriptor, key: str) -> None:
+    """Make the directory *key* below *root*, and all above it that are missing, durably."""
+    with suppress(FileNotFoundError):
+        open_beneath(root, key, WALK)
+        return
+    parent, _, name = key.rpartition("/")
+    make_directories(syscalls, root, parent)
+    directory = open_beneath(root, parent, READ | os.O_DIRECTORY)
+    with suppress(FileExistsError):
+        syscalls.mkdir(name, 0o777, directory.fd)
+    syscalls.sync_directory(directory.fd)

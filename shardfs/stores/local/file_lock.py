@@ -10,11 +10,8 @@ Our lock files stay empty, as tensorstore cuts off nothing before it writes.  Th
 means nothing on files: by that one that a killed process or a power cut left is known for what it is.
 """
 
-import errno
-import fcntl
 import os
 import stat
-import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +23,8 @@ from shardfs.errors import LockedError, StoreError
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.atomic_write import Rights
 from shardfs.stores.local.openat import WRITE
-from shardfs.stores.local.syscalls import Syscalls, changing
+from shardfs.stores.local.syscalls import CANNOT_MAKE, Syscalls, changing, ofd_lock, ofd_unlock
+from shardfs.stores.local.threads import Threads
 
 LOCK_SUFFIX: Final = ".__lock"
 
@@ -38,7 +36,6 @@ _LONGEST_PAUSE: Final = 0.02
 that is in use, and how often either is tried."""
 
 _MODE: Final = stat.S_ISVTX | 0o666
-_FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, nbytes (0: all), pid (0: of the description)
 
 
 def is_lock(name: str) -> bool:
@@ -48,9 +45,9 @@ def is_lock(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileLock:
-    """The lock file *name* in *directory*, made and locked, or taken over."""
+    """The lock file *name* in *directory*, made and locked, or taken over; what it does blocks."""
 
-    disk: Syscalls
+    syscalls: Syscalls
     directory: Descriptor
     name: str
     file: Descriptor
@@ -60,9 +57,9 @@ class FileLock:
         try:
             with suppress(OSError):
                 if self.stands():
-                    self.disk.unlink(self.name, self.directory.fd)
+                    self.syscalls.unlink(self.name, self.directory.fd)
         finally:
-            _fcntl_lock(self.file.fd, fcntl.F_UNLCK)
+            ofd_unlock(self.file.fd)
 
     def stands(self) -> bool:
         """Whether the name stands for the file still: nobody has renamed or removed it."""
@@ -74,7 +71,7 @@ class FileLock:
 
 
 async def lock(
-    disk: Syscalls, directory: Descriptor, key: str, rights: Rights, waited: float | None = None
+    syscalls: Syscalls, threads: Threads, directory: Descriptor, key: str, rights: Rights, waited: float | None = None
 ) -> FileLock | None:
     """Take the lock of the file *key*, which lies in *directory*; *rights* give the owner of the lock file.
 
@@ -83,53 +80,58 @@ async def lock(
     """
     name = key.rpartition("/")[2] + LOCK_SUFFIX
     begun = trio.current_time() - (waited or 0.0)
+
+    def attempt(passed: float) -> FileLock | None:
+        with suppress(FileExistsError):
+            made = _make(syscalls, directory, name, rights)
+            if made is not None:
+                return made
+        return _take(syscalls, directory, name, key, passed)
+
     pause = _FIRST_PAUSE
     while True:
         with changing(key):
             try:
-                taken = _make(disk, directory, name, rights)
-            except FileExistsError:
-                taken = None
+                taken = await threads.on_names(attempt, trio.current_time() - begun)
             except OSError as error:
-                if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                if error.errno in CANNOT_MAKE:
                     return None
                 raise
-            taken = taken or _take(disk, directory, name, key, trio.current_time() - begun)
-            if taken is not None:
-                return taken
+        if taken is not None:
+            return taken
         if waited is not None:
             raise LockedError(f"{key} is locked by another program, with {name}")
         await trio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _make(disk: Syscalls, directory: Descriptor, name: str, rights: Rights) -> FileLock | None:
+def _make(syscalls: Syscalls, directory: Descriptor, name: str, rights: Rights) -> FileLock | None:
     """Make the lock file; None if another program has locked it before us, and will remove it."""
-    file = Descriptor(disk.create(name, os.O_RDWR | os.O_EXCL, _MODE, directory.fd))
-    made = FileLock(disk, directory, name, file)
+    file = Descriptor(syscalls.create(name, os.O_RDWR | os.O_EXCL, _MODE, directory.fd))
+    made = FileLock(syscalls, directory, name, file)
     try:
-        if not _fcntl_lock(file.fd, fcntl.F_WRLCK) or not made.stands():
+        if not _locked(file) or not made.stands():
             return None
         with suppress(OSError):  # a courtesy: who may write the file can wait for it
-            Rights(uid=rights.uid, gid=rights.gid).give(disk, file.fd)
+            Rights(uid=rights.uid, gid=rights.gid).give(syscalls, file.fd)
     except Exception:
         made.release()
         raise
     return made
 
 
-def _take(disk: Syscalls, directory: Descriptor, name: str, key: str, waited: float) -> FileLock | None:
+def _take(syscalls: Syscalls, directory: Descriptor, name: str, key: str, waited: float) -> FileLock | None:
     """Take the lock file that is there, if a killed process of ours left it; None if it is to be waited for."""
     found: FileLock | None = None
     try:
         if not stat.S_ISREG(os.stat(name, dir_fd=directory.fd, follow_symlinks=False).st_mode):
             raise StoreError(f"{key} is not changed: {name} beside it is no regular file, and so no lock; remove it")
-        found = FileLock(disk, directory, name, Descriptor(os.open(name, WRITE, dir_fd=directory.fd)))
+        found = FileLock(syscalls, directory, name, Descriptor(os.open(name, WRITE, dir_fd=directory.fd)))
     except FileNotFoundError:
         return None
     except PermissionError:
         pass  # it is another user's
-    if found is None or not _fcntl_lock(found.file.fd, fcntl.F_WRLCK):
+    if found is None or not _locked(found.file):
         if waited >= _PATIENCE:
             raise StoreError(f"{key} is kept locked by another program, with {name}")
         return None
@@ -145,12 +147,9 @@ def _take(disk: Syscalls, directory: Descriptor, name: str, key: str, waited: fl
     return None
 
 
-def _fcntl_lock(fd: int, kind: int) -> bool:
-    """Lock or unlock a file; return False if another description of it is locked."""
+def _locked(file: Descriptor) -> bool:
+    """Lock a file; return False if another description of it is locked."""
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0))
+        return ofd_lock(file.fd)
     except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
         raise StoreError(f"no lock can be had: {error.strerror}") from None
-    return True

@@ -7,8 +7,8 @@ import enum
 import errno
 import mmap
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -20,18 +20,17 @@ from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Descriptor, Kept
 from shardfs.stores.local.atomic_write import NoCloneError, Rights, rename_to_absent, temporary_name, write_aside
 from shardfs.stores.local.file_lock import FileLock, lock
 from shardfs.stores.local.openat import READ, WALK, open_beneath
+from shardfs.stores.local.reader import LocalReader
 from shardfs.stores.local.snapshot import LocalSnapshot, to_stat
-from shardfs.stores.local.syscalls import BLOCK, Syscalls, translate_of_change
-
-_DIRECTORY: Final = READ | os.O_DIRECTORY
-_NO_FILE: Final = -1
-
+from shardfs.stores.local.syscalls import BLOCK, Syscalls, changing
 
 BATCH_NBYTES: Final = 8 * 2**20
 """What is written in one call at most, but for a head or a tail."""
 
 _STEP_NBYTES: Final = APPEND_NBYTES + BLOCK
 _READ_NBYTES: Final = 2**20
+_DIRECTORY: Final = READ | os.O_DIRECTORY
+_NO_FILE: Final = -1
 
 Piece = Kept | Content
 
@@ -49,68 +48,47 @@ class Form(enum.Enum):
     """Another file takes its place."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arranged:
-    """A splice, sorted out: *pieces* are those that are not empty."""
+class _Change:
+    """A splice of a file of *old_nbytes* bytes, whose *pieces* are not empty; `ValueError` if it keeps more."""
 
-    form: Form
-    pieces: tuple[Piece, ...]
-    tail_nbytes: int
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the new version."""
-        return sum(piece.nbytes for piece in self.pieces)
-
-    @property
-    def overwritten(self) -> int:
+    def __init__(self, splice: Splice, old_nbytes: int) -> None:
+        self.pieces = tuple(piece for piece in splice.pieces if piece.nbytes)
+        self.tail_nbytes = splice.tail_nbytes
+        self.nbytes = splice.nbytes
+        self.ends = splice.ends or (splice.nbytes,)
+        self.old_nbytes = old_nbytes
+        kept = {place: piece for place, piece in enumerate(self.pieces) if isinstance(piece, Kept)}
+        for piece in kept.values():
+            if piece.offset < 0 or piece.nbytes < 0 or piece.offset + piece.nbytes > old_nbytes:
+                raise ValueError(f"a splice keeps more than the {old_nbytes} bytes that there are")
+        first = self.pieces[0].nbytes if self.pieces else 0
+        self.form = Form.WRITTEN_NEW
+        if kept.get(0) == Kept(0, old_nbytes):
+            self.form = Form.APPENDED
+        elif len(self.pieces) > 1 and kept == {1: Kept(first, old_nbytes - first)}:
+            self.form = Form.HEADED
+        elif len(self.pieces) == 1 and kept == {0: Kept(0, first)}:
+            self.form = Form.CUT
+        self.overwritten = first if self.form is Form.HEADED else 0
         """How many bytes at the beginning of the old file are overwritten."""
-        return self.pieces[0].nbytes if self.form is Form.HEADED else 0
 
 
-def arrange(splice: Splice, old_nbytes: int) -> Arranged:
-    """Find out how *splice* of an object of *old_nbytes* bytes is made; `ValueError` if it keeps what is not there."""
-    pieces = tuple(piece for piece in splice.pieces if piece.nbytes)
-    kept = {place: piece for place, piece in enumerate(pieces) if isinstance(piece, Kept)}
-    if any(piece.offset < 0 or piece.nbytes < 0 or piece.offset + piece.nbytes > old_nbytes for piece in kept.values()):
-        raise ValueError(f"a splice keeps more than the {old_nbytes} bytes that there are")
-    form = Form.WRITTEN_NEW
-    copies = [piece for place, piece in kept.items() if place]
-    if kept.get(0) == Kept(0, old_nbytes) and all(piece == _tail(splice.tail_nbytes, old_nbytes) for piece in copies):
-        form = Form.APPENDED
-    elif len(pieces) > 1 and kept == {1: Kept(pieces[0].nbytes, old_nbytes - pieces[0].nbytes)}:
-        form = Form.HEADED
-    elif len(pieces) == 1 and kept == {0: Kept(0, pieces[0].nbytes)}:
-        form = Form.CUT
-    return Arranged(form, pieces, splice.tail_nbytes)
-
-
-def change_in_place(disk: Syscalls, fd: int, old_nbytes: int, change: Arranged, *, at_once: bool) -> int:
-    """Make *change* of the open file, which has *old_nbytes* bytes, durably; return how many bytes that wrote.
+def change_in_place(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> int:
+    """Make *change* of the open file durably; return how many bytes that wrote.
 
     *at_once*: a direct write beyond the end of the file is seen as a whole or not at all.
     """
-    written = change.nbytes - old_nbytes
+    grown = change.nbytes - change.old_nbytes
     match change.form:
-        case Form.APPENDED:
-            if len(change.pieces) > 1:
-                before = os.fstat(fd)
-                with _taken_back_on_failure(disk, fd, old_nbytes):
-                    ends = _ends(change, old_nbytes) if at_once else ()
-                    if not ends or not _append_at_once(disk, fd, old_nbytes, change, ends):
-                        written += _append(disk, fd, old_nbytes, change)
-                    _move_time(disk, fd, before)
-                    disk.sync(fd)
+        case Form.APPENDED if grown:
+            return grown + _append(syscalls, fd, change, at_once=at_once)
         case Form.HEADED:
-            _replace_head(disk, fd, old_nbytes, change)
-            written += change.overwritten
+            _replace_head(syscalls, fd, change)
+            return grown + change.overwritten
         case Form.CUT:
-            disk.truncate(fd, change.pieces[0].nbytes)
-            disk.sync(fd)
-            written = 0
-        case Form.WRITTEN_NEW:
-            raise ValueError("the change is not one in place")
-    return written
+            syscalls.truncate(fd, change.nbytes)
+            syscalls.sync(fd)
+    return 0
 
 
 def batches(pieces: Sequence[Piece], fd: int, start: int, stop: int) -> Iterator[list[memoryview]]:
@@ -130,27 +108,25 @@ def batches(pieces: Sequence[Piece], fd: int, start: int, stop: int) -> Iterator
         yield batch
 
 
-def _tail(nbytes: int, old_nbytes: int) -> Kept:
-    return Kept(old_nbytes - nbytes, nbytes)
+def _append(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> int:
+    """Make the file grow; return how many bytes were written besides."""
+    before, old_nbytes = os.fstat(fd), change.old_nbytes
+    with _taken_back_on_failure(syscalls, fd, old_nbytes):
+        begin = (old_nbytes, *change.ends)[-2]
+        at_once = at_once and change.nbytes - begin - change.tail_nbytes < _STEP_NBYTES
+        at_once = at_once and change.tail_nbytes > 0 and not any(end % BLOCK for end in change.ends)
+        besides = 0
+        if not at_once or not _append_directly(syscalls, fd, change):
+            besides = _append_through_cache(syscalls, fd, change)
+        _move_time(syscalls, fd, before)
+        syscalls.sync(fd)
+    return besides
 
 
-def _ends(change: Arranged, old_nbytes: int) -> tuple[int, ...]:
-    """Return the sizes that the file has after each step of an append; none if it cannot be made by direct writes."""
-    ends: list[int] = []
-    position = begin = old_nbytes
-    for piece in change.pieces[1:]:
-        position += piece.nbytes
-        if piece == _tail(change.tail_nbytes, old_nbytes) or position == change.nbytes:
-            ends.append(position)
-            if position == change.nbytes and position - begin - change.tail_nbytes >= _STEP_NBYTES:
-                return ()
-            begin = position
-    return tuple(ends) if change.tail_nbytes and not any(end % BLOCK for end in ends) else ()
-
-
-def _append_at_once(disk: Syscalls, fd: int, start: int, change: Arranged, ends: Sequence[int]) -> bool:
+def _append_directly(syscalls: Syscalls, fd: int, change: _Change) -> bool:
     """Append by direct writes, after each of which the file ends with a whole tail; return False if that cannot be."""
-    for end in ends:
+    start = change.old_nbytes
+    for end in change.ends:
         # What is too much goes into a hole before the tail, once that is there.
         hole = end - start - change.tail_nbytes
         if hole < _STEP_NBYTES:
@@ -161,53 +137,51 @@ def _append_at_once(disk: Syscalls, fd: int, start: int, change: Arranged, ends:
         buffer[: begin - first] = bytes(begin - first) if hole else _read(fd, first, begin - first)
         _gather(change.pieces, fd, begin, end, memoryview(buffer)[begin - first :])
         try:
-            disk.pwrite_direct(fd, buffer, first)
+            syscalls.pwrite_direct(fd, buffer, first)
         except OSError as error:
-            if error.errno != errno.EINVAL or end != ends[0]:
+            if error.errno != errno.EINVAL or end != change.ends[0]:
                 raise
             return False
         if hole:
-            _write(disk, fd, change.pieces, start, begin)
-            disk.sync(fd)  # else a power cut may leave the last tail without what it speaks of
+            _write(syscalls, fd, change.pieces, start, begin)
+            syscalls.sync(fd)  # else a power cut may leave the last tail without what it speaks of
         start = end
     return True
 
 
-def _append(disk: Syscalls, fd: int, start: int, change: Arranged) -> int:
+def _append_through_cache(syscalls: Syscalls, fd: int, change: _Change) -> int:
     """Append by ordinary writes, which show sizes between the old one and the new; return how many bytes more it wrote.
 
     Whoever opens the file meanwhile finds the old tail at its end, but while one is written.
     """
-    stop = change.nbytes
+    start, stop = change.old_nbytes, change.nbytes
     tail = stop - change.tail_nbytes
     if change.tail_nbytes > start or tail < start or not change.tail_nbytes:
-        _write(disk, fd, change.pieces, start, stop)
+        _write(syscalls, fd, change.pieces, start, stop)
         return 0
-    disk.pwrite(fd, [_read(fd, start - change.tail_nbytes, change.tail_nbytes)], tail)
-    _write(disk, fd, change.pieces, start, tail)
+    syscalls.pwrite(fd, [_read(fd, start - change.tail_nbytes, change.tail_nbytes)], tail)
+    _write(syscalls, fd, change.pieces, start, tail)
     if tail - start > BATCH_NBYTES:
-        disk.sync(fd)  # else a power cut may leave the new tail without what it speaks of
-    disk.pwrite(fd, [_gathered(change.pieces, fd, tail, stop)], tail)
+        syscalls.sync(fd)  # else a power cut may leave the new tail without what it speaks of
+    syscalls.pwrite(fd, [_gathered(change.pieces, fd, tail, stop)], tail)
     return change.tail_nbytes
 
 
-def _replace_head(disk: Syscalls, fd: int, old_nbytes: int, change: Arranged) -> None:
-    before = os.fstat(fd)
-    head_nbytes = change.pieces[0].nbytes
-    stop = change.nbytes
-    old_head = _read(fd, 0, head_nbytes)
-    new_head = _gathered(change.pieces, fd, 0, head_nbytes)
-    with _taken_back_on_failure(disk, fd, old_nbytes):
-        if stop > old_nbytes:
-            _write(disk, fd, change.pieces, old_nbytes, stop)
-            disk.sync(fd)
-        with _taken_back_on_failure(disk, fd, old_nbytes, old_head):
-            disk.pwrite(fd, [new_head], 0)
-            _move_time(disk, fd, before)
-            disk.sync(fd)
+def _replace_head(syscalls: Syscalls, fd: int, change: _Change) -> None:
+    before, old_nbytes = os.fstat(fd), change.old_nbytes
+    old_head = _read(fd, 0, change.overwritten)
+    new_head = _gathered(change.pieces, fd, 0, change.overwritten)
+    with _taken_back_on_failure(syscalls, fd, old_nbytes):
+        if change.nbytes > old_nbytes:
+            _write(syscalls, fd, change.pieces, old_nbytes, change.nbytes)
+            syscalls.sync(fd)
+        with _taken_back_on_failure(syscalls, fd, old_nbytes, old_head):
+            syscalls.pwrite(fd, [new_head], 0)
+            _move_time(syscalls, fd, before)
+            syscalls.sync(fd)
 
 
-def _move_time(disk: Syscalls, fd: int, before: os.stat_result) -> None:
+def _move_time(syscalls: Syscalls, fd: int, before: os.stat_result) -> None:
     """Give a file that was changed a time that nobody saw on what was there *before*, or on a part of the change.
 
     tensorstore tells versions by nothing but inode and time.  The kernel sets the time before it writes: a program that
@@ -215,31 +189,31 @@ def _move_time(disk: Syscalls, fd: int, before: os.stat_result) -> None:
     """
     now = os.fstat(fd)
     try:
-        disk.utime(fd, (now.st_atime_ns, max(before.st_mtime_ns, now.st_mtime_ns) + 1))
+        syscalls.utime(fd, (now.st_atime_ns, max(before.st_mtime_ns, now.st_mtime_ns) + 1))
     except PermissionError:  # only its owner may choose; who may write has that of the clock, which ticks soon
         while os.fstat(fd).st_mtime_ns in (before.st_mtime_ns, now.st_mtime_ns):
-            disk.utime(fd)
+            syscalls.utime(fd)
 
 
 @contextmanager
-def _taken_back_on_failure(disk: Syscalls, fd: int, nbytes: int, head: bytes = b"") -> Iterator[None]:
+def _taken_back_on_failure(syscalls: Syscalls, fd: int, nbytes: int, head: bytes = b"") -> Iterator[None]:
     """Give the file its old size and *head* again if the block fails."""
     try:
         yield
     except Exception as error:
         try:
             if head:
-                disk.pwrite(fd, [head], 0)
+                syscalls.pwrite(fd, [head], 0)
             if os.fstat(fd).st_size != nbytes:
-                disk.truncate(fd, nbytes)
+                syscalls.truncate(fd, nbytes)
         except OSError as second:
             raise StoreError(f"{error}; what was written cannot be taken back: {second.strerror}") from error
         raise
 
 
-def _write(disk: Syscalls, fd: int, pieces: Sequence[Piece], start: int, stop: int) -> None:
+def _write(syscalls: Syscalls, fd: int, pieces: Sequence[Piece], start: int, stop: int) -> None:
     for batch in batches(pieces, fd, start, stop):
-        disk.pwrite(fd, batch, start)
+        syscalls.pwrite(fd, batch, start)
         start += sum(view.nbytes for view in batch)
 
 
@@ -291,30 +265,36 @@ def _read(fd: int, offset: int, nbytes: int) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class LocalEdit:
-    """A change of what *key* stands for: the file open as *descriptor*, or nothing yet.
+    """A change of what *key* stands for in *store*: the file open as *file*, or nothing yet.
 
     It has the *lock* of the key until it is made or failed; where there is no directory yet, only while it is made.
-    *snapshots* are those of any file that are open, *rights* those of a new file.
+    *rights* are those of a new file.
     """
 
-    disk: Syscalls
-    root: Descriptor
+    store: LocalReader
+    syscalls: Syscalls
+    make_directories: Callable[[str], Awaitable[None]]
     key: str
     rights: Rights
-    snapshots: Iterable[LocalSnapshot]
-    make_directories: Callable[[str], Awaitable[None]]
     lock: FileLock | None
-    descriptor: Descriptor | None
-    snapshot: LocalSnapshot | None
+    file: Descriptor | None = None
+    snapshot: LocalSnapshot | None = None
     can_delete: bool = field(init=False, default=True)
     append_alignment: int = field(init=False, default=1)
     temporary: str = field(init=False)
     written_nbytes: int = field(init=False, default=0)
+    _parent: str = field(init=False)
+    _name: str = field(init=False)
     _is_made: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
+        self._parent, _, self._name = self.key.rpartition("/")
         self.temporary = join_key(self._parent, temporary_name())
-        if self.descriptor is not None and self.disk.appends_at_once(self.descriptor.fd):
+
+    def found(self, file: Descriptor, snapshot: LocalSnapshot) -> None:
+        """Say that the key stands for a file, open as *file*."""
+        self.file, self.snapshot = file, snapshot
+        if self.syscalls.appends_at_once(file.fd):
             self.append_alignment = BLOCK
 
     async def splice(self, splice: Splice) -> Stat:
@@ -322,105 +302,100 @@ class LocalEdit:
 
         What is appended where others would see a part of it is appended to a clone, if one can be had.
         """
-        self._begin()
-        change = arrange(splice, self.snapshot.stat.size if self.snapshot else 0)
-        try:
+        change = _Change(splice, self.snapshot.stat.size if self.snapshot else 0)
+        async with self._made():
             if change.form is Form.APPENDED and change.tail_nbytes and self.append_alignment == 1:
                 with suppress(NoCloneError):
-                    return await trio.to_thread.run_sync(self._write_new, change, self.descriptor)
+                    return await self.store.threads.on_content(self._write_new, change, self.file)
             if change.form is not Form.WRITTEN_NEW:
                 return await self._change_in_place(change)
             if self.snapshot is None:
                 await self.make_directories(self._parent)
             if self.lock is None:
-                directory = open_beneath(self.root, self._parent, WALK)
-                self.lock = await lock(self.disk, directory, self.key, self.rights)
-            return await trio.to_thread.run_sync(self._write_new, change)
-        except OSError as error:
-            raise translate_of_change(error, self.key) from None
-        finally:
-            self.release()
+                threads = self.store.threads
+                directory = await threads.on_names(open_beneath, self.store.directory, self._parent, WALK)
+                self.lock = await lock(self.syscalls, threads, directory, self.key, self.rights)
+            return await self.store.threads.on_content(self._write_new, change, None)
 
     async def delete(self) -> None:
         """Remove the file durably."""
-        self._begin()
-        try:
-            await trio.to_thread.run_sync(self._delete)
-        except OSError as error:
-            raise translate_of_change(error, self.key) from None
-        finally:
-            self.release()
+        async with self._made():
+            await self.store.threads.on_content(self._delete)
 
-    def release(self) -> None:
+    async def release(self) -> None:
         """Let others change the file: what was changed is durable, or was taken back."""
-        if self.lock is not None:
-            self.lock.release()
-            self.lock = None
+        held, self.lock = self.lock, None
+        if held is not None:
+            with trio.CancelScope(shield=True):
+                await self.store.threads.on_names(held.release)
 
-    @property
-    def _parent(self) -> str:
-        return self.key.rpartition("/")[0]
-
-    @property
-    def _name(self) -> str:
-        return self.key.rpartition("/")[2]
-
-    def _begin(self) -> None:
+    @asynccontextmanager
+    async def _made(self) -> AsyncIterator[None]:
+        """Make the one change of this edit in the block, and let go of the lock."""
         if self._is_made:
             raise ValueError("an edit makes one change")
         self._is_made = True
-
-    async def _change_in_place(self, change: Arranged) -> Stat:
-        assert self.descriptor is not None
-        assert self.snapshot is not None
-        fd, old = self.descriptor.fd, self.snapshot.stat
-        self._require_unchanged()
-        held = [] if change.form is Form.CUT else [s for s in list(self.snapshots) if s.hold(old, change.overwritten)]
         try:
-            make = partial(change_in_place, self.disk, fd, old.size, change, at_once=self.append_alignment > 1)
-            self.written_nbytes = await trio.to_thread.run_sync(make)
+            with changing(self.key):
+                yield
+        finally:
+            await self.release()
+
+    async def _change_in_place(self, change: _Change) -> Stat:
+        assert self.file is not None
+        assert self.snapshot is not None
+        fd, old, threads = self.file.fd, self.snapshot.stat, self.store.threads
+        await threads.on_names(self._require_unchanged)
+        held: list[LocalSnapshot] = []
+        if change.form is not Form.CUT:
+            held = [open_ for open_ in list(self.store.snapshots) if open_.hold(old, change.overwritten)]
+        try:
+            make = partial(change_in_place, self.syscalls, fd, change, at_once=self.append_alignment > 1)
+            self.written_nbytes = await threads.on_content(make)
         finally:
             now = to_stat(os.fstat(fd))
-            is_ours = now.size in (old.size, change.nbytes)
             for snapshot in held:
-                snapshot.settle(now if is_ours else old)
-        after = self._look()
+                snapshot.settle(now if now.size in (old.size, change.nbytes) else old)
+        after = await threads.on_names(self._look)
         if after is None or after.identity != now.identity:
             raise ConflictError(f"{self.key} was replaced while it was changed")
         return now
 
-    def _write_new(self, change: Arranged, clone_of: Descriptor | None = None) -> Stat:
-        directory = open_beneath(self.root, self._parent, _DIRECTORY)
-        fd = _NO_FILE if self.descriptor is None else self.descriptor.fd
-        rights = self.rights if self.descriptor is None else Rights.of(os.fstat(fd))
-        kept = os.fstat(fd).st_size if clone_of is not None else 0
-        content = batches(change.pieces, fd, kept, change.nbytes)
+    def _write_new(self, change: _Change, clone_of: Descriptor | None) -> Stat:
+        directory = open_beneath(self.store.directory, self._parent, _DIRECTORY)
         temporary = self.temporary.rpartition("/")[2]
-        take_name = partial(self._take_name, temporary, directory.fd)
-        clone_fd = clone_of.fd if clone_of is not None else None
-        self.descriptor, status = write_aside(
-            self.disk, directory, temporary, rights, content, take_name, clone_of=clone_fd
+        fd, rights, kept = _NO_FILE, self.rights, 0
+        if self.file is not None:
+            fd = self.file.fd
+            status = os.fstat(fd)
+            rights = Rights.of(status)
+            kept = 0 if clone_of is None else status.st_size
+
+        def take_name(_: int) -> None:
+            if self.snapshot is not None:
+                self._require_unchanged()
+                self.syscalls.rename(temporary, self._name, directory.fd, directory.fd)
+                return
+            try:
+                rename_to_absent(self.syscalls, temporary, self._name, directory.fd, directory.fd)
+            except FileExistsError:
+                raise ConflictError(f"{self.key} was made by another program meanwhile") from None
+
+        content = batches(change.pieces, fd, kept, change.nbytes)
+        clone_fd = None if clone_of is None else clone_of.fd
+        self.file, stat = write_aside(
+            self.syscalls, directory, temporary, rights, content, take_name, clone_of=clone_fd
         )
         self.written_nbytes = change.nbytes - kept
-        return status
-
-    def _take_name(self, temporary: str, dir_fd: int, _: int) -> None:
-        if self.snapshot is not None:
-            self._require_unchanged()
-            self.disk.rename(temporary, self._name, dir_fd, dir_fd)
-            return
-        try:
-            rename_to_absent(self.disk, temporary, self._name, dir_fd, dir_fd)
-        except FileExistsError:
-            raise ConflictError(f"{self.key} was made by another program meanwhile") from None
+        return stat
 
     def _delete(self) -> None:
         if self.snapshot is None:
             raise NotFoundError(f"{self.key} does not exist")
-        directory = open_beneath(self.root, self._parent, _DIRECTORY)
+        directory = open_beneath(self.store.directory, self._parent, _DIRECTORY)
         self._require_unchanged()
-        self.disk.unlink(self._name, directory.fd)
-        self.disk.sync_directory(directory.fd)
+        self.syscalls.unlink(self._name, directory.fd)
+        self.syscalls.sync_directory(directory.fd)
 
     def _require_unchanged(self) -> None:
         assert self.snapshot is not None
@@ -431,7 +406,7 @@ class LocalEdit:
     def _look(self) -> Stat | None:
         """Return the state of what *key* stands for at this moment."""
         try:
-            parent = open_beneath(self.root, self._parent, WALK)
-            return to_stat(os.stat(self._name, dir_fd=parent.fd, follow_symlinks=False))
+            parent, name = self.store.parent(self.key)
+            return to_stat(os.stat(name, dir_fd=parent.fd, follow_symlinks=False))
         except (FileNotFoundError, NotADirectoryError):
             return None

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import trio
 
 from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, Descriptor, Kind, Stat
-from shardfs.stores.local.syscalls import translate
+from shardfs.stores.local.syscalls import translate, translated
+from shardfs.stores.local.threads import Threads
 
 _ATTEMPTS: Final = 8
 
@@ -32,41 +32,42 @@ class LocalSnapshot:
         "_descriptor",
         "_is_held",
         "_key",
-        "_mtime_ns",
         "_overwritten",
         "_root",
-        "_size",
+        "_state",
+        "_threads",
         "stat",
     )
 
-    def __init__(self, root: Descriptor, key: str, descriptor: Descriptor, status: Stat) -> None:
+    def __init__(self, root: Descriptor, threads: Threads, key: str, descriptor: Descriptor, status: Stat) -> None:
         self._root = root
+        self._threads = threads
         self._key = key
         self._descriptor = descriptor
         self.stat = status
-        self._size = status.size
-        self._mtime_ns = status.mtime_ns
+        self._state = status.size, status.mtime_ns
         self._is_held = False
         self._overwritten = 0
 
     @property
     def size(self) -> int:
         """Size of the file in bytes."""
-        return self._size
+        return self._state[0]
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return exactly *nbytes* bytes from *offset*."""
         buffer = np.empty(nbytes, np.uint8).data  # bytearray would fill it with zeros first
-        try:
-            done = os.preadv(self._descriptor.fd, [buffer], offset, os.RWF_NOWAIT)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
-                raise translate(error, self._key) from None
-            done = 0
+        done = 0 if self._threads.is_remote else read_cached(self._descriptor.fd, buffer, offset, self._key)
         if done < nbytes:
-            await trio.to_thread.run_sync(self._read_rest, buffer, offset, done)
-        # One look after the read is enough: it is compared with what the file was when it was opened.
-        self._check(offset)
+            await self._threads.on_content(self._read_rest, buffer, offset, done)
+        else:
+            self._check(offset)
+        return buffer
+
+    def read_blocking(self, offset: int, nbytes: int) -> Buffer:
+        """Do as `read`, in a worker thread."""
+        buffer = np.empty(nbytes, np.uint8).data
+        self._read_rest(buffer, offset, 0)
         return buffer
 
     def expect(self, offset: int, nbytes: int) -> None:
@@ -79,44 +80,36 @@ class LocalSnapshot:
     @contextmanager
     def mapped(self) -> Iterator[memoryview]:
         """Map the file into memory, to search it; for commands only: a file that is cut meanwhile ends the process."""
-        if not self._size:  # there is no mapping of nothing
+        if not self.size:  # there is no mapping of nothing
             yield memoryview(b"")
             return
-        with mmap.mmap(self._descriptor.fd, self._size, prot=mmap.PROT_READ) as mapping:
+        with mmap.mmap(self._descriptor.fd, self.size, prot=mmap.PROT_READ) as mapping:
             view = memoryview(mapping)
             try:
                 yield view
             finally:
                 view.release()
 
-    def read_blocking(self, offset: int, nbytes: int) -> Buffer:
-        """Do as `read`, in a worker thread."""
-        buffer = np.empty(nbytes, np.uint8).data
-        self._read_rest(buffer, offset, 0)
-        self._check(offset)
-        return buffer
-
     async def is_current(self) -> bool:
         """Whether the name that was opened still stands for this version."""
         try:
-            return version_of(os.stat(self._key, dir_fd=self._root.fd)) == self.stat.version
+            return await self._threads.on_names(self._present_version) == self.stat.version
         except OSError:
             return False
 
     async def accept_growth(self, offset: int, content: Buffer) -> bool:
         """Accept the file's present state if it is larger and holds *content* at *offset* still."""
         for _ in range(_ATTEMPTS):
-            now = os.fstat(self._descriptor.fd)
-            if (now.st_size, now.st_mtime_ns) == (self._size, self._mtime_ns):
+            before = self._state
+            state = await self._threads.on_names(self._now)
+            if state == before:
                 return True
-            if now.st_size <= self._size:
+            if state[0] <= before[0]:
                 return False
-            present = await trio.to_thread.run_sync(self._pread, offset, len(content))
-            if present != content:
+            if await self._threads.on_content(self._pread, offset, len(content)) != content:
                 return False
-            after = os.fstat(self._descriptor.fd)
-            if (after.st_size, after.st_mtime_ns) == (now.st_size, now.st_mtime_ns):
-                self._size, self._mtime_ns = now.st_size, now.st_mtime_ns
+            if await self._threads.on_names(self._now) == state and self._state == before:
+                self._state = state
                 return True
         return False
 
@@ -125,7 +118,7 @@ class LocalSnapshot:
 
         The first *overwritten* bytes are lost to this version.  Returns False if the snapshot is not of that state.
         """
-        if (self.stat.identity, self._size, self._mtime_ns) != (status.identity, status.size, status.mtime_ns):
+        if self.stat.identity != status.identity or self._state != (status.size, status.mtime_ns):
             return False
         self._is_held = True
         self._overwritten = max(self._overwritten, overwritten)
@@ -134,29 +127,25 @@ class LocalSnapshot:
     def settle(self, status: Stat) -> None:
         """Take *status* for the state of this version too, after a change in place."""
         self._is_held = False
-        self._size, self._mtime_ns = status.size, status.mtime_ns
+        self._state = status.size, status.mtime_ns
 
     async def read_live(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*, as the file is now."""
-        return await trio.to_thread.run_sync(self._pread, offset, nbytes)
+        return await self._threads.on_content(self._pread, offset, nbytes)
+
+    def _present_version(self) -> tuple[int, int, int, int, int]:
+        return version_of(os.stat(self._key, dir_fd=self._root.fd))
+
+    def _now(self) -> tuple[int, int]:
+        status = os.fstat(self._descriptor.fd)
+        return status.st_size, status.st_mtime_ns
 
     def _pread(self, offset: int, nbytes: int) -> bytes:
-        try:
+        with translated(self._key):
             return os.pread(self._descriptor.fd, nbytes, offset)
-        except OSError as error:
-            raise translate(error, self._key) from None
-
-    def _check(self, offset: int) -> None:
-        # Not the change time: it also moves when another file is renamed over this one.
-        now = os.fstat(self._descriptor.fd)
-        if self._is_held:
-            is_changed = now.st_size < self._size
-        else:
-            is_changed = now.st_size != self._size or now.st_mtime_ns != self._mtime_ns
-        if is_changed or offset < self._overwritten:
-            raise StaleError(f"{self._key} was changed in place while it was open")
 
     def _read_rest(self, buffer: memoryview, offset: int, done: int) -> None:
+        """Read what is missing after *done* bytes, and check."""
         while done < len(buffer):
             try:
                 n = os.preadv(self._descriptor.fd, [buffer[done:]], offset + done)
@@ -165,6 +154,19 @@ class LocalSnapshot:
             if n == 0:
                 raise StaleError(f"{self._key} ended before byte {offset + len(buffer)}")
             done += n
+        self._check(offset)
+
+    def _check(self, offset: int) -> None:
+        """Raise `StaleError` if the file was changed since it was opened; one look after the read is enough."""
+        while True:
+            expected = self._is_held, self._state
+            # Not the change time: it also moves when another file is renamed over this one.
+            now = self._now()
+            if expected == (self._is_held, self._state):  # else the store changed the file meanwhile
+                break
+        is_changed = now[0] < self.size if self._is_held else now != self._state
+        if is_changed or offset < self._overwritten:
+            raise StaleError(f"{self._key} was changed in place while it was open")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,16 @@ class SnapshotContent:
     def read(self, offset: int, nbytes: int) -> Buffer:
         """Return *nbytes* bytes from *offset* of them."""
         return self.snapshot.read_blocking(self.start + offset, nbytes)
+
+
+def read_cached(fd: int, buffer: memoryview, offset: int, key: str) -> int:
+    """Read what the page cache has from *offset* on, without waiting; return how many bytes that is."""
+    try:
+        return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+            return 0
+        raise translate(error, key) from None
 
 
 def to_stat(status: os.stat_result) -> Stat:

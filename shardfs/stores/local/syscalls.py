@@ -36,12 +36,37 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Buffer
 
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _MAX_BUFFERS: Final = 1024  # IOV_MAX of Linux
 _RENAME_NOREPLACE: Final = 1
 _NO_DIRECTORY_SYNC: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
 _FICLONE: Final = 0x40049409
 _AT_ONCE: Final = (0xEF53, 0x58465342)  # ext4 and its elders, XFS; trying tells nothing, as btrfs and tmpfs take it
+_LOCAL: Final = frozenset(
+    (
+        0xEF53,  # ext2, ext3, ext4
+        0x58465342,  # XFS
+        0x9123683E,  # btrfs
+        0x2FC12FC1,  # ZFS
+        0xCA451A4E,  # bcachefs
+        0xF2F52010,  # F2FS
+        0x3153464A,  # JFS
+        0x52654973,  # ReiserFS
+        0x3434,  # NILFS
+        0x01021994,  # tmpfs
+        0x858458F6,  # ramfs
+        0x794C7630,  # overlay
+        0x4D44,  # FAT
+        0x2011BAB0,  # exFAT
+        0x7366746E,  # NTFS, of the kernel
+    )
+)
+
+_FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, nbytes (0: all), pid (0: of the description)
+
+CANNOT_MAKE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""What a directory says in which this process can make nothing."""
 
 BLOCK: Final = 4096
 """What begin and end of a direct write are multiples of."""
@@ -77,10 +102,38 @@ Target = int | str
 """A descriptor, or the path in `/proc/self/fd` of one that was opened with `O_PATH`."""
 
 
-def file_system_of(fd: int) -> int | None:
+def is_local(fd: int) -> bool:
+    """Whether a file lies on a file system of one host: others may be slow, and several hosts may mount them."""
+    return _file_system_of(fd) in _LOCAL
+
+
+def ofd_lock(fd: int, *, wait: bool = False) -> bool:
+    """Lock a file for its open file description; return False if another one has it locked, and it is not to *wait*."""
+    command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+    try:
+        fcntl.fcntl(fd, command, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def ofd_unlock(fd: int) -> None:
+    """Let others lock a file, before its descriptor is closed."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+
+
+def is_ofd_locked(fd: int) -> bool:
+    """Whether another open file description, or process, has a file locked."""
+    found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)
+
+
+def _file_system_of(fd: int) -> int | None:
     """Return the number that tells the type of a file system (`linux/magic.h`); None if there is no telling."""
     status = ctypes.create_string_buffer(512)
-    if ctypes.CDLL(None).fstatfs(fd, status) != 0:
+    if _LIBC.fstatfs(fd, status) != 0:
         return None
     return int(struct.unpack_from("l", status)[0]) & 0xFFFFFFFF
 
@@ -112,7 +165,7 @@ class Syscalls:
 
     def appends_at_once(self, fd: int) -> bool:
         """Whether a direct write beyond the end of a file is seen as a whole or not at all, on its file system."""
-        return file_system_of(fd) in _AT_ONCE
+        return _file_system_of(fd) in _AT_ONCE
 
     def pwrite_direct(self, fd: int, buffer: mmap, offset: int) -> None:
         """Write all of *buffer* from *offset* on past the page cache, in one call; EINVAL where that cannot be done.
@@ -207,7 +260,7 @@ def _renameat2(dir_fd: int, name: bytes, new_dir_fd: int, new: bytes, flags: int
     if b"\0" in name + new:
         raise ValueError("embedded null byte")
     try:
-        call = ctypes.CDLL(None, use_errno=True).renameat2
+        call = _LIBC.renameat2
     except AttributeError:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
     if call(dir_fd, name, new_dir_fd, new, ctypes.c_uint(flags)) != 0:

@@ -1,0 +1,211 @@
+"""A directory of this machine, as far as it is read."""
+
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Final, TypeVar
+from weakref import WeakSet
+
+from shardfs.errors import CorruptionError, IsADirectoryHereError, NoAttributeError, SourceError
+from shardfs.stores.base import MAGIC_NBYTES, MAX_TOP, Address, Capacity, Descriptor, Entry, Kind, Stat, file_format
+from shardfs.stores.local.openat import ITSELF, READ, WALK, open_beneath
+from shardfs.stores.local.snapshot import LocalSnapshot, to_stat
+from shardfs.stores.local.syscalls import is_local, translated
+from shardfs.stores.local.threads import Threads
+
+T = TypeVar("T")
+
+USER: Final = b"user."
+TTL: Final = 1.0
+"""For how many seconds what was seen is believed by default; to look again costs microseconds."""
+
+_LARGE_DIRECTORY: Final = 64 * 2**10  # bytes, some thousand names
+
+
+class LocalReader:
+    """A directory of this machine, of which nothing is changed."""
+
+    rewrites = False
+    directory_stat = None
+
+    def __init__(self, root: str, *, ttl: float = TTL) -> None:
+        """Open *root*; raises `SourceError` if it is not a directory that can be read."""
+        self.ttl = ttl
+        if "\0" in root:
+            raise SourceError(f"{root} has a NUL in it")
+        self.root = os.path.realpath(root)
+        try:
+            self.directory = Descriptor(os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            readable = Descriptor(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            self.threads = Threads(is_remote=not is_local(readable.fd))
+        except FileNotFoundError:
+            raise SourceError(f"{root} does not exist") from None
+        except NotADirectoryError:
+            raise SourceError(f"{root} is {file_format(self.root, _first_bytes(self.root))}") from None
+        except OSError as error:
+            raise SourceError(f"{root} cannot be read: {error.strerror}") from None
+        self.url = self.root
+        self.address = Address(self.root)
+        self.snapshots: WeakSet[LocalSnapshot] = WeakSet()
+
+    def url_of(self, key: str) -> str:
+        """Return the `file://` URL of *key*; names are not quoted, as fsspec takes them."""
+        return f"file://{self.root}/{key}" if key else f"file://{self.root}"
+
+    def statistics(self) -> Mapping[str, object]:
+        """Return nothing: what the system does with local files is for it to count."""
+        return {}
+
+    def forget(self, key: str) -> None:
+        """Do nothing: names are looked at each time."""
+
+    async def check(self) -> Sequence[Entry] | None:
+        """Return the names at the top, if they are not very many; opening the source was looking at it."""
+        with translated(""), os.scandir(self.root) as found:
+            entries = [Entry(entry.name, _entry_kind(entry)) for entry in islice(found, MAX_TOP + 1)]
+        return entries if len(entries) <= MAX_TOP else None
+
+    async def stat(self, key: str) -> Stat:
+        """Return the state of *key*."""
+
+        def look() -> Stat:
+            parent, name = self.parent(key)
+            return to_stat(os.stat(name, dir_fd=parent.fd, follow_symlinks=False))
+
+        return await self._on_names(key, look)
+
+    async def is_absent(self, key: str) -> bool:
+        """Whether *key* stands for nothing, not even a link."""
+
+        def look() -> bool:
+            try:
+                os.stat(key, dir_fd=self.directory.fd, follow_symlinks=False)
+            except FileNotFoundError:
+                return True
+            except (OSError, ValueError):
+                return False
+            return False
+
+        return await self.threads.on_names(look)
+
+    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> LocalSnapshot:
+        """Open a regular file."""
+        descriptor, status = await self.open_to_read(key)
+        return self.snapshot(key, descriptor, status)
+
+    async def list(self, key: str) -> Sequence[Entry]:
+        """Return the names in a directory."""
+
+        def look() -> Descriptor:
+            return open_beneath(self.directory, key, READ | os.O_DIRECTORY)
+
+        def scan() -> list[Entry]:
+            with translated(key), os.scandir(descriptor.fd) as entries:
+                return [Entry(entry.name, _entry_kind(entry)) for entry in entries]
+
+        descriptor = await self._on_names(key, look)
+        if not self.threads.is_remote and os.fstat(descriptor.fd).st_size <= _LARGE_DIRECTORY:
+            return await self.threads.on_names(scan)
+        return await self.threads.on_content(scan)
+
+    async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
+        """Return the states of several names in one directory."""
+
+        def look() -> Sequence[Stat | None]:
+            directory = open_beneath(self.directory, key, WALK)
+            stats: list[Stat | None] = []
+            for name in names:
+                try:
+                    stats.append(to_stat(os.stat(name, dir_fd=directory.fd, follow_symlinks=False)))
+                except OSError:
+                    stats.append(None)
+            return stats
+
+        return await self._on_names(key, look)
+
+    async def read_link(self, key: str) -> bytes:
+        """Return the target of a symbolic link."""
+
+        def look() -> bytes:
+            parent, name = self.parent(key)
+            return os.fsencode(os.readlink(name, dir_fd=parent.fd))
+
+        return await self._on_names(key, look)
+
+    async def attribute(self, key: str, name: bytes) -> bytes:
+        """Return an extended attribute in the `user` namespace."""
+        if not name.startswith(USER):
+            raise NoAttributeError(f"{key} has no attribute {name!r}")
+
+        def look() -> bytes:
+            itself = open_beneath(self.directory, key, ITSELF)
+            return os.getxattr(itself.path, name)
+
+        return await self._on_names(key, look)
+
+    async def attributes(self, key: str) -> Sequence[bytes]:
+        """Return the names of the extended attributes in the `user` namespace."""
+
+        def look() -> Sequence[str]:
+            itself = open_beneath(self.directory, key, ITSELF)
+            try:
+                return os.listxattr(itself.path)
+            except OSError as error:
+                if error.errno == errno.EOPNOTSUPP:
+                    return []
+                raise
+
+        return [name for name in map(os.fsencode, await self._on_names(key, look)) if name.startswith(USER)]
+
+    async def capacity(self) -> Capacity:
+        """Return the room on the file system of the source."""
+        room = await self._on_names("", lambda: os.statvfs(self.directory.path))
+        return Capacity(
+            room.f_frsize, room.f_blocks, room.f_bfree, room.f_bavail, room.f_files, room.f_ffree, room.f_namemax
+        )
+
+    async def open_to_read(self, key: str) -> tuple[Descriptor, Stat]:
+        """Open a regular file."""
+
+        def look() -> tuple[Descriptor, Stat]:
+            descriptor = open_beneath(self.directory, key, READ)
+            return descriptor, to_stat(os.fstat(descriptor.fd))
+
+        descriptor, status = await self._on_names(key, look)
+        if status.kind is Kind.DIRECTORY:
+            raise IsADirectoryHereError(f"{key} is a directory")
+        if status.kind is not Kind.FILE:
+            raise CorruptionError(f"{key} is not a regular file")
+        return descriptor, status
+
+    def snapshot(self, key: str, descriptor: Descriptor, status: Stat) -> LocalSnapshot:
+        """Return a snapshot of what is open, which is told of changes that the store makes."""
+        snapshot = LocalSnapshot(self.directory, self.threads, key, descriptor, status)
+        self.snapshots.add(snapshot)
+        return snapshot
+
+    def parent(self, key: str) -> tuple[Descriptor, str]:
+        """Return the directory that holds *key*, and its name there; blocks."""
+        parent, _, name = key.rpartition("/")
+        return open_beneath(self.directory, parent, WALK), name or "."
+
+    async def _on_names(self, key: str, look: Callable[[], T]) -> T:
+        with translated(key):
+            return await self.threads.on_names(look)
+
+
+def _entry_kind(entry: os.DirEntry[str]) -> Kind:
+    if entry.is_symlink():
+        return Kind.SYMLINK
+    if entry.is_dir(follow_symlinks=False):
+        return Kind.DIRECTORY
+    return Kind.FILE if entry.is_file(follow_symlinks=False) else Kind.SPECIAL
+
+
+def _first_bytes(path: str) -> bytes:
+    with suppress(OSError):
+        descriptor = Descriptor(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        return os.read(descriptor.fd, MAGIC_NBYTES)
+    return b""
