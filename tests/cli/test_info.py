@@ -16,7 +16,7 @@ from tests.support.changing import ChangingArray
 from tests.support.commands import SOURCE, one_line_of, run, run_json
 from tests.support.corpus import BROKEN, CASES, GZIP, LITTLE, array, extension, sharding, write_case
 from tests.support.datasets import store
-from tests.support.encoder import EMPTY, SHARDING, named
+from tests.support.encoder import EMPTY, SHARDING, named, with_codec
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -51,7 +51,7 @@ def test_every_array_of_the_corpus_is_described_as_it_is(stored: Path) -> None:
     described = {item["path"]: item for item in run_json("info", "--json", stored / "sound")}
     assert described.keys() == BY_NAME.keys()
     for case in CASES:
-        document, item = case.document, described[case.name]
+        document, item = with_codec(case.document), described[case.name]
         inner_shape, codecs, depth = levels_of(document["codecs"], case.values.ndim)
         names = [named(codec)[0].replace("endian", "bytes") for codec in codecs]
         assert item["shape"] == document["shape"]
