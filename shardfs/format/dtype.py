@@ -16,7 +16,6 @@ import base64
 import math
 import re
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -267,11 +266,6 @@ def v3_data_type(dtype: np.dtype[Any]) -> Json:
     raise NotUnshardable(f"the dtype {dtype.str} has no Zarr v3 form")
 
 
-def is_raw_bits(data_type: Json) -> bool:
-    """Whether a `data_type` member is one of the types `r8`, `r16` and so on."""
-    return _RAW_BITS.fullmatch(type_name(data_type)) is not None
-
-
 def type_name(data_type: Json) -> str:
     """Return the name of a `data_type` member."""
     return str(data_type["name"] if isinstance(data_type, dict) else data_type)
@@ -306,133 +300,55 @@ _SPECIAL_FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -m
 _FLOAT_FORMATS: Final = {2: "<e", 4: "<f", 8: "<d"}
 
 
-def fill_element(data_type: DataType, fill_value: Json) -> bytes:
-    """Return the bytes of an element that was never written, little-endian.
+def fill_element(data_type: Json, fill_value: Json) -> bytes:
+    """Return the bytes of an element that was never written, little-endian; of text in UTF-8, if elements vary in size.
 
     Raises `MetadataError` if *fill_value* is none of *data_type*, and `NotShownError` for a type that NumPy does not
-    have: no view that needs its elements shows it.
+    have: no view that needs its elements shows it.  Bytes that vary in size can only be empty.
     """
-    if not data_type.is_native:
-        raise NotShownError(f"fill values of the data type {data_type.name} are not read")
-    element = parse_element(data_type.dtype, fill_value)
+    name = type_name(data_type)
+    if name in VLEN_SERIALIZERS:
+        if not isinstance(fill_value, str):
+            raise MetadataError(f"the fill value {brief(fill_value)} is none of {name}")
+        if fill_value and name != "string":
+            raise MetadataError(f"a fill value of {name}, as {brief(fill_value)}, is not read")
+        return fill_value.encode(errors="surrogatepass")
+    parsed = DataType.parse(data_type)
+    if not parsed.is_native:
+        raise NotShownError(f"fill values of the data type {name} are not read")
+    element = parse_element(parsed.dtype, fill_value)
     if element is None:
-        raise MetadataError(f"the data type {data_type.name} has no fill value {brief(fill_value)}")
+        raise MetadataError(f"the data type {name} has no fill value {brief(fill_value)}")
     return element
 
 
-def check_vlen_fill_value(data_type: Json, fill_value: Json) -> str:
-    """Return the fill value of elements that vary in size: any text of a string, and of bytes only none.
+def v2_fill_element(data_type: Json, fill_value: Json) -> bytes:
+    """Return what `fill_element` does, for the `fill_value` of a `.zarray`, which null is none of but of text."""
+    if type_name(data_type) not in VLEN_SERIALIZERS:
+        return v2_element(DataType.parse(data_type).dtype, fill_value)
+    # zarr-python 2 writes null or 0 as a default.
+    is_default = fill_value is None or (type(fill_value) is int and not fill_value)
+    return fill_element(data_type, "" if is_default else fill_value)
 
-    Raises `MetadataError` for another one.
-    """
+
+def v3_fill_value(data_type: Json, element: bytes) -> Json:
+    """Return the `fill_value` of a v3 document for *element*: as v2 has it, but for raw bits and bytes that vary."""
     name = type_name(data_type)
-    if not isinstance(fill_value, str):
-        raise MetadataError(f"the fill value {brief(fill_value)} is none of {name}")
-    if fill_value and name != "string":
-        raise MetadataError(f"a fill value of {name}, as {brief(fill_value)}, is not read")
-    return fill_value
+    if name in VLEN_SERIALIZERS:
+        return element.decode(errors="surrogatepass")
+    return list(element) if _RAW_BITS.fullmatch(name) else v2_fill_value(data_type, element)
 
 
-def parse_element(dtype: np.dtype[Any], value: Json) -> bytes | None:
-    """Return the bytes of an element of *dtype*, which is little-endian; None if *value* is none of it."""
-    match dtype.kind:
-        case "b":
-            return bytes([value]) if isinstance(value, bool) else None
-        case "i" | "u":
-            return _integer(value, dtype.itemsize, is_signed=dtype.kind == "i")
-        case "M" | "m":
-            return _integer(_NOT_A_TIME if value == "NaT" else value, dtype.itemsize, is_signed=True)
-        case "f":
-            return _float(value, dtype.itemsize)
-        case "c":
-            is_pair = isinstance(value, list) and len(value) == 2
-            return _joined(_float(part, dtype.itemsize // 2) for part in value) if is_pair else None
-        case "U":
-            return _text(value, dtype.itemsize)
-        case _ if isinstance(value, dict):
-            names = dtype.names
-            is_unsharded = names is not None and value.keys() == set(names)
-            return _joined(parse_element(dtype[name], value[name]) for name in names or ()) if is_unsharded else None
-        case _:
-            return _raw(value, dtype)
-
-
-def _joined(parts: Iterable[bytes | None]) -> bytes | None:
-    """Return *parts* one after another; None if one of them is none."""
-    joined = bytearray()
-    for part in parts:
-        if part is None:
-            return None
-        joined += part
-    return bytes(joined)
-
-
-def _integer(value: Json, nbytes: int, *, is_signed: bool) -> bytes | None:
-    # An integer may be written with a fraction of zero, as JavaScript does not tell.
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if type(value) is not int:
-        return None
-    try:
-        return value.to_bytes(nbytes, "little", signed=is_signed)
-    except OverflowError:
-        return None
-
-
-def _float(value: Json, nbytes: int) -> bytes | None:
-    if isinstance(value, str):
-        if value.startswith("0x"):
-            return _bits(value, nbytes)
-        value = _SPECIAL_FLOATS.get(value)
-    if type(value) not in (int, float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    if math.isnan(number):
-        number = math.nan  # whatever bits a machine gives the result of its arithmetic
-    try:
-        return struct.pack(_FLOAT_FORMATS[nbytes], number)
-    except OverflowError:
-        return struct.pack(_FLOAT_FORMATS[nbytes], math.copysign(math.inf, number))
-
-
-def _bits(text: str, nbytes: int) -> bytes | None:
-    """Read a number as the hexadecimal digits of its bits, most significant first."""
-    try:
-        bits = bytes.fromhex(text[2:])
-    except ValueError:
-        return None
-    return bits[::-1] if len(bits) == nbytes and len(text) == 2 + 2 * nbytes else None
-
-
-def _text(value: Json, nbytes: int) -> bytes | None:
-    if not isinstance(value, str) or 4 * len(value) > nbytes:
-        return None
-    # JSON can hold half of a surrogate pair, and NumPy takes it.
-    return value.encode("utf-32-le", "surrogatepass").ljust(nbytes, b"\0")
-
-
-def _raw(value: Json, dtype: np.dtype[Any]) -> bytes | None:
-    """Read bytes as base64, or raw ones as a list of integers; null-terminated ones may be fewer."""
-    try:
-        if isinstance(value, list) and dtype.kind == "V" and dtype.names is None:
-            raw = bytes(value) if all(type(byte) is int for byte in value) else b""
-        else:
-            raw = base64.b64decode(value, validate=True)
-    except (ValueError, TypeError):
-        return None
-    if dtype.kind == "S":
-        raw = raw.ljust(dtype.itemsize, b"\0")
-    return raw if len(raw) == dtype.itemsize else None
-
-
-def v2_fill_value(dtype: np.dtype[Any], element: bytes) -> Json:
-    """Return the `fill_value` of a `.zarray` for an element of *dtype*, which is little-endian.
+def v2_fill_value(data_type: Json, element: bytes) -> Json:
+    """Return the `fill_value` of a `.zarray` for *element*.
 
     Raises `NotShownError` for a NaN other than the one that "NaN" stands for, and for text that is none.
     """
+    name = type_name(data_type)
+    if name in VLEN_SERIALIZERS:
+        # Of bytes, zarr-python 2 would take text for text, which its filter refuses to encode.
+        return element.decode(errors="surrogatepass") if name == "string" else None
+    dtype = DataType.parse(data_type).dtype
     match dtype.kind:
         case "f":
             return _float_to_json(element)
@@ -440,7 +356,12 @@ def v2_fill_value(dtype: np.dtype[Any], element: bytes) -> Json:
             half = len(element) // 2
             return [_float_to_json(element[:half]), _float_to_json(element[half:])]
         case "m" | "M":
-            return _time_to_json(dtype, int.from_bytes(element, "little", signed=True))
+            value = int.from_bytes(element, "little", signed=True)
+            if dtype.kind == "m" or np.datetime_data(dtype)[0] != "generic":
+                return value
+            if value != _NOT_A_TIME:
+                raise NotShownError("a time without a unit is no fill value of Zarr v2")
+            return "NaT"  # NumPy takes no number for one
         case "S" | "V":
             return base64.b64encode(element).decode("ascii")
         case "U":
@@ -452,57 +373,97 @@ def v2_fill_value(dtype: np.dtype[Any], element: bytes) -> Json:
             return np.frombuffer(element, dtype)[0].item()
 
 
-def v2_fill_element(dtype: np.dtype[Any], value: Json) -> bytes:
-    """Return the element, little-endian, that the `fill_value` of a `.zarray` stands for; raises `MetadataError`.
+def parse_element(dtype: np.dtype[Any], value: Json) -> bytes | None:
+    """Return the bytes of an element of *dtype*, which is little-endian; None if *value* is none of it."""
+    try:
+        return _element(dtype, value)
+    except (ValueError, TypeError, OverflowError):
+        return None
 
-    *dtype* is little-endian.  Null is refused: it stands for no element.
+
+def v2_element(dtype: np.dtype[Any], value: Json) -> bytes:
+    """Return the element, little-endian, that the `fill_value` of a `.zarray` with this *dtype* stands for.
+
+    Reads the spellings of Zarr v2, and not those that only v3 has.  Raises `MetadataError`, also for null.
     """
-    element = _parse_v2_element(dtype, value)
+    dtype = dtype.newbyteorder("<")
+    is_number = type(value) in (int, float)
+    has_bits = any(str(part).startswith("0x") for part in (value if isinstance(value, list) else [value]))
+    element = None
+    if dtype.kind == "b" and is_number and value in (0, 1):
+        element = bytes([int(value)])  # as old libraries wrote it
+    elif dtype.kind in "SUV" and (value == "" or (is_number and value == 0)):
+        element = bytes(dtype.itemsize)  # as zarr-python 2 took its default of 0
+    elif dtype.kind == "c" and not isinstance(value, list):
+        return v2_element(dtype, [value, 0.0])
+    elif not (dtype.kind in "fc" and has_bits) and not (dtype.kind in "SUV" and not isinstance(value, str)):
+        element = parse_element(dtype, value)
     if element is None:
         raise MetadataError(f"the fill value {brief(value)} is none of the dtype {dtype.str}")
     return element
 
 
-def default_fill_value(dtype: np.dtype[Any]) -> Json:
-    """Return the fill value of a v3 document where a `.zarray` has none: zero, empty text, not a time."""
-    if dtype.kind in "mM":
-        return "NaT"
-    return v2_fill_value(dtype, bytes(dtype.itemsize))
-
-
-def v3_fill_value(data_type: Json, dtype: np.dtype[Any], element: bytes) -> Json:
-    """Return the `fill_value` of a v3 document, which spells elements as v2 does but for raw bits."""
-    if is_raw_bits(data_type):
-        return list(element)
-    return v2_fill_value(dtype, element)
-
-
-def _parse_v2_element(dtype: np.dtype[Any], value: Json) -> bytes | None:
-    """Return the bytes of an element; reads the spellings of Zarr v2, and not those that only v3 has."""
-    is_number = type(value) in (int, float)
+def _element(dtype: np.dtype[Any], value: Json) -> bytes:
+    """Do what `parse_element` does; raises `ValueError`, `TypeError` or `OverflowError` if *value* is none."""
+    nbytes = dtype.itemsize
     match dtype.kind:
-        case "b" if is_number and value in (0, 1):
-            return bytes([int(value)])  # as old libraries wrote it
-        case "S" | "U" | "V":
-            if value == "" or (is_number and value == 0):
-                return bytes(dtype.itemsize)  # as zarr-python 2 took its default of 0
-            return parse_element(dtype, value) if isinstance(value, str) else None
-        case "c" if not isinstance(value, list):
-            return _parse_v2_element(dtype, [value, 0.0])
-        case "f" | "c":
-            parts = value if isinstance(value, list) else [value]
-            has_bits = any(isinstance(part, str) and part.startswith("0x") for part in parts)
-            return None if has_bits else parse_element(dtype, value)
+        case "b" if isinstance(value, bool):
+            return bytes([value])
+        case "i" | "u":
+            return _integer(value, nbytes, is_signed=dtype.kind == "i")
+        case "M" | "m":
+            return _integer(_NOT_A_TIME if value == "NaT" else value, nbytes, is_signed=True)
+        case "f":
+            return _float(value, nbytes)
+        case "c" if isinstance(value, list):
+            real, imaginary = value
+            return _float(real, nbytes // 2) + _float(imaginary, nbytes // 2)
+        case "U" if isinstance(value, str):
+            # JSON can hold half of a surrogate pair, and NumPy takes it.
+            element = value.encode("utf-32-le", "surrogatepass").ljust(nbytes, b"\0")
+        case "V" if isinstance(value, dict) and dtype.names is not None and value.keys() == set(dtype.names):
+            return b"".join(_element(dtype[name], value[name]) for name in dtype.names)
+        case "V" if isinstance(value, list) and dtype.names is None and all(type(byte) is int for byte in value):
+            element = bytes(value)
+        case "S":  # null-terminated bytes may be fewer
+            element = base64.b64decode(value, validate=True).ljust(nbytes, b"\0")
+        case "V":
+            element = base64.b64decode(value, validate=True)
         case _:
-            return parse_element(dtype, value)
+            raise ValueError
+    if len(element) != nbytes:
+        raise ValueError
+    return element
 
 
-def _time_to_json(dtype: np.dtype[Any], value: int) -> Json:
-    if dtype.kind == "m" or np.datetime_data(dtype)[0] != "generic":
-        return value
-    if value != _NOT_A_TIME:
-        raise NotShownError("a time without a unit is no fill value of Zarr v2")
-    return "NaT"  # NumPy takes no number for one
+def _integer(value: Json, nbytes: int, *, is_signed: bool) -> bytes:
+    # An integer may be written with a fraction of zero, as JavaScript does not tell.
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int:
+        raise ValueError
+    return value.to_bytes(nbytes, "little", signed=is_signed)
+
+
+def _float(value: Json, nbytes: int) -> bytes:
+    if isinstance(value, str) and value.startswith("0x"):  # its bits, most significant first
+        if len(value) != 2 + 2 * nbytes:
+            raise ValueError
+        bits = bytes.fromhex(value[2:])
+        if len(bits) != nbytes:  # there was a space
+            raise ValueError
+        return bits[::-1]
+    if isinstance(value, str):
+        value = _SPECIAL_FLOATS.get(value)
+    if type(value) not in (int, float):
+        raise ValueError
+    number = float(value)
+    if math.isnan(number):
+        number = math.nan  # whatever bits a machine gives the result of its arithmetic
+    try:
+        return struct.pack(_FLOAT_FORMATS[nbytes], number)
+    except OverflowError:
+        return struct.pack(_FLOAT_FORMATS[nbytes], math.copysign(math.inf, number))
 
 
 def _float_to_json(element: bytes) -> Json:

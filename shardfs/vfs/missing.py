@@ -77,6 +77,7 @@ class Missing:
 
     async def _encode(self, element: bytes) -> Content:
         fill_codec = self._values.codec
+        assert fill_codec is not None
         if self._codec is not None:
             return _Repeated(element, self._codec.nbytes)
         pattern = fill_codec.pattern(element)

@@ -70,7 +70,7 @@ class NpyArray:
             shown = describe(metadata)
             codec = codec_of(shown)
             file = NpyFile.of(codec.data_type, metadata.shape, codec.chunk_shape)
-            fill = fill_element(codec.data_type, metadata.document["fill_value"])
+            fill = fill_element(metadata.document["data_type"], metadata.document["fill_value"])
         except MetadataError as error:
             raise NotShownError(str(error)) from None
         if node.any_array is None:

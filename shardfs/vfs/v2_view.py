@@ -156,10 +156,10 @@ class ZarrV2:
         try:
             values = fill_values(shown)
             if not self.lens.fills_missing:
-                return None, _STORED_FILLS if values.differ else None
+                return None, _STORED_FILLS if values.codec is not None else None
         except NotShownError as reason:
             return None, f"xarray takes values that equal the fill value for missing ones: {reason}"
-        missing = Missing(values, codec, is_listed=node.document is not None) if values.differ else None
+        missing = Missing(values, codec, is_listed=node.document is not None) if values.codec is not None else None
         return missing, odd_missing_value(shown.document)
 
     async def _consolidate(

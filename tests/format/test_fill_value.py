@@ -41,7 +41,7 @@ def base64_of(data: bytes) -> str:
 
 
 def filled(data_type: Any, fill_value: Any) -> bytes:
-    return fill_element(DataType.parse(data_type), fill_value)
+    return fill_element(data_type, fill_value)
 
 
 @pytest.mark.parametrize("name", NATIVE)

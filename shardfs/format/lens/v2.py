@@ -9,7 +9,7 @@ Sources: Zarr storage specification 2, "Metadata"; `.zmetadata` as zarr-python 2
 zarr-python 3.1 and tensorstore 0.1 as observed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -29,15 +29,13 @@ from shardfs.format.document import (
     parse_lengths,
 )
 from shardfs.format.dtype import (
-    MAX_ITEM_NBYTES,
     VLEN_SERIALIZERS,
     DataType,
-    check_vlen_fill_value,
-    default_fill_value,
     fill_element,
     parse_v2_dtype,
     type_name,
     v2_dtype,
+    v2_element,
     v2_fill_element,
     v2_fill_value,
     v3_data_type,
@@ -48,15 +46,14 @@ from shardfs.format.lens.decoded import accept_decoded, decoded_document, requir
 from shardfs.format.lens.unsharded import describe, reshard
 from shardfs.format.lens.v2_attributes import (
     FILL_VALUE,
+    SAYS,
     SEPARATOR,
     fill_values,
     has_missing_value,
     is_image,
     missing_value,
     naming_no_axes,
-    said_fill_value,
     saying_fill_value,
-    saying_nothing,
     says_fill_value,
     v2_attributes,
     with_attributes,
@@ -180,7 +177,9 @@ class V2:
         """Return the v3 metadata of a node that begins with a `.zarray` or `.zgroup`; *beside* may have more of it."""
         zattrs = beside.get(ZATTRS)
         if name == ZGROUP:
-            return new_group(written, zattrs)
+            _parse(ZGROUP, written)
+            document = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+            return parse_group(with_attributes(document, None, _parse(ZATTRS, zattrs)))
         separator = SEPARATOR if in_image else self.separator
         array = new_array(written, zattrs, separator, fills_missing=self.fills_missing and not in_image)
         if self.decodes:
@@ -240,16 +239,11 @@ def _naming_no_axes(stored: ArrayMetadata, in_image: bool) -> ArrayMetadata:
     return stored if in_image else replace(stored, document=naming_no_axes(stored.document))
 
 
-def _chunk_shape(array: ArrayMetadata) -> tuple[int, ...]:
-    """Return the chunk shape of an array with a regular chunk grid."""
-    if array.chunk_grid.name != "regular":
-        raise NotShownError(f"a chunk grid that is {brief(array.chunk_grid.name)} has no Zarr v2 form")
-    shape = array.chunk_grid.configuration.get("chunk_shape")
-    return parse_lengths(shape, "chunk_shape", minimum=1, ndim=array.ndim)
-
-
 def _zarray(array: ArrayMetadata, separator: str, shows_missing: bool) -> dict[str, Any]:
-    data_type, chunk_shape = array.document["data_type"], _chunk_shape(array)
+    data_type, grid = array.document["data_type"], array.chunk_grid
+    if grid.name != "regular":
+        raise NotShownError(f"a chunk grid that is {brief(grid.name)} has no Zarr v2 form")
+    chunk_shape = parse_lengths(grid.configuration.get("chunk_shape"), "chunk_shape", minimum=1, ndim=array.ndim)
     serializer = VLEN_SERIALIZERS.get(type_name(data_type))
     dtype = DataType.parse(data_type).dtype if serializer is None else np.dtype(object)
     codecs = v2_codecs(array.codecs, Elements.of(chunk_shape, dtype))
@@ -273,14 +267,8 @@ def _shown_fill_value(document: Document, *, shows_missing: bool) -> Json:
     if shows_missing and has_missing_value(document):
         return missing_value(document)
     if says_fill_value(document):
-        return said_fill_value(document)
-    data_type, fill_value = document["data_type"], document["fill_value"]
-    if type_name(data_type) not in VLEN_SERIALIZERS:
-        parsed = DataType.parse(data_type)
-        return v2_fill_value(parsed.dtype, fill_element(parsed, fill_value))
-    text = check_vlen_fill_value(data_type, fill_value)
-    # Of bytes, zarr-python 2 would take text for text, which its filter refuses to encode.
-    return text if type_name(data_type) == "string" else None
+        return document[SAYS]["fill_value"]
+    return v2_fill_value(document["data_type"], fill_element(document["data_type"], document["fill_value"]))
 
 
 def _with_attributes(documents: dict[str, dict[str, Any]], document: Document) -> dict[str, dict[str, Any]]:
@@ -298,11 +286,10 @@ def edit_array(
     removed.  Raises `RefusedError` for anything else, and `MetadataError` for what is no such document.
     """
     if name == ZATTRS:
-        attributes = {} if written is None else parse_zattrs(written)
-        return edit_attributes(shown, attributes, shows_missing=shows_missing)
+        return edit_attributes(shown, _parse(ZATTRS, written), shows_missing=shows_missing)
     if name != ZARRAY or written is None:
         raise RefusedError(f"{name} of an array cannot be changed so")
-    zarray = parse_zarray(written)
+    zarray = _parse(ZARRAY, written)
     try:
         require_same_encoding(array_documents(shown, separator, shows_missing=shows_missing)[ZARRAY], zarray)
     except NotShownError as error:
@@ -312,7 +299,7 @@ def edit_array(
         return parse_array(with_missing_value(document, zarray["fill_value"]))
     if zarray["fill_value"] is not None:
         is_point = not shown.shape and says_fill_value(document)
-        document = saying_nothing(document)
+        document.pop(SAYS, None)
         document["fill_value"] = _edited_fill_value(shown, zarray["fill_value"])
         if is_point:  # so that it goes on having no names
             document = saying_fill_value(document, zarray["fill_value"])
@@ -325,10 +312,9 @@ def edit_group(shown: GroupMetadata, name: str, written: bytes | None) -> GroupM
     Of `.zmetadata` only the removal is an edit here; see `parse_consolidated`.
     """
     if name == ZATTRS:
-        attributes = {} if written is None else parse_zattrs(written)
-        return parse_group(with_attributes(shown.document, None, attributes))
+        return parse_group(with_attributes(shown.document, None, _parse(ZATTRS, written)))
     if name == ZGROUP and written is not None:
-        parse_zgroup(written)
+        _parse(ZGROUP, written)
         return shown
     if name == ZMETADATA and written is None:
         return parse_group(
@@ -343,8 +329,7 @@ def new_array(zarray: bytes, zattrs: bytes | None, separator: str, *, fills_miss
     Raises `NotUnshardable` with the reason why there is none, `RefusedError` for another dimension separator than
     *separator*, and `MetadataError` for what is no such document.
     """
-    written = parse_zarray(zarray)
-    attributes = {} if zattrs is None else parse_zattrs(zattrs)
+    written, attributes = _parse(ZARRAY, zarray), _parse(ZATTRS, zattrs)
     require_separator({**written, "dimension_separator": written.get("dimension_separator") or "."}, separator)
     if 0 in written["chunks"]:
         raise NotUnshardable("chunks of length 0 have no Zarr v3 form")
@@ -359,13 +344,6 @@ def new_array(zarray: bytes, zattrs: bytes | None, separator: str, *, fills_miss
     except (MetadataError, NotShownError, RefusedError) as error:
         raise NotUnshardable(str(error)) from None
     return array
-
-
-def new_group(zgroup: bytes, zattrs: bytes | None) -> GroupMetadata:
-    """Return the v3 document of a group that a program wrote as v2; raises `MetadataError`."""
-    parse_zgroup(zgroup)
-    document = {"zarr_format": 3, "node_type": "group", "attributes": {}}
-    return parse_group(with_attributes(document, None, {} if zattrs is None else parse_zattrs(zattrs)))
 
 
 def edit_attributes(shown: ArrayMetadata, attributes: Document, *, shows_missing: bool) -> ArrayMetadata:
@@ -388,51 +366,24 @@ def edit_attributes(shown: ArrayMetadata, attributes: Document, *, shows_missing
 def _edited_fill_value(shown: ArrayMetadata, written: Json) -> Json:
     """Return the fill value that *written* stands for, in the spelling that is stored if it is that one."""
     stored, data_type = shown.document["fill_value"], shown.document["data_type"]
-    if type_name(data_type) in VLEN_SERIALIZERS:
-        return _vlen_fill_value(data_type, written)
-    parsed = DataType.parse(data_type)
-    element, was = v2_fill_element(parsed.dtype, written), fill_element(parsed, stored)
-    if element in (was, _as_zarr_python_2(parsed.dtype, was)):
-        return stored
-    return v3_fill_value(data_type, parsed.dtype, element)
-
-
-def _as_zarr_python_2(dtype: np.dtype[Any], element: bytes) -> bytes:
-    """Return what zarr-python 2 takes an element for, and writes again, though nobody changed it.
-
-    It adds the parts of a complex number, and so makes a NaN of a part beside an infinity.
-    """
-    if dtype.kind != "c":
-        return element
-    real, imaginary = np.frombuffer(element, f"<f{dtype.itemsize // 2}").tolist()
-    value = real + 1j * imaginary
-    return v2_fill_element(dtype, [value.real, value.imag])
-
-
-def _vlen_fill_value(data_type: Json, written: Json) -> str:
-    """Return the v3 fill value of elements that vary in size; zarr-python 2 writes null or 0 as a default."""
-    is_default = written is None or (type(written) is int and not written)
-    return check_vlen_fill_value(data_type, "" if is_default else written)
+    element, was = v2_fill_element(data_type, written), fill_element(data_type, stored)
+    known = DataType.find(data_type)
+    if known is not None and known.dtype.kind == "c" and element != was:
+        # zarr-python 2 adds the parts of a complex number, and so makes a NaN of a part beside an infinity.
+        real, imaginary = np.frombuffer(was, f"<f{known.nbytes // 2}").tolist()
+        value = real + 1j * imaginary
+        was = v2_fill_element(data_type, [value.real, value.imag])
+    return stored if element == was else v3_fill_value(data_type, element)
 
 
 def _new_document(zarray: dict[str, Json]) -> dict[str, Any]:
-    codecs = codecs_of(zarray)
-    dtype = parse_v2_dtype(zarray["dtype"])
-    chunk_shape = tuple(zarray["chunks"])
-    data_type: Json
-    if dtype.hasobject:
-        data_type = object_data_type(codecs)
-        fill_value: Json = _vlen_fill_value(data_type, zarray["fill_value"])
-    else:
-        if dtype.itemsize > MAX_ITEM_NBYTES:
-            raise NotUnshardable(f"elements of {dtype.itemsize} bytes are larger than the {MAX_ITEM_NBYTES} of shardfs")
-        data_type = v3_data_type(dtype)
-        plain = dtype.newbyteorder("<")
-        fill_value = (
-            default_fill_value(plain)
-            if zarray["fill_value"] is None
-            else v3_fill_value(data_type, plain, v2_fill_element(plain, zarray["fill_value"]))
-        )
+    codecs, dtype, chunk_shape = codecs_of(zarray), parse_v2_dtype(zarray["dtype"]), tuple(zarray["chunks"])
+    data_type = object_data_type(codecs) if dtype.hasobject else v3_data_type(dtype)
+    fill_value: Json = zarray["fill_value"]
+    if fill_value is not None or dtype.hasobject:
+        fill_value = v3_fill_value(data_type, v2_fill_element(data_type, fill_value))
+    else:  # zero, empty text, not a time
+        fill_value = "NaT" if dtype.kind in "mM" else v3_fill_value(data_type, bytes(dtype.itemsize))
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -448,39 +399,21 @@ def _new_document(zarray: dict[str, Json]) -> dict[str, Any]:
     }
 
 
-def parse_zarray(written: bytes) -> dict[str, Json]:
-    """Read the bytes of a `.zarray`; members that are not the specification's are kept, and mean nothing.
-
-    Raises `MetadataError`.
-    """
-    return _check_zarray(parse_json(written))
-
-
-def parse_zgroup(written: bytes) -> dict[str, Json]:
-    """Read the bytes of a `.zgroup`; raises `MetadataError`."""
-    return _check_zgroup(parse_json(written))
-
-
-def parse_zattrs(written: bytes) -> dict[str, Json]:
-    """Read the bytes of a `.zattrs`; raises `MetadataError`."""
-    return _object(parse_json(written))
-
-
 def parse_consolidated(written: bytes) -> dict[str, dict[str, Json]]:
     """Return the copies of documents in a `.zmetadata`, by path relative to the group ("" is itself) and name.
 
     Raises `MetadataError` for what is none, or has names and paths that are none.
     """
-    document = _object(parse_json(written))
+    document = _check(ZATTRS, parse_json(written))
     version = document.get("zarr_consolidated_format")
     if type(version) is not int or version != 1:
         raise MetadataError(f"zarr_consolidated_format must be 1, not {brief(version)}")
     copies: dict[str, dict[str, Json]] = {}
-    for key, copy in _object(document.get("metadata")).items():
+    for key, copy in _check(ZATTRS, document.get("metadata")).items():
         path, _, name = key.rpartition("/")
-        if name not in _CHECKS or ("/" in key and not is_relative_path(path)):
+        if name not in (ZARRAY, ZGROUP, ZATTRS) or ("/" in key and not is_relative_path(path)):
             raise MetadataError(f"the key {brief(key)} of consolidated metadata is that of no document")
-        copies.setdefault(path, {})[name] = _CHECKS[name](copy)
+        copies.setdefault(path, {})[name] = _check(name, copy)
     return copies
 
 
@@ -489,11 +422,27 @@ def check_document(name: str, written: bytes) -> None:
     if name == ZMETADATA:
         parse_consolidated(written)
     else:
-        _CHECKS[name](parse_json(written))
+        _parse(name, written)
 
 
-def _check_zarray(document: Json) -> dict[str, Json]:
-    zarray = _check_zgroup(document)
+def _parse(name: str, written: bytes | None) -> dict[str, Json]:
+    """Read a `.zarray`, `.zgroup` or `.zattrs`; none is as good as an empty one.  Raises `MetadataError`."""
+    return {} if written is None else _check(name, parse_json(written))
+
+
+def _check(name: str, document: Json) -> dict[str, Json]:
+    """Check a document; members that are not the specification's are kept, and mean nothing."""
+    if not isinstance(document, dict):
+        raise MetadataError(f"the document must be an object, not {brief(document)}")
+    version = document.get("zarr_format")
+    if name != ZATTRS and (type(version) is not int or version != 2):
+        raise MetadataError(f"zarr_format must be 2, not {brief(version)}")
+    if name == ZARRAY:
+        _check_zarray(document)
+    return document
+
+
+def _check_zarray(zarray: dict[str, Json]) -> None:
     missing = [member for member in _REQUIRED if member not in zarray]
     if missing:
         raise MetadataError(f"required members are missing: {', '.join(missing)}")
@@ -506,33 +455,11 @@ def _check_zarray(document: Json) -> dict[str, Json]:
         raise MetadataError(f'order must be "C" or "F", not {brief(zarray["order"])}')
     if zarray.get("dimension_separator") not in (None, ".", "/"):
         raise MetadataError(f'dimension_separator must be "." or "/", not {brief(zarray["dimension_separator"])}')
-    filters = zarray["filters"]
-    if filters is not None and not isinstance(filters, list):
-        raise MetadataError(f"filters must be a list of codecs or null, not {brief(filters)}")
-    for codec in [*(filters or []), *([] if zarray["compressor"] is None else [zarray["compressor"]])]:
+    if zarray["filters"] is not None and not isinstance(zarray["filters"], list):
+        raise MetadataError(f"filters must be a list of codecs or null, not {brief(zarray['filters'])}")
+    for codec in codecs_of(zarray):
         if not isinstance(codec, dict) or not isinstance(codec.get("id"), str):
             raise MetadataError(f"a codec must be an object with an id, not {brief(codec)}")
-    return zarray
-
-
-def _check_zgroup(document: Json) -> dict[str, Json]:
-    zgroup = _object(document)
-    if type(zgroup.get("zarr_format")) is not int or zgroup["zarr_format"] != 2:
-        raise MetadataError(f"zarr_format must be 2, not {brief(zgroup.get('zarr_format'))}")
-    return zgroup
-
-
-def _object(document: Json) -> dict[str, Json]:
-    if not isinstance(document, dict):
-        raise MetadataError(f"the document must be an object, not {brief(document)}")
-    return document
-
-
-_CHECKS: Final[dict[str, Callable[[Json], dict[str, Json]]]] = {
-    ZARRAY: _check_zarray,
-    ZGROUP: _check_zgroup,
-    ZATTRS: _object,
-}
 
 
 def require_same_encoding(shown: Document, written: Document) -> None:
@@ -565,9 +492,7 @@ def says_the_same(name: str, one: bytes, other: bytes) -> bool:
     """
     try:
         if name != ZMETADATA:
-            for text in (one, other):
-                check_document(name, text)
-            return _is_same_document(name, parse_json(one), parse_json(other))
+            return _is_same_document(name, _parse(name, one), _parse(name, other))
         these, those = _copies(one), _copies(other)
         return these.keys() == those.keys() and all(
             _is_same_document(key[1], copy, those[key]) for key, copy in these.items()
@@ -583,7 +508,7 @@ def _copies(zmetadata: bytes) -> dict[tuple[str, str], Json]:
 
 
 def _is_same_document(name: str, one: Json, other: Json) -> bool:
-    if name == ZATTRS and isinstance(one, dict) and isinstance(other, dict) and FILL_VALUE not in other:
+    if name == ZATTRS and FILL_VALUE not in other:
         one = {attribute: value for attribute, value in one.items() if attribute != FILL_VALUE}
     if canonical(one) == canonical(other):
         return True
@@ -599,10 +524,7 @@ def _is_same_fill_value(one: Document, other: Document) -> bool:
     dtype, values = parse_v2_dtype(one["dtype"]), (one["fill_value"], other["fill_value"])
     if canonical(values[0]) == canonical(values[1]):
         return True
-    if None in values or dtype.hasobject:
-        return False
-    plain = dtype.newbyteorder("<")
-    return v2_fill_element(plain, values[0]) == v2_fill_element(plain, values[1])
+    return None not in values and not dtype.hasobject and v2_element(dtype, values[0]) == v2_element(dtype, values[1])
 
 
 def require_separator(written: Document, separator: str) -> None:

@@ -17,19 +17,18 @@ import base64
 import math
 import struct
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
-from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
+from shardfs.errors import MetadataError, NotShownError, RefusedError
 from shardfs.format.codecs import MAX_CHUNK_NBYTES, ChunkCodec, encode, is_decodable, parse_chain
 from shardfs.format.document import Document, Extension, Json, brief, canonical
 from shardfs.format.dtype import (
     VLEN_SERIALIZERS,
     DataType,
-    check_vlen_fill_value,
     fill_element,
+    item_nbytes,
     parse_element,
     type_name,
     v2_fill_element,
@@ -162,7 +161,7 @@ def _are_names(value: Json, ndim: int) -> bool:
 
 
 FILL_VALUE: Final = "_FillValue"
-_SAYS: Final = "shardfs:v2"
+SAYS: Final = "shardfs:v2"
 _NUMBERS: Final = "iuf"
 _KINDS: Final = _NUMBERS + "bcSU"  # of which xarray knows how to write it
 
@@ -192,34 +191,24 @@ def naming_no_axes(document: Document) -> dict[str, Any]:
     return {**document, "dimension_names": []}
 
 
-def says_fill_value(document: Document) -> bool:
-    """Whether an array's document keeps a `fill_value` for its `.zarray` that v3 cannot express."""
-    return isinstance(document.get(_SAYS), dict) and "fill_value" in document[_SAYS]
-
-
-def said_fill_value(document: Document) -> Json:
-    """Return the `fill_value` that an array's document keeps for its `.zarray`."""
-    return document[_SAYS]["fill_value"]
-
-
 def saying_fill_value(document: Document, fill_value: Json) -> dict[str, Any]:
     """Return an array's document that keeps *fill_value* for its `.zarray`, such as null, which v3 does not have.
 
     It is in a member that nobody needs to understand.  Without it null would come back as zero, and xarray would take
     zeros, with which most coordinates begin, for missing values.
     """
-    return {**document, _SAYS: {"must_understand": False, "fill_value": fill_value}}
+    return {**document, SAYS: {"must_understand": False, "fill_value": fill_value}}
 
 
-def saying_nothing(document: Document) -> dict[str, Any]:
-    """Return an array's document that keeps no other fill value for its `.zarray`."""
-    return {member: value for member, value in document.items() if member != _SAYS}
+def says_fill_value(document: Document) -> bool:
+    """Whether an array's document keeps a `fill_value` for its `.zarray`, in the member `SAYS`."""
+    return isinstance(document.get(SAYS), dict) and "fill_value" in document[SAYS]
 
 
 def missing_value(document: Document) -> Json:
     """Return the missing value of an array as the `fill_value` of a `.zarray`: null if there is none."""
     element = _stored_element(document)
-    return None if element is None else _to_v2(document["data_type"], element)
+    return None if element is None else v2_fill_value(document["data_type"], element)
 
 
 def with_missing_value(document: Document, fill_value: Json) -> dict[str, Any]:
@@ -228,7 +217,7 @@ def with_missing_value(document: Document, fill_value: Json) -> dict[str, Any]:
     Raises `MetadataError` if it is none of the data type.
     """
     data_type = document["data_type"]
-    written = None if fill_value is None else _from_v2(data_type, fill_value)
+    written = None if fill_value is None else v2_fill_element(data_type, fill_value)
     if written == _stored_element(document):
         return dict(document)
     attributes = {name: value for name, value in document.get("attributes", {}).items() if name != FILL_VALUE}
@@ -332,35 +321,16 @@ class FillCodec:
         return encode(self.after, self.header + self.pattern(element) * self.count)
 
 
+@dataclass(frozen=True)
 class FillValues:
     """The elements of chunks that were never written: *stored* by the v3 document, *shown* by the `.zarray`.
 
-    Raises `NotShownError` or `MetadataError` if the stored fill value cannot be read.
+    *codec* is there if they differ, and readers would fill in another element for chunks without a file.
     """
 
-    def __init__(self, shown: UnshardedArray) -> None:
-        document = shown.document
-        data_type = document["data_type"]
-        missing = _stored_element(document)
-        self._codec_of = shown
-        self.is_null = missing is None
-        if type_name(data_type) in VLEN_SERIALIZERS:
-            self.stored = _vlen_element(data_type, document["fill_value"])
-            self.shown = missing or b""
-        else:
-            parsed = DataType.parse(data_type)
-            self.stored = fill_element(parsed, document["fill_value"])
-            self.shown = bytes(parsed.nbytes) if missing is None else missing
-
-    @property
-    def differ(self) -> bool:
-        """Whether readers of the `.zarray` fill in another element for chunks without a file."""
-        return self.is_null or self.shown != self.stored
-
-    @cached_property
-    def codec(self) -> FillCodec:
-        """How chunks of these elements are encoded; raises `NotShownError` if none can be."""
-        return FillCodec.parse(self._codec_of)
+    stored: bytes
+    shown: bytes
+    codec: FillCodec | None
 
 
 def fill_values(shown: UnshardedArray) -> FillValues:
@@ -368,13 +338,15 @@ def fill_values(shown: UnshardedArray) -> FillValues:
 
     Raises `NotShownError` if the two differ, and no chunk can be made to stand for one that was never written.
     """
+    data_type = shown.document["data_type"]
     try:
-        values = FillValues(shown)
-        if values.differ:
-            _ = values.codec
-    except (MetadataError, NotUnshardable) as error:
+        stored, missing = fill_element(data_type, shown.document["fill_value"]), _stored_element(shown.document)
+        codec = None if missing == stored else FillCodec.parse(shown)
+    except MetadataError as error:
         raise NotShownError(str(error)) from None
-    return values
+    if missing is None:
+        missing = bytes(item_nbytes(data_type) or 0)
+    return FillValues(stored, missing, codec)
 
 
 def _shown(document: Document) -> Json:
@@ -443,25 +415,9 @@ def _attribute(data_type: Json, element: bytes) -> Json:
         case "i" | "u" | "b":
             return value.item()
         case "S" | "U":
-            return v2_fill_value(dtype, element)
+            return v2_fill_value(data_type, element)
     raise MetadataError(f"{brief(type_name(data_type))} has no {FILL_VALUE}")
 
 
 def _base64(number: float) -> str:
     return base64.b64encode(struct.pack("<d", number)).decode("ascii")
-
-
-def _to_v2(data_type: Json, element: bytes) -> Json:
-    dtype = _dtype(data_type)
-    return element.decode(errors="surrogatepass") if dtype is None else v2_fill_value(dtype, element)
-
-
-def _from_v2(data_type: Json, fill_value: Json) -> bytes:
-    dtype = _dtype(data_type)
-    if dtype is not None:
-        return v2_fill_element(dtype, fill_value)
-    return _vlen_element(data_type, fill_value or "")
-
-
-def _vlen_element(data_type: Json, fill_value: Json) -> bytes:
-    return check_vlen_fill_value(data_type, fill_value).encode(errors="surrogatepass")

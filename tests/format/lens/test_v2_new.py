@@ -9,7 +9,7 @@ import pytest
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError
 from shardfs.format.lens.unsharded import shard_new, unshard
-from shardfs.format.lens.v2 import array_documents, edit_array, new_array, new_group
+from shardfs.format.lens.v2 import V2, array_documents, edit_array, new_array
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import BIG, LITTLE, extension, transpose
 
@@ -180,12 +180,10 @@ def test_a_new_array_takes_its_attributes_along() -> None:
 
 
 def test_a_new_group_takes_its_attributes_along() -> None:
-    assert new_group(b'{"zarr_format": 2}', None).document == {
-        "zarr_format": 3,
-        "node_type": "group",
-        "attributes": {},
-    }
-    assert new_group(b'{"zarr_format": 2}', b'{"a": 1}').document["attributes"] == {"a": 1}
-    for zgroup, zattrs in ((b"[]", None), (b"{}", None), (b'{"zarr_format": 2}', b"[]")):
+    zgroup = b'{"zarr_format": 2}'
+    new = V2().new(".zgroup", zgroup, {})
+    assert new.document == {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    assert V2().new(".zgroup", zgroup, {".zattrs": b'{"a": 1}'}).document["attributes"] == {"a": 1}
+    for written, beside in ((b"[]", {}), (b"{}", {}), (zgroup, {".zattrs": b"[]"})):
         with pytest.raises(MetadataError):
-            new_group(zgroup, zattrs)
+            V2().new(".zgroup", written, beside)
