@@ -13,7 +13,7 @@ from shardfs.dataset.maintenance.compact import compact as compact_shard
 from shardfs.dataset.maintenance.compact import find_wasteful
 from shardfs.dataset.slots import hold
 from shardfs.dataset.source import Source
-from shardfs.dataset.wal.takeover import opened
+from shardfs.dataset.wal.recovery import opened
 from shardfs.errors import ShardfsError, SourceError, printable
 from shardfs.stores.base import Store
 from shardfs.stores.url import StoreOptions

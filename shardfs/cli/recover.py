@@ -24,16 +24,20 @@ from shardfs.dataset.wal.reading import LogContents
 from shardfs.dataset.wal.records import Erase, Put, Shrink
 from shardfs.dataset.wal.recovery import (
     Conflict,
+    OpenLogs,
     Recovery,
     classify,
     describe,
     describe_change,
+    describe_damage,
     finish_shrink,
+    opened,
+    read_left,
+    recover_command,
     replay,
     why_not,
 )
-from shardfs.dataset.wal.takeover import Journals, describe_damage, opened, read_left, recover_command
-from shardfs.dataset.wal.undo import Outcome, check_name, settle
+from shardfs.dataset.wal.undo import Outcome, check_name, undo_commits
 from shardfs.errors import ShardfsError, printable
 from shardfs.stores.base import Store
 from shardfs.stores.kept_files import KeptFile
@@ -206,10 +210,10 @@ async def _apply_sound(source: Source, state: StateDirectory, report: RecoveryRe
         if failure is not None:
             report.add("pending", f"not all of the journal is in the shards: {failure}", left=True)
         await journals.committer.commits.sync()  # what was put aside is forgotten when the journal has it durably
-        journals.conflicts.finish(sorted(superseded + applied))
+        journals.conflicts.release(sorted(superseded + applied))
 
 
-async def _flush(journals: Journals) -> ShardfsError | None:
+async def _flush(journals: OpenLogs) -> ShardfsError | None:
     """Commit what is pending; returns what keeps some of it from being committed."""
     try:
         await journals.committer.flush()
@@ -218,7 +222,7 @@ async def _flush(journals: Journals) -> ShardfsError | None:
     return None
 
 
-async def _apply_conflict(source: Source, journals: Journals, change: Change | Shrink) -> Conflict | None:
+async def _apply_conflict(source: Source, journals: OpenLogs, change: Change | Shrink) -> Conflict | None:
     """Make a change that was put aside pending again, whatever the chunk is now; returns why that cannot be."""
     try:
         check_name(change.path)
@@ -273,7 +277,7 @@ def _report_file(file: KeptFile, line: str, report: RecoveryReport, *, left: boo
 async def _show_journals(source: Source, state: StateDirectory, report: RecoveryReport) -> None:
     _report_damage(state, report)
     contents = read_left(state.journal)
-    recovery = await classify(source, contents, await settle(source, contents, apply=False))
+    recovery = await classify(source, contents, await undo_commits(source, contents, apply=False))
     _report_commits(recovery, report, applied=False)
     for _, change in recovery.pending:
         what = "new bytes" if isinstance(change, Put) else "removal"
@@ -322,13 +326,13 @@ async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | 
 
 
 def _report_commits(recovery: Recovery, report: RecoveryReport, *, applied: bool) -> None:
-    for intent, outcome, reason in recovery.commits:
-        if outcome in (Outcome.TORN, Outcome.HEAD_TORN):
-            line = f"{'taken back' if applied else 'torn by a commit that can be taken back'}: {intent.key}"
-            report.add("commit", line, left=not applied, shard=intent.key)
+    for undo, outcome, reason, _ in recovery.commits:
+        if outcome is Outcome.TORN:
+            line = f"{'taken back' if applied else 'torn by a commit that can be taken back'}: {undo.key}"
+            report.add("commit", line, left=not applied, shard=undo.key)
         elif outcome is Outcome.UNCLEAR:
-            line = f"{intent.key}: the commit that was under way is left as it is: {reason}"
-            report.add("commit", line, left=True, shard=intent.key)
+            line = f"{undo.key}: the commit that was under way is left as it is: {reason}"
+            report.add("commit", line, left=True, shard=undo.key)
 
 
 def _report_damage(state: StateDirectory, report: RecoveryReport) -> None:

@@ -7,7 +7,7 @@ rewritten: an inner shard becomes one new payload of the shard around it, an enc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import trio
 
@@ -19,8 +19,6 @@ from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords, Place, ShardGrid
 from shardfs.format.update import Added, CopiedRange, Index, Padding, WritePlan, plan_empty, plan_write
 from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Splice
 from shardfs.stores.memory import MemoryContent
-
-_PROOF_NBYTES: Final = 4096
 
 
 class Joined:
@@ -48,13 +46,11 @@ class Joined:
 class Assembly:
     """The next version of a shard in the store; *splice* is None if no chunk is left and the shard goes.
 
-    *proof* are bytes of it, from *proof_offset* on, that no earlier version has there: its index, or the end of it if
-    the shard is encoded or has no index.
+    If it *is_append* it keeps all of the old one, but for an index at the beginning, and *index* is the new index.
     """
 
     splice: Splice | None
-    proof: bytes = b""
-    proof_offset: int = 0
+    index: bytes = b""
     is_append: bool = False
 
 
@@ -92,8 +88,7 @@ async def assemble(
         plan = plan_empty(IndexLayout(level.index_codecs, shape, level.index_at_start))
     if level.after:
         whole = await _encoded(level, _join(plan, contents, old))
-        proof = whole[-_PROOF_NBYTES:]
-        return Assembly(Splice((MemoryContent(memoryview(whole)),), 0), proof, len(whole) - len(proof))
+        return Assembly(Splice((MemoryContent(memoryview(whole)),), 0))
     pieces: list[Kept | Content] = []
     for piece in plan.pieces:
         match piece:
@@ -105,13 +100,8 @@ async def assemble(
                 pieces.append(MemoryContent(memoryview(bytes(piece.nbytes))))
             case Index():
                 pieces.append(MemoryContent(memoryview(piece.encoded)))
-    if level.index_at_start:
-        return Assembly(Splice(tuple(pieces), 0), plan.index, 0, plan.is_append)
-    splice = Splice(tuple(pieces), len(plan.index), plan.ends)
-    if grid.is_unsharded:
-        proof = await trio.to_thread.run_sync(_end, contents[0])
-        return Assembly(splice, proof, plan.nbytes - len(proof))
-    return Assembly(splice, plan.index, plan.nbytes - len(plan.index), plan.is_append)
+    splice = Splice(tuple(pieces), 0) if level.index_at_start else Splice(tuple(pieces), len(plan.index), plan.ends)
+    return Assembly(splice, plan.index, plan.is_append)
 
 
 async def _plan(
@@ -162,11 +152,6 @@ async def _inner(
         return None
     joined = _join(plan, contents, old)
     return MemoryContent(memoryview(await _encoded(level, joined))) if level.after else joined
-
-
-def _end(content: Content) -> bytes:
-    nbytes = min(content.nbytes, _PROOF_NBYTES)
-    return bytes(content.read(content.nbytes - nbytes, nbytes))
 
 
 def _join(plan: WritePlan, contents: Mapping[int, Content], old: OpenShard | None) -> Content:

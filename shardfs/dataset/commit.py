@@ -18,12 +18,11 @@ from shardfs.dataset.quick_lock import QuickLock
 from shardfs.dataset.shard import OpenShard, open_shard
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.payload import Payload
-from shardfs.dataset.wal.records import Erase, Shrink, UndoRecord
-from shardfs.dataset.wal.undo import take_back
+from shardfs.dataset.wal.records import Payload, Put, Shrink, UndoRecord
+from shardfs.dataset.wal.undo import take_back, undo_record
 from shardfs.errors import ConflictError, ShardfsError
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Content, Edit
+from shardfs.stores.base import Buffer, Content, Edit
 
 BATCH: Final = 16
 _INDEX_NBYTES: Final = 4 * 2**20
@@ -44,7 +43,7 @@ class Commit:
     edit: Edit
     old: OpenShard | None
     assembly: Assembly
-    intent: UndoRecord | None = None
+    undo: UndoRecord | None = None
 
 
 class Commits:
@@ -54,8 +53,7 @@ class Commits:
         self.lock = QuickLock()
         self._source = source
         self._journal = journal
-        self._unsettled: dict[str, list[int]] = {}  # by the key of the shard
-        self._earlier: dict[str, list[UndoRecord]] = {}  # those of them that are of an earlier process
+        self._unsettled: dict[str, list[UndoRecord]] = {}  # by the key of the shard, until its next commit
 
     async def plan(
         self,
@@ -90,51 +88,48 @@ class Commits:
         """Make durable what is about to happen to the shards, and what is to come into them."""
         if not commits or self._journal.has_vanished:
             return  # what is in no journal any more is safer in its shard, whatever happens to this process
+        undos = await trio.to_thread.run_sync(lambda: [self._undo_record(commit) for commit in commits])
         async with self.lock:
             try:
-                for commit in commits:
-                    commit.intent = self._append_undo(commit)
+                for commit, (undo, payload) in zip(commits, undos, strict=True):
+                    commit.undo = self._journal.append(undo, payload)
             except ShardfsError:
-                begun = [commit.intent.sequence for commit in commits if commit.intent is not None]
-                await trio.to_thread.run_sync(self._journal.finish, begun)
+                begun = [commit.undo.sequence for commit in commits if commit.undo is not None]
+                await trio.to_thread.run_sync(self._journal.release, begun)
                 raise
             await trio.to_thread.run_sync(self._journal.sync)
             # An earlier attempt on the same shard does not matter any more: this one found it whole.
-            settled = [n for commit in commits for n in self._unsettled.pop(_key(commit), [])]
-            await trio.to_thread.run_sync(self._journal.finish, settled)
+            settled = [undo.sequence for commit in commits for undo in self._unsettled.pop(_key(commit), [])]
+            await trio.to_thread.run_sync(self._journal.release, settled)
 
-    def _append_undo(self, commit: Commit) -> UndoRecord:
-        snapshot, assembly, old = commit.edit.snapshot, commit.assembly, commit.old
-        is_replacement = not assembly.is_append or self._source.store.rewrites
-        return self._journal.append_undo(
-            path=commit.array.path,
-            shard=commit.shard,
-            key=_key(commit),
-            identity=snapshot.stat.file if snapshot is not None else None,
-            old_nbytes=snapshot.size if snapshot is not None else 0,
-            planned_nbytes=assembly.splice.nbytes if assembly.splice is not None else 0,
-            index_offset_old=old.index_offset if old is not None else 0,
-            is_replacement=is_replacement,
-            temporary=commit.edit.temporary,
-            old_index=old.index.encoded if old is not None and assembly.is_append else b"",
-            planned_index=assembly.proof,
-            records=[record.sequence for record in commit.records],
+    def _undo_record(self, commit: Commit) -> tuple[UndoRecord, Sequence[Buffer]]:
+        builds_in_place = commit.assembly.is_append and not self._source.store.rewrites
+        index = commit.assembly.index if builds_in_place else None
+        sequences = [record.sequence for record in commit.records]
+        return undo_record(
+            commit.array.path,
+            commit.shard,
+            commit.edit,
+            _key(commit),
+            commit.old,
+            commit.assembly.splice,
+            index,
+            sequences,
         )
 
-    def keep_announced(self, intent: UndoRecord) -> None:
-        """Remember an intent of an earlier process, of which it is not known what came of it."""
-        self._unsettled.setdefault(intent.key, []).append(intent.sequence)
-        self._earlier.setdefault(intent.key, []).append(intent)
+    def keep_unsettled(self, undo: UndoRecord) -> None:
+        """Remember a commit of which it is not known what came of it."""
+        self._unsettled.setdefault(undo.key, []).append(undo)
 
-    async def settle_earlier(self, key: str, waited: float | None) -> None:
-        """Take back what an earlier process left torn of a shard, which could not be looked at when its journal was."""
-        for intent in self._earlier.get(key, ()):
-            await take_back(self._source, intent, waited=waited)
-        self._earlier.pop(key, None)
+    async def settle(self, key: str, waited: float | None) -> None:
+        """Take back what an attempt that failed, here or in an earlier process, left torn of a shard."""
+        for undo in self._unsettled.get(key, ()):
+            if undo.inode is not None:
+                await take_back(self._source, undo, waited=waited)
 
     async def execute(self, commit: Commit) -> list[int]:
-        """Store the next version of a shard; returns the intents that are to be finished with its records."""
-        intents = [commit.intent.sequence] if commit.intent is not None else []
+        """Store the next version of a shard; returns the undo record that is to be released with its records."""
+        undos = [commit.undo] if commit.undo is not None else []
         statistics, shards = self._source.statistics, self._source.shards
         snapshot = commit.edit.snapshot
         with shards.changing(commit.array, commit.shard, snapshot.stat if snapshot is not None else None):
@@ -146,16 +141,16 @@ class Commits:
                     stat = await commit.edit.splice(commit.assembly.splice)
                     statistics.committed_bytes += commit.edit.written_nbytes
             except ConflictError:
-                await self.finish(intents)  # nothing was changed
+                await self.release([undo.sequence for undo in undos])  # nothing was changed
                 raise
             except ShardfsError:
                 # Whether it was undone is not known for certain.
-                self._unsettled.setdefault(_key(commit), []).extend(intents)
+                self._unsettled.setdefault(_key(commit), []).extend(undos)
                 raise
             shards.committed(commit.array, commit.shard, stat, is_new=snapshot is None)
         statistics.commits += 1
         statistics.committed_chunks += len(commit.contents)
-        return intents
+        return [undo.sequence for undo in undos]
 
     async def _delete(self, commit: Commit) -> None:
         if commit.edit.can_delete or not commit.array.grid.is_unsharded:
@@ -173,12 +168,12 @@ class Commits:
         async with self.lock:
             await trio.to_thread.run_sync(self._journal.carry_forward, pending())
 
-    async def finish(self, sequences: Sequence[int]) -> None:
+    async def release(self, sequences: Sequence[int]) -> None:
         """Note that records need not be remembered any more."""
         if self._journal.has_vanished:
             return
         async with self.lock:
-            await trio.to_thread.run_sync(self._journal.finish, sequences)
+            await trio.to_thread.run_sync(self._journal.release, sequences)
 
 
 def _key(commit: Commit) -> str:
@@ -193,11 +188,8 @@ def carry(journal: WriteAheadLog, change: Shrink) -> Shrink: ...
 def carry(journal: WriteAheadLog, change: Change | Shrink) -> Change | Shrink: ...
 def carry(journal: WriteAheadLog, change: Change | Shrink) -> Change | Shrink:
     """Append a change, of this journal or another one, to *journal*; returns the new record."""
-    if isinstance(change, Erase | Shrink):
-        return journal.append(change)
-    fields = {field.name: getattr(change, field.name) for field in dataclasses.fields(change)}
-    del fields["sequence"]
-    return journal.append_put(content=fields.pop("payload"), **fields)
+    content = change.payload if isinstance(change, Put) else ()
+    return journal.append(dataclasses.replace(change), content)
 
 
 def batches(keys: Sequence[tuple[ArrayLayout, Coords]]) -> Iterator[Sequence[tuple[ArrayLayout, Coords]]]:

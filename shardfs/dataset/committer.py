@@ -63,7 +63,7 @@ class Committer(Room):
         if before is None:
             self._npending += 1
         else:
-            self._journal.forget(before.sequence, change.sequence)
+            self._journal.supersede(before.sequence, change.sequence)
         self._queue.setdefault((array, shard))
         if self._due_at((array, shard)) < self._next or self._is_urgent():
             self._wanted.set()
@@ -145,7 +145,7 @@ class Committer(Room):
                     if edit.snapshot is not None:
                         job = await self.commits.plan(array, shard, contents, (), edit, compact=compact)
                         await self.commits.announce([job])
-                        await self.commits.finish(await self.commits.execute(job))
+                        await self.commits.release(await self.commits.execute(job))
             except ConflictError as error:
                 log.info("%s; once more", error)
                 self._backoff.note((array, shard))
@@ -230,9 +230,9 @@ class Committer(Room):
 
     async def _execute(self, job: Commit) -> None:
         with self._failing((job.array, job.shard)):
-            intents = await self.commits.execute(job)
+            undo = await self.commits.execute(job)
             self._note_append(job)
-            await self._forget(job.array, job.shard, job.records, *intents)
+            await self._forget(job.array, job.shard, job.records, *undo)
 
     @asynccontextmanager
     async def _alone(self, key: Key) -> AsyncIterator[None]:
@@ -272,7 +272,7 @@ class Committer(Room):
     @asynccontextmanager
     async def _edit(self, key: Key, waited: float | None = None, **owner: int) -> AsyncIterator[Edit]:
         array, shard = key
-        await self.commits.settle_earlier(array.shard_key(shard), waited)
+        await self.commits.settle(array.shard_key(shard), waited)
         place = index_place(array.grid.levels[0], array.grid.index_shape(shard))
         async with self._source.store.edit(array.shard_key(shard), **place, **owner, waited=waited) as edit:
             yield edit
@@ -298,7 +298,7 @@ class Committer(Room):
         self._locked.pop((array, shard), None)
         if shard not in array.pending.shards:
             self._queue.pop((array, shard), None)
-        await self.commits.finish([*(record.sequence for record in records), *more])
+        await self.commits.release([*(record.sequence for record in records), *more])
 
     @contextmanager
     def _failing(self, key: Key) -> Iterator[None]:

@@ -37,7 +37,7 @@ class ConflictLog:
             for change in conflicts:
                 await trio.to_thread.run_sync(carry, self._conflicts, change)
             await trio.to_thread.run_sync(self._conflicts.sync)
-        await self._commits.finish([change.sequence for change in conflicts])
+        await self._commits.release([change.sequence for change in conflicts])
 
     async def sort_out(self, layout: ArrayLayout, pending: ShardPending) -> tuple[Sequence[Change], Sequence[Change]]:
         """Return the changes of a shard that still fit their array, and those that do not, which are kept here."""

@@ -9,8 +9,7 @@ import trio
 from shardfs.dataset.commit import Commits
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.payload import Payload
-from shardfs.dataset.wal.records import Put
+from shardfs.dataset.wal.records import Payload, Put
 from shardfs.errors import NoSpaceError, ShardfsError, UnreachableError
 from shardfs.format.sharding import Coords
 

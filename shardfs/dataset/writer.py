@@ -50,17 +50,10 @@ class Writer:
         """
 
         def append(superseded: tuple[int, int] | None) -> Put:
-            return self.journal.append_put(
-                path=array.layout.path,
-                coords=coords,
-                fingerprint=array.fingerprint,
-                superseded=superseded,
-                mtime_ns=mtime_ns,
-                mode=mode,
-                uid=uid,
-                gid=gid,
-                content=content,
+            record = Put(
+                0, array.layout.path, coords, array.fingerprint, superseded, mtime_ns, mode=mode, uid=uid, gid=gid
             )
+            return self.journal.append(record, content)
 
         self.committer.check_room()
         await self._room(array, coords, content.nbytes)

@@ -14,7 +14,7 @@ import trio
 from shardfs.dataset.foreign import EMPTY, NO_ZARR, foreign_format, unsharded
 from shardfs.dataset.slots import has_journal, hold
 from shardfs.dataset.source import Source
-from shardfs.dataset.wal.takeover import recover_command
+from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
 from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions

@@ -12,7 +12,7 @@ from shardfs.dataset.slots import kept_files
 from shardfs.dataset.source_lock import find_holder
 from shardfs.dataset.state import StateDirectory
 from shardfs.dataset.wal.records import Erase, Put
-from shardfs.dataset.wal.takeover import read_left
+from shardfs.dataset.wal.recovery import read_left
 from shardfs.errors import MountPointError, ShardfsError, StoreError, UnfinishedError
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import count_mounts, mounted_path, run_fusermount

@@ -33,7 +33,7 @@ class Descriptor:
     tells when a pinned file may go.
     """
 
-    __slots__ = ("fd",)
+    __slots__ = ("__weakref__", "fd")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

@@ -226,10 +226,10 @@ class Publisher:
         except ShardfsError:
             now = (await self._fs.hierarchy.look_again(node.path)).metadata
             if not isinstance(now, ArrayMetadata) or now.shape != edited.shape:
-                await committer.commits.finish([shrink.sequence])
+                await committer.commits.release([shrink.sequence])
             raise
         await empty_outside(committer, array, edited.shape)
-        await committer.commits.finish([shrink.sequence])
+        await committer.commits.release([shrink.sequence])
 
     async def _new_array(self, node: Node, edited: ArrayMetadata, publication: _Publication) -> None:
         """Store the document of a new array: sharded if that is wanted and possible, with chunks that came first."""

@@ -11,8 +11,7 @@ from shardfs.dataset.source import Source
 from shardfs.dataset.state import StateDirectory, shown
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import LogContents, read_log
-from shardfs.dataset.wal.recovery import replay
-from shardfs.dataset.wal.takeover import bring_home, log_damage, recover_command
+from shardfs.dataset.wal.recovery import bring_home, log_damage, recover_command, replay
 from shardfs.dataset.writer import Writer
 from shardfs.errors import ConflictError, ShardfsError
 from shardfs.stores.local.openat import open_directory

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,18 @@ import pytest
 
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import read_log
-from shardfs.dataset.wal.records import Erase, Shrink
-from shardfs.dataset.wal.segments import HEADER_NBYTES, pack_record
+from shardfs.dataset.wal.records import (
+    HEADER_NBYTES,
+    MARK_NBYTES,
+    Erase,
+    Marks,
+    Put,
+    Shrink,
+    UndoRecord,
+    pack_header,
+    pack_ranges,
+    pack_record,
+)
 from shardfs.stores.local.atomic_write import temporary_name
 from shardfs.stores.local.openat import open_directory
 from shardfs.stores.local.syscalls import Syscalls
@@ -509,7 +519,7 @@ def test_the_removal_of_a_whole_shard_is_kept_while_its_array_is_away(
             for record in read_log(open_directory(str(group / ".shardfs/journal"))).records
             if isinstance(record, Erase)
         )
-        journal.append_undo(**INTENT | {"path": "a", "shard": (1, 1), "key": "a/c/1/1", "records": [removal.sequence]})
+        journal.append(replace(UNDO, shard=(1, 1), key="a/c/1/1", nranges=1), pack_ranges([removal.sequence]))
     (group / "a").rename(source)
     assert "conflict: the removal of chunk 3/3 of a" in run("recover", group).stdout
     assert run("recover", "--apply", group).returncode == FAILED
@@ -518,31 +528,16 @@ def test_the_removal_of_a_whole_shard_is_kept_while_its_array_is_away(
     assert read_zarr(group / "a")[6:8, 9:12].tolist() == [[0, 0, 0]] * 2
 
 
-INTENT: dict[str, Any] = {
-    "path": "a",
-    "shard": (0, 0),
-    "key": "a/c/0/0",
-    "identity": None,
-    "old_nbytes": 0,
-    "planned_nbytes": 0,
-    "index_offset_old": 0,
-    "is_replacement": True,
-    "temporary": "",
-    "old_index": b"",
-    "planned_index": b"",
-    "records": [],
-}
-CHANGE: dict[str, Any] = {"fingerprint": b"f" * 16, "superseded": None, "mtime_ns": 1}
-OWNER: dict[str, Any] = {"mode": 0o644, "uid": 0, "gid": 0, "content": b"bad"}
+UNDO = UndoRecord(0, "a", (0, 0), "a/c/0/0", None, 0, 0, 0, 0, 0, 0, b"", b"", False, "", 0)
 AWAY = ["../out", "/etc", "link/out", "a/../../out", "nul\0", "a/c/0/0", "deep/" * 500 + "x"]
 BAD: dict[str, Callable[[WriteAheadLog, str], object]] = {
-    "new bytes": lambda journal, key: journal.append_put(path=key, coords=(0, 0), **CHANGE, **OWNER),
+    "new bytes": lambda journal, key: journal.append(Put(0, key, (0, 0), b"f" * 16, None, 1, 0o644, 0, 0), [b"bad"]),
     "removal": lambda journal, key: journal.append(Erase(0, key, (0, 0), b"f" * 16, None, 1)),
     "removal of chunks outside": lambda journal, key: journal.append(Shrink(0, key, (99, 99))),
-    "commit": lambda journal, key: journal.append_undo(**INTENT | {"key": key}),
-    "commit of another array": lambda journal, key: journal.append_undo(**INTENT | {"path": key}),
-    "commit with a temporary": lambda journal, key: journal.append_undo(
-        **INTENT | {"temporary": f"{key}/{temporary_name()}"}
+    "commit": lambda journal, key: journal.append(replace(UNDO, key=key)),
+    "commit of another array": lambda journal, key: journal.append(replace(UNDO, path=key)),
+    "commit with a temporary": lambda journal, key: journal.append(
+        replace(UNDO, temporary=f"{key}/{temporary_name()}")
     ),
 }
 
@@ -643,9 +638,9 @@ def test_a_record_of_an_unknown_kind_is_an_error_that_says_so_and_changes_nothin
     background: Background, source: Path, place: Path
 ) -> None:
     killed_mount(background, source, place, {"c/0/0": b"a" * 24})
-    segment = source / ".shardfs/journal/00000001.journal"
-    data = segment.read_bytes()
-    segment.write_bytes(data + pack_record(data[16:24], 99, 200, b"what nobody knows yet", 0, 0))
+    (segment,) = (source / ".shardfs/journal").iterdir()
+    data, salt = segment.read_bytes(), Marks.of(segment.name).salt
+    segment.write_bytes(data[:-MARK_NBYTES] + pack_record(salt, 99, 200, b"what nobody knows yet", 0, 0))
     before = files_below(source)
     for arguments in (["recover"], ["recover", "--apply"], ["mount", "--write", source, place]):
         done = run(*arguments) if arguments[0] == "mount" else run(*arguments, source)
@@ -656,6 +651,26 @@ def test_a_record_of_an_unknown_kind_is_an_error_that_says_so_and_changes_nothin
             name: data for name, data in before.items() if name != ".shardfs/lock"
         }
     segment.write_bytes(data)
+    assert run("recover", "--apply", source).returncode == 0
+    assert read_zarr_chunk(source, "c/0/0") == b"a" * 24
+
+
+def test_a_journal_of_an_earlier_format_is_refused_with_the_way_out_and_changes_nothing(
+    background: Background, source: Path, place: Path
+) -> None:
+    killed_mount(background, source, place, {"c/0/0": b"a" * 24})
+    (segment,) = (source / ".shardfs/journal").iterdir()
+    earlier = segment.with_name("00000001.journal")
+    earlier.write_bytes(pack_header(2) + b"what that version wrote")
+    before = sums(source)
+    for arguments in (["recover"], ["recover", "--apply"], ["mount", "--write", source, place]):
+        done = run(*arguments) if arguments[0] == "mount" else run(*arguments, source)
+        assert done.returncode != 0
+        said = done.stdout + done.stderr
+        assert f"{earlier.name} of the journal was written by an earlier version of shardfs (format 2" in said
+        assert "Nothing is lost: mount once with --write and the version that wrote it" in said
+        assert sums(source) == before
+    earlier.unlink()
     assert run("recover", "--apply", source).returncode == 0
     assert read_zarr_chunk(source, "c/0/0") == b"a" * 24
 

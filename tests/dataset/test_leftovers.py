@@ -12,7 +12,7 @@ import trio
 import shardfs
 from shardfs.dataset.state import StateDirectory
 from shardfs.dataset.wal.reading import read_log
-from shardfs.dataset.wal.takeover import bring_home
+from shardfs.dataset.wal.recovery import bring_home
 from shardfs.errors import CorruptionError, ShardfsError, StoreError
 from shardfs.stores.local.openat import open_directory
 from shardfs.stores.local.tree import LocalStore

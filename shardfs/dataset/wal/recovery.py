@@ -1,17 +1,21 @@
-"""Bringing a journal that an earlier process left into the store.
+"""Recovery: bringing a write-ahead log that an earlier process left into the store.
 
-First the commits that were under way are settled: completed, or taken back.  What remains was published and is in no
-shard: it is pending again if it fits the array and the shard as they are now, else a conflict, which is put aside.
+First the commits that were under way are completed or taken back (`shardfs.dataset.wal.undo`).  What remains was
+published and may be in no shard.  A record is pending again if the chunk is what it was published over: if its array
+has the same metadata and its index entry is the same.  It is released if its very bytes are stored, whoever made later
+versions of the shard.  Else it is a conflict, which the conflict log keeps: what somebody else may have written since
+is not replaced unasked.  One record that cannot be handled keeps no other from it.
 
-A record knows of the chunk that it replaces no more than the entry of the index.  A change whose bytes are there is
-done, whoever made later versions of the shard.  If the entry is another one, the chunk is taken for changed, though it
-may have been moved only, by a compaction or in a shard that is always written anew: what somebody else may have written
-since is not replaced unasked.  An entry that is the same is taken for the same chunk.  A chunk file of an unsharded
-array has no entry: its size and its time, or what else the store says of its version, are taken for one.
+A chunk file of an unsharded array has no entry: its size and its time, or what else the store says of its version, are
+taken for one.
 """
 
 import logging
-from collections.abc import Sequence
+import os
+import shlex
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -22,23 +26,23 @@ from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.maintenance.shrink import empty_outside
 from shardfs.dataset.queue import Change
 from shardfs.dataset.source import Source
-from shardfs.dataset.wal.reading import LogContents
-from shardfs.dataset.wal.records import Erase, Put, Shrink
-from shardfs.dataset.wal.undo import (
-    Settled,
-    SettledCommit,
-    check_name,
-    is_lasting,
-    is_there,
-    is_within,
-    settle,
-    while_it_changes,
-)
-from shardfs.errors import NotFoundError, ShardfsError
+from shardfs.dataset.state import StateDirectory, shown
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.reading import Damage, LogContents, read_log
+from shardfs.dataset.wal.records import Erase, Put, Shrink, damaged_name
+from shardfs.dataset.wal.undo import Outcome, Undone, check_name, is_lasting, undo_commits, while_it_changes
+from shardfs.errors import CorruptionError, NotFoundError, ShardfsError
 from shardfs.format.lens.unsharded import describe as describe_array
 from shardfs.format.metadata import ArrayMetadata, parse_node
+from shardfs.stores.base import Address, Store
+from shardfs.stores.local.openat import open_directory
+from shardfs.stores.local.syscalls import Syscalls
 
 log = logging.getLogger(__name__)
+
+_SYSCALLS: Final = Syscalls()
+_PIECE_NBYTES: Final = 2**20
+_CHANGED: Final = "another program has changed the chunk since"
 
 
 @dataclass(frozen=True)
@@ -51,54 +55,62 @@ class Conflict:
 
 @dataclass
 class Recovery:
-    """What was found in a journal: commits with their outcomes, changes that are pending again, and conflicts.
+    """What was found in a log: commits with their outcomes, changes that are pending again, and conflicts.
 
-    The records *done* need not be remembered any more.
+    The records *released* need not be remembered any more.
     """
 
-    commits: Sequence[SettledCommit]
+    commits: Sequence[Undone]
     pending: list[tuple[Array, Change]] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
     shrinks: list[Shrink] = field(default_factory=list)
-    done: list[int] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
 
 
-async def classify(source: Source, contents: LogContents, settled: Settled) -> Recovery:
-    """Find out which changes are pending again, and which are conflicts, once the commits are *settled*."""
-    recovery = Recovery(settled.commits, done=list(settled.done))
-    done = set(settled.done)
+async def classify(source: Source, contents: LogContents, commits: Sequence[Undone]) -> Recovery:
+    """Find out which changes are pending again, and which are conflicts, once it is known what became of commits."""
+    recovery = Recovery(commits, released=[undone.undo.sequence for undone in commits if undone.is_settled])
+    changes = [record for record in contents.records if isinstance(record, Put | Erase)]
+    complete = _held_by_complete(commits, changes)
     latest: dict[tuple[str, tuple[int, ...]], Change] = {}
-    for record in contents.records:
-        if isinstance(record, Shrink):
-            recovery.shrinks.append(record)
-        elif isinstance(record, Put | Erase):
-            before = latest.pop((record.path, record.coords), None)
-            if before is not None:
-                recovery.done.append(before.sequence)
-            latest[record.path, record.coords] = record
+    for change in changes:
+        before = latest.pop((change.path, change.coords), None)
+        if before is not None:
+            recovery.released.append(before.sequence)
+        latest[change.path, change.coords] = change
     for change in latest.values():
-        if change.sequence in done:
-            continue
-        array, reason = await _fit(source, change)
+        array, reason = (None, None) if change.sequence in complete else await _judge(source, change)
         if reason is not None:
             recovery.conflicts.append(Conflict(change, reason))
         elif array is not None:
             recovery.pending.append((array, change))
         else:
-            recovery.done.append(change.sequence)
+            recovery.released.append(change.sequence)
+    recovery.shrinks = [record for record in contents.records if isinstance(record, Shrink)]
     return recovery
 
 
+def _held_by_complete(commits: Sequence[Undone], changes: Sequence[Change]) -> set[int]:
+    """Return the sequences of those of *changes* that commits brought into their shards, whatever came later."""
+    sequences = [change.sequence for change in changes]  # they ascend
+    found: set[int] = set()
+    for undone in commits:
+        if undone.outcome is Outcome.COMPLETE:
+            with suppress(CorruptionError):  # an undo record cannot name what is behind it
+                for named in undone.undo.records():
+                    found.update(sequences[bisect_left(sequences, named.start) : bisect_left(sequences, named.stop)])
+    return found
+
+
 async def replay(source: Source, contents: LogContents, committer: Committer) -> Recovery:
-    """Settle a journal and make pending what it holds; conflicts are put aside, and named in the log.
+    """Undo what was torn, and make pending what a log holds; conflicts go to the conflict log.
 
     One record that cannot be handled keeps no other from it.
     """
-    settled = await settle(source, contents, apply=True)
-    recovery = await classify(source, contents, settled)
-    for intent, _, _ in settled.commits:
-        if intent.sequence not in settled.done:
-            committer.commits.keep_announced(intent)
+    recovery = await classify(source, contents, await undo_commits(source, contents, apply=True))
+    for undone in recovery.commits:
+        if not undone.is_settled:
+            committer.commits.keep_unsettled(undone.undo)
     for shrink in recovery.shrinks:
         try:
             await finish_shrink(source, committer, shrink)
@@ -108,14 +120,14 @@ async def replay(source: Source, contents: LogContents, committer: Committer) ->
             else:
                 log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
         else:
-            recovery.done.append(shrink.sequence)
+            recovery.released.append(shrink.sequence)
     await committer.commits.sync()  # what was replaced is forgotten only when what replaced it is durable
     for array, change in recovery.pending:
         committer.add(array.layout, array.grid.locate(change.coords).shard, change)
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
     await committer.conflict_log.keep([conflict.change for conflict in recovery.conflicts])
-    await committer.commits.finish(sorted(recovery.done))
+    await committer.commits.release(sorted(recovery.released))
     for layout in {array.layout for array, _ in recovery.pending if array.grid.is_unsharded}:
         try:  # at once: where chunk files pass through, what is pending for them is not seen
             await committer.flush(layout)
@@ -138,7 +150,7 @@ def describe_change(change: Change | Shrink) -> str:
     return f"{what} of chunk {'/'.join(map(str, change.coords))} of {where}"
 
 
-async def _fit(source: Source, change: Change) -> tuple[Array | None, str | None]:
+async def _judge(source: Source, change: Change) -> tuple[Array | None, str | None]:
     """Return the array that *change* is for, and why it does not fit; neither if there is nothing to do."""
     array: Array | None = None
     try:
@@ -146,15 +158,39 @@ async def _fit(source: Source, change: Change) -> tuple[Array | None, str | None
         array = await source.hierarchy.array(change.path)
         if array is None:
             return None, "there is no such array any more"
-        if array.fingerprint != change.fingerprint:
-            return array, "the metadata of the array has changed"
-        if not is_within(array, change):
+        if len(change.coords) != array.grid.ndim or not array.grid.contains(change.coords):
             return array, "it lies outside the array now"
         return await while_it_changes(partial(_compare, array, change))
     except ShardfsError as error:
         if source.store.root is None and not is_lasting(error):
-            raise  # what a server fails to answer now, it answers when the journal is replayed next
+            raise  # what a server fails to answer now, it answers when the log is replayed next
         return array, f"its {'array' if array is None else 'shard'} cannot be read: {error}"
+
+
+async def _compare(array: Array, change: Change) -> tuple[Array | None, str | None]:
+    """Return the same as `_judge`, by the chunk that is stored."""
+    if array.fingerprint == change.fingerprint:
+        if await array.stored_entry(change.coords) == change.superseded:
+            return array, None
+        return (None, None) if await _is_stored(array, change) else (array, _CHANGED)
+    with suppress(CorruptionError):  # it may be read by other codecs than it was written with
+        if await _is_stored(array, change):
+            return None, None
+    return array, "the metadata of the array has changed"
+
+
+async def _is_stored(array: Array, change: Change) -> bool:
+    """Whether the stored chunk is what *change* leaves."""
+    _, extent = await array.find_stored(change.coords, fresh=True)
+    if extent is None or isinstance(change, Erase):
+        return extent is None and isinstance(change, Erase)
+    if extent.nbytes != change.payload.nbytes:
+        return False
+    for start in range(0, extent.nbytes, _PIECE_NBYTES):
+        nbytes = min(_PIECE_NBYTES, extent.nbytes - start)
+        if await extent.read(start, nbytes) != change.payload.read(start, nbytes):
+            return False
+    return True
 
 
 async def why_not(source: Source, change: Change | Shrink) -> str | None:
@@ -164,20 +200,10 @@ async def why_not(source: Source, change: Change | Shrink) -> str | None:
             check_name(change.path)
             is_there = (await source.hierarchy.node(change.path)).any_array is not None
             return None if is_there else "there is no such array any more"
-        array, reason = await _fit(source, change)
+        array, reason = await _judge(source, change)
     except ShardfsError as error:
         return str(error)
     return reason if array is not None or reason is not None else "the chunk is so already"
-
-
-async def _compare(array: Array, change: Change) -> tuple[Array | None, str | None]:
-    """Return the same as `_fit`, by the chunk that is stored."""
-    if await array.stored_entry(change.coords) == change.superseded:
-        return array, None
-    return (None, None) if await is_there(array, change) else (array, _CHANGED)
-
-
-_CHANGED: Final = "another program has changed the chunk since"
 
 
 async def finish_shrink(source: Source, committer: Committer, shrink: Shrink) -> None:
@@ -196,3 +222,82 @@ async def finish_shrink(source: Source, committer: Committer, shrink: Shrink) ->
     array = Array(layout, unsharded, source.shards, now.fingerprint)
     await source.store.sync_directory(shrink.path)  # chunks go for the sake of a document that is there to stay
     await empty_outside(committer, array, metadata.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLogs:
+    """The log and the conflict log, with what they held, and a committer for the former."""
+
+    contents: LogContents
+    aside: LogContents
+    journal: WriteAheadLog
+    conflicts: WriteAheadLog
+    committer: Committer
+
+
+def read_left(directory: str) -> LogContents:
+    """Read the journal in *directory*, which may not be there, without a lock; raises as `read_log` does."""
+    with suppress(NotFoundError):
+        return read_log(open_directory(directory))
+    return LogContents()
+
+
+def recover_command(address: Address, *options: str) -> str:
+    """Return the command line that shows what is left of the source at *address*."""
+    endpoint = ["--endpoint-url", address.endpoint] if address.endpoint else []
+    return shlex.join(["shardfs", "recover", *options, *endpoint, address.url])
+
+
+def describe_damage(directory: str, damage: Damage) -> str:
+    """Say in one line what is lost of the journal in *directory*, and what to do about its file."""
+    path = shown(os.path.join(directory, damage.segment))
+    kept = os.path.join(os.path.dirname(path), damaged_name(damage.segment))
+    end = "what was published there is lost, all else of it is not"
+    end += f"; remove {kept} to hear no more of it" if kept == path else f"; it will be kept as {kept}"
+    return f"{path} is damaged: {damage.nbytes} bytes at {damage.offset}: {damage.reason}; {end}"
+
+
+def log_damage(directory: str, contents: LogContents) -> int:
+    """Name in the log what is damaged in the journal in *directory*; return in how many places."""
+    for damage in contents.damage:
+        if damage.is_torn:
+            path = shown(os.path.join(directory, damage.segment))
+            log.info("%s ends with %d bytes of a write that did not finish", path, damage.nbytes)
+        else:
+            log.error("%s", describe_damage(directory, damage))
+    return sum(not damage.is_torn for damage in contents.damage)
+
+
+@contextmanager
+def opened(source: Source, state: StateDirectory, disk: Syscalls = _SYSCALLS) -> Iterator[OpenLogs]:
+    """Open the journals in *state*, whose lock the caller holds, for the length of a block.
+
+    Raises `StoreError` for one that cannot be read, or at the end cannot be let go of.
+    """
+    directory, directory_aside = open_directory(state.journal), open_directory(state.conflicts)
+    contents, aside = read_log(directory), read_log(directory_aside)
+    with (
+        closing(WriteAheadLog(directory, disk, contents)) as journal,
+        closing(WriteAheadLog(directory_aside, disk, aside)) as conflicts,
+    ):
+        yield OpenLogs(contents, aside, journal, conflicts, Committer(source, journal, conflicts))
+
+
+async def bring_home(store: Store, left: Sequence[StateDirectory]) -> None:
+    """Bring into *store* what the journals in *left* hold, whose locks the caller holds.
+
+    One that cannot be brought there stays, as the log says, for the next mount.  To be called before anything is
+    pending or cached of the store: each journal is replayed as if there were nothing else.
+    """
+    for state in left:
+        try:
+            source = Source.of(store)
+            with opened(source, state) as journals:
+                log_damage(state.journal, journals.contents)
+                recovery = await replay(source, journals.contents, journals.committer)
+                await journals.committer.flush()
+        except ShardfsError as error:
+            log.error("%s stays for the next mount: %s", shown(state.journal), error)  # noqa: TRY400
+        else:
+            where = shown(state.journal)
+            log.info("%d chunks of another mount are in their shards, from %s", len(recovery.pending), where)

@@ -1,0 +1,677 @@
+"""The write-ahead log while all goes well, or fails in ways that it has to say.
+
+What a kill, a power cut or an error at any call leaves of it is in `tests/crash/test_log.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.reading import LogContents, read_log
+from shardfs.dataset.wal.records import Erase, Put, Shrink, UndoRecord, pack_ranges
+from shardfs.errors import NoSpaceError, ReadOnlyError, RefusedError, StoreError
+from shardfs.stores.base import Buffer, Content, Descriptor
+from shardfs.stores.local.openat import WALK
+from shardfs.stores.local.syscalls import Syscalls
+from tests.support.lossy_disk import Fault, LossyDisk, QuickDisk
+from tests.support.opened import in_trio
+
+MIB = 2**20
+
+
+def descriptor_of(path: Path) -> Descriptor:
+    return Descriptor(os.open(path, WALK))
+
+
+def opened(path: Path, disk: Syscalls | None = None, **options: int) -> WriteAheadLog:
+    return WriteAheadLog(descriptor_of(path), disk or QuickDisk(), **options)
+
+
+def contents_of(path: Path) -> LogContents:
+    return read_log(descriptor_of(path))
+
+
+def put(log: WriteAheadLog, content: bytes | Content = b"bytes", *, coords: tuple[int, ...] = (0,)) -> Put:
+    return log.append(new_put(coords), [content] if isinstance(content, bytes) else content)
+
+
+def new_put(coords: tuple[int, ...] = (0,), **fields: Any) -> Put:
+    return replace(Put(0, "image/a", coords, b"f" * 16, None, 1, 0o644, 0, 0), **fields)
+
+
+def undo(records: list[int], **fields: Any) -> tuple[UndoRecord, list[bytes]]:
+    ranges = pack_ranges(records)
+    hashes = b"o" * 16, b"n" * 16
+    record = UndoRecord(0, "a", (1, 2), "a/c/1/2", 4, 100, 200, 100, 7, 68, 32, *hashes, False, "", len(ranges))
+    return replace(record, **fields), ranges
+
+
+def plain(record: Any) -> tuple[Any, ...]:
+    """Return all that a record says, to be compared."""
+    payload = record.payload.read(0, record.payload.nbytes) if isinstance(record, Put | UndoRecord) else b""
+    said = replace(record, payload=None) if payload or isinstance(record, Put | UndoRecord) else record
+    return (type(record).__name__, payload, repr(said))
+
+
+def said_by(path: Path) -> list[tuple[Any, ...]]:
+    return [plain(record) for record in contents_of(path).records]
+
+
+def segments_of(path: Path) -> list[str]:
+    return sorted(name for name in os.listdir(path) if name.endswith(".journal"))
+
+
+def numbers_of(path: Path) -> list[int]:
+    """The numbers of the segments, which begin with a digit for their use."""
+    return sorted(int(name[1:9]) for name in segments_of(path))
+
+
+class Scattered:
+    """Content that is read in pieces."""
+
+    def __init__(self, data: bytes, nbytes: int | None = None) -> None:
+        self.data = data
+        self.nbytes = len(data) if nbytes is None else nbytes
+        self.reads: list[int] = []
+
+    def read(self, offset: int, nbytes: int) -> Buffer:
+        self.reads.append(nbytes)
+        return memoryview(self.data)[offset : offset + nbytes]
+
+
+# What is appended is read
+
+
+uint32, uint63 = st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1)
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.just(os.fsdecode(b"a/\xff\xfe"))
+coordinates = st.lists(st.integers(0, 2**64 - 1), max_size=5).map(tuple)
+entries = st.none() | st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+hashes = st.binary(min_size=16, max_size=16)
+fields = (st.just(0), names, coordinates, hashes, entries, st.integers(-(2**70), 2**70))
+puts = st.tuples(st.builds(Put, *fields, uint32, uint32, uint32), st.lists(st.binary(max_size=99), max_size=2))
+erases = st.tuples(st.builds(Erase, *fields), st.just([]))
+shrinks = st.tuples(st.builds(Shrink, st.just(0), names, coordinates), st.just([]))
+undos = st.builds(
+    lambda which, **fields: undo([n for n in range(1, 9) if which.random() < 0.5], **fields),
+    st.randoms(),
+    path=names,
+    shard=coordinates,
+    key=names,
+    inode=st.none() | uint63,
+    old_nbytes=uint63,
+    planned_nbytes=uint63,
+    checked_from=uint63,
+    checksum=uint32,
+    index_offset=uint63,
+    index_nbytes=uint32.filter(lambda nbytes: nbytes < MIB),
+    old_index_hash=hashes,
+    new_index_hash=hashes,
+    temporary=names,
+)
+
+
+@given(st.lists(puts | erases | shrinks | undos, max_size=8), st.sampled_from([64, 300, 2**20]))
+def test_what_is_appended_is_read_in_its_order(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, list[bytes]]], segment_nbytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("log")
+    log = opened(path, segment_nbytes=segment_nbytes)
+    records = [log.append(replace(record), payload) for record, payload in steps]
+    contents = contents_of(path)
+    assert [plain(record) for record in contents.records] == [plain(record) for record in records]
+    assert [record.sequence for record in records] == list(range(1, len(records) + 1))
+    assert contents.damage == []
+
+
+def test_an_undo_record_says_what_is_committed_and_both_heads(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    for _ in range(6):
+        put(log)
+    record, ranges = undo([1, 2, 3, 5], index_nbytes=4, replaces_head=True)
+    log.append(record, [*ranges, b"old!", b"new!"])
+    [*_, read] = contents_of(tmp_path).records
+    assert isinstance(read, UndoRecord)
+    assert list(read.records()) == [range(1, 4), range(5, 6)]
+    assert (read.old_head, read.new_head) == (b"old!", b"new!")
+
+
+def test_a_chunk_is_one_write(tmp_path: Path) -> None:
+    disk = LossyDisk(tmp_path)
+    log = opened(tmp_path, disk)
+    put(log)
+    before = len(disk.calls)
+    put(log, b"x" * 3 * MIB)
+    put(log, Scattered(b"x" * MIB))
+    assert disk.names[before:] == ["pwrite", "pwrite"]
+
+
+@pytest.mark.parametrize("nbytes", [0, 5, 3 * MIB + 5])
+def test_content_is_read_in_pieces(tmp_path: Path, nbytes: int) -> None:
+    content = Scattered(os.urandom(nbytes))
+    record = put(opened(tmp_path), content)
+    assert content.reads == [MIB] * (nbytes // MIB) + [nbytes % MIB]
+    assert said_by(tmp_path) == [plain(record)]
+    assert plain(record)[1] == content.data
+
+
+@pytest.mark.parametrize("nbytes", [100, 3 * MIB])
+def test_content_that_ends_early_is_an_error_and_leaves_nothing(tmp_path: Path, nbytes: int) -> None:
+    log = opened(tmp_path)
+    put(log, b"before")
+    size = log.nbytes
+    with pytest.raises(StoreError, match="ended before"):
+        put(log, Scattered(b"x" * (nbytes - 1), nbytes))
+    assert log.nbytes == size
+    put(log, b"after")
+    assert [said[1] for said in said_by(tmp_path)] == [b"before", b"after"]
+
+
+def test_a_name_that_is_too_long_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    disk = LossyDisk(tmp_path)
+    with pytest.raises(RefusedError, match="too long"):
+        opened(tmp_path, disk).append(new_put(path="a" * 2**16))
+    assert disk.calls == []
+
+
+@in_trio
+async def test_a_part_of_a_payload_can_be_read_and_no_more(tmp_path: Path) -> None:
+    payload = put(opened(tmp_path), b"0123456789").payload
+    assert payload.read(3, 4) == bytes(await payload.read_soon(3, 4)) == b"3456"
+    assert payload.read(10, 0) == b""
+    for offset, nbytes in ((-1, 2), (0, 11), (11, 0), (3, -1)):
+        with pytest.raises(ValueError, match="payload of 10"):
+            payload.read(offset, nbytes)
+        with pytest.raises(ValueError, match="payload of 10"):
+            await payload.read_soon(offset, nbytes)
+
+
+def test_a_file_is_closed_with_the_last_of_its_payloads(tmp_path: Path) -> None:
+    def is_open() -> bool:
+        links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+        return any(os.readlink(link).startswith(str(tmp_path)) for link in links if os.path.islink(link))
+
+    log = opened(tmp_path)
+    record = put(log)
+    log.close()
+    del log
+    assert is_open()
+    del record
+    assert not is_open()
+
+
+# What is released
+
+
+def test_what_is_released_is_not_read_any_more(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    records = [put(log, coords=(n,)) for n in range(9)]
+    log.release(record.sequence for record in records if record.coords[0] % 3)
+    log.release([2, 2, 77])
+    assert said_by(tmp_path) == [plain(record) for record in records[::3]]
+    assert log.live == 3
+
+
+def test_a_superseded_record_stays_until_its_replacement_is_durable_or_released(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    old, new, other, third = put(log, b"old"), put(log, b"new"), put(log, coords=(1,)), put(log, b"third")
+    log.supersede(old.sequence, new.sequence)
+    assert log.live == 3
+    log.release([other.sequence])
+    assert [record.sequence for record in contents_of(tmp_path).records] == [1, 2, 4]
+    log.sync()
+    log.release([])
+    assert [record.sequence for record in contents_of(tmp_path).records] == [2, 4]
+    log.supersede(new.sequence, third.sequence)
+    log.release([third.sequence])
+    assert contents_of(tmp_path).records == []
+
+
+def test_a_log_has_room_up_to_its_size_and_again_when_nothing_is_live(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_nbytes=4096, max_nbytes=10_000)
+    assert log.has_room(10**9)
+    assert not log.is_full
+    records = [put(log, b"x" * 3000) for _ in range(3)]
+    assert log.nbytes == sum((tmp_path / name).stat().st_size - 8 for name in segments_of(tmp_path))
+    assert 9_000 < log.live_nbytes < log.nbytes
+    assert (log.has_room(500), log.has_room(1000), log.is_full) == (True, False, False)
+    records.append(put(log, b"x" * 3000))
+    assert log.is_full
+    log.release(record.sequence for record in records[:2])
+    assert not log.is_full
+    log.release(record.sequence for record in records[2:])
+    assert log.has_room(10**9)
+
+
+def test_a_live_record_costs_little_memory_beyond_itself(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    put(log)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(10_000):
+        put(log)
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert (after - before) / 10_000 < 50
+
+
+# Segments
+
+
+def one_per_segment(path: Path, count: int, disk: Syscalls | None = None) -> tuple[WriteAheadLog, list[int]]:
+    log = opened(path, disk, segment_nbytes=300)
+    return log, [put(log, b"x" * 100).sequence for _ in range(count)]
+
+
+def test_a_full_segment_is_followed_by_another_and_a_large_record_has_its_own(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_nbytes=4096)
+    records = [put(log, b"x" * nbytes) for nbytes in (1500, 1500, 1500, 9000, 10)]
+    assert numbers_of(tmp_path) == [1, 2, 3, 4]
+    assert said_by(tmp_path) == [plain(record) for record in records]
+
+
+def test_segments_go_from_the_oldest_on(tmp_path: Path) -> None:
+    log, (first, second, third, fourth) = one_per_segment(tmp_path, 4)
+    log.release([second, third])
+    assert numbers_of(tmp_path) == [1, 2, 3, 4]
+    log.release([first])
+    assert numbers_of(tmp_path) == [4]
+    log.release([fourth])
+    log.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_released_is_durable_before_a_segment_goes_and_each_goes_before_the_next(tmp_path: Path) -> None:
+    disk = LossyDisk(tmp_path)
+    log, sequences = one_per_segment(tmp_path, 3, disk)
+    log.sync()
+    before = len(disk.calls)
+    log.release(sequences[:2])
+    assert disk.names[before:] in (
+        ["pwrite", "sync", gone, "sync_directory", gone, "sync_directory"] for gone in ("unlink", "rename")
+    )
+
+
+def test_a_release_without_removal_is_one_small_write(tmp_path: Path) -> None:
+    disk = LossyDisk(tmp_path)
+    log = opened(tmp_path, disk)
+    sequences = [put(log).sequence for _ in range(100)]
+    before = len(disk.calls)
+    log.release(sequences)
+    assert disk.names[before:] == ["pwrite"]
+    assert len(disk.calls[-1].data) < 100
+
+
+def test_closing_with_live_records_leaves_them_durable(tmp_path: Path) -> None:
+    disk = LossyDisk(tmp_path)
+    log = opened(tmp_path, disk)
+    record = put(log)
+    log.close()
+    assert disk.names[-2:] == ["sync", "sync_directory"]
+    assert said_by(tmp_path) == [plain(record)]
+    with pytest.raises(ReadOnlyError, match="closed"):
+        put(log)
+
+
+def test_an_unused_log_leaves_no_trace(tmp_path: Path) -> None:
+    disk = LossyDisk(tmp_path)
+    log = opened(tmp_path, disk)
+    log.release([])
+    log.sync()
+    log.close()
+    assert disk.calls == []
+
+
+def test_a_log_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    old = opened(tmp_path, segment_nbytes=4096)
+    records = [put(old, b"x" * 1500) for _ in range(5)]
+    old.release([records[0].sequence])
+    before = {name: (tmp_path / name).read_bytes() for name in segments_of(tmp_path)}
+    contents = contents_of(tmp_path)
+    disk = LossyDisk(tmp_path)
+    log = WriteAheadLog(descriptor_of(tmp_path), disk, contents)
+    assert (log.live, log.live_nbytes) == (4, old.live_nbytes)
+    record = put(log)
+    assert record.sequence == old.last_sequence + 1
+    assert before.items() <= {name: (tmp_path / name).read_bytes() for name in segments_of(tmp_path)}.items()
+    log.sync()  # of what the old one never made durable, too
+    assert disk.names.count("sync") == len(before) + 1
+    log.release(record.sequence for record in contents.records)
+    assert said_by(tmp_path) == [plain(record)]
+    assert numbers_of(tmp_path) == [len(before) + 1]
+
+
+# Segments that are used again
+
+
+def test_a_segment_is_used_again_and_nothing_of_its_first_use_is_read(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_nbytes=4096)
+    first = {(tmp_path / name).stat().st_ino for name in segments_of(tmp_path)}
+    for turn in range(5):
+        records = [put(log, bytes([turn]) * 1900, coords=(n,)) for n in range(5)]
+        inodes = {(tmp_path / name).stat().st_ino for name in segments_of(tmp_path)}
+        assert turn == 0 or first & inodes, "no segment was used again"
+        first = inodes
+        contents = contents_of(tmp_path)
+        assert [plain(record) for record in contents.records] == [plain(record) for record in records]
+        assert contents.damage == []
+        log.release(record.sequence for record in records)
+        del contents, records
+    log.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_segment_is_not_used_again_while_a_payload_of_it_is_read(tmp_path: Path) -> None:
+    log = opened(tmp_path, segment_nbytes=4096)
+    record = put(log, b"a" * 3900)
+    put(log, b"b" * 3900)
+    log.release([record.sequence])
+    for _ in range(6):
+        log.release([put(log, b"c" * 3900).sequence])
+    assert record.payload.read(0, 3900) == b"a" * 3900
+
+
+def test_old_bytes_that_end_with_their_own_checksum_are_not_taken_for_new_ones(tmp_path: Path) -> None:
+    """A power cut may keep the head of a record and lose its payload, where that of an earlier use lies."""
+
+    def chunk(seed: int) -> bytes:
+        data = random.Random(seed).randbytes(2000)
+        return data + int(google_crc32c.value(data)).to_bytes(4, "little")
+
+    log = opened(tmp_path, segment_nbytes=4096)
+    for seed in range(4):
+        log.release([put(log, chunk(seed)).sequence, put(log, chunk(100 + seed)).sequence])
+    new = put(log, chunk(50))
+    name = max(segments_of(tmp_path), key=lambda name: name[1:])
+    assert name.startswith("2")
+    data = (tmp_path / name).read_bytes()
+    at = data.index(new.payload.read(0, 2004))
+    for old in range(4):
+        (tmp_path / name).write_bytes(data[:at] + chunk(old) + data[at + 2004 :])
+        assert contents_of(tmp_path).records == []
+
+
+def test_files_to_be_used_again_are_few_and_go_when_the_disk_gets_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened(tmp_path, segment_nbytes=4096, max_nbytes=80_000)
+    log.release([put(log, b"x" * 3900).sequence for _ in range(9)])
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 40_000
+    assert sum(name.endswith(".spare") for name in os.listdir(tmp_path)) == 4
+    monkeypatch.setattr(log, "room", lambda: 70_000)
+    log.release([put(log, b"x" * 3900).sequence])
+    assert not any(name.endswith(".spare") for name in os.listdir(tmp_path))
+
+
+def test_what_a_killed_process_kept_to_use_again_goes(tmp_path: Path) -> None:
+    (tmp_path / "100000001000000000.spare").write_bytes(b"x")
+    opened(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+# Records that are carried forward
+
+
+def whole_story(path: Path) -> tuple[WriteAheadLog, list[Any]]:
+    """Records of all kinds in several segments, the oldest of which is carried forward again and again."""
+    log = opened(path, segment_nbytes=4096)
+    shrink = log.append(Shrink(0, "image/a", (4,)))
+    first, large = put(log, b"first", coords=(1,)), put(log, Scattered(os.urandom(2 * MIB)), coords=(2,))
+    erase = log.append(Erase(0, "image/a", (3,), b"f" * 16, (5, 6), 1))
+    record = log.append(*undo([first.sequence, erase.sequence]))
+    released = [put(log, os.urandom(1500)).sequence for _ in range(6)]
+    log.sync()
+    log.release(released)
+    for _ in range(log.nsegments):
+        log.carry_forward({record.sequence: record.payload for record in (first, large)})
+    return log, [shrink, first, large, erase, record]
+
+
+def test_one_old_record_keeps_no_more_than_itself(tmp_path: Path) -> None:
+    log, kept = whole_story(tmp_path)
+    assert 1 not in numbers_of(tmp_path)
+    assert log.dead_nbytes < 700 < log.live_nbytes
+    contents = contents_of(tmp_path)
+    assert [plain(record) for record in contents.records] == [plain(record) for record in kept]
+    assert contents.damage == []
+    following = WriteAheadLog(descriptor_of(tmp_path), QuickDisk(), contents)
+    for number, record in enumerate(kept):
+        following.release([record.sequence])
+        assert said_by(tmp_path) == [plain(left) for left in kept[number + 1 :]]
+    following.close()
+    assert segments_of(tmp_path) == []
+
+
+def test_a_replacement_of_what_was_carried_forward_comes_after_it(tmp_path: Path) -> None:
+    log, kept = whole_story(tmp_path)
+    new = put(log, b"new", coords=(1,))
+    log.supersede(kept[1].sequence, new.sequence)
+    log.carry_forward({})
+    log.sync()
+    log.release([])
+    expected = [record.sequence for record in (*kept, new) if record is not kept[1]]
+    assert [record.sequence for record in contents_of(tmp_path).records] == expected
+
+
+def test_reads_and_syncs_run_beside_appends_and_what_is_carried_forward(tmp_path: Path) -> None:
+    log = opened(tmp_path, Syscalls(), segment_nbytes=100_000)
+    carried = put(log, b"carried" * 100)
+    published: list[tuple[Put, bytes]] = [(carried, b"carried" * 100)]
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def repeat(action: Callable[[], object]) -> None:
+        try:
+            while not stop.is_set():
+                action()
+        except BaseException as error:
+            failures.append(error)
+
+    def read() -> None:
+        for record, content in (published[0], *published[-20:]):
+            assert record.payload.read(0, len(content)) == content
+
+    def sync() -> None:
+        before = log.last_sequence
+        log.sync()
+        assert log.synced_sequence >= before
+
+    threads = [threading.Thread(target=repeat, args=(action,)) for action in (read, sync, sync)]
+    for thread in threads:
+        thread.start()
+    chance = random.Random(1)
+    for n in range(1, 1000):
+        content = chance.randbytes(chance.randrange(3000))
+        published.append((put(log, content), content))
+        if n % 50 == 0:
+            log.release(record.sequence for record, _ in published[n - 49 : n])
+            log.carry_forward({record.sequence: record.payload for record, _ in published if record.payload})
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    kept = [record for n, (record, _) in enumerate(published) if n % 50 == 0 or n > 950]
+    assert said_by(tmp_path) == [plain(record) for record in kept]
+
+
+# Syncing
+
+
+class HookedDisk(Syscalls):
+    """A disk that does something while it makes a file durable."""
+
+    def __init__(self) -> None:
+        self.during: Iterator[Callable[[], object]] = iter(())
+        self.syncs = 0
+
+    def sync(self, fd: int) -> None:
+        self.syncs += 1
+        next(self.during, lambda: None)()
+        super().sync(fd)
+
+
+def test_what_comes_while_a_sync_is_under_way_is_not_counted_as_durable(tmp_path: Path) -> None:
+    disk = HookedDisk()
+    log = opened(tmp_path, disk)
+    first = put(log)
+    disk.during = iter([lambda: put(log)])
+    log.sync()
+    assert (disk.syncs, log.synced_sequence, log.last_sequence) == (1, first.sequence, first.sequence + 1)
+    log.sync()
+    assert (disk.syncs, log.synced_sequence) == (2, first.sequence + 1)
+    log.sync()
+    assert disk.syncs == 2
+
+
+def test_a_sync_makes_new_names_durable_and_old_ones_not_again(tmp_path: Path) -> None:
+    disk = LossyDisk(tmp_path)
+    log = opened(tmp_path, disk)
+    for _ in range(3):
+        put(log)
+        log.sync()
+    assert [name for name in disk.names if name.startswith("sync")] == ["sync", "sync_directory", "sync", "sync"]
+
+
+@pytest.mark.parametrize("call", ["sync", "sync_directory"])
+def test_after_a_failed_sync_nothing_is_taken_any_more(tmp_path: Path, call: str) -> None:
+    disk = LossyDisk(tmp_path)
+    log = opened(tmp_path, disk)
+    record = put(log)
+    disk.faults[len(disk.calls) + ["sync", "sync_directory"].index(call)] = full(number=errno.EIO)
+    with pytest.raises(StoreError, match="could not be made durable: Input/output error"):
+        log.sync()
+    before = len(disk.calls)
+    for use in (log.sync, lambda: put(log), lambda: log.release([record.sequence])):
+        with pytest.raises(ReadOnlyError, match="could not be made durable"):
+            use()
+    log.close()
+    assert len(disk.calls) == before
+    assert (log.is_failed, log.synced_sequence) == (True, 0)
+    assert record.payload.read(0, 5) == b"bytes"
+    assert numbers_of(tmp_path) == [1]
+
+
+# A full disk, and other failures
+
+
+def full(written: int = 0, number: int = errno.ENOSPC) -> Fault:
+    return Fault(OSError(number, os.strerror(number)), written)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+@pytest.mark.parametrize("written", [0, 20, 150])
+def test_a_failed_write_fails_one_append_and_no_more(tmp_path: Path, number: int, written: int) -> None:
+    disk = LossyDisk(tmp_path)
+    log = opened(tmp_path, disk)
+    first = put(log, b"first")
+    size = log.nbytes
+    disk.faults[len(disk.calls)] = full(written, number)
+    message = os.strerror(number) if number == errno.EIO else f"no room for the journal in {tmp_path}"
+    with pytest.raises(StoreError if number == errno.EIO else NoSpaceError, match=message):
+        put(log, b"x" * 100)
+    assert log.nbytes == size
+    second = put(log, b"second")
+    contents = contents_of(tmp_path)
+    assert [plain(record) for record in contents.records] == [plain(first), plain(second)]
+    assert contents.damage == []
+
+
+def test_what_cannot_be_cut_off_again_is_overwritten_and_never_read(tmp_path: Path) -> None:
+    disk = LossyDisk(tmp_path)
+    log = opened(tmp_path, disk)
+    first = put(log, b"first")
+    disk.faults[len(disk.calls)] = full(written=1000)
+    disk.faults[len(disk.calls) + 1] = full(number=errno.EIO)
+    with pytest.raises(NoSpaceError):
+        put(log, b"y" * 2000)
+    records = [first, put(log, b"second"), put(log, b"x" * 61)]
+    contents = contents_of(tmp_path)
+    assert [plain(record) for record in contents.records] == [plain(record) for record in records]
+    assert contents.damage == []
+
+
+@pytest.mark.parametrize("call", [0, 1], ids=["create", "header"])
+def test_a_segment_that_cannot_be_made_is_tried_again(tmp_path: Path, call: int) -> None:
+    log = opened(tmp_path, LossyDisk(tmp_path, {call: full(written=5)}))
+    with pytest.raises(NoSpaceError):
+        put(log)
+    assert os.listdir(tmp_path) == []
+    record = put(log)
+    assert said_by(tmp_path) == [plain(record)]
+
+
+def test_a_disk_that_is_too_full_to_note_what_is_released_is_emptied_all_the_same(tmp_path: Path) -> None:
+    disk = LossyDisk(tmp_path)
+    log, sequences = one_per_segment(tmp_path, 5, disk)
+    disk.faults[len(disk.calls)] = full(written=30)
+    log.release(sequences[:2])
+    assert numbers_of(tmp_path) == [3, 4, 5]
+    assert (log.is_failed, log.live) == (False, 3)
+    disk.faults[len(disk.calls)] = full()
+    log.release([sequences[3]])
+    log.release([sequences[4]])  # which notes both
+    assert [record.sequence for record in contents_of(tmp_path).records] == [sequences[2]]
+
+
+def test_a_segment_that_cannot_go_is_tried_again(tmp_path: Path) -> None:
+    disk = LossyDisk(tmp_path)
+    log, sequences = one_per_segment(tmp_path, 3, disk)
+    log.sync()
+    disk.faults[len(disk.calls) + 2] = full(number=errno.EBUSY)
+    with pytest.raises(StoreError, match=os.strerror(errno.EBUSY)):
+        log.release(sequences[:2])
+    assert numbers_of(tmp_path) == [1, 2, 3]
+    log.release([])
+    assert numbers_of(tmp_path) == [3]
+
+
+# Somebody else at the files
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_log_that_was_removed_is_noticed_by_an_append(tmp_path: Path, is_used: bool) -> None:
+    path = tmp_path / "log"
+    path.mkdir()
+    log = opened(path)
+    record = put(log) if is_used else None
+    shutil.rmtree(path)
+    with pytest.raises(StoreError, match=f"the journal in {path} has vanished"):
+        put(log)
+    for use in (log.sync, lambda: put(log)):
+        with pytest.raises(ReadOnlyError, match="has vanished"):
+            use()
+    assert (log.is_failed, log.has_vanished) == (True, True)
+    assert record is None or record.payload.read(0, 5) == b"bytes"
+
+
+def test_a_log_that_was_removed_is_noticed_by_a_sync(tmp_path: Path) -> None:
+    log, _ = one_per_segment(tmp_path, 3)
+    log.sync()
+    (tmp_path / segments_of(tmp_path)[0]).unlink()
+    with pytest.raises(StoreError, match="has vanished"):
+        log.sync()
+    assert log.is_failed
+
+
+def test_a_segment_that_was_cut_is_noticed(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    record = put(log)
+    os.truncate(tmp_path / segments_of(tmp_path)[0], 60)
+    with pytest.raises(StoreError, match="cut short by another program"):
+        put(log)
+    with pytest.raises(StoreError, match="cut short by another program"):
+        record.payload.read(0, 5)
