@@ -46,7 +46,7 @@ class Extent(NamedTuple):
         nbytes = min(nbytes, self.nbytes - offset)
         if nbytes <= 0:
             return b""
-        return await self.shard.read(self.offset + offset, nbytes)
+        return await self.shard.read(self.offset + offset, nbytes, (self.offset, self.nbytes))
 
     async def content(self) -> Content:
         """Return the bytes as content that can be stored."""

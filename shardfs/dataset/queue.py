@@ -35,7 +35,7 @@ class PendingBytes(NamedTuple):
     def offset(self) -> None:
         """Nowhere in a shard."""
 
-    async def read(self, offset: int, nbytes: int) -> Buffer:
+    async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
         """Return *nbytes* bytes from *offset*, which lie within the chunk."""
         return await self.put.payload.read_soon(offset, nbytes)
 

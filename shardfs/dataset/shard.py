@@ -132,23 +132,26 @@ class OpenShard:
     outermost: "OpenShard | None" = None
     decoded: DecodedShard | None = None
 
-    async def read(self, offset: int, nbytes: int) -> Buffer:
+    async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
         """Return *nbytes* bytes from *offset* of the shard; raises `StaleError` if they may be another version's.
 
+        *extent* is offset and size of the chunk that they are a piece of: it is fetched as one.
         An append by another program makes no new version of what stood before it, as the old index tells; a shard that
         has no index bytes cannot tell.
         """
         shard, offset = self.outermost or self, self.offset + offset
+        if extent is not None:
+            extent = self.offset + extent[0], extent[1]
         if shard.decoded is not None:
             # A slice would keep the whole shard in memory as long as somebody has it.
             return bytes(memoryview(await shard.decoded.load())[offset : offset + nbytes])
         try:
-            return await shard.snapshot.read(offset, nbytes)
+            return await shard.snapshot.read(offset, nbytes, extent)
         except StaleError:
             encoded = shard.index.encoded
             if not encoded or not await shard.snapshot.accept_growth(shard.index_offset, encoded):
                 raise
-            return await shard.snapshot.read(offset, nbytes)
+            return await shard.snapshot.read(offset, nbytes, extent)
 
     def content(self, offset: int, nbytes: int) -> Content:
         """Return *nbytes* bytes from *offset* of the shard, to be read later and stored."""

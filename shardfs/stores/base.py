@@ -120,9 +120,11 @@ class Snapshot(Protocol):
     def size(self) -> int:
         """Size of this version in bytes."""
 
-    async def read(self, offset: int, nbytes: int) -> Buffer:
+    async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
         """Return exactly *nbytes* bytes from *offset*, which lie within the size.
 
+        *extent* is offset and size of what they are a piece of: a remote store fetches that as one, and reads ahead if
+        the one after it is wanted next.  None: they are for themselves, as an index is.
         Raises `StaleError` if the bytes may be of another version, `StoreError` if they cannot be read.
         """
 

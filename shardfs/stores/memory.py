@@ -35,7 +35,7 @@ class MemorySnapshot:
         """Number of bytes."""
         return len(self.data)
 
-    async def read(self, offset: int, nbytes: int) -> Buffer:
+    async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
         """Return *nbytes* bytes from *offset*."""
         return self.data[offset : offset + nbytes]
 

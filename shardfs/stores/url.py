@@ -114,9 +114,8 @@ def _open_s3(location: Location, options: StoreOptions, ttl: float | None) -> St
         # Only here: they load two large libraries, which an installation without S3 does not have.
         from shardfs.stores.disk_cache import DiskCache
         from shardfs.stores.s3.client import S3Client
-        from shardfs.stores.s3.reader import TTL
         from shardfs.stores.s3.requests import Counts
-        from shardfs.stores.s3.store import S3Store
+        from shardfs.stores.s3.store import TTL, S3Store
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _S3_LIBRARIES:
             raise

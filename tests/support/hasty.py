@@ -10,16 +10,15 @@ from pathlib import Path
 
 _TOP = Path(__file__).parents[2]
 _CUSTOM = """\
-from shardfs.stores.s3 import checking
-from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.client import Backoff
+from shardfs.stores.s3 import probe
+from shardfs.stores.s3.client import Backoff, S3Client
 from shardfs.stores.s3.session import Timeouts
 
 S3Client.__init__.__kwdefaults__.update(
     timeouts=Timeouts(connect={silence}, silence={silence}, work={silence}),
     backoff=Backoff(first={pause}, most={pause}),
 )
-checking._PATIENCE = {first}
+probe._PATIENCE = {first}
 """
 
 

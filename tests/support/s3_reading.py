@@ -11,8 +11,8 @@ import trio
 from trio.testing import MockClock
 
 from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.reader import S3Reader
 from shardfs.stores.s3.requests import Counts
+from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
 
 TTL = 60.0
@@ -32,10 +32,10 @@ def on_mock_clock(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
-def reader_of(fake: FakeS3, *, prefix: str = "", **options: Any) -> S3Reader:
+def reader_of(fake: FakeS3, *, prefix: str = "", **options: Any) -> S3Store:
     """Open *prefix* of the bucket, on trio's clock."""
     options = {"ttl": TTL, "clock": trio.current_time} | options
-    return S3Reader(fake.client, Location("bucket", prefix), Counts(), **options)
+    return S3Store(fake.client, Location("bucket", prefix), Counts(), **options)
 
 
 def get(key: str, start: int, stop: int, etag: str | None) -> Request:

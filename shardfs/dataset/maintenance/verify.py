@@ -77,7 +77,7 @@ class ChunkDecoder:
         if not self.codecs:
             self._check_size(nbytes)
             for start in range(0, nbytes, _PIECE_NBYTES):
-                await shard.read(offset + start, min(_PIECE_NBYTES, nbytes - start))
+                await shard.read(offset + start, min(_PIECE_NBYTES, nbytes - start), (offset, nbytes))
             return
         limit = MAX_CHUNK_NBYTES if self.nbytes is None else self.nbytes
         if nbytes > 2 * limit + 4096 and self.nbytes is not None:
@@ -87,7 +87,7 @@ class ChunkDecoder:
                 f"{max(nbytes, limit):,} bytes are more than the {MAX_CHUNK_NBYTES:,} that are decoded"
             )
         try:
-            encoded = await shard.read(offset, nbytes)
+            encoded = await shard.read(offset, nbytes, (offset, nbytes))
             self._check_size(len(await trio.to_thread.run_sync(decode, self.codecs, encoded, limit)))
         except OversizedDataError as error:
             raise error if self.nbytes is None else CorruptionError(str(error)) from None

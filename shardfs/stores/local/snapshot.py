@@ -54,7 +54,7 @@ class LocalSnapshot:
         """Size of the file in bytes."""
         return self._state[0]
 
-    async def read(self, offset: int, nbytes: int) -> Buffer:
+    async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
         """Return exactly *nbytes* bytes from *offset*."""
         buffer = np.empty(nbytes, np.uint8).data  # bytearray would fill it with zeros first
         done = 0 if self._threads.is_remote else read_cached(self._descriptor.fd, buffer, offset, self._key)

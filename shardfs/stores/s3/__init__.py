@@ -3,15 +3,14 @@
 Two client libraries stay at the bottom (`session`, `errors`): obstore, which reads fast, and boto3, which can do all
 that changes an object.  Everything above speaks of objects, ranges, parts and conditions (`requests`).
 
-A read enters with a key (`reader.S3Reader.open`), passes what was seen a while ago (`names`, `seen`) and the ranges
-that were fetched (`fetching`, and the cache on the local disk), and leaves through `client.S3Client`.  A change enters
-with a new version of one object (`edit.S3Edit.splice`), is cut into parts (`parts`, pure), and is made on the condition
-that nobody else was faster.  Files that pass through are on the local disk (`spools`) while they are being written.
+A read enters with a key (`store.S3Store.open`), asks what that key is (`heads`), passes the ranges that were fetched
+(`objects`, and the cache on the local disk), and leaves through `client.S3Client`.  A change enters with a new version
+of one object (`shards.S3Edit.splice`), is cut into parts (`parts`, pure), and is made on the condition that nobody else
+was faster.  Files that pass through are on the local disk while they are being written (`files`).
 
-- the store: `store` on `reading_store`, with `moves` for names; `shown` are the versions that writers must replace
-- names: `names` from `seen` and `listing`; `directories` are those that only this mount knows
-- reading objects: `reader`, `snapshot`, `fetching`, `segments`; `succession` carries open files over our own changes
-- changing shards: `edit`, `parts`, `bodies`, `uploads`, `transactions`; `probe` says which conditions hold at all
-- files that pass through: `files`, written to `spools`; what goes whatever it is: `whole_objects`
+- the store: `store`; whether it can be read, and which conditions hold: `probe`
+- names: `heads`, the one cache of what keys are
+- bytes: `objects`, which also carries open files over our own changes
+- changing shards: `shards`, `parts`, `uploads`
 - requests: `client`, `session`, `errors`; values: `requests`, `location`
 """

@@ -1,9 +1,398 @@
-"""Files that pass through, open: objects that are read, and spools, to which files are written."""
+"""Files that pass through, while they are open: objects that are read, and spools, to which files are written.
 
-from shardfs.errors import ReadOnlyError
-from shardfs.stores.base import Buffer, Snapshot, Stat
-from shardfs.stores.s3.shown import Shown
-from shardfs.stores.s3.spools import Spool, Spools
+A spool is what all who write one file share: a local file, made by the first change, and stored whenever one of them
+closes it.  The object that it replaces must be the one that this mount showed last, or stored; if it is not, the writer
+is told so, and what was written is kept on this machine.
+"""
+
+import enum
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Final, cast
+
+import trio
+
+from shardfs.errors import ConflictError, NoSpaceError, NotFoundError, ReadOnlyError, ShardfsError, StaleError
+from shardfs.stores.base import Buffer, Content, Snapshot, Splice, Stat, join_key
+from shardfs.stores.kept_files import KeptFiles, new_name
+from shardfs.stores.local.tree import LocalFile, LocalStore
+from shardfs.stores.memory import MemorySnapshot
+from shardfs.stores.s3.heads import split
+from shardfs.stores.s3.objects import S3Snapshot, file_stat
+from shardfs.stores.s3.requests import ObjectStat
+from shardfs.stores.s3.shards import S3Edit, Writing, commit_ids
+
+log = logging.getLogger(__name__)
+
+SPOOLS: Final = ".shardfs/spools"
+"""The directory of spools, and of those that were kept, in that of the mount."""
+
+_MAX_KEPT_NBYTES: Final = 2**30
+"""With so many bytes kept that nobody stored or removed, nothing more is written."""
+
+_ENDED: Final = "its mount ended before it was stored"
+_FORMER: Final = ".shardfs/plain"
+"""Where earlier versions had files that were not sent yet, by their keys."""
+
+_PIECE_NBYTES: Final = 8 * 2**20
+
+
+class _State(enum.Enum):
+    """How what a spool holds compares with the bucket."""
+
+    STORED = enum.auto()
+    EMPTY = enum.auto()  # new or cut to nothing, and waits for what follows
+    CHANGED = enum.auto()
+    FAILED = enum.auto()
+    REFUSED = enum.auto()  # by a conflict
+
+
+class Spool:
+    """What is written to the file *key*, by all who have it open to write, who are *users*.
+
+    As long as nobody changed it, it is the object *snapshot*, or if that is None a new and empty file; then it is the
+    local *file*, which has a note of its key while it is not stored.  *expected* is what the store must hold when it is
+    stored, *error* why it was not.  One that *is_gone* has no name any more, and is not stored.  Whoever holds *lock*
+    keeps it as it is.
+    """
+
+    __slots__ = (
+        "error",
+        "expected",
+        "file",
+        "identity",
+        "is_gone",
+        "key",
+        "lock",
+        "mtime_ns",
+        "name",
+        "nchanges",
+        "snapshot",
+        "state",
+        "users",
+    )
+
+    def __init__(self, key: str, snapshot: S3Snapshot | None) -> None:
+        self.key = key
+        self.snapshot = snapshot
+        self.state = _State.STORED if snapshot is not None else _State.EMPTY
+        self.name = new_name()
+        self.identity = snapshot.stat.identity if snapshot is not None else f"spool:{self.name}"
+        self.mtime_ns = time.time_ns()
+        self.file: LocalFile | None = None
+        self.expected: ObjectStat | None = None
+        self.is_gone = False
+        self.nchanges = 0
+        self.users = 0
+        self.error = ""
+        self.lock = trio.Lock()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is something else than an object that nobody changed."""
+        return self.file is not None or self.snapshot is None
+
+    def stat(self) -> Stat:
+        """Return the present state."""
+        if self.file is None and self.snapshot is not None:
+            return self.snapshot.stat
+        size = self.file.stat().size if self.file is not None else 0
+        stat = file_stat(self.key, ObjectStat(size, "", self.mtime_ns))
+        return stat._replace(version=(self.name, self.nchanges), identity=self.identity)
+
+    def changed(self, *, is_empty: bool) -> None:
+        """Note that it was written."""
+        self.state = _State.EMPTY if is_empty else _State.CHANGED
+        self.nchanges += 1
+        self.mtime_ns = time.time_ns()
+
+
+class Files:
+    """The spools of a store, with their local files in `SPOOLS` of the local store *side*, and how they are stored."""
+
+    def __init__(self, side: LocalStore, writing: Writing) -> None:
+        self.side = side
+        self.kept = KeptFiles(f"{side.root}/{SPOOLS}")
+        self._writing = writing
+        self._objects = writing.objects
+        self._heads = writing.objects.heads
+        self._spools: dict[str, Spool] = {}
+        self._kept_nbytes = 0
+        self._kept_here: dict[str, list[str]] = {}
+
+    def __iter__(self) -> Iterator[Spool]:
+        """Return those that have a name."""
+        return iter(list(self._spools.values()))
+
+    def resume(self) -> None:
+        """Say what earlier mounts have kept; it is left alone."""
+        self.kept.clean()
+        self.kept.take_in(f"{self.side.root}/{_FORMER}", _ENDED)
+        for file in self.kept.find():
+            self._kept_nbytes += file.nbytes
+            if not file.reason:
+                self.kept.note(os.path.basename(file.path), file.key, _ENDED)
+            log.warning("kept of an earlier mount: %s; `shardfs recover` shows it", file)
+
+    def find(self, key: str) -> Spool | None:
+        """Return the spool of *key*; None if nobody has that open to write."""
+        return self._spools.get(key)
+
+    def here(self, key: str) -> Spool | None:
+        """Return the same, if it is what *key* stands for, and not the object."""
+        spool = self._spools.get(key)
+        return spool if spool is not None and spool.is_here else None
+
+    @asynccontextmanager
+    async def alone(self, key: str) -> AsyncIterator[None]:
+        """Keep what is written to *key* from being stored while something else takes the name."""
+        while (spool := self._spools.get(key)) is not None:
+            async with spool.lock:
+                if self._spools.get(key) is spool:
+                    yield
+                    return
+        yield
+
+    async def snapshot(self, spool: Spool) -> Snapshot:
+        """Return the present state of a spool that is here."""
+        if spool.file is None:
+            return MemorySnapshot(memoryview(b""), spool.stat())
+        return await self.side.open(join_key(SPOOLS, spool.name))
+
+    def begin(self, key: str, snapshot: S3Snapshot | None) -> Spool:
+        """Have a spool for *key*, which is the object *snapshot*, or nothing."""
+        self.require_room()
+        spool = self._spools[key] = Spool(key, snapshot)
+        return spool
+
+    def require_room(self) -> None:
+        """Raise `NoSpaceError` if too much was kept for anything to be written."""
+        if self._kept_nbytes >= _MAX_KEPT_NBYTES:  # what was kept may have been stored since, or removed
+            self._kept_nbytes = sum(file.nbytes for file in self.kept.find() if file.reason)
+        if self._kept_nbytes >= _MAX_KEPT_NBYTES:
+            raise NoSpaceError(
+                f"{self.kept.directory} keeps {self._kept_nbytes:,} bytes that are not stored; see `shardfs recover`"
+            )
+
+    async def read(self, spool: Spool, offset: int, nbytes: int) -> Buffer:
+        """Return up to *nbytes* bytes from *offset*."""
+        if spool.file is not None:
+            return await spool.file.read(offset, nbytes)
+        if spool.snapshot is None:
+            return b""
+        if not spool.is_gone:
+            self._heads.note_shown(spool.key, spool.snapshot.object)
+        return await spool.snapshot.read_live(offset, nbytes)
+
+    async def write(self, spool: Spool, offset: int, data: Buffer) -> int:
+        """Write all of *data* at *offset*."""
+        async with spool.lock:
+            file = await self._local(spool)
+            try:
+                return await file.write(offset, data)
+            finally:
+                spool.changed(is_empty=False)
+
+    async def truncate(self, spool: Spool, nbytes: int) -> None:
+        """Give a file the size *nbytes*."""
+        async with spool.lock:
+            file = await self._local(spool, nbytes)
+            try:
+                await file.truncate(nbytes)
+            finally:
+                spool.changed(is_empty=nbytes == 0)
+
+    async def flush(self, spool: Spool, *, also_empty: bool = False) -> None:
+        """Store what is not stored; raises `StaleError` if another host was first."""
+        async with spool.lock:
+            if also_empty or spool.state is not _State.EMPTY:
+                await self._flush(spool)
+
+    async def _flush(self, spool: Spool) -> None:
+        if spool.state is _State.STORED or spool.is_gone:
+            return
+        try:
+            await self.store(spool, spool.key, spool.expected)
+        except ConflictError:
+            raise StaleError(f"{spool.error}; read it again") from None
+
+    async def store(self, spool: Spool, key: str, expected: ObjectStat | None) -> None:
+        """Store a spool, whose lock the caller holds, under *key*, where *expected* must be; raises as `put` does."""
+        file = await self._local(spool)
+        spool.state = _State.FAILED
+        content = await self.side.open(join_key(SPOOLS, spool.name))
+        try:
+            spool.expected = await self.put(key, content.content(0, file.stat().size), expected)
+        except ConflictError:
+            spool.error = f"{key} was changed by another program since this mount showed it"
+            spool.state = _State.REFUSED
+            raise
+        except ShardfsError as error:
+            spool.error = str(error)
+            raise
+        spool.state = _State.STORED
+        self.kept.forget_note(spool.name)
+
+    async def close(self, spool: Spool) -> None:
+        """Let one user go; the last one stores what was written since storing it was tried last."""
+        spool.users -= 1
+        async with spool.lock:  # it may be on its way to another name
+            try:
+                if not spool.users and spool.state in (_State.EMPTY, _State.CHANGED):
+                    await self._flush(spool)
+            finally:
+                if not spool.users and self._spools.get(spool.key) is spool:
+                    await self._end(spool)
+
+    def rename(self, spool: Spool, to: str) -> None:
+        """Give a spool another name."""
+        del self._spools[spool.key]
+        spool.key = to
+        self._spools[to] = spool
+        if spool.file is not None and spool.state is not _State.STORED:
+            self.kept.note(spool.name, to)
+
+    def detach(self, key: str) -> None:
+        """Let go of the name of a spool: who has it open goes on with a file without a name, which is not stored."""
+        spool = self._spools.pop(key, None)
+        if spool is not None:
+            spool.is_gone = True
+            self.kept.remove(self.kept.path(spool.name))
+
+    async def take(self, spool: Spool, to: str, *, exclusive: bool) -> None:
+        """Move the file of a spool, whose lock the caller holds, to *to* on the side; its users go on with that."""
+        await self._local(spool)
+        await self.side.rename(join_key(SPOOLS, spool.name), to, exclusive=exclusive)
+        self.detach(spool.key)
+
+    async def fetch(self, snapshot: S3Snapshot, to: str, *, exclusive: bool) -> None:
+        """Make *to*, on the side, a copy of an object."""
+        name = new_name()
+        await self._fetch(name, snapshot, snapshot.size)
+        try:
+            await self.side.rename(join_key(SPOOLS, name), to, exclusive=exclusive)
+        finally:
+            self.kept.remove(self.kept.path(name))
+
+    async def keep(self, key: str, content: Buffer, reason: str) -> None:
+        """Keep what cannot be stored under *key*."""
+        path = await trio.to_thread.run_sync(self.kept.keep, key, content, reason)
+        self._log_kept(key, path, len(content), reason)
+
+    async def put(self, key: str, content: Content, expected: ObjectStat | None) -> ObjectStat:
+        """Store an object in place of the version *expected*, or of nothing; raises `ConflictError`."""
+        return await self.put_by(key, expected, lambda edit: edit.splice(Splice((content,))))
+
+    async def put_by(
+        self, key: str, expected: ObjectStat | None, make: Callable[[S3Edit], Awaitable[Stat]]
+    ) -> ObjectStat:
+        """Do as `put`, where *make* makes the new version, maybe more than once.
+
+        An earlier change of ours, of which nobody knows whether it was made, is no conflict: it is what is replaced.
+        """
+        while True:
+            edit = self.change(key, expected)
+            try:
+                new = object_of(await make(edit))
+                break
+            except ConflictError:
+                own = await self._find_doubtful(key)
+                if own is None or own == expected:
+                    raise
+                self._heads.note_replaced(key, expected, own)
+                expected = own
+            except BaseException:
+                self._heads.note_doubtful(key, edit.commit_id)
+                raise
+        self._heads.note_doubtful(key, None)
+        self._heads.note_replaced(key, expected, new)
+        self._heads.directories.settle(split(key)[0])
+        for path in self._kept_here.pop(key, ()):
+            self.kept.supersede(path)
+            older = f"what was written to {key} and is kept in {path} is older than what is stored"
+            log.warning("%s: `recover` leaves it alone", older)
+        return new
+
+    def change(self, key: str, expected: ObjectStat | None) -> S3Edit:
+        """Begin a change of an object that must be the version *expected*, or nothing."""
+        return S3Edit(self._writing, key, self._objects.snapshot(key, expected) if expected is not None else None)
+
+    def expected(self, key: str, found: Stat | None) -> ObjectStat | None:
+        """Return what must be there when *key* is replaced: what was shown, or if that is not known, what was *found*.
+
+        A file that somebody writes is found as it is in the bucket, or will be.
+        """
+        shown, spool = self._heads.shown(key), self.here(key)
+        if shown is not None:
+            return shown.state
+        if spool is not None:
+            return spool.expected
+        return object_of(found) if found is not None else None
+
+    async def _find_doubtful(self, key: str) -> ObjectStat | None:
+        """Return the state of an object if a change of ours made it whose reply was lost; None if there is another."""
+        doubtful = self._heads.doubtful(key)
+        try:
+            head = self._objects.client.head(self._objects.location.object_key(key)) if doubtful else None
+            found = await head if head is not None else None
+        except NotFoundError:
+            return None
+        if found is None or not any(last in doubtful for last in commit_ids(found[1])[-1:]):
+            return None
+        return found[0]
+
+    async def _end(self, spool: Spool) -> None:
+        """Forget a spool, and its file if that is stored, or has no bytes where another program has stored some."""
+        del self._spools[spool.key]
+        spool.is_gone = True
+        is_void = spool.state is _State.REFUSED and not spool.stat().size
+        if spool.file is None or spool.state is _State.STORED or is_void:
+            self.kept.remove(self.kept.path(spool.name))
+            return
+        reason = spool.error or _ENDED
+        with trio.CancelScope(shield=True):
+            path = await trio.to_thread.run_sync(self.kept.settle, spool.name, spool.key, reason)
+        self._log_kept(spool.key, path, spool.stat().size, reason)
+
+    def _log_kept(self, key: str, path: str, nbytes: int, reason: str) -> None:
+        self._kept_nbytes += nbytes
+        self._kept_here.setdefault(key, []).append(path)
+        log.error("what was written to %s is kept in %s: %s; `shardfs recover --apply` stores it", key, path, reason)
+
+    async def _local(self, spool: Spool, nbytes: int | None = None) -> LocalFile:
+        """Return the local file of a spool that is about to be changed, with its first *nbytes* bytes, or all."""
+        is_noted = spool.file is not None and spool.state is not _State.STORED
+        if spool.file is None:
+            snapshot = spool.snapshot
+            nbytes = 0 if snapshot is None else snapshot.size if nbytes is None else min(nbytes, snapshot.size)
+            spool.file = await self._fetch(spool.name, snapshot, nbytes)
+            if snapshot is not None:
+                if nbytes and not spool.is_gone:  # what is written is a change of that, whatever was shown before
+                    self._heads.note_shown(spool.key, snapshot.object)
+                shown = self._heads.shown(spool.key)
+                spool.expected = shown.state if shown is not None else snapshot.object
+            spool.snapshot = None
+            if spool.is_gone:
+                self.kept.remove(self.kept.path(spool.name))
+        if not is_noted and not spool.is_gone:
+            self.kept.note(spool.name, spool.key)
+        return spool.file
+
+    async def _fetch(self, name: str, snapshot: S3Snapshot | None, nbytes: int) -> LocalFile:
+        """Return a new file with the first *nbytes* bytes of an object."""
+        file = await self.side.create(join_key(SPOOLS, name), 0o644, exclusive=True)
+        try:
+            if snapshot is not None:
+                snapshot.expect(0, nbytes)
+                for start in range(0, nbytes, _PIECE_NBYTES):
+                    await file.write(start, await snapshot.read(start, min(_PIECE_NBYTES, nbytes - start)))
+        except BaseException:
+            self.kept.remove(self.kept.path(name))
+            raise
+        return file
 
 
 class ObjectFile:
@@ -56,12 +445,11 @@ class ObjectFile:
 class SpoolFile:
     """A spool, open; it has as many users as such files are open to write."""
 
-    __slots__ = ("_is_writer", "_shown", "_spool", "_spools")
+    __slots__ = ("_files", "_is_writer", "_spool")
 
-    def __init__(self, spools: Spools, spool: Spool, shown: Shown, *, writable: bool) -> None:
-        self._spools = spools
+    def __init__(self, files: Files, spool: Spool, *, writable: bool) -> None:
+        self._files = files
         self._spool = spool
-        self._shown = shown
         self._is_writer = writable
         spool.users += writable
 
@@ -71,36 +459,29 @@ class SpoolFile:
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*."""
-        spool = self._spool
-        if spool.file is not None:
-            return await spool.file.read(offset, nbytes)
-        if spool.snapshot is None:
-            return b""
-        if not spool.is_gone:
-            self._shown.note(spool.key, spool.snapshot.object)
-        return await spool.snapshot.read_live(offset, nbytes)
+        return await self._files.read(self._spool, offset, nbytes)
 
     async def write(self, offset: int, data: Buffer) -> int:
         """Write all of *data* at *offset*."""
-        return await self._spools.write(self._spool, offset, data)
+        return await self._files.write(self._spool, offset, data)
 
     async def truncate(self, nbytes: int) -> None:
         """Give the file the size *nbytes*."""
-        await self._spools.truncate(self._spool, nbytes)
+        await self._files.truncate(self._spool, nbytes)
 
     async def flush(self) -> None:
         """Store what was written; a file that is empty waits for what follows."""
-        await self._spools.flush(self._spool)
+        await self._files.flush(self._spool)
 
     async def sync(self) -> None:
         """Store what was written."""
-        await self._spools.flush(self._spool, also_fresh=True)
+        await self._files.flush(self._spool, also_empty=True)
 
     async def close(self) -> None:
         """Let go of the file; what storing was not tried of is stored now."""
         if self._is_writer:
             self._is_writer = False
-            await self._spools.close(self._spool)
+            await self._files.close(self._spool)
 
     def set_attributes(
         self,
@@ -115,3 +496,9 @@ class SpoolFile:
         if mtime_ns is not None and self._spool.is_here:
             self._spool.mtime_ns = mtime_ns
         return self._spool.stat()
+
+
+def object_of(state: Stat) -> ObjectStat:
+    """Return the version of an object that has this *state*."""
+    etag, size = cast(tuple[str, int], state.version)
+    return ObjectStat(size, etag, state.mtime_ns)

@@ -1,4 +1,5 @@
-"""What conditions an endpoint honours, found by trying.
+"""What is found out about an endpoint before anybody sees a mount: whether the source can be read, and by trying, which
+conditions are honoured.
 
 Several hosts may change one object only where S3 itself refuses the change of an object that is not the expected one.
 Not all that speak its protocol do; some ignore the condition, some refuse it as unknown.
@@ -6,15 +7,17 @@ Not all that speak its protocol do; some ignore the condition, some refuse it as
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 import trio
 
 from shardfs.errors import (
     AccessDeniedError,
     ConflictError,
+    NotFoundError,
     ShardfsError,
     SourceError,
     StoreError,
@@ -22,19 +25,90 @@ from shardfs.errors import (
     UnsupportedError,
     printable,
 )
+from shardfs.stores.base import MAGIC_NBYTES, MAX_TOP, Entry, Kind, file_format
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.requests import Condition, Properties
+from shardfs.stores.s3.location import DOCUMENT, Location
+from shardfs.stores.s3.requests import Condition, ListPage, Properties, Range
 from shardfs.stores.s3.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
+_PATIENCE: Final = 15.0
+"""For how many seconds a source may be silent before it is said to be out of reach, while a user waits."""
+
+_FEW: Final = 10  # objects, of which the smallest is read
 _ATTEMPTS: Final = 4
 _ABSENT: Final = Condition(None)
 _OTHER: Final = Condition('"00000000000000000000000000000000"')
 _BODY: Final = MemoryContent(memoryview(b"shardfs finds out what conditions this endpoint honours\n"))
 _PROPERTIES: Final = Properties({"ContentType": "text/plain"})
+
+
+async def check(client: S3Client, location: Location) -> tuple[Sequence[Entry] | None, bool]:
+    """Return the names at the top, None if they are very many, and whether anything can be listed.
+
+    Raises `SourceError` if the source can neither be listed nor its document be read, if nothing is stored there (a
+    bucket may be empty), and if the server does not give ranges of objects.
+    """
+    try:
+        with trio.fail_after(_PATIENCE):
+            return await _check(client, location)
+    except trio.TooSlowError:
+        reason = f"{client.endpoint_url} does not answer within {_PATIENCE:.0f} seconds"
+        raise SourceError(f"{location.url} cannot be read: {reason}") from None
+    except SourceError:
+        raise
+    except ShardfsError as error:
+        raise SourceError(f"{location.url} cannot be read: {error}") from None
+
+
+async def _check(client: S3Client, location: Location) -> tuple[Sequence[Entry] | None, bool]:
+    prefix = location.directory_prefix("")
+    try:
+        page = await client.list_page(prefix, limit=MAX_TOP)
+    except AccessDeniedError as error:
+        try:
+            await client.get(location.object_key(DOCUMENT), Range(-1, 1))
+        except (AccessDeniedError, NotFoundError):
+            raise SourceError(
+                f"{location.url} cannot be read: {error}; without permission to list, SOURCE must be an array or a "
+                f"group whose {DOCUMENT} can be read"
+            ) from None
+        log.warning("%s may be read and not listed: names are found by their %s alone", location.url, DOCUMENT)
+        return None, False
+    if location.prefix and not page.objects and not page.prefixes:
+        raise SourceError(await _what_is_there(client, location))
+    if not (urlsplit(client.endpoint_url).hostname or "").endswith(".amazonaws.com"):
+        await _require_ranges(client, prefix, page)
+    if page.token is not None:
+        return None, True
+    files = [Entry(full[len(prefix) :], Kind.FILE) for full, _ in page.objects if full != prefix]
+    return files + [Entry(full[len(prefix) : -1], Kind.DIRECTORY) for full in page.prefixes], True
+
+
+async def _require_ranges(client: S3Client, prefix: str, page: ListPage) -> None:
+    """Read the end of a small object; raises `StoreError` if the server gives all of it, or another part."""
+    found = _smallest(page) or _smallest(await client.list_page(prefix, delimiter="", limit=_FEW))
+    try:
+        if found is not None:
+            await client.get(found, Range(-1, 1))
+    except (AccessDeniedError, ConflictError, NotFoundError):  # which is said when it is wanted
+        return
+
+
+def _smallest(page: ListPage) -> str | None:
+    """Return the key of the smallest object of two bytes or more, of which a part is not the whole."""
+    return min(((stat.size, key) for key, stat in page.objects if stat.size > 1), default=(0, None))[1]
+
+
+async def _what_is_there(client: S3Client, location: Location) -> str:
+    """Say what is stored under the name of the source, if nothing is below it."""
+    try:
+        first = await client.get(location.prefix, Range(0, MAGIC_NBYTES))
+    except ShardfsError:
+        return f"nothing is stored at {location.url}; to begin something new there, mount what is above it"
+    return f"{location.url} is {file_format(location.url, bytes(first.data))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +146,15 @@ async def probe(client: S3Client, location: Location, uploads: Uploads) -> Condi
             put = await _make(client, key)
             put = await _is_refused(lambda: client.put(key, _BODY, _PROPERTIES, condition=_ABSENT)) and put
             put = await _is_refused(lambda: client.put(key, _BODY, _PROPERTIES, condition=_OTHER)) and put
-            copy, complete = await _try_upload(client, key, uploads)
-            delete = await _is_delete_refused(client, key)
+            async with uploads.begun(client, key, _PROPERTIES) as upload:
+                number = upload.upload_id
+                copy = await _is_refused(lambda: client.copy_part(key, number, 1, 0, _BODY.nbytes, condition=_OTHER))
+                etag = await client.upload_part(key, number, 1, _BODY)
+                complete = await _is_refused(lambda: client.complete_upload(key, number, [etag], condition=_OTHER))
+            try:
+                delete = await _is_refused(lambda: client.delete(key, condition=_OTHER))
+            except AccessDeniedError:  # whoever may only add and change objects can do with that
+                delete = False
         finally:
             with trio.CancelScope(shield=True):
                 await _remove(client, key)
@@ -84,52 +165,37 @@ async def probe(client: S3Client, location: Location, uploads: Uploads) -> Condi
 
 async def _make(client: S3Client, key: str) -> bool:
     """Store the object on the condition that there is none; return whether that can be said."""
-    for _ in range(_ATTEMPTS):
-        try:
-            await client.put(key, _BODY, _PROPERTIES, condition=_ABSENT)
-        except UnknownOutcomeError as error:
-            reason = error
-        except UnsupportedError:
-            await client.put(key, _BODY, _PROPERTIES)
-            return False
-        except ConflictError:  # an attempt without a reply has made it
-            return True
-        else:
-            return True
-    raise StoreError(f"nothing can be stored: {reason}")
-
-
-async def _try_upload(client: S3Client, key: str, uploads: Uploads) -> tuple[bool, bool]:
-    """Return whether the conditions of a part copy and of a complete are honoured."""
-    async with uploads.begun(client, key, _PROPERTIES) as upload:
-        number = upload.upload_id
-        copy = await _is_refused(lambda: client.copy_part(key, number, 1, 0, _BODY.nbytes, condition=_OTHER))
-        etag = await client.upload_part(key, number, 1, _BODY)
-        complete = await _is_refused(lambda: client.complete_upload(key, number, [etag], condition=_OTHER))
-    return copy, complete
+    try:
+        await _until_known(lambda: client.put(key, _BODY, _PROPERTIES, condition=_ABSENT))
+    except UnsupportedError:
+        await client.put(key, _BODY, _PROPERTIES)
+        return False
+    except ConflictError:  # an attempt without a reply has made it
+        return True
+    return True
 
 
 async def _is_refused(attempt: Callable[[], Awaitable[object]]) -> bool:
     """Whether a request whose condition does not hold is refused for that reason."""
+    try:
+        await _until_known(attempt)
+    except ConflictError:
+        return True
+    except UnsupportedError:
+        return False
+    return False
+
+
+async def _until_known(attempt: Callable[[], Awaitable[object]]) -> None:
+    """Make a request, again while it has no reply."""
     for _ in range(_ATTEMPTS):
         try:
             await attempt()
         except UnknownOutcomeError as error:
             reason = error
-        except ConflictError:
-            return True
-        except UnsupportedError:
-            return False
         else:
-            return False
+            return
     raise StoreError(f"what conditions are honoured cannot be found out: {reason}")
-
-
-async def _is_delete_refused(client: S3Client, key: str) -> bool:
-    try:
-        return await _is_refused(lambda: client.delete(key, condition=_OTHER))
-    except AccessDeniedError:  # whoever may only add and change objects can do with that
-        return False
 
 
 async def _remove(client: S3Client, key: str) -> None:

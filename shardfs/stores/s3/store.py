@@ -1,19 +1,26 @@
-"""An S3 source that is read and written.
+"""An S3 source as a store.
 
-Each name lives in one of three places.  Names that shardfs keeps for itself are on this machine, on the *side*.  Files
-that are open to be written are there too, in their spools (`spools`).  All else is objects, each of which is replaced
-on the condition that it is the one that was found, or shown to programs.
+Each name lives in one of three places.  Names that shardfs keeps for itself are in a directory of this machine, the
+*side*.  Files that are open to be written are there too, in their spools (`files`).  All else is objects, each of which
+is replaced on the condition that it is the one that was found, or shown to programs.
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from functools import wraps
+from typing import Any, Final, TypeVar, cast
+
+import trio
 
 from shardfs.errors import (
     ConflictError,
+    CrossDeviceError,
     ExistsError,
     IsADirectoryHereError,
+    NameTooLongError,
+    NoAttributeError,
     NotADirectoryHereError,
     NotEmptyError,
     NotFoundError,
@@ -27,64 +34,266 @@ from shardfs.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from shardfs.stores.base import Content, Edit, Expected, Kind, OpenFile, Splice, Stat
+from shardfs.stores.base import (
+    Address,
+    Capacity,
+    Edit,
+    Entry,
+    Expected,
+    Kind,
+    OpenFile,
+    Snapshot,
+    Splice,
+    Stat,
+    is_reserved,
+    join_key,
+)
+from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
-from shardfs.stores.s3.edit import S3Edit, Writing
-from shardfs.stores.s3.files import ObjectFile, SpoolFile
-from shardfs.stores.s3.moves import Moves
-from shardfs.stores.s3.probe import probe
-from shardfs.stores.s3.reading_store import ReadingStore, object_of
-from shardfs.stores.s3.requests import ObjectStat
-from shardfs.stores.s3.spools import Spools, is_on_side
-from shardfs.stores.s3.transactions import find_made
+from shardfs.stores.s3.client import S3Client
+from shardfs.stores.s3.files import SPOOLS, Files, ObjectFile, SpoolFile, object_of
+from shardfs.stores.s3.heads import Heads, not_found, split
+from shardfs.stores.s3.location import Location
+from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, file_stat
+from shardfs.stores.s3.probe import check, probe
+from shardfs.stores.s3.requests import Counts, ObjectStat
+from shardfs.stores.s3.shards import S3Edit, Writing
 from shardfs.stores.s3.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
+TTL: Final = 60.0
+"""For how many seconds what was seen is trusted by default; to look again takes a request."""
+
+COPIED_NBYTES: Final = 8 * 2**20
+"""From this size on an object that is renamed is copied by S3, in three requests, and not sent from here, in two."""
+
 _OWN: Final = ".shardfs"
-_UPLOADS: Final = f"{_OWN}/uploads"
-SPOOLS: Final = f"{_OWN}/spools"
-"""The directory of files that are open to be written, and of those that were kept, in that of the mount."""
+_MAX_KEY_NBYTES: Final = 1024
+_BLOCK: Final = 4096
+_PLENTY: Final = 2**50 // _BLOCK
+
+_Method = TypeVar("_Method", bound=Callable[..., Awaitable[Any]])
 
 
-class S3Store(ReadingStore):
-    """The objects below a location; nothing can be changed before `start_writing`.
+def _routed(method: _Method) -> _Method:
+    """Have the side do what concerns a name that shardfs keeps for itself."""
 
-    A directory in which nothing is stored is known to this process only.  Objects have neither modes nor owners nor
-    times that can be set.  S3 has no links and no attributes: what else programs ask for is refused in the way that
-    they know from other file systems.
+    @wraps(method)
+    async def routed(self: "S3Store", key: str, *args: object, **options: object) -> object:
+        if self.files is not None and _is_on_side(key):
+            return await getattr(self.files.side, method.__name__)(key, *args, **options)
+        return await method(self, key, *args, **options)
+
+    return cast(_Method, routed)
+
+
+def _changing(method: _Method) -> _Method:
+    """Do the same for what changes something; raises `ReadOnlyError` before `start_writing`."""
+    routed = _routed(method)
+
+    @wraps(method)
+    async def changing(self: "S3Store", key: str, *args: object, **options: object) -> object:
+        self._writable()
+        return await routed(self, key, *args, **options)
+
+    return cast(_Method, changing)
+
+
+class S3Store:
+    """The objects below *location*; nothing can be changed before `start_writing`.
+
+    A key that is an object and has others below it is a directory.  A directory in which nothing is stored is known to
+    this process only.  Objects have neither modes nor owners nor times that can be set.  S3 has no links and no
+    attributes: what else programs ask for is refused in the way that they know from other file systems.
     """
 
+    root = None
+    directory = None
+    rewrites = True
+    files: Files | None = None
     _writing: Writing | None = None
-    _moves: Moves | None = None
+
+    def __init__(
+        self,
+        client: S3Client,
+        location: Location,
+        counts: Counts,
+        *,
+        ttl: float = TTL,
+        cache: DiskCache | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        max_connections: int = 64,
+        memory_nbytes: int = MEMORY_NBYTES,
+    ) -> None:
+        self.ttl = ttl
+        self.location = location
+        self.directory_stat = directory_stat()
+        self.heads = Heads(client, location, ttl=ttl, clock=clock)
+        self.objects = Objects(
+            client, location, self.heads, cache, max_connections=max_connections, memory_nbytes=memory_nbytes
+        )
+        self._client = client
+        self._counts = counts
+        self._renaming = trio.Lock()
+
+    @property
+    def url(self) -> str:
+        """The source, as a user may write it."""
+        return self.location.url
+
+    @property
+    def address(self) -> Address:
+        """What names the source for good, however it was reached."""
+        return self.objects.address
+
+    @property
+    def nchanges(self) -> int:
+        """How many changes of objects this mount made."""
+        return self.heads.serial
+
+    def statistics(self) -> Mapping[str, object]:
+        """Return what was counted, as plain values."""
+        return self._counts.as_dict()
+
+    def url_of(self, key: str) -> str:
+        """Return the `s3://` URL of *key*."""
+        return self.location.url_of(key)
+
+    async def check(self) -> Sequence[Entry] | None:
+        """Return the names at the top, if they are not very many, and raise as `probe.check` does."""
+        entries, self.heads.can_list = await check(self._client, self.location)
+        return entries
+
+    async def capacity(self) -> Capacity:
+        """Return more room than anybody asks for: a bucket has no limit."""
+        return Capacity(_BLOCK, _PLENTY, _PLENTY, _PLENTY, _PLENTY, _PLENTY, 1024)
+
+    def forget(self, key: str) -> None:
+        """Ask again for *key* when it is wanted next; may be called in any thread."""
+        self.heads.forget(key)
+
+    def note_shown(self, key: str, state: Stat | None, *, since: int | None = None) -> None:
+        """Note that programs were given the content of an object, or were told that there is none."""
+        if self.files is None or _is_on_side(key) or self.files.here(key) is not None:
+            return
+        if since is not None or self.heads.shown(key) is None:
+            self.heads.note_shown(key, object_of(state) if state is not None else None, since=since)
+
+    @_routed
+    async def stat(self, key: str) -> Stat:
+        """Return the state of *key*."""
+        spool = self.files.here(key) if self.files is not None else None
+        if spool is not None:
+            return spool.stat()
+        known = await self.heads.known(key)
+        if known.is_directory:
+            return self.directory_stat
+        if known.stat is None:
+            raise not_found(key)
+        return file_stat(key, known.stat)
+
+    @_routed
+    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Snapshot:
+        """Open a file."""
+        spool = self.files.here(key) if self.files is not None else None
+        if spool is not None and self.files is not None:
+            return await self.files.snapshot(spool)
+        return await self.objects.open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
+
+    @_routed
+    async def is_absent(self, key: str) -> bool:
+        """Whether *key* stands for nothing; False if that cannot be told."""
+        if self.files is not None and self.files.here(key) is not None:
+            return False
+        known = self.heads.find(key)
+        if known is not None:
+            return known.stat is None and not known.is_directory
+        try:
+            await self.heads.head(key)
+        except NotFoundError:
+            return True
+        except ShardfsError:
+            return False
+        return False
+
+    @_routed
+    async def list(self, key: str) -> Sequence[Entry]:
+        """Return the names in a directory."""
+        here = dict.fromkeys(self.heads.directories.children(key), Kind.DIRECTORY)
+        for spool in self.files or ():
+            parent, name = split(spool.key)
+            if spool.is_here and spool.key == key:
+                raise NotADirectoryHereError(f"{key} is no directory")
+            if spool.is_here and parent == key:
+                here[name] = Kind.FILE
+        try:
+            names = await self._stored_names(key)
+        except NotFoundError:
+            if not here and not self.heads.directories.has(key):
+                raise
+            names = {}
+        stored = {name: Kind.FILE if stat is not None else Kind.DIRECTORY for name, stat in names.items()}
+        entries = [Entry(name, kind) for name, kind in (stored | here).items()]
+        if key or self.files is None:
+            return entries
+        on_side = [entry for entry in await self.files.side.list("") if is_reserved(entry.name)]
+        return [entry for entry in entries if not is_reserved(entry.name)] + on_side
+
+    @_routed
+    async def stat_in(self, key: str, names: Sequence[str]) -> Sequence[Stat | None]:
+        """Return the states of several names in one directory."""
+        here = {name: await self.stat(join_key(key, name)) for name in names if self._is_here(join_key(key, name))}
+        listed = {} if len(here) == len(names) else (await self.heads.list(key)).names
+        stats: list[Stat | None] = []
+        for name in names:
+            stat = listed.get(name)
+            if name in here:
+                stats.append(here[name])
+            elif stat is not None:
+                stats.append(file_stat(join_key(key, name), stat))
+            else:
+                stats.append(self.directory_stat if name in listed else None)
+        return stats
+
+    @_routed
+    async def read_link(self, key: str) -> bytes:
+        """Return the target of a symbolic link, which only the side has."""
+        raise RefusedError(f"{key} is no symbolic link")
+
+    @_routed
+    async def attribute(self, key: str, name: bytes) -> bytes:
+        """Return an extended attribute, which only names on the side have."""
+        raise NoAttributeError(f"{key} has no attribute {name!r}")
+
+    @_routed
+    async def attributes(self, key: str) -> Sequence[bytes]:
+        """Return the names of the extended attributes."""
+        return []
 
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
         """Find out whether it is safe, and say what earlier mounts with the same *directory* have kept."""
         side = LocalStore(directory)
         await side.make_directories(SPOOLS)
-        client, location, counts = self.objects.client, self.objects.location, self.objects.counts
-        uploads = Uploads(f"{side.root}/{_UPLOADS}", location, counts)
-        await uploads.clean(client)
-        before = counts.conflicts
-        conditions = await probe(client, location, uploads)
-        counts.conflicts = before  # those were provoked
+        uploads = Uploads(f"{side.root}/{_OWN}/uploads", self.location, self._counts)
+        await uploads.clean(self._client)
+        before = self._counts.conflicts
+        conditions = await probe(self._client, self.location, uploads)
+        self._counts.conflicts = before  # those were provoked
         if not conditions.is_safe and not single_writer:
             raise SourceError(conditions.missing(self.url))
-        self.objects.keeps_properties = True
-        self._writing = Writing(
-            client, location, self.objects, uploads, conditions, single_writer, f"{side.root}/{_OWN}"
-        )
-        self.spools = Spools(side, SPOOLS, self.shown, self.put)
-        self.spools.resume()
-        self._moves = Moves(self, self.spools)
+        self.heads.keeps_properties = True
+        self._writing = Writing(self.objects, uploads, conditions, single_writer, f"{side.root}/{_OWN}")
+        self.files = Files(side, self._writing)
+        self.files.resume()
 
     async def flush(self) -> None:
         """Store what was written to files that are open; raises `StoreError` if one cannot be stored."""
         failures: list[str] = []
-        for spool in self.spools or ():
+        for spool in self.files or ():
             try:
-                await self._open_spools.flush(spool, also_fresh=True)
+                await self._writable().flush(spool, also_empty=True)
             except ShardfsError as error:
                 failures.append(f"{spool.key} is not stored: {error}")
                 if isinstance(error, UnreachableError):  # nor can the others be
@@ -92,11 +301,9 @@ class S3Store(ReadingStore):
         if failures:
             raise StoreError("; ".join(failures))
 
+    @_changing
     async def check_writable(self, key: str) -> None:
         """Return: what keeps an object from being changed, a request would tell."""
-        side = self._changed_side(key)
-        if side is not None:
-            await side.check_writable(key)
 
     @asynccontextmanager
     async def edit(
@@ -111,14 +318,12 @@ class S3Store(ReadingStore):
         waited: float | None = None,
     ) -> AsyncIterator[Edit]:
         """Begin a change of an object, which nobody is kept from changing meanwhile; it has no mode and no owner."""
-        side = self._changed_side(key)
-        if side is not None:
-            async with side.edit(key, mode=mode, uid=uid, gid=gid, waited=waited) as edit:
+        files = self._writable()
+        if _is_on_side(key):
+            async with files.side.edit(key, mode=mode, uid=uid, gid=gid, waited=waited) as edit:
                 yield edit
             return
-        if self.directories.has(key):
-            raise IsADirectoryHereError(f"{key} is a directory")
-        if self._open_spools.here(key) is not None:
+        if files.here(key) is not None:
             raise ConflictError(f"{key} is open to be written as a file that passes through")
         assert self._writing is not None
         try:
@@ -127,6 +332,7 @@ class S3Store(ReadingStore):
             snapshot = None
         yield S3Edit(self._writing, key, snapshot)
 
+    @_changing
     async def replace(
         self,
         key: str,
@@ -137,10 +343,8 @@ class S3Store(ReadingStore):
         expected: Expected | None = None,
     ) -> Stat:
         """Store an object at once, with the properties of what it replaces; what is refused is kept."""
-        side = self._changed_side(key)
-        if side is not None:
-            return await side.replace(key, content, exclusive=exclusive, mode=mode)
-        self._open_spools.require_room()
+        files = self._writable()
+        files.require_room()
         found: Stat | None = None
         try:
             found = await self.stat(key)
@@ -148,195 +352,118 @@ class S3Store(ReadingStore):
             await self._require_directory(key)
         if found is not None and exclusive:
             raise ExistsError(f"{key or 'the source'} exists")
-        if found is not None and found.kind is Kind.DIRECTORY:
-            raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
-        async with self._open_spools.alone(key):
+        _require_file(key, found)
+        async with files.alone(key):
             if exclusive:
                 state = None
+            elif expected is not None:
+                state = object_of(expected.state) if expected.state is not None else None
             else:
-                state = object_of(expected.state) if expected is not None else self.expected(key, found)
+                state = files.expected(key, found)
             try:
-                await self.put(key, MemoryContent(memoryview(content)), state)
+                await files.put(key, MemoryContent(memoryview(content)), state)
             except ConflictError:
                 if exclusive:
                     raise ExistsError(f"{key} exists: another program has made it") from None
                 reason = f"{key} was changed by another program since this mount showed it"
                 if expected is None:
-                    await self._open_spools.keep(key, content, reason)
+                    await files.keep(key, content, reason)
                 raise StaleError(f"{reason}; read it again") from None
-            self._open_spools.detach(key)
-        return await self.objects.stat(key)
+            files.detach(key)
+        return await self.stat(key)
 
-    async def put(self, key: str, content: Content, expected: ObjectStat | None) -> ObjectStat:
-        """Store an object in place of the version *expected*, or of nothing; raises `ConflictError`."""
-        return await self.put_by(key, expected, lambda edit: edit.splice(Splice((content,))))
-
-    async def put_by(
-        self, key: str, expected: ObjectStat | None, make: Callable[[S3Edit], Awaitable[Stat]]
-    ) -> ObjectStat:
-        """Do as `put`, where *make* makes the new version, maybe more than once.
-
-        An earlier change of ours, of which nobody knows whether it was made, is no conflict: it is what is replaced.
-        """
-        while True:
-            edit = self.change(key, expected)
-            try:
-                new = object_of(await make(edit))
-                break
-            except ConflictError:
-                object_key = self.objects.location.object_key(key)
-                own = await find_made(self.objects.client, object_key, self.shown.doubtful(key))
-                if own is None or own == expected:
-                    raise
-                self.shown.follow(key, expected, own)
-                expected = own
-            except BaseException:
-                self.shown.doubt(key, edit.transaction)
-                raise
-        assert new is not None
-        self.shown.settle(key)
-        self.shown.follow(key, expected, new)
-        self._open_spools.stored(key)
-        self.directories.settle(key.rpartition("/")[0])
-        return new
-
-    def change(self, key: str, expected: ObjectStat | None) -> S3Edit:
-        """Begin a change of an object that must be the version *expected*, or nothing."""
-        assert self._writing is not None
-        return S3Edit(self._writing, key, self.objects.snapshot(key, expected) if expected is not None else None)
-
-    def expected(self, key: str, found: Stat | None) -> ObjectStat | None:
-        """Return what must be there when *key* is replaced: what was shown, or if that is not known, what was *found*.
-
-        A file that somebody writes is found as it is in the bucket, or will be.
-        """
-        if key in self.shown:
-            return self.shown.get(key)
-        spool = self._open_spools.here(key)
-        return spool.expected if spool is not None else object_of(found)
-
-    def moved_away(self, key: str) -> None:
-        """Note that this mount took *key* away; the directory in which it was stays."""
-        self.shown.note_change(key, None)
-        self.directories.add(key.rpartition("/")[0])
-
+    @_changing
     async def create(self, key: str, mode: int, *, exclusive: bool) -> OpenFile:
         """Open a file that passes through, and make it if there is none; it is stored when it is closed."""
-        side = self._changed_side(key)
-        if side is not None:
-            return await side.create(key, mode, exclusive=exclusive)
-        spools = self._open_spools
+        files = self._writable()
         try:
             status = await self.stat(key)
         except NotFoundError:
             await self._require_directory(key)
-            if spools.find(key) is None:
-                self.directories.add(key.rpartition("/")[0])
-                return SpoolFile(spools, spools.begin(key, None), self.shown, writable=True)
+            if files.find(key) is None:
+                self.heads.directories.add(split(key)[0])
+                return SpoolFile(files, files.begin(key, None), writable=True)
         else:
-            if status.kind is Kind.DIRECTORY and not exclusive:
-                raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
+            if not exclusive:
+                _require_file(key, status)
         if exclusive:
             raise ExistsError(f"{key} exists")
         return await self.open_passthrough(key, writable=True)
 
+    @_routed
     async def open_passthrough(self, key: str, *, writable: bool) -> OpenFile:
         """Open a file that passes through; an object that is read keeps its version, or cannot be read any more."""
-        side = self._changed_side(key) if writable else self.side_of(key)
-        if side is not None:
-            return await side.open_passthrough(key, writable=writable)
-        if self.directories.has(key):
-            raise IsADirectoryHereError(f"{key} is a directory")
-        spools = self.spools
-        spool = spools.find(key) if spools is not None else None
+        files = self._writable() if writable else self.files
+        spool = files.find(key) if files is not None else None
         if spool is None:
             snapshot = await self.objects.open(key)
-            spool = spools.find(key) if spools is not None else None
-            if spools is None or (spool is None and not writable):
+            spool = files.find(key) if files is not None else None
+            if files is None or (spool is None and not writable):
                 return ObjectFile(key, snapshot)
-            spool = spool or spools.begin(key, snapshot)
-        assert spools is not None
-        return SpoolFile(spools, spool, self.shown, writable=writable)
+            spool = spool or files.begin(key, snapshot)
+        assert files is not None
+        return SpoolFile(files, spool, writable=writable)
 
+    @_changing
     async def unlink(self, key: str) -> None:
         """Delete an object, and what is written in its place; its directory stays."""
-        side = self._changed_side(key)
-        if side is not None:
-            await side.unlink(key)
-            return
-        async with self._open_spools.alone(key):
-            if (await self.stat(key)).kind is Kind.DIRECTORY:
-                raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
-            await self.objects.delete_object(key)
-            self._open_spools.detach(key)
-        self.moved_away(key)
+        files = self._writable()
+        async with files.alone(key):
+            _require_file(key, await self.stat(key))
+            await self._delete(key)
+            files.detach(key)
+        self._moved_away(key)
 
+    @_changing
     async def mkdir(self, key: str, mode: int) -> None:
         """Make a directory, which this process alone knows until something is in it."""
-        side = self._changed_side(key)
-        if side is not None:
-            await side.mkdir(key, mode)
-            return
         try:
             await self.stat(key)
         except NotFoundError:
             await self._require_directory(key)
-            self.directories.add(key)
+            self.heads.directories.add(key)
         else:
             raise ExistsError(f"{key or 'the source'} exists")
 
+    @_changing
     async def rmdir(self, key: str) -> None:
         """Remove an empty directory, with the object that stands for it, if there is one."""
-        side = self._changed_side(key)
-        if side is not None:
-            await side.rmdir(key)
-            return
         if not key:
             raise RefusedError("the source cannot be removed")
         if (await self.stat(key)).kind is not Kind.DIRECTORY:
             raise NotADirectoryHereError(f"{key} is no directory")
         if await self.list(key):
             raise NotEmptyError(f"{key} is not empty")
-        await self.objects.delete_marker(key)
-        self.directories.remove(key)
-        self.directories.add(key.rpartition("/")[0])
+        await self._delete_marker(key)
+        self.heads.directories.remove(key)
+        self.heads.directories.add(split(key)[0])
 
-    async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
-        """Move a name; `CrossDeviceError` for a directory with objects, which programs then copy and delete."""
-        self._changed_side(key)
-        assert self._moves is not None
-        await self._moves.rename(key, to, exclusive=exclusive)
-
-    async def link(self, key: str, to: str) -> None:
-        """Give a file of the side a second name there; objects have one."""
-        side = self._changed_side(to)
-        if side is None or not is_on_side(key):
-            raise NotPermittedError(f"{to}: an object has one name")
-        await side.link(key, to)
-
-    async def symlink(self, key: str, target: bytes) -> None:
-        """Make a symbolic link on the side; objects are none."""
-        side = self._changed_side(key)
-        if side is None:
-            raise NotPermittedError(f"{key}: S3 has no symbolic links")
-        await side.symlink(key, target)
-
+    @_changing
     async def make_directories(self, key: str) -> None:
         """Make the directory *key* and all above it that are missing."""
-        side = self._changed_side(key)
-        if side is not None:
-            await side.make_directories(key)
-            return
         try:
             status = await self.stat(key)
         except NotFoundError:
-            await self.make_directories(key.rpartition("/")[0])
-            self.objects.check_key(key)
-            self.directories.add(key)
+            await self.make_directories(split(key)[0])
+            self._check_key(key)
+            self.heads.directories.add(key)
         else:
             if status.kind is not Kind.DIRECTORY:
                 raise NotADirectoryHereError(f"{key} is no directory")
 
+    async def link(self, key: str, to: str) -> None:
+        """Give a file of the side a second name there; objects have one."""
+        side = self._writable().side
+        if not _is_on_side(key) or not _is_on_side(to):
+            raise NotPermittedError(f"{to}: an object has one name")
+        await side.link(key, to)
+
+    @_changing
+    async def symlink(self, key: str, target: bytes) -> None:
+        """Make a symbolic link on the side; objects are none."""
+        raise NotPermittedError(f"{key}: S3 has no symbolic links")
+
+    @_changing
     async def set_attributes(
         self,
         key: str,
@@ -348,49 +475,226 @@ class S3Store(ReadingStore):
         mtime_ns: int | None = None,
     ) -> Stat:
         """Set the time of a file that is being written; all else is accepted, and has no effect on objects."""
-        side = self._changed_side(key)
-        if side is not None:
-            return await side.set_attributes(key, mode=mode, uid=uid, gid=gid, atime_ns=atime_ns, mtime_ns=mtime_ns)
-        spool = self._open_spools.here(key)
+        spool = self._writable().here(key)
         if spool is not None and mtime_ns is not None:
             spool.mtime_ns = mtime_ns
         return await self.stat(key)
 
+    @_changing
     async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
         """Set an extended attribute of a name on the side; objects have none."""
-        side = self._changed_side(key)
-        if side is None:
-            raise UnsupportedError(f"{key}: objects have no extended attributes")
-        await side.set_attribute(key, name, value)
+        raise UnsupportedError(f"{key}: objects have no extended attributes")
 
+    @_changing
     async def remove_attribute(self, key: str, name: bytes) -> None:
         """Remove an extended attribute of a name on the side; objects have none."""
-        side = self._changed_side(key)
-        if side is None:
-            raise UnsupportedError(f"{key}: objects have no extended attributes")
-        await side.remove_attribute(key, name)
+        raise UnsupportedError(f"{key}: objects have no extended attributes")
 
+    @_changing
     async def sync_directory(self, key: str) -> None:
         """Make names on the side durable; S3 has what it has."""
-        side = self._changed_side(key)
-        if side is not None:
-            await side.sync_directory(key)
 
-    @property
-    def _open_spools(self) -> Spools:
-        """The spools; raises `ReadOnlyError` where nothing is changed."""
-        if self.spools is None:
+    async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
+        """Move what *key* stands for to *to*; `CrossDeviceError` for a directory with objects.
+
+        S3 moves nothing.  What a file holds is stored under its new name, in place of what programs were shown of that,
+        and the old one is deleted.  Programs move the files of a directory one by one then.
+        """
+        files = self._writable()
+        async with self._renaming:
+            if _is_on_side(key) and _is_on_side(to):
+                await files.side.rename(key, to, exclusive=exclusive)
+                return
+            status = await self.stat(key)
+            found = await self._check_target(key, status, to, exclusive=exclusive)
+            if key == to:
+                return
+            try:
+                if status.kind is Kind.DIRECTORY:
+                    await self._move_directory(key, to)
+                elif _is_on_side(to):
+                    await self._move_out(files, key, to, exclusive=exclusive)
+                else:
+                    await self._move(files, key, to, found, exclusive=exclusive)
+            except ConflictError:
+                if exclusive:
+                    raise ExistsError(f"{to} exists: another program has made it") from None
+                raise StaleError(
+                    f"{to} was changed by another program since this mount showed it; read it again"
+                ) from None
+
+    async def _check_target(self, key: str, status: Stat, to: str, *, exclusive: bool) -> Stat | None:
+        """Return what *to* stands for; raises what keeps it from taking what *key* is."""
+        is_directory = status.kind is Kind.DIRECTORY
+        if not _is_on_side(to):
+            self._check_key(to)
+        if (await self.stat(split(to)[0])).kind is not Kind.DIRECTORY:
+            raise NotADirectoryHereError(f"{to} is not in a directory")
+        if not key or not to or (is_directory and to.startswith(key + "/")):
+            raise RefusedError(f"{key or 'the source'} cannot become {to or 'the source'}")
+        try:
+            target = await self.stat(to)
+        except NotFoundError:
+            return None
+        if exclusive:
+            raise ExistsError(f"{to} exists")
+        if key == to:
+            return target
+        if not is_directory:
+            _require_file(to, target)
+            return target
+        if target.kind is not Kind.DIRECTORY:
+            raise NotADirectoryHereError(f"{to} is no directory")
+        if await self.list(to):
+            raise NotEmptyError(f"{to} is not empty")
+        await self.rmdir(to)
+        return None
+
+    async def _move(self, files: Files, key: str, to: str, found: Stat | None, *, exclusive: bool) -> None:
+        """Move a file that passes through, or one of the side, to *to* in the bucket, which was *found*."""
+        async with files.alone(key), files.alone(to):
+            expected = None if exclusive else files.expected(to, found)
+            if _is_on_side(key):
+                content = await files.side.open(key)
+                await files.put(to, content.content(0, content.size), expected)
+                files.detach(to)
+                await files.side.unlink(key)
+                return
+            spool = files.find(key)
+            if spool is not None and spool.is_here:
+                source = spool.expected
+                await files.store(spool, to, expected)
+            else:
+                snapshot = await self.objects.open(key)
+                source = snapshot.object
+                if snapshot.size >= COPIED_NBYTES:
+                    await files.put_by(to, expected, lambda edit: edit.copy(snapshot, key))
+                else:
+                    splice = Splice((snapshot.content(0, snapshot.size),))
+                    properties = await self.heads.properties(key, source.etag)
+                    await files.put_by(to, expected, lambda edit: edit.splice(splice, properties))
+                if spool is not None:
+                    spool.snapshot = await self.objects.open(to)
+            files.detach(to)
+            if spool is not None:
+                files.rename(spool, to)
+            await self._delete_version(files, key, source)
+        self._moved_away(key)
+
+    async def _move_out(self, files: Files, key: str, to: str, *, exclusive: bool) -> None:
+        """Make a file that passes through one of the side."""
+        async with files.alone(key):
+            spool = files.here(key)
+            if spool is not None:
+                source = spool.expected
+                await files.take(spool, to, exclusive=exclusive)
+            else:
+                snapshot = await self.objects.open(key)
+                source = snapshot.object
+                await files.fetch(snapshot, to, exclusive=exclusive)
+                files.detach(key)
+            await self._delete_version(files, key, source)
+        self._moved_away(key)
+
+    async def _move_directory(self, key: str, to: str) -> None:
+        if _is_on_side(key) or _is_on_side(to) or not await self._is_empty(key):
+            raise CrossDeviceError(f"{key} is not moved as a whole: S3 has no directories")
+        await self._delete_marker(key)
+        self.heads.directories.move(key, to)
+        self._moved_away(key)
+
+    async def _is_empty(self, key: str) -> bool:
+        """Whether nothing is stored in a directory, or about to be, but directories that are empty themselves."""
+        for entry in await self.list(key):
+            if entry.kind is not Kind.DIRECTORY or not await self._is_empty(join_key(key, entry.name)):
+                return False
+        return True
+
+    async def _delete_version(self, files: Files, key: str, source: ObjectStat | None) -> None:
+        """Delete the version *source* of an object that has another name now, and no other."""
+        if source is None:
+            return
+        edit = files.change(key, source)
+        if not edit.can_delete:
+            await self._delete(key)
+            return
+        try:
+            await edit.delete()
+        except ConflictError:
+            log.warning("%s stays under its old name too: another program has changed it meanwhile", key)
+
+    async def _delete(self, key: str) -> None:
+        """Delete what *key* is in the bucket, if it is anything."""
+        known = self.heads.find(key)
+        if known is None:
+            try:
+                await self.heads.head(key)
+            except NotFoundError:
+                return
+        elif known.stat is None:
+            return
+        await self._client.delete(self.location.object_key(key))
+        self.heads.changed(key, None)
+
+    async def _delete_marker(self, key: str) -> None:
+        """Delete the object that stands for the directory *key*, if there is one."""
+        if (await self.heads.stored(key)).is_directory:
+            await self._client.delete(self.location.directory_prefix(key))
+            self.heads.marker_changed(key, exists=False)
+
+    def _moved_away(self, key: str) -> None:
+        """Note that this mount took *key* away; the directory in which it was stays."""
+        self.heads.note_shown(key, None)
+        self.heads.directories.add(split(key)[0])
+
+    async def _stored_names(self, key: str) -> Mapping[str, ObjectStat | None]:
+        """Return the names in a directory that are stored."""
+        known = self.heads.find_stored(key)
+        if known is not None and known.stat is not None and known.is_directory is False:
+            raise NotADirectoryHereError(f"{key} is no directory")
+        if known is not None and known.is_absent:
+            raise not_found(key)
+        listing = await self.heads.list(key)
+        if key and listing.is_missing:
+            if (await self.heads.stored(key)).stat is not None:
+                raise NotADirectoryHereError(f"{key} is no directory")
+            raise not_found(key)
+        return listing.names
+
+    def _is_here(self, key: str) -> bool:
+        """Whether *key* stands for something that is not in the bucket."""
+        if self.files is not None and (_is_on_side(key) or self.files.here(key) is not None):
+            return True
+        return self.heads.directories.has(key)
+
+    def _writable(self) -> Files:
+        """Return the files; raises `ReadOnlyError` where nothing is changed."""
+        if self.files is None:
             raise ReadOnlyError(f"{self.url} is not open to be changed")
-        return self.spools
+        return self.files
 
-    def _changed_side(self, key: str) -> LocalStore | None:
-        """Return where *key* is changed if it is a name of our own; raises `ReadOnlyError` where nothing is."""
-        side = self._open_spools.side
-        return side if is_on_side(key) else None
+    def _check_key(self, key: str) -> None:
+        """Raise `NameTooLongError`, or `RefusedError` for what is not UTF-8, if nothing can have the name *key*."""
+        try:
+            nbytes = len(self.location.object_key(key).encode())
+        except UnicodeEncodeError:
+            raise RefusedError(f"{key} cannot be stored: it is not UTF-8, as all keys of S3 are") from None
+        if nbytes > _MAX_KEY_NBYTES:
+            raise NameTooLongError(f"{key} cannot be stored: S3 has keys of {_MAX_KEY_NBYTES} bytes at most")
 
     async def _require_directory(self, key: str) -> None:
         """Raise `NotFoundError`, or `NotADirectoryHereError`, if nothing can be made under *key*."""
-        self.objects.check_key(key)
-        parent = key.rpartition("/")[0]
+        self._check_key(key)
+        parent = split(key)[0]
         if (await self.stat(parent)).kind is not Kind.DIRECTORY:
             raise NotADirectoryHereError(f"{parent} is no directory")
+
+
+def _is_on_side(key: str) -> bool:
+    """Whether *key* is of a name that shardfs keeps for itself, which lives on this machine."""
+    return is_reserved(key.partition("/")[0])
+
+
+def _require_file(key: str, status: Stat | None) -> None:
+    if status is not None and status.kind is Kind.DIRECTORY:
+        raise IsADirectoryHereError(f"{key or 'the source'} is a directory")

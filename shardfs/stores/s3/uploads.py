@@ -1,4 +1,4 @@
-"""Multipart uploads that may have to be given up, remembered on the local disk.
+"""The upload log: multipart uploads that may have to be aborted, remembered on the local disk.
 
 What was sent of an upload that nobody completes or aborts is paid for, and no listing of the bucket shows it.  So each
 has a small file from before it begins until it is over; what a crash leaves is aborted by the next mount.
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 _DISK: Final = Syscalls()
 _SUFFIX: Final = ".json"
-_TEMPORARY: Final = ".tmp"
 _MAX_NBYTES: Final = 65_536
 _BEFORE: Final = 5.0
 _AFTER: Final = 60.0
@@ -35,10 +34,10 @@ _AFTER: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class _Record:
     """An upload of the object *key*, *begun* in seconds since 1970; *upload_id* is None until S3 has said it.
 
-    If it is not *certain*, there may be another that was begun for it, whose id was lost with a reply.
+    If it is not *is_certain*, there may be another that was begun for it, whose id was lost with a reply.
     """
 
     key: str
@@ -53,11 +52,10 @@ class Record:
 
 @dataclass(slots=True)
 class Begun:
-    """An upload that is under way."""
+    """An upload that is under way; once it *is_complete*, there is nothing left to abort."""
 
     upload_id: str
     is_complete: bool = False
-    """Whether there is nothing left to abort."""
 
 
 class Uploads:
@@ -76,7 +74,7 @@ class Uploads:
     async def begun(self, client: S3Client, key: str, properties: Properties) -> AsyncIterator[Begun]:
         """Begin an upload; it is aborted unless the block completes it and says so."""
         name = secrets.token_hex(8) + _SUFFIX
-        record = Record(key, time.time())
+        record = _Record(key, time.time())
         await trio.to_thread.run_sync(self._write, name, record)
         upload: Begun | None = None
         retries = self._counts.retries
@@ -92,8 +90,9 @@ class Uploads:
             yield upload
         finally:
             with trio.CancelScope(shield=True):
-                is_complete = upload is not None and upload.is_complete
-                await self._give_up(client, name, replace(record, upload_id=None) if is_complete else record)
+                if upload is not None and upload.is_complete:
+                    record = replace(record, upload_id=None)
+                await self._give_up(client, name, record)
 
     async def clean(self, client: S3Client) -> None:
         """Abort what an earlier process has left; what cannot be aborted is logged, and kept for the next time."""
@@ -104,7 +103,7 @@ class Uploads:
             else:
                 log.warning("an upload of %s stays: that is not in %s", printable(record.key), self._location.url)
 
-    async def _give_up(self, client: S3Client, name: str, record: Record) -> None:
+    async def _give_up(self, client: S3Client, name: str, record: _Record) -> None:
         """Abort what is left of an upload, and forget it; never raises."""
         try:
             if record.upload_id is not None:
@@ -118,11 +117,10 @@ class Uploads:
         except ShardfsError as error:
             log.warning("an unfinished upload of %s stays until the next mount: %s", printable(record.key), error)
 
-    def _write(self, name: str, record: Record) -> None:
+    def _write(self, name: str, record: _Record) -> None:
         with changing(self._directory):
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
-            directory = open_directory(self._directory)
-            temporary = name + _TEMPORARY
+            directory, temporary = open_directory(self._directory), name + ".tmp"
             fd = self._disk.create(temporary, os.O_WRONLY | os.O_TRUNC, 0o600, directory.fd)
             try:
                 self._disk.pwrite(fd, [json.dumps(asdict(record)).encode()], 0)
@@ -139,13 +137,12 @@ class Uploads:
         with suppress(OSError):  # there are others
             os.rmdir(self._directory)
 
-    def _read_all(self) -> Sequence[tuple[str, Record]]:
+    def _read_all(self) -> Sequence[tuple[str, _Record]]:
         """Return what is remembered, and remove what holds nothing."""
-        records: list[tuple[str, Record]] = []
-        try:
+        records: list[tuple[str, _Record]] = []
+        names: Sequence[str] = ()
+        with suppress(OSError):
             names = sorted(os.listdir(self._directory))
-        except OSError:
-            return records
         for name in names:
             record = _parse(os.path.join(self._directory, name)) if name.endswith(_SUFFIX) else None
             if record is not None:
@@ -156,13 +153,13 @@ class Uploads:
         return records
 
 
-def _parse(path: str) -> Record | None:
+def _parse(path: str) -> _Record | None:
     try:
         with open(path, "rb") as file:
             fields = json.loads(file.read(_MAX_NBYTES))
-        key, begun, upload_id, is_certain = (fields[name] for name in ("key", "begun", "upload_id", "is_certain"))
+        record = _Record(**{name: fields[name] for name in ("key", "begun", "upload_id", "is_certain")})
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if not isinstance(key, str) or not isinstance(begun, float) or not isinstance(upload_id, str | None):
-        return None
-    return Record(key, begun, upload_id, is_certain is True)
+    is_sound = isinstance(record.key, str) and isinstance(record.begun, float)
+    is_sound = is_sound and isinstance(record.upload_id, str | None) and isinstance(record.is_certain, bool)
+    return record if is_sound else None

@@ -11,13 +11,13 @@ import trio
 
 from shardfs.stores.base import Splice, Stat
 from shardfs.stores.s3.client import Backoff, S3Client
-from shardfs.stores.s3.edit import S3Edit, Writing
 from shardfs.stores.s3.location import Location, S3Options
+from shardfs.stores.s3.objects import S3Snapshot
 from shardfs.stores.s3.probe import Conditions
-from shardfs.stores.s3.reader import S3Reader
 from shardfs.stores.s3.requests import Counts
 from shardfs.stores.s3.session import Timeouts
-from shardfs.stores.s3.snapshot import S3Snapshot
+from shardfs.stores.s3.shards import S3Edit, Writing
+from shardfs.stores.s3.store import S3Store
 from shardfs.stores.s3.uploads import Uploads
 from tests.support.s3_server import Bucket
 
@@ -43,13 +43,13 @@ class Host:
     """One host; keys are those of a store below PREFIX."""
 
     writing: Writing
-    reader: S3Reader
+    reader: S3Store
     counts: Counts
     directory: Path
 
     @property
     def client(self) -> S3Client:
-        return self.writing.client
+        return self.writing.objects.client
 
     @property
     def remembered(self) -> list[Path]:
@@ -58,7 +58,7 @@ class Host:
 
     async def found(self, key: str) -> S3Snapshot | None:
         """The object as a change finds it."""
-        return None if await self.reader.is_absent(key) else await self.reader.open(key, tail_nbytes=1)
+        return None if await self.reader.is_absent(key) else await self.reader.objects.open(key, tail_nbytes=1)
 
     async def edit(self, key: str) -> S3Edit:
         return S3Edit(self.writing, key, await self.found(key))
@@ -87,8 +87,8 @@ def host(
         backoff=Backoff(attempts=attempts, pause=lambda seconds: None),
     )
     location = Location(bucket.name, PREFIX)
-    reader = S3Reader(client, location, counts)
-    reader.keeps_properties = True
+    reader = S3Store(client, location, counts)
+    reader.heads.keeps_properties = True
     uploads = Uploads(str(directory / "uploads"), location, counts)
-    writing = Writing(client, location, reader, uploads, conditions, single_writer, str(directory))
+    writing = Writing(reader.objects, uploads, conditions, single_writer, str(directory))
     return Host(writing, reader, counts, directory)

@@ -10,8 +10,8 @@ from trio.testing import MockClock
 
 from shardfs.errors import NotFoundError, SourceError
 from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.reader import S3Reader
 from shardfs.stores.s3.requests import Counts, ListPage
+from shardfs.stores.s3.store import S3Store
 
 
 class Client:
@@ -34,7 +34,7 @@ class Client:
 
 def check(url: str, page: ListPage | None) -> float:
     """Look at the source; returns how long that took."""
-    reader = S3Reader(Client(page), Location.parse(url), Counts())  # type: ignore[arg-type]
+    reader = S3Store(Client(page), Location.parse(url), Counts())  # type: ignore[arg-type]
 
     async def timed() -> float:
         began = trio.current_time()

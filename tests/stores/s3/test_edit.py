@@ -11,9 +11,8 @@ import trio
 
 from shardfs.errors import ConflictError, NotFoundError, StaleError, StoreError, UnsupportedError
 from shardfs.stores.base import Buffer, Kept, Splice
-from shardfs.stores.s3.edit import S3Edit
 from shardfs.stores.s3.parts import MIB
-from shardfs.stores.s3.transactions import TRANSACTIONS
+from shardfs.stores.s3.shards import COMMIT_IDS, S3Edit
 from tests.stores.s3.hosts import IGNORED, PREFIX, Host, host, run
 from tests.stores.splices import content
 from tests.support.s3_faults import Before, Hang, LostReply, LostRequest, Reply, Then
@@ -177,7 +176,7 @@ def test_the_last_sixteen_transactions_are_listed(s3_bucket: Bucket, here: Host)
         seen: list[str] = []
         for i in range(20):
             await here.splice(KEY, Splice((content(bytes([i])),)))
-            seen.append(s3_bucket.head(OBJECT)["Metadata"][TRANSACTIONS])
+            seen.append(s3_bucket.head(OBJECT)["Metadata"][COMMIT_IDS])
         return seen
 
     seen = [chain.split(",") for chain in run(main)]
@@ -377,7 +376,7 @@ def test_a_change_whose_reply_is_lost_is_made_once(
     stat = run(lambda: here.splice(KEY, append(old, b"ours")))
     assert s3_bucket.get(OBJECT) == appended(old, b"ours")
     assert stat.version == (s3_bucket.etag(OBJECT), len(old) + 4)
-    assert len(s3_bucket.head(OBJECT)["Metadata"][TRANSACTIONS]) == 16
+    assert len(s3_bucket.head(OBJECT)["Metadata"][COMMIT_IDS]) == 16
     assert no_trace(s3_bucket, here)
 
 

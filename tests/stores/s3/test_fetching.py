@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from shardfs.errors import StaleError, StoreError
+from shardfs.errors import StoreError
 from shardfs.stores.base import Buffer
 from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.ranges import MAX_GAP, WINDOW_NBYTES
-from shardfs.stores.s3.fetching import GATHER_SECONDS
+from shardfs.stores.s3.objects import GATHER_SECONDS, S3Snapshot
 from shardfs.stores.s3.requests import Counts
-from shardfs.stores.s3.snapshot import S3Snapshot
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import LATENCY, get, on_mock_clock, pattern, reader_of
 
@@ -182,8 +181,52 @@ async def test_parallel_readers_in_order_take_no_more_requests_than_one() -> Non
 async def test_the_second_read_in_order_fetches_ahead_when_nothing_was_expected() -> None:
     fake, snapshot, etag = await opened(LARGE[:MIB])
     for i in range(4):
-        await snapshot.read(i * CHUNK, CHUNK)
+        await snapshot.read(i * CHUNK, CHUNK, (i * CHUNK, CHUNK))
     assert fake.take_log() == [get("k", 0, CHUNK, etag), get("k", CHUNK, MIB, etag)]
+
+
+@pytest.mark.parametrize("nbytes", [2 * CHUNK, MIB, 4 * MIB])
+@on_mock_clock
+async def test_a_chunk_that_is_read_in_pieces_is_one_request_and_no_byte_more(nbytes: int) -> None:
+    fake, snapshot, etag = await opened(LARGE)
+    place = (3 * MIB, nbytes)
+    for offset in range(*place[:1], place[0] + nbytes, CHUNK):
+        assert bytes(await snapshot.read(offset, CHUNK, place)) == LARGE[offset : offset + CHUNK]
+    assert fake.take_log() == [get("k", 3 * MIB, 3 * MIB + nbytes, etag)]
+
+
+@on_mock_clock
+async def test_pieces_of_a_chunk_that_are_wanted_at_once_or_out_of_order_are_one_request() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+    async with trio.open_nursery() as nursery:
+        for i in (3, 0, 2, 1):
+            nursery.start_soon(snapshot.read, MIB + i * CHUNK, CHUNK, (MIB, 4 * CHUNK))
+    await snapshot.read(9 * MIB + CHUNK, CHUNK, (9 * MIB, 2 * CHUNK))
+    await snapshot.read(9 * MIB, CHUNK, (9 * MIB, 2 * CHUNK))
+    assert fake.take_log() == [get("k", MIB, MIB + 4 * CHUNK, etag), get("k", 9 * MIB, 9 * MIB + 2 * CHUNK, etag)]
+
+
+@on_mock_clock
+async def test_a_second_chunk_in_order_fetches_ahead_and_an_index_before_a_chunk_does_not() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+    await snapshot.read(0, 1000)
+    for chunk in range(2):
+        for i in range(8):
+            await snapshot.read(1000 + chunk * MIB + i * CHUNK, CHUNK, (1000 + chunk * MIB, MIB))
+    first, second, third = fake.take_log()
+    assert [first, second] == [get("k", 0, 1000, etag), get("k", 1000, 1000 + MIB, etag)]
+    assert third.range is not None
+    start, stop = map(int, third.range.split("-"))
+    assert start == 1000 + MIB
+    assert WINDOW_NBYTES <= stop + 1 - start < 2 * WINDOW_NBYTES
+
+
+@on_mock_clock
+async def test_a_chunk_that_is_large_is_fetched_in_windows() -> None:
+    fake, snapshot, etag = await opened(LARGE)
+    for i in range(4):
+        await snapshot.read(MIB + i * CHUNK, CHUNK, (MIB, 20 * MIB))
+    assert fake.take_log() == [get("k", MIB, MIB + WINDOW_NBYTES, etag)]
 
 
 @on_mock_clock
@@ -354,18 +397,6 @@ async def test_a_read_elsewhere_does_not_end_reading_in_order() -> None:
 
 
 @on_mock_clock
-async def test_a_server_that_ignores_conditions_mixes_no_versions() -> None:
-    fake, snapshot, _ = await opened(SMALL)
-    fake.store("k", pattern(len(SMALL), seed=1))
-    honest = fake._get
-    fake._get = lambda key, part, _: honest(key, part, None)  # type: ignore[method-assign]
-    with pytest.raises(StaleError):
-        await snapshot.read(0, 100)
-    with pytest.raises(StaleError):
-        await trio.to_thread.run_sync(snapshot.read_blocking, 0, 100)
-
-
-@on_mock_clock
 async def test_snapshots_of_one_version_share_what_is_in_flight() -> None:
     fake = FakeS3(latency=LATENCY)
     etag = fake.store("k", LARGE).etag
@@ -385,8 +416,8 @@ async def test_nothing_is_kept_of_a_version_that_nobody_has_open() -> None:
     store = reader_of(fake)
     await (await store.open("k")).read(0, 10)
     gc.collect()
-    assert not store._versions
-    assert store._fetching.segments.nbytes == 0
+    assert not store.objects._versions
+    assert store.objects.memory.nbytes == 0
 
 
 def cache_in(directory: Path) -> DiskCache:
@@ -410,13 +441,13 @@ async def test_a_second_pass_over_an_object_comes_from_the_disk_alone(tmp_path: 
     ranges = [(start, min(start + 60_000, len(LARGE))) for start in range(0, len(LARGE), 60_000)]
     snapshot.expect(0, len(LARGE))
     for start, stop in ranges:
-        await snapshot.read(start, stop - start)
+        await snapshot.read(start, stop - start, (start, stop - start))
     fake.take_log()
     counts = Counts()
     again = await reader_of(fake, cache=DiskCache(str(tmp_path), 2**30, counts)).open("k")
     again.expect(0, len(LARGE))
     for start, stop in ranges:
-        assert bytes(await again.read(start, stop - start)) == LARGE[start:stop]
+        assert bytes(await again.read(start, stop - start, (start, stop - start))) == LARGE[start:stop]
     assert fake.take_log() == [Request("HeadObject", "k")]
     assert counts.cache_hits < len(ranges) / 10  # for what is read in order is taken from the disk ahead
 

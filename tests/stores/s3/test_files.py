@@ -24,10 +24,11 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Kind
 from shardfs.stores.kept_files import KeptFiles
-from shardfs.stores.s3 import moves
-from shardfs.stores.s3 import spools as spooling
+from shardfs.stores.s3 import files as spooling
+from shardfs.stores.s3 import store as stores
+from shardfs.stores.s3.files import SPOOLS
 from shardfs.stores.s3.requests import Properties
-from shardfs.stores.s3.store import SPOOLS, S3Store
+from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock
 from tests.support.s3_writing import PREFIX, changes, names, objects, put_file, store_of, text, writing
@@ -337,7 +338,7 @@ async def test_what_another_host_made_of_what_was_stored_without_a_reply_is_not_
     fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
     if is_large:
-        monkeypatch.setattr(moves, "COPIED_NBYTES", 3)
+        monkeypatch.setattr(stores, "COPIED_NBYTES", 3)
     store, cut = await writing(fake, tmp_path), _Cut(fake, monkeypatch)
     other = await writing(fake, tmp_path / "other")
     await put_file(store, "g", b"ours")
@@ -473,7 +474,7 @@ async def test_a_file_that_is_moved_keeps_its_properties(
     fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
     if is_large:
-        monkeypatch.setattr(moves, "COPIED_NBYTES", 3)
+        monkeypatch.setattr(stores, "COPIED_NBYTES", 3)
     properties = Properties({"ContentType": "text/x-notes"}, {"owner": "me"})
     fake.store(f"{PREFIX}/d/f", b"content", properties)
     store = await writing(fake, tmp_path)

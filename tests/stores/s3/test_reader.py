@@ -22,9 +22,8 @@ from shardfs.stores.base import Kind
 from shardfs.stores.ranges import WINDOW_NBYTES
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.location import Location, S3Options
-from shardfs.stores.s3.reader import S3Reader
 from shardfs.stores.s3.requests import Counts, ObjectStat, Properties
-from shardfs.stores.s3.succession import Succession
+from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import LATENCY, TTL, get, lists, on_mock_clock, pattern, reader_of
 from tests.support.s3_server import Bucket, credentials, ministack
@@ -33,9 +32,10 @@ MIB = 2**20
 OLD = pattern(1000)
 NEW = pattern(1000, seed=1)
 HEAD = Request("HeadObject", "k")
+PLAIN = Properties()
 
 
-def stored(data: bytes = OLD, key: str = "k", **options: object) -> tuple[FakeS3, S3Reader, ObjectStat]:
+def stored(data: bytes = OLD, key: str = "k", **options: object) -> tuple[FakeS3, S3Store, ObjectStat]:
     fake = FakeS3(latency=LATENCY)
     stat = fake.store(key, data)
     return fake, reader_of(fake, **options), stat
@@ -290,8 +290,7 @@ async def test_what_our_own_changes_kept_is_read_on_from_the_new_version() -> No
     versions = [first]
     for i in range(3):
         new = fake.store("k", OLD[: 900 - 100 * i] + NEW)
-        store.followed("k", versions[-1].etag, new, 900 - 100 * i)
-        store.note("k", new)
+        store.objects.changed("k", versions[-1], new, PLAIN, 900 - 100 * i)
         versions.append(new)
     fake.take_log()
     assert bytes(await snapshot.read(600, 100)) == OLD[600:700]
@@ -309,7 +308,7 @@ async def test_what_our_own_changes_kept_is_read_on_from_the_new_version() -> No
 async def test_what_a_version_has_in_memory_outlasts_our_own_change_of_it() -> None:
     fake, store, first = stored()
     snapshot = await store.open("k", tail_nbytes=100)
-    store.followed("k", first.etag, fake.store("k", NEW), 0)
+    store.objects.changed("k", first, fake.store("k", NEW), PLAIN, 0)
     assert bytes(await snapshot.read(900, 100)) == OLD[900:]
     with pytest.raises(StaleError):
         await snapshot.read(899, 10)
@@ -321,11 +320,10 @@ async def test_a_reader_that_finds_our_own_change_waits_until_it_is_known() -> N
     snapshot = await store.open("k")
 
     async def change() -> None:
-        with store.changing("k"):
+        with store.objects.changing("k"):
             new = fake.store("k", OLD + NEW)
             await trio.sleep(5 * LATENCY)  # until the reply came
-            store.note("k", new)
-            store.followed("k", first.etag, new, 1000)
+            store.objects.changed("k", first, new, PLAIN, 1000)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(change)
@@ -340,7 +338,7 @@ async def test_a_reader_that_waits_for_a_change_that_was_not_ours_is_stale() -> 
     fake.store("k", NEW)
 
     async def fail() -> None:
-        with store.changing("k"):
+        with store.objects.changing("k"):
             await trio.sleep(5 * LATENCY)
 
     async with trio.open_nursery() as nursery:
@@ -350,17 +348,18 @@ async def test_a_reader_that_waits_for_a_change_that_was_not_ours_is_stale() -> 
             await snapshot.read(0, 1000)
 
 
-def test_the_versions_that_followed_each_other_are_bounded_and_may_come_back() -> None:
+def test_redirects_are_bounded_and_a_version_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardfs.stores.s3.objects._MAX_REDIRECTS", 2)
     a, b, c = (ObjectStat(10, f'"{name}"', 0) for name in "abc")
-    succession = Succession(max_steps=2)
-    succession.add("k", a.etag, b, 5)
-    succession.add("k", b.etag, a, 4)
-    assert succession.latest("k", a).stat == a
-    assert succession.latest("k", b) == (a, 4)
-    succession.add("k", a.etag, c, 3)
-    assert succession.latest("k", b) == (c, 3)
-    succession.add("other", a.etag, b, 5)
-    assert succession.latest("k", b).stat == b
+    objects = reader_of(FakeS3(), clock=lambda: 0.0).objects
+    objects.changed("k", a, b, PLAIN, 5)
+    objects.changed("k", b, a, PLAIN, 4)
+    assert objects.latest("k", a) == (a, 10)
+    assert objects.latest("k", b) == (a, 4)
+    objects.changed("k", a, c, PLAIN, 3)
+    assert objects.latest("k", b) == (c, 3)
+    objects.changed("other", a, b, PLAIN, 5)
+    assert objects.latest("k", b) == (b, 10)
 
 
 @on_mock_clock
@@ -370,13 +369,13 @@ async def test_our_own_change_is_believed_whatever_an_older_reply_says() -> None
 
     async def change() -> None:
         await trio.sleep(LATENCY / 2)
-        store.note("k", new)
+        store.heads.changed("k", new)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(change)
         await store.open("k")
     assert (await store.stat("k")).size == 2000
-    store.note("k", None)
+    store.heads.changed("k", None)
     with pytest.raises(NotFoundError):
         await store.stat("k")
     assert await store.is_absent("k")
@@ -388,15 +387,15 @@ async def test_properties_are_asked_for_once_for_a_version() -> None:
     properties = Properties({"ContentType": "x/y"}, {"a": "b"})
     first = fake.store("k", OLD, properties)
     store = reader_of(fake)
-    assert await store.properties("k", first.etag) == properties
-    assert await store.properties("k", first.etag) == properties
+    assert await store.heads.properties("k", first.etag) == properties
+    assert await store.heads.properties("k", first.etag) == properties
     assert fake.take_log() == [HEAD]
     second = fake.store("k", NEW)
-    store.note("k", second, Properties({"ContentType": "z"}))
-    assert await store.properties("k", second.etag) == Properties({"ContentType": "z"})
+    store.heads.changed("k", second, Properties({"ContentType": "z"}))
+    assert await store.heads.properties("k", second.etag) == Properties({"ContentType": "z"})
     assert fake.take_log() == []
     with pytest.raises(ConflictError):
-        await store.properties("k", first.etag)
+        await store.heads.properties("k", first.etag)
 
 
 @on_mock_clock
@@ -442,7 +441,7 @@ def test_a_source_on_a_server_is_read_with_the_same_requests(monkeypatch: pytest
     async def read(bucket: Bucket) -> dict[str, int]:
         counts = Counts()
         client = S3Client(bucket.name, S3Options(endpoint_url=bucket.endpoint_url), counts)
-        store = S3Reader(client, Location(bucket.name, "d"), counts)
+        store = S3Store(client, Location(bucket.name, "d"), counts)
         await store.check()
         assert sorted(entry.name for entry in await store.list("")) == ["a b%20é", "c", "empty"]
         assert (await store.stat("c")).kind is Kind.DIRECTORY

@@ -26,8 +26,8 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.stores.base import Expected, Kind, Splice, Store
+from shardfs.stores.s3.files import SPOOLS
 from shardfs.stores.s3.requests import Condition, Properties
-from shardfs.stores.s3.store import SPOOLS
 from tests.stores.splices import content
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock

@@ -204,7 +204,7 @@ def test_nothing_is_begun_that_cannot_be_remembered(s3_bucket: Bucket, here: Hos
         def sync(self, fd: int) -> None:
             raise OSError(28, "No space left on device")
 
-    uploads = Uploads(str(here.directory / "uploads"), here.writing.location, here.counts, FullDisk())
+    uploads = Uploads(str(here.directory / "uploads"), here.writing.objects.location, here.counts, FullDisk())
 
     async def main() -> None:
         with pytest.raises(NoSpaceError):

@@ -9,11 +9,10 @@ import trio
 
 from shardfs.errors import NotADirectoryHereError, NotFoundError, StoreError
 from shardfs.stores.base import Entry, Kind
-from shardfs.stores.s3.listing import Listings
+from shardfs.stores.s3.heads import Heads
 from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.reader import S3Reader
 from shardfs.stores.s3.requests import ObjectStat
-from shardfs.stores.s3.seen import Known
+from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import LATENCY, TTL, lists, on_mock_clock, reader_of
 
@@ -27,7 +26,7 @@ def bucket(*keys: str, **options: int) -> FakeS3:
     return fake
 
 
-async def names(store: S3Reader, key: str) -> list[Entry]:
+async def names(store: S3Store, key: str) -> list[Entry]:
     return sorted(await store.list(key))
 
 
@@ -235,9 +234,9 @@ async def test_our_own_changes_correct_what_was_listed() -> None:
     await store.list("")
     await store.list("a")
     fake.take_log()
-    store.note("a/x", None)
-    store.note("a/new", ObjectStat(7, '"e"', 1))
-    store.note("b/c/d", ObjectStat(8, '"f"', 1))
+    store.heads.changed("a/x", None)
+    store.heads.changed("a/new", ObjectStat(7, '"e"', 1))
+    store.heads.changed("b/c/d", ObjectStat(8, '"f"', 1))
     assert await names(store, "a") == [Entry("new", FILE), Entry("y", FILE)]
     assert await names(store, "") == [Entry("a", DIRECTORY), Entry("b", DIRECTORY)]
     assert (await store.stat("b/c")).kind is DIRECTORY
@@ -253,11 +252,11 @@ async def test_a_directory_goes_with_the_last_name_in_it_unless_an_object_stands
     for key in ("", "a", "a/b", "m"):
         await store.list(key)
     fake.take_log()
-    store.note("a/b/x", None)
-    store.note("m/x", None)
+    store.heads.changed("a/b/x", None)
+    store.heads.changed("m/x", None)
     assert await names(store, "") == [Entry("m", DIRECTORY)]
-    store.note_directory("m", exists=False)
-    store.note_directory("n", exists=True)
+    store.heads.marker_changed("m", exists=False)
+    store.heads.marker_changed("n", exists=True)
     assert await names(store, "") == [Entry("n", DIRECTORY)]
     assert fake.take_log() == []
 
@@ -269,8 +268,8 @@ async def test_our_own_change_while_a_listing_is_on_its_way_is_not_lost() -> Non
 
     async def change() -> None:
         await trio.sleep(1.5 * LATENCY)
-        store.note("a", None)
-        store.note("new", ObjectStat(7, '"e"', 1))
+        store.heads.changed("a", None)
+        store.heads.changed("new", ObjectStat(7, '"e"', 1))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(change)
@@ -281,16 +280,16 @@ async def test_our_own_change_while_a_listing_is_on_its_way_is_not_lost() -> Non
 @on_mock_clock
 async def test_the_names_that_are_kept_are_bounded() -> None:
     fake = bucket(*(f"{directory}/{i}" for directory in "abc" for i in range(4)))
-    listings = Listings(fake.client, Location("bucket", ""), ttl=TTL, clock=trio.current_time, max_names=8)
+    heads = Heads(fake.client, Location("bucket", ""), ttl=TTL, clock=trio.current_time, max_names=8)
     for key in "abac":
-        await listings.list(key)
-    assert [key for key in "abc" if listings.find(key)] == ["a", "c"]
-    listings.put("a", "new", Known(ObjectStat(1, '"e"', 1), False))
-    assert len(await names_of(listings, "a")) == 5
-
-
-async def names_of(listings: Listings, key: str) -> list[str]:
-    return sorted((await listings.list(key)).names)
+        await heads.list(key)
+    heads.changed("a/new", ObjectStat(1, '"e"', 1))
+    fake.take_log()
+    assert sorted((await heads.list("a")).names) == ["0", "1", "2", "3", "new"]
+    await heads.list("c")
+    assert fake.take_log() == []
+    await heads.list("b")
+    assert fake.take_log() == lists("b/")
 
 
 @on_mock_clock

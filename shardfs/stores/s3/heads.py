@@ -1,0 +1,579 @@
+"""What the keys of a source are: one cache, with one TTL, that our own changes correct.
+
+`Heads` owns it.  A key has a record (what requests for that key alone have told), and a directory a listing (what LIST
+has told of all names in it); the later of the two counts.  `forget` is what invalidates them.  Bounds: `_MAX_KEYS`
+records and `_MAX_NAMES` names in listings, those used least are dropped first.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, printable
+from shardfs.stores.base import join_key
+from shardfs.stores.s3.client import S3Client
+from shardfs.stores.s3.location import DOCUMENT, Location
+from shardfs.stores.s3.requests import Fetched, ListPage, ObjectStat, Properties, Range
+from shardfs.stores.ttl import within_ttl
+
+log = logging.getLogger(__name__)
+
+_MAX_KEYS: Final = 100_000
+_MAX_NAMES: Final = 1_000_000
+_LOOKUP_LIMIT: Final = 10  # names that may sort between an object and what lies below it: few
+_NEVER: Final = float("-inf")
+_NO_NAMES: Final[AbstractSet[str]] = frozenset()
+
+
+class Head(NamedTuple):
+    """What a key is: the object of that name, None if there is none, and whether keys lie below it.
+
+    *is_directory* is None if that is not known: only a listing tells.
+    """
+
+    stat: ObjectStat | None
+    is_directory: bool | None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what the key stands for."""
+        return self.stat is not None or self.is_directory is not None
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the key certainly stands for nothing."""
+        return self.stat is None and self.is_directory is False
+
+
+_UNKNOWN: Final = Head(None, None)
+_GONE: Final = Head(None, False)
+_DIRECTORY: Final = Head(None, True)
+
+
+class Shown(NamedTuple):
+    """The version of a file that programs were given last; None: that there is no file."""
+
+    state: ObjectStat | None
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known of one key.
+
+    The *head* was seen at *time*; *properties* are those of the version with their ETag.  *changed* is what
+    `Heads.serial` was after our last change of the key.  *doubtful* are the commit ids of changes of which nobody knows
+    whether they were made.  Of a directory: when a name in it was *asked* for, and whether its listing *is_long*.
+    """
+
+    head: Head = _UNKNOWN
+    time: float = _NEVER
+    changed: int = 0
+    properties: tuple[str, Properties] | None = None
+    shown: Shown | None = None
+    doubtful: frozenset[str] = frozenset()
+    asked: float = _NEVER
+    is_long: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Listing:
+    """All names in a directory, each with the state of its object; None stands for a directory.
+
+    *has_marker*: an object stands for the directory itself, so that it may be empty.  *has_hidden*: there are names
+    that no file system can show.  The pages were asked for from *started* on, the last came at *time*.  What is
+    *doubtful* was forgotten since.
+
+    While pages are missing, *users* wait for it: who has the lock fetches the next one.  *changes* were made meanwhile.
+    """
+
+    started: float
+    names: dict[str, ObjectStat | None] = field(default_factory=dict)
+    has_marker: bool = False
+    has_hidden: bool = False
+    time: float = _NEVER
+    doubtful: set[str] = field(default_factory=set)
+    is_complete: bool = False
+    token: str | None = None
+    npages: int = 0
+    users: int = 0
+    changes: dict[str, Head] = field(default_factory=dict)
+    lock: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no such directory."""
+        return not (self.names or self.has_marker or self.has_hidden)
+
+    def find(self, name: str) -> Head | None:
+        """Return what *name* is; None if that is doubtful."""
+        if name in self.doubtful:
+            return None
+        if name not in self.names:
+            return _GONE
+        stat = self.names[name]
+        return Head(stat, stat is None)
+
+    def put(self, name: str, head: Head) -> None:
+        """Correct what is said of *name*."""
+        self.doubtful.discard(name)
+        if head.is_directory or head.stat is not None:
+            self.names[name] = None if head.is_directory else head.stat
+        else:
+            self.names.pop(name, None)
+
+
+class Directories:
+    """Directories in which nothing is stored: a bucket has none, so this mount alone knows them, until it ends.
+
+    A tree by key; above each directory all are in it.  The source itself is always there.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, set[str]] = {}
+
+    def has(self, key: str) -> bool:
+        """Whether the directory *key* is known here."""
+        parent, name = split(key)
+        return name in self._names.get(parent, _NO_NAMES)
+
+    def children(self, key: str) -> AbstractSet[str]:
+        """Return the names of the directories in *key* that are known here."""
+        return self._names.get(key, _NO_NAMES)
+
+    def add(self, key: str) -> None:
+        """Know a directory, and all above it."""
+        while key and not self.has(key):
+            parent, name = split(key)
+            self._names.setdefault(parent, set()).add(name)
+            key = parent
+
+    def remove(self, key: str) -> None:
+        """Forget a directory with all below it; those above it stay."""
+        for name in list(self.children(key)):
+            self.remove(join_key(key, name))
+        parent, name = split(key)
+        names = self._names.get(parent, set())
+        names.discard(name)
+        if not names:
+            self._names.pop(parent, None)
+
+    def settle(self, key: str) -> None:
+        """Forget a directory in which something is stored now, and those above it, which it stands for."""
+        while key and not self.children(key):
+            self.remove(key)
+            key = split(key)[0]
+
+    def move(self, key: str, to: str) -> None:
+        """Give a directory, with all below it, the name *to*."""
+        self.add(to)
+        for name in list(self.children(key)):
+            self.move(join_key(key, name), join_key(to, name))
+        self.remove(key)
+
+
+class Heads:
+    """What the keys below *location* are, trusted for *ttl* seconds.
+
+    A reply that was under way while we changed its key says nothing: *serial* counts our changes.  If
+    *keeps_properties*, what is fetched comes with its properties: a change then needs no request for them.
+    """
+
+    def __init__(
+        self,
+        client: S3Client,
+        location: Location,
+        *,
+        ttl: float,
+        clock: Callable[[], float] = time.monotonic,
+        max_keys: int = _MAX_KEYS,
+        max_names: int = _MAX_NAMES,
+    ) -> None:
+        self._client = client
+        self._location = location
+        self._ttl = ttl
+        self._clock = clock
+        self._max_keys = max_keys
+        self._max_names = max_names
+        self._records: OrderedDict[str, _Record] = OrderedDict()
+        self._listings: OrderedDict[str, Listing] = OrderedDict()
+        self._walks: dict[str, Listing] = {}
+        self._nnames = 0
+        self._has_hidden = False
+        self.serial = 0
+        self.keeps_properties = False
+        self.directories = Directories()
+        self.can_list = True
+        """Whether listing is allowed; else objects are looked up by themselves, and directories by their document."""
+
+    def find(self, key: str) -> Head | None:
+        """Return what *key* is, without a request; None if that is not known."""
+        return _DIRECTORY if self.directories.has(key) else self.find_stored(key)
+
+    async def known(self, key: str) -> Head:
+        """Return what *key* is, with a request if it is not known."""
+        return _DIRECTORY if self.directories.has(key) else await self.stored(key)
+
+    def find_stored(self, key: str) -> Head | None:
+        """Return what *key* is in the bucket, also by what is known of the directories above; None if unknown."""
+        found = self._find(key)
+        if found is None:
+            above = map(self._find, _ancestors(key))
+            if any(head is not None and head.is_directory is False for head in above):
+                return _GONE
+        return found
+
+    async def stored(self, key: str) -> Head:
+        """Return what *key* is in the bucket, with a request if that is not known."""
+        found = self.find_stored(key)
+        if found is None or not found.is_settled:
+            await self._glance(split(key)[0])
+            found = self.find_stored(key)
+        if found is not None and found.is_settled:
+            return found
+        now, serial = self._clock(), self.serial
+        answer = await self._look_up(key)
+        self._note(key, answer, now, serial)
+        return self.find_stored(key) or answer
+
+    async def head(self, key: str) -> ObjectStat:
+        """Return the state of the object *key*, by one request; raises `NotFoundError`."""
+
+        async def ask() -> Fetched:
+            stat, properties = await self._client.head(self._location.object_key(key))
+            return Fetched(stat, 0, memoryview(b""), properties)
+
+        return (await self._ask(key, ask)).stat
+
+    async def get(self, key: str, part: Range) -> Fetched:
+        """Return a range of the object *key* and its state, by one request; raises `NotFoundError`."""
+        full, with_properties = self._location.object_key(key), self.keeps_properties
+        return await self._ask(key, lambda: self._client.get(full, part, with_properties=with_properties))
+
+    async def is_version(self, key: str, etag: str) -> bool:
+        """Whether *key* has the version *etag*; takes a request if that is not known."""
+        known = self.find(key)
+        try:
+            stat = await self.head(key) if known is None else known.stat
+        except NotFoundError:
+            return False
+        return stat is not None and stat.etag == etag
+
+    async def properties(self, key: str, etag: str) -> Properties:
+        """Return the properties of the version *etag* of *key*; raises `ConflictError` if it has another one.
+
+        Takes no request if they came with that version.
+        """
+        record = self._records.get(key)
+        if record is not None and record.properties is not None and record.properties[0] == etag:
+            return record.properties[1]
+        if (await self.head(key)).etag != etag:
+            raise ConflictError(f"{key} was replaced")
+        return await self.properties(key, etag)
+
+    async def list(self, key: str) -> Listing:
+        """Return the names in the directory *key*, fetched once for all who ask meanwhile."""
+        listing = self._listing(key)
+        return listing if listing is not None and not listing.doubtful else await self._walk(key)
+
+    def forget(self, key: str) -> None:
+        """Trust nothing that is known of *key*, nor that nothing is above it; may be called in any thread."""
+        self._doubt(key)
+        listing = self._listings.get(key)
+        if listing is not None:
+            listing.started = listing.time = _NEVER
+        for above in _ancestors(key):  # else *key* is taken for absent again, for there is no directory for it
+            known = self._find(above)
+            if known is not None and known.is_directory is False:
+                self._doubt(above)
+
+    def changed(self, key: str, stat: ObjectStat | None, properties: Properties | None = None) -> None:
+        """Note that our own change gave the object *key* the state *stat*, or removed it."""
+        before = self._find(key)
+        self._put(key, Head(stat, before is not None and before.is_directory is True))
+        self._records[key].properties = None if stat is None or properties is None else (stat.etag, properties)
+        self._changed_above(key, exists=stat is not None)
+
+    def marker_changed(self, key: str, *, exists: bool) -> None:
+        """Note that our own change made the object that stands for the directory *key* itself, or removed it."""
+        listing = self._listing(key)
+        if listing is not None:
+            listing.has_marker = exists
+        if exists or (listing is not None and listing.is_missing):
+            self._put(key, _DIRECTORY if exists else _GONE)
+            self._changed_above(key, exists=exists)
+        elif listing is None:
+            self.forget(key)
+
+    def shown(self, key: str) -> Shown | None:
+        """Return what programs were shown of the file *key*: what they write next must replace that; None if unknown.
+
+        A lookup or a listing shows no content, and does not count: whoever writes what it made of an earlier version
+        would replace what it has not seen.  One mount cannot tell its programs apart: what one was shown, all were.
+        """
+        record = self._records.get(key)
+        return record.shown if record is not None else None
+
+    def note_shown(self, key: str, state: ObjectStat | None, *, since: int | None = None) -> None:
+        """Note that *state* was shown, unless this mount changed *key* after `serial` was *since*."""
+        record = self._record(key)
+        if since is None or record.changed <= since:
+            record.shown = Shown(state)
+
+    def note_replaced(self, key: str, old: ObjectStat | None, new: ObjectStat | None) -> None:
+        """Note that this mount replaced *old* by *new*: who was shown that one knows of the change, or made it."""
+        shown = self.shown(key)
+        if shown is None or _etag(shown.state) == _etag(old):
+            self.note_shown(key, new)
+
+    def doubtful(self, key: str) -> frozenset[str]:
+        """Return the commit ids of our changes of *key* that may have been made, or not."""
+        record = self._records.get(key)
+        return record.doubtful if record is not None else frozenset()
+
+    def note_doubtful(self, key: str, commit_id: str | None) -> None:
+        """Note that a change may have been made, or not; None: that a later one was made, so that no earlier can be."""
+        self._record(key).doubtful = frozenset() if commit_id is None else self.doubtful(key) | {commit_id}
+
+    def _find(self, key: str) -> Head | None:
+        """Return what *key* is in the bucket, as far as its record and listings tell."""
+        if not key:
+            return _DIRECTORY
+        if not is_shown(key):
+            return _GONE
+        parent, name = split(key)
+        listing = self._listing(parent)
+        listed = listing.find(name) if listing is not None else None
+        record = self._records.get(key)
+        found = listed
+        if record is not None and within_ttl(record.time, self._clock(), self._ttl):
+            self._touch(self._records, key)
+            if listing is None or listed is None or record.time >= listing.started:
+                found = record.head
+        if found is not None and found.is_directory is None and listed is not None:
+            found = found._replace(is_directory=listed.is_directory)
+        if found is None or found.is_directory is None:
+            own = self._listing(key)
+            if own is not None and not own.is_missing:
+                return _DIRECTORY
+        return found
+
+    def _record(self, key: str) -> _Record:
+        """Return the record of *key*, an empty one if there is none; the one used least may go for it."""
+        record = self._records.setdefault(key, _Record())
+        self._records.move_to_end(key)
+        if len(self._records) > self._max_keys:
+            self._records.popitem(last=False)
+        return record
+
+    async def _ask(self, key: str, ask: Callable[[], Awaitable[Fetched]]) -> Fetched:
+        """Make a request for the object *key*, and note what it tells."""
+        now, serial = self._clock(), self.serial
+        try:
+            reply = await ask()
+        except NotFoundError:
+            self._note(key, _UNKNOWN, now, serial)
+            raise not_found(key) from None
+        self._note(key, Head(reply.stat, None), now, serial)
+        if reply.properties is not None:
+            self._record(key).properties = (reply.stat.etag, reply.properties)
+        return reply
+
+    def _note(self, key: str, head: Head, time: float, serial: int) -> None:
+        """Note what the store said of *key* in reply to a request of that *time*, when `serial` was what it was."""
+        record = self._record(key)
+        if record.changed > serial:
+            return
+        if head.is_directory is None and within_ttl(record.time, self._clock(), self._ttl):
+            head = head._replace(is_directory=record.head.is_directory)
+        record.head, record.time = head, time
+
+    def _put(self, key: str, head: Head) -> None:
+        """Note what our own change made of *key*, also in listings that are there or on their way."""
+        self.serial += 1
+        record = self._record(key)
+        record.head, record.time, record.changed = head, self._clock(), self.serial
+        parent, name = split(key)
+        listing = self._listings.get(parent)
+        if listing is not None:
+            self._nnames -= len(listing.names)
+            listing.put(name, head)
+            self._nnames += len(listing.names)
+        if parent in self._walks:
+            self._walks[parent].changes[name] = head
+
+    def _changed_above(self, key: str, *, exists: bool) -> None:
+        """Note what *key*, which our change made or removed, means for the directories above it, as far as is known."""
+        for above in _ancestors(key):
+            listing = self._listing(above)
+            if exists:
+                self._put(above, _DIRECTORY)
+            elif listing is None:
+                self.forget(above)
+            elif listing.is_missing:
+                self._put(above, _GONE)
+            else:
+                break
+
+    def _doubt(self, key: str) -> None:
+        record, (parent, name) = self._records.get(key), split(key)
+        if record is not None:
+            record.time = _NEVER
+        listing = self._listings.get(parent)
+        if listing is not None:
+            listing.doubtful.add(name)
+
+    def _listing(self, key: str) -> Listing | None:
+        """Return the complete listing of the directory *key* that is within its TTL; None if there is none."""
+        listing = self._listings.get(key)
+        if listing is None:
+            return None
+        now = self._clock()
+        if now - listing.time >= self._ttl and not within_ttl(listing.started, now, self._ttl):
+            return None
+        self._touch(self._listings, key)
+        return listing
+
+    def _touch(self, cache: OrderedDict[str, Any], key: str) -> None:
+        with suppress(KeyError):  # `forget` runs in any thread, while another may drop it
+            cache.move_to_end(key)
+
+    async def _glance(self, key: str) -> None:
+        """Fetch the listing of the directory *key* if it has one page, and names in it are asked for repeatedly.
+
+        Programs that write files beside others and rename them ask for a new name each time.
+        """
+        if self._listing(key) is not None or not self.can_list:
+            return
+        record, now = self._record(key), self._clock()
+        if now - record.asked >= self._ttl:
+            record.asked, record.is_long = now, False
+        elif not record.is_long:
+            record.is_long = not (await self._walk(key, max_pages=1)).is_complete
+
+    async def _look_up(self, key: str) -> Head:
+        """Return what *key* is, asking the store for this key alone."""
+        full = self._location.object_key(key)
+        if not self.can_list:
+            return await self._look_up_unlisted(full)
+        below = full + "/"
+        stat: ObjectStat | None = None
+        token: str | None = None
+        while True:
+            page = await self._client.list_page(full, token=token, limit=_LOOKUP_LIMIT)
+            objects = dict(page.objects)
+            stat = objects.get(full, stat)
+            if below in page.prefixes:
+                return Head(stat, True)
+            last = max((name.encode() for name in [*page.prefixes, *objects]), default=b"")
+            token = page.token
+            if token is None or last > below.encode():
+                return Head(stat, False)
+
+    async def _look_up_unlisted(self, full: str) -> Head:
+        """Return what a key is where listing is not allowed: a directory is one with a document.
+
+        S3 does not say then that there is no object: it refuses.  Some servers do say it, but not whether others lie
+        below.  Either way the name is refused, as chunks must not be taken for absent, but for names that programs try
+        everywhere, and that no chunk has.
+        """
+        refusal = AccessDeniedError(f"{full} may be a directory, which cannot be told without permission to list")
+        for name, known in ((f"{full}/{DOCUMENT}", _DIRECTORY), (full, None)):
+            try:
+                stat, _ = await self._client.head(name)
+            except NotFoundError:
+                continue
+            except AccessDeniedError as error:
+                refusal = error
+            else:
+                return known or Head(stat, False)
+        last = split(full)[1]
+        if last != DOCUMENT and not last.startswith("."):
+            raise refusal
+        return _UNKNOWN
+
+    async def _walk(self, key: str, *, max_pages: int | None = None) -> Listing:
+        listing = self._walks.setdefault(key, Listing(self._clock()))
+        listing.users += 1
+        try:
+            async with listing.lock:
+                while not listing.is_complete and (max_pages is None or listing.npages < max_pages):
+                    prefix = self._location.directory_prefix(key)
+                    page = await self._client.list_page(prefix, token=listing.token)
+                    self._add_page(listing, prefix, page)
+                    if page.token is None:
+                        self._complete(key, listing)
+        finally:
+            listing.users -= 1
+            if self._walks.get(key) is listing and (listing.is_complete or not listing.users):
+                del self._walks[key]
+        return listing
+
+    def _add_page(self, listing: Listing, prefix: str, page: ListPage) -> None:
+        found = [(full, full[len(prefix) :], stat) for full, stat in page.objects]  # others may lie below them
+        for full, name, stat in [*found, *((full, full[len(prefix) : -1], None) for full in page.prefixes)]:
+            if _is_name(name):
+                listing.names[name] = stat
+            elif full == prefix and stat is not None:
+                listing.has_marker = True
+            else:
+                listing.has_hidden = True
+                if not self._has_hidden:
+                    self._has_hidden = True
+                    where = f"s3://{self._location.bucket}/{printable(full)}"
+                    log.warning("objects that no file system can show are hidden, as %s", where)
+        listing.token = page.token
+        listing.npages += 1
+
+    def _complete(self, key: str, listing: Listing) -> None:
+        for name, head in listing.changes.items():
+            listing.put(name, head)
+        listing.time = self._clock()
+        listing.is_complete = True
+        self._drop(key)
+        self._listings[key] = listing
+        self._nnames += len(listing.names)
+        while self._nnames > self._max_names and len(self._listings) > 1:
+            self._drop(next(iter(self._listings)))
+
+    def _drop(self, key: str) -> None:
+        listing = self._listings.pop(key, None)
+        if listing is not None:
+            self._nnames -= len(listing.names)
+
+
+def split(key: str) -> tuple[str, str]:
+    """Return the directory of a key, and its name there."""
+    parent, _, name = key.rpartition("/")
+    return parent, name
+
+
+def not_found(key: str) -> NotFoundError:
+    """Return the error that *key* stands for nothing."""
+    return NotFoundError(f"{key} does not exist")
+
+
+def is_shown(key: str) -> bool:
+    """Whether a file system can show *key*."""
+    return not key or all(map(_is_name, key.split("/")))
+
+
+def _is_name(name: str) -> bool:
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
+def _ancestors(key: str) -> Iterator[str]:
+    """Yield the directories above *key*, the nearest first, without the source itself."""
+    while "/" in key:
+        key = key.rpartition("/")[0]
+        yield key
+
+
+def _etag(state: ObjectStat | None) -> str | None:
+    return state.etag if state is not None else None

@@ -1,0 +1,636 @@
+"""Bytes of objects: few requests for many readers, and each byte once.
+
+What is wanted is looked for in memory, among the ranges in flight, and on the local disk.  Those who miss something at
+about the same time, or while all connections are busy, make one plan of it.  No task works for itself: of the readers
+that wait for a range in flight, one makes the request, and another takes over if that one is cancelled.
+"""
+
+import copy
+import mmap
+import os
+import stat as modes
+import tempfile
+import time
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
+
+import trio
+
+from shardfs.errors import ConflictError, IsADirectoryHereError, NotFoundError, ShardfsError, StaleError, StoreError
+from shardfs.stores.base import Address, Buffer, Kind, Stat
+from shardfs.stores.disk_cache import DiskCache
+from shardfs.stores.ranges import WINDOW_NBYTES, Reads, Span, merge, window
+from shardfs.stores.s3.client import S3Client
+from shardfs.stores.s3.heads import Heads, not_found
+from shardfs.stores.s3.location import Location
+from shardfs.stores.s3.requests import ObjectStat, Properties, Range
+
+GATHER_SECONDS: Final = 0.001
+"""For how long a reader waits for others that want something near; a small part of what a request takes."""
+
+MEMORY_NBYTES: Final = 128 * 2**20
+
+_MAX_EXPECTED: Final = 64
+_MAX_REDIRECTS: Final = 10_000
+_CACHE_THREADS: Final = 8
+_AHEAD_NBYTES: Final = 2**20
+"""What is read from the disk at most beyond what is wanted, of what is read in order: one thread for many reads."""
+
+_AHEAD_PIECES: Final = 4
+"""How many of these are held: few, for they are quickly read again, and memory that was used before is faster."""
+
+_DOWNLOAD_NBYTES: Final = 16 * 2**20
+
+_VersionId = tuple[str, str]
+"""Name and ETag of an object."""
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """*data* from *start* on of *version*."""
+
+    version: _VersionId
+    start: int
+    data: memoryview
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.data.nbytes
+
+
+@dataclass(slots=True, eq=False)
+class _Memory:
+    """Ranges of versions of objects, those used last, up to *max_nbytes* and the one that was added last.
+
+    A version is whatever names it.  Ranges of one version do not overlap but in passing.  What was read stays, too: who
+    reads the same object in order a little later finds it.
+    """
+
+    max_nbytes: int
+    nbytes: int = 0
+    _by_use: OrderedDict[_Segment, None] = field(default_factory=OrderedDict)
+    _by_version: dict[_VersionId, list[_Segment]] = field(default_factory=dict)
+
+    def add(self, version: _VersionId, start: int, data: memoryview) -> None:
+        """Keep *data*, and let go what is too much."""
+        if not data.nbytes:
+            return
+        segments = self._by_version.setdefault(version, [])
+        for held in [held for held in segments if start <= held.start and held.stop <= start + data.nbytes]:
+            self._drop(held)
+        segment = _Segment(version, start, data)
+        self._by_version.setdefault(version, []).append(segment)
+        self._by_use[segment] = None
+        self.nbytes += data.nbytes
+        while self.nbytes > self.max_nbytes and len(self._by_use) > 1:
+            self._drop(next(iter(self._by_use)))
+
+    def read(self, version: _VersionId, start: int, stop: int) -> memoryview | None:
+        """Return bytes from *start* on, up to *stop*, as far as one range has them; None if none has the first."""
+        for segment in self._by_version.get(version, ()):
+            if segment.start <= start < segment.stop:
+                self._by_use.move_to_end(segment)
+                return segment.data[start - segment.start : stop - segment.start]
+        return None
+
+    def next_start(self, version: _VersionId, position: int) -> int | None:
+        """Return where the first range behind *position* begins."""
+        starts = [segment.start for segment in self._by_version.get(version, ()) if segment.start > position]
+        return min(starts, default=None)
+
+    def overlaps(self, version: _VersionId, start: int, stop: int) -> bool:
+        """Whether any byte from *start* to before *stop* is there."""
+        return any(held.start < stop and start < held.stop for held in self._by_version.get(version, ()))
+
+    def holds(self, version: _VersionId, start: int, stop: int) -> bool:
+        """Whether all bytes from *start* to before *stop* are in one range, or there are none to be."""
+        segments = self._by_version.get(version, ())
+        return start >= stop or any(held.start <= start and stop <= held.stop for held in segments)
+
+    def _drop(self, segment: _Segment) -> None:
+        del self._by_use[segment]
+        self.nbytes -= segment.data.nbytes
+        segments = self._by_version[segment.version]
+        segments.remove(segment)
+        if not segments:
+            del self._by_version[segment.version]
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """One range that is fetched; *users* wait for it.  Who has the lock makes the request.
+
+    If *is_ahead*, there is more than its users want now, and it stays in memory.
+    """
+
+    span: Span
+    is_ahead: bool
+    users: int
+    lock: trio.Lock = field(default_factory=trio.Lock)
+    data: memoryview | None = None
+    error: ShardfsError | None = None
+
+    def view(self, start: int, stop: int) -> memoryview:
+        """Return what was fetched from *start* on, up to *stop*."""
+        assert self.data is not None
+        return self.data[start - self.span.start : stop - self.span.start]
+
+
+@dataclass(slots=True, eq=False)
+class _Gathering:
+    """What readers miss, until one plan is made of all of it."""
+
+    spans: list[Span] = field(default_factory=list)
+    ahead: list[Span] = field(default_factory=list)
+    departed: trio.Event = field(default_factory=trio.Event)
+    flights: list[_Flight] = field(default_factory=list)
+
+    def flight(self, wanted: Span) -> _Flight:
+        """Return the flight that brings the beginning of *wanted*."""
+        return next(flight for flight in self.flights if flight.span.holds(wanted.start))
+
+
+class _Version:
+    """One version of the object *key* of the bucket, called *name* in the cache; shared by all who read it."""
+
+    __slots__ = (
+        "__weakref__",
+        "_expected",
+        "_flights",
+        "_gathering",
+        "_id",
+        "_key",
+        "_objects",
+        "_read_end",
+        "_size",
+        "_window_end",
+    )
+
+    def __init__(self, objects: "Objects", key: str, name: str, stat: ObjectStat) -> None:
+        self._objects = objects
+        self._key = key
+        self._id = name, stat.etag
+        self._size = stat.size
+        self._flights: list[_Flight] = []
+        self._gathering: _Gathering | None = None
+        self._expected: deque[Span] = deque(maxlen=_MAX_EXPECTED)
+        self._read_end: int | None = None
+        self._window_end: int | None = None
+
+    def expect(self, span: Span) -> None:
+        """Note that *span* is likely to be read soon, in order."""
+        if span not in self._expected:
+            self._expected.append(span)
+
+    def is_in_memory(self, span: Span) -> bool:
+        """Whether reading *span* takes neither a request nor a look at the disk."""
+        return self._objects.memory.holds(self._id, *span)
+
+    async def is_at_hand(self, span: Span) -> bool:
+        """Whether reading *span* takes no request."""
+        if self.is_in_memory(span):
+            return True
+        found = await self._objects.find_on_disk(self._id, span)
+        if found is not None:
+            self._objects.memory.add(self._id, span.start, found)
+        return found is not None
+
+    async def add(self, offset: int, data: memoryview) -> None:
+        """Keep what came with the reply that told of this version."""
+        self._objects.memory.add(self._id, offset, data)
+        await self._objects.add_to_disk(self._id, offset, data)
+
+    async def read(self, span: Span, unit: Span | None = None) -> Buffer:
+        """Return the bytes of *span*; raises `ConflictError` if the object has another version now.
+
+        *unit*, around it, is fetched as one, and what follows a unit when the next one is read; None: *span* is for
+        itself.
+        """
+        views: list[memoryview] = []
+        used = [flight for flight in self._flights if flight.span.start < span.stop and span.start < flight.span.stop]
+        for flight in used:
+            flight.users += 1
+        start = span.start
+        try:
+            while start < span.stop:
+                view = await self._view(start, span.stop, unit, used)
+                views.append(view)
+                start += view.nbytes
+        finally:
+            for flight in used:
+                self._leave(flight)
+        if len(views) == 1:
+            return views[0]
+        joined = b"".join(views)
+        # The disk gives what lies in one entry only, and here the parts are of several.
+        await self._objects.add_to_disk(self._id, span.start, joined)
+        return joined
+
+    async def _view(self, start: int, stop: int, unit: Span | None, used: list[_Flight]) -> memoryview:
+        """Return bytes from *start* on, at least one, at most up to *stop*; *used* are the reader's flights."""
+        view, flight = self._at_hand(start, stop, used)
+        if view is None and flight is None:
+            wanted = Span(start, self._covered_from(start, stop))
+            ahead = self._ahead(wanted, unit)[0]
+            more = 0 if ahead is None else max(0, min(ahead.stop - wanted.stop, _AHEAD_NBYTES))
+            found = await self._objects.find_on_disk(self._id, wanted, ahead_nbytes=more)
+            if found is not None:
+                if unit is not None:
+                    self._read_end = max(unit.stop, start + found.nbytes)
+                return found[: wanted.nbytes]
+            view, flight = self._at_hand(start, stop, used)  # something may have landed meanwhile
+        if view is not None:
+            return view
+        if flight is None:
+            flight = await self._join(Span(start, self._covered_from(start, stop)), unit)
+            used.append(flight)
+        is_mine = await self._land(flight)
+        if unit is not None:
+            self._read_end = max(unit.stop, flight.span.stop)
+        view = self._objects.memory.read(self._id, start, stop) or flight.view(start, stop)
+        if is_mine:
+            await self._objects.add_to_disk(self._id, flight.span.start, flight.view(*flight.span))
+        return view
+
+    def _at_hand(self, start: int, stop: int, used: list[_Flight]) -> tuple[memoryview | None, _Flight | None]:
+        """Return what is in memory, or a flight that will bring it and is one of *used* from now on."""
+        view = self._objects.memory.read(self._id, start, stop) or self._objects.find_read_ahead(self._id, start, stop)
+        if view is not None:
+            return view, None
+        flight = next((flight for flight in [*used, *self._flights] if flight.span.holds(start)), None)
+        if flight is not None and flight not in used:
+            flight.users += 1
+            used.append(flight)
+        return None, flight
+
+    def _covered_from(self, start: int, stop: int) -> int:
+        """Return where, from *start* to *stop*, bytes begin that are in memory or in flight."""
+        starts = [flight.span.start for flight in self._flights if flight.span.start > start]
+        held = self._objects.memory.next_start(self._id, start)
+        return min([stop, *starts] if held is None else [stop, held, *starts])
+
+    def _ahead(self, wanted: Span, unit: Span | None) -> tuple[Span | None, bool]:
+        """Return what to fetch along with *wanted*, and whether that is because objects are read in order.
+
+        That is a window of what is read in order, else the rest of the unit, None if that is all of it.
+        """
+        whole = wanted
+        if unit is not None:
+            is_small = unit.nbytes <= WINDOW_NBYTES and not self._is_covered(unit.start, wanted.start)
+            start = unit.start if is_small else wanted.start
+            stop = self._covered_from(wanted.start, min(unit.stop, start + WINDOW_NBYTES))
+            whole = Span(start, max(wanted.stop, stop))
+        read_end = None if unit is None else self._read_end
+        reads = Reads(self._size, self._expected, read_end, self._window_end)
+        ahead = window(reads, whole, self._covered_from(whole.start, self._size))
+        if ahead is not None:
+            return ahead, True
+        return (None if whole == wanted else whole), False
+
+    def _is_covered(self, start: int, stop: int) -> bool:
+        """Whether any byte from *start* to before *stop* is in memory or in flight, or the last came from the disk."""
+        if start < stop and self._objects.find_read_ahead(self._id, stop - 1, stop) is not None:
+            return True
+        in_flight = any(flight.span.start < stop and start < flight.span.stop for flight in self._flights)
+        return in_flight or self._objects.memory.overlaps(self._id, start, stop)
+
+    async def _join(self, wanted: Span, unit: Span | None) -> _Flight:
+        """Return the flight that is planned for *wanted*, which its caller uses."""
+        ahead, is_in_order = self._ahead(wanted, unit)
+        if ahead is not None and is_in_order:
+            self._window_end = ahead.stop
+        gathering, leads = self._gathering, self._gathering is None
+        if gathering is None:
+            gathering = self._gathering = _Gathering()
+        gathering.spans.append(wanted)
+        if ahead is not None:
+            gathering.ahead.append(ahead)
+        try:
+            if leads:
+                await trio.sleep(GATHER_SECONDS)
+                async with self._objects.connections:
+                    pass  # while there is none free, more comes together
+            else:
+                await gathering.departed.wait()
+        except BaseException:
+            if gathering.departed.is_set():
+                self._leave(gathering.flight(wanted))
+            else:
+                gathering.spans.remove(wanted)
+                if ahead is not None:
+                    gathering.ahead.remove(ahead)
+            raise
+        finally:
+            if leads:
+                self._gathering = None
+                self._depart(gathering)
+        return gathering.flight(wanted)
+
+    def _depart(self, gathering: _Gathering) -> None:
+        for span in merge([*gathering.spans, *gathering.ahead]):
+            is_ahead = any(span.start <= ahead.start and ahead.stop <= span.stop for ahead in gathering.ahead)
+            users = sum(span.holds(wanted.start) for wanted in gathering.spans)
+            gathering.flights.append(_Flight(span, is_ahead, users))
+        self._flights.extend(gathering.flights)
+        gathering.departed.set()
+
+    async def _land(self, flight: _Flight) -> bool:
+        """Wait until *flight* has its bytes, and return whether it was the caller who fetched them."""
+        async with flight.lock:
+            if flight.error is not None:
+                raise copy.copy(flight.error)
+            if flight.data is not None:
+                return False
+            try:
+                async with self._objects.connections:
+                    part = Range(flight.span.start, flight.span.nbytes)
+                    fetched = await self._objects.client.get(self._key, part, etag=self._id[1])
+            except ShardfsError as error:
+                flight.error = error
+                self._flights.remove(flight)
+                raise
+            flight.data = fetched.data
+            self._flights.remove(flight)
+            if flight.is_ahead:
+                self._objects.memory.add(self._id, flight.span.start, fetched.data)
+            return True
+
+    def _leave(self, flight: _Flight) -> None:
+        flight.users -= 1
+        if not flight.users and flight in self._flights:
+            self._flights.remove(flight)
+
+
+class _Redirect(NamedTuple):
+    """The version that has the first *kept_nbytes* bytes of another one now."""
+
+    stat: ObjectStat
+    kept_nbytes: int
+
+
+class Objects:
+    """The objects below *location*, by version: what all their readers share, and where replaced versions went.
+
+    It owns the bytes in memory, at most *memory_nbytes*, which are valid as long as the version is; and the last
+    `_MAX_REDIRECTS` redirects: our own changes leave the first bytes of a version where they were in the next one, so
+    open files read on from there.
+    """
+
+    def __init__(
+        self,
+        client: S3Client,
+        location: Location,
+        heads: Heads,
+        cache: DiskCache | None,
+        *,
+        max_connections: int = 64,
+        memory_nbytes: int = MEMORY_NBYTES,
+    ) -> None:
+        self.client = client
+        self.location = location
+        self.heads = heads
+        self.memory = _Memory(memory_nbytes)
+        self.connections = trio.Semaphore(max_connections)
+        self._cache = cache
+        self._threads = trio.CapacityLimiter(_CACHE_THREADS)
+        self._read_ahead: deque[tuple[_VersionId, Span, memoryview]] = deque(maxlen=_AHEAD_PIECES)
+        self._versions: WeakValueDictionary[tuple[str, str], _Version] = WeakValueDictionary()
+        self._redirects: OrderedDict[tuple[str, str], _Redirect] = OrderedDict()
+        self._changing: dict[str, trio.Event] = {}
+
+    @property
+    def address(self) -> Address:
+        """What names the source for good, however it was reached."""
+        return self.location.address(self.client.endpoint_url)
+
+    async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> "S3Snapshot":
+        """Open an object, with no request if it is known and the bytes are at hand, else with one.
+
+        A name that no listing showed as a directory is taken for a missing file: to tell would take another request.
+        """
+        known = self.heads.find(key)
+        if known is not None:
+            if known.is_directory:
+                raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
+            if known.stat is None:
+                raise not_found(key)
+            snapshot = self.snapshot(key, known.stat)
+            part = (Range(-tail_nbytes, tail_nbytes) if tail_nbytes else Range(0, head_nbytes)).within(known.stat.size)
+            if await snapshot.version.is_at_hand(Span(part.offset, part.offset + part.nbytes)):
+                return snapshot
+        if not head_nbytes and not tail_nbytes:
+            return self.snapshot(key, await self.heads.head(key))
+        part = Range(-tail_nbytes, tail_nbytes) if tail_nbytes else Range(0, head_nbytes)
+        fetched = await self.heads.get(key, part)
+        snapshot = self.snapshot(key, fetched.stat)
+        await snapshot.version.add(fetched.offset, fetched.data)
+        return snapshot
+
+    def snapshot(self, key: str, state: ObjectStat) -> "S3Snapshot":
+        """Return the version *state* of *key*, with no request."""
+        return S3Snapshot(self, key, state)
+
+    def version(self, key: str, stat: ObjectStat) -> _Version:
+        """Return a version of *key*, one and the same for all who read it."""
+        version = self._versions.get((key, stat.etag))
+        if version is None:
+            name = str(self.address._replace(url=self.location.url_of(key)))
+            version = _Version(self, self.location.object_key(key), name, stat)
+            self._versions[key, stat.etag] = version
+        return version
+
+    async def find_on_disk(self, version: _VersionId, span: Span, *, ahead_nbytes: int = 0) -> memoryview | None:
+        """Return bytes that are in the cache on the local disk, and up to *ahead_nbytes* more; None if they are not."""
+        if self._cache is None:
+            return None
+        find = partial(self._cache.find, *version, span.start, span.nbytes, ahead_nbytes=ahead_nbytes)
+        found = await trio.to_thread.run_sync(find, limiter=self._threads)
+        if found is not None and found.nbytes > span.nbytes:
+            self._read_ahead.append((version, Span(span.start, span.start + found.nbytes), found))
+        return found
+
+    def find_read_ahead(self, version: _VersionId, start: int, stop: int) -> memoryview | None:
+        """Return bytes from *start* on, up to *stop*, that came from the disk with others; None if they did not."""
+        for held, span, data in self._read_ahead:
+            if held == version and span.holds(start):
+                return data[start - span.start : stop - span.start]
+        return None
+
+    async def add_to_disk(self, version: _VersionId, offset: int, data: Buffer) -> None:
+        """Keep bytes in the cache on the local disk."""
+        if self._cache is not None and len(data):
+            await trio.to_thread.run_sync(self._cache.add, *version, offset, data, limiter=self._threads)
+
+    def latest(self, key: str, stat: ObjectStat) -> _Redirect:
+        """Return the last version that is known to begin as *stat* does, which may be itself; for any thread."""
+        found = _Redirect(stat, stat.size)
+        while (step := self._redirects.get((key, found.stat.etag))) is not None:
+            found = _Redirect(step.stat, min(found.kept_nbytes, step.kept_nbytes))
+        return found
+
+    @contextmanager
+    def changing(self, key: str) -> Iterator[None]:
+        """Let readers that find another version of *key* wait until the block ends: it may be ours."""
+        event = self._changing[key] = trio.Event()
+        try:
+            yield
+        finally:
+            if self._changing.get(key) is event:
+                del self._changing[key]
+            event.set()
+
+    async def settled(self, key: str) -> None:
+        """Wait until nobody is `changing` *key*."""
+        while key in self._changing:
+            await self._changing[key].wait()
+
+    def changed(
+        self, key: str, old: ObjectStat | None, new: ObjectStat, properties: Properties, kept_nbytes: int
+    ) -> None:
+        """Note that our change made *new* of *old*, with the same first *kept_nbytes* bytes."""
+        self.heads.changed(key, new, properties)
+        self._redirects.pop((key, new.etag), None)  # it may be there again: what led away from it is over
+        if old is not None and old.etag != new.etag:
+            self._redirects[key, old.etag] = _Redirect(new, kept_nbytes)
+            if len(self._redirects) > _MAX_REDIRECTS:
+                self._redirects.popitem(last=False)
+
+
+class S3Snapshot:
+    """One version of the object *key*.
+
+    Each request depends on the ETag, so that a version that was replaced is `StaleError`; what was replaced by our own
+    change is read on as far as the new version begins with the same bytes.
+    """
+
+    __slots__ = ("__weakref__", "_key", "_objects", "object", "stat", "version")
+
+    def __init__(self, objects: Objects, key: str, state: ObjectStat) -> None:
+        self._objects = objects
+        self._key = key
+        self.object = state
+        self.stat = file_stat(key, state)
+        self.version = objects.version(key, state)
+
+    @property
+    def size(self) -> int:
+        """Size of the object in bytes."""
+        return self.object.size
+
+    async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
+        """Return exactly *nbytes* bytes from *offset*."""
+        if not nbytes:
+            return b""
+        span = Span(offset, offset + nbytes)
+        unit = None if extent is None else Span(extent[0], extent[0] + extent[1])
+        if self.version.is_in_memory(span):
+            return await self.version.read(span, unit)
+        while True:
+            state = self._latest(span.stop)
+            version = self.version if state.etag == self.object.etag else self._objects.version(self._key, state)
+            try:
+                return await version.read(span, unit)
+            except (ConflictError, NotFoundError):
+                await self._objects.settled(self._key)
+                if self._latest(span.stop).etag == state.etag:
+                    raise self._stale() from None
+
+    def content(self, offset: int, nbytes: int) -> "S3Content":
+        """Return *nbytes* bytes from *offset*, which are read later."""
+        return S3Content(self, offset, nbytes)
+
+    @contextmanager
+    def mapped(self) -> Iterator[memoryview]:
+        """Download the object into a file without a name and map that, to search it; blocks."""
+        if not self.size:  # there is no mapping of nothing
+            yield memoryview(b"")
+            return
+        with tempfile.TemporaryFile() as file:
+            for offset in range(0, self.size, _DOWNLOAD_NBYTES):
+                piece = self.read_blocking(offset, min(_DOWNLOAD_NBYTES, self.size - offset))
+                try:
+                    file.write(piece)
+                    file.flush()
+                except OSError as error:
+                    raise StoreError(f"{self._key} cannot be kept in a temporary file: {error.strerror}") from None
+            with mmap.mmap(file.fileno(), self.size, prot=mmap.PROT_READ) as mapping, memoryview(mapping) as view:
+                yield view
+
+    def expect(self, offset: int, nbytes: int) -> None:
+        """Note that *nbytes* bytes from *offset* are likely to be read soon, in order."""
+        if nbytes:
+            self.version.expect(Span(offset, offset + nbytes))
+
+    async def is_current(self) -> bool:
+        """Whether the name still stands for this version; takes a request if that is not known."""
+        return await self._objects.heads.is_version(self._key, self.object.etag)
+
+    async def accept_growth(self, offset: int, content: Buffer) -> bool:
+        """Return False: an object does not grow, it is replaced."""
+        return False
+
+    async def read_live(self, offset: int, nbytes: int) -> Buffer:
+        """Return up to *nbytes* bytes from *offset* of this version, which is the only one that it can read."""
+        nbytes = max(0, min(nbytes, self.size - offset))
+        return await self.read(offset, nbytes, (offset, nbytes))
+
+    def read_blocking(self, offset: int, nbytes: int) -> Buffer:
+        """Do as `read` with one request, in a worker thread."""
+        full, stop = self._objects.location.object_key(self._key), offset + nbytes
+        while True:
+            state = self._latest(stop)
+            try:
+                return self._objects.client.get_blocking(full, Range(offset, nbytes), etag=state.etag).data
+            except (ConflictError, NotFoundError):
+                if self._latest(stop).etag == state.etag:
+                    raise self._stale() from None
+
+    def _latest(self, stop: int) -> ObjectStat:
+        """Return the version that has the bytes up to *stop* now, as far as is known."""
+        state, kept_nbytes = self._objects.latest(self._key, self.object)
+        if stop > kept_nbytes:
+            raise self._stale()
+        return state
+
+    def _stale(self) -> StaleError:
+        self._objects.heads.forget(self._key)
+        return StaleError(f"{self._key} was replaced while it was open")
+
+
+@dataclass(slots=True, eq=False)
+class S3Content:
+    """*nbytes* bytes from *start* of one version of an object, fetched in large pieces when they are read in order."""
+
+    snapshot: S3Snapshot
+    start: int
+    nbytes: int
+    _offset: int = 0
+    _piece: Buffer = b""
+
+    def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return *nbytes* bytes from *offset* of them."""
+        if not self._offset <= offset <= offset + nbytes <= self._offset + len(self._piece):
+            piece_nbytes = max(nbytes, min(WINDOW_NBYTES, self.nbytes - offset))
+            self._piece = self.snapshot.read_blocking(self.start + offset, piece_nbytes) if piece_nbytes else b""
+            self._offset = offset
+        return memoryview(self._piece)[offset - self._offset : offset - self._offset + nbytes]
+
+
+def file_stat(key: str, state: ObjectStat) -> Stat:
+    """Return the state of the object *key* as stores say it."""
+    mtime_ns = state.mtime_ns
+    return _stat(Kind.FILE, state.size, (state.etag, state.size), f"file:{key}", modes.S_IFREG | 0o644, 1, mtime_ns)
+
+
+def directory_stat() -> Stat:
+    """Return the state of all directories of a source that is opened now."""
+    return _stat(Kind.DIRECTORY, 0, "directory", "directory", modes.S_IFDIR | 0o755, 2, time.time_ns())
+
+
+def _stat(kind: Kind, size: int, version: Hashable, identity: str, mode: int, nlink: int, time_ns: int) -> Stat:
+    return Stat(kind, size, version, identity, mode, os.getuid(), os.getgid(), nlink, 0, time_ns, time_ns, time_ns)

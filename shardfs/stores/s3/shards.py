@@ -1,0 +1,405 @@
+"""One change of one object, on the condition that nobody else was faster.
+
+Small objects are put as a whole.  Of others S3 copies what is kept, in a multipart upload that becomes the object when
+it is complete; if it fails, it is aborted, and the object is what it was.
+
+Each change appends a *commit id* to a list in the object's user metadata.  After a reply that was lost, who finds it
+there knows that the change was made, even if another host has changed the object since.
+"""
+
+import re
+import secrets
+import tempfile
+import time
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import IO, Final, NamedTuple
+
+import trio
+
+from shardfs.errors import (
+    ConflictError,
+    NotFoundError,
+    ShardfsError,
+    StoreError,
+    UnknownOutcomeError,
+    UnreachableError,
+    UnsupportedError,
+)
+from shardfs.stores.base import Buffer, Content, Kept, Splice, Stat
+from shardfs.stores.local.syscalls import changing, translated
+from shardfs.stores.s3.client import Backoff, S3Client
+from shardfs.stores.s3.objects import Objects, S3Snapshot, file_stat
+from shardfs.stores.s3.parts import S3_LIMITS, Copied, Part, Sent, kept_prefix, plan_fetches, plan_parts
+from shardfs.stores.s3.probe import Conditions
+from shardfs.stores.s3.requests import Condition, ObjectStat, Properties, Range
+from shardfs.stores.s3.uploads import Uploads
+
+COMMIT_IDS: Final = "shardfs-transactions"
+"""The name in an object's user metadata of the ids of the changes that made it, the latest last."""
+
+_MAX_IDS: Final = 16
+_MAX_METADATA: Final = 2048
+"""How many bytes of user metadata S3 takes, names and values together."""
+
+_ID: Final = re.compile(r"[0-9a-f]{16}")
+_BACKOFF: Final = Backoff(attempts=4, first=0.2)
+_MAX_PARALLEL: Final = 8
+"""How many parts are sent at a time; each may hold some megabytes of old bytes in memory."""
+
+_IN_MEMORY: Final = 8 * 2**20
+"""How many fetched bytes are held in memory for one body; more go to a file."""
+
+
+def commit_ids(properties: Properties) -> Sequence[str]:
+    """Return the ids of the last changes of an object, the latest last."""
+    return _ID.findall(properties.metadata.get(COMMIT_IDS, ""))
+
+
+def with_commit_id(properties: Properties, commit_id: str) -> Properties:
+    """Return *properties* with *commit_id* added, and as many of the former ones as there is room for."""
+    others = {name: value for name, value in properties.metadata.items() if name != COMMIT_IDS}
+    used = sum(len(name.encode()) + len(value.encode()) for name, value in others.items())
+    room = (_MAX_METADATA - used - len(COMMIT_IDS) + 1) // (len(commit_id) + 1)
+    ids = [*commit_ids(properties), commit_id][-min(_MAX_IDS, room) :] if room > 0 else []
+    return replace(properties, metadata=others | ({COMMIT_IDS: ",".join(ids)} if ids else {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What all changes of a source share.
+
+    *scratch* is a directory of this machine for old bytes that are on their way into a new version.
+    """
+
+    objects: Objects
+    uploads: Uploads
+    conditions: Conditions
+    single_writer: bool
+    scratch: str
+
+
+class _New(NamedTuple):
+    """A new version: the *parts* that it is made of, the *kept_nbytes* old bytes that it begins with."""
+
+    parts: Sequence[Part]
+    nbytes: int
+    kept_nbytes: int
+    properties: Properties
+
+
+@dataclass(slots=True, eq=False)
+class S3Edit:
+    """A change of the object *key*, which is found as *snapshot*: nobody is kept from changing it meanwhile.
+
+    If it fails for another reason than a conflict, its *commit_id* tells later whether it was made.
+    """
+
+    writing: Writing
+    key: str
+    snapshot: S3Snapshot | None
+    temporary: str = field(init=False, default="")
+    append_alignment: int = field(init=False, default=1)
+    written_nbytes: int = field(init=False, default=0)
+    commit_id: str = field(init=False, default_factory=lambda: secrets.token_hex(8))
+    _is_begun: bool = field(init=False, default=False)
+
+    async def splice(self, splice: Splice, properties: Properties | None = None) -> Stat:
+        """Store the new version: as a whole if nothing of it can be copied, else in parts.
+
+        It has *properties*, or if that is None those of the old one.
+        The state that is returned is not the present one if another host has changed the object again meanwhile.
+        """
+        with self._begun():
+            parts = plan_parts(splice, self.snapshot.size if self.snapshot is not None else 0)
+            found = await self._properties() if properties is None else properties
+            new = _New(parts, splice.nbytes, kept_prefix(splice), with_commit_id(found, self.commit_id))
+            match parts:
+                case (Sent() as whole,):
+                    return await self._put(whole, new)
+                case _:
+                    return await self._upload(new, self.snapshot, self._object_key)
+
+    async def copy(self, source: S3Snapshot, source_key: str) -> Stat:
+        """Make the object what *source* is, a version of *source_key*, which S3 copies."""
+        with self._begun():
+            properties = await self._objects.heads.properties(source_key, source.object.etag)
+            starts = range(0, source.size, S3_LIMITS.max_part)
+            parts = [Copied(start, min(S3_LIMITS.max_part, source.size - start)) for start in starts]
+            new = _New(parts, source.size, 0, with_commit_id(properties, self.commit_id))
+            return await self._upload(new, source, self._objects.location.object_key(source_key))
+
+    @property
+    def can_delete(self) -> bool:
+        """Whether a change of another host cannot be lost by a delete."""
+        return self.writing.conditions.delete or self.writing.single_writer
+
+    async def delete(self) -> None:
+        """Remove the object; `UnsupportedError` where another host's change of it might be lost by that."""
+        with self._begun():
+            if self.snapshot is None:
+                raise NotFoundError(f"{self._url} does not exist")
+            if not self.can_delete:
+                raise UnsupportedError(f"{self._url} is not deleted: its endpoint does not honour conditions on DELETE")
+
+            async def attempt() -> None:
+                condition = await self._condition(self.writing.conditions.delete)
+                await self._client.delete(self._object_key, condition=condition)
+
+            with self._objects.changing(self.key):
+                await self._once(attempt, lambda found: found is None)
+                self._objects.heads.changed(self.key, None)
+
+    @property
+    def _objects(self) -> Objects:
+        return self.writing.objects
+
+    @property
+    def _client(self) -> S3Client:
+        return self.writing.objects.client
+
+    @property
+    def _object_key(self) -> str:
+        return self._objects.location.object_key(self.key)
+
+    @property
+    def _url(self) -> str:
+        return self._objects.location.url_of(self.key)
+
+    @property
+    def _etag(self) -> str | None:
+        return self.snapshot.object.etag if self.snapshot is not None else None
+
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
+        """Make the one change that an edit makes; what is known of the key is forgotten if it fails."""
+        if self._is_begun:
+            raise ValueError("an edit makes one change")
+        self._is_begun = True
+        try:
+            yield
+        except ShardfsError:
+            self._objects.heads.forget(self.key)
+            raise
+
+    async def _properties(self) -> Properties:
+        """Return what the object has besides its bytes."""
+        if self._etag is None:
+            return Properties(
+                {"ContentType": "application/json" if self.key.endswith(".json") else "application/octet-stream"}
+            )
+        try:
+            return await self._objects.heads.properties(self.key, self._etag)
+        except NotFoundError:
+            raise self._changed() from None
+
+    async def _put(self, whole: Sent, new: _New) -> Stat:
+        async with self._body(whole) as body:
+
+            async def attempt() -> str:
+                condition = await self._condition(self.writing.conditions.put)
+                return await self._client.put(self._object_key, body, new.properties, condition=condition)
+
+            return await self._make(new, attempt)
+
+    async def _upload(self, new: _New, source: S3Snapshot | None, source_key: str) -> Stat:
+        """Make the new version of parts, of which S3 copies some from *source*."""
+        async with self.writing.uploads.begun(self._client, self._object_key, new.properties) as upload:
+            etags = await self._make_parts(upload.upload_id, new.parts, source, source_key)
+
+            async def attempt() -> str:
+                condition = await self._condition(self.writing.conditions.complete)
+                return await self._client.complete_upload(
+                    self._object_key, upload.upload_id, etags, condition=condition
+                )
+
+            stat = await self._make(new, attempt)
+            upload.is_complete = True
+            return stat
+
+    async def _make(self, new: _New, attempt: Callable[[], Awaitable[str]]) -> Stat:
+        """Make the new version by *attempt*, which returns its ETag, and tell the readers."""
+        made: ObjectStat | None = None
+
+        async def make() -> None:
+            nonlocal made
+            made = ObjectStat(new.nbytes, await attempt(), time.time_ns())
+
+        def is_made(found: tuple[ObjectStat, Properties] | None) -> bool:
+            nonlocal made
+            ids = commit_ids(found[1]) if found is not None else ()
+            if found is not None and ids and ids[-1] == self.commit_id:
+                made = found[0]
+            return self.commit_id in ids
+
+        with self._objects.changing(self.key):
+            await self._once(make, is_made)
+            self.written_nbytes = sum(part.nbytes for part in new.parts if isinstance(part, Sent))
+            if made is None:  # another change has followed already
+                self._objects.heads.forget(self.key)
+                return file_stat(self.key, ObjectStat(new.nbytes, self.commit_id, time.time_ns()))
+            old = self.snapshot.object if self.snapshot is not None else None
+            self._objects.changed(self.key, old, made, new.properties, new.kept_nbytes)
+            return file_stat(self.key, made)
+
+    async def _once(
+        self,
+        attempt: Callable[[], Awaitable[None]],
+        is_made: Callable[[tuple[ObjectStat, Properties] | None], bool],
+    ) -> None:
+        """Make a conditional change, once: *attempt* sends it.
+
+        Where no reply came, *is_made* tells from what is found then whether it was made; if it was not, it is sent
+        again.  Raises `ConflictError` if another change was first, and `StoreError` if it cannot be told whether the
+        change was made.
+        """
+        for count in range(_BACKOFF.attempts):
+            if count:
+                await trio.sleep(_BACKOFF.delay(count))
+            refusal: ConflictError | None = None
+            try:
+                await attempt()
+            except UnknownOutcomeError as error:
+                reason: ShardfsError = error
+            except ConflictError as error:
+                if not count:
+                    raise
+                reason = refusal = error  # maybe by what an earlier attempt did
+            else:
+                return
+            try:
+                found = await self._client.head(self._object_key)
+            except NotFoundError:
+                found = None
+            except ShardfsError as error:
+                kind = UnreachableError if isinstance(error, UnreachableError) else StoreError
+                raise kind(f"whether {self._url} was changed is not known: {reason}; then {error}") from None
+            if is_made(found):
+                return
+            if refusal is not None:
+                raise refusal
+        attempts = _BACKOFF.attempts
+        raise StoreError(f"a change of {self._url} was not made, in {attempts} attempts without a reply: {reason}")
+
+    async def _make_parts(
+        self, upload_id: str, parts: Sequence[Part], source: S3Snapshot | None, source_key: str
+    ) -> Sequence[str]:
+        """Make the parts, several at a time, and return their ETags; the first that fails ends all."""
+        etags = [""] * len(parts)
+        failures: list[ShardfsError] = []
+        limit = trio.CapacityLimiter(_MAX_PARALLEL)
+        condition = Condition(source.object.etag) if source is not None and self.writing.conditions.copy else None
+
+        async def make(number: int, part: Part) -> str:
+            key = self._object_key
+            if isinstance(part, Sent):
+                async with self._body(part) as body:
+                    return await self._client.upload_part(key, upload_id, number, body)
+            place = part.offset, part.nbytes
+            try:
+                return await self._client.copy_part(
+                    key, upload_id, number, *place, condition=condition, source=source_key
+                )
+            except NotFoundError:
+                raise self._changed() from None
+
+        async def run(place: int) -> None:
+            async with limit:
+                try:
+                    etags[place] = await make(place + 1, parts[place])
+                except ShardfsError as error:
+                    failures.append(error)
+                    nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for place in range(len(parts)):
+                nursery.start_soon(run, place)
+        if failures:
+            raise failures[0]
+        return etags
+
+    @asynccontextmanager
+    async def _body(self, part: Sent) -> AsyncIterator["_Body"]:
+        """Have what is sent for *part*, with the old bytes in it.
+
+        These are fetched before the request begins: that the version is gone is then known before anything is sent, and
+        a body that has to be sent again costs nothing more.  Many of them are held in an unnamed file.
+        """
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=self.writing.scratch) as file:
+            contents: list[Content] = []
+            position = 0
+            for piece in part.pieces:
+                if isinstance(piece, Kept):
+                    contents.append(_Fetched(file, position, piece.nbytes))
+                    position += piece.nbytes
+                else:
+                    contents.append(piece)
+            for fetch in plan_fetches(part.pieces):
+                wanted = Range(fetch.offset, fetch.nbytes)
+                fetched = await self._client.get(self._object_key, wanted, etag=self._etag)
+                if fetched.data.nbytes != fetch.nbytes:
+                    raise StoreError(f"{self._url}: {fetch.nbytes} bytes came as {fetched.data.nbytes}")
+                with changing(self.writing.scratch):
+                    for kept in fetch.kept:
+                        start = kept.offset - fetch.offset
+                        await trio.to_thread.run_sync(file.write, fetched.data[start : start + kept.nbytes])
+            yield _Body(contents)
+
+    async def _condition(self, honoured: bool) -> Condition | None:
+        """Return the condition to send; where it would be ignored, look whether it holds, as well as that can be."""
+        if honoured:
+            return Condition(self._etag)
+        try:
+            etag: str | None = (await self._client.head(self._object_key))[0].etag
+        except NotFoundError:
+            etag = None
+        if etag != self._etag:
+            raise self._changed()
+        return None
+
+    def _changed(self) -> ConflictError:
+        return ConflictError(f"{self._url} was changed by another program")
+
+
+class _Body:
+    """Contents one behind the other."""
+
+    def __init__(self, contents: Sequence[Content]) -> None:
+        self._contents = contents
+        self._starts = [0, *accumulate(content.nbytes for content in contents)]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes there are."""
+        return self._starts[-1]
+
+    def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return exactly *nbytes* bytes from *offset*; blocks."""
+        parts: list[Buffer] = []
+        stop = offset + nbytes
+        place = bisect_right(self._starts, offset) - 1
+        while offset < stop:
+            start = self._starts[place]
+            count = min(stop, self._starts[place + 1]) - offset
+            if count:
+                parts.append(self._contents[place].read(offset - start, count))
+            offset += count
+            place += 1
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class _Fetched(NamedTuple):
+    """*nbytes* bytes of *file* from *start* on, as content."""
+
+    file: IO[bytes]
+    start: int
+    nbytes: int
+
+    def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return *nbytes* bytes from *offset* of them."""
+        with translated("what was fetched to be sent again"):
+            self.file.seek(self.start + offset)
+            return self.file.read(nbytes)
