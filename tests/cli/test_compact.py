@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
-import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,14 @@ import pytest
 
 from tests.cli.conftest import Background
 from tests.support.changing import ChangingArray
-from tests.support.commands import SOURCE, WRONG_USAGE, one_line_of, run, run_json
+from tests.support.commands import SOURCE, one_line_of, run, run_json
 from tests.support.corpus import BIG, C_ORDER, CRC32C, GZIP, LITTLE, array, sharding, transpose, write_case
 from tests.support.corpus import CASES as CASES_OF_CORPUS
 from tests.support.daemons import kill_daemon
 from tests.support.damage import ENTRY_FAULTS, edit
 from tests.support.datasets import files_below, store
 from tests.support.encoder import Layout
-from tests.support.mounting import PATIENCE, Mounter, command, environment
+from tests.support.mounting import PATIENCE, Mounter
 from tests.support.readers import READERS, assert_same, read_zarr
 
 SHARD = "c/0/0"
@@ -136,22 +134,6 @@ def test_only_shards_from_the_threshold_on_are_rewritten(tmp_path: Path) -> None
     assert compact(tmp_path, "--threshold", repr(threshold))[-1].startswith("2 shards compacted, ")
     changed = {key for key in shares if (tmp_path / key).stat().st_ino != numbers[key]}
     assert changed == {f"a2/{SHARD}", f"a3/{SHARD}"}
-
-
-def test_the_default_threshold_is_half(tmp_path: Path) -> None:
-    store(tmp_path, array((4, 6), (4, 6), sharding((2, 3))))
-    data = (tmp_path / SHARD).read_bytes()  # 4 chunks of 24 bytes, an index of 68
-    other_offsets = [(0, 24), (24, 24), (48, 24), (72, 24)]
-    for gap, count in ((96 + 68 - 1, "0 shards"), (96 + 68, "1 shard")):
-        index = np.array(other_offsets, "<u8").tobytes()
-        crc = google_crc32c.value(index).to_bytes(4, "little")
-        (tmp_path / SHARD).write_bytes(data[:96] + b"\0" * gap + index + crc)
-        assert compact(tmp_path)[-1].startswith(f"{count} compacted")
-
-
-@pytest.mark.parametrize("threshold", ["-0.1", "1.1", "nan", "half"])
-def test_a_threshold_that_is_no_share_is_wrong_usage(tmp_path: Path, threshold: str) -> None:
-    assert run("compact", "--threshold", threshold, tmp_path).returncode == WRONG_USAGE
 
 
 FOREIGN = {"hdf5": b"\x89HDF\r\n\x1a\n", "tiff": b"II*\0", "bigtiff": b"MM\0+", "other": b"anything"}
@@ -312,38 +294,6 @@ def test_a_source_that_is_written_is_refused_and_so_is_one_with_a_journal(
     assert compact(source, "--threshold", "0.01")[-1].startswith("1 shard compacted")
 
 
-def test_progress_is_shown_on_a_terminal_and_nowhere_else(tmp_path: Path) -> None:
-    changing = ChangingArray(tmp_path / "a")
-
-    def waste() -> None:
-        changing.append(SHARD, 1, changing.chunks(2)["c/0/1"])
-
-    waste()
-    assert run("compact", "--threshold", "0.01", tmp_path).stderr == ""
-    waste()
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command("compact", "--threshold", "0.01", tmp_path),
-        env=environment() | {"TERM": "xterm"},
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    shown = b""
-    try:
-        while data := os.read(ours, 4096):
-            shown += data
-    except OSError:  # as Linux says that the other end is closed
-        pass
-    os.close(ours)
-    output, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0
-    assert b"compacting" in shown
-    assert b"100%" in shown
-    assert output.startswith(b"1 shard compacted")
-    assert b"compacting" not in output
-
-
 def test_an_array_that_is_shown_as_stored_is_not_touched(tmp_path: Path) -> None:
     store(tmp_path / "sharded", document(), layout=C_ORDER)
     (tmp_path / "plain").mkdir()
@@ -353,7 +303,3 @@ def test_an_array_that_is_shown_as_stored_is_not_touched(tmp_path: Path) -> None
     before = files_below(tmp_path)
     assert compact(tmp_path, "--threshold", "0", "--force") == ["0 shards compacted, 0 dead bytes removed"]
     assert files_below(tmp_path) == before
-
-
-def test_a_source_that_is_not_there_is_told(tmp_path: Path) -> None:
-    assert "nowhere does not exist" in one_line_of(run("compact", "nowhere", cwd=tmp_path), SOURCE)

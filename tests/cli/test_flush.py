@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Background
-from tests.support.commands import FAILED, MOUNT_POINT, one_line_of, run, run_json
+from tests.support.commands import FAILED, one_line_of, run, run_json
 from tests.support.corpus import GZIP, LITTLE, array, sharding
 from tests.support.daemons import kill_daemon
 from tests.support.datasets import store
@@ -74,24 +74,6 @@ def test_what_is_not_published_yet_is_not_committed(mount: Mounter, source: Path
         assert (source / "c/0/0").read_bytes() == before
     assert run("flush", root).returncode == 0
     assert (source / "c/0/0").read_bytes() != before
-
-
-def test_any_spelling_of_the_mount_point_will_do(mount: Mounter, source: Path, tmp_path: Path) -> None:
-    root = mount(source, write=True).path
-    before = (source / "c/0/0").stat().st_size
-    (tmp_path / "link").symlink_to(root)
-    for spelling in (root.name, f"{root}/", tmp_path / "link"):
-        (root / "c/0/0").write_bytes(b"1" * 24)
-        assert run("flush", spelling, cwd=root.parent).returncode == 0
-        after = (source / "c/0/0").stat().st_size
-        assert after > before
-        before = after
-
-
-def test_what_is_no_mount_of_shardfs_is_told(tmp_path: Path, mount: Mounter, source: Path) -> None:
-    root = mount(source, write=True).path
-    for path in (tmp_path, tmp_path / "nowhere", root / "c", root / "c/0/0"):
-        assert one_line_of(run("flush", path), MOUNT_POINT) == f"{path} is not a mount of shardfs"
 
 
 def test_a_mount_that_cannot_be_written_to_is_told(mount: Mounter, source: Path) -> None:

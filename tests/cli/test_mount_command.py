@@ -15,9 +15,7 @@ import pytest
 
 from tests.cli.conftest import Background
 from tests.support.commands import run
-from tests.support.corpus import array, sharding
 from tests.support.daemons import daemon_of, has_ended, kill_daemon
-from tests.support.datasets import files_below, store
 from tests.support.mounting import PATIENCE, command, environment, mount_points
 
 CHUNK = "c/0/0"
@@ -100,27 +98,6 @@ def test_a_mount_point_may_have_any_name_and_the_message_is_one_line(
     assert (place / CHUNK).stat().st_size == 24
     assert done.stdout.count("\n") == 1
     assert done.stdout[:-1].isprintable()
-
-
-def test_two_sources_are_mounted_side_by_side(
-    background: Background, source: Path, place: Path, tmp_path: Path
-) -> None:
-    other = store(tmp_path / "other", array((4,), (4,), sharding((2,)), data_type="uint8"))
-    (tmp_path / "place 2").mkdir()
-    assert background(source, place).returncode == 0
-    assert background(tmp_path / "other", tmp_path / "place 2").returncode == 0
-    assert len(list(background.logs.iterdir())) == 2
-    assert run("umount", place).returncode == 0
-    shown = files_below(tmp_path / "place 2")
-    shown.pop("zarr.json")
-    assert shown == other
-
-
-def test_a_source_is_mounted_at_two_places(background: Background, source: Path, place: Path, tmp_path: Path) -> None:
-    (tmp_path / "place 2").mkdir()
-    assert background(source, place).returncode == background(source, tmp_path / "place 2").returncode == 0
-    assert daemon_of(place) != daemon_of(tmp_path / "place 2")
-    assert files_below(place) == files_below(tmp_path / "place 2")
 
 
 @pytest.mark.parametrize("ttl", ["0", "3600"], ids=["nothing remembered", "the kernel remembers the root"])

@@ -32,7 +32,7 @@ from shardfs.stores.local.atomic_write import temporary_name
 from shardfs.stores.local.openat import open_directory
 from shardfs.stores.local.syscalls import Syscalls
 from tests.cli.conftest import Background
-from tests.support.commands import FAILED, SOURCE, one_line_of, run, run_json
+from tests.support.commands import FAILED, run, run_json
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, sharding, transpose
 from tests.support.daemons import kill_daemon
 from tests.support.datasets import files_below, store
@@ -42,7 +42,6 @@ from tests.support.readers import READERS, read_zarr
 
 SHARD = "c/0/0"
 CHUNKS_PER_SHARD = (2, 3)
-KEYS = [f"c/{i}/{j}" for i in range(2) for j in range(3)]
 ABSENT = (1, 1)  # entry 4
 
 
@@ -748,15 +747,6 @@ def test_it_repairs_a_torn_shard_that_the_journal_has_changes_for(
     assert run("recover", source).stdout == "nothing to recover\n"
 
 
-def test_a_source_that_is_mounted_to_write_is_refused(mount: Mounter, source: Path) -> None:
-    mounted = mount(source, write=True)
-    (mounted.path / "c/0/0").write_bytes(b"a" * 24)
-    said = one_line_of(run("recover", "--apply", source), SOURCE)
-    assert said.startswith(f"{source} is written already, by process {mounted.process.pid} on ")
-    mounted.unmount()
-    assert run("recover", "--apply", source).stdout == "nothing to recover\n"
-
-
 def test_a_source_that_is_mounted_to_read_is_repaired(mount: Mounter, source: Path) -> None:
     old = (source / SHARD).read_bytes()
     with open(source / SHARD, "ab") as file:
@@ -782,12 +772,6 @@ def test_a_read_only_mount_says_that_there_is_a_journal_and_leaves_it_alone(
     assert "has a journal of chunks that are not in their shards yet" in mounted.log
     assert "shardfs recover" in mounted.log
     assert journal.items() <= files_below(source / ".shardfs").items()
-
-
-def test_a_source_that_is_not_there_is_told(tmp_path: Path) -> None:
-    for arguments in (["recover"], ["recover", "--apply"]):
-        assert "nowhere does not exist" in one_line_of(run(*arguments, "nowhere", cwd=tmp_path), SOURCE)
-    assert not (tmp_path / "nowhere").exists()
 
 
 def test_only_looking_leaves_nothing_behind(source: Path) -> None:

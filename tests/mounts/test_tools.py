@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -75,23 +74,6 @@ def test_sha256sum_of_every_file(dataset: Dataset) -> None:
     assert sums == {name: hashlib.sha256(data).hexdigest() for name, data in dataset.files.items()}
 
 
-def test_find_counts_what_is_there(dataset: Dataset) -> None:
-    sized = dataset.run("find", ".", "-type", "f", "-size", "+0").split()
-    assert len(sized) == sum(bool(data) for data in dataset.files.values())
-    chunks = dataset.run("find", "image/c", "-type", "f", "-printf", "%p %s\n").decode().splitlines()
-    assert sorted(chunks) == sorted(f"{name} {len(data)}" for name, data in dataset.chunks.items())
-
-
-def test_du_adds_up(dataset: Dataset) -> None:
-    lines = dataset.run("du", "-a", "-b", "image").decode().splitlines()
-    sizes = {name: int(size) for size, name in (line.split("\t") for line in lines)}
-    for name, data in dataset.files.items():
-        if name.startswith("image/"):
-            assert sizes[name] == len(data)
-    blocks = int(dataset.run("du", "-B", "512", "image/c/6/0").split()[0])
-    assert blocks == -(-len(dataset.chunks["image/c/6/0"]) // 512)
-
-
 def test_tar_packs_every_file(dataset: Dataset, tmp_path: Path) -> None:
     dataset.run("tar", "-cf", tmp_path / "all.tar", ".")
     with tarfile.open(tmp_path / "all.tar") as archive:
@@ -107,40 +89,6 @@ def test_cmp_finds_no_difference(dataset: Dataset, tmp_path: Path) -> None:
     for name, data in dataset.chunks.items():
         (tmp_path / "expected").write_bytes(data)
         dataset.run("cmp", name, tmp_path / "expected")
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 99, 10**6])
-def test_head_and_tail(dataset: Dataset, count: int) -> None:
-    for name in ("image/c/6/0", "image/notes.bin", "image/zarr.json"):
-        data = dataset.files[name]
-        assert dataset.run("head", "-c", str(count), name) == data[:count]
-        assert dataset.run("tail", "-c", str(count), name) == data[max(0, len(data) - count) :]
-
-
-@pytest.mark.parametrize(("block", "skip", "count"), [(1, 5, 20), (7, 3, 4), (13, 0, 99), (4096, 0, 9), (511, 1, 1)])
-def test_dd_with_odd_blocks_and_offsets(dataset: Dataset, block: int, skip: int, count: int) -> None:
-    for name in ("image/c/6/0", "image/notes.bin"):
-        data = dataset.files[name][block * skip :][: block * count]
-        blocks = (f"bs={block}", f"skip={skip}", f"count={count}", "status=none")
-        if block * skip < len(dataset.files[name]):
-            assert dataset.run("dd", f"if={name}", *blocks) == data
-
-
-def test_ls_tells_names_and_sizes(dataset: Dataset) -> None:
-    lines = [line.split() for line in dataset.run("ls", "-la", "image/c/6").decode().splitlines()[1:]]
-    row = {line[-1]: int(line[4]) for line in lines if line[-1] not in {".", ".."}}
-    expected = {name.split("/")[-1]: len(data) for name, data in dataset.chunks.items() if "/c/6/" in name}
-    assert row == expected
-    assert sorted(dataset.run("ls", "image").decode().split()) == ["c", "notes.bin", "zarr.json"]
-
-
-def test_cat_of_the_document_is_json_of_an_unsharded_array(dataset: Dataset) -> None:
-    document = json.loads(dataset.run("cat", "image/zarr.json"))
-    assert document["chunk_grid"] == {"name": "regular", "configuration": {"chunk_shape": [8, 4]}}
-    assert document["codecs"] == [LITTLE, GZIP]
-    assert {key: document[key] for key in DOCUMENT if key not in ("chunk_grid", "codecs")} == {
-        key: value for key, value in DOCUMENT.items() if key not in ("chunk_grid", "codecs")
-    }
 
 
 def test_statfs_is_that_of_the_source(dataset: Dataset) -> None:
