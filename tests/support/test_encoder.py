@@ -46,6 +46,7 @@ def read_tensorstore(path: Path) -> np.ndarray:
 READERS: dict[str, Callable[[Path], np.ndarray]] = {"zarr": read_zarr, "tensorstore": read_tensorstore}
 
 UNKNOWN_GRIDS = {case.name for case in CASES if named(case.document["chunk_grid"])[0] != "regular"}
+TRANSFORMED = {case.name for case in CASES if "storage_transformers" in case.document}
 UNKNOWN_SPELLINGS = {
     "keys-default-short",
     "keys-v2-short",
@@ -57,7 +58,6 @@ UNKNOWN_SPELLINGS = {
     "opaque-codec",
     "zero-bytes",
     "opaque-serializer",
-    "indexed",  # ZEP 2, first draft
 }
 ZARR_CHECKS_THE_INNER_SHAPE_BEFORE_THE_TRANSPOSE = {
     "transpose-201",
@@ -93,8 +93,9 @@ TENSORSTORE_TAKES_NO_CODEC_AFTER_SHARDING = {
 }
 TENSORSTORE_TAKES_NO_MUST_UNDERSTAND_IN_EXTENSIONS = {"known-need-not-be-understood", "must-understand-true"}
 REFUSED = {
-    "zarr": UNKNOWN_GRIDS | UNKNOWN_SPELLINGS | ZARR_CHECKS_THE_INNER_SHAPE_BEFORE_THE_TRANSPOSE,
+    "zarr": UNKNOWN_GRIDS | TRANSFORMED | UNKNOWN_SPELLINGS | ZARR_CHECKS_THE_INNER_SHAPE_BEFORE_THE_TRANSPOSE,
     "tensorstore": UNKNOWN_GRIDS
+    | TRANSFORMED
     | UNKNOWN_SPELLINGS
     | TENSORSTORE_TAKES_NO_CODEC_AFTER_SHARDING
     | TENSORSTORE_TAKES_NO_MUST_UNDERSTAND_IN_EXTENSIONS
