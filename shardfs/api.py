@@ -22,7 +22,7 @@ from shardfs.fuse.mountpoint import check_fuse, check_mount_point
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.unmount import unmount
 from shardfs.stores.url import StoreOptions, open_store, resolve
-from shardfs.vfs.v3_view import ZarrV3
+from shardfs.vfs.views import ZarrV3
 
 __all__ = ["Dataset", "DatasetNode", "MountOptions", "StoreOptions", "mount"]
 

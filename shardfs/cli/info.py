@@ -25,11 +25,8 @@ from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.fuse.options import MountOptions
 from shardfs.stores.url import StoreOptions
-from shardfs.vfs.make_view import make_view
 from shardfs.vfs.npy_names import npy_problems
-from shardfs.vfs.npy_view import NpyView
-from shardfs.vfs.v2_view import ZarrV2
-from shardfs.vfs.views import View
+from shardfs.vfs.views import NpyView, View, ZarrV2, make_view
 
 Described = dict[str, Any]
 Views = Mapping[ViewOptions, View]

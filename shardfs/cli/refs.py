@@ -22,8 +22,7 @@ from shardfs.errors import MetadataError, NotShownError, NotUnshardable, Shardfs
 from shardfs.format.metadata import GroupMetadata
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.kerchunk import Reference, array_references, document_references
-from shardfs.vfs.make_view import make_view
-from shardfs.vfs.views import View
+from shardfs.vfs.views import View, make_view
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ async def write_references(source: Source, file: TextIO, view: View, skip_encode
     Returns how many arrays are left out, with a warning each, as they could not be read or referenced.  Not counted are
     those that the view does not show and, if *skip_encoded*, those whose shards are encoded as a whole.
     """
-    source.hierarchy.looks_above = view.looks_above
+    source.hierarchy.looks_above = view.shower.looks_above
     lines = _Lines(file)
     groups, left_out, failed, has_arrays = [], set(), 0, False
     file.write('{"version": 1, "refs": {')

@@ -14,6 +14,7 @@ import trio
 from shardfs.dataset.array import Array
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.shard_cache import ShardCache
+from shardfs.dataset.worker import LARGE_NBYTES, Worker
 from shardfs.errors import (
     AccessDeniedError,
     CorruptionError,
@@ -25,22 +26,28 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
-from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document
-from shardfs.format.lens.consolidated import every_copy, inline_copies
-from shardfs.format.lens.unsharded import UnshardedArray, describe, unshard
-from shardfs.format.lens.v2_attributes import is_image
+from shardfs.format.document import MAX_DOCUMENT_NBYTES
+from shardfs.format.lens.show import (
+    NO_CONTEXT,
+    ZARR_JSON,
+    Contents,
+    Context,
+    Shower,
+    Shown,
+    read_document,
+    read_large_document,
+)
+from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
-from shardfs.format.normal_form import fingerprint
 from shardfs.stores.base import Stat, Store, join_key
 from shardfs.stores.ttl import derived_at, within_ttl
 
 log = logging.getLogger(__name__)
 
-DOCUMENT: Final = "zarr.json"
+DOCUMENT: Final = ZARR_JSON
 _MAX_NODES: Final = 4096
 _MAX_NODES_NBYTES: Final = 64 * 2**20
 _ATTEMPTS: Final = 4
-_THREAD_NBYTES: Final = 256 * 2**10
 _FIRST_NBYTES: Final = 256 * 2**10  # most documents are shorter, and are one request then
 _SETTLED_NS: Final = 2 * 10**9
 _VERDICTS: Final = (MetadataError, NotUnshardable, CorruptionError, IsADirectoryHereError, AccessDeniedError)
@@ -55,9 +62,11 @@ class Node:
     or broken.  *array* is there for a sharded array that can be shown unsharded; for a document that cannot be shown
     as anything but what is stored, *reason* says why.  *whole* is there for an array that is stored unsharded, if its
     chunks have one shape: views that show more than the stored files reach its chunks by it.  An array whose document
-    was removed through the mount is there still, with its *metadata* and without a document.  *as_stored* is what
-    `Hierarchy.as_stored` says of a group.  *in_image* says that it is a group with metadata of OME-Zarr 0.5, or lies
-    below one, if the hierarchy was asked to look above.
+    was removed through the mount is there still, with its *metadata* and without a document.  *in_image* says that it
+    is a group with metadata of OME-Zarr 0.5, or lies below one, if the hierarchy was asked to look above.  *shown* is
+    what the view makes of it, which was told the *context*.
+
+    Of a large document *metadata* lacks attributes and consolidated copies: see `stored`.
     """
 
     path: str
@@ -68,8 +77,9 @@ class Node:
     array: Array | None = None
     reason: str | None = None
     whole: Array | None = None
-    as_stored: frozenset[str] = frozenset()
     in_image: bool = False
+    context: Context = NO_CONTEXT
+    shown: Shown | None = None
 
     @property
     def any_array(self) -> Array | None:
@@ -78,8 +88,15 @@ class Node:
 
     @property
     def memory(self) -> int:
-        """Bytes of the stored document, to which all else that a node holds is in proportion."""
-        return len(self.document or b"")
+        """Bytes of the documents, stored and shown, to which all else that a node holds is in proportion."""
+        return len(self.document or b"") + (self.shown.nbytes if self.shown is not None else 0)
+
+    @property
+    def stored(self) -> ArrayMetadata | GroupMetadata | None:
+        """What the document says, with nothing left out."""
+        if self.document is None or self.metadata is None or len(self.document) <= LARGE_NBYTES:
+            return self.metadata
+        return parse_document(self.document)
 
 
 class Hierarchy:
@@ -99,6 +116,9 @@ class Hierarchy:
         self.clock = clock
         self.shows_whole = False
         self.looks_above = False
+        self._shower: Shower | None = None
+        self._worker: Worker | None = None
+        self._told: set[tuple[str, str]] = set()
         self._loading: dict[str, trio.Event] = {}
         self._nbytes = 0
         # Inode numbers hang on layouts: one that is in use, or has something to remember, is used on.
@@ -108,6 +128,11 @@ class Hierarchy:
         self._nodes: OrderedDict[str, tuple[Node, float]] = OrderedDict()
         self._left: dict[str, Node] = {}
         self._as_stored: set[str] = set()
+
+    def show(self, shower: Shower, worker: Worker | None = None) -> None:
+        """Let nodes have what the view *shower* makes of them; *worker* works on large documents."""
+        self._shower, self._worker = shower, worker
+        self.shows_whole, self.looks_above = shower.translates, shower.looks_above
 
     async def node(self, path: str, *, fresh: bool = False) -> Node:
         """Return the node at the directory *path*, as it was at most *ttl* seconds ago; *fresh* is as it is now."""
@@ -122,8 +147,6 @@ class Hierarchy:
         event = self._loading[path] = trio.Event()
         try:
             node = await self._load(path, known[0] if known else None)
-            if self.looks_above:
-                node = await self._below_groups(node, known[0] if known else None)
         finally:
             del self._loading[path]
             event.set()
@@ -196,24 +219,15 @@ class Hierarchy:
             self._forget_copies(path)
 
     def _forget_copies(self, path: str) -> None:
-        """Look again at the groups above *path* whose consolidated metadata tells of it."""
-        above = path
-        while above:
-            above = above.rpartition("/")[0]
-            group = self._nodes[above][0].metadata if above in self._nodes else None
-            copies = inline_copies(group.document) if isinstance(group, GroupMetadata) else None
-            relative = path.removeprefix(above).lstrip("/")
-            if copies is not None and any(is_below(relative, copy.strip("/")) for copy in copies):
-                self._nbytes -= self._nodes.pop(above)[0].memory
+        """Look again at the groups above *path*, whose consolidated metadata may tell of it."""
+        while path:
+            path = path.rpartition("/")[0]
+            if path in self._nodes:
+                self._nbytes -= self._nodes.pop(path)[0].memory
 
-    def as_stored(self, path: str, group: Document) -> frozenset[str]:
-        """Return which arrays that *group*, the document at *path*, has copies of are shown as they are stored.
-
-        Their paths are relative, as they are in the document.
-        """
-        if not self._as_stored or inline_copies(group) is None:
-            return frozenset()
-        return frozenset(copy for copy, _ in every_copy(group) if join_key(path, copy.strip("/")) in self._as_stored)
+    def as_stored(self, path: str) -> frozenset[str]:
+        """Return which arrays at *path* and below are shown as they are stored, by paths relative to it."""
+        return frozenset(each[len(path) :].strip("/") for each in self._as_stored if is_below(each, path))
 
     def _remember(self, node: Node, now: float) -> None:
         before = self._nodes.pop(node.path, None)
@@ -233,35 +247,26 @@ class Hierarchy:
         key = join_key(path, DOCUMENT)
         document: bytes | None = None
         document_stat: Stat | None = None
-        metadata: ArrayMetadata | GroupMetadata | None = None
-        reason: str | None = None
+        contents: Contents | None = None
+        context = await self._context(path, known)
         try:
             if known is not None and known.document_stat is not None:
                 version = (await self._store.stat(key)).version
                 is_same = (stat.version, version) == (known.stat.version, known.document_stat.version)
-                if is_same and path in self._nodes:  # else it was forgotten meanwhile
+                if is_same and known.context == context and path in self._nodes:  # else it was forgotten meanwhile
                     return known
             document, document_stat = await self._read(key)
-            if len(document) > _THREAD_NBYTES:
-                metadata = await trio.to_thread.run_sync(parse_document, document)
+            if self._worker is not None and len(document) > LARGE_NBYTES:
+                contents = await self._worker.call(read_large_document, document, self._shower, context)
             else:
-                metadata = parse_document(document)
+                contents = read_document(document, self._shower, context)
             self._left.pop(path, None)
-            if isinstance(metadata, ArrayMetadata) and metadata.is_sharded and path not in self._as_stored:
-                array = self._array(path, unshard(metadata), metadata)
-                self._shown[path] = hash(document_stat.identity)
-                return Node(path, stat, document, document_stat, metadata, array)
-            if isinstance(metadata, ArrayMetadata) and not metadata.is_sharded:
-                with suppress(MetadataError, NotUnshardable):
-                    array = self._array(path, describe(metadata), metadata)
-                    if self.shows_whole:
-                        self._shown[path] = hash(document_stat.identity)
-                    return Node(path, stat, document, document_stat, metadata, whole=array)
-            as_stored = frozenset() if isinstance(metadata, ArrayMetadata) else self.as_stored(path, metadata.document)
-            return Node(path, stat, document, document_stat, metadata, as_stored=as_stored)
+            if contents.reason is not None:
+                raise NotUnshardable(contents.reason)
+            return self._node(path, stat, document, document_stat, contents, context)
         except (NotFoundError, NotADirectoryHereError):
             left = self._left.get(path)
-            return Node(path, stat) if left is None else replace(left, stat=stat)
+            return Node(path, stat, in_image=context.in_image) if left is None else replace(left, stat=stat)
         except _VERDICTS as error:
             reason = str(error)
             # Whoever has read an array's document must not be given shards in place of its chunks.  Of a remote source
@@ -273,19 +278,53 @@ class Hierarchy:
                 raise StoreError(f"{key} is being written: {reason}") from None
         if known is None or known.reason != reason:
             log.warning("%s is shown as stored: %s", path or "the source", reason)
-        return Node(path, stat, document, document_stat, metadata, reason=reason)
+        node = Node(path, stat, document, document_stat, reason=reason, context=context)
+        if contents is None:
+            shown_as = self._shower.show_broken(reason) if self._shower is not None else None
+            self._tell(path, shown_as)
+            return replace(node, in_image=known.in_image if known is not None else context.in_image, shown=shown_as)
+        self._tell(path, contents.shown)
+        return replace(node, metadata=contents.metadata, in_image=contents.in_image, shown=contents.shown)
 
-    async def _below_groups(self, node: Node, known: Node | None) -> Node:
-        """Return *node* with what the groups above it say of it; where one is broken, it stays what was *known*."""
-        document = node.metadata.document if isinstance(node.metadata, GroupMetadata) else None
-        in_image, is_broken = document is not None and is_image(document), node.reason is not None
-        if node.path and not in_image:
+    def _node(
+        self, path: str, stat: Stat, document: bytes, document_stat: Stat, contents: Contents, context: Context
+    ) -> Node:
+        array = whole = None
+        if contents.array is not None and isinstance(contents.metadata, ArrayMetadata):
+            found = self._array(path, contents.array, contents.fingerprint)
+            array, whole = (found, None) if contents.metadata.is_sharded else (None, found)
+            if array is not None or self.shows_whole:
+                self._shown[path] = hash(document_stat.identity)
+        self._tell(path, contents.shown)
+        return Node(
+            path,
+            stat,
+            document,
+            document_stat,
+            contents.metadata,
+            array,
+            whole=whole,
+            in_image=contents.in_image,
+            context=context,
+            shown=contents.shown,
+        )
+
+    def _tell(self, path: str, shown: Shown | None) -> None:
+        """Say in the log, once, what the view does not show, or not right to all."""
+        told = (shown.reason or shown.caveat) if shown is not None else None
+        if shown is not None and self._shower is not None and told is not None and (path, told) not in self._told:
+            self._told.add((path, told))
+            what = "is left out of" if shown.reason is not None else "is not right to all readers of"
+            log.warning("%s %s the %s view: %s", path or "the source", what, self._shower.name, told)
+
+    async def _context(self, path: str, known: Node | None) -> Context:
+        """Return what is to be known of the node at *path* to show it; below a broken group it stays as it was."""
+        in_image = False
+        if self.looks_above and path:
             with suppress(NotFoundError, NotADirectoryHereError):
-                above = await self.node(node.path.rpartition("/")[0])
-                in_image, is_broken = above.in_image, is_broken or above.reason is not None
-        if is_broken and known is not None:
-            in_image = known.in_image
-        return node if node.in_image == in_image else replace(node, in_image=in_image)
+                above = await self.node(path.rpartition("/")[0])
+                in_image = above.in_image if above.reason is None or known is None else known.context.in_image
+        return Context(in_image, self.as_stored(path))
 
     async def _read(self, key: str) -> tuple[bytes, Stat]:
         """Read a document of one version, also while another program is writing it."""
@@ -301,12 +340,12 @@ class Hierarchy:
                 if not attempts:
                     raise
 
-    def _array(self, path: str, unsharded: UnshardedArray, metadata: ArrayMetadata) -> Array:
+    def _array(self, path: str, unsharded: UnshardedArray, fingerprint: bytes) -> Array:
         """Return the array at *path*, with the layout of an earlier document if its chunks lie where they lay."""
         layout = self._layouts.get(path)
         if layout is None or (layout.grid, layout.key_encoding) != (unsharded.grid, unsharded.key_encoding):
             layout = self._layouts[path] = ArrayLayout(path, unsharded.grid, unsharded.key_encoding)
-        return Array(layout, unsharded, self._shards, fingerprint(metadata))
+        return Array(layout, unsharded, self._shards, fingerprint)
 
 
 def is_below(path: str, directory: str) -> bool:

@@ -22,8 +22,8 @@ from shardfs.fuse.waiting import look_before_sleeping
 from shardfs.stores.base import Store
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.make_view import make_editable_view, make_view
 from shardfs.vfs.session import Session
+from shardfs.vfs.views import make_editable_view, make_view
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
         _mount(operations, path, options)
         clean = False
         try:
-            is_committed = trio.run(_run, operations.fs, writing, ready, note)
+            is_committed = trio.run(_run_to_the_end, operations.fs, writing, ready, note)
             clean = True
         except ShardfsError:
             clean = True  # it could not begin, and nobody has seen it
@@ -133,6 +133,15 @@ class _End:
 
     has_begun: bool = False
     is_given_up: bool = False
+
+
+async def _run_to_the_end(
+    fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None
+) -> bool:
+    try:
+        return await _run(fs, writing, ready, note)
+    finally:
+        await fs.worker.end()
 
 
 async def _run(fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None) -> bool:

@@ -6,7 +6,7 @@ A request enters with an inode number, or a number and a name.  `Filesystem` mak
 directory of chunks, document, what passes through), which knows how to look itself up, to be read and listed.  Numbers
 of chunks are arithmetic (`chunk_tree`, `chunk_numbering`), all others are rows (`inodes`).
 
-What a node looks like is a `View`'s business (`views`; `v3_view`, `v2_view`, `npy_view`; `make_view` by name): its
+What a node looks like is a `View`'s business (`views`): its
 documents, the names of its chunks, and whether they are decoded (`chunk_cache`).  The rooms below know encoded chunks
 only.
 

@@ -52,11 +52,6 @@ class _Decoded(NamedTuple):
     data: memoryview
 
 
-class _Kept(NamedTuple):
-    item: object
-    nbytes: int
-
-
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class LargeChunk:
     """A chunk that is larger than all that may stay; *data* does as long as anybody has this, unless it had to go."""
@@ -86,7 +81,7 @@ class ChunkCache:
         self.max_nbytes = max_nbytes
         self._statistics = statistics
         self._nbytes = 0
-        self._chunks: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._chunks: OrderedDict[VersionKey, _Decoded] = OrderedDict()
         self._decodings: dict[VersionKey, _Decoding] = {}
         self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self._room = _Room(in_flight_nbytes)
@@ -118,32 +113,13 @@ class ChunkCache:
 
     def known(self, key: VersionKey, codec: ChunkCodec) -> memoryview | None:
         """Return the decoded bytes of a version of a chunk that was decoded before, None if they are not here."""
-        kept = self._chunks.get(key)
-        known = kept.item if kept is not None else self._large.get(key)
-        if not isinstance(known, _Decoded | LargeChunk) or known.data is None:
+        known = self._chunks.get(key) or self._large.get(key)
+        if known is None or known.data is None or (known.codec is not codec and known.codec != codec):
             return None
-        if known.codec is not codec and known.codec != codec:
-            return None
-        if kept is not None:
+        if isinstance(known, _Decoded):
             self._chunks.move_to_end(key)
         self._statistics.decode_hits += 1
         return known.data
-
-    def keep(self, key: Hashable, item: object, nbytes: int) -> None:
-        """Keep *item*, which takes *nbytes* bytes of memory, under *key* as long as there is room."""
-        self.take(key)
-        self._chunks[key] = _Kept(item, nbytes)
-        self._nbytes += nbytes
-        while self._nbytes > self.max_nbytes:
-            self._nbytes -= self._chunks.popitem(last=False)[1].nbytes
-
-    def take(self, key: Hashable) -> object:
-        """Return what is kept under *key*, and keep it no longer; None if there is nothing."""
-        kept = self._chunks.pop(key, None)
-        if kept is None:
-            return None
-        self._nbytes -= kept.nbytes
-        return kept.item
 
     async def encode(self, codec: ChunkCodec, content: Content) -> Content:
         """Return decoded *content* as an encoded chunk; raises `RefusedError` for one of the wrong size."""
@@ -186,7 +162,7 @@ class ChunkCache:
         if len(data) > self.max_nbytes:
             self._remember_large(key, codec, data)
         else:
-            self.keep(key, _Decoded(codec, data), len(data))
+            self._remember(key, _Decoded(codec, data))
         return data
 
     async def _decode(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
@@ -203,6 +179,14 @@ class ChunkCache:
                 return await trio.to_thread.run_sync(_decode, codec, encoded, limiter=self._threads)
             except CorruptionError as error:
                 raise CorruptionError(f"{_name(array, coords)} does not decode: {error}") from None
+
+    def _remember(self, key: VersionKey, decoded: _Decoded) -> None:
+        before = self._chunks.pop(key, None)
+        self._nbytes -= len(before.data) if before is not None else 0
+        self._chunks[key] = decoded
+        self._nbytes += len(decoded.data)
+        while self._nbytes > self.max_nbytes:
+            self._nbytes -= len(self._chunks.popitem(last=False)[1].data)
 
     def _remember_large(self, key: VersionKey, codec: ChunkCodec, data: memoryview) -> None:
         large = self._large.get(key)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from shardfs.dataset.hierarchy import Hierarchy, Node, is_below
+from shardfs.dataset.worker import Worker
 from shardfs.errors import NotFoundError, ShardfsError, SourceError, StaleError
 from shardfs.stores.base import Kind, Store, join_key
 from shardfs.vfs.attributes import Attributes
@@ -48,8 +49,8 @@ class Filesystem:
         self.store = store
         self.scratch = scratch
         self.hierarchy = hierarchy
-        hierarchy.shows_whole = view.translates
-        hierarchy.looks_above = view.looks_above
+        self.worker = Worker()
+        hierarchy.show(view.shower, self.worker)
         self.view = view
         self.chunk_cache = chunk_cache
         self.ttl = ttl

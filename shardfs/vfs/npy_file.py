@@ -1,6 +1,6 @@
 """Open .npy files: any range of them, put together from the chunks that it touches."""
 
-from dataclasses import dataclass
+from collections import OrderedDict
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -8,17 +8,12 @@ import numpy as np
 import trio
 
 from shardfs.dataset.array import Array, Extent
-from shardfs.dataset.hierarchy import Node
 from shardfs.dataset.quick_lock import QuickLock
 from shardfs.dataset.shard import OpenShard
-from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError, StaleError, StoreError
-from shardfs.format.codecs import ChunkCodec
-from shardfs.format.dtype import fill_element
+from shardfs.errors import ShardfsError, StaleError, StoreError
 from shardfs.format.grid import FixedDimension
-from shardfs.format.lens.decoded import codec_of
-from shardfs.format.lens.npy import Copy, NpyFile
-from shardfs.format.lens.unsharded import describe
-from shardfs.format.metadata import ArrayMetadata
+from shardfs.format.lens.npy import Copy
+from shardfs.format.lens.show import NpyForm
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer
 from shardfs.vfs.at_once import for_each
@@ -34,13 +29,14 @@ _MAX_COPIES: Final = 2**9
 _MANY: Final = 2**8  # chunks from which on a listing tells sooner which are absent than asking for each
 _TURN_SECONDS: Final = 0.005  # after which others get a turn
 _MAX_AHEAD_NBYTES: Final = 2**20
+_MAX_AHEAD: Final = 16
 _MAX_KNOWN: Final = 2**14
 _MAX_RANGE_NBYTES: Final = 64 * 2**20
 
 Elements = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 
-class _Ahead(NamedTuple):
+class Ahead(NamedTuple):
     """Bytes of the elements of an array, from *start* to *stop* − 1, that were put together for who reads on."""
 
     start: int
@@ -48,34 +44,12 @@ class _Ahead(NamedTuple):
     data: memoryview
 
 
-@dataclass(frozen=True, eq=False)
 class NpyArray:
     """An array that is shown as *file*; chunks that are absent hold *fill*, the bytes of an element."""
 
-    array: Array
-    codec: ChunkCodec
-    file: NpyFile
-    fill: bytes
-
-    @classmethod
-    def of(cls, node: Node) -> "NpyArray | None":
-        """Return the array of *node*, None if it is none; raises `NotShownError` or `NotUnshardable` with the reason.
-
-        The reason says why it has no .npy form.
-        """
-        metadata = node.metadata
-        if not isinstance(metadata, ArrayMetadata):
-            return None
-        try:
-            shown = describe(metadata)
-            codec = codec_of(shown)
-            file = NpyFile.of(codec.data_type, metadata.shape, codec.chunk_shape)
-            fill = fill_element(metadata.document["data_type"], metadata.document["fill_value"])
-        except MetadataError as error:
-            raise NotShownError(str(error)) from None
-        if node.any_array is None:
-            raise NotUnshardable(node.reason or "its chunks cannot be reached")
-        return cls(node.any_array, codec, file, fill)
+    def __init__(self, array: Array, form: NpyForm) -> None:
+        self.array = array
+        self.file, self.codec, self.fill = form
 
     @property
     def at_once_nbytes(self) -> int:
@@ -99,9 +73,14 @@ class NpyHandle(FileHandle):
     A chunk is looked for as it is when it is first read, and is the same again for as long as it is kept.  When the
     file is opened again, all is looked for again: the kernel keeps one copy of a file, and what a reader from before
     gets is what the new one finds there.
+
+    For who reads in order up to 1 MiB more is put together: a few requests of the kernel.  *all_ahead* has that of all
+    open files, those read last.
     """
 
-    def __init__(self, node: "NpyNode", attributes: Attributes, shown: NpyArray) -> None:
+    def __init__(
+        self, node: "NpyNode", attributes: Attributes, shown: NpyArray, all_ahead: "OrderedDict[NpyHandle, Ahead]"
+    ) -> None:
         self._attributes = attributes
         self._node = node
         self._shown = shown
@@ -112,6 +91,7 @@ class NpyHandle(FileHandle):
         self._fill: Elements = np.frombuffer(shown.fill, self._item)
         self._known: dict[Coords, VersionKey | None] = {}  # None: the chunk is absent
         self._large: tuple[Coords, DecodedChunk] | None = None
+        self._all_ahead = all_ahead
         self._reading_on = QuickLock()
         self._end = 0
         self._in_order = 0
@@ -155,25 +135,27 @@ class NpyHandle(FileHandle):
         parts = []
         async with self._reading_on:
             while start < stop:
-                ahead = self._chunks.take(self)
-                if not isinstance(ahead, _Ahead) or not ahead.start <= start < ahead.stop:
+                ahead = self._all_ahead.pop(self, None)
+                if ahead is None or not ahead.start <= start < ahead.stop:
                     ahead = await self._put_together(start, stop, in_order)
                 parts.append(ahead.data[start - ahead.start : stop - ahead.start])
                 if ahead.stop > stop and self._nopened == self._node.nopened:
-                    self._chunks.keep(self, ahead, len(ahead.data))
+                    self._all_ahead[self] = ahead
+                    if len(self._all_ahead) > _MAX_AHEAD:
+                        self._all_ahead.popitem(last=False)
                 start = ahead.stop
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _put_together(self, start: int, stop: int, in_order: int) -> _Ahead:
+    async def _put_together(self, start: int, stop: int, in_order: int) -> Ahead:
         """Return what is asked for, and up to as much more as was read before: it costs less than piece by piece."""
         file = self._shown.file
         end = file.boundary(start, start + min(in_order, _MAX_AHEAD_NBYTES))
         if end > stop and file.ncopies(start // file.item_nbytes, -(-end // file.item_nbytes)) <= _MAX_COPIES:
             try:
-                return _Ahead(start, end, await self._gather(start, end, is_in_order=True))
+                return Ahead(start, end, await self._gather(start, end, is_in_order=True))
             except ShardfsError:
                 self._in_order = 0  # what was asked for may be sound
-        return _Ahead(start, stop, await self._gather(start, stop, is_in_order=True))
+        return Ahead(start, stop, await self._gather(start, stop, is_in_order=True))
 
     async def _gather(self, start: int, stop: int, *, is_in_order: bool = False) -> memoryview:
         """Return the bytes *start* to *stop* − 1 of the elements."""
@@ -202,7 +184,7 @@ class NpyHandle(FileHandle):
             self._nopened = self._node.nopened
             self._known.clear()
             self._large = None
-            self._chunks.take(self)
+            self._all_ahead.pop(self, None)
             self._shown.array.forget_listing()
         hierarchy = self._node.fs.hierarchy
         if hierarchy.clock() < self._valid_until:

@@ -15,7 +15,7 @@ from shardfs.stores.base import Kind, Store, is_reserved, join_key
 from shardfs.vfs.at_once import for_each
 
 if TYPE_CHECKING:
-    from shardfs.vfs.npy_view import NpyView
+    from shardfs.vfs.views import NpyView
 
 NPY: Final = ".npy"
 JSON: Final = ".json"
@@ -48,7 +48,7 @@ def files_of(view: "NpyView", node: Node, name: str) -> dict[str, Generated]:
     if not isinstance(metadata, ArrayMetadata | GroupMetadata) or view.left_out(node) is not None:
         return {}
     files = {name + NPY: Generated(node, NPY)} if isinstance(metadata, ArrayMetadata) else {}
-    if metadata.document.get("attributes"):
+    if view.attributes(node) is not None:
         files[name + JSON] = Generated(node, JSON)
     return files
 

@@ -17,7 +17,7 @@ from shardfs.vfs.npy_names import JSON, NPY, Generated, child, files_of, is_chun
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
-    from shardfs.vfs.npy_view import NpyView
+    from shardfs.vfs.views import NpyView
 
 
 class NpyDirectory(Directory):
@@ -155,7 +155,7 @@ class NpyNode(NodeFile):
                 f"{self.path or 'the source'}: reading it in order decodes chunks more than once; "
                 f"--decode-cache {-(-shown.at_once_nbytes // 2**20)}M keeps what is needed again"
             )
-        return NpyHandle(self, self.attributes_in(node), shown)
+        return NpyHandle(self, self.attributes_in(node), shown, _view_of(self).ahead)
 
     async def shown(self) -> NpyArray:
         """Return the array as it is now, whatever the version of its document."""
@@ -178,12 +178,12 @@ class AttributesNode(NodeFile):
 
     def nbytes_in(self, node: Node) -> int:
         """Return the size of the text."""
-        return len(_view_of(self).attributes(node))
+        return len(_view_of(self).attributes(node) or b"")
 
     async def open(self) -> FileHandle:
         """Open the text as it is now."""
         node = await self.node(fresh=True)
-        return DocumentHandle(self.attributes_in(node), _view_of(self).attributes(node))
+        return DocumentHandle(self.attributes_in(node), _view_of(self).attributes(node) or b"")
 
 
 def _view_of(node: Entry) -> "NpyView":

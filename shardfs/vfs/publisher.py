@@ -30,13 +30,13 @@ from shardfs.errors import (
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, Json, encode_json
 from shardfs.format.lens.consolidated import Consolidated, every_copy
 from shardfs.format.lens.unsharded import check_resized, shard_new
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_node
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_node
 from shardfs.stores.base import Expected, Kind, is_reserved, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.entries.document import Document as DocumentEntry
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.orphans import OrphanChunks
-from shardfs.vfs.views import Edit, EditableView, Metadata
+from shardfs.vfs.views import Edit, EditableView
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,8 @@ class Publisher:
         array = self._array(node)
         if isinstance(edited, GroupMetadata):
             await self._require_no_chunks(node, "a group")
-            stored = node.metadata.document if isinstance(node.metadata, GroupMetadata) else None
+            before = node.stored
+            stored = before.document if isinstance(before, GroupMetadata) else None
             copies = await self._stored_copies(node.path, edited.document)
             self._expect_shards(node.path, edited.document, copies)
             document = self._reshard_copies(node.path, edited.document, stored, copies)
@@ -197,8 +198,8 @@ class Publisher:
             await self._require_no_chunks(node, "a sharded array")
             self._fs.hierarchy.show_as_stored(node.path)
             await self._store(node, edited.document, edited.document, publication)
-        elif array is not None and isinstance(node.metadata, ArrayMetadata):
-            await self._edit_array(node, array, node.metadata, edited, publication)
+        elif array is not None and isinstance(stored_array := node.stored or node.metadata, ArrayMetadata):
+            await self._edit_array(node, array, stored_array, edited, publication)
         elif node.document is None:
             await self._new_array(node, edited, publication)
         else:
@@ -274,6 +275,9 @@ class Publisher:
                 await self._fs.store.unlink(path)
         finally:
             await self._fs.refresh(node.path)
+        stored_as = await self._fs.hierarchy.node(node.path)
+        for name, text in self._view.documents(stored_as).items():
+            await cache.compare(join_key(node.path, name), text, self._fs.worker)
 
     async def _store_as_written(self, node: Node, publication: _Publication) -> None:
         name, written, mode = publication.name, publication.written, publication.mode
@@ -320,7 +324,8 @@ class Publisher:
             if ".." not in relative.split("/"):
                 with suppress(NotFoundError, NotADirectoryHereError):
                     found = await self._fs.hierarchy.node(join_key(path, relative.strip("/")))
-                    copies[relative] = found.metadata.document if found.metadata is not None else None
+                    stored = found.stored
+                    copies[relative] = stored.document if stored is not None else None
         return copies
 
     def _expect_shards(self, path: str, document: Document, copies: Mapping[str, Json]) -> None:
@@ -339,7 +344,7 @@ class Publisher:
 
         *stored* is what an edit replaces: copies that were not edited stay.
         """
-        as_stored = self._fs.hierarchy.as_stored(path, document)
+        as_stored = self._fs.hierarchy.as_stored(path)
         return Consolidated(self._view.lens, as_stored).put(stored, document, copies)
 
     async def _refresh_copies(self, path: str) -> None:
@@ -356,11 +361,12 @@ class Publisher:
         for attempt in range(_ATTEMPTS):
             look = self._fs.hierarchy.look_again if attempt else self._fs.hierarchy.node
             node = await look(path)
-            if not isinstance(node.metadata, GroupMetadata):
+            group = node.stored
+            if not isinstance(group, GroupMetadata):
                 return
-            copies = await self._stored_copies(path, node.metadata.document)
-            document = self._reshard_copies(path, node.metadata.document, None, copies)
-            if document == node.metadata.document:
+            copies = await self._stored_copies(path, group.document)
+            document = self._reshard_copies(path, group.document, None, copies)
+            if document == group.document:
                 return
             key, content, expected = join_key(path, DOCUMENT), encode_json(document), Expected(node.document_stat)
             try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from shardfs.dataset.hierarchy import DOCUMENT, is_below
+from shardfs.dataset.worker import LARGE_NBYTES, Worker
 from shardfs.errors import MetadataError
 from shardfs.format.document import parse_json
 from shardfs.format.lens import consolidated
@@ -58,6 +59,13 @@ class TextCache:
         """Return what was written for the document at *path*, where none is generated, if it says nothing either."""
         return self._same(path, _NO_ATTRIBUTES) if path.rpartition("/")[2] == ZATTRS else None
 
+    async def compare(self, path: str, shown: bytes, worker: Worker) -> None:
+        """Find out whether *shown*, a large document, says what was written at *path*, so that `text` knows it."""
+        written = self._texts.get(path)
+        if written is not None and len(shown) > LARGE_NBYTES and written.shown != shown:
+            written.is_same = await worker.call(_says_the_same, path.rpartition("/")[2], shown, written.text)
+            written.shown = shown
+
     def set_time(self, path: str, mtime_ns: int) -> None:
         """Let *mtime_ns* be the modification time of the document at *path*, if its text is known."""
         if path in self._texts:
@@ -94,6 +102,8 @@ class TextCache:
         if written is None:
             return None
         if written.shown != shown:
+            if len(shown) > LARGE_NBYTES:
+                return None  # see `compare`
             written.shown, written.is_same = shown, _says_the_same(path.rpartition("/")[2], shown, written.text)
         return DocumentText(written.text, written.mtime_ns) if written.is_same else None
 

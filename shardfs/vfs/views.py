@@ -1,29 +1,54 @@
 """Views: which documents a node shows instead of, or beside, those that are stored, and how its chunks are shown.
 
-A view is one way to show a dataset.  It knows documents and names; what is stored below it is the same for all of them.
+What is stored below a view is the same for all of them.  What a view makes of a document is worked out when that is
+read (`format.lens.show`); here it meets the arrays, and what a program wrote is brought back.
 """
 
 import logging
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import Hierarchy, Node
-from shardfs.errors import MetadataError, NotShownError, NotUnshardable
+from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
+from shardfs.errors import (
+    MetadataError,
+    NotADirectoryHereError,
+    NotFoundError,
+    NotShownError,
+    NotUnshardable,
+    RefusedError,
+    UsageError,
+)
 from shardfs.format.codecs import ChunkCodec
+from shardfs.format.document import Json, encode_json
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import Lens
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata
+from shardfs.format.lens.consolidated import every_copy, inline_copies
+from shardfs.format.lens.decoded import require_decoded
+from shardfs.format.lens.show import ATTRIBUTES, NpyShower, Shower, Shown, V2Shower, V3Shower, shown_by
+from shardfs.format.lens.v2 import (
+    V2,
+    V2_NAMES,
+    ZARRAY,
+    ZGROUP,
+    ZMETADATA,
+    check_document,
+    is_relative_path,
+    parse_consolidated,
+)
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document, parse_group
+from shardfs.stores.base import Store, join_key
+from shardfs.vfs.entries.passthrough import Directory
 from shardfs.vfs.missing import Missing
-
-if TYPE_CHECKING:
-    from shardfs.vfs.entries.passthrough import Directory
+from shardfs.vfs.npy_file import Ahead, NpyArray, NpyHandle
+from shardfs.vfs.npy_nodes import NpyDirectory
 
 log = logging.getLogger(__name__)
-
-Metadata = ArrayMetadata | GroupMetadata
 
 
 class ChunkView(NamedTuple):
@@ -66,49 +91,59 @@ class ChunkView(NamedTuple):
         return self.codec is not None or here.codecs == there.codecs
 
 
-@dataclass(frozen=True)
-class Appearance:
-    """What a view makes of one node: generated *documents* by name, and how its *chunks* are shown.
+class View:
+    """One way to show a dataset: *shower* makes documents of documents.
 
-    *reason* is there for a node that is not shown at all, *caveat* for one that some readers get wrong values of.
+    *document_names* are those that documents have in any directory, *directory* is the class of stored directories.
     """
 
-    documents: Mapping[str, bytes] = field(default_factory=dict)
-    chunk_view: ChunkView | None = None
-    reason: str | None = None
-    caveat: str | None = None
+    directory: type[Directory] = Directory
+    document_names: frozenset[str] = frozenset()
 
-
-class View(Protocol):
-    """One way to show a dataset."""
-
-    @property
-    def directory(self) -> "type[Directory]":
-        """The class of nodes for stored directories."""
-
-    @property
-    def document_names(self) -> frozenset[str]:
-        """The names that documents have, in any directory."""
+    def __init__(self, shower: Shower) -> None:
+        self.shower = shower
+        self._chunk_views: WeakKeyDictionary[Node, ChunkView] = WeakKeyDictionary()
 
     @property
     def translates(self) -> bool:
         """Whether arrays are shown in another form: unsharded ones too, and some perhaps not at all."""
+        return self.shower.translates
 
-    @property
-    def looks_above(self) -> bool:
-        """Whether what a node is shown as depends on the groups above it."""
+    def shown(self, node: Node) -> Shown:
+        """Return what is shown of *node*, which a hierarchy that was not told of the view does not know."""
+        if node.shown is not None:
+            return node.shown
+        if node.metadata is not None:
+            return shown_by(self.shower, node.metadata, node.context._replace(in_image=node.in_image))
+        return Shown() if node.reason is None else self.shower.show_broken(node.reason)
 
     def documents(self, node: Node) -> Mapping[str, bytes]:
         """Return the generated documents of *node* by name; each hides what is stored under that name."""
+        return self.shown(node).documents if node.document is not None else {}
 
     def chunk_view(self, node: Node) -> ChunkView | None:
         """Return how the chunks of *node* are shown; None where what is stored there passes through."""
+        if node.any_array is None:
+            return None
+        found = self._chunk_views.get(node)
+        chunks = self.shown(node).chunks if found is None else None
+        if chunks is not None:
+            missing = Missing(chunks.fill, chunks.codec, is_listed=node.document is not None) if chunks.fill else None
+            found = ChunkView(node.any_array, chunks.key_encoding, chunks.codec, missing)
+            self._chunk_views[node] = found
+        return found
 
     def left_out(self, node: Node) -> str | None:
         """Return the reason why *node* is not shown at all; None if it is shown."""
+        return self.shown(node).reason
+
+    def caveat(self, node: Node) -> str | None:
+        """Return why some readers get wrong values of an array; None if there is no reason."""
+        return self.shown(node).caveat
 
     def hides(self, node: Node, name: str) -> bool:
         """Whether *name*, in the directory of *node*, is not shown, as it belongs to another view."""
+        return False
 
 
 async def _nothing_in(path: str) -> Mapping[str, bytes]:
@@ -134,16 +169,19 @@ class Edit:
     directories_in: Callable[[str], Awaitable[Iterable[str]]] = _nothing_in
 
 
-class EditableView(View, Protocol):
+class EditableView(View, ABC):
     """A view through which a dataset may be changed."""
 
     @property
+    @abstractmethod
     def lens(self) -> Lens:
         """How the documents of arrays are shown, and copies of them in consolidated metadata."""
 
+    @abstractmethod
     def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
         """Return the names that chunks have of an array that a program makes of *node*, with the document *new*."""
 
+    @abstractmethod
     async def edit(self, hierarchy: Hierarchy, edit: Edit) -> Metadata | None:
         """Return the unsharded v3 document of a node after an edit of one of its documents.
 
@@ -153,27 +191,234 @@ class EditableView(View, Protocol):
         """
 
 
-class Appearances:
-    """What a view makes of nodes, worked out once for each version of a node; says in the log what is left out."""
+class ZarrV3(EditableView):
+    """Zarr v3 without sharding codecs; *decoded* shows chunks decoded, which takes arrays that are not sharded too."""
 
-    def __init__(self, appear: Callable[[Node], Appearance], what: str) -> None:
-        self._appear = appear
-        self._what = what
-        self._known: WeakKeyDictionary[Node, Appearance] = WeakKeyDictionary()
-        self._told: set[tuple[str, str]] = set()
+    document_names = frozenset({DOCUMENT})
 
-    def of(self, node: Node) -> Appearance:
-        """Return the appearance of *node*."""
-        found = self._known.get(node)
-        if found is None:
+    def __init__(self, *, decoded: bool = False) -> None:
+        shower = V3Shower(decoded)
+        super().__init__(shower)
+        self._lens = shower.lens
+
+    @property
+    def lens(self) -> Lens:
+        """How the documents of arrays are shown."""
+        return self._lens
+
+    def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
+        """Return what the document says."""
+        return ChunkKeyEncoding.parse(new.chunk_key_encoding)
+
+    async def edit(self, hierarchy: Hierarchy, edit: Edit) -> Metadata | None:
+        """Return what was written."""
+        if edit.written is None:
+            return None
+        node, edited = edit.node, parse_document(edit.written)
+        if not self.translates or not isinstance(edited, ArrayMetadata) or edited.is_sharded:
+            return edited
+        if self.chunk_view(node) is None or not isinstance(node.metadata, ArrayMetadata):
+            require_decoded(edited)
+        return edited
+
+
+class ZarrV2(EditableView):
+    """Zarr v2, with chunk keys joined by *separator*; *decoded* shows chunks decoded.
+
+    Fill values are missing values, as xarray takes them, where arrays may have such, and what is not stored is shown
+    where it would be taken for one; if not *fills_missing*, fill values are those that are stored.  OME-Zarr images are
+    those of version 0.4.  What is stored as v2 passes through.
+    """
+
+    document_names = V2_NAMES
+
+    def __init__(self, separator: str = ".", *, decoded: bool = False, fills_missing: bool = True) -> None:
+        self._lens = V2(separator, decodes=decoded, fills_missing=fills_missing)
+        self._shower = V2Shower(self._lens)
+        super().__init__(self._shower)
+
+    @property
+    def lens(self) -> V2:
+        """How the documents of arrays are shown."""
+        return self._lens
+
+    def hides(self, node: Node, name: str) -> bool:
+        """Whether *name* is the v3 document, or a v2 document that is stored beside one."""
+        return name == DOCUMENT or (name in V2_NAMES and node.document is not None)
+
+    def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
+        """Return the v2 names."""
+        return self._shower.key_encoding(node.in_image)
+
+    async def edit(self, hierarchy: Hierarchy, edit: Edit) -> Metadata | None:
+        """Return the v3 document of a node with what a program changed in one of its v2 documents."""
+        node, name, written = edit.node, edit.name, edit.written
+        is_main = name in (ZARRAY, ZGROUP)
+        if written is None and is_main:
+            return None
+        stored, is_stored = node.stored, node.document is not None
+        if isinstance(stored, GroupMetadata) and name == ZMETADATA and is_stored and written is not None:
+            return await self._consolidate(hierarchy, edit, stored, written)
+        if stored is not None and (is_stored or (is_main and isinstance(stored, ArrayMetadata))):
+            beside = None if is_stored else edit.beside
+            return self.lens.edit(stored, name, written, in_image=node.in_image, beside=beside)
+        if written is None:
+            return None
+        check_document(name, written)
+        return await self._begin(hierarchy, edit, written) if edit.is_new and is_main else None
+
+    async def _begin(self, hierarchy: Hierarchy, edit: Edit, written: bytes) -> Metadata:
+        """Return the v3 document of a new node, consolidated if its `.zmetadata` came first."""
+        if edit.name == ZGROUP and ZARRAY in edit.beside:  # which would go, as what is in the document does
+            raise RefusedError("an array is stored there")
+        if edit.name == ZARRAY and ZGROUP in edit.beside:
+            raise RefusedError("a group is stored there")
+        new = self.lens.new(edit.name, written, edit.beside, in_image=edit.node.in_image)
+        consolidated = edit.beside.get(ZMETADATA)
+        if consolidated is None or not isinstance(new, GroupMetadata):
+            return new
+        try:
+            return await self._consolidate(hierarchy, edit, new, consolidated)
+        except (MetadataError, RefusedError) as reason:
+            log.warning("%s is not consolidated any more: %s", edit.node.path or "the source", reason)
+            return new
+
+    async def _consolidate(
+        self, hierarchy: Hierarchy, edit: Edit, group: GroupMetadata, written: bytes
+    ) -> GroupMetadata:
+        """Return the group's document with copies of the nodes that *written* has copies of, as they are stored."""
+        copies: dict[str, Json] = {}
+        given = parse_consolidated(written)
+        for path, documents in given.items():
             try:
-                found = self._appear(node)
-            except (NotShownError, NotUnshardable, MetadataError) as error:
-                found = Appearance(reason=str(error))
-            self._known[node] = found
-            told = found.reason or found.caveat
-            if told is not None and (node.path, told) not in self._told:
-                self._told.add((node.path, told))
-                what = "is left out of" if found.reason is not None else "is not right to all readers of"
-                log.warning("%s %s the %s view: %s", node.path or "the source", what, self._what, told)
+                if not path:
+                    self.lens.put_copies(group, documents)
+                else:
+                    copied = await self._copied(hierarchy, edit, join_key(edit.node.path, path), documents)
+                    copies[path] = copied.document
+            except (MetadataError, NotShownError, NotUnshardable, RefusedError) as error:
+                raise RefusedError(f"the copy of {path or 'the group'}: {error}") from None
+        copies |= await self._not_given(hierarchy, edit, group, given)
+        consolidated = {"kind": "inline", "must_understand": False, "metadata": copies}
+        return parse_group({**group.document, "consolidated_metadata": consolidated})
+
+    async def _not_given(
+        self, hierarchy: Hierarchy, edit: Edit, group: GroupMetadata, given: Mapping[str, Mapping[str, Json]]
+    ) -> dict[str, Json]:
+        """Return the stored documents, by path, of nodes that have no v2 form and so are not among those *given*.
+
+        Readers find a node that is not in the consolidated metadata no more.  Raises `RefusedError` for one that is
+        shown, and was found until now.
+        """
+        found: dict[str, Json] = {}
+        consolidated = inline_copies(group.document)
+        pending = [path for path, _ in every_copy(group.document)] if consolidated is not None else [""]
+        while pending:
+            path = pending.pop()
+            key = join_key(edit.node.path, path) if path else edit.node.path
+            if path not in given and is_relative_path(path):
+                try:
+                    node = await hierarchy.node(key)
+                except (NotFoundError, NotADirectoryHereError):
+                    continue
+                if self.left_out(node) is not None:
+                    found |= {} if node.metadata is None else {path: (node.stored or node.metadata).document}
+                    continue
+                if node.document is not None or {ZARRAY, ZGROUP} & (await edit.documents_in(key)).keys():
+                    raise RefusedError(f"it leaves {path} out, which its readers would not find any more")
+            if consolidated is None and ZARRAY not in given.get(path, {}):
+                pending += [f"{path}/{name}".lstrip("/") for name in await edit.directories_in(key)]
         return found
+
+    async def _copied(
+        self, hierarchy: Hierarchy, edit: Edit, path: str, documents: Mapping[str, dict[str, Json]]
+    ) -> Metadata:
+        """Return the stored document of the node at *path*, or the one of a new node that is on its way there."""
+        found: Node | None = None
+        with suppress(NotFoundError, NotADirectoryHereError):
+            found = await hierarchy.node(path)
+        if found is not None and found.document is not None and found.metadata is not None:
+            return self.lens.put_copies(found.stored or found.metadata, documents, in_image=found.in_image)
+        stored = await edit.documents_in(path)
+        name = next((name for name in (ZARRAY, ZGROUP) if name in documents), None)
+        if not edit.is_new or name is None or ZARRAY in stored or ZGROUP in stored:
+            raise RefusedError("it is not stored as Zarr v3, and cannot have a copy here")
+        texts = _texts(documents)
+        return self.lens.new(name, texts[name], texts, in_image=(found or edit.node).in_image)
+
+
+class NpyView(View):
+    """Every array is one file NAME.npy, attributes are NAME.json, and groups are folders.
+
+    What belongs to the source at *url* itself is named by the last part of that.  *nopened* counts how many times the
+    file of each array was opened, by the path of the array.
+    """
+
+    directory = NpyDirectory
+
+    def __init__(self, url: str) -> None:
+        super().__init__(NpyShower())
+        self.source_name = url.rstrip("/").rpartition("/")[2] or "root"
+        self.nopened: Counter[str] = Counter()
+        self.ahead: OrderedDict[NpyHandle, Ahead] = OrderedDict()
+        self._arrays: WeakKeyDictionary[Node, NpyArray] = WeakKeyDictionary()
+        self._told: set[str] = set()
+
+    def chunk_view(self, node: Node) -> None:
+        """Return None: chunks are not shown."""
+
+    def documents(self, node: Node) -> Mapping[str, bytes]:
+        """Return none: files of this view have names of their own."""
+        return {}
+
+    def hides(self, node: Node, name: str) -> bool:
+        """Whether *name* is a document of Zarr v3, which would say what is not there."""
+        return name == DOCUMENT and node.metadata is not None
+
+    def array(self, node: Node) -> NpyArray | None:
+        """Return the array of *node* as it is shown; None if it is none, or has no .npy form."""
+        found = self._arrays.get(node)
+        form = self.shown(node).npy if found is None else None
+        if form is not None and node.any_array is not None:
+            found = self._arrays[node] = NpyArray(node.any_array, form)
+        return found
+
+    def attributes(self, node: Node) -> bytes | None:
+        """Return the attributes of *node* as JSON text; None if it has none, or is not shown."""
+        return self.shown(node).documents.get(ATTRIBUTES)
+
+    def tell_once(self, message: str) -> None:
+        """Say something in the log, if it was not said before."""
+        if message not in self._told:
+            self._told.add(message)
+            log.warning("%s", message)
+
+
+def make_view(
+    name: str, store: Store, *, decoded: bool = False, separator: str | None = None, fills_missing: bool = True
+) -> View:
+    """Return the view *name* of *store*: "v3", "v2" or "npy".
+
+    *decoded*: chunks are decoded; *separator* joins the chunk keys of v2, "." if it is None; if not *fills_missing*, v2
+    shows the stored fill values, and no file for what is not stored.
+    """
+    if name == "npy":
+        return NpyView(store.url)
+    return make_editable_view(name, decoded=decoded, separator=separator, fills_missing=fills_missing)
+
+
+def make_editable_view(
+    name: str, *, decoded: bool = False, separator: str | None = None, fills_missing: bool = True
+) -> EditableView:
+    """Return the view "v3" or "v2", through which a dataset may be changed."""
+    match name:
+        case "v3":
+            return ZarrV3(decoded=decoded)
+        case "v2":
+            return ZarrV2(separator or ".", decoded=decoded, fills_missing=fills_missing)
+        case _:
+            raise UsageError(f"there is no view {name!r} that can be written to")
+
+
+def _texts(documents: Mapping[str, Json]) -> dict[str, bytes]:
+    return {name: encode_json(document) for name, document in documents.items()}

@@ -25,8 +25,7 @@ from shardfs.vfs.attributes import Owner
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.session import Session
-from shardfs.vfs.v2_view import ZarrV2
-from shardfs.vfs.v3_view import ZarrV3
+from shardfs.vfs.views import ZarrV2, ZarrV3
 from tests.support.opened import find, read_file
 
 OWNER = Owner(os.geteuid(), os.getegid())

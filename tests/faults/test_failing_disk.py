@@ -23,7 +23,7 @@ from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.session import Session
-from shardfs.vfs.v3_view import ZarrV3
+from shardfs.vfs.views import ZarrV3
 from tests.support.damage import document
 from tests.support.datasets import store
 from tests.support.lossy_disk import Fault, LossyDisk

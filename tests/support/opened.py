@@ -20,7 +20,7 @@ from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import Row
 from shardfs.vfs.inodes import ROOT
-from shardfs.vfs.v3_view import ZarrV3
+from shardfs.vfs.views import ZarrV3
 from tests.support.corpus import CASES, Case, write_case
 from tests.support.datasets import age
 from tests.support.encoder import Encoded

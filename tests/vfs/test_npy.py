@@ -23,7 +23,7 @@ from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import FileHandle
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.npy_names import npy_problems
-from shardfs.vfs.npy_view import NpyView
+from shardfs.vfs.views import NpyView
 from tests.support.corpus import GZIP, LITTLE, array, extension, sharding, transpose
 from tests.support.datasets import store
 from tests.support.documents import GROUP, write

@@ -16,7 +16,7 @@ from shardfs.vfs.attributes import Owner
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT
-from shardfs.vfs.v2_view import ZarrV2
+from shardfs.vfs.views import ZarrV2
 from tests.crash.harness import Process
 from tests.crash.histories import make_source
 from tests.support.corpus import LITTLE, array, sharding

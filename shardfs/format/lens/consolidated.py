@@ -67,7 +67,7 @@ class Consolidated:
         try:
             node = parse_node(copy)
             if isinstance(node, ArrayMetadata):
-                return copy if path in self.as_stored else self.lens.get(node)
+                return copy if path.strip("/") in self.as_stored else self.lens.get(node)
             return self.get(node.document, f"{path}/")
         except (MetadataError, RecursionError):
             return copy
@@ -94,7 +94,7 @@ class Consolidated:
             return self._put(before, node.document, nodes, f"{path}/")
         try:
             stored = parse_array(nodes.get(path))
-            if path in self.as_stored or self.lens.get(stored) is stored.document:
+            if path.strip("/") in self.as_stored or self.lens.get(stored) is stored.document:
                 return copy
         except (MetadataError, *_NOT_SHOWN):
             return copy

@@ -1,0 +1,138 @@
+"""A process beside this one for large documents: who parses or makes one here keeps every request waiting.
+
+`json` holds the interpreter's lock, so a thread does not help.
+"""
+
+import logging
+import os
+import pickle
+import resource
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, Final, ParamSpec, TypeVar
+
+import trio
+
+from shardfs.errors import ShardfsError, StoreError
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LARGE_NBYTES: Final = 256 * 2**10
+"""Size of a document from which on work on it is done in the worker."""
+
+_MAX_MEMORY: Final = 2 * 2**30
+_MAX_KEPT: Final = 192 * 2**20  # a worker that came to need more is replaced by a small one
+_HEADER: Final = struct.Struct("<QQ")  # length of what follows, memory that was needed
+_PIECE_NBYTES: Final = 2**20
+
+
+class Worker:
+    """Calls functions in a process of its own, one at a time; it is started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._turn = trio.Lock()
+        self._process: trio.Process | None = None
+
+    async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what *function*, of a module, returns; raises the `ShardfsError` that it raises.
+
+        Raises `StoreError` if the process dies of it.
+        """
+        request = pickle.dumps((function, args, kwargs), protocol=5)
+        async with self._turn:
+            process = self._process = self._process or await _start()
+            try:
+                memory, result, error = await _ask(process, request)
+            except (trio.BrokenResourceError, EOFError):
+                await self.end()
+                log.error("the process that works on large documents died (status %s)", process.returncode)  # noqa: TRY400
+                raise StoreError("the process that works on large documents died") from None
+            except BaseException:  # cancelled: nobody wants what it is busy with
+                await self.end()
+                raise
+            if memory > _MAX_KEPT:
+                await self.end()
+        if error is not None:
+            raise error
+        value: T = result
+        return value
+
+    async def end(self) -> None:
+        """End the process, whatever it is doing."""
+        process, self._process = self._process, None
+        if process is not None:
+            with trio.CancelScope(shield=True):
+                process.kill()
+                await process.wait()
+                assert process.stdin is not None
+                assert process.stdout is not None
+                await process.stdin.aclose()
+                await process.stdout.aclose()
+
+
+async def _start() -> trio.Process:
+    try:
+        return await trio.lowlevel.open_process(
+            [sys.executable, "-P", "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,  # a Ctrl-C is for the mount
+        )
+    except OSError as error:
+        raise StoreError(f"no process can be started to work on a large document: {error}") from None
+
+
+async def _ask(process: trio.Process, request: bytes) -> tuple[int, Any, ShardfsError | None]:
+    """Return what the process needed of memory by now, and result or error of a request."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    await process.stdin.send_all(_HEADER.pack(len(request), 0) + request)
+    reply = bytearray()
+    nbytes = _HEADER.size
+    memory = 0
+    while len(reply) < nbytes:
+        piece = await process.stdout.receive_some(_PIECE_NBYTES)
+        if not piece:
+            raise EOFError
+        reply += piece
+        if nbytes == _HEADER.size <= len(reply):
+            length, memory = _HEADER.unpack_from(reply)
+            nbytes += length
+    result, error = pickle.loads(memoryview(reply)[_HEADER.size :])  # noqa: S301 - from the process we started
+    return memory, result, error
+
+
+def _serve() -> None:
+    """Answer requests from standard input on standard output until that ends."""
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
+    while header := requests.read(_HEADER.size):
+        reply = _reply(requests.read(_HEADER.unpack(header)[0]))
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
+        replies.write(_HEADER.pack(len(reply), memory))
+        replies.write(reply)
+        replies.flush()
+
+
+def _reply(request: bytes) -> bytes:
+    try:
+        function, args, kwargs = pickle.loads(request)  # noqa: S301 - from the process that started this one
+        del request
+        return pickle.dumps((function(*args, **kwargs), None), protocol=5)
+    except ShardfsError as error:
+        return pickle.dumps((None, error))
+    except MemoryError:
+        reason = f"a document takes more than {_MAX_MEMORY // 2**30} GiB of memory to work on"
+        return pickle.dumps((None, StoreError(reason)))
+
+
+if __name__ == "__main__":
+    _serve()

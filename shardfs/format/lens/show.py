@@ -1,0 +1,297 @@
+"""What the views make of a stored document: the texts of the documents that are shown, and how chunks are shown.
+
+Pure, from bytes to values that can be sent to another process: large documents are worked on there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Protocol
+
+from shardfs.errors import MetadataError, NotShownError, NotUnshardable
+from shardfs.format.codecs import ChunkCodec
+from shardfs.format.document import Document, Json, encode_json
+from shardfs.format.dtype import fill_element
+from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.lens import Lens
+from shardfs.format.lens.consolidated import Consolidated
+from shardfs.format.lens.decoded import Decoded, codec_of, decoded_document
+from shardfs.format.lens.npy import NpyFile
+from shardfs.format.lens.unsharded import Unsharded, UnshardedArray, describe
+from shardfs.format.lens.v2 import V2
+from shardfs.format.lens.v2_attributes import (
+    SEPARATOR,
+    FillValues,
+    fill_values,
+    has_missing_value,
+    is_image,
+    naming_no_axes,
+    odd_missing_value,
+    v2_attributes,
+)
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document
+from shardfs.format.normal_form import fingerprint
+
+ZARR_JSON: Final = "zarr.json"
+ATTRIBUTES: Final = ".json"
+"""The name under which `NpyForm` shows attributes: what it ends with."""
+
+_STORED_FILLS: Final = (
+    "xarray and netCDF take its fill value for missing values, which is not its _FillValue: mount without "
+    "--fill-missing no"
+)
+_BULK: Final = frozenset({"attributes", "consolidated_metadata"})
+
+
+class Context(NamedTuple):
+    """What a document does not say itself.
+
+    *in_image*: the node lies in an OME-Zarr image.  *as_stored* are the paths, relative to the node, of sharded arrays
+    that are shown as they are stored, since their writers write shards.
+    """
+
+    in_image: bool = False
+    as_stored: frozenset[str] = frozenset()
+
+
+NO_CONTEXT: Final = Context()
+
+
+class ChunkForm(NamedTuple):
+    """How chunks are shown: under which names, decoded by *codec* if any, and *fill* in place of absent ones."""
+
+    key_encoding: ChunkKeyEncoding
+    codec: ChunkCodec | None = None
+    fill: FillValues | None = None
+
+
+class NpyForm(NamedTuple):
+    """An array as one *file*: *codec* decodes chunks, *fill* is the element of those that are absent."""
+
+    file: NpyFile
+    codec: ChunkCodec
+    fill: bytes
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a view makes of one node: generated *documents* by name, and how its *chunks* are shown, if they are.
+
+    *reason* is there for a node that is not shown at all, *caveat* for one that some readers get wrong values of.
+    """
+
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+    chunks: ChunkForm | None = None
+    npy: NpyForm | None = None
+    reason: str | None = None
+    caveat: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the documents."""
+        return sum(map(len, self.documents.values()))
+
+
+class Shower(Protocol):
+    """The pure side of a view."""
+
+    @property
+    def name(self) -> str:
+        """What messages call the view."""
+
+    @property
+    def translates(self) -> bool:
+        """Whether arrays are shown in another form: unsharded ones too, and some perhaps not at all."""
+
+    @property
+    def looks_above(self) -> bool:
+        """Whether what a node is shown as depends on the groups above it."""
+
+    def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
+        """Return what is shown of a node; *array* is its description if it is an array.
+
+        Raises `NotShownError` or `NotUnshardable` with the reason if nothing is.
+        """
+
+    def show_broken(self, reason: str) -> Shown:
+        """Return what is shown of a node whose document cannot be read for this *reason*."""
+
+
+@dataclass(frozen=True)
+class V3Shower:
+    """Zarr v3 without sharding codecs; if it *decodes*, chunks are decoded, of unsharded arrays too."""
+
+    decodes: bool = False
+    looks_above = False
+
+    @property
+    def name(self) -> str:
+        """What messages call the view."""
+        return "decoded v3" if self.decodes else "v3"
+
+    @property
+    def translates(self) -> bool:
+        """Whether unsharded arrays are shown in another form, too."""
+        return self.decodes
+
+    @property
+    def lens(self) -> Lens:
+        """How documents of arrays are shown."""
+        return Decoded() if self.decodes else Unsharded()
+
+    def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
+        """Show the unsharded document of an array, or a group's with its consolidated copies unsharded."""
+        if isinstance(stored, GroupMetadata):
+            document = Consolidated(self.lens, context.as_stored).get(stored.document)
+            return Shown({} if document is stored.document else {ZARR_JSON: encode_json(document)})
+        if array is None or not (self.decodes or stored.is_sharded):
+            return Shown()
+        codec = codec_of(array) if self.decodes else None
+        shown = decoded_document(array) if self.decodes else array.document
+        return Shown({ZARR_JSON: encode_json(shown)}, ChunkForm(array.key_encoding, codec))
+
+    def show_broken(self, reason: str) -> Shown:
+        """Show it as it is stored."""
+        return Shown()
+
+
+@dataclass(frozen=True)
+class V2Shower:
+    """Zarr v2, by *lens*: OME-Zarr images are those of version 0.4, and what is stored as v2 passes through."""
+
+    lens: V2
+    translates = True
+    looks_above = True
+
+    @property
+    def name(self) -> str:
+        """What messages call the view."""
+        return "decoded v2" if self.lens.decodes else "v2"
+
+    def key_encoding(self, in_image: bool) -> ChunkKeyEncoding:
+        """Return the names of chunks of an array."""
+        return ChunkKeyEncoding("v2", SEPARATOR if in_image else self.lens.separator)
+
+    def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
+        """Show the v2 documents of a node, and for chunks that are absent those that readers would not guess."""
+        documents = _texts(self.lens.documents(stored, in_image=context.in_image))
+        if array is None:
+            return Shown(documents)
+        if not context.in_image:
+            array = replace(array, document=naming_no_axes(array.document))
+        codec = codec_of(array) if self.lens.decodes else None
+        fill, caveat = self._fill(array, context.in_image)
+        return Shown(documents, ChunkForm(self.key_encoding(context.in_image), codec, fill), caveat=caveat)
+
+    def show_broken(self, reason: str) -> Shown:
+        """Leave it out: what is stored beside it is not v2."""
+        return Shown(reason=reason)
+
+    def _fill(self, array: UnshardedArray, in_image: bool) -> tuple[FillValues | None, str | None]:
+        """Return what stands for chunks that are not stored, and why some readers get wrong values nevertheless."""
+        names = array.document.get("dimension_names")
+        if isinstance(names, list) and None in names and len({*names}) > 1:
+            return None, "only some of its axes have names: xarray, which opens it natively, finds no dimensions in v2"
+        if in_image or not has_missing_value(array.document):
+            return None, None
+        try:
+            values = fill_values(array)
+            if not self.lens.fills_missing:
+                return None, _STORED_FILLS if values.codec is not None else None
+        except NotShownError as reason:
+            return None, f"xarray takes values that equal the fill value for missing ones: {reason}"
+        return values if values.codec is not None else None, odd_missing_value(array.document)
+
+
+@dataclass(frozen=True)
+class NpyShower:
+    """Arrays as .npy files, and attributes as JSON."""
+
+    name = "npy"
+    translates = True
+    looks_above = False
+
+    def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
+        """Show the file of an array, and the attributes of a node, which have no name of their own."""
+        attributes: Document = stored.document.get("attributes", {})
+        if isinstance(stored, ArrayMetadata) and attributes:
+            # With the names of axes, and a missing value that is a number, as v2 has them.
+            attributes = {**attributes, **v2_attributes(stored.document)}
+        documents = {ATTRIBUTES: encode_json(attributes)} if attributes else {}
+        return Shown(documents, npy=None if array is None else _npy_form(array))
+
+    def show_broken(self, reason: str) -> Shown:
+        """Show it as it is stored."""
+        return Shown()
+
+
+class Contents(NamedTuple):
+    """What the document of a node says.
+
+    *array* describes an array with its *fingerprint*; if that cannot be, and it is shown as it is stored for that,
+    *reason* says why.  *in_image*: it is a group with metadata of OME-Zarr 0.5, or lies below one.
+    """
+
+    metadata: Metadata
+    in_image: bool
+    array: UnshardedArray | None = None
+    fingerprint: bytes = b""
+    reason: str | None = None
+    shown: Shown | None = None
+
+
+def read_document(document: bytes, shower: Shower | None, context: Context) -> Contents:
+    """Return what a stored document says, and what the view *shower* makes of it; raises `MetadataError`."""
+    stored = parse_document(document)
+    in_image = context.in_image or (isinstance(stored, GroupMetadata) and is_image(stored.document))
+    context = context._replace(in_image=in_image)
+    array, mark, fault = _describe(stored, context)
+    shown = _show(shower, stored, array, fault, context) if shower is not None else None
+    is_sharded = isinstance(stored, ArrayMetadata) and stored.is_sharded
+    return Contents(stored, in_image, array, mark, fault if is_sharded else None, shown)
+
+
+def read_large_document(document: bytes, shower: Shower | None, context: Context) -> Contents:
+    """Return what `read_document` does, without attributes and copies, which the texts that are shown have."""
+    found = read_document(document, shower, context)
+    array = None if found.array is None else replace(found.array, document=_without_bulk(found.array.document))
+    metadata = replace(found.metadata, document=_without_bulk(found.metadata.document))
+    return found._replace(metadata=metadata, array=array)
+
+
+def shown_by(shower: Shower, stored: Metadata, context: Context) -> Shown:
+    """Return what a view makes of a node that is known already."""
+    array, _, fault = _describe(stored, context)
+    return _show(shower, stored, array, fault, context)
+
+
+def _describe(stored: Metadata, context: Context) -> tuple[UnshardedArray | None, bytes, str | None]:
+    """Return the description of an array, and its fingerprint, or the reason why there is none."""
+    if isinstance(stored, GroupMetadata) or (stored.is_sharded and "" in context.as_stored):
+        return None, b"", None
+    try:
+        return describe(stored), fingerprint(stored), None
+    except (MetadataError, NotUnshardable) as error:
+        return None, b"", str(error)
+
+
+def _show(shower: Shower, stored: Metadata, array: UnshardedArray | None, fault: str | None, context: Context) -> Shown:
+    if isinstance(stored, ArrayMetadata) and array is None:
+        return Shown(reason=fault if shower.translates else None)
+    try:
+        return shower.show(stored, array, context)
+    except (NotShownError, NotUnshardable, MetadataError) as error:
+        return Shown(reason=str(error))
+
+
+def _npy_form(array: UnshardedArray) -> NpyForm:
+    codec = codec_of(array)
+    file = NpyFile.of(codec.data_type, tuple(array.document["shape"]), codec.chunk_shape)
+    return NpyForm(file, codec, fill_element(array.document["data_type"], array.document["fill_value"]))
+
+
+def _texts(documents: Mapping[str, Json]) -> dict[str, bytes]:
+    return {name: encode_json(document) for name, document in documents.items()}
+
+
+def _without_bulk(document: Document) -> dict[str, Json]:
+    return {member: value for member, value in document.items() if member not in _BULK}

@@ -1,0 +1,129 @@
+"""The process beside the daemon, and what is shown of large documents by it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from shardfs.dataset.worker import LARGE_NBYTES, Worker
+from shardfs.errors import MetadataError, StoreError
+from shardfs.format.metadata import parse_document
+from shardfs.vfs.chunk_cache import ChunkCache
+from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.views import View, ZarrV2, ZarrV3
+from tests.support.corpus import GZIP, LITTLE, array, sharding
+from tests.support.documents import write
+from tests.support.opened import in_trio, open_source
+
+
+@asynccontextmanager
+async def started() -> AsyncIterator[Worker]:
+    worker = Worker()
+    try:
+        yield worker
+    finally:
+        await worker.end()
+
+
+@in_trio
+async def test_it_returns_what_a_function_returns_and_raises_our_errors() -> None:
+    async with started() as worker:
+        assert await worker.call(math.sqrt, 9.0) == 3
+        with pytest.raises(MetadataError, match="not valid JSON"):
+            await worker.call(parse_document, b"{")
+        assert await worker.call(os.getpid) != os.getpid()
+
+
+@in_trio
+async def test_one_that_dies_is_an_error_of_the_store_and_is_replaced() -> None:
+    async with started() as worker:
+        first = await worker.call(os.getpid)
+        with pytest.raises(StoreError, match="died"):
+            await worker.call(os._exit, 3)
+        assert await worker.call(os.getpid) != first
+
+
+@in_trio
+async def test_one_that_needed_much_memory_is_replaced() -> None:
+    async with started() as worker:
+        first = await worker.call(os.getpid)
+        assert len(await worker.call(bytes, 200 * 2**20)) == 200 * 2**20
+        assert await worker.call(os.getpid) != first
+        with pytest.raises(StoreError, match="memory"):
+            await worker.call(bytes, 2**32)
+
+
+@in_trio
+async def test_who_gives_up_waiting_ends_what_nobody_wants() -> None:
+    async with started() as worker:
+        pid = await worker.call(os.getpid)
+        with trio.move_on_after(0.1) as scope:
+            await worker.call(time.sleep, 1000)
+        assert scope.cancelled_caught
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        assert await worker.call(math.sqrt, 4.0) == 2
+
+
+def large_group(root: Path) -> dict[str, Any]:
+    copy = array((10, 10), (4, 4), sharding((2, 2), LITTLE, GZIP), attributes={"note": "x" * 1000})
+    write(root / "a", copy)
+    group = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {"much": "y" * 1000},
+        "consolidated_metadata": {
+            "kind": "inline",
+            "must_understand": False,
+            "metadata": {"a": copy} | {f"b{i}": copy for i in range(300)},
+        },
+    }
+    write(root, group)
+    assert (root / "zarr.json").stat().st_size > LARGE_NBYTES
+    return group
+
+
+@pytest.mark.parametrize("view", [ZarrV3(), ZarrV3(decoded=True), ZarrV2()], ids=["v3", "decoded", "v2"])
+@in_trio
+async def test_large_documents_are_shown_as_small_ones_are_and_keep_nobody_waiting(view: View, tmp_path: Path) -> None:
+    group = large_group(tmp_path)
+    large = array((10, 10), (4, 4), sharding((2, 2), LITTLE), attributes={"_FillValue": 1, "much": "z" * LARGE_NBYTES})
+    write(tmp_path / "large", large | {"dimension_names": ["y", "x"]})
+    opened = open_source(tmp_path)
+    expected = [view.documents(await opened.hierarchy.node(path)) for path in ("", "large")]
+    opened = open_source(tmp_path)
+    fs = Filesystem(opened.store, opened.hierarchy, view, ChunkCache(0, opened.statistics), ttl=1.0)
+    turns = 0
+
+    async def work(scope: trio.CancelScope) -> None:
+        nonlocal turns
+        while not scope.cancel_called:
+            turns += 1
+            await trio.sleep(0.001)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work, nursery.cancel_scope)
+            await fs.start()
+            nodes = [await fs.hierarchy.node(path) for path in ("", "large")]
+            nursery.cancel_scope.cancel()
+        assert turns >= 20
+        assert [view.documents(node) for node in nodes] == expected
+        assert all(node.metadata is not None and "attributes" not in node.metadata.document for node in nodes)
+        stored = nodes[0].stored
+        assert stored is not None
+        assert json.dumps(stored.document) == json.dumps(group)
+        chunks = view.chunk_view(nodes[1])
+        assert chunks is not None
+        assert (chunks.missing is None) == isinstance(view, ZarrV3)
+    finally:
+        await fs.worker.end()
