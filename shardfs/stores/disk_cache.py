@@ -1,8 +1,8 @@
 """Ranges of remote objects on the local disk, for this mount, later ones, and several at a time.
 
 Mounts share a directory without speaking to each other.  An entry is a file that appears complete, is never changed,
-and may be gone at any moment; its modification time tells when it was last used.  What a process knows of the others'
-entries is what it saw in a listing: of one drawer after a miss, of everything before it evicts.
+and may be gone at any moment; its modification time tells when it was last used.  Entries lie in *drawers*, directories
+of which a process knows what it saw when it listed them: again after a miss, if the drawer was changed since.
 
 Nothing is made durable: what a power cut left of an entry is found out by its checksums.  A file is, with numbers in
 little endian:
@@ -21,13 +21,15 @@ Keys in order are thus ranges in order, of one version behind the other.
 import errno
 import fcntl
 import logging
+import math
 import os
 import secrets
 import stat
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from hashlib import sha256
 from string import hexdigits
 from struct import Struct
@@ -64,27 +66,12 @@ class Version(NamedTuple):
         """Return the version *etag* of the object *name*; names need not be valid Unicode."""
         return cls(*(sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (name, etag)))
 
-    @property
-    def prefix(self) -> bytes:
-        """What the keys of all its entries begin with."""
-        return self.name[:_ID_NBYTES] + self.etag[:_ID_NBYTES]
-
     def key(self, offset: int, nbytes: int) -> bytes:
         """Return the key of the entry for *nbytes* bytes from *offset*."""
-        return self.prefix + _RANGE.pack(offset, nbytes)
+        return self.name[:_ID_NBYTES] + self.etag[:_ID_NBYTES] + _RANGE.pack(offset, nbytes)
 
 
 KEY_NBYTES: Final = 2 * _ID_NBYTES + _RANGE.size
-
-
-def name_of(key: bytes) -> bytes:
-    """Return what the keys of all versions of the same object begin with."""
-    return key[:_ID_NBYTES]
-
-
-def prefix_of(key: bytes) -> bytes:
-    """Return what the keys of the same version begin with."""
-    return key[: 2 * _ID_NBYTES]
 
 
 def range_of(key: bytes) -> tuple[int, int]:
@@ -165,82 +152,67 @@ def drawer_of(key: bytes) -> str:
     return key[:2].hex()[:3]
 
 
-class RangeIndex:
-    """Keys of entries, in drawers.
+@dataclass(slots=True)
+class _Drawer:
+    """What is known of a drawer: its *keys* in order, when it was *listed*, and the time of its last change then.
 
     No entry lies within another of its version.  Ordered by their beginnings, entries of a version are then ordered by
     their ends too: the last one that begins early enough is the only one that may hold a range.
     """
 
-    def __init__(self) -> None:
-        self._drawers: dict[str, list[bytes]] = {}
-
-    def keys(self, drawer: str) -> Sequence[bytes]:
-        """Return the keys in a drawer, in order."""
-        return tuple(self._drawers.get(drawer, ()))
+    keys: list[bytes] = field(default_factory=list)
+    listed: float = -math.inf
+    changed_ns: int = -1
 
     def find(self, key: bytes) -> bytes | None:
         """Return the key of the entry that holds the range of *key*, if there is one."""
-        keys = self._drawers.get(drawer_of(key), [])
-        at = bisect_right(keys, _beginning(key) + _LAST) - 1
-        if at < 0 or prefix_of(keys[at]) != prefix_of(key):
+        at = bisect_right(self.keys, _beginning(key) + _LAST) - 1
+        if at < 0 or _version_of(self.keys[at]) != _version_of(key):
             return None
-        return keys[at] if _end(keys[at]) >= _end(key) else None
+        return self.keys[at] if _end(self.keys[at]) >= _end(key) else None
 
     def add(self, key: bytes) -> list[bytes]:
         """Take in an entry; return those that it makes useless: what lies within it, or itself if it is within another.
 
-        They are not in the index any more.
+        They are not in the drawer any more.
         """
         holder = self.find(key)
         if holder is not None:
             return [] if holder == key else [key]
-        keys = self._drawers.setdefault(drawer_of(key), [])
-        begin = end = bisect_left(keys, _beginning(key))
-        while end < len(keys) and prefix_of(keys[end]) == prefix_of(key) and _end(keys[end]) <= _end(key):
+        begin = end = bisect_left(self.keys, _beginning(key))
+        while (
+            end < len(self.keys)
+            and _version_of(self.keys[end]) == _version_of(key)
+            and _end(self.keys[end]) <= _end(key)
+        ):
             end += 1
-        within = keys[begin:end]
-        keys[begin:end] = [key]
+        within = self.keys[begin:end]
+        self.keys[begin:end] = [key]
         return within
 
     def discard(self, key: bytes) -> None:
         """Remove an entry, if it is there."""
-        keys = self._drawers.get(drawer_of(key), [])
-        at = bisect_left(keys, key)
-        if at < len(keys) and keys[at] == key:
-            del keys[at]
+        at = bisect_left(self.keys, key)
+        if self.keys[at : at + 1] == [key]:
+            del self.keys[at]
 
     def discard_other_versions(self, key: bytes) -> list[bytes]:
         """Remove and return the entries for the same object that are of another version than *key*."""
-        keys = self._drawers.get(drawer_of(key), [])
-        removed: list[bytes] = []
-        for begin, end in (
-            (bisect_right(keys, prefix_of(key) + _LAST), bisect_right(keys, name_of(key) + _LAST)),
-            (bisect_left(keys, name_of(key)), bisect_left(keys, prefix_of(key))),
-        ):
-            removed += keys[begin:end]
-            del keys[begin:end]
+        name = key[:_ID_NBYTES]
+        begin, end = bisect_left(self.keys, name), bisect_right(self.keys, name + _LAST)
+        removed = [other for other in self.keys[begin:end] if _version_of(other) != _version_of(key)]
+        self.keys[begin:end] = [other for other in self.keys[begin:end] if _version_of(other) == _version_of(key)]
         return removed
-
-    def replace(self, drawer: str, keys: Iterable[bytes]) -> list[bytes]:
-        """Let a drawer hold *keys* and nothing else; return those of them that lie within others, and are left out."""
-        kept: list[bytes] = []
-        within: list[bytes] = []
-        for key in sorted(keys):
-            if kept and prefix_of(kept[-1]) == prefix_of(key):
-                if _end(kept[-1]) >= _end(key):
-                    within.append(key)
-                    continue
-                if _beginning(kept[-1]) == _beginning(key):
-                    within.append(kept.pop())
-            kept.append(key)
-        self._drawers[drawer] = kept
-        return within
 
 
 def _beginning(key: bytes) -> bytes:
     """Return what the keys of all entries begin with that begin where *key* does."""
     return key[: KEY_NBYTES - 8]
+
+
+def _version_of(key: bytes) -> bytes:
+    """Return what the keys of the same version begin with."""
+    return key[: 2 * _ID_NBYTES]
 
 
 def _end(key: bytes) -> int:
@@ -255,22 +227,6 @@ _TAG_CONTENT: Final = (
 _NEW: Final = "new-"
 _DRAWER_NAME_LENGTH: Final = 3
 _BLOCK_NBYTES: Final = 512  # what st_blocks counts, whatever the file system
-
-
-class File(NamedTuple):
-    """A name in a drawer; *nbytes* is what it takes on the disk, *used* when it was used, in seconds since 1970."""
-
-    name: str
-    size: int
-    nbytes: int
-    used: float
-    is_regular: bool
-
-    @classmethod
-    def of(cls, name: str, status: os.stat_result) -> "File":
-        """Return what the operating system says of *name*."""
-        nbytes = status.st_blocks * _BLOCK_NBYTES
-        return cls(name, status.st_size, nbytes, status.st_mtime, stat.S_ISREG(status.st_mode))
 
 
 class CacheDirectory:
@@ -298,54 +254,49 @@ class CacheDirectory:
         with os.scandir(self._root.fd) as entries:
             return [entry.name for entry in entries if _is_drawer(entry)]
 
-    def look(self, drawer: str, known: Collection[str] = ()) -> tuple[list[File], set[str]]:
-        """Return what is in a drawer and not *known*, and what is *known* and gone; a missing drawer is empty."""
-        new: list[File] = []
-        gone = set(known)
-        try:
-            directory = self._drawer(drawer)
-        except FileNotFoundError:
-            return new, gone
-        with os.scandir(directory.fd) as entries:
-            for entry in entries:
-                if entry.name in known:
-                    gone.discard(entry.name)
-                    continue
-                with suppress(FileNotFoundError):
-                    new.append(File.of(entry.name, entry.stat(follow_symlinks=False)))
-        return new, gone
+    def drawer(self, name: str) -> Descriptor:
+        """Open a drawer."""
+        return Descriptor(os.open(name, READ | os.O_DIRECTORY, dir_fd=self._root.fd))
 
-    def open(self, drawer: str, name: str) -> tuple[Descriptor, File]:
-        """Open a file to read it."""
-        directory = self._drawer(drawer)
-        descriptor = Descriptor(os.open(name, READ, dir_fd=directory.fd))
-        return descriptor, File.of(name, os.fstat(descriptor.fd))
+    def changed_ns(self, drawer: str) -> int:
+        """Return when an entry came or went last, -1 if there is no such drawer."""
+        try:
+            return os.stat(drawer, dir_fd=self._root.fd, follow_symlinks=False).st_mtime_ns
+        except FileNotFoundError:
+            return -1
+
+    def open(self, key: bytes) -> tuple[Descriptor, os.stat_result]:
+        """Open an entry to read it."""
+        directory = self.drawer(drawer_of(key))
+        file = Descriptor(os.open(key.hex(), READ, dir_fd=directory.fd))
+        return file, os.fstat(file.fd)
 
     def mark_used(self, file: Descriptor, now: float) -> None:
         """Say that an open file was used *now*, in seconds since 1970."""
         now_ns = int(now * 1e9)
         self._disk.utime(file.fd, (now_ns, now_ns))
 
-    def write(self, drawer: str, name: str, content: Sequence[Buffer], now: float) -> int:
-        """Make a file, used *now*, which others see complete or not at all; return what it takes on the disk.
+    def write(self, key: bytes, content: Sequence[Buffer], now: float) -> int:
+        """Make an entry, used *now*, which others see complete or not at all; return what it takes on the disk.
 
         After an error nothing is left of it.
         """
+        drawer = drawer_of(key)
         with self._new_file() as (file, temporary):
             self._disk.pwrite(file.fd, content, 0)
             self.mark_used(file, now)
-            nbytes = File.of(name, os.fstat(file.fd)).nbytes
+            nbytes = os.fstat(file.fd).st_blocks * _BLOCK_NBYTES
             with suppress(FileExistsError):
                 self._disk.mkdir(drawer, 0o700, self._root.fd)
-            directory = self._drawer(drawer)
-            self._disk.rename(temporary, name, self._root.fd, directory.fd)
+            directory = self.drawer(drawer)
+            self._disk.rename(temporary, key.hex(), self._root.fd, directory.fd)
         return nbytes
 
-    def remove(self, drawer: str, name: str) -> None:
-        """Remove a file; it is no error if another process did."""
+    def remove(self, key: bytes) -> None:
+        """Remove an entry; it is no error if another process did."""
         with suppress(FileNotFoundError):
-            directory = self._drawer(drawer)
-            self._disk.unlink(name, directory.fd)
+            directory = self.drawer(drawer_of(key))
+            self._disk.unlink(key.hex(), directory.fd)
 
     def remove_abandoned(self) -> None:
         """Remove the files that were on their way when their process ended: a living one holds a lock on its own."""
@@ -376,9 +327,6 @@ class CacheDirectory:
             with suppress(OSError):
                 self._disk.unlink(name, self._root.fd)
             raise
-
-    def _drawer(self, name: str) -> Descriptor:
-        return Descriptor(os.open(name, READ | os.O_DIRECTORY, dir_fd=self._root.fd))
 
     def _take(self, path: str) -> None:
         # In this order: whoever tags the directory first, does so before anything else gets there.
@@ -415,7 +363,6 @@ def _require_private(path: str, status: os.stat_result) -> None:
 
 _MAX_ENTRY_NBYTES: Final = 2**30  # one system call reads less than twice as much
 _LISTING_SECONDS: Final = 1.0
-_LISTING_SHARE: Final = 0.02
 _TOUCH_SECONDS: Final = 60.0
 _PAUSE_SECONDS: Final = 60.0
 _KEPT_SHARE: Final = 0.9
@@ -423,13 +370,6 @@ _DISK: Final = Syscalls()
 _DAMAGE: Final = (errno.EIO, errno.ELOOP, errno.ENXIO, errno.EBADMSG, errno.EUCLEAN)
 
 log = logging.getLogger(__name__)
-
-
-class _Listed(NamedTuple):
-    """When a drawer was last listed, and after how long it may be again, in seconds."""
-
-    when: float
-    interval: float
 
 
 class DiskCache:
@@ -458,15 +398,13 @@ class DiskCache:
         self._disk = disk
         self._clock = clock
         self._directory = CacheDirectory(directory, disk)
-        self._index = RangeIndex()
-        self._listed: dict[str, _Listed] = {}
+        self._drawers: dict[str, _Drawer] = {}
         self._paused: float | None = None
         self._is_failing = False
         self._room = 0
         """How many bytes may be added before everything is counted again."""
         self._lock = Lock()
         self._counting = Lock()
-        self._removing = Lock()
         try:
             self._count()
         except OSError as error:
@@ -483,12 +421,14 @@ class DiskCache:
             try:
                 start, entry_nbytes = range_of(key)
                 end = min(offset + nbytes + ahead_nbytes, start + entry_nbytes)
-                data = self._read_or_remove(version, key, offset, end - offset)
+                data = self._read(version, key, offset, end - offset)
             except FileNotFoundError:  # another process evicted it
+                self._forget(key)
+            except CorruptionError as error:
                 with self._lock:
-                    self._index.discard(key)
-            except CorruptionError:
-                continue
+                    drawer = self._drawers.pop(drawer_of(key), None)  # what it seemed to hold may be in others
+                if drawer is not None and drawer.find(key) == key:  # else another thread was first
+                    self._give_up(key, str(error))
             except OSError as error:
                 log.warning("%s in the cache %s cannot be read: %s", key.hex(), printable(self._path), error.strerror)
                 return None
@@ -510,7 +450,7 @@ class DiskCache:
         version = Version.of(name, etag)
         key = version.key(offset, view.nbytes)
         with self._lock:
-            if self._index.find(key) is not None:
+            if self._drawer(key).find(key) is not None:
                 return
         try:
             self._resume()
@@ -520,11 +460,16 @@ class DiskCache:
             self._pause(error)
 
     def _add(self, version: Version, key: bytes, data: memoryview) -> None:
-        head = pack_head(version, key, data)
-        nbytes = self._directory.write(drawer_of(key), key.hex(), [head, data], self._clock())
+        name = drawer_of(key)
+        before = self._directory.changed_ns(name)
+        nbytes = self._directory.write(key, [pack_head(version, key, data), data], self._clock())
         self._is_failing = False
+        after = self._directory.changed_ns(name)
         with self._lock:
-            useless = self._index.discard_other_versions(key) + self._index.add(key)
+            drawer = self._drawer(key)
+            if drawer.changed_ns == before:
+                drawer.changed_ns = after
+            useless = drawer.discard_other_versions(key) + drawer.add(key)
             self._room -= nbytes
             is_full = self._room < 0
         self._remove(useless)
@@ -534,88 +479,73 @@ class DiskCache:
             finally:
                 self._counting.release()
 
-    def _read_or_remove(self, version: Version, key: bytes, offset: int, nbytes: int) -> memoryview:
-        """Read from an entry; if it is damaged, it is removed before `CorruptionError` is raised."""
-        with suppress(CorruptionError):
-            return self._read(version, key, offset, nbytes)
-        with self._removing:  # it was read before: another thread may have removed it, and put a good one in its place
-            try:
-                return self._read(version, key, offset, nbytes)
-            except CorruptionError as error:
-                self._remove_damaged(key, str(error))
-                raise
-
     def _read(self, version: Version, key: bytes, offset: int, nbytes: int) -> memoryview:
         try:
-            descriptor, file = self._directory.open(drawer_of(key), key.hex())
-            _require_entry(key, file)
-            data = read_range(descriptor.fd, version, key, offset, nbytes)
+            file, status = self._directory.open(key)
+            _require_entry(key, status)
+            data = read_range(file.fd, version, key, offset, nbytes)
         except OSError as error:
             if error.errno in _DAMAGE:
                 raise CorruptionError(str(error.strerror)) from None
             raise
         now = self._clock()
-        if abs(now - file.used) >= _TOUCH_SECONDS:
+        if abs(now - status.st_mtime) >= _TOUCH_SECONDS:
             with suppress(OSError):
-                self._directory.mark_used(descriptor, now)
+                self._directory.mark_used(file, now)
         return data
+
+    def _forget(self, key: bytes) -> None:
+        with self._lock:
+            self._drawer(key).discard(key)
+
+    def _drawer(self, key: bytes) -> _Drawer:
+        return self._drawers.setdefault(drawer_of(key), _Drawer())
 
     def _known(self, wanted: bytes) -> bytes | None:
         """Return the key of an entry that holds the range of *wanted*, looking for those of other processes too."""
-        drawer = drawer_of(wanted)
+        name, now = drawer_of(wanted), self._clock()
         with self._lock:
-            key = self._index.find(wanted)
-            if key is not None or not self._may_list(drawer):
+            drawer = self._drawer(wanted)
+            key = drawer.find(wanted)
+            if key is not None or abs(now - drawer.listed) < _LISTING_SECONDS:
                 return key
-            known = {key.hex(): key for key in self._index.keys(drawer)}
-        self._list(drawer, known)
-        with self._lock:
-            return self._index.find(wanted)
-
-    def _may_list(self, drawer: str) -> bool:
-        """Whether it is time to list a drawer, and if so, say that it was done."""
-        now = self._clock()
-        listed = self._listed.get(drawer)
-        if listed is not None and abs(now - listed.when) < listed.interval:
-            return False
-        self._listed[drawer] = _Listed(now, _LISTING_SECONDS)
-        return True
-
-    def _list(self, drawer: str, known: dict[str, bytes]) -> None:
-        """Take over into the index what other processes added and removed."""
-        begin = time.perf_counter()
-        try:
-            files, gone = self._directory.look(drawer, known)
-        except OSError:
-            return
-        new = self._entries(drawer, files)
-        with self._lock:
-            for name in gone:
-                self._index.discard(known[name])
-            useless = [other for key in new for other in self._index.add(key)]
-            self._room -= sum(file.nbytes for file in new.values())
-            seconds = (time.perf_counter() - begin) / _LISTING_SHARE
-            self._listed[drawer] = _Listed(self._clock(), max(_LISTING_SECONDS, seconds))
+            drawer.listed = now
         with suppress(OSError):
-            self._remove(useless)
-
-    def _entries(self, drawer: str, files: Iterable[File]) -> dict[bytes, File]:
-        """Return which entries the *files* in a drawer are; what is called like one and is none is removed."""
-        entries: dict[bytes, File] = {}
-        for file in files:
-            key = parse_file_name(file.name)
-            if key is not None and drawer_of(key) == drawer:
-                try:
-                    _require_entry(key, file)
-                except CorruptionError as error:
-                    self._remove_damaged(key, str(error))
-                else:
-                    entries[key] = file
-        return entries
-
-    def _remove_damaged(self, key: bytes, reason: str) -> None:
+            if self._directory.changed_ns(name) != drawer.changed_ns:
+                self._list(name)
         with self._lock:
-            self._index.discard(key)
+            return self._drawer(wanted).find(wanted)
+
+    def _list(self, name: str) -> list[tuple[float, int, bytes]]:
+        """Look at a drawer; return when its entries were used, what they take on the disk, and their keys.
+
+        What is called like an entry and is none is removed, and what lies within others.
+        """
+        changed_ns = self._directory.changed_ns(name)
+        found: dict[bytes, tuple[float, int, bytes]] = {}
+        with suppress(FileNotFoundError):
+            directory = self._directory.drawer(name)
+            with os.scandir(directory.fd) as files:
+                for file in files:
+                    key = parse_file_name(file.name)
+                    if key is not None and drawer_of(key) == name:
+                        with suppress(FileNotFoundError):
+                            status = file.stat(follow_symlinks=False)
+                            try:
+                                _require_entry(key, status)
+                            except CorruptionError as error:
+                                self._give_up(key, str(error))
+                            else:
+                                found[key] = status.st_mtime, status.st_blocks * _BLOCK_NBYTES, key
+        drawer = _Drawer(listed=self._clock(), changed_ns=changed_ns)
+        useless = [other for key in sorted(found) for other in drawer.add(key)]
+        with self._lock:
+            self._drawers[name] = drawer
+        self._remove(useless)
+        return [found[key] for key in drawer.keys]
+
+    def _give_up(self, key: bytes, reason: str) -> None:
+        with self._lock:
             self._counts.cache_damaged += 1
         log.warning("%s in the cache %s is damaged and given up: %s", key.hex(), printable(self._path), reason)
         with suppress(OSError):
@@ -623,24 +553,14 @@ class DiskCache:
 
     def _remove(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            self._directory.remove(drawer_of(key), key.hex())
+            self._directory.remove(key)
 
     def _count(self) -> None:
         """Look at everything that is there, whoever added it, and evict what is too much."""
         self._directory.remove_abandoned()
         with self._lock:
             self._room = 0  # and below it goes what is added meanwhile
-        entries: list[tuple[float, int, bytes]] = []
-        for drawer in self._directory.drawers():
-            found = self._entries(drawer, self._directory.look(drawer)[0])
-            with self._lock:
-                useless = self._index.replace(drawer, found)
-                self._listed[drawer] = _Listed(self._clock(), _LISTING_SECONDS)
-            self._remove(useless)
-            for key in useless:
-                del found[key]
-            entries += ((file.used, file.nbytes, key) for key, file in found.items())
-        total = self._evict(entries)
+        total = self._evict([row for name in self._directory.drawers() for row in self._list(name)])
         with self._lock:
             # What others add is unknown until the next count, so that one is due before the room is all used.
             self._room += min(self._max_nbytes - total, self._max_nbytes // 10)
@@ -653,8 +573,7 @@ class DiskCache:
             for _, nbytes, key in entries:
                 if total <= self._max_nbytes * _KEPT_SHARE:
                     break
-                with self._lock:
-                    self._index.discard(key)
+                self._forget(key)
                 self._remove([key])
                 total -= nbytes
         return total
@@ -665,6 +584,7 @@ class DiskCache:
             self._directory = CacheDirectory(self._path, self._disk)
             with self._lock:
                 self._room = 0
+                self._drawers.clear()
             self._paused = None
 
     def _pause(self, error: OSError | UsageError) -> None:
@@ -675,8 +595,8 @@ class DiskCache:
         self._is_failing = True
 
 
-def _require_entry(key: bytes, file: File) -> None:
-    if not file.is_regular:
+def _require_entry(key: bytes, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise CorruptionError("it is not a file")
-    if file.size != file_nbytes(key):
+    if status.st_size != file_nbytes(key):
         raise CorruptionError("its size is not what its name says")
