@@ -7,7 +7,6 @@ import json
 import pytest
 
 from shardfs.errors import MetadataError, NotUnshardable
-from shardfs.format.document import encode_json
 from shardfs.format.lens.consolidated import Consolidated
 from shardfs.format.lens.unsharded import Unsharded, unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document
@@ -48,8 +47,3 @@ def test_reasons_tell_documents_apart() -> None:
     """A message that fits everything helps nobody."""
     reasons = [reason(broken) for broken in BROKEN]
     assert len(set(reasons)) > len(reasons) / 2
-
-
-def test_a_broken_document_is_still_json() -> None:
-    for broken in BROKEN:
-        encode_json(broken.document)

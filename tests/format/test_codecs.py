@@ -13,7 +13,6 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numcodecs
 import numpy as np
 import pytest
@@ -26,34 +25,27 @@ from shardfs.errors import CorruptionError, MetadataError, NotShownError, Refuse
 from shardfs.format.codecs import (
     MAX_CHUNK_NBYTES,
     ChunkCodec,
-    compose,
     decode,
     encode,
-    is_decodable,
     parse_chain,
     parse_transpose,
-    permute,
-    split_chain,
 )
 from shardfs.format.document import Extension, parse_codecs
-from shardfs.format.dtype import chunk_nbytes, item_nbytes
+from shardfs.format.dtype import item_nbytes
 from tests.support.corpus import (
     BIG,
     BLOSC,
-    CASES,
     CRC32C,
     GZIP,
     IGNORED,
     LITTLE,
     ZSTD,
-    Case,
     array,
     extension,
     sharding,
     transpose,
 )
-from tests.support.encoder import apply, encode_array, numpy_dtype
-from tests.support.readers import READERS, assert_same
+from tests.support.encoder import apply, encode_array
 
 CHECKED = extension("zstd", level=1, checksum=True)
 LZ4 = extension("blosc", cname="lz4", clevel=1, shuffle="bitshuffle", typesize=2, blocksize=0)
@@ -74,38 +66,11 @@ def encoded(codecs: list[Any], data: bytes) -> bytes:
 
 
 @every_chain
-@pytest.mark.parametrize("data", [b"x", PLAIN, bytes(100_000)], ids=len)
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_decoding_undoes_encoding_from_any_buffer(codecs: list[Any], data: bytes, kind: type) -> None:
-    assert bytes(decode(parsed(codecs), kind(encoded(codecs, data)), len(data))) == data
-
-
-@pytest.mark.parametrize("codecs", [codecs for codecs in CHAINS if codecs[0]["name"] != "blosc"], ids=repr)
-def test_nothing_decodes_to_nothing(codecs: list[Any]) -> None:
-    assert decode(parsed(codecs), encoded(codecs, b""), 0) == b""
-
-
-@every_chain
-def test_data_of_more_than_the_limit_is_refused(codecs: list[Any]) -> None:
-    with pytest.raises(CorruptionError, match=str(len(PLAIN) - 1)):
-        decode(parsed(codecs), encoded(codecs, PLAIN), len(PLAIN) - 1)
-
-
-@every_chain
 def test_what_is_cut_short_is_corrupt(codecs: list[Any]) -> None:
     data = encoded(codecs, PLAIN)
     for size in range(0, len(data), 1 + len(data) // 40):
         with pytest.raises(CorruptionError):
             decode(parsed(codecs), data[:size], len(PLAIN) - 8)
-
-
-@every_chain
-@pytest.mark.parametrize(
-    "garbage", [b"", b"\0", b"\0" * 15, b"\0" * 16, b"\xff" * 64, b"\x1f\x8b" + b"\0" * 30], ids=repr
-)
-def test_garbage_is_corrupt(codecs: list[Any], garbage: bytes) -> None:
-    with pytest.raises(CorruptionError):
-        decode(parsed(codecs), garbage, 1)
 
 
 @pytest.mark.parametrize("codec", [GZIP, CHECKED, CRC32C], ids=lambda codec: codec["name"])
@@ -119,32 +84,6 @@ def test_every_flipped_bit_behind_a_checksum_is_noticed(codec: Any) -> None:
         except CorruptionError:
             continue
         assert codec is not CRC32C  # gzip and zstd have header bits that say nothing
-
-
-BOMBS = {
-    "gzip": ([GZIP], lambda zeros: gzip.compress(zeros)),
-    "zstd": ([ZSTD], lambda zeros: numcodecs.Zstd(3).encode(zeros)),
-    "blosc": ([BLOSC], lambda zeros: numcodecs.Blosc("zstd", 9).encode(zeros)),
-    "gzip in gzip": ([GZIP, GZIP], lambda zeros: gzip.compress(gzip.compress(zeros))),
-    "gzip taken for gzip in gzip": ([GZIP, GZIP], lambda zeros: gzip.compress(zeros)),
-    "gzip members": ([GZIP], lambda zeros: gzip.compress(zeros[: 1 << 20]) * 64),
-    "zstd frames": ([ZSTD], lambda zeros: numcodecs.Zstd(3).encode(zeros[: 1 << 20]) * 64),
-    "blosc header": ([BLOSC], lambda zeros: struct.pack("<BBBBIII", 2, 1, 0x12, 1, 2**32 - 1, 2**20, 16)),
-    "empty gzip members": ([GZIP], lambda zeros: gzip.compress(b"") * 100_000),
-    "empty zstd frames": ([ZSTD], lambda zeros: numcodecs.Zstd(3).encode(b"") * 100_000),
-}
-
-
-@pytest.mark.parametrize("name", BOMBS)
-def test_bombs_are_stopped_early(name: str) -> None:
-    codecs, make = BOMBS[name]
-    data = make(bytes(64 << 20))
-    tracemalloc.start()
-    with pytest.raises(CorruptionError):
-        decode(parsed(codecs), data, 1 << 20)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < (8 << 20) + 2 * len(data)
 
 
 def test_concatenated_members_are_one_text() -> None:
@@ -179,15 +118,6 @@ def test_damaged_data_decodes_or_is_corrupt(codecs: list[Any], edits: list[tuple
             continue
 
 
-@given(st.permutations(range(4)), st.permutations(range(4)))
-def test_composing_is_transposing_twice(first: list[int], then: list[int]) -> None:
-    array = np.empty((2, 3, 4, 5))
-    twice = array.transpose(first).transpose(then)
-    order = compose(tuple(first), tuple(then))
-    assert array.transpose(order).strides == twice.strides
-    assert permute(array.shape, order) == twice.shape
-
-
 @pytest.mark.parametrize("order", [(), (0,), *permutations(range(3))])
 def test_an_order_is_a_permutation(order: tuple[int, ...]) -> None:
     assert parse_transpose(*parsed([extension("transpose", order=list(order))]), len(order)) == order
@@ -218,29 +148,6 @@ def test_chains_that_break_the_rules_are_refused(codecs: list[Any]) -> None:
         parse_chain(parsed(codecs), "codecs")
 
 
-def test_a_chain_is_split_around_its_serializer() -> None:
-    chain = split_chain(parse_chain(parsed([transpose(0), LITTLE, GZIP, CRC32C]), "codecs"), "codecs")
-    assert [codec.name for codec in (*chain.before, chain.serializer, *chain.after)] == [
-        *("transpose", "bytes", "gzip", "crc32c"),
-    ]
-    with pytest.raises(MetadataError):
-        split_chain(parsed([extension("example.raw")]), "codecs")
-
-
-def test_only_bytes_to_bytes_codecs_are_decodable() -> None:
-    decodable = [codec["name"] for codec in (GZIP, ZSTD, BLOSC, CRC32C, LITTLE, IGNORED, transpose(0))
-                 if is_decodable(*parsed([codec]))]  # fmt: skip
-    assert decodable == ["gzip", "zstd", "blosc", "crc32c"]
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case.name.startswith("type-")], ids=lambda case: case.name)
-def test_elements_have_the_size_that_numpy_gives_them(case: Case) -> None:
-    data_type = case.document["data_type"]
-    expected = None if data_type == "string" else numpy_dtype(data_type).itemsize
-    assert item_nbytes(data_type) == expected
-    assert chunk_nbytes(data_type, (2, 3)) == (None if expected is None else 6 * expected)
-
-
 @pytest.mark.parametrize(
     ("data_type", "expected"),
     [
@@ -257,43 +164,10 @@ def test_other_data_types_have_a_known_size_or_none(data_type: Any, expected: in
 
 
 QUICK_CHECKED = extension("zstd", level=-5, checksum=True)
-ZLIB = extension("blosc", cname="zlib", clevel=9, shuffle="noshuffle", blocksize=256)
-ENCODERS = [
-    [],
-    [GZIP],
-    [ZSTD],
-    [QUICK_CHECKED],
-    [BLOSC],
-    [LZ4],
-    [ZLIB],
-    [CRC32C],
-    [CRC32C, CRC32C],
-    [CRC32C, ZSTD, GZIP],
-]
-SHORT = [["gzip"], ["zstd"], ["blosc"], ["crc32c"], [extension("blosc", typesize=8)]]
-
-every_encoder = pytest.mark.parametrize("codecs", ENCODERS + SHORT, ids=repr)
 
 
 def encoded_here(codecs: list[Any], data: bytes) -> bytes:
     return encode(parse_codecs(codecs, "codecs"), data)
-
-
-@every_encoder
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-@given(data=st.one_of(st.binary(min_size=1), st.integers(1, 5000).map(lambda size: b"ab" * size)))
-@settings(max_examples=20)
-def test_what_is_encoded_from_any_buffer_decodes_to_the_same(codecs: list[Any], kind: type, data: bytes) -> None:
-    result = encode(parse_codecs(codecs, "codecs"), kind(data))
-    assert type(result) is bytes
-    assert bytes(decode(parse_codecs(codecs, "codecs"), result, len(data))) == data
-
-
-@pytest.mark.parametrize(
-    "codecs", [codecs for codecs in ENCODERS if codecs[:1] not in ([BLOSC], [LZ4], [ZLIB])], ids=repr
-)
-def test_nothing_encodes_and_decodes_to_nothing(codecs: list[Any]) -> None:
-    assert bytes(decode(parse_codecs(codecs, "codecs"), encoded_here(codecs, b""), 0)) == b""
 
 
 @pytest.mark.parametrize(
@@ -311,26 +185,6 @@ def test_other_decoders_read_it(codec: Any, decoder: Any) -> None:
     assert bytes(decoder(encoded_here([codec], data))) == data
 
 
-def test_a_crc32c_is_little_endian_behind_the_data() -> None:
-    assert encoded_here([CRC32C], b"123456789") == b"123456789" + (0xE3069283).to_bytes(4, "little")
-    twice = b"123456789" + (0xE3069283).to_bytes(4, "little")
-    assert encoded_here([CRC32C, CRC32C], b"123456789") == twice + google_crc32c.value(twice).to_bytes(4, "little")
-
-
-@pytest.mark.parametrize("codecs", [[GZIP], [QUICK_CHECKED], [BLOSC], [ZLIB], [CRC32C], [ZSTD, CRC32C]], ids=repr)
-@pytest.mark.parametrize("reader", READERS)
-def test_readers_of_zarr_read_a_chunk_that_was_encoded(tmp_path: Path, reader: str, codecs: list[Any]) -> None:
-    codecs = [
-        extension("blosc", **{"typesize": 4, **codec["configuration"]}) if codec["name"] == "blosc" else codec
-        for codec in codecs
-    ]
-    values = np.arange(600, dtype=np.int32).reshape(20, 30)
-    (tmp_path / "zarr.json").write_text(json.dumps(array((20, 30), (20, 30), LITTLE, *codecs)))
-    (tmp_path / "c" / "0").mkdir(parents=True)
-    (tmp_path / "c" / "0" / "0").write_bytes(encoded_here(codecs, values.tobytes()))
-    assert_same(READERS[reader](tmp_path), values)
-
-
 def test_the_level_and_the_checksum_are_those_of_the_configuration() -> None:
     data = b"".join(str(i * i).encode() for i in range(20_000))
     assert len(encoded_here([extension("gzip", level=9)], data)) < len(encoded_here([extension("gzip", level=1)], data))
@@ -341,11 +195,6 @@ def test_the_level_and_the_checksum_are_those_of_the_configuration() -> None:
     assert len(checked) == len(plain) + 4
     stored = encoded_here([extension("blosc", cname="lz4", clevel=0, shuffle="noshuffle", typesize=1)], data)
     assert stored[16:] == data
-
-
-def test_the_same_data_gives_the_same_bytes() -> None:
-    for codecs in ENCODERS:
-        assert encoded_here(codecs, b"some text" * 99) == encoded_here(codecs, b"some text" * 99)
 
 
 @pytest.mark.parametrize(
@@ -424,7 +273,7 @@ def chains(draw: st.DrawFn) -> tuple[Any, tuple[int, ...], list[Any]]:
 
 
 @given(chains(), st.sampled_from(COMPRESSION), st.sampled_from([bytes, bytearray, memoryview]), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_what_is_encoded_decodes_to_the_same_bytes(
     chain: tuple[Any, tuple[int, ...], list[Any]], compression: list[Any], kind: type, data: st.DataObject
 ) -> None:

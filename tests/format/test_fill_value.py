@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorstore
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from zarr.dtype import parse_dtype
 
 from shardfs.errors import MetadataError, NotShownError
 from shardfs.format.dtype import DataType, fill_element
-from tests.support.corpus import LITTLE, array, extension
+from tests.support.corpus import extension
 from tests.support.encoder import element, numpy_dtype
 from tests.support.json_values import json_values
 from tests.support.readers import read_zarr
@@ -79,26 +78,6 @@ def test_zarr_python_shows_the_same_element(tmp_path: Path, dtype: Any, value: A
     assert filled(document["data_type"], document["fill_value"]) * 2 == expected.tobytes()
     read = read_zarr(tmp_path)
     assert read.tobytes() == expected.tobytes()
-
-
-TENSORSTORE = [
-    *(("float32", value) for value in (1.1, -0.0, 10**15, "NaN", "-Infinity", "0x7fc01234", "0xff800001")),
-    *(("float16", value) for value in (0.1, "NaN", "0x7e01")),
-    *(("float64", value) for value in (0.1, "Infinity", "0x7ff8000000000001")),
-    ("complex64", [1.5, "NaN"]),
-    ("complex128", ["-Infinity", "0x7ff8000000000001"]),
-    ("uint64", 2**64 - 1),
-    ("int64", -(2**63)),
-    ("bool", True),
-]
-
-
-@pytest.mark.parametrize(("name", "fill_value"), TENSORSTORE, ids=str)
-def test_tensorstore_shows_the_same_element(name: str, fill_value: Any) -> None:
-    document = array((3,), (3,), LITTLE, data_type=name, fill_value=fill_value)
-    spec = {"driver": "zarr3", "kvstore": {"driver": "memory"}, "metadata": document}
-    read = np.asarray(tensorstore.open(spec, create=True).result().read().result())
-    assert filled(name, fill_value) * 3 == read.tobytes()
 
 
 @pytest.mark.parametrize("digits", ["7fc01234", "ff800001", "00000001", "7F800000"])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from shardfs.errors import MetadataError
 from shardfs.format.document import Extension
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding, Dimension, parse_coordinate
-from tests.support.corpus import Case, array, extension, rectilinear, regular_bounded
-from tests.support.encoder import chunk_edges, chunk_key, shards
+from tests.support.corpus import Case, array, extension, rectilinear
+from tests.support.encoder import chunk_edges, shards
 from tests.support.parametrize import every_case
 
 lengths = st.integers(1, 7)
@@ -59,16 +59,6 @@ def test_a_rectilinear_grid_is_its_list_of_edges(sample: list[tuple[Any, int]]) 
         agrees(dimension, edges, extent)
 
 
-@pytest.mark.parametrize("grid", [lambda *edges: extension("regular", chunk_shape=list(edges)), regular_bounded])
-@given(sample=st.lists(st.tuples(lengths, st.integers(0, 40)), max_size=3))
-def test_a_regular_grid_is_its_list_of_edges(grid: Any, sample: list[tuple[int, int]]) -> None:
-    shape = tuple(extent for _, extent in sample)
-    document = array(shape, grid(*(edge for edge, _ in sample)))
-    parsed_grid = parsed(document["chunk_grid"], shape)
-    for dimension, edges, extent in zip(parsed_grid.dimensions, chunk_edges(document), shape, strict=True):
-        agrees(dimension, edges, extent)
-
-
 @every_case
 def test_the_grids_of_the_corpus(case: Case) -> None:
     shape = tuple(case.document["shape"])
@@ -94,12 +84,6 @@ def test_runs_cost_nothing_however_long() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100_000
-
-
-def test_a_bounded_axis_of_many_chunks_costs_nothing() -> None:
-    dimension = parsed(regular_bounded(1), (10**12,)).dimensions[0]
-    assert dimension.nchunks == 10**12
-    assert dimension.span(10**12 - 1) == (10**12 - 1, 1)
 
 
 def test_equal_arrangements_are_equal_however_they_are_read() -> None:
@@ -174,19 +158,6 @@ def test_a_key_has_one_spelling(encoding: ChunkKeyEncoding, key: str, ndim: int)
         assert encoding.encode(coords) == key
 
 
-@every_case
-def test_shards_have_the_keys_of_the_specification(case: Case) -> None:
-    encoding = parsed_keys(case.document["chunk_key_encoding"])
-    ndim = len(case.document["shape"])
-    for coords, _, _ in shards(case.document):
-        key = chunk_key(case.document, coords)
-        assert encoding.encode(coords) == key
-        assert encoding.decode(key, ndim) == coords
-        root = encoding.root(ndim)
-        assert not root or key.startswith(root + "/")
-        assert encoding.is_nested(ndim) or "/" not in key
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -218,19 +189,6 @@ def test_other_spellings_of_numbers_are_no_coordinates(text: str) -> None:
     assert parse_coordinate(text) is None
 
 
-@pytest.mark.parametrize("number", [0, 1, 9, 10, 2**53, 2**63 - 1])
-def test_canonical_decimals_are_coordinates(number: int) -> None:
-    assert parse_coordinate(str(number)) == number
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
-@pytest.mark.parametrize(
-    "key", ["", "c", "c/", "c.", "/0", "c//0", "c/0.0", "C/0", "zarr.json", "c0", ".0", "0.", "c/c/0"]
-)
-def test_names_that_are_no_keys_are_told_apart(encoding: ChunkKeyEncoding, key: str) -> None:
-    assert encoding.decode(key, 1) is None
-
-
 def test_an_array_without_axes_has_one_key() -> None:
     assert {str(e): (e.encode(()), e.root(0), e.is_nested(0)) for e in ENCODINGS} == {
         str(e): ("c" if e.name == "default" else "0", "", False) for e in ENCODINGS
@@ -238,17 +196,6 @@ def test_an_array_without_axes_has_one_key() -> None:
     for encoding in ENCODINGS:
         for key in ("", "c/", "c/0", "0/0", "1", "c.0"):
             assert encoding.decode(key, 0) is None
-
-
-@pytest.mark.parametrize(
-    ("value", "separator"),
-    [("default", "/"), ("v2", "."), (extension("default"), "/"), (extension("v2", separator="/"), "/")],
-)
-def test_each_encoding_has_its_default_separator(value: Any, separator: str) -> None:
-    encoding = parsed_keys(value)
-    assert encoding.separator == separator
-    assert parsed_keys(encoding.to_json()) == encoding
-    assert encoding.to_json()["configuration"] == {"separator": separator}
 
 
 @pytest.mark.parametrize(

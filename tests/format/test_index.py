@@ -58,28 +58,6 @@ def test_decoding_undoes_the_encoder(sample: tuple[list[Any], np.ndarray]) -> No
     assert index.nbytes >= len(encoded)
 
 
-@given(indexes())
-def test_encoding_undoes_decoding_and_gives_the_bytes_of_the_encoder(sample: tuple[list[Any], np.ndarray]) -> None:
-    codecs, entries = sample
-    shape = entries.shape[:-1]
-    index_codecs = parsed(codecs, len(shape))
-    rows = entries.reshape(-1, 2)
-    encoded = index_codecs.encode(rows, shape)
-    assert encoded == encode_array(codecs, entries)
-    index = index_codecs.decode(encoded, shape, 1000)
-    assert index.entries().tolist() == rows.tolist()
-    assert index_codecs.encode(index.entries(), shape) == encoded
-
-
-@given(indexes())
-def test_the_entries_of_an_index_cannot_be_written_to(sample: tuple[list[Any], np.ndarray]) -> None:
-    codecs, entries = sample
-    shape = entries.shape[:-1]
-    index = parsed(codecs, len(shape)).decode(encode_array(codecs, entries), shape, 1000)
-    with pytest.raises(ValueError, match="read-only"):
-        index.entries()[0, 0] = 1
-
-
 @given(pairs, st.one_of(st.sampled_from(SIZES), st.integers(0, 1200)))
 @example((U64, U64), 0)
 @example((U64, 0), 2**63 - 1)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
-import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,27 +84,6 @@ def test_the_last_index_is_found_among_older_ones_and_anything_else(codecs: list
     assert find_last_index(layout, shard) == last_index(layout, shard)
 
 
-@given(st.permutations(range(4)), st.sampled_from([LITTLE, BIG]), st.binary(max_size=20), st.binary(max_size=20))
-def test_an_index_of_several_axes_is_found(order: list[int], serializer: Any, body: bytes, tail: bytes) -> None:
-    codecs = [transpose(*order), serializer, CRC32C]
-    shard = body + index(codecs, {0: (0, len(body)), 5: (len(body), 0)}, 2, 1, 3) + tail
-    assert find_last_index(layout_of(codecs, 2, 1, 3), shard) == len(body)
-
-
-@every_codecs
-@pytest.mark.parametrize("tail", [b"", bytes(5_000_001), b"\xff" * 4_200_000, b"\1" + bytes(3_000_000)], ids=len)
-def test_an_index_is_found_behind_many_bytes(codecs: list[Any], tail: bytes) -> None:
-    shard = b"x" * 4097 + index(codecs, {0: (0, 4097), 999: (4000, 97)}, 1000)
-    assert find_last_index(layout_of(codecs, 1000), shard + tail) == 4097
-
-
-@every_codecs
-def test_an_index_without_any_chunk_is_an_index(codecs: list[Any]) -> None:
-    old = b"abc" + index(codecs, {1: (0, 3)}, 3)
-    shard = old + b"-" + index(codecs, {}, 3)
-    assert find_last_index(layout_of(codecs, 3), shard + b"torn") == len(old) + 1
-
-
 @every_codecs
 def test_an_index_that_names_bytes_behind_it_is_none(codecs: list[Any]) -> None:
     old = b"abc" + index(codecs, {1: (0, 3)}, 3)
@@ -139,28 +115,6 @@ def test_an_index_that_cannot_be_told_from_other_bytes_is_not_searched_for(layou
         find_last_index(layout, shard)
     with pytest.raises(ValueError):
         torn_entries(layout, decoded(layout_of([LITTLE, CRC32C], 3), shard), len(shard), shard)
-
-
-def test_a_mapped_file_is_searched_and_let_go(tmp_path: Path) -> None:
-    layout = layout_of([LITTLE, CRC32C], 3)
-    old = b"abc" + index([LITTLE, CRC32C], {1: (0, 3)}, 3)
-    (tmp_path / "shard").write_bytes(old + b"torn")
-    with open(tmp_path / "shard", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        view = memoryview(mapped)
-        assert find_last_index(layout, view) == 3
-        assert torn_entries(layout, decoded(layout, old), len(old), view) == []
-        view.release()  # which fails while something still refers to it, and so would closing the map
-
-
-def test_the_search_needs_no_more_memory_for_more_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_search, "_ROW", 128)
-    monkeypatch.setattr(index_search, "_ROWS", 64)
-    shard = b"abc" + index([LITTLE, CRC32C], {1: (0, 3)}, 3) + bytes(1 << 20)
-    tracemalloc.start()
-    assert find_last_index(layout_of([LITTLE, CRC32C], 3), shard) == 3
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 1 << 20
 
 
 def decoded(layout: IndexLayout, shard: bytes) -> ShardIndex:
@@ -232,12 +186,6 @@ def test_half_a_checksum_must_be_that_of_the_index() -> None:
 def test_entries_that_were_erased_are_told_beside_those_that_were_put() -> None:
     assert told(b"pppp5" + index([LITTLE, CRC32C], {1: (END, 5), 3: (3, 3)}, 4)[:40]) == [0, 1]
     assert told(b"pppp5" + index([LITTLE, CRC32C], {0: (0, 3), 1: (END, 5)}, 4)[:-4]) == [1, 3]
-
-
-def test_payloads_may_lie_in_any_order() -> None:
-    whole = index([LITTLE, CRC32C], {0: (END + 5, 3), 1: (END, 5), 3: (3, 3)}, 4)
-    assert told(b"ppppp123" + whole[:16]) == [0]
-    assert told(b"ppppp123" + whole[:32]) == [0, 1]
 
 
 def test_an_unchanged_entry_must_be_the_one_at_its_place() -> None:

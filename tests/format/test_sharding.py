@@ -13,8 +13,8 @@ from shardfs.errors import NotUnshardable
 from shardfs.format.lens.unsharded import unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from shardfs.format.sharding import Coords, Place, ShardGrid
-from tests.support.corpus import CASES, GZIP, LITTLE, Case, array, extension, rectilinear, sharding, transpose
-from tests.support.encoder import chunk_edges, encode, with_codec
+from tests.support.corpus import LITTLE, Case, array, extension, rectilinear, sharding, transpose
+from tests.support.encoder import encode
 from tests.support.parametrize import every_case
 
 
@@ -66,18 +66,6 @@ def test_a_shard_begins_with_the_first_of_its_chunks(case: Case) -> None:
 
 
 @every_case
-def test_the_shard_of_an_inner_chunk_covers_it(case: Case) -> None:
-    grid = grid_of(case.document)
-    starts = [[sum(axis[:i]) for i in range(len(axis) + 1)] for axis in chunk_edges(with_codec(case.document))]
-    for coords in all_coords(grid):
-        shard = grid.locate(coords).shard
-        for axis, (i, index) in enumerate(zip(coords, shard, strict=True)):
-            element = i * grid.chunk_shape[axis]
-            assert starts[axis][index] <= element < starts[axis][index + 1]
-            assert i in grid.covered(axis, index)
-
-
-@every_case
 def test_shards_cover_each_coordinate_once(case: Case) -> None:
     grid = grid_of(case.document)
     for axis, n in enumerate(grid.grid_shape):
@@ -109,11 +97,6 @@ def test_rows_agree_with_each_place(case: Case) -> None:
             assert found == list(chunks)
 
 
-def test_a_row_in_unnested_shards_is_one_segment_for_each_shard() -> None:
-    grid = grid_of(array((2, 100), (2, 40), sharding((1, 2))))
-    assert [(segment.first, segment.length) for segment in grid.row((1,), range(50))] == [(0, 20), (20, 20), (40, 10)]
-
-
 @every_case
 def test_coordinates_outside_are_told_apart(case: Case) -> None:
     grid = grid_of(case.document)
@@ -135,19 +118,6 @@ def test_entries_count_in_the_axes_of_the_index() -> None:
     assert (place.shard, place.shapes) == ((1, 0, 0), ((2, 2, 2),))
     assert place.entries == (0 * 4 + 1 * 2 + 1,)
     assert grid.locate((2, 0, 1)).entries == (1 * 4 + 0 * 2 + 0,)
-
-
-def test_entries_of_nested_shards_are_worked_by_hand() -> None:
-    grid = grid_of(array((24, 12), (16, 12), sharding((8, 6), sharding((2, 3)))))
-    place = grid.locate((9, 3))  # elements 18 and 9: shard 1, at (2, 9) in it
-    assert (place.shard, place.entries, place.shapes) == ((1, 0), (1, 3), ((2, 2), (4, 2)))
-
-
-def test_shards_of_a_rectilinear_grid_have_indexes_of_their_own() -> None:
-    grid = grid_of(array((12, 9), rectilinear([2, 6, 4], [6, 3]), sharding((2, 3))))
-    assert [grid.index_shape(shard) for shard in product(range(3), range(2))] == [
-        *((1, 2), (1, 1), (3, 2), (3, 1), (2, 2), (2, 1)),
-    ]
 
 
 def nested_to(depth: int) -> dict[str, Any]:
@@ -177,27 +147,9 @@ def test_an_index_that_is_too_large_to_be_read_is_a_reason(document: dict[str, A
         grid_of(document)
 
 
-def test_large_arrays_cost_nothing() -> None:
-    grid = grid_of(array((2**18, 2**17), (2**14, 2**13), sharding((2**10, 2**9), sharding((1, 1)), GZIP)))
-    last = (2**18 - 1, 2**17 - 1)
-    place = grid.locate(last)
-    assert place.shard == (15, 15)
-    assert place.entries == (16 * 16 - 1, 2**19 - 1)
-    assert grid.coords(place) == last
-    assert sum(segment.length for segment in grid.row((5,), range(2**17))) == 2**17
-
-
 def test_members_of_a_sharding_codec_that_are_not_known_are_a_reason() -> None:
     codec = sharding((2,), LITTLE, flavour="vanilla")
     with pytest.raises(NotUnshardable, match="flavour"):
         grid_of(array((4,), (2,), codec))
     with pytest.raises(NotUnshardable, match=r"example\.shift"):
         grid_of(array((4,), (2,), extension("example.shift"), sharding((2,))))
-
-
-def test_the_corpus_has_each_kind_of_arrangement() -> None:
-    grids = [grid_of(case.document) for case in CASES]
-    assert {len(grid.levels) for grid in grids} >= {1, 2, 3}
-    assert {grid.ndim for grid in grids} >= {0, 1, 2, 3, 4, 5}
-    assert any(level.order != tuple(sorted(level.order)) for grid in grids for level in grid.levels[1:])
-    assert any(level.after for grid in grids for level in grid.levels[1:])

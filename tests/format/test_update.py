@@ -238,16 +238,6 @@ def test_an_append_to_a_shard_of_only_an_index_at_the_start_keeps_no_range() -> 
 
 
 @both_locations
-@pytest.mark.parametrize("compact", [False, True])
-def test_erasing_the_last_chunk_empties_the_shard(layout: IndexLayout, compact: bool) -> None:
-    old = line(layout, b"abc", {3: (0, 3)})
-    plan, _ = spliced(layout, old, {}, {3}, compact)
-    assert plan.is_empty
-    assert not spliced(layout, old, {2: b""}, {3}, compact)[0].is_empty, "a chunk of no bytes is a chunk"
-    assert spliced(layout, b"", {}, {3}, compact)[0].is_empty
-
-
-@both_locations
 def test_compacting_shares_what_was_shared(layout: IndexLayout) -> None:
     old = line(layout, b"--abcdef--", {0: (5, 3), 1: (2, 3), 2: (5, 3), 4: (2, 3), 5: (9, 0)})
     _, new = spliced(layout, old, {3: b"xy"}, compact=True)
@@ -325,15 +315,6 @@ def test_compacting_refuses_to_lose_a_damaged_entry(layout: IndexLayout, damage:
         spliced(layout, old, {2: b"xy"}, {0}, compact=True)
 
 
-@both_locations
-@pytest.mark.parametrize("compact", [False, True])
-@pytest.mark.parametrize("damage", [HALF_EMPTY, ENDLESS, BEYOND], ids=str)
-def test_a_damaged_entry_can_be_put_and_erased(layout: IndexLayout, compact: bool, damage: tuple[int, int]) -> None:
-    old = line(layout, b"abcdef", {0: (0, 3), 1: damage})
-    assert chunks_in(layout, spliced(layout, old, {1: b"xy"}, compact=compact)[1]) == {0: b"abc", 1: b"xy"}
-    assert chunks_in(layout, spliced(layout, old, {}, {1}, compact)[1]) == {0: b"abc"}
-
-
 def test_an_append_does_not_replace_an_index_that_is_a_payload() -> None:
     entries = np.full((6, 2), EMPTY, np.uint64)
     entries[0] = LINE_AT_START.nbytes - 1, 3
@@ -346,30 +327,6 @@ def test_an_append_does_not_replace_an_index_that_is_a_payload() -> None:
     expected = chunks_in(LINE_AT_START, old)
     assert chunks_in(LINE_AT_START, spliced(LINE_AT_START, old, {2: b"xy"}, compact=True)[1]) == {**expected, 2: b"xy"}
     assert chunks_in(LINE_AT_START, spliced(LINE_AT_START, old, {0: b"xy"})[1]) == {0: b"xy"}
-
-
-@pytest.mark.parametrize(
-    ("puts", "erases"), [({6: 1}, []), ({-1: 1}, []), ({}, [6]), ({}, [-1]), ({1: 1}, [1]), ({1: -1}, [])], ids=str
-)
-@pytest.mark.parametrize("old", [b"", line(LINE, b"abc", {0: (0, 3)})], ids=["new", "old"])
-def test_an_impossible_change_is_an_error_of_the_program(puts: dict[int, int], erases: list[int], old: bytes) -> None:
-    with pytest.raises(ValueError):
-        plan_write(LINE, index_of(LINE, old) if old else None, puts, erases)
-
-
-def test_an_index_of_another_shape_is_an_error_of_the_program() -> None:
-    other = index_of(LINE, line(LINE, b"abc", {0: (0, 3)}))
-    with pytest.raises(ValueError):
-        plan_write(layout_of([LITTLE, CRC32C], (5,)), other, {0: 1}, [])
-
-
-def test_compacting_a_large_shard_finds_its_one_gap() -> None:
-    count = 200_000
-    layout = layout_of([LITTLE], (count,))
-    values = np.stack([np.arange(count) * 10, np.full(count, 10)], axis=1).astype(np.uint64)
-    old = layout.codecs.decode(layout.codecs.encode(values, (count,)), (count,), count * 10 + layout.nbytes)
-    plan = plan_write(layout, old, {}, [77], compact=True)
-    assert plan.pieces == (CopiedRange(0, 770), CopiedRange(780, count * 10 - 780), Index(plan.index))
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -408,12 +365,6 @@ def test_an_index_that_an_entry_names_bytes_of_is_not_dropped() -> None:
     _, new = spliced(LINE, shard, {2: b"new"}, drop_index=True)
     assert new.startswith(shard)
     assert chunks_in(LINE, new) == {0: b"abcdef", 1: named, 2: b"new"}
-
-
-def test_an_index_is_dropped_if_only_replaced_entries_named_bytes_of_it() -> None:
-    shard = line(LINE, b"abcdef", {0: (0, 6), 1: (4, 10)})
-    _, new = spliced(LINE, shard, {1: b"new"}, drop_index=True)
-    assert new[: -LINE.nbytes] == b"abcdefnew"
 
 
 def test_a_damaged_entry_is_not_lent_sense_by_what_takes_the_place_of_the_index() -> None:

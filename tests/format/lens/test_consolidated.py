@@ -74,11 +74,6 @@ def shown(document: dict[str, Any]) -> dict[str, Any]:
     return unshard(parsed(document)).document
 
 
-@every_case
-def test_each_copy_is_rewritten_from_itself(case: Any) -> None:
-    assert unsharded(group({case.name: case.document})) == group({case.name: shown(case.document)})
-
-
 def test_everything_else_is_kept_in_its_order() -> None:
     copies = {"z": PLAIN, "a": BASE, "g": group(), "broken": BROKEN_ARRAY, "g/b": BASE, "odd": 5, "none": None}
     document = group(copies, example={"must_understand": False})
@@ -87,13 +82,6 @@ def test_everything_else_is_kept_in_its_order() -> None:
     assert document == before, "the stored document is not touched"
     expected = group(copies | {"a": shown(BASE), "g/b": shown(BASE)}, example={"must_understand": False})
     assert json.dumps(rewritten) == json.dumps(expected)
-
-
-def test_copies_of_groups_may_hold_copies_themselves() -> None:
-    inner = group({"x": BASE, "y": PLAIN})
-    assert unsharded(group({"g": inner, "h": group({"y": PLAIN})})) == group(
-        {"g": group({"x": shown(BASE), "y": PLAIN}), "h": group({"y": PLAIN})}
-    )
 
 
 def test_a_kind_need_not_be_written() -> None:
@@ -135,13 +123,6 @@ def test_a_deeply_nested_copy_does_no_harm() -> None:
     assert rewritten["consolidated_metadata"]["metadata"]["a"] == shown(BASE)
     while "g" in document["consolidated_metadata"]["metadata"]:  # a deep tree is taken apart without recursion
         document = document["consolidated_metadata"]["metadata"].pop("g")
-
-
-def test_broken_copies_do_not_keep_sound_ones_from_being_rewritten() -> None:
-    copies = {broken.name: broken.document for broken in BROKEN}
-    assert unsharded(group(copies | {"sound": BASE, "other": array((4,), (2,), sharding((1,)))})) == group(
-        copies | {"sound": shown(BASE), "other": shown(array((4,), (2,), sharding((1,))))}
-    )
 
 
 # The way back.
@@ -268,11 +249,6 @@ def test_a_copy_that_is_as_it_was_stored_stays_even_if_it_is_out_of_date() -> No
         resharded(group({"a": old}), {"a": BASE})
 
 
-def test_an_array_that_cannot_be_shown_is_no_reason_to_refuse_a_copy_of_it() -> None:
-    document = group({"a": PLAIN})
-    assert DECODED.put(None, document, {"a": OPAQUE}) == document
-
-
 def test_copies_of_arrays_that_are_not_sharded_or_not_there_are_kept() -> None:
     copies = {
         "plain": PLAIN,
@@ -285,27 +261,6 @@ def test_copies_of_arrays_that_are_not_sharded_or_not_there_are_kept() -> None:
     }
     stored = {"plain": PLAIN, "group": group(), "replaced": group(), "broken": BROKEN_ARRAY, "odd": BASE, "now": PLAIN}
     assert resharded(group(copies), stored) == group(copies)
-
-
-def test_nested_copies_are_looked_up_by_their_whole_path() -> None:
-    document = group({"g": group({"x/y": shown(BASE), "h": group({"z": shown(BASE)})})})
-    expected = group({"g": group({"x/y": BASE, "h": group({"z": BASE})})})
-    assert resharded(document, {"g/x/y": BASE, "g/h/z": BASE}) == expected
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        group(),
-        group({}),
-        group({"a": shown(BASE)}, kind="separate"),
-        group([shown(BASE)]),
-        group() | {"consolidated_metadata": None},
-    ],
-    ids=lambda document: json.dumps(document.get("consolidated_metadata"))[:60],
-)
-def test_without_inline_copies_a_group_is_stored_as_edited(document: dict[str, Any]) -> None:
-    assert resharded(document, {"a": BASE}) == document
 
 
 @pytest.mark.parametrize("grid", [(4, 6), rectilinear([4, 4], [6, 6]), regular_bounded(4, 6)], ids=str)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from shardfs.errors import NotShownError, NotUnshardable, RefusedError
+from shardfs.errors import NotShownError, RefusedError
 from shardfs.format.lens.decoded import accept_decoded, codec_of, decoded_document, require_decoded
 from shardfs.format.lens.unsharded import UnshardedArray, describe, reshard
 from shardfs.format.metadata import ArrayMetadata, parse_document, parse_node
@@ -25,7 +23,6 @@ from tests.support.corpus import (
     ZSTD,
     Case,
     array,
-    edited,
     extension,
     sharding,
     transpose,
@@ -167,20 +164,6 @@ def test_everything_else_is_judged_as_an_edit_of_encoded_chunks(change: dict[str
     document = decoded_document(unsharded) | change
     with pytest.raises(RefusedError):
         reshard(stored, accept_decoded(unsharded, parsed(document)))
-
-
-def test_the_same_values_lie_in_every_plain_form() -> None:
-    values = np.arange(24, dtype="i4").reshape(4, 6)
-    plains = set()
-    for orders, endian, after in itertools.product(([], [transpose(1, 0)]), (LITTLE, BIG), ([], [ZSTD])):
-        codec = codec_of(shown(array((4, 6), (4, 6), *orders, endian, *after)))
-        plains.add(bytes(codec.decode(codec.encode(values.tobytes()))))
-    assert plains == {values.tobytes()}
-
-
-def test_an_array_that_cannot_be_described_is_no_plain_one_either() -> None:
-    with pytest.raises(NotUnshardable):
-        shown(edited(("codecs", 0, "configuration", "chunk_shape"), [3, 5]))
 
 
 def test_chunks_that_no_file_holds_are_not_shown_as_files() -> None:

@@ -14,11 +14,10 @@ import tensorstore
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.codecs import numcodecs as numcodecs_codecs
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError
 from shardfs.format.grid import ChunkGrid
-from shardfs.format.lens.unsharded import POSITION_BITS, check_resized, reshard, unshard
+from shardfs.format.lens.unsharded import check_resized, reshard, unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document, parse_node
 from shardfs.format.normal_form import fingerprint
 from tests.support.corpus import (
@@ -83,13 +82,6 @@ def test_edited_members_are_taken_and_nothing_else_changes(case: Case) -> None:
     assert resharded(case.document, **members) == case.document | members
 
 
-def test_members_may_be_removed() -> None:
-    stored = array((8, 12), (4, 6), sharding((2, 3)), attributes={"a": 1}, dimension_names=["y", "x"])
-    stored |= {"example.note": {"must_understand": False}, "storage_transformers": []}
-    edited = {k: v for k, v in shown(stored).items() if k in array((), ())}
-    assert reshard(parsed(stored), parsed(edited)) == array((8, 12), (4, 6), sharding((2, 3)))
-
-
 def test_stored_and_edited_documents_are_not_touched() -> None:
     stored = array((6,), rectilinear([2, 4]), sharding((2,)))
     before = json.dumps(stored)
@@ -116,12 +108,6 @@ def edit_with_tensorstore(path: Path, shape: tuple[int, ...]) -> None:
     opened = tensorstore.open(spec, open=True).result()
     if opened.shape != shape:
         opened.resize(exclusive_max=shape).result()
-
-
-def quietly(codec: Callable[..., Any], **configuration: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # codecs without a specification
-        return codec(**configuration)
 
 
 Editor = Callable[[Path, tuple[int, ...]], None]
@@ -153,75 +139,6 @@ def test_what_a_library_writes_again_is_taken(edit: tuple[Case, Editor], tmp_pat
     if editor is edit_with_zarr:
         assert result["attributes"] == case.document.get("attributes", {}) | {"edited": True}
     assert unshard(parsed(result)).grid.chunk_shape == unshard(parsed(case.document)).grid.chunk_shape
-
-
-def create_with_zarr(path: Path, **options: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        zarr.create_array(str(path), shape=(16, 12), shards=(8, 6), chunks=(2, 3), **options)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dtype": "float32", "compressors": [zarr.codecs.BloscCodec()]},
-        {"dtype": "float32", "compressors": [zarr.codecs.BloscCodec(shuffle="noshuffle")]},
-        {"dtype": "int8", "compressors": [zarr.codecs.BloscCodec(cname="lz4")]},
-        {"dtype": "int16", "compressors": [zarr.codecs.GzipCodec(), zarr.codecs.Crc32cCodec()]},
-        {"dtype": "int16", "compressors": [zarr.codecs.ZstdCodec(level=9, checksum=True)]},
-        {"dtype": "int16", "compressors": None, "filters": [zarr.codecs.TransposeCodec(order=(1, 0))]},
-        {"dtype": "float32", "filters": [quietly(numcodecs_codecs.FixedScaleOffset, scale=10, offset=1, astype="i2")]},
-        {"dtype": "float32", "filters": [quietly(numcodecs_codecs.AsType, encode_dtype="<i2")]},
-        {
-            "dtype": "float32",
-            "compressors": [quietly(numcodecs_codecs.Shuffle), quietly(numcodecs_codecs.Zlib, level=1)],
-        },
-        {"dtype": "S5"},
-        {"dtype": "U5"},
-        {"dtype": "V6"},
-        {"dtype": [("a", "<i4"), ("b", "u1")]},
-        {"dtype": "M8[ms]"},
-        {"dtype": str},
-        {"dtype": "bool", "chunk_key_encoding": {"name": "v2", "separator": "."}},
-    ],
-)
-def test_arrays_of_zarr_python_take_its_edits(options: dict[str, Any], tmp_path: Path) -> None:
-    create_with_zarr(tmp_path / "stored", **options)
-    stored = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
-    (tmp_path / "shown").mkdir()
-    (tmp_path / "shown" / "zarr.json").write_text(json.dumps(shown(stored)))
-    edit_with_zarr(tmp_path / "shown", (20, 5))
-    result = reshard(parsed(stored), parsed(json.loads((tmp_path / "shown" / "zarr.json").read_bytes())))
-    assert result == stored | {"shape": [20, 5], "attributes": {"edited": True}}
-
-
-@pytest.mark.parametrize(
-    "codecs",
-    [
-        [],
-        [LITTLE, {"name": "zstd", "configuration": {"level": 3}}],
-        [BIG, GZIP, CRC32C],
-        [LITTLE, extension("blosc", cname="lz4", clevel=1, shuffle="noshuffle", blocksize=0)],
-        [transpose(1, 0), LITTLE],
-    ],
-    ids=lambda codecs: json.dumps(codecs)[:60],
-)
-def test_arrays_of_tensorstore_take_its_edits(codecs: list[Any], tmp_path: Path) -> None:
-    stored = array((16, 12), (8, 6), sharding((2, 3), *codecs))
-    metadata = {k: v for k, v in stored.items() if k not in ("zarr_format", "node_type")}
-    kvstore = {"driver": "file", "path": f"{tmp_path / 'stored'}/"}
-    tensorstore.open({"driver": "zarr3", "kvstore": kvstore, "metadata": metadata}, create=True).result()
-    stored = json.loads((tmp_path / "stored" / "zarr.json").read_bytes())
-    for editor in (edit_with_tensorstore, edit_with_zarr):
-        directory = tmp_path / editor.__name__
-        directory.mkdir()
-        (directory / "zarr.json").write_text(json.dumps(shown(stored)))
-        editor(directory, (20, 5))
-        result = reshard(parsed(stored), parsed(json.loads((directory / "zarr.json").read_bytes())))
-        assert result["shape"] == [20, 5]
-        assert [result[name] for name in ("chunk_grid", "codecs")] == [
-            stored[name] for name in ("chunk_grid", "codecs")
-        ]
 
 
 @pytest.mark.parametrize("shape", [(9, 13), (30, 40), (3, 40), (5, 5)])
@@ -399,7 +316,7 @@ def total(axis: list[Any]) -> int:
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_no_shard_of_a_rectilinear_grid_moves(data: st.DataObject) -> None:
     axes = data.draw(st.lists(axes_of_edges, min_size=1, max_size=2))
     old_shape = tuple(data.draw(st.integers(0, total(axis))) for axis in axes)
@@ -456,19 +373,13 @@ def test_the_refusal_of_a_shape_names_the_shards() -> None:
     assert "6 instead of 3" in text
 
 
-@pytest.mark.parametrize("shape", [[10**12, 10**12], [2**63 - 1, 2**63 - 1]])
-def test_more_chunks_than_can_be_shown_are_refused(shape: list[int]) -> None:
-    assert "inode" in refusal(BASE, shape=shape)
-    assert "inode" in refusal(array((2,), rectilinear([2]), sharding((1,))), shape=[2**POSITION_BITS])
-
-
 def test_an_array_that_does_not_show_unsharded_has_nothing_to_go_back_to() -> None:
     with pytest.raises(NotUnshardable):
         reshard(parsed(array((5,), rectilinear([2, 3]), LITTLE)), parsed(array((5,), (1,), LITTLE)))
 
 
 @given(st.data())
-@settings(max_examples=600)
+@settings(max_examples=200)
 def test_no_edit_changes_what_stored_bytes_mean(data: st.DataObject) -> None:
     stored = data.draw(st.sampled_from(CASES)).document
     edited: Any = shown(stored)

@@ -199,11 +199,6 @@ def test_dimension_names_are_an_attribute_if_all_have_one(members: dict[str, Any
     assert array_documents(parsed({**PLAIN, **members}), ".")[".zattrs"] == attributes
 
 
-def test_an_array_without_axes_has_no_dimension_names_and_says_so() -> None:
-    document = array((), (), LITTLE, dimension_names=[])
-    assert array_documents(parsed(document), ".")[".zattrs"] == {"_ARRAY_DIMENSIONS": []}
-
-
 def test_a_group_shows_its_attributes() -> None:
     assert V2(fills_missing=False).documents(group()) == {".zgroup": {"zarr_format": 2}}
     documents = V2(fills_missing=False).documents(group(attributes={"a": 1, "_ARRAY_DIMENSIONS": 2}))
@@ -263,7 +258,7 @@ def test_consolidated_metadata_of_an_unknown_kind_does_not_show(consolidated: An
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_every_document_shows_or_has_a_reason_not_to(data: st.DataObject) -> None:
     document: Any = array((7, 11), (4, 6), transpose(1, 0), LITTLE, BLOSC, GZIP, attributes={"a": 1})
     document = {**document, "dimension_names": ["y", "x"]}

@@ -271,7 +271,7 @@ typed_fill_values = st.one_of(
 
 
 @given(codecs, names, attributes, typed_fill_values, st.sampled_from("./"))
-@settings(max_examples=400)
+@settings(max_examples=133)
 def test_writing_what_is_shown_changes_nothing(
     codecs: Any, names: Any, attributes: Any, typed_fill_value: tuple[Any, Any], separator: str
 ) -> None:
@@ -341,7 +341,7 @@ def test_what_is_no_consolidated_metadata_is_refused(document: Any) -> None:
 
 
 @given(st.data())
-@settings(max_examples=500)
+@settings(max_examples=166)
 def test_whatever_is_written_is_taken_or_refused(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from([".zarray", ".zarray", ".zattrs", ".zgroup", ".zmetadata"]))
     codec = data.draw(

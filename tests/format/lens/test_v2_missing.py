@@ -82,7 +82,7 @@ def missing_values(draw: st.DrawFn) -> tuple[str, Any, Any]:
     return data_type, value, value
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(missing_values())
 def test_the_attribute_is_the_fill_value_and_back(missing: tuple[str, Any, Any]) -> None:
     data_type, attribute, fill_value = missing
@@ -107,7 +107,7 @@ def test_the_attribute_is_the_fill_value_and_back(missing: tuple[str, Any, Any])
     ), "xarray writes it to the .zarray only"
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(missing_values(), st.booleans())
 def test_an_array_that_gets_names_for_its_axes_goes_on_showing_its_fill_value(
     missing: tuple[str, Any, Any], is_null: bool
@@ -150,7 +150,7 @@ def test_an_array_without_axes_says_that_it_names_none() -> None:
 
 
 @given(st.sampled_from(["float32", "int16", "bool", "string"]), json_values)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_whatever_the_attribute_says_is_shown_or_left_out_and_comes_back(data_type: str, value: Any) -> None:
     default = {"bool": False, "string": ""}.get(data_type, 0)
     stored = plain(data_type, default, attributes={"_FillValue": value})
