@@ -71,7 +71,7 @@ async def compact_source(
                         lines.append(f"left as it is: {candidate.use.key}: {candidate.reason} (--force compacts it)")
                         continue
                     try:
-                        await compact_shard(journals.committer, candidate)
+                        await compact_shard(journals.commits, candidate)
                     except ShardfsError as error:
                         lines.append(f"left as it is: {candidate.use.key}: {error}")
                         continue

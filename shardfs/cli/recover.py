@@ -14,14 +14,12 @@ import trio
 from shardfs import errors
 from shardfs.cli.options import command, json_option, open_checked, single_writer_option, store_options
 from shardfs.cli.output import counted
-from shardfs.dataset.commit import carry
 from shardfs.dataset.maintenance.repair import TornShard, find_torn, repair
-from shardfs.dataset.queue import Change
 from shardfs.dataset.slots import Slot, all_slots, hold, kept_files, slots_of
 from shardfs.dataset.source import Source
 from shardfs.dataset.state import StateDirectory
 from shardfs.dataset.wal.reading import LogContents
-from shardfs.dataset.wal.records import Erase, Put, Shrink
+from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
 from shardfs.dataset.wal.recovery import (
     Conflict,
     OpenLogs,
@@ -183,10 +181,10 @@ async def _apply_journals(source: Source, state: StateDirectory, report: Recover
 
 async def _apply_sound(source: Source, state: StateDirectory, report: RecoveryReport) -> None:
     with opened(source, state) as journals:
-        recovery = await replay(source, journals.contents, journals.committer)
+        recovery = await replay(source, journals.contents, journals.commits)
         _report_commits(recovery, report, applied=True)
         failure = await _flush(journals)
-        brought = len(recovery.pending) - journals.committer.npending
+        brought = len(recovery.pending) - journals.commits.npending
         if brought > 0:
             report.add("pending", f"{brought} chunks were brought into their shards", left=False)
         latest: dict[tuple[object, ...], Change | Shrink] = {}
@@ -209,14 +207,14 @@ async def _apply_sound(source: Source, state: StateDirectory, report: RecoveryRe
         failure = await _flush(journals) or failure
         if failure is not None:
             report.add("pending", f"not all of the journal is in the shards: {failure}", left=True)
-        await journals.committer.commits.sync()  # what was put aside is forgotten when the journal has it durably
+        await journals.commits.log.sync()  # what was put aside is forgotten when the journal has it durably
         journals.conflicts.release(sorted(superseded + applied))
 
 
 async def _flush(journals: OpenLogs) -> ShardfsError | None:
     """Commit what is pending; returns what keeps some of it from being committed."""
     try:
-        await journals.committer.flush()
+        await journals.commits.flush()
     except ShardfsError as error:
         return error
     return None
@@ -227,7 +225,7 @@ async def _apply_conflict(source: Source, journals: OpenLogs, change: Change | S
     try:
         check_name(change.path)
         if isinstance(change, Shrink):
-            await finish_shrink(source, journals.committer, change)
+            await finish_shrink(source, journals.commits, change)
             return None
         array = await source.hierarchy.array(change.path)
         if array is None:
@@ -239,8 +237,9 @@ async def _apply_conflict(source: Source, journals: OpenLogs, change: Change | S
         entry = await array.stored_entry(change.coords)
     except ShardfsError as error:
         return Conflict(change, str(error))
-    record = carry(journals.journal, replace(change, superseded=entry))
-    journals.committer.add(array.layout, array.grid.locate(change.coords).shard, record)
+    record = journals.journal.copy(replace(change, superseded=entry))
+    commits = journals.commits
+    commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), record)
     return None
 
 

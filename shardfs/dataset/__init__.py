@@ -7,5 +7,5 @@ anything else with the reason why it is shown as stored.  `Array.extent(coords)`
 which keeps open shards and their indexes) and leaves with an `Extent`, the bytes of one version of one inner chunk.
 
 The flow of a write enters with an array, coordinates and content (`Writer.put`), is in the `Journal` and pending from
-then on, and leaves by a commit (`Committer`) through `Store.edit`.
+then on, and leaves by a commit (`GroupCommit`) through `Store.edit`.
 """

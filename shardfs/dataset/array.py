@@ -16,11 +16,11 @@ from weakref import ReferenceType, ref
 import numpy as np
 
 from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.queue import Change, PendingBytes
+from shardfs.dataset.queue import PendingBytes
 from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.shard_cache import ShardCache, ShardState
 from shardfs.dataset.shard_listing import ShardListing
-from shardfs.dataset.wal.records import Erase, Put
+from shardfs.dataset.wal.records import Change, Erase, Put
 from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
 from shardfs.format.index import EntryRun
 from shardfs.format.lens.unsharded import UnshardedArray

@@ -1,4 +1,4 @@
-"""Putting a new version of a shard together: which ranges of the old one stay, and what is new.
+"""The bytes of a shard's next version: which ranges of the old one stay, and what is new.
 
 A shard that is stored as it is gets appended to.  What lies within another shard, or under another codec, has to be
 rewritten: an inner shard becomes one new payload of the shard around it, an encoded shard is encoded anew.
@@ -7,7 +7,7 @@ rewritten: an inner shard becomes one new payload of the shard around it, an enc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
@@ -20,8 +20,22 @@ from shardfs.format.update import Added, CopiedRange, Index, Padding, WritePlan,
 from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Splice
 from shardfs.stores.memory import MemoryContent
 
+_BREATH: Final = 256  # chunks that are located without letting others run
 
-class Joined:
+
+@dataclass(frozen=True, slots=True)
+class NewShard:
+    """The next version of a shard in the store; *splice* is None if no chunk is left and the shard goes.
+
+    If it *is_append* it keeps all of the old one, but for an index at the beginning, and *index* is the new index.
+    """
+
+    splice: Splice | None
+    index: bytes = b""
+    is_append: bool = False
+
+
+class _Joined:
     """Several contents, one behind the other."""
 
     def __init__(self, parts: Sequence[Content]) -> None:
@@ -34,24 +48,10 @@ class Joined:
         for part in self._parts:
             if len(found) == nbytes:
                 break
-            if offset >= part.nbytes:
-                offset -= part.nbytes
-                continue
-            found += part.read(offset, min(part.nbytes - offset, nbytes - len(found)))
-            offset = 0
+            if offset < part.nbytes:
+                found += part.read(offset, min(part.nbytes - offset, nbytes - len(found)))
+            offset = max(offset - part.nbytes, 0)
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class Assembly:
-    """The next version of a shard in the store; *splice* is None if no chunk is left and the shard goes.
-
-    If it *is_append* it keeps all of the old one, but for an index at the beginning, and *index* is the new index.
-    """
-
-    splice: Splice | None
-    index: bytes = b""
-    is_append: bool = False
 
 
 class _Change(NamedTuple):
@@ -59,7 +59,31 @@ class _Change(NamedTuple):
     content: Content | None
 
 
-async def assemble(
+class _Planned(NamedTuple):
+    """A shard of some level, with the contents of its new entries."""
+
+    plan: WritePlan
+    contents: Mapping[int, Content]
+
+    def join(self, old: OpenShard | None) -> Content:
+        """Return all bytes of the shard."""
+        parts: list[Content] = []
+        for piece in self.plan.pieces:
+            if isinstance(piece, CopiedRange):
+                assert old is not None
+                parts.append(old.content(piece.offset, piece.nbytes))
+            else:
+                parts.append(self.new(piece))
+        return _Joined(parts)
+
+    def new(self, piece: Added | Padding | Index) -> Content:
+        """Return the bytes of a piece that is not copied."""
+        if isinstance(piece, Added):
+            return self.contents[piece.entry]
+        return MemoryContent(memoryview(piece.encoded if isinstance(piece, Index) else bytes(piece.nbytes)))
+
+
+async def build(
     grid: ShardGrid,
     shard: Coords,
     old: OpenShard | None,
@@ -69,7 +93,7 @@ async def assemble(
     drop_index: bool = False,
     keep_empty: bool = False,
     alignment: int = 1,
-) -> Assembly:
+) -> NewShard:
     """Plan the next version of the shard at *shard*, with *changes* to its chunks: new bytes, or None to remove one.
 
     *old* is the shard as it is now, *alignment* where appends to it had better end.  *drop_index*: an index that is
@@ -77,31 +101,29 @@ async def assemble(
     so, if it has one.  Raises `CorruptionError` if what has to be copied cannot be read.
     """
     level, shape = grid.levels[0], grid.index_shape(shard)
-    located = [_Change(grid.locate(coords), content) for coords, content in changes.items()]
-    compact = compact or bool(level.after)
-    plan, contents = await _plan(
-        grid, 0, shape, old, located, compact=compact, drop_index=drop_index, alignment=alignment
+    located: list[_Change] = []
+    for coords, content in changes.items():
+        located.append(_Change(grid.locate(coords), content))
+        if not len(located) % _BREATH:
+            await trio.lowlevel.checkpoint()
+    planned = await _plan(
+        grid, 0, shape, old, located, compact=compact or bool(level.after), drop_index=drop_index, alignment=alignment
     )
+    plan = planned.plan
     if plan.is_empty:
         if not keep_empty or grid.is_unsharded:
-            return Assembly(None)
+            return NewShard(None)
         plan = plan_empty(IndexLayout(level.index_codecs, shape, level.index_at_start))
+        planned = _Planned(plan, {})
     if level.after:
-        whole = await _encoded(level, _join(plan, contents, old))
-        return Assembly(Splice((MemoryContent(memoryview(whole)),), 0))
-    pieces: list[Kept | Content] = []
-    for piece in plan.pieces:
-        match piece:
-            case CopiedRange():
-                pieces.append(Kept(piece.offset, piece.nbytes))
-            case Added():
-                pieces.append(contents[piece.entry])
-            case Padding():
-                pieces.append(MemoryContent(memoryview(bytes(piece.nbytes))))
-            case Index():
-                pieces.append(MemoryContent(memoryview(piece.encoded)))
-    splice = Splice(tuple(pieces), 0) if level.index_at_start else Splice(tuple(pieces), len(plan.index), plan.ends)
-    return Assembly(splice, plan.index, plan.is_append)
+        whole = await _encoded(level, planned.join(old))
+        return NewShard(Splice((MemoryContent(memoryview(whole)),)))
+    pieces = tuple(
+        Kept(piece.offset, piece.nbytes) if isinstance(piece, CopiedRange) else planned.new(piece)
+        for piece in plan.pieces
+    )
+    splice = Splice(pieces) if level.index_at_start else Splice(pieces, len(plan.index), plan.ends)
+    return NewShard(splice, plan.index, plan.is_append)
 
 
 async def _plan(
@@ -114,8 +136,8 @@ async def _plan(
     compact: bool,
     drop_index: bool = False,
     alignment: int = 1,
-) -> tuple[WritePlan, dict[int, Content]]:
-    """Plan one shard of the level *depth*; returns the contents of its new entries too."""
+) -> _Planned:
+    """Plan one shard of the level *depth*."""
     level = grid.levels[depth]
     replaced: dict[int, Content | None] = {}
     if depth + 1 == len(grid.levels):
@@ -137,7 +159,7 @@ async def _plan(
         alignment=alignment,
         at_once=APPEND_NBYTES,
     )
-    return plan, contents
+    return _Planned(plan, contents)
 
 
 async def _inner(
@@ -147,27 +169,11 @@ async def _inner(
     level, shape = grid.levels[depth], changes[0].place.shapes[depth]
     is_full = depth + 1 == len(grid.levels) and sum(c.content is not None for c in changes) == prod(shape)
     old = None if outer is None or is_full else await open_inner_shard(level, shape, outer, entry)
-    plan, contents = await _plan(grid, depth, shape, old, changes, compact=True)
-    if plan.is_empty:
+    planned = await _plan(grid, depth, shape, old, changes, compact=True)
+    if planned.plan.is_empty:
         return None
-    joined = _join(plan, contents, old)
+    joined = planned.join(old)
     return MemoryContent(memoryview(await _encoded(level, joined))) if level.after else joined
-
-
-def _join(plan: WritePlan, contents: Mapping[int, Content], old: OpenShard | None) -> Content:
-    parts: list[Content] = []
-    for piece in plan.pieces:
-        match piece:
-            case CopiedRange():
-                assert old is not None
-                parts.append(old.content(piece.offset, piece.nbytes))
-            case Added():
-                parts.append(contents[piece.entry])
-            case Padding():
-                parts.append(MemoryContent(memoryview(bytes(piece.nbytes))))
-            case Index():
-                parts.append(MemoryContent(memoryview(piece.encoded)))
-    return Joined(parts)
 
 
 async def _encoded(level: ShardingLevel, content: Content) -> bytes:

@@ -1,31 +1,45 @@
-"""Commits of single shards: planned, announced in the journal, stored.
+"""Group commit: what is pending is brought into its shards, each with one append or written new as a whole.
 
-The order is what makes them safe: the intent is durable before the shard is touched, the shard is durable before the
-journal forgets, and what cannot be taken back for certain stays announced.
+The order makes a commit safe: its undo record and the payloads are durable in the log before the shard is touched, the
+shard is durable before the log forgets them, and what cannot be taken back for certain stays in the log.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Final, overload
+from typing import Final
+from weakref import WeakValueDictionary
 
 import trio
 
-from shardfs.dataset.builder import Assembly, assemble
+from shardfs.dataset.builder import NewShard, build
+from shardfs.dataset.conflict_log import ConflictLog
+from shardfs.dataset.hierarchy import DOCUMENT, is_below
 from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.queue import Change
-from shardfs.dataset.quick_lock import QuickLock
-from shardfs.dataset.shard import OpenShard, open_shard
+from shardfs.dataset.queue import ShardQueue
+from shardfs.dataset.shard import OpenShard, index_place, open_shard
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.records import Payload, Put, Shrink, UndoRecord
+from shardfs.dataset.wal.records import Change, Put, UndoRecord
+from shardfs.dataset.wal.shared import SharedLog
 from shardfs.dataset.wal.undo import take_back, undo_record
-from shardfs.errors import ConflictError, ShardfsError
+from shardfs.errors import ConflictError, LockedError, ShardfsError, StoreError, UnreachableError
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Buffer, Content, Edit
+from shardfs.stores.base import Buffer, Content, Edit, join_key
 
-BATCH: Final = 16
-_INDEX_NBYTES: Final = 4 * 2**20
+log = logging.getLogger(__name__)
+
+MAX_PENDING: Final = 100_000
+_FULL: Final = 0.5  # of the log, or of what may be pending: then shards are committed that are not idle
+_IDLE: Final = 2.0
+_PAUSE: Final = 0.25
+"""Seconds without commits before a shard is compacted, and between two looks at what is due."""
+
+_ATTEMPTS: Final = 24
+_BATCH: Final = 16
+_BATCH_INDEX_NBYTES: Final = 4 * 2**20
 """How many shards are committed together, and how long their indexes may be in all."""
 
 _SMALL_NBYTES: Final = 2**20
@@ -33,48 +47,256 @@ _SMALL_SHARE: Final = 0.25  # of the room that a shard takes in a batch: what a 
 
 
 @dataclass(slots=True)
-class Commit:
-    """A change of one shard: *contents* of chunks, None for those that go, by the *records* that say so."""
+class _Commit:
+    """The next version of one shard, by *records*, with *nchunks* of other contents; *undo* is what the log knows."""
 
-    array: ArrayLayout
-    shard: Coords
-    contents: Mapping[Coords, Content | None]
+    queue: ShardQueue
     records: Sequence[Change]
+    nchunks: int
     edit: Edit
     old: OpenShard | None
-    assembly: Assembly
+    new: NewShard
     undo: UndoRecord | None = None
 
 
-class Commits:
-    """How commits are made.  *lock* is held around each use of the journal."""
+class GroupCommit:
+    """The pending changes of a source, on their way into shards.
 
-    def __init__(self, source: Source, journal: WriteAheadLog) -> None:
-        self.lock = QuickLock()
+    `run` belongs to a nursery of the caller; without it, nothing is committed but by `flush`.  Shards that were
+    appended to are compacted when nothing is pending, from the share *auto_compact* of dead bytes on.
+    """
+
+    def __init__(
+        self, source: Source, log: SharedLog, conflicts: WriteAheadLog, *, auto_compact: float | None = None
+    ) -> None:
+        self.log = log
+        self.conflict_log = ConflictLog(source.hierarchy, conflicts, log)
+        self.pending: dict[ShardQueue, None] = {}
+        self.failing: dict[ShardQueue, None] = {}  # those of them that have an error
+        self.npending = 0
+        self.nwaiting = 0  # for room in the log
+        self.room_at_failure = 0  # bytes that the disk of the log had room for when a commit failed last
+        self.wanted = trio.Event()  # wakes `run`
+        self.progress = trio.Event()  # set, and made anew, after each batch
         self._source = source
-        self._journal = journal
+        self._queues: WeakValueDictionary[tuple[ArrayLayout, Coords], ShardQueue] = WeakValueDictionary()
+        self._committing = trio.Lock()  # one batch at a time
+        self._next = math.inf  # when `run` looks again by itself
         self._unsettled: dict[str, list[UndoRecord]] = {}  # by the key of the shard, until its next commit
+        self._auto_compact = auto_compact
+        self._appended: dict[ShardQueue, None] = {}
+        self._begun: set[tuple[ArrayLayout, Coords]] = set()
 
-    async def plan(
+    def queue(self, layout: ArrayLayout, shard: Coords) -> ShardQueue:
+        """Return the queue of a shard: one object as long as something is pending in it, or somebody has it."""
+        queue = self._queues.get((layout, shard))
+        if queue is None:
+            queue = self._queues[layout, shard] = ShardQueue(layout, shard)
+        return queue
+
+    def add(self, queue: ShardQueue, change: Change) -> None:
+        """Take in a change that was published; the one that it replaces need not be committed any more."""
+        before = queue.add(change)
+        if before is None:
+            self.npending += 1
+        else:
+            self.log.log.supersede(before.sequence, change.sequence)
+        self.pending.setdefault(queue)
+        if queue.due_at < self._next or self._is_urgent():
+            self.wanted.set()
+
+    async def run(self) -> None:
+        """Commit what is due, for as long as this is not cancelled."""
+        while True:
+            self._next = self._next_time()
+            with trio.move_on_at(self._next) as idle:
+                await self.wanted.wait()
+            self.wanted = trio.Event()
+            due = self._due()
+            with trio.CancelScope(shield=True):  # half a commit would be left in the log
+                if due:
+                    await self._commit(due)
+                elif idle.cancelled_caught and self._appended and not self.pending:
+                    await self._compact(next(iter(self._appended)))
+
+    async def flush(self, layout: ArrayLayout | None = None, *, below: str | None = None) -> None:
+        """Commit all that is pending now: of *layout*, of the arrays at and below the path *below*, or of the source.
+
+        What is published meanwhile need not be.  Raises what keeps it from being committed; what is pending stays so.
+        Raises `ConflictError` if something did not fit its array any more and was put aside.
+        """
+        last, nconflicts = self.log.log.last_sequence, self.conflict_log.count
+        for _ in range(_ATTEMPTS):
+            wanted = [
+                queue
+                for queue in self.pending
+                if (layout is None or queue.layout is layout)
+                and (below is None or is_below(queue.layout.path, below))
+                and any(change.sequence <= last for change in queue.changes.values())
+            ]
+            if not wanted:
+                if self.conflict_log.count > nconflicts:
+                    raise ConflictError(
+                        f"{self.conflict_log.count - nconflicts} chunks were put aside: their arrays were changed by "
+                        "another program; `shardfs recover` shows them"
+                    )
+                return
+            await trio.sleep_until(max(q.retry_at or 0.0 if q.error is None else 0.0 for q in wanted))
+            for queue in wanted:
+                queue.locked_since = None  # who asks for it is patient once more
+            await self._commit(wanted)
+            async with trio.open_nursery() as nursery:
+                for queue in wanted:
+                    if queue.locked_since is not None and queue.error is None:
+                        nursery.start_soon(self._commit_when_unlocked, queue)
+            for queue in wanted:
+                if queue.error is not None:
+                    raise queue.error.with_traceback(None)
+        raise StoreError("shards are changed by another program again and again; what is pending stays so")
+
+    async def rewrite(
         self,
-        array: ArrayLayout,
+        layout: ArrayLayout,
         shard: Coords,
+        contents: Mapping[Coords, Content | None] | None,
+        *,
+        compact: bool = False,
+    ) -> None:
+        """Change chunks of one shard for which there are no records, or make it *compact*.
+
+        Without *contents* the shard goes, whatever is in it.  What is pending for the shard was committed before.
+        """
+        queue = self.queue(layout, shard)
+        for _ in range(_ATTEMPTS):
+            try:
+                # Whoever waits for the lock of another program keeps nobody waiting.
+                async with self._edit(queue) as edit, self._committing, queue.lock:
+                    if compact and queue.changes:
+                        return  # what is pending names entries that would move; its commit is followed by another turn
+                    if edit.snapshot is not None:
+                        commit = await self._plan(queue, contents, (), edit, compact=compact)
+                        await self._announce([commit])
+                        await self.log.release(await self._store(commit))
+            except ConflictError as error:
+                log.info("%s; once more", error)
+                queue.give_way()
+                await trio.sleep_until(queue.retry_at or 0.0)
+            else:
+                queue.succeed()
+                return
+        raise StoreError(f"{queue.key} is changed by another program again and again")
+
+    def keep_unsettled(self, undo: UndoRecord) -> None:
+        """Remember a commit of which it is not known what came of it."""
+        self._unsettled.setdefault(undo.key, []).append(undo)
+
+    async def wait_for_commit(self) -> bool:
+        """Wait until the commit that is under way is done; returns whether there was one."""
+        is_busy = self._committing.locked()
+        async with self._committing:
+            return is_busy
+
+    async def _commit_when_unlocked(self, queue: ShardQueue) -> None:
+        """Wait for the lock of a shard, while others are written and committed, and commit it."""
+        with self._failing(queue, []):
+            async with self._edit(queue) as edit:
+                if edit.snapshot is not None:
+                    await self._commit([queue], edit)
+                    return
+            await self._commit([queue])  # the edit of a new file has to know its owner
+
+    async def _commit(self, queues: Sequence[ShardQueue], edit: Edit | None = None) -> None:
+        """Commit shards; with *edit*, it is one shard, which that has locked."""
+        unreachable: list[UnreachableError] = []
+        for batch in _batches(queues):
+            async with self._committing:
+                await self._commit_batch(batch, edit, unreachable)
+            self.progress.set()
+            self.progress = trio.Event()
+
+    async def _commit_batch(
+        self, queues: Sequence[ShardQueue], edit: Edit | None, unreachable: list[UnreachableError]
+    ) -> None:
+        """Commit some shards, which share one sync of the log; none if the store was found *unreachable*."""
+        for path in {queue.layout.path for queue in queues}:
+            self._source.store.forget(join_key(path, DOCUMENT))  # another host may have changed it a moment ago
+        async with AsyncExitStack() as stack:
+            commits: list[_Commit] = []
+            locked: set[str] = set()
+            for queue in queues:
+                if not queue.changes:
+                    self.pending.pop(queue, None)
+                elif unreachable:  # it would take as long to fail as the others did
+                    self._fail(queue, unreachable[0])
+                elif queue.key not in locked:  # else by the document of before a resize: it comes next
+                    locked.add(queue.key)
+                    await stack.enter_async_context(queue.lock)
+                    with self._failing(queue, unreachable):
+                        commit = await self._prepare(queue, stack, edit)
+                        if commit is not None:
+                            commits.append(commit)
+            try:
+                await self._announce(commits)
+            except ShardfsError as error:
+                for commit in commits:
+                    self._fail(commit.queue, error)
+                return
+            # A remote store, and a disk that syncs many small files, take their time for each.
+            async with trio.open_nursery() as nursery:
+                for commit in commits:
+                    if self._source.store.rewrites or commit.queue.layout.grid.is_unsharded:
+                        nursery.start_soon(self._execute, commit, unreachable)
+                    else:
+                        await self._execute(commit, unreachable)
+
+    async def _prepare(self, queue: ShardQueue, edits: AsyncExitStack, edit: Edit | None) -> _Commit | None:
+        """Lock a shard and plan its next version; None if there is nothing to do."""
+        records, conflicts = await self.conflict_log.sort_out(queue.layout, queue.changes)
+        if conflicts:
+            await self._forget(queue, conflicts)
+        if not records:
+            return None
+        first = next((record for record in records if isinstance(record, Put)), None)
+        owner = {} if first is None else {"mode": first.mode, "uid": first.uid, "gid": first.gid}
+        if edit is None:
+            waited = 0.0 if queue.locked_since is None else trio.current_time() - queue.locked_since
+            edit = await edits.enter_async_context(self._edit(queue, waited, **owner))
+        queue.locked_since = None
+        if edit.snapshot is None and first is None:
+            await self._forget(queue, records)
+            return None
+        contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
+        return await self._plan(queue, contents, records, edit)
+
+    @asynccontextmanager
+    async def _edit(self, queue: ShardQueue, waited: float | None = None, **owner: int) -> AsyncIterator[Edit]:
+        for undo in self._unsettled.get(queue.key, ()):  # attempts that failed, here or in an earlier process
+            if undo.inode is not None:
+                await take_back(self._source, undo, waited=waited)
+        grid = queue.layout.grid
+        place = index_place(grid.levels[0], grid.index_shape(queue.shard))
+        async with self._source.store.edit(queue.key, **place, **owner, waited=waited) as edit:
+            yield edit
+
+    async def _plan(
+        self,
+        queue: ShardQueue,
         contents: Mapping[Coords, Content | None] | None,
         records: Sequence[Change],
         edit: Edit,
         *,
         compact: bool = False,
-    ) -> Commit:
+    ) -> _Commit:
         """Plan the next version of the shard that *edit* holds, in which chunks have other *contents*.
 
         Without *contents* the shard goes, unread.
         """
-        old = None
-        if contents is not None and edit.snapshot is not None and len(records) < array.grid.nchunks_of(shard):
-            old = await open_shard(array.grid.levels[0], array.grid.index_shape(shard), edit.snapshot)
-        assembly = await assemble(
-            array.grid,
-            shard,
+        grid, old = queue.layout.grid, None
+        if contents is not None and edit.snapshot is not None and len(records) < grid.nchunks_of(queue.shard):
+            old = await open_shard(grid.levels[0], grid.index_shape(queue.shard), edit.snapshot)
+        new = await build(
+            grid,
+            queue.shard,
             old,
             contents or {},
             compact=compact,
@@ -82,134 +304,173 @@ class Commits:
             keep_empty=not edit.can_delete,
             alignment=edit.append_alignment,
         )
-        return Commit(array, shard, contents or {}, records, edit, old, assembly)
+        return _Commit(queue, records, len(contents or {}), edit, old, new)
 
-    async def announce(self, commits: Sequence[Commit]) -> None:
+    async def _announce(self, commits: Sequence[_Commit]) -> None:
         """Make durable what is about to happen to the shards, and what is to come into them."""
-        if not commits or self._journal.has_vanished:
-            return  # what is in no journal any more is safer in its shard, whatever happens to this process
-        undos = await trio.to_thread.run_sync(lambda: [self._undo_record(commit) for commit in commits])
-        async with self.lock:
-            try:
-                for commit, (undo, payload) in zip(commits, undos, strict=True):
-                    commit.undo = self._journal.append(undo, payload)
-            except ShardfsError:
-                begun = [commit.undo.sequence for commit in commits if commit.undo is not None]
-                await trio.to_thread.run_sync(self._journal.release, begun)
-                raise
-            await trio.to_thread.run_sync(self._journal.sync)
-            # An earlier attempt on the same shard does not matter any more: this one found it whole.
-            settled = [undo.sequence for commit in commits for undo in self._unsettled.pop(_key(commit), [])]
-            await trio.to_thread.run_sync(self._journal.release, settled)
+        if not commits or self.log.log.has_vanished:
+            return  # what is in no log any more is safer in its shard, whatever happens to this process
 
-    def _undo_record(self, commit: Commit) -> tuple[UndoRecord, Sequence[Buffer]]:
-        builds_in_place = commit.assembly.is_append and not self._source.store.rewrites
-        index = commit.assembly.index if builds_in_place else None
+        undos = await trio.to_thread.run_sync(lambda: [self._undo_record(commit) for commit in commits])
+
+        def append(wal: WriteAheadLog) -> None:
+            for commit, (undo, payload) in zip(commits, undos, strict=True):
+                commit.undo = wal.append(undo, payload)
+
+        try:
+            await self.log.append(append)
+        except ShardfsError:
+            await self.log.release([commit.undo.sequence for commit in commits if commit.undo is not None])
+            raise
+        await self.log.sync()
+        # An earlier attempt on the same shard does not matter any more: this one found it whole.
+        settled = [undo.sequence for commit in commits for undo in self._unsettled.pop(commit.queue.key, [])]
+        if settled:
+            await self.log.release(settled)
+
+    def _undo_record(self, commit: _Commit) -> tuple[UndoRecord, Sequence[Buffer]]:
+        queue, new = commit.queue, commit.new
+        index = new.index if new.is_append and not self._source.store.rewrites else None
         sequences = [record.sequence for record in commit.records]
         return undo_record(
-            commit.array.path,
-            commit.shard,
-            commit.edit,
-            _key(commit),
-            commit.old,
-            commit.assembly.splice,
-            index,
-            sequences,
+            queue.layout.path, queue.shard, commit.edit, queue.key, commit.old, new.splice, index, sequences
         )
 
-    def keep_unsettled(self, undo: UndoRecord) -> None:
-        """Remember a commit of which it is not known what came of it."""
-        self._unsettled.setdefault(undo.key, []).append(undo)
+    async def _execute(self, commit: _Commit, unreachable: list[UnreachableError]) -> None:
+        with self._failing(commit.queue, unreachable):
+            undo = await self._store(commit)
+            self._note_append(commit)
+            await self._forget(commit.queue, commit.records, *undo)
 
-    async def settle(self, key: str, waited: float | None) -> None:
-        """Take back what an attempt that failed, here or in an earlier process, left torn of a shard."""
-        for undo in self._unsettled.get(key, ()):
-            if undo.inode is not None:
-                await take_back(self._source, undo, waited=waited)
-
-    async def execute(self, commit: Commit) -> list[int]:
-        """Store the next version of a shard; returns the undo record that is to be released with its records."""
-        undos = [commit.undo] if commit.undo is not None else []
-        statistics, shards = self._source.statistics, self._source.shards
-        snapshot = commit.edit.snapshot
-        with shards.changing(commit.array, commit.shard, snapshot.stat if snapshot is not None else None):
+    async def _store(self, commit: _Commit) -> list[int]:
+        """Store the next version of a shard; returns the undo records that are to be finished with its records."""
+        undo = [commit.undo] if commit.undo is not None else []
+        statistics, shards, edit = self._source.statistics, self._source.shards, commit.edit
+        layout, shard = commit.queue.layout, commit.queue.shard
+        with shards.changing(layout, shard, edit.snapshot.stat if edit.snapshot is not None else None):
             try:
-                if commit.assembly.splice is None:
-                    await self._delete(commit)
-                    stat = None
+                stat = None
+                if commit.new.splice is not None:
+                    stat = await edit.splice(commit.new.splice)
+                    statistics.committed_bytes += edit.written_nbytes
+                elif edit.can_delete or not layout.grid.is_unsharded:
+                    await edit.delete()
                 else:
-                    stat = await commit.edit.splice(commit.assembly.splice)
-                    statistics.committed_bytes += commit.edit.written_nbytes
+                    # Of two hosts that change one and the same chunk, the last one wins: there is nothing else to lose.
+                    await self._source.store.unlink(commit.queue.key)
             except ConflictError:
-                await self.release([undo.sequence for undo in undos])  # nothing was changed
+                await self.log.release([each.sequence for each in undo])  # nothing was changed
                 raise
             except ShardfsError:
-                # Whether it was undone is not known for certain.
-                self._unsettled.setdefault(_key(commit), []).extend(undos)
+                self._unsettled.setdefault(commit.queue.key, []).extend(undo)  # it may not have been undone
                 raise
-            shards.committed(commit.array, commit.shard, stat, is_new=snapshot is None)
+            shards.committed(layout, shard, stat, is_new=edit.snapshot is None)
         statistics.commits += 1
-        statistics.committed_chunks += len(commit.contents)
-        return [undo.sequence for undo in undos]
+        statistics.committed_chunks += commit.nchunks
+        return [each.sequence for each in undo]
 
-    async def _delete(self, commit: Commit) -> None:
-        if commit.edit.can_delete or not commit.array.grid.is_unsharded:
-            await commit.edit.delete()
-        else:
-            # Of two hosts that change one and the same chunk, the last one wins: there is nothing else to be lost.
-            await self._source.store.unlink(commit.array.shard_key(commit.shard))
+    async def _forget(self, queue: ShardQueue, records: Sequence[Change], *more: int) -> None:
+        """Note that *records*, and *more* by their numbers, are in the shard, or kept elsewhere."""
+        for record in records:
+            queue.remove(record)
+        self.npending -= len(records)
+        queue.succeed()
+        self.failing.pop(queue, None)
+        if not queue.changes:
+            self.pending.pop(queue, None)
+        await self.log.release([*(record.sequence for record in records), *more])
 
-    async def sync(self) -> None:
-        """Make durable all that the journal has."""
-        await trio.to_thread.run_sync(self._journal.sync)
+    @contextmanager
+    def _failing(self, queue: ShardQueue, unreachable: list[UnreachableError]) -> Iterator[None]:
+        """Note an error in the block as the reason why a shard is not committed; a conflict is tried again at once."""
+        try:
+            yield
+        except ConflictError as error:
+            if isinstance(error, LockedError) and queue.locked_since is None:
+                queue.locked_since = trio.current_time()
+            log.info("%s; its next commit takes it as it is then", error)
+            queue.give_way()
+            self.failing.pop(queue, None)
+        except ShardfsError as error:
+            if isinstance(error, UnreachableError):
+                unreachable.append(error)
+            self._fail(queue, error)
 
-    async def carry_forward(self, pending: Callable[[], Mapping[int, Payload]]) -> None:
-        """Free the journal of its oldest segment; *pending* tells what is read back from there, by sequence."""
-        async with self.lock:
-            await trio.to_thread.run_sync(self._journal.carry_forward, pending())
-
-    async def release(self, sequences: Sequence[int]) -> None:
-        """Note that records need not be remembered any more."""
-        if self._journal.has_vanished:
+    def _fail(self, queue: ShardQueue, error: ShardfsError) -> None:
+        if not queue.changes:  # they were committed, and only the log failed then
+            log.error("%s is committed, which the journal does not know: %s", queue.key, error)
             return
-        async with self.lock:
-            await trio.to_thread.run_sync(self._journal.release, sequences)
+        if queue.key not in str(error):
+            error = type(error)(f"{queue.key}: {error}")
+        log.error("%d chunks stay pending: %s", len(queue.changes), error)
+        queue.fail(error)
+        self.failing[queue] = None
+        self.room_at_failure = self.log.log.room()
+
+    def _is_urgent(self) -> bool:
+        """Whether shards are committed that are not idle.
+
+        Somebody may wait for room though little is live: one old record keeps its segment and all behind it.
+        """
+        wal = self.log.log
+        if self.nwaiting or self.npending > _FULL * MAX_PENDING or wal.live_nbytes > _FULL * wal.max_nbytes:
+            return True
+        return wal.is_full
+
+    def _next_time(self) -> float:
+        now = trio.current_time()
+        if self._appended and not self.pending:
+            return now + _IDLE
+        return max(now + _PAUSE, min((queue.due_at for queue in self.pending), default=math.inf))
+
+    def _due(self) -> Sequence[ShardQueue]:
+        now = trio.current_time()
+        due = [queue for queue in self.pending if queue.due_at <= now]
+        if due or not self._is_urgent():
+            return due
+        ready = [queue for queue in self.pending if queue.error is None]
+        return [queue for queue in ready if queue.is_full] or ready[: max(_BATCH, len(ready) // 2)]
+
+    def _note_append(self, commit: _Commit) -> None:
+        """Remember a shard that was appended to, to compact it."""
+        layout, shard = commit.queue.layout, commit.queue.shard
+        if self._auto_compact is None or layout.grid.is_unsharded:
+            return
+        # Where no chunk was ever seen at the beginning, the bytes there may be another format's: they stay.
+        if commit.old is None or commit.old.index.first_live_byte == 0 or layout.grid.levels[0].index_at_start:
+            self._begun.add((layout, shard))
+        if commit.new.is_append and (layout, shard) in self._begun:
+            self._appended[commit.queue] = None
+            self.wanted.set()  # `run` counts from now on for how long nothing happens
+
+    async def _compact(self, queue: ShardQueue) -> None:
+        """Compact a shard that was appended to, if so much of it is dead by now."""
+        del self._appended[queue]
+        try:
+            opened = (await self._source.shards.state(queue.layout, queue.shard, fresh=True)).shard
+            if opened is None or opened.decoded is not None or self._auto_compact is None:
+                return
+            index = opened.index
+            if index.shard_nbytes - index.live_nbytes >= self._auto_compact * index.shard_nbytes:
+                await self.rewrite(queue.layout, queue.shard, {}, compact=True)
+        except ShardfsError as error:
+            log.error("%s is not compacted: %s", queue.key, error)  # noqa: TRY400
 
 
-def _key(commit: Commit) -> str:
-    return commit.array.shard_key(commit.shard)
-
-
-@overload
-def carry(journal: WriteAheadLog, change: Change) -> Change: ...
-@overload
-def carry(journal: WriteAheadLog, change: Shrink) -> Shrink: ...
-@overload
-def carry(journal: WriteAheadLog, change: Change | Shrink) -> Change | Shrink: ...
-def carry(journal: WriteAheadLog, change: Change | Shrink) -> Change | Shrink:
-    """Append a change, of this journal or another one, to *journal*; returns the new record."""
-    content = change.payload if isinstance(change, Put) else ()
-    return journal.append(dataclasses.replace(change), content)
-
-
-def batches(keys: Sequence[tuple[ArrayLayout, Coords]]) -> Iterator[Sequence[tuple[ArrayLayout, Coords]]]:
+def _batches(queues: Sequence[ShardQueue]) -> Iterator[Sequence[ShardQueue]]:
     """Yield shards that are committed together: few with short indexes, and what may take much memory alone."""
-    batch: list[tuple[ArrayLayout, Coords]] = []
+    batch: list[ShardQueue] = []
     nbytes, count = 0, 0.0
-    for array, shard in keys:
-        is_large = array.grid.is_large(array.grid.index_shape(shard))
-        cost = _INDEX_NBYTES if is_large else array.grid.index_nbytes(shard)
-        if batch and (nbytes + cost > _INDEX_NBYTES or count >= BATCH):
+    for queue in queues:
+        cost = queue.index_nbytes
+        if queue.layout.grid.is_large(queue.layout.grid.index_shape(queue.shard)):
+            cost = _BATCH_INDEX_NBYTES
+        if batch and (nbytes + cost > _BATCH_INDEX_NBYTES or count >= _BATCH):
             yield batch
             batch, nbytes, count = [], 0, 0.0
-        batch.append((array, shard))
+        batch.append(queue)
         nbytes += cost
-        count += _SMALL_SHARE if _is_small(array, shard) else 1
+        is_small = queue.layout.grid.is_unsharded and queue.payload_nbytes <= _SMALL_NBYTES
+        count += _SMALL_SHARE if is_small else 1
     if batch:
         yield batch
-
-
-def _is_small(array: ArrayLayout, shard: Coords) -> bool:
-    """Whether what is to be committed is a chunk file of few bytes, or none."""
-    pending = array.pending.shards.get(shard)
-    return array.grid.is_unsharded and (pending is None or pending.payload_nbytes <= _SMALL_NBYTES)

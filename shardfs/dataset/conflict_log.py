@@ -1,17 +1,16 @@
 """Changes that do not fit what is stored now: kept in a journal of their own, for `shardfs recover`."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import trio
 
-from shardfs.dataset.commit import Commits, carry
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.queue import Change, ShardPending
 from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.records import Shrink
+from shardfs.dataset.wal.records import Change, Shrink
+from shardfs.dataset.wal.shared import SharedLog
 from shardfs.format.sharding import Coords, ShardGrid
 
 log = logging.getLogger(__name__)
@@ -22,29 +21,31 @@ _MAX_TOLD: Final = 10
 class ConflictLog:
     """The journal *conflicts*, and which pending changes belong there; *count* is of those that it took."""
 
-    def __init__(self, hierarchy: Hierarchy, conflicts: WriteAheadLog, commits: Commits) -> None:
+    def __init__(self, hierarchy: Hierarchy, conflicts: WriteAheadLog, log: SharedLog) -> None:
         self.count = 0
         self._hierarchy = hierarchy
         self._conflicts = conflicts
-        self._commits = commits
+        self._log = log
 
     async def keep(self, conflicts: Sequence[Change | Shrink]) -> None:
         """Keep changes durably, and finish their records in the journal that they come from."""
         if not conflicts:
             return
         self.count += len(conflicts)
-        async with self._commits.lock:
+        async with self._log.appending:
             for change in conflicts:
-                await trio.to_thread.run_sync(carry, self._conflicts, change)
+                await trio.to_thread.run_sync(self._conflicts.copy, change)
             await trio.to_thread.run_sync(self._conflicts.sync)
-        await self._commits.release([change.sequence for change in conflicts])
+        await self._log.release([change.sequence for change in conflicts])
 
-    async def sort_out(self, layout: ArrayLayout, pending: ShardPending) -> tuple[Sequence[Change], Sequence[Change]]:
+    async def sort_out(
+        self, layout: ArrayLayout, changes: Mapping[Coords, Change]
+    ) -> tuple[Sequence[Change], Sequence[Change]]:
         """Return the changes of a shard that still fit their array, and those that do not, which are kept here."""
         array = await self._hierarchy.array(layout.path, fresh=True)
         fitting: list[Change] = []
         conflicts: list[Change] = []
-        for coords, change in pending.changes.items():
+        for coords, change in changes.items():
             fits = array is not None and change.fingerprint == array.fingerprint and array.grid.contains(coords)
             if fits and array is not None and _lies_alike(array.layout.grid, layout.grid, coords):
                 fitting.append(change)

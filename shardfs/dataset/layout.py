@@ -1,15 +1,52 @@
 """Where the chunks of one array lie, and which versions of them this mount has seen and made."""
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import ReferenceType, ref
 
-from shardfs.dataset.queue import ArrayPending
 from shardfs.dataset.statistics import Statistics
+from shardfs.dataset.wal.records import Change
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords, Place, ShardGrid
 from shardfs.stores.base import Stat, join_key
+
+
+class PendingChanges:
+    """The published changes of one array that are not in its shards yet, and the coordinates of these *shards*.
+
+    Each change is a record of the write-ahead log; its bytes stay there and are read back from there.
+    """
+
+    def __init__(self) -> None:
+        self.changes: dict[Coords, Change] = {}
+        self.shards: set[Coords] = set()
+        self._below: dict[Coords, Counter[int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    def children(self, prefix: Coords) -> Iterator[int]:
+        """Yield the next coordinates of the shards with pending chunks whose coordinates begin with *prefix*."""
+        yield from self._below.get(prefix, ())
+
+    def add_shard(self, shard: Coords) -> None:
+        """Note that *shard* has pending changes."""
+        self.shards.add(shard)
+        for depth, index in enumerate(shard):
+            self._below.setdefault(shard[:depth], Counter())[index] += 1
+
+    def remove_shard(self, shard: Coords) -> None:
+        """Note that *shard* has no pending changes any more."""
+        self.shards.discard(shard)
+        for depth, index in enumerate(shard):
+            counts = self._below[shard[:depth]]
+            counts[index] -= 1
+            if not counts[index]:
+                del counts[index]
+            if not counts:
+                del self._below[shard[:depth]]
 
 
 class OwnVersion(NamedTuple):
@@ -52,7 +89,7 @@ class ArrayLayout:
     key_encoding: ChunkKeyEncoding
     versions: dict[Coords, ShardVersion] = field(default_factory=dict)
     own: dict[Coords, OwnVersion] = field(default_factory=dict)
-    pending: ArrayPending = field(default_factory=ArrayPending)
+    pending: PendingChanges = field(default_factory=PendingChanges)
     directories: dict[Coords, set[int]] | None = None
     listing: int = 0
     _located: tuple[Coords | None, Place] = (None, Place((), (), ()))

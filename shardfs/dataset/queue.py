@@ -1,29 +1,25 @@
-"""Published inner chunks that are not in their shards yet.
+"""What is pending for one shard, and how its commits fare."""
 
-Each is a record of the journal; its bytes stay there and are read back from there.
-"""
+import random
+from typing import Final, NamedTuple
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+import trio
 
-from shardfs.dataset.wal.records import Erase, Put
+from shardfs.dataset.layout import ArrayLayout
+from shardfs.dataset.quick_lock import QuickLock
+from shardfs.dataset.wal.records import Change, Put
+from shardfs.errors import ShardfsError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer
 
-Change = Put | Erase
-"""What is to become of one inner chunk."""
+_IDLE: Final = 2.0
+_SMALL_IDLE: Final = 30.0
+"""Seconds for which a shard has not been written before it is committed, and if its payload is less than its index."""
 
-
-@dataclass(slots=True)
-class ShardPending:
-    """The pending changes of one shard; *touched* is when the last one came, by the event loop's clock, in seconds."""
-
-    shard: Coords
-    changes: dict[Coords, Change] = field(default_factory=dict)
-    payload_nbytes: int = 0
-    touched: float = 0.0
+_RETRY: Final = 5.0
+_FIRST_BACKOFF: Final = 0.02
+_LONGEST_BACKOFF: Final = 2.0
+"""Seconds after which a shard is tried again: after an error; at most, after others were faster to change it."""
 
 
 class PendingBytes(NamedTuple):
@@ -40,53 +36,77 @@ class PendingBytes(NamedTuple):
         return await self.put.payload.read_soon(offset, nbytes)
 
 
-class ArrayPending:
-    """The pending changes of one array, by coordinates and by shard."""
+class ShardQueue:
+    """The pending changes of one shard, oldest first.
 
-    def __init__(self) -> None:
+    *lock* is held by whoever publishes in the shard, commits or rewrites it: a record names the index entry that it
+    supersedes, which a commit changes.  *touched* is when the last change came, by the event loop's clock, in seconds.
+    *error* is what keeps the shard from being committed, *retry_at* when it is tried again after that, or after
+    somebody else was faster to change it; *locked_since* is since when another program was found to have its lock.
+    """
+
+    def __init__(self, layout: ArrayLayout, shard: Coords) -> None:
+        self.layout = layout
+        self.shard = shard
+        self.key = layout.shard_key(shard)
+        self.lock = QuickLock()
         self.changes: dict[Coords, Change] = {}
-        self.shards: dict[Coords, ShardPending] = {}
-        self._below: dict[Coords, Counter[int]] = {}
+        self.payload_nbytes = 0
+        self.touched = 0.0
+        self.error: ShardfsError | None = None
+        self.retry_at: float | None = None
+        self.locked_since: float | None = None
+        self._nbeaten = 0
+        self.index_nbytes = layout.grid.index_nbytes(shard)
 
-    def __bool__(self) -> bool:
-        return bool(self.changes)
+    @property
+    def due_at(self) -> float:
+        """When the shard is to be committed, if nothing is published in it until then."""
+        if self.retry_at is not None:
+            return self.retry_at
+        return self.touched + (_IDLE if self.payload_nbytes >= self.index_nbytes else _SMALL_IDLE)
 
-    def children(self, prefix: Coords) -> Iterator[int]:
-        """Yield the next coordinates of the shards with pending chunks whose coordinates begin with *prefix*."""
-        yield from self._below.get(prefix, ())
+    @property
+    def is_full(self) -> bool:
+        """Whether all chunks of the shard are pending."""
+        return len(self.changes) == self.layout.grid.nchunks_of(self.shard)
 
-    def add(self, shard: Coords, change: Change, now: float) -> Change | None:
-        """Take in *change* to a chunk of *shard*; return the one that it replaces."""
-        pending = self.shards.get(shard)
-        if pending is None:
-            pending = self.shards[shard] = ShardPending(shard)
-            for depth, index in enumerate(shard):
-                self._below.setdefault(shard[:depth], Counter())[index] += 1
-        before = pending.changes.get(change.coords)
-        pending.changes[change.coords] = self.changes[change.coords] = change
-        pending.payload_nbytes += payload_nbytes(change) - (payload_nbytes(before) if before else 0)
-        pending.touched = now
+    def add(self, change: Change) -> Change | None:
+        """Take in *change*; return the one that it replaces."""
+        if not self.changes:
+            self.layout.pending.add_shard(self.shard)
+        before = self.changes.get(change.coords)
+        self.changes[change.coords] = self.layout.pending.changes[change.coords] = change
+        self.payload_nbytes += nbytes_of(change) - (nbytes_of(before) if before is not None else 0)
+        self.touched = trio.current_time()
         return before
 
-    def remove(self, shard: Coords, change: Change) -> None:
+    def remove(self, change: Change) -> None:
         """Forget *change*, unless a later one took its place."""
-        pending = self.shards.get(shard)
-        if pending is None or pending.changes.get(change.coords) is not change:
+        if self.changes.get(change.coords) is not change:
             return
-        del pending.changes[change.coords], self.changes[change.coords]
-        pending.payload_nbytes -= payload_nbytes(change)
-        if pending.changes:
-            return
-        del self.shards[shard]
-        for depth, index in enumerate(shard):
-            counts = self._below[shard[:depth]]
-            counts[index] -= 1
-            if not counts[index]:
-                del counts[index]
-            if not counts:
-                del self._below[shard[:depth]]
+        del self.changes[change.coords], self.layout.pending.changes[change.coords]
+        self.payload_nbytes -= nbytes_of(change)
+        if not self.changes:
+            self.layout.pending.remove_shard(self.shard)
+
+    def fail(self, error: ShardfsError) -> None:
+        """Note what keeps the shard from being committed."""
+        self.error, self.retry_at = error, trio.current_time() + _RETRY
+
+    def give_way(self) -> None:
+        """Leave the shard alone for a while, and by chance: who was faster to change it may have more to change."""
+        self._nbeaten += 1
+        self.error = None  # an earlier one is not why
+        longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**self._nbeaten)
+        self.retry_at = trio.current_time() + random.uniform(0, longest)  # noqa: S311 - nothing is kept secret
+
+    def succeed(self) -> None:
+        """Note that nothing keeps the shard from being changed."""
+        self.error = self.retry_at = self.locked_since = None
+        self._nbeaten = 0
 
 
-def payload_nbytes(change: Change) -> int:
+def nbytes_of(change: Change) -> int:
     """Return the size of the chunk that *change* leaves, 0 if it leaves none."""
     return change.payload.nbytes if isinstance(change, Put) else 0

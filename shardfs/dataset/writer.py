@@ -1,132 +1,127 @@
-"""Publishing: a chunk's bytes become its content on the mount, atomically, and are in the journal.
+"""Publishing: a chunk's bytes become its content on the mount, atomically, and are in the write-ahead log.
 
-`Writer` is the way in for everything that changes chunks; its `Committer` brings what is pending into shards.
+`Writer` is the way in for everything that changes chunks; its `GroupCommit` brings what is pending into shards.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
+from weakref import WeakValueDictionary
 
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.committer import Committer
+from shardfs.dataset.commit import MAX_PENDING, GroupCommit
 from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.queue import Change
+from shardfs.dataset.queue import ShardQueue
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.records import Erase, Put, Shrink
-from shardfs.errors import ConflictError, ReadOnlyError
+from shardfs.dataset.wal.records import Change, Erase, Payload, Put, Shrink
+from shardfs.dataset.wal.shared import SharedLog
+from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
 
+log = logging.getLogger(__name__)
+
 _IN_LOOP_NBYTES: Final = 2**20
 """Up to this size a payload goes to the page cache in about the time that a thread takes to begin and to end."""
+
+_FAILING: Final = 0.5  # of the log: what shards that cannot be committed may take, so that others go on
+_WORTH: Final = 1 / 16  # of the log: so much must be dead to be cleaned out where there is no other way to room
 
 
 class Writer:
     """Changes to the chunks of one source, in the order in which they were published."""
 
     def __init__(
-        self, source: Source, journal: WriteAheadLog, conflicts: WriteAheadLog, *, auto_compact: float | None = None
+        self, source: Source, wal: WriteAheadLog, conflicts: WriteAheadLog, *, auto_compact: float | None = None
     ) -> None:
         self.source = source
-        self.journal = journal
-        self.committer = Committer(source, journal, conflicts, auto_compact=auto_compact)
-        self._syncing: trio.Event | None = None
-        self._layouts: dict[str, ArrayLayout] = {}  # to which something was published last, by path
+        self.log = SharedLog(wal)
+        self.commits = GroupCommit(source, self.log, conflicts, auto_compact=auto_compact)
+        self._wal = wal
+        self._layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()  # published in last, by path
 
     def check(self) -> None:
         """Raise the error that keeps anything from being published."""
-        if self.journal.is_failed:
+        if self._wal.is_failed:
             raise ReadOnlyError("the mount is read-only since its journal failed; unmount, and mount again")
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether one more chunk of *nbytes* bytes may be published."""
+        return self._wal.has_room(nbytes) and self.commits.npending < MAX_PENDING
+
+    def check_room(self) -> None:
+        """Raise `NoSpaceError` if what is pending cannot be committed for want of room, and nobody made any since."""
+        errors = [queue.error for queue in self.commits.failing if isinstance(queue.error, NoSpaceError)]
+        if errors and self._wal.room() <= self.commits.room_at_failure:
+            raise NoSpaceError(f"nothing more is taken until there is room: {errors[0]}")
 
     async def put(
         self, array: Array, coords: Coords, content: Content, *, mtime_ns: int, mode: int, uid: int, gid: int
     ) -> None:
         """Publish *content* as the inner chunk at *coords*.
 
-        Raises `NoSpaceError` where the journal or the shards have no room, `ReadOnlyError` after a failure.
+        Raises `NoSpaceError` where the log or the shards have no room, `ReadOnlyError` after a failure.
         """
 
         def append(superseded: tuple[int, int] | None) -> Put:
-            record = Put(
-                0, array.layout.path, coords, array.fingerprint, superseded, mtime_ns, mode=mode, uid=uid, gid=gid
-            )
-            return self.journal.append(record, content)
+            path, fingerprint = array.layout.path, array.fingerprint
+            record = Put(0, path, coords, fingerprint, superseded, mtime_ns, mode=mode, uid=uid, gid=gid)
+            return self._wal.append(record, content)
 
-        self.committer.check_room()
-        await self._room(array, coords, content.nbytes)
-        await self._publish(array, coords, append, in_thread=content.nbytes > _IN_LOOP_NBYTES)
+        self.check_room()
+        await self._publish(array, coords, append, content.nbytes)
 
     async def erase(self, array: Array, coords: Coords, *, mtime_ns: int) -> None:
         """Publish that there is no inner chunk at *coords* any more."""
 
         def append(superseded: tuple[int, int] | None) -> Erase:
-            return self.journal.append(Erase(0, array.layout.path, coords, array.fingerprint, superseded, mtime_ns))
+            return self._wal.append(Erase(0, array.layout.path, coords, array.fingerprint, superseded, mtime_ns))
 
-        await self._room(array, coords, 0)
-        await self._publish(array, coords, append, in_thread=False)
+        await self._publish(array, coords, append, 0)
 
     async def shrink(self, path: str, shape: tuple[int, ...]) -> Shrink:
         """Note durably that the array at *path*, which has the shape *shape*, is about to be made smaller.
 
-        What lies outside its new shape then is removed by `shrinking.empty_outside`.
+        What lies outside its new shape then is removed by `empty_outside`.
         """
         self.check()
-        async with self.committer.commits.lock:
-            record = self.journal.append(Shrink(0, path, shape))
-        await self.sync()
+        record = await self.log.append(lambda wal: wal.append(Shrink(0, path, shape)))
+        await self.log.sync()
         return record
 
-    async def sync(self) -> None:
-        """Make durable what was published so far; those who ask at the same time share one sync."""
-        target = self.journal.last_sequence
-        while self.journal.synced_sequence < target:
-            if self._syncing is not None:
-                await self._syncing.wait()
-                continue
-            self._syncing = trio.Event()
-            try:
-                await trio.to_thread.run_sync(self.journal.sync)
-            finally:
-                self._syncing.set()
-                self._syncing = None
-
-    async def _room(self, array: Array, coords: Coords, nbytes: int) -> None:
-        """Wait until the journal has room for *nbytes* more for a chunk."""
-        self.check()
-        layout, committer = array.layout, self.committer
-        if committer.is_failing:
-            committer.check_share(layout, layout.locate(coords).shard, nbytes)
-        while not committer.has_room(nbytes):
-            await committer.make_room(layout, layout.locate(coords).shard, nbytes)
-            self.check()
-
     async def _publish(
-        self, array: Array, coords: Coords, append: Callable[[tuple[int, int] | None], Change], *, in_thread: bool
+        self, array: Array, coords: Coords, append: Callable[[tuple[int, int] | None], Change], nbytes: int
     ) -> None:
-        shard = array.layout.locate(coords).shard
+        layout = array.layout
+        queue = self.commits.queue(layout, layout.locate(coords).shard)
+        self.check()
+        self._check_share(queue, nbytes)
+        while not self.has_room(nbytes):
+            await self._make_room(queue, nbytes)
+            self.check()
         while True:
-            while (former := self._former(array.layout)) is not None:
+            while (former := self._former(layout)) is not None:
                 with suppress(ConflictError):  # it was put aside, as the log says
-                    await self.committer.flush(former)
-            # A record names the entry that it supersedes, which a commit is about to change.
-            while (busy := self.committer.busy(array.layout, shard)) is not None:
-                await busy.wait()
-            if shard not in array.layout.pending.shards:
-                await self.source.store.check_writable(array.layout.shard_key(shard))
-            async with self.committer.commits.lock:
-                is_busy = self.committer.busy(array.layout, shard) is not None
-                if is_busy or self._former(array.layout) is not None:
-                    continue
-                self.check()
+                    await self.commits.flush(former)
+            # A record names the entry that it supersedes, which a commit would change.
+            async with queue.lock:
+                if not queue.changes:
+                    await self.source.store.check_writable(queue.key)
                 superseded = await array.stored_entry(coords)
-                change = await trio.to_thread.run_sync(append, superseded) if in_thread else append(superseded)
-                self._layouts[array.layout.path] = array.layout
-                self.committer.add(array.layout, shard, change)
-                self.source.statistics.published += 1
-                return
+                async with self.log.appending:
+                    if self._former(layout) is not None:
+                        continue
+                    self.check()
+                    is_large = nbytes > _IN_LOOP_NBYTES
+                    change = await trio.to_thread.run_sync(append, superseded) if is_large else append(superseded)
+                    self._layouts[layout.path] = layout
+                    self.commits.add(queue, change)
+                    self.source.statistics.published += 1
+                    return
 
     def _former(self, layout: ArrayLayout) -> ArrayLayout | None:
         """Return the layout that an array had before another program changed its shape, if that has changes.
@@ -135,3 +130,67 @@ class Writer:
         """
         former = self._layouts.get(layout.path, layout)
         return former if former is not layout and former.pending else None
+
+    def _check_share(self, queue: ShardQueue, nbytes: int) -> None:
+        """Raise what keeps a shard from being committed, if *nbytes* more for it would leave too little for others.
+
+        Where the store as a whole does not answer there are no others, and what is written waits as long as it can.
+        """
+        if queue.error is None or isinstance(queue.error, UnreachableError):
+            return
+        failing = self.commits.failing
+        held = sum(each.payload_nbytes for each in failing)
+        is_too_much = nbytes > 0 and held + nbytes > _FAILING * self._wal.limit()
+        if is_too_much or sum(len(each.changes) for each in failing) >= _FAILING * MAX_PENDING:
+            raise queue.error.with_traceback(None)
+
+    async def _make_room(self, queue: ShardQueue, nbytes: int) -> None:
+        """Wait until something was committed, or carried forward in the log, which had no room for *nbytes* more.
+
+        If nothing can be, raises what keeps the shard of *queue* from being committed, and of other shards no more than
+        that they take the room.
+        """
+        commits = self.commits
+        if any(each.error is None for each in commits.pending):
+            before = commits.npending
+            commits.nwaiting += 1
+            commits.wanted.set()
+            try:
+                await commits.progress.wait()
+            finally:
+                commits.nwaiting -= 1
+            if commits.npending >= before and not self.has_room(nbytes):
+                await self._clean()
+            return
+        if not commits.pending and await commits.wait_for_commit():
+            return
+        if not await self._clean() and not self.has_room(nbytes):
+            raise self._full(queue).with_traceback(None)
+
+    def _full(self, queue: ShardQueue) -> ShardfsError:
+        """Return why there is no room for a shard."""
+        if queue.error is not None:
+            return queue.error
+        errors = [each.error for each in self.commits.failing if each.error is not None]
+        for error in errors:
+            if isinstance(error, NoSpaceError | UnreachableError):  # of the whole store
+                return error
+        if not errors:
+            return NoSpaceError("the journal is full of what no commit finishes; unmount, and mount again")
+        return NoSpaceError(f"the journal is full of what cannot be committed: {errors[0]}")
+
+    async def _clean(self) -> bool:
+        """Carry live records forward while enough of the log is dead; returns whether it got smaller."""
+        before = self._wal.nbytes
+        try:
+            for _ in range(self._wal.nsegments):
+                if self._wal.dead_nbytes < before * _WORTH:
+                    break
+                await self.log.carry_forward(self._payloads)
+        except ShardfsError as error:
+            log.error("%s is not made smaller: %s", self._wal.where, error)  # noqa: TRY400
+        return self._wal.nbytes < before
+
+    def _payloads(self) -> Mapping[int, Payload]:
+        changes = [change for queue in self.commits.pending for change in queue.changes.values()]
+        return {change.sequence: change.payload for change in changes if isinstance(change, Put)}

@@ -424,7 +424,7 @@ class WritingOperations(Operations):
             super().daemon(),
             source=os.path.realpath(directory),
             source_id=control.id_of(directory),
-            npending=self._writing.writer.committer.npending,
+            npending=self._writing.writer.commits.npending,
         )
 
     def _opened(self, number: int, is_direct: bool) -> FileInfo:

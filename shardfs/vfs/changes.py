@@ -49,7 +49,7 @@ class Changes:
         self._fs = fs
         self._gate = Gate()
         self.buffers = WriteBuffers(
-            BufferSpace(buffers), lambda: fs.ttl, self._publish, writer.sync, self._check_writable
+            BufferSpace(buffers), lambda: fs.ttl, self._publish, writer.log.sync, self._check_writable
         )
         self.orphans = OrphanChunks(fs, writer, orphans)
         self.publisher = Publisher(fs, view, writer, self.orphans, chunks_per_shard=chunks_per_shard)
@@ -207,7 +207,7 @@ class Changes:
 
     def _check_writable(self) -> None:
         self.writer.check()
-        self.writer.committer.check_room()
+        self.writer.check_room()
 
     async def _publish(self, buffer: WriteBuffer) -> None:
         # The gate once, and before the buffer's lock: whoever closes it waits for all who passed.
@@ -348,12 +348,12 @@ class Changes:
 
     async def sync_directory(self, ino: int) -> None:
         """Make durable what was published, and the names in a directory."""
-        await self.writer.sync()
+        await self.writer.log.sync()
         await self._fs.entry(ino).sync()
 
     async def flush_all(self) -> None:
         """Bring everything that is pending into shards, and to the store."""
-        await self.writer.committer.flush()
+        await self.writer.commits.flush()
         await self._fs.store.flush()
 
     # Files that are open while their names move.

@@ -137,8 +137,8 @@ class OrphanChunks:
         if again and (await array.find(coords))[1] is not None:
             await self._store.unlink(key)
             return
-        if again and not self._writer.committer.has_room(snapshot.size):
-            await self._writer.committer.flush()  # nobody else does so before a mount answers
+        if again and not self._writer.has_room(snapshot.size):
+            await self._writer.commits.flush()  # nobody else does so before a mount answers
         status = snapshot.stat
         array.layout.make_directory(coords[:-1])
         await self._writer.put(

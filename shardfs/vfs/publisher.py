@@ -112,7 +112,7 @@ class Publisher:
                 self._leave(node, name)
             else:
                 if self._array(node) is not None:
-                    await self._writer.committer.flush(below=node.path)
+                    await self._writer.commits.flush(below=node.path)
                 for other in self._view.document_names - {DOCUMENT}:
                     key = join_key(node.path, other)
                     if other in documents and other != name.name:  # it goes when it is removed itself
@@ -209,13 +209,13 @@ class Publisher:
         self, node: Node, array: Array, stored: ArrayMetadata, edited: ArrayMetadata, publication: _Publication
     ) -> None:
         """Change the document of an array whose chunks are shown, with chunks that lie outside its new shape."""
-        committer = self._writer.committer
+        commits = self._writer.commits
         document = self._view.lens.put(stored, edited)
         check_resized(stored, document)
         if edited.shape == stored.shape:
             await self._store(node, document, edited.document, publication)
             return
-        await committer.flush(below=node.path)  # a new shape is a new numbering of chunks
+        await commits.flush(below=node.path)  # a new shape is a new numbering of chunks
         if all(new >= old for new, old in zip(edited.shape, stored.shape, strict=True)):
             await self._store(node, document, edited.document, publication)
             return
@@ -227,10 +227,10 @@ class Publisher:
         except ShardfsError:
             now = (await self._fs.hierarchy.look_again(node.path)).metadata
             if not isinstance(now, ArrayMetadata) or now.shape != edited.shape:
-                await committer.commits.release([shrink.sequence])
+                await commits.log.release([shrink.sequence])
             raise
-        await empty_outside(committer, array, edited.shape)
-        await committer.commits.release([shrink.sequence])
+        await empty_outside(commits, array, edited.shape)
+        await commits.log.release([shrink.sequence])
 
     async def _new_array(self, node: Node, edited: ArrayMetadata, publication: _Publication) -> None:
         """Store the document of a new array: sharded if that is wanted and possible, with chunks that came first."""
@@ -303,7 +303,7 @@ class Publisher:
         for coords in list(chunks.refilled):
             if chunks.refilled.pop(coords, None) is not None:  # else it was written meanwhile
                 await self._writer.erase(array, coords, mtime_ns=time.time_ns())
-        await self._writer.committer.flush(below=node.path)
+        await self._writer.commits.flush(below=node.path)
         layout = array.layout
         if layout.key_encoding.is_nested(array.grid.ndim):
             root = layout.key_encoding.root(array.grid.ndim)

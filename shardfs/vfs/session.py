@@ -84,7 +84,7 @@ class Session:
         await self.source.store.start_writing(self.state.root, single_writer=self.single_writer)
         await bring_home(self.source.store, self.left)
         ndamaged = log_damage(self.state.journal, self.contents) + log_damage(self.state.conflicts, self.aside)
-        recovery = await replay(self.source, self.contents, self.writer.committer)
+        recovery = await replay(self.source, self.contents, self.writer.commits)
         if recovery.pending:
             log.info("%d chunks of an earlier mount are brought into their shards", len(recovery.pending))
         await self.changes.orphans.resume()
@@ -100,13 +100,13 @@ class Session:
 
     async def run(self) -> None:
         """Commit what is due, for as long as this is not cancelled."""
-        await self.writer.committer.run()
+        await self.writer.commits.run()
 
     async def commit(self) -> bool:
         """Commit and store everything that is pending; return whether that succeeded, as the log says if not."""
         is_committed = True
         try:
-            await self.writer.committer.flush()
+            await self.writer.commits.flush()
         except ConflictError as error:
             log.error("%s: %s", self.source.store.url, error)  # noqa: TRY400
             is_committed = False

@@ -88,7 +88,7 @@ class Process:
 
     def check_done(self) -> None:
         """Nothing is pending, and nobody's changes were put aside."""
-        assert self.writing.writer.committer.npending == 0
+        assert self.writing.writer.commits.npending == 0
         assert not self.writing.journal.live
         assert not self.writing.conflicts.live, "nobody else changed anything"
 
@@ -123,16 +123,16 @@ class Process:
 
     async def sync(self) -> None:
         """Make durable what was written."""
-        await self.writing.writer.sync()
+        await self.writing.writer.log.sync()
 
     async def clean(self) -> None:
         """Give the room back that what is done takes up in the journal."""
-        committer = self.writing.writer.committer
-        await committer.commits.carry_forward(committer._payloads)
+        writer = self.writing.writer
+        await writer.log.carry_forward(writer._payloads)
 
     async def commit(self) -> None:
         """Bring into the shards what was written."""
-        await self.writing.writer.committer.flush()
+        await self.writing.writer.commits.flush()
 
     async def _directory(self, path: str) -> int:
         return (await find(self.fs, path if self.is_v2 else f"{path}/c")).ino

@@ -17,12 +17,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from shardfs.dataset.commit import Commit
-from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.maintenance.repair import find_torn, repair
 from shardfs.dataset.maintenance.shrink import empty_outside
+from shardfs.dataset.queue import ShardQueue
 from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, StaleError, StoreError
-from shardfs.format.sharding import Coords
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.inodes import ROOT
@@ -65,18 +63,18 @@ def locked_by_another_program(shard: Path) -> Iterator[Path]:
 @asynccontextmanager
 async def closed_during_a_commit(process: Process, number: int) -> AsyncIterator[None]:
     """Close a file while a commit in the block is storing its shard."""
-    commits = process.writing.writer.committer.commits
-    execute = commits.execute
+    commits = process.writing.writer.commits
+    execute = commits._store
 
-    async def meanwhile(commit: Commit) -> list[int]:
+    async def meanwhile(commit: Any) -> list[int]:
         nursery.start_soon(process.writing.changes.flush, number)
         await wait_all_tasks_blocked()
         return await execute(commit)
 
     async with trio.open_nursery() as nursery:
-        commits.execute = meanwhile  # type: ignore[method-assign]
+        commits._store = meanwhile  # type: ignore[method-assign]
         yield
-        commits.execute = execute  # type: ignore[method-assign]
+        commits._store = execute  # type: ignore[method-assign]
 
 
 def test_a_chunk_that_is_closed_while_its_array_is_resized_is_one_of_the_resized_array(root: Path) -> None:
@@ -106,8 +104,8 @@ def test_what_was_published_in_an_array_that_another_program_removed_is_put_asid
         await put(process, 0, b"new")
         shutil.rmtree(root / gone) if (root / gone).is_dir() else (root / gone).unlink()
         with pytest.raises(ConflictError, match="put aside"):
-            await process.writing.writer.committer.flush()
-        assert process.writing.writer.committer.npending == 0
+            await process.writing.writer.commits.flush()
+        assert process.writing.writer.commits.npending == 0
         assert process.writing.conflicts.live == 1
 
     trio.run(main)
@@ -116,24 +114,24 @@ def test_what_was_published_in_an_array_that_another_program_removed_is_put_asid
 def test_who_publishes_in_a_shard_that_is_rewritten_waits_however_long_that_takes(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        committer, array = process.writing.writer.committer, await process.array("end")
+        commits, array = process.writing.writer.commits, await process.array("end")
         await put(process, 0, b"old")
-        await committer.flush()
+        await commits.flush()
         is_begun = trio.Event()
-        execute = committer.commits.execute
+        execute = commits._store
 
         async def slowly(commit: object) -> list[int]:
             is_begun.set()
             await trio.sleep(3600)
             return await execute(commit)  # type: ignore[arg-type]
 
-        committer.commits.execute = slowly  # type: ignore[method-assign,assignment]
+        commits._store = slowly  # type: ignore[method-assign,assignment]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: committer.rewrite(array.layout, (0,), {}, compact=True))
+            nursery.start_soon(lambda: commits.rewrite(array.layout, (0,), {}, compact=True))
             await is_begun.wait()
             await put(process, 0, b"new")
-        committer.commits.execute = execute  # type: ignore[method-assign]
-        await committer.flush()
+        commits._store = execute  # type: ignore[method-assign]
+        await commits.flush()
         found = await array.extent((0,))
         assert found is not None
         assert bytes(await found.read(0, 9)) == b"new"
@@ -144,18 +142,18 @@ def test_who_publishes_in_a_shard_that_is_rewritten_waits_however_long_that_take
 def test_who_publishes_in_a_shard_that_gets_busy_while_others_publish_waits_for_it(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        committer, array = process.writing.writer.committer, await process.array("end")
+        commits, array = process.writing.writer.commits, await process.array("end")
         await put(process, 0, b"old")
-        await committer.flush()
-        execute = committer.commits.execute
+        await commits.flush()
+        execute = commits._store
 
         async def slowly(commit: object) -> list[int]:
             await trio.sleep(3600)
             return await execute(commit)  # type: ignore[arg-type]
 
-        committer.commits.execute = slowly  # type: ignore[method-assign,assignment]
-        async with trio.open_nursery() as nursery, committer.commits.lock:
-            nursery.start_soon(lambda: committer.rewrite(array.layout, (0,), {}, compact=True))
+        commits._store = slowly  # type: ignore[method-assign,assignment]
+        async with trio.open_nursery() as nursery, commits.log.appending:
+            nursery.start_soon(lambda: commits.rewrite(array.layout, (0,), {}, compact=True))
             await wait_all_tasks_blocked()
             nursery.start_soon(put, process, 0, b"new")
             await wait_all_tasks_blocked()
@@ -169,13 +167,13 @@ def test_who_publishes_in_a_shard_that_gets_busy_while_others_publish_waits_for_
 def test_an_unreadable_shard_keeps_no_other_from_being_emptied_outside_a_shape(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        committer = process.writing.writer.committer
+        commits = process.writing.writer.commits
         for number in (0, PER_SHARD):
             await put(process, number, b"new")
-        await committer.flush()
+        await commits.flush()
         (root / "end/c/0").write_bytes(b"torn")
         with pytest.raises(CorruptionError):
-            await empty_outside(committer, await process.array("end"), (INNER,))
+            await empty_outside(commits, await process.array("end"), (INNER,))
         assert not (root / "end/c/1").exists()
 
     trio.run(main)
@@ -185,7 +183,7 @@ def test_a_shard_that_was_mended_meanwhile_is_not_cut(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
         await put(process, 0, b"old")
-        await process.writing.writer.committer.flush()
+        await process.writing.writer.commits.flush()
         shard = root / "end/c/0"
         whole = shard.read_bytes()
         shard.write_bytes(whole + b"torn")
@@ -201,18 +199,18 @@ def test_a_shard_that_was_mended_meanwhile_is_not_cut(root: Path) -> None:
 def test_shards_that_take_much_memory_are_committed_one_after_the_other(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        commits, announced = process.writing.writer.committer.commits, []
-        announce = commits.announce
+        commits, announced = process.writing.writer.commits, []
+        announce = commits._announce
 
-        async def counted(jobs: Sequence[Commit]) -> None:
+        async def counted(jobs: Sequence[object]) -> None:
             announced.append(len(jobs))
             await announce(jobs)
 
-        commits.announce = counted  # type: ignore[method-assign]
+        commits._announce = counted  # type: ignore[method-assign]
         for path in ("end", "encoded"):
             for number in (0, PER_SHARD):
                 await put(process, number, b"new", path)
-            await process.writing.writer.committer.flush()
+            await process.writing.writer.commits.flush()
         assert announced == [2, 1, 1]
 
     trio.run(main)
@@ -221,9 +219,9 @@ def test_shards_that_take_much_memory_are_committed_one_after_the_other(root: Pa
 def test_a_shard_that_is_due_earlier_is_not_kept_waiting_by_one_that_is_due_later(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        committer = process.writing.writer.committer
+        commits = process.writing.writer.commits
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(committer.run)
+            nursery.start_soon(commits.run)
             await put(process, 0, b"less than an index")
             await trio.sleep(1)
             await put(process, PER_SHARD, b"more than an index" * 100)
@@ -238,10 +236,10 @@ def test_a_shard_that_is_due_earlier_is_not_kept_waiting_by_one_that_is_due_late
 def test_who_waits_for_room_waits_for_no_shard_that_only_keeps_old_segments(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        journal, committer = process.writing.journal, process.writing.writer.committer
+        journal, commits = process.writing.journal, process.writing.writer.commits
         journal.max_nbytes, journal._segment_nbytes = 15_000, 4_000
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(committer.run)
+            nursery.start_soon(commits.run)
             await put(process, 0, b"less than an index")
             while journal.has_room(INNER):
                 await put(process, 0, bytes(INNER), "unchecked")
@@ -258,18 +256,18 @@ def test_who_waits_for_room_waits_for_no_shard_that_only_keeps_old_segments(root
 async def that_cannot_commit(root: Path, *paths: str) -> AsyncIterator[Process]:
     """A process with a small journal, where no shard of the arrays *paths* can be committed."""
     process = await Process.start(root, QuickDisk())
-    journal, committer = process.writing.journal, process.writing.writer.committer
+    journal, commits = process.writing.journal, process.writing.writer.commits
     journal.max_nbytes, journal._segment_nbytes = 100_000, 20_000
-    plan = committer.commits.plan
+    plan = commits._plan
 
-    async def fails(array: ArrayLayout, shard: Coords, *more: Any, **options: Any) -> Commit:
-        if array.path in paths:
-            raise StoreError(f"{array.shard_key(shard)} cannot be written")
-        return await plan(array, shard, *more, **options)
+    async def fails(queue: ShardQueue, *more: Any, **options: Any) -> object:
+        if queue.layout.path in paths:
+            raise StoreError(f"{queue.key} cannot be written")
+        return await plan(queue, *more, **options)
 
-    committer.commits.plan = fails  # type: ignore[method-assign]
+    commits._plan = fails  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(committer.run)
+        nursery.start_soon(commits.run)
         yield process
         nursery.cancel_scope.cancel()
 
@@ -315,9 +313,9 @@ def test_a_journal_full_of_what_cannot_be_committed_is_no_space_to_others(root: 
                 await put(process, 0, bytes(INNER), "unchecked")
             with pytest.raises(StoreError, match=r"^end/c/0 cannot be written"):
                 await put(process, 0, bytes(INNER))
-            committer = process.writing.writer.committer
-            del committer.commits.plan  # it can be committed again
-            await committer.flush()
+            commits = process.writing.writer.commits
+            del commits._plan  # it can be committed again
+            await commits.flush()
             await put(process, 0, bytes(INNER), "unchecked")
 
     trio.run(main, clock=MockClock(autojump_threshold=0.05))
@@ -326,11 +324,11 @@ def test_a_journal_full_of_what_cannot_be_committed_is_no_space_to_others(root: 
 def test_no_room_is_an_error_where_nothing_is_pending_that_could_make_some(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        journal, committer = process.writing.journal, process.writing.writer.committer
+        journal, commits = process.writing.journal, process.writing.writer.commits
         await process.writing.writer.shrink("end", (INNER,))
         journal.max_nbytes = 1
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(committer.run)
+            nursery.start_soon(commits.run)
             with pytest.raises(NoSpaceError):
                 await put(process, 0, b"new")
             nursery.cancel_scope.cancel()
@@ -343,17 +341,17 @@ def test_what_was_published_before_another_program_resized_the_array_comes_befor
 ) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        committer = process.writing.writer.committer
+        commits = process.writing.writer.commits
         await put(process, 0, b"old")
-        await committer.flush()
+        await commits.flush()
         await put(process, 0, b"new")
         document = json.loads((root / "end/zarr.json").read_text())
         document["shape"] = [document["shape"][0] + INNER]
         (root / "end/zarr.json").write_text(json.dumps(document))
         await put(process, 0, b"newer")
         await put(process, 1, b"other")
-        await committer.flush((await process.array("end")).layout)
-        await committer.flush()
+        await commits.flush((await process.array("end")).layout)
+        await commits.flush()
         found = await (await process.array("end")).extent((0,))
         assert found is not None
         assert bytes(await found.read(0, 9)) == b"newer"
@@ -432,31 +430,31 @@ def test_what_is_written_to_a_chunk_while_it_is_renamed_is_there_under_the_new_n
 def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being_committed(root: Path, how: str) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        committer, array = process.writing.writer.committer, await process.array("end")
+        commits, array = process.writing.writer.commits, await process.array("end")
         for number in (0, PER_SHARD):
             await put(process, number, b"old")
-        await committer.flush()
+        await commits.flush()
         before = (root / "end/c/1").read_bytes()
         async with trio.open_nursery() as nursery, trio.open_nursery() as waiting:
             with locked_by_another_program(root / "end/c/0") as lock:
                 if how == "rewrite":
-                    waiting.start_soon(lambda: committer.rewrite(array.layout, (0,), {}, compact=True))
+                    waiting.start_soon(lambda: commits.rewrite(array.layout, (0,), {}, compact=True))
                 else:
                     await put(process, 1, b"new")
                 if how == "flush":
-                    waiting.start_soon(committer.flush)
+                    waiting.start_soon(commits.flush)
                 await trio.sleep(1)
                 with trio.fail_after(1):
                     await put(process, PER_SHARD + 1, b"new" * 1000)
                     if how != "rewrite":
                         await put(process, 2, b"new" * 1000)
-                nursery.start_soon(committer.run)
+                nursery.start_soon(commits.run)
                 await trio.sleep(5)
                 assert (root / "end/c/1").read_bytes() != before, "it is committed"
-                assert not committer.is_failing
+                assert not commits.failing
                 lock.unlink()
-            await committer.flush()
-            assert committer.npending == 0
+            await commits.flush()
+            assert commits.npending == 0
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=MockClock(autojump_threshold=0.01))
@@ -465,27 +463,27 @@ def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being_commi
 def test_a_shard_that_stays_locked_is_told_and_committed_when_it_is_free(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
-        committer = process.writing.writer.committer
+        commits = process.writing.writer.commits
         await put(process, 0, b"old")
-        await committer.flush()
+        await commits.flush()
         before = (root / "end/c/0").read_bytes()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(committer.run)
+            nursery.start_soon(commits.run)
             with locked_by_another_program(root / "end/c/0") as lock:
                 await put(process, 1, b"new" * 1000)
                 await trio.sleep(20)
-                assert not committer.is_failing
+                assert not commits.failing
                 await trio.sleep(20)
-                assert committer.is_failing
+                assert commits.failing
                 begun = trio.current_time()
                 with pytest.raises(StoreError, match="end/c/0 is kept locked by another program"):
-                    await committer.flush()
+                    await commits.flush()
                 assert 25 < trio.current_time() - begun < 40, "who flushes waits once more"
                 assert (root / "end/c/0").read_bytes() == before
                 lock.unlink()
             await trio.sleep(20)
-            assert committer.npending == 0
-            assert not committer.is_failing
+            assert commits.npending == 0
+            assert not commits.failing
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=MockClock(autojump_threshold=0.01))

@@ -56,7 +56,7 @@ async def leave(root: Path) -> StateDirectory:
     """A journal with a new version of one chunk, and the old one in its shard."""
     process = await Process.start(root, QuickDisk())
     await put(process, 0, b"old")
-    await process.writing.writer.committer.flush()
+    await process.writing.writer.commits.flush()
     await put(process, 0, b"new")
     return StateDirectory(str(root))
 

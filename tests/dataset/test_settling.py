@@ -91,7 +91,7 @@ def test_what_is_torn_and_locked_at_the_start_is_taken_back_by_the_next_commit(
             process = await Process.start(root, QuickDisk())
             assert shard.read_bytes() == before + GARBAGE
             shard.with_name("0.__lock").unlink()
-        await process.writing.writer.committer.flush()
+        await process.writing.writer.commits.flush()
         array = await process.array(path)
         for number, seed in ((0, 10), (1, 21)):
             expected = payload_of(path, seed)

@@ -78,7 +78,7 @@ async def test_arrays_of_any_rank_and_keys_are_read(tmp_path: Path, shape: tuple
     assert await array.is_empty()
     await life.put(last, b"last")
     assert await life.read(last) == b"last"
-    await life.writer.committer.flush()
+    await life.writer.commits.flush()
     assert (tmp_path / array.layout.shard_key(last)).read_bytes() == b"last"
     assert not await array.is_empty()
     if shape:
@@ -122,7 +122,7 @@ async def test_a_replaced_chunk_is_another_version_and_a_commit_of_our_own_is_no
     (before, _) = await array.find((0,), fresh=True)
     (beside, _) = await array.find((5,), fresh=True)
     await life.put((0,), b"ours")
-    await life.writer.committer.flush()
+    await life.writer.commits.flush()
     (committed, _) = await array.find((0,), fresh=True)
     assert committed.generation == before.generation
     (root / "new").write_bytes(b"theirs")
@@ -186,12 +186,12 @@ async def test_a_chunk_is_replaced_by_rename_and_never_written_in_place(root: Pa
     os.link(path, tmp_path / "the same file")
     path.chmod(0o640)
     await life.put((5,), b"new")
-    await life.writer.committer.flush()
+    await life.writer.commits.flush()
     assert (tmp_path / "the same file").read_bytes() == b"five" * 1000
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o640
     await life.erase((5,))
-    await life.writer.committer.flush()
+    await life.writer.commits.flush()
     assert not path.exists()
 
 
@@ -206,7 +206,7 @@ async def test_what_is_pending_is_in_its_files_when_a_mount_begins_that_passes_t
     life.kill()
     again = await Life.begin(local(root), tmp_path, shows_whole=False)
     assert len(again.recovery.pending) == 3
-    assert again.writer.committer.npending == 0
+    assert again.writer.commits.npending == 0
     assert {path.name: path.read_bytes() for path in (root / PATH / "c").iterdir()} == {"0": b"new", "1": b"", "2": b""}
 
 
@@ -227,7 +227,7 @@ async def test_what_another_program_changed_since_is_not_replaced(root: Path, tm
 @in_trio
 async def test_a_shrink_removes_the_files_outside_the_shape(root: Path, tmp_path: Path) -> None:
     life = await Life.begin(local(root), tmp_path)
-    await empty_outside(life.writer.committer, await life.array(), (1,))
+    await empty_outside(life.writer.commits, await life.array(), (1,))
     assert os.listdir(root / PATH / "c") == ["0"]
 
 
@@ -331,7 +331,7 @@ async def test_on_s3_a_commit_is_one_put_and_a_removal_one_delete_for_each_chunk
     await life.put((0,), b"new")
     await life.put((5,), b"")
     await life.erase((1,))
-    await life.writer.committer.flush()
+    await life.writer.commits.flush()
     assert changes(fake) == {"PutObject": 2, "DeleteObject": 1}
     stored = {key: data for key, data in objects(fake).items() if key.startswith(f"{PATH}/c/")}
     assert stored == {f"{PATH}/c/0": b"new", f"{PATH}/c/5": b""}

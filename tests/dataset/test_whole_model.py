@@ -84,8 +84,8 @@ async def take(store: Store, directory: Path, members: dict[str, Any], steps: li
                 await life.erase(step.coords)
                 model.pop(step.coords, None)
             case "commit":
-                await life.writer.committer.flush()
-                assert not life.writer.committer.npending
+                await life.writer.commits.flush()
+                assert not life.writer.commits.npending
                 for coords, data in model.items():
                     stored = await store.open((await life.array()).layout.shard_key(coords))
                     assert bytes(await stored.read(0, stored.size)) == data
@@ -104,7 +104,7 @@ async def take(store: Store, directory: Path, members: dict[str, Any], steps: li
                 (await life.array()).forget_listing()
                 model.pop(step.coords, None)
         await check(life, model)
-    await life.writer.committer.flush()
+    await life.writer.commits.flush()
     await check(life, model)
     assert {name for name in [entry.name for entry in await store.list("")] if name != ".shardfs"} <= {PATH}
     assert not await store.is_absent(join_key(PATH, "zarr.json"))

@@ -61,7 +61,7 @@ async def opened(root: Path, *, journal: bool) -> AsyncIterator[Opened]:
     """Open *root* to write; the disk of the *journal*, or that of the shards, is one that can fail."""
     failing, sound = LossyDisk(root), LossyDisk(root)
     with locked(StateDirectory(str(root))) as state:
-        local = LocalStore(str(root), disk=sound if journal else failing)
+        local = LocalStore(str(root), sound if journal else failing)
         source = Source.of(local, ttl=1.0)
         view = ZarrV3()
         fs = Filesystem(
@@ -163,16 +163,16 @@ async def test_a_failed_sync_makes_the_mount_read_only_and_keeps_what_is_pending
     caplog.set_level(logging.INFO, "shardfs")
     async with opened(source, journal=True) as fs:
         await fs.put(NEW, 0, 0)
-        await fs.writing.writer.sync()
+        await fs.writing.writer.log.sync()
         await fs.put(NEWER, 0, 1)
         start = len(fs.disk.calls)
         fs.disk.faults[start] = Fault(OSError(errno.EIO, "a test's"))
         with pytest.raises(StoreError, match="could not be made durable"):
-            await fs.writing.writer.sync()
+            await fs.writing.writer.log.sync()
         assert fs.disk.calls[start].name == "sync"
         for _ in range(2):  # never a success, though the disk is well again
             with pytest.raises(ReadOnlyError):
-                await fs.writing.writer.sync()
+                await fs.writing.writer.log.sync()
             with pytest.raises(ReadOnlyError):
                 await fs.put(b"more", 0, 2)
             with pytest.raises(ReadOnlyError):
@@ -221,7 +221,7 @@ async def test_many_writers_hear_of_one_failed_sync(source: Path) -> None:
 
         async def sync() -> None:
             try:
-                await fs.writing.writer.sync()
+                await fs.writing.writer.log.sync()
             except ShardfsError:
                 failed.append(True)
 

@@ -76,7 +76,7 @@ class Dataset:
             content = MemoryContent(memoryview(fill * CHUNK))
             await self.writer.put(found, (number,), content, mtime_ns=number + 1, mode=0o644, uid=0, gid=0)
         before = self.disk.written
-        await self.writer.committer.flush()
+        await self.writer.commits.flush()
         return self.disk.written - before
 
     @property

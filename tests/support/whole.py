@@ -54,11 +54,11 @@ class Life:
         journal = WriteAheadLog(opened, disk, contents)
         conflicts = WriteAheadLog(open_directory(str(directory / "conflicts")), disk)
         writer = Writer(source, journal, conflicts)
-        return cls(source, writer, await replay(source, contents, writer.committer))
+        return cls(source, writer, await replay(source, contents, writer.commits))
 
     def kill(self) -> None:
         """Let go of the journal as it is."""
-        self.writer.journal.close()
+        self.writer.log.log.close()
 
     async def array(self) -> Array:
         found = (await self.source.hierarchy.node(PATH)).whole

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.committer import Committer
+from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.maintenance.verify import ShardUse, measure
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.shard import OpenShard
@@ -51,9 +51,9 @@ async def find_wasteful(source: Source, threshold: float, *, force: bool) -> Asy
             yield Candidate(node.array, shard, use, reason)
 
 
-async def compact(committer: Committer, candidate: Candidate) -> None:
+async def compact(commits: GroupCommit, candidate: Candidate) -> None:
     """Write a shard anew without dead bytes; raises `CorruptionError` if that would lose a damaged entry."""
-    await committer.rewrite(candidate.array.layout, candidate.shard, {}, compact=True)
+    await commits.rewrite(candidate.array.layout, candidate.shard, {}, compact=True)
 
 
 async def _has_foreign_prefix(array: Array, shard: Coords, opened: OpenShard) -> bool:

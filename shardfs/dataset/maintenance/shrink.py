@@ -1,7 +1,7 @@
 """Shrinking: chunks that lie outside the new shape of an array are removed from its shards."""
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.committer import Committer
+from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.errors import ShardfsError
 from shardfs.format.grid import ChunkGrid
@@ -9,7 +9,7 @@ from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
 
 
-async def empty_outside(committer: Committer, array: Array, shape: tuple[int, ...]) -> None:
+async def empty_outside(commits: GroupCommit, array: Array, shape: tuple[int, ...]) -> None:
     """Remove every stored chunk of *array* that does not overlap *shape*.
 
     Raises what kept one of its shards from being changed, when all others are.
@@ -18,18 +18,18 @@ async def empty_outside(committer: Committer, array: Array, shape: tuple[int, ..
     failure: ShardfsError | None = None
     for shard in [shard async for shard in walk_shards(array)]:
         try:
-            await _empty_outside(committer, array, shard, inside)
+            await _empty_outside(commits, array, shard, inside)
         except ShardfsError as error:
             failure = failure or error
     if failure is not None:
         raise failure
 
 
-async def _empty_outside(committer: Committer, array: Array, shard: Coords, inside: Coords) -> None:
+async def _empty_outside(commits: GroupCommit, array: Array, shard: Coords, inside: Coords) -> None:
     """Remove the chunks of one shard that do not lie in the grid of the shape *inside*."""
     starts = (array.grid.covered(axis, index).start for axis, index in enumerate(shard))
     if any(start >= n for start, n in zip(starts, inside, strict=True)):
-        await committer.rewrite(array.layout, shard, None)
+        await commits.rewrite(array.layout, shard, None)
         return
     outside: dict[Coords, Content | None] = {
         coords: None
@@ -37,4 +37,4 @@ async def _empty_outside(committer: Committer, array: Array, shard: Coords, insi
         if any(i >= n for i, n in zip(coords, inside, strict=True))
     }
     if outside:
-        await committer.rewrite(array.layout, shard, outside)
+        await commits.rewrite(array.layout, shard, outside)

@@ -17,23 +17,26 @@ run beside them, in other threads.  All methods block; only an append of few byt
 """
 
 import contextlib
+import dataclasses
 import errno
 import logging
 import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, overload
 
 from shardfs.dataset.wal.reading import LogContents, Segment, live_records, read_log
 from shardfs.dataset.wal.records import (
     HEADER_NBYTES,
     MAX_NAMED,
     RECORD_NBYTES,
+    Change,
     Kind,
     Live,
     Payload,
     Put,
+    Shrink,
     UndoRecord,
     damaged_name,
     meta_of_carried,
@@ -218,6 +221,17 @@ class WriteAheadLog:
         if isinstance(record, Put | UndoRecord):
             record.payload = placed.payload
         return record
+
+    @overload
+    def copy(self, change: Change) -> Change: ...
+    @overload
+    def copy(self, change: Shrink) -> Shrink: ...
+    @overload
+    def copy(self, change: Change | Shrink) -> Change | Shrink: ...
+    def copy(self, change: Change | Shrink) -> Change | Shrink:
+        """Append *change*, a record of this log or another one, once more; returns the new record."""
+        content = change.payload if isinstance(change, Put) else ()
+        return self.append(dataclasses.replace(change), content)
 
     def supersede(self, sequence: int, replacement: int) -> None:
         """Note that a record need not be remembered any more since *replacement*, a later one, is.

@@ -187,6 +187,10 @@ class Erase:
         return _change_meta(self)
 
 
+Change = Put | Erase
+"""What is to become of one inner chunk."""
+
+
 @dataclass(slots=True)
 class Shrink:
     """Everything of the array at *path* that lies outside *shape* is to be emptied."""

@@ -21,15 +21,15 @@ from functools import partial
 from typing import Final
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.committer import Committer
+from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.maintenance.shrink import empty_outside
-from shardfs.dataset.queue import Change
 from shardfs.dataset.source import Source
 from shardfs.dataset.state import StateDirectory, shown
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import Damage, LogContents, read_log
-from shardfs.dataset.wal.records import Erase, Put, Shrink, damaged_name
+from shardfs.dataset.wal.records import Change, Erase, Put, Shrink, damaged_name
+from shardfs.dataset.wal.shared import SharedLog
 from shardfs.dataset.wal.undo import Outcome, Undone, check_name, is_lasting, undo_commits, while_it_changes
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError
 from shardfs.format.lens.unsharded import describe as describe_array
@@ -102,7 +102,7 @@ def _held_by_complete(commits: Sequence[Undone], changes: Sequence[Change]) -> s
     return found
 
 
-async def replay(source: Source, contents: LogContents, committer: Committer) -> Recovery:
+async def replay(source: Source, contents: LogContents, commits: GroupCommit) -> Recovery:
     """Undo what was torn, and make pending what a log holds; conflicts go to the conflict log.
 
     One record that cannot be handled keeps no other from it.
@@ -110,10 +110,10 @@ async def replay(source: Source, contents: LogContents, committer: Committer) ->
     recovery = await classify(source, contents, await undo_commits(source, contents, apply=True))
     for undone in recovery.commits:
         if not undone.is_settled:
-            committer.commits.keep_unsettled(undone.undo)
+            commits.keep_unsettled(undone.undo)
     for shrink in recovery.shrinks:
         try:
-            await finish_shrink(source, committer, shrink)
+            await finish_shrink(source, commits, shrink)
         except ShardfsError as error:
             if is_lasting(error):
                 recovery.conflicts.append(Conflict(shrink, str(error)))
@@ -121,16 +121,16 @@ async def replay(source: Source, contents: LogContents, committer: Committer) ->
                 log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
         else:
             recovery.released.append(shrink.sequence)
-    await committer.commits.sync()  # what was replaced is forgotten only when what replaced it is durable
+    await commits.log.sync()  # what was replaced is forgotten only when what replaced it is durable
     for array, change in recovery.pending:
-        committer.add(array.layout, array.grid.locate(change.coords).shard, change)
+        commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), change)
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
-    await committer.conflict_log.keep([conflict.change for conflict in recovery.conflicts])
-    await committer.commits.release(sorted(recovery.released))
+    await commits.conflict_log.keep([conflict.change for conflict in recovery.conflicts])
+    await commits.log.release(sorted(recovery.released))
     for layout in {array.layout for array, _ in recovery.pending if array.grid.is_unsharded}:
         try:  # at once: where chunk files pass through, what is pending for them is not seen
-            await committer.flush(layout)
+            await commits.flush(layout)
         except ShardfsError as error:
             log.error("%s is not committed yet: %s", layout.path or "the array", error)  # noqa: TRY400
     return recovery
@@ -206,7 +206,7 @@ async def why_not(source: Source, change: Change | Shrink) -> str | None:
     return reason if array is not None or reason is not None else "the chunk is so already"
 
 
-async def finish_shrink(source: Source, committer: Committer, shrink: Shrink) -> None:
+async def finish_shrink(source: Source, commits: GroupCommit, shrink: Shrink) -> None:
     """Finish what began when an array of this shape was made smaller; raises what keeps that from being done."""
     check_name(shrink.path)
     node = await source.hierarchy.node(shrink.path)
@@ -221,18 +221,18 @@ async def finish_shrink(source: Source, committer: Committer, shrink: Shrink) ->
     layout = ArrayLayout(shrink.path, unsharded.grid, unsharded.key_encoding)
     array = Array(layout, unsharded, source.shards, now.fingerprint)
     await source.store.sync_directory(shrink.path)  # chunks go for the sake of a document that is there to stay
-    await empty_outside(committer, array, metadata.shape)
+    await empty_outside(commits, array, metadata.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLogs:
-    """The log and the conflict log, with what they held, and a committer for the former."""
+    """The log and the conflict log, with what they held, and a commits for the former."""
 
     contents: LogContents
     aside: LogContents
     journal: WriteAheadLog
     conflicts: WriteAheadLog
-    committer: Committer
+    commits: GroupCommit
 
 
 def read_left(directory: str) -> LogContents:
@@ -280,7 +280,7 @@ def opened(source: Source, state: StateDirectory, disk: Syscalls = _SYSCALLS) ->
         closing(WriteAheadLog(directory, disk, contents)) as journal,
         closing(WriteAheadLog(directory_aside, disk, aside)) as conflicts,
     ):
-        yield OpenLogs(contents, aside, journal, conflicts, Committer(source, journal, conflicts))
+        yield OpenLogs(contents, aside, journal, conflicts, GroupCommit(source, SharedLog(journal), conflicts))
 
 
 async def bring_home(store: Store, left: Sequence[StateDirectory]) -> None:
@@ -294,8 +294,8 @@ async def bring_home(store: Store, left: Sequence[StateDirectory]) -> None:
             source = Source.of(store)
             with opened(source, state) as journals:
                 log_damage(state.journal, journals.contents)
-                recovery = await replay(source, journals.contents, journals.committer)
-                await journals.committer.flush()
+                recovery = await replay(source, journals.contents, journals.commits)
+                await journals.commits.flush()
         except ShardfsError as error:
             log.error("%s stays for the next mount: %s", shown(state.journal), error)  # noqa: TRY400
         else:

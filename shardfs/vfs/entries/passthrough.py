@@ -238,7 +238,7 @@ class Passthrough(Entry):
         await new._make_parents()
         is_directory = (await fs.store.stat(self.path)).kind is Kind.DIRECTORY
         if is_directory:
-            await changes.writer.committer.flush(below=self.path)
+            await changes.writer.commits.flush(below=self.path)
         await fs.store.rename(self.path, new.path, exclusive=exclusive)
         if not is_directory:
             changes.moved(self.path, new.path)
