@@ -46,7 +46,7 @@ def read_tensorstore(path: Path) -> np.ndarray:
 READERS: dict[str, Callable[[Path], np.ndarray]] = {"zarr": read_zarr, "tensorstore": read_tensorstore}
 
 UNKNOWN_GRIDS = {case.name for case in CASES if named(case.document["chunk_grid"])[0] != "regular"}
-TRANSFORMED = {case.name for case in CASES if "storage_transformers" in case.document}
+TRANSFORMED = {case.name for case in CASES if case.document.get("storage_transformers")}
 UNKNOWN_SPELLINGS = {
     "keys-default-short",
     "keys-v2-short",
