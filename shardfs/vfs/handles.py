@@ -16,8 +16,8 @@ from shardfs.vfs.missing import FillChunk
 class FileHandle(ABC):
     """An open file, to read; what is open to be written can do the rest.
 
-    *is_direct*: it is an inner chunk, or published as a whole, and needs no page cache.  *is_buffered*: it has the
-    attributes of a write buffer.
+    *is_direct*: it is an inner chunk, published as a whole or to be renamed onto one, and needs no page cache.
+    *is_buffered*: it has the attributes of a write buffer.
     """
 
     __slots__ = ()
@@ -137,14 +137,24 @@ class DocumentHandle(FileHandle):
 class PassthroughHandle(FileHandle):
     """An open file that passes through, stored under *key*, which is "" if it has no name any more."""
 
-    __slots__ = ("_ino", "_ttl", "file", "is_writable", "key")
+    __slots__ = ("_ino", "_ttl", "file", "is_direct", "is_writable", "key")
 
-    def __init__(self, ino: int, key: str, file: OpenFile, ttl: float, *, is_writable: bool = False) -> None:
+    def __init__(
+        self,
+        ino: int,
+        key: str,
+        file: OpenFile,
+        ttl: float,
+        *,
+        is_writable: bool = False,
+        is_direct: bool = False,
+    ) -> None:
         self._ino = ino
         self._ttl = ttl
         self.key = key
         self.file = file
         self.is_writable = is_writable
+        self.is_direct = is_direct
 
     @property
     def ino(self) -> int:

@@ -474,8 +474,11 @@ def test_writing_in_place_makes_another_version_that_open_files_do_not_see(root:
 
 
 def test_a_file_that_is_written_cannot_be_mapped_shared(root: Path) -> None:
-    with opened(root / KEY, os.O_RDWR) as fd, refuses(errno.ENODEV):
-        mmap.mmap(fd, NBYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    for name in (KEY, f"{KEY}.partial"):
+        with opened(root / name, os.O_RDWR | os.O_CREAT) as fd:
+            os.pwrite(fd, bytes(NBYTES), 0)
+            with refuses(errno.ENODEV):
+                mmap.mmap(fd, NBYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 def test_nor_with_the_page_cache(mount: Mounter, tmp_path: Path) -> None:

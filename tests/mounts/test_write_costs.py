@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from mmap import mmap
@@ -22,6 +23,7 @@ from shardfs.stores.local.syscalls import BLOCK, Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from tests.support.corpus import CRC32C, array, extension, sharding
+from tests.support.datasets import store
 from tests.support.mounting import Mounter
 
 MIB = 2**20
@@ -144,6 +146,27 @@ def test_a_mount_tells_what_its_commits_wrote(mount: Mounter, tmp_path: Path) ->
     assert committed([]) == 0
     dead = (source / "c" / "0").stat().st_size - (MANY + 1) * CHUNK
     assert 0 <= dead - 3 * INDEX <= INDEX + 3 * BLOCK
+
+
+def test_a_chunk_that_is_renamed_into_place_takes_ten_requests_of_the_kernel(mount: Mounter, tmp_path: Path) -> None:
+    store(tmp_path / "source", array((8, 12), (8, 12), sharding((2, 3))))
+    root = mount(tmp_path / "source", write=True, metadata_ttl=3600).path
+    keys = [f"{root}/c/{i}/{j}" for i in range(4) for j in range(4)]
+    os.stat(keys[0])
+    for directory in {os.path.dirname(key) for key in keys}:
+        os.stat(directory)
+    before = Counter(statistics(root)["requests"])
+    for key in keys:
+        with open(f"{key}.partial", "xb", buffering=0) as file:
+            file.write(bytes(24))
+        os.rename(f"{key}.partial", key)
+    taken = Counter(statistics(root)["requests"]) - before
+    del taken["getxattr"]  # by which it is asked
+    once = dict.fromkeys(["create", "write", "flush", "release", "rename"], len(keys))
+    # Names of chunks are looked up each time, and the mode of a directory is asked for when something changed in it.
+    assert taken["lookup"] == 3 * len(keys)
+    assert taken["getattr"] <= 2 * len(keys)
+    assert {name: taken[name] for name in taken if name not in ("lookup", "getattr")} == once
 
 
 def statistics(path: Path) -> Any:

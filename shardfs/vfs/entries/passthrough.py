@@ -135,7 +135,10 @@ class Passthrough(Entry):
         if is_new:
             await self._own(owner)
         attributes = await self.fs.stored.attributes(self.path)
-        handle = PassthroughHandle(attributes.ino, self.path, file, self.fs.ttl, is_writable=True)
+        # A new file beside chunks is most often written once and renamed onto one.  The kernel asks for less where it
+        # keeps no pages.
+        is_direct = is_new and self.is_scratch
+        handle = PassthroughHandle(attributes.ino, self.path, file, self.fs.ttl, is_writable=True, is_direct=is_direct)
         return handle if is_new else await _cut(handle, flags)
 
     async def open_to_write(self, flags: int) -> PassthroughHandle:
