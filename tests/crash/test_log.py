@@ -43,6 +43,12 @@ STORIES = {
     "carried forward": [*CARRIED, put(0, seed=40), SYNC, CLEAN, COMMIT, put(1, seed=50)],
     "commit after commit": [put(0, seed=10), COMMIT, put(0, 1, seed=20), SYNC, COMMIT, put(0, 1, 5, seed=30), COMMIT],
 }
+USED_AGAIN = [
+    *(op for n in range(5) for op in (put(0, 1, 2, seed=10 * (n + 1)), COMMIT)),
+    *(put(0, 1, seed=100), SYNC, put(1, 2, seed=110), put(2, 3, seed=120), SYNC, COMMIT, put(0, 5, seed=130)),
+]
+"""Chunks of one size, so that new records lie where old ones were."""
+
 every_story = pytest.mark.parametrize("name", STORIES)
 
 
@@ -82,12 +88,24 @@ def test_an_old_version_does_not_come_back_when_the_newer_one_is_gone(template: 
     cut_often(crashes_of("old and new apart", template, tmp_path), COMMIT)
 
 
-def cut_often(crashes: Crashes, since: Operation) -> None:
+def test_nothing_of_the_first_use_of_a_segment_comes_back_in_its_next(template: Path, tmp_path: Path) -> None:
+    crashes = Crashes(tmp_path, template, USED_AGAIN, random.Random(2))
+    machine, book = crashes.whole()
+    assert any(call.name == "rename" and call.files[1].startswith("2") for call in machine.calls)
+    for at in range(len(machine.calls) + 1):
+        after = crashes.after()
+        machine.after_kill(after, at, crashes.chance.choice([0, 1, 30, 3000]))
+        is_head = 0 < at < len(machine.calls) and machine.calls[at].offset < machine.calls[at - 1].offset
+        crashes.check(after, book.at(at), power_cut=False, left=(".damaged",) if is_head else ())
+    cut_often(crashes, put(0, 1, seed=100), 20 if IS_LONG else 4)
+
+
+def cut_often(crashes: Crashes, since: Operation, times: int = 12) -> None:
     """Cut the power in many ways at every call from the first operation *since* on."""
     machine, book = crashes.whole()
     begun = next(call for call, then in book.past if then.started == since)
     for at in range(begun, len(machine.calls) + 1):
-        for choose in (oldest, *12 * [crashes.chance.randrange]):
+        for choose in (oldest, *times * [crashes.chance.randrange]):
             after = crashes.after()
             machine.after_power_cut(after, choose, at, keeps_inodes=True)
             crashes.check(after, book.at(at), power_cut=True)
