@@ -48,6 +48,7 @@ from shardfs.dataset.wal.records import (
 from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
 from shardfs.stores.base import Buffer, Content, Descriptor
 from shardfs.stores.local.syscalls import Syscalls, translate
+from shardfs.stores.memory import MemoryContent
 
 log = logging.getLogger(__name__)
 
@@ -58,30 +59,6 @@ _SPARE: Final = ".spare"
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 R = TypeVar("R", bound=Live)
-
-
-class _Draft(NamedTuple):
-    """A record that has no place yet."""
-
-    kind: Kind
-    meta: bytes
-    payload: Buffer = b""
-
-
-class _Placed(NamedTuple):
-    """What a record got by being appended."""
-
-    sequence: int
-    payload: Payload
-
-
-class _Carried(NamedTuple):
-    """A live record of the oldest segment, where it lies there, and as it is written once more."""
-
-    found_at: int
-    sequence: int
-    meta: bytes
-    payload: Payload
 
 
 class _Spare(NamedTuple):
@@ -211,15 +188,10 @@ class WriteAheadLog:
         *content* raises.
         """
         if isinstance(content, Sequence):
-            placed = self._append([_Draft(record.kind, record.meta(), b"".join(content))])[0]
-        elif content.nbytes <= _PIECE_NBYTES:
-            whole = _read_exactly(content, 0, content.nbytes)
-            placed = self._append([_Draft(record.kind, record.meta(), whole)])[0]
-        else:
-            placed = self._append_in_pieces(_Draft(record.kind, record.meta()), content)
-        record.sequence = placed.sequence
+            content = MemoryContent(memoryview(b"".join(content)))
+        record.sequence, payload = self._append(record.kind, record.meta(), content)
         if isinstance(record, Put | UndoRecord):
-            record.payload = placed.payload
+            record.payload = payload
         return record
 
     @overload
@@ -279,22 +251,15 @@ class WriteAheadLog:
         oldest = self._segments[0]
         if oldest is self._active:
             self._active = None
-        some: list[_Carried] = []
-        nbytes = 0
         for head, record in live_records(oldest):
             payload = Payload(oldest.descriptor, head.end - head.payload_nbytes, head.payload_nbytes)
             meta = meta_of_carried(record.sequence, head.kind, head.meta)
-            carried = _Carried(head.sequence, record.sequence, meta, payload)
-            if payload.nbytes > _PIECE_NBYTES:
-                placed = [self._append_in_pieces(_Draft(Kind.CARRIED, meta), payload)]
-                self._note_carried(oldest, [carried], placed, payloads)
-                continue
-            some.append(carried)
-            nbytes += RECORD_NBYTES + len(meta) + payload.nbytes
-            if nbytes > _PIECE_NBYTES:
-                self._carry(oldest, some, payloads)
-                some, nbytes = [], 0
-        self._carry(oldest, some, payloads)
+            sequence, moved = self._append(Kind.CARRIED, meta, payload)
+            with self._state:
+                oldest.release([head.sequence])
+                self._carried[record.sequence] = sequence
+                if record.sequence in payloads:
+                    payloads[record.sequence].move(moved)
         self._retire_released()
 
     def sync(self) -> None:
@@ -339,73 +304,43 @@ class WriteAheadLog:
 
     # Appending
 
-    def _append(self, drafts: Sequence[_Draft], *, may_rotate: bool = True) -> list[_Placed]:
-        nbytes = sum(RECORD_NBYTES + len(draft.meta) + len(draft.payload) for draft in drafts)
-        segment = self._open_segment(nbytes if may_rotate else None)
-        buffers: list[Buffer] = []
-        placed = []
-        sequence, at = self.last_sequence, segment.end
-        for draft in drafts:
-            sequence += 1
-            found, payload_nbytes = segment.marks.checksum(draft.payload, 0), len(draft.payload)
-            head = pack_record(segment.marks.salt, sequence, draft.kind, draft.meta, payload_nbytes, found)
-            placed.append(_Placed(sequence, Payload(segment.descriptor, at + len(head), payload_nbytes)))
-            buffers += (head, draft.payload)
-            at += len(head) + payload_nbytes
-        try:
-            self._write(segment, [*buffers, segment.marks.end], segment.end)
-        except BaseException:
-            self._take_back(segment, sequence)
-            raise
-        self._take(segment, drafts, placed)
-        return placed
-
-    def _append_in_pieces(self, draft: _Draft, content: Content) -> _Placed:
-        """Append a record with the payload *content*; without its first bytes, which come last, it is none."""
+    def _append(self, kind: Kind, meta: bytes, content: Content, *, may_rotate: bool = True) -> tuple[int, Payload]:
+        """Append a record; return the sequence and the payload that it got."""
         nbytes, found = content.nbytes, 0
-        segment = self._open_segment(RECORD_NBYTES + len(draft.meta) + nbytes)
-        offset = segment.end + RECORD_NBYTES + len(draft.meta)
-        sequence = self.last_sequence + 1
+        whole_nbytes = RECORD_NBYTES + len(meta) + nbytes
+        segment = self._open_segment(whole_nbytes if may_rotate else None)
+        (salt, end_mark, checksum), sequence = segment.marks, self.last_sequence + 1
+        payload = Payload(segment.descriptor, segment.end + RECORD_NBYTES + len(meta), nbytes)
         try:
+            piece: Buffer = b""
             for start in range(0, nbytes, _PIECE_NBYTES):
                 piece = _read_exactly(content, start, min(_PIECE_NBYTES, nbytes - start))
-                found = segment.marks.checksum(piece, found)
-                is_last = start + len(piece) == nbytes
-                self._write(segment, [piece, segment.marks.end] if is_last else [piece], offset + start)
-            head = pack_record(segment.marks.salt, sequence, draft.kind, draft.meta, nbytes, found)
-            self._write(segment, [head], segment.end)
+                found = checksum(piece, found)
+                if nbytes > _PIECE_NBYTES:
+                    is_last = start + len(piece) == nbytes
+                    self._write(segment, [piece, end_mark] if is_last else [piece], payload.offset + start)
+            head = pack_record(salt, sequence, kind, meta, nbytes, found)
+            # Without its first bytes, which come last if they come apart, a record is none.
+            self._write(segment, [head] if nbytes > _PIECE_NBYTES else [head, piece, end_mark], segment.end)
         except BaseException:
-            self._take_back(segment, sequence)
+            self.last_sequence = sequence  # which may have been written, and is not used again
+            # If that fails, the next record goes over it, and readers find the rest behind its end mark.
+            with contextlib.suppress(OSError):
+                self._disk.truncate(segment.descriptor.fd, segment.end)
+                segment.nbytes = segment.end
             raise
-        placed = _Placed(sequence, Payload(segment.descriptor, offset, nbytes))
-        self._take(segment, [draft], [placed])
-        return placed
+        with self._state:
+            if kind is not Kind.CHECKPOINT:
+                segment.add(sequence, whole_nbytes)
+            segment.end += whole_nbytes
+            self.last_sequence = sequence
+        return sequence, payload
 
     def _write(self, segment: Segment, buffers: Sequence[Buffer], offset: int) -> None:
         try:
             self._disk.pwrite(segment.descriptor.fd, buffers, offset)
         except OSError as error:
             raise self._explained(error) from None
-
-    def _take_back(self, segment: Segment, sequence: int) -> None:
-        """Remove what a failed append left, whose numbers up to *sequence* are not used again."""
-        self.last_sequence = sequence
-        # If that fails, the next record goes over it, and readers find the rest behind its end mark.
-        with contextlib.suppress(OSError):
-            self._disk.truncate(segment.descriptor.fd, segment.end)
-            segment.nbytes = segment.end
-
-    def _take(self, segment: Segment, drafts: Sequence[_Draft], placed: Sequence[_Placed]) -> None:
-        """Count records that were written."""
-        with self._state:
-            end = segment.end
-            for draft, place in zip(drafts, placed, strict=True):
-                nbytes = RECORD_NBYTES + len(draft.meta) + place.payload.nbytes
-                if draft.kind is not Kind.CHECKPOINT:
-                    segment.add(place.sequence, nbytes)
-                end += nbytes
-            segment.end = end
-            self.last_sequence = placed[-1].sequence
 
     def _open_segment(self, nbytes: int | None) -> Segment:
         """Return the segment that the next *nbytes* bytes go to, which may be a new one unless *nbytes* is None."""
@@ -451,23 +386,6 @@ class WriteAheadLog:
             raise self._explained(error) from None
         return segment
 
-    # Carrying forward
-
-    def _carry(self, oldest: Segment, some: Sequence[_Carried], payloads: Mapping[int, Payload]) -> None:
-        if some:
-            drafts = [_Draft(Kind.CARRIED, each.meta, each.payload.read(0, each.payload.nbytes)) for each in some]
-            self._note_carried(oldest, some, self._append(drafts), payloads)
-
-    def _note_carried(
-        self, oldest: Segment, some: Sequence[_Carried], placed: Sequence[_Placed], payloads: Mapping[int, Payload]
-    ) -> None:
-        with self._state:
-            oldest.release([each.found_at for each in some])
-            for each, place in zip(some, placed, strict=True):
-                self._carried[each.sequence] = place.sequence
-                if each.sequence in payloads:
-                    payloads[each.sequence].move(place.payload)
-
     # Releasing
 
     def _checkpoint(self) -> None:
@@ -480,12 +398,10 @@ class WriteAheadLog:
             else:
                 waiting.append((sequence, replacement))
         sequences = sorted(released)
-        parts = [sequences[start : start + MAX_NAMED] for start in range(0, len(sequences), MAX_NAMED)]
         with contextlib.suppress(NoSpaceError):
-            if parts:
-                self._append(
-                    [_Draft(Kind.CHECKPOINT, b"", b"".join(pack_ranges(part))) for part in parts], may_rotate=False
-                )
+            for start in range(0, len(sequences), MAX_NAMED):
+                ranges = b"".join(pack_ranges(sequences[start : start + MAX_NAMED]))
+                self._append(Kind.CHECKPOINT, b"", MemoryContent(memoryview(ranges)), may_rotate=False)
             self._released.clear()
             self._superseded = waiting[::-1]
 
@@ -581,14 +497,9 @@ class WriteAheadLog:
         return translate(error, f"the journal in {self.where}")
 
 
-def _flat(data: Buffer) -> Buffer:
-    """Return *data* as bytes, whatever the items of a view are."""
-    return data if isinstance(data, bytes) else memoryview(data).cast("B")
-
-
 def _read_exactly(content: Content, offset: int, nbytes: int) -> Buffer:
     """Read a piece of what is to be published; raises `StoreError` if it ends before."""
-    piece = _flat(content.read(offset, nbytes))
+    piece = content.read(offset, nbytes)
     if len(piece) != nbytes:
         raise StoreError(f"{content.nbytes} bytes were to be published, and ended before")
     return piece

@@ -102,6 +102,11 @@ class Payload:
         self._place = descriptor, offset
         self.nbytes = nbytes
 
+    @property
+    def offset(self) -> int:
+        """Where they lie in the file."""
+        return self._place[1]
+
     def move(self, to: "Payload") -> None:
         """Read them from where *to*, which has the same bytes, has them; readers may be at work in other threads."""
         self._place = to._place
