@@ -95,6 +95,22 @@ def test_a_cold_chunk_takes_its_index_and_its_bytes_the_next_its_bytes_and_an_ab
     assert remote.asked() == [f"GET image/{key(1, 0, 1)} {index}", place((2, 0, 9), (1, 0, 1))]
 
 
+@pytest.mark.parametrize("nbytes", [2**18, 2**20, 2**22])
+@pytest.mark.parametrize("codec", [{}, {"index_location": "start"}])
+def test_a_chunk_that_is_read_in_pieces_takes_one_request_of_its_bytes(
+    remote: Remote, nbytes: int, codec: dict[str, Any]
+) -> None:
+    chunks = fill(remote, "", bytes_of(5, nbytes, **codec))
+    root = remote.mount()
+    os.stat(root / "c/0")
+    remote.taken()
+    for number in (3, 0):
+        with (root / f"c/{number}").open("rb", buffering=0) as file:
+            pieces = [os.pread(file.fileno(), 2**17, offset) for offset in range(0, nbytes, 2**17)]
+        assert b"".join(pieces) == chunks[f"c/{number}"]
+        assert remote.asked() == [f"GET c/0 {span(remote, '', 'c/0', chunks[f'c/{number}'])}"]
+
+
 def test_chunks_of_a_shard_that_is_absent_take_one_request(remote: Remote) -> None:
     remote.store("image", array((8, 8), (4, 4), sharding((2, 2))), absent=list(product((2, 3), (2, 3))))
     path = remote.mount() / "image"
