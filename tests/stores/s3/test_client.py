@@ -12,7 +12,7 @@ from shardfs.errors import ConflictError, NotFoundError, RefusedError, StoreErro
 from shardfs.stores.s3.requests import Condition, Properties, Range
 from tests.stores.s3.clients import PLAIN, Memory, Tried, client_of, run
 from tests.support.s3_proxy import S3Proxy
-from tests.support.s3_server import ACCESS_KEY, Bucket
+from tests.support.s3_server import Bucket
 
 MIB = 2**20
 KEYS = [
@@ -27,11 +27,6 @@ KEYS = [
 @pytest.fixture
 def tried(s3_bucket: Bucket) -> Tried:
     return client_of(s3_bucket)
-
-
-@pytest.fixture
-def proxied(s3_bucket: Bucket, s3_proxy: S3Proxy) -> Tried:
-    return client_of(s3_bucket.through(s3_proxy.url))
 
 
 @pytest.mark.parametrize(
@@ -60,14 +55,6 @@ def test_a_range_is_what_the_object_has_of_it(
     assert fetched.stat.mtime_ns == int(s3_bucket.head(key)["LastModified"].timestamp()) * 10**9
     assert tried.counts.bytes_received == len(data)
     assert tried.counts.requests == ({"GetObject": 1} if data else tried.counts.requests)
-
-
-@pytest.mark.parametrize("part", [None, Range(-5, 5), Range(0, 5), Range(0, 0)])
-@pytest.mark.parametrize("key", ["plain", "not//plain"])
-def test_of_an_empty_object_every_range_is_empty(s3_bucket: Bucket, tried: Tried, key: str, part: Range | None) -> None:
-    etag = s3_bucket.put(key, b"")
-    fetched = run(partial(tried.client.get, key, part))
-    assert (fetched.stat.size, fetched.stat.etag, fetched.offset, bytes(fetched.data)) == (0, etag, 0, b"")
 
 
 def test_every_key_is_the_object_of_that_name(s3_bucket: Bucket, tried: Tried) -> None:
@@ -102,20 +89,6 @@ def test_what_is_not_utf8_is_nothing_and_cannot_be_stored(tried: Tried) -> None:
     assert not tried.counts.requests
 
 
-@pytest.mark.parametrize("key", ["plain", "not//plain"])
-def test_another_version_is_a_conflict(s3_bucket: Bucket, tried: Tried, key: str) -> None:
-    old = s3_bucket.put(key, b"old")
-    s3_bucket.put(key, b"new")
-    for part in (None, Range(0, 1), Range(-1, 1), Range(7, 1), Range(0, 0)):
-        with pytest.raises(ConflictError, match=key):
-            run(partial(tried.client.get, key, part, etag=old))
-    s3_bucket.delete(key)
-    with pytest.raises(ConflictError):
-        run(partial(tried.client.get, key, etag=old))
-    assert tried.counts.conflicts == 6
-    assert tried.counts.retries == 0
-
-
 def test_that_a_key_is_missing_is_told_from_a_missing_bucket(s3_bucket: Bucket, tried: Tried) -> None:
     for asking in (tried.client.get, tried.client.head):
         with pytest.raises(NotFoundError, match=f"s3://{s3_bucket.name}/nothing does not exist"):
@@ -140,31 +113,6 @@ def test_that_a_key_is_missing_is_told_from_a_missing_bucket(s3_bucket: Bucket, 
         assert type(failed.value) is StoreError, call
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, MIB, MIB + 1, 5 * MIB + 3])
-def test_what_is_stored_is_the_content_read_in_pieces(s3_bucket: Bucket, tried: Tried, nbytes: int) -> None:
-    content = Memory(os.urandom(nbytes))
-    etag = run(partial(tried.client.put, "key", content, PLAIN))
-    assert s3_bucket.get("key") == content.data
-    assert s3_bucket.etag("key") == etag
-    assert max((count for _, count in content.reads), default=0) <= MIB
-    assert tried.counts.bytes_sent == nbytes
-    assert tried.counts.requests == {"PutObject": 1}
-
-
-def test_a_content_may_read_through_the_client_that_stores_it(s3_bucket: Bucket) -> None:
-    s3_bucket.put("old", b"x" * (3 * MIB))
-    client = client_of(s3_bucket, max_connections=1).client
-
-    class Old:
-        nbytes = 3 * MIB
-
-        def read(self, offset: int, nbytes: int) -> memoryview:
-            return client.get_blocking("old", Range(offset, nbytes)).data
-
-    run(partial(client.put, "new", Old(), PLAIN))
-    assert s3_bucket.get("new") == s3_bucket.get("old")
-
-
 @pytest.mark.parametrize("nbytes", [10, 3 * MIB])
 @pytest.mark.parametrize(
     "error", [StoreError("the old bytes are gone"), OSError("a disk"), FileNotFoundError("a file")]
@@ -186,16 +134,6 @@ def test_what_keeps_content_from_being_read_is_what_the_caller_gets(
     assert failed.value is error
     assert s3_bucket.keys() == []
     assert tried.counts.retries == 0
-
-
-def test_content_that_is_shorter_than_it_says_is_not_stored(s3_bucket: Bucket, tried: Tried) -> None:
-    class Short(Memory):
-        def read(self, offset: int, nbytes: int) -> bytes:
-            return super().read(offset, nbytes)[:-1]
-
-    with pytest.raises(StoreError, match="came as"):
-        run(partial(tried.client.put, "key", Short(b"x" * (2 * MIB)), PLAIN))
-    assert s3_bucket.keys() == []
 
 
 PROPERTIES = Properties(
@@ -330,16 +268,6 @@ def test_no_more_requests_than_connections_are_under_way(s3_bucket: Bucket, s3_p
     trio.run(main)
     assert s3_proxy.log.max_in_flight("GetObject") == 3
     assert s3_proxy.log.operations() == tried.counts.requests == {"GetObject": 12}
-
-
-def test_both_libraries_sign_with_the_same_credentials(proxied: Tried, s3_bucket: Bucket, s3_proxy: S3Proxy) -> None:
-    run(partial(proxied.client.put, "key", Memory(b"x"), PLAIN))
-    run(partial(proxied.client.get, "key"))
-    signed = [request.headers["authorization"] for request in s3_proxy.log]
-    assert len(signed) == 2
-    assert all(f"Credential={ACCESS_KEY}/" in header for header in signed)
-    assert all("/us-east-1/s3/" in header for header in signed)
-    assert not any("x-amz-request-payer" in request.headers for request in s3_proxy.log)
 
 
 def test_the_requester_pays_for_every_request_if_asked(s3_bucket: Bucket, s3_proxy: S3Proxy) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from shardfs.errors import ConflictError, NotFoundError, StaleError, StoreError, UnsupportedError
-from shardfs.stores.base import Buffer, Kept, Splice
+from shardfs.errors import ConflictError, StaleError, StoreError, UnsupportedError
+from shardfs.stores.base import Kept, Splice
 from shardfs.stores.s3.parts import MIB
 from shardfs.stores.s3.shards import COMMIT_IDS, S3Edit
 from tests.stores.s3.hosts import IGNORED, PREFIX, Host, host, run
@@ -64,15 +64,6 @@ def no_trace(bucket: Bucket, *hosts: Host) -> bool:
 # What is stored
 
 
-@pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
-def test_an_append_replaces_the_index_and_keeps_the_payload(s3_bucket: Bucket, here: Host, old: bytes) -> None:
-    s3_bucket.put(OBJECT, old)
-    stat = run(lambda: here.splice(KEY, append(old, b"new", b"more")))
-    assert s3_bucket.get(OBJECT) == appended(old, b"new", b"more")
-    assert stat.size == len(old) + 7
-    assert no_trace(s3_bucket, here)
-
-
 @pytest.mark.parametrize(
     "splice",
     [
@@ -109,17 +100,6 @@ def test_a_new_object_is_stored_with_one_request(s3_bucket: Bucket, here: Host, 
     run(main)
     assert operations(s3_proxy) == ["PutObject"]
     assert s3_bucket.get(OBJECT) == SMALL
-
-
-def test_the_state_is_the_one_that_is_found_afterwards(s3_bucket: Bucket, here: Host, there: Host) -> None:
-    s3_bucket.put(OBJECT, LARGE)
-    stat = run(lambda: here.splice(KEY, append(LARGE, b"new")))
-
-    async def found() -> None:
-        assert (await here.reader.stat(KEY)).version == stat.version
-        assert (await there.reader.open(KEY, tail_nbytes=1)).stat.version == stat.version
-
-    run(found)
 
 
 @pytest.mark.parametrize(
@@ -169,20 +149,6 @@ def test_content_type_storage_class_and_user_metadata_survive(s3_bucket: Bucket,
         assert head["CacheControl"] == "max-age=60"
         assert head["StorageClass"] == "STANDARD_IA"
         assert head["Metadata"]["owner"] == "me"
-
-
-def test_the_last_sixteen_transactions_are_listed(s3_bucket: Bucket, here: Host) -> None:
-    async def main() -> list[str]:
-        seen: list[str] = []
-        for i in range(20):
-            await here.splice(KEY, Splice((content(bytes([i])),)))
-            seen.append(s3_bucket.head(OBJECT)["Metadata"][COMMIT_IDS])
-        return seen
-
-    seen = [chain.split(",") for chain in run(main)]
-    last = [chain[-1] for chain in seen]
-    assert len(set(last)) == 20
-    assert seen[-1] == last[-16:]
 
 
 def test_a_change_of_what_was_written_before_needs_no_other_request(
@@ -307,33 +273,6 @@ def test_a_host_that_is_faster_at_the_last_moment_wins(
     assert no_trace(s3_bucket, here)
 
 
-@pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
-def test_an_object_that_is_deleted_meanwhile_is_a_conflict(s3_bucket: Bucket, here: Host, old: bytes) -> None:
-    s3_bucket.put(OBJECT, old)
-
-    async def main() -> None:
-        edit = await here.edit(KEY)
-        s3_bucket.delete(OBJECT)
-        with pytest.raises(ConflictError):
-            await edit.splice(append(old, b"ours"))
-        assert (await here.found(KEY)) is None
-
-    run(main)
-    assert s3_bucket.keys() == []
-    assert no_trace(s3_bucket, here)
-
-
-def test_of_two_new_objects_the_first_stays(s3_bucket: Bucket, here: Host) -> None:
-    async def main() -> None:
-        edit = await here.edit(KEY)
-        s3_bucket.put(OBJECT, b"theirs")
-        with pytest.raises(ConflictError):
-            await edit.splice(Splice((content(b"ours"),)))
-
-    run(main)
-    assert s3_bucket.get(OBJECT) == b"theirs"
-
-
 @pytest.mark.parametrize(("status", "code"), [(409, "ConditionalRequestConflict"), (412, "PreconditionFailed")])
 @pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
 def test_refusals_are_conflicts_and_leave_nothing_behind(
@@ -352,16 +291,6 @@ def test_refusals_are_conflicts_and_leave_nothing_behind(
     assert no_trace(s3_bucket, here)
 
 
-def test_an_edit_makes_one_change(here: Host) -> None:
-    async def main() -> None:
-        edit = await here.edit(KEY)
-        await edit.splice(Splice((content(b"x"),)))
-        with pytest.raises(ValueError, match="one change"):
-            await edit.delete()
-
-    run(main)
-
-
 # Replies that are lost
 
 
@@ -377,19 +306,6 @@ def test_a_change_whose_reply_is_lost_is_made_once(
     assert s3_bucket.get(OBJECT) == appended(old, b"ours")
     assert stat.version == (s3_bucket.etag(OBJECT), len(old) + 4)
     assert len(s3_bucket.head(OBJECT)["Metadata"][COMMIT_IDS]) == 16
-    assert no_trace(s3_bucket, here)
-
-
-@pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
-def test_a_change_that_hangs_is_made_once(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, operation: str) -> None:
-    old = SMALL if operation == "PutObject" else LARGE
-    s3_bucket.put(OBJECT, old)
-    here = host(s3_bucket.through(s3_proxy.url), tmp_path, silence=1.0)
-    hang = Hang()
-    s3_proxy.fail(operation, hang)
-    run(lambda: here.splice(KEY, append(old, b"ours")))
-    assert s3_bucket.get(OBJECT) == appended(old, b"ours")
-    hang.release()
     assert no_trace(s3_bucket, here)
 
 
@@ -454,20 +370,6 @@ def test_a_request_that_arrives_late_is_no_conflict_with_itself(
     assert stat.version == (s3_bucket.etag(OBJECT), len(old) + 4)
 
 
-def test_a_conflict_after_a_lost_request_is_one(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
-    s3_bucket.put(OBJECT, LARGE)
-    s3_proxy.fail("CompleteMultipartUpload", LostRequest())
-    s3_proxy.fail("CompleteMultipartUpload", Reply(409, "ConditionalRequestConflict"))
-
-    async def main() -> None:
-        with pytest.raises(ConflictError):
-            await here.splice(KEY, append(LARGE, b"ours"))
-
-    run(main)
-    assert operations(s3_proxy).count("CompleteMultipartUpload") == 2
-    assert no_trace(s3_bucket, here)
-
-
 def test_what_cannot_be_told_is_said(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path) -> None:
     s3_bucket.put(OBJECT, SMALL)
     here = host(s3_bucket.through(s3_proxy.url), tmp_path, attempts=2)
@@ -514,25 +416,6 @@ def test_everything_before_is_tried_again(
     assert no_trace(s3_bucket, here)
 
 
-def test_content_that_cannot_be_read_is_what_the_change_fails_with(s3_bucket: Bucket, here: Host) -> None:
-    class Broken:
-        nbytes = 3 * MIB
-
-        def read(self, offset: int, nbytes: int) -> Buffer:
-            raise StoreError("the journal is damaged")
-
-    s3_bucket.put(OBJECT, LARGE)
-
-    async def main() -> None:
-        for kept in (Kept(0, len(LARGE)), Kept(0, 5)):
-            with pytest.raises(StoreError, match="the journal is damaged"):
-                await here.splice(KEY, Splice((kept, Broken())))
-
-    run(main)
-    assert s3_bucket.get(OBJECT) == LARGE
-    assert no_trace(s3_bucket, here)
-
-
 def test_many_old_bytes_that_are_sent_are_held_on_disk(s3_bucket: Bucket, here: Host) -> None:
     old = LARGE * 5
     s3_bucket.put(OBJECT, old)
@@ -554,14 +437,6 @@ def test_an_object_is_deleted_if_it_is_the_one_that_was_found(s3_bucket: Bucket,
 
     run(main)
     assert s3_bucket.keys() == []
-
-
-def test_an_object_that_is_not_there_cannot_be_deleted(here: Host) -> None:
-    async def main() -> None:
-        with pytest.raises(NotFoundError):
-            await (await here.edit(KEY)).delete()
-
-    run(main)
 
 
 def test_an_object_is_not_deleted_where_the_condition_would_be_ignored(s3_bucket: Bucket, tmp_path: Path) -> None:
@@ -619,18 +494,3 @@ def test_a_single_writer_looks_whether_it_is_alone(unconditional_bucket: Bucket,
 
     run(main)
     assert unconditional_bucket.get(OBJECT) == b"theirs"
-
-
-@pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
-def test_a_single_writer_finds_an_object_deleted(unconditional_bucket: Bucket, tmp_path: Path, old: bytes) -> None:
-    here = host(unconditional_bucket, tmp_path, conditions=IGNORED, single_writer=True)
-    unconditional_bucket.put(OBJECT, old)
-
-    async def main() -> None:
-        edit = await here.edit(KEY)
-        unconditional_bucket.delete(OBJECT)
-        with pytest.raises(ConflictError):
-            await edit.splice(append(old, b"ours"))
-
-    run(main)
-    assert unconditional_bucket.keys() == []

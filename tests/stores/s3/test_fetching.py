@@ -11,7 +11,7 @@ import trio
 from shardfs.errors import StoreError
 from shardfs.stores.base import Buffer
 from shardfs.stores.disk_cache import DiskCache
-from shardfs.stores.ranges import MAX_GAP, WINDOW_NBYTES
+from shardfs.stores.ranges import WINDOW_NBYTES
 from shardfs.stores.s3.objects import GATHER_SECONDS, S3Snapshot
 from shardfs.stores.s3.requests import Counts
 from tests.support.fake_s3 import FakeS3, Request
@@ -54,27 +54,12 @@ async def test_a_cold_range_costs_one_request_of_exactly_its_bytes() -> None:
 
 
 @on_mock_clock
-async def test_reading_nothing_costs_nothing() -> None:
-    fake, snapshot, _ = await opened(SMALL)
-    assert bytes(await snapshot.read(len(SMALL), 0)) == b""
-    assert fake.take_log() == []
-
-
-@on_mock_clock
 async def test_neighbours_that_are_wanted_at_the_same_time_are_one_request() -> None:
     fake, snapshot, etag = await opened(LARGE)
     start = 3 * MIB
     ranges = [(start + i * CHUNK, start + (i + 1) * CHUNK) for i in range(8)]
     assert [bytes(found) for found in await read_all(snapshot, *ranges)] == [LARGE[a:b] for a, b in ranges]
     assert fake.take_log() == [get("k", start, start + 8 * CHUNK, etag)]
-
-
-@on_mock_clock
-async def test_a_small_gap_between_neighbours_is_fetched_along() -> None:
-    fake, snapshot, etag = await opened(LARGE)
-    far = MIB + CHUNK + MAX_GAP
-    await read_all(snapshot, (MIB, MIB + CHUNK), (far, far + CHUNK))
-    assert fake.take_log() == [get("k", MIB, far + CHUNK, etag)]
 
 
 @on_mock_clock
@@ -118,20 +103,6 @@ async def test_what_is_in_flight_is_not_asked_for_again() -> None:
         nursery.start_soon(snapshot.read, MIB, CHUNK)
         nursery.start_soon(read_late)
     assert fake.take_log() == [get("k", MIB, MIB + CHUNK, etag)]
-
-
-@on_mock_clock
-async def test_only_what_is_not_in_flight_is_asked_for() -> None:
-    fake, snapshot, etag = await opened(LARGE)
-
-    async def read_late(start: int, stop: int) -> None:
-        await trio.sleep(LATENCY / 2)
-        assert bytes(await snapshot.read(start, stop - start)) == LARGE[start:stop]
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(snapshot.read, 8 * MIB, CHUNK)
-        nursery.start_soon(read_late, 8 * MIB - 10, 8 * MIB + 10)
-    assert fake.take_log() == [get("k", 8 * MIB, 8 * MIB + CHUNK, etag), get("k", 8 * MIB - 10, 8 * MIB, etag)]
 
 
 @pytest.mark.parametrize("nbytes", [CHUNK, 100_000, 7 * MIB, 8 * MIB, 20 * MIB + 5, 32 * MIB])
@@ -249,22 +220,6 @@ async def test_fetching_ahead_stops_at_what_is_in_memory() -> None:
 
 
 @on_mock_clock
-async def test_readers_who_each_read_all_of_an_object_take_no_more_requests_than_one() -> None:
-    fake, snapshot, _ = await opened(LARGE)
-    snapshot.expect(0, len(LARGE))
-
-    async def reader(number: int) -> None:
-        await trio.sleep(number * LATENCY / 3)  # so that none reads what the others are reading
-        for start in range(0, len(LARGE), CHUNK):
-            assert bytes(await snapshot.read(start, CHUNK)) == LARGE[start : start + CHUNK]
-
-    async with trio.open_nursery() as nursery:
-        for number in range(8):
-            nursery.start_soon(reader, number)
-    assert fetched(fake.take_log()) == [(0, len(LARGE))]
-
-
-@on_mock_clock
 async def test_memory_is_bounded_and_keeps_what_was_used_last() -> None:
     fake = FakeS3()
     for name in "abc":
@@ -367,22 +322,6 @@ async def test_a_reader_that_is_cancelled_at_any_moment_leaves_nothing_to_be_fet
 
 
 @on_mock_clock
-async def test_one_who_joined_a_flight_and_is_cancelled_does_not_end_it_for_others() -> None:
-    fake, snapshot, etag = await opened(LARGE)
-
-    async def read(after: float, seconds: float) -> None:
-        await trio.sleep(after * LATENCY)
-        with trio.move_on_after(seconds * LATENCY):
-            await snapshot.read(MIB, CHUNK)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(read, 0, 9)
-        nursery.start_soon(read, 0.2, 0.2)
-        nursery.start_soon(read, 0.6, 9)
-    assert fake.take_log() == [get("k", MIB, MIB + CHUNK, etag)]
-
-
-@on_mock_clock
 async def test_a_read_elsewhere_does_not_end_reading_in_order() -> None:
     fake, snapshot, etag = await opened(LARGE)
     snapshot.expect(0, 16 * MIB)
@@ -394,19 +333,6 @@ async def test_a_read_elsewhere_does_not_end_reading_in_order() -> None:
         get("k", 20 * MIB, 20 * MIB + CHUNK, etag),
         get("k", 8 * MIB, 16 * MIB, etag),
     ]
-
-
-@on_mock_clock
-async def test_snapshots_of_one_version_share_what_is_in_flight() -> None:
-    fake = FakeS3(latency=LATENCY)
-    etag = fake.store("k", LARGE).etag
-    store = reader_of(fake)
-    first, second = await store.open("k"), await store.open("k")
-    fake.take_log()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(first.read, MIB, CHUNK)
-        nursery.start_soon(second.read, MIB, CHUNK)
-    assert fake.take_log() == [get("k", MIB, MIB + CHUNK, etag)]
 
 
 @on_mock_clock
@@ -422,17 +348,6 @@ async def test_nothing_is_kept_of_a_version_that_nobody_has_open() -> None:
 
 def cache_in(directory: Path) -> DiskCache:
     return DiskCache(str(directory), 2**30, Counts())
-
-
-@on_mock_clock
-async def test_what_the_disk_has_is_not_fetched_again(tmp_path: Path) -> None:
-    fake, snapshot, _ = await opened(LARGE, cache=cache_in(tmp_path))
-    await snapshot.read(MIB, CHUNK)
-    fake.take_log()
-    store = reader_of(fake, cache=cache_in(tmp_path))  # another mount
-    again = await store.open("k")
-    assert bytes(await again.read(MIB + 10, 100)) == LARGE[MIB + 10 : MIB + 110]
-    assert fake.take_log() == [Request("HeadObject", "k")]
 
 
 @on_mock_clock
@@ -476,15 +391,3 @@ async def test_what_the_disk_has_of_another_version_or_server_is_fetched(tmp_pat
     other = await reader_of(fake, cache=cache_in(tmp_path)).open("k")
     await other.read(0, 100)
     assert len(fake.take_log()) == 2
-
-
-@on_mock_clock
-async def test_an_index_on_the_disk_makes_opening_free_while_the_version_is_believed(tmp_path: Path) -> None:
-    fake, _, _ = await opened(SMALL)
-    await reader_of(fake, cache=cache_in(tmp_path)).open("k", tail_nbytes=100)
-    fake.take_log()
-    store = reader_of(fake, cache=cache_in(tmp_path))
-    await store.list("")
-    snapshot = await store.open("k", tail_nbytes=100)
-    assert bytes(await snapshot.read(len(SMALL) - 100, 100)) == SMALL[-100:]
-    assert fake.take_log() == [Request("ListObjectsV2", "")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import logging
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -22,7 +21,6 @@ from shardfs.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
-from shardfs.stores.base import Kind
 from shardfs.stores.kept_files import KeptFiles
 from shardfs.stores.s3 import files as spooling
 from shardfs.stores.s3 import store as stores
@@ -31,7 +29,7 @@ from shardfs.stores.s3.requests import Properties
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock
-from tests.support.s3_writing import PREFIX, changes, names, objects, put_file, store_of, text, writing
+from tests.support.s3_writing import PREFIX, changes, names, objects, put_file, text, writing
 
 
 @pytest.fixture
@@ -58,24 +56,6 @@ async def show(store: S3Store, key: str) -> None:
 
 
 # What is closed is stored
-
-
-@on_mock_clock
-async def test_a_file_is_seen_at_once_and_is_in_the_bucket_when_it_is_closed(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    file = await store.create("notes.txt", 0o644, exclusive=True)
-    await file.write(0, b"hello")
-    assert await names(store) == {"zarr.json", "notes.txt"}
-    assert (await store.stat("notes.txt")).size == 5
-    assert await text(store, "notes.txt") == b"hello"
-    assert changes(fake) == {}
-    await file.flush()
-    assert objects(fake) == {"zarr.json": b"{}", "notes.txt": b"hello"}
-    await file.flush()
-    await file.close()
-    assert changes(fake) == {"PutObject": 1}
-    assert spools(tmp_path) == []
-    assert (await store.stat("notes.txt")).size == 5
 
 
 @on_mock_clock
@@ -129,22 +109,6 @@ async def test_who_writes_while_the_file_is_stored_waits(fake: FakeS3, tmp_path:
     assert objects(fake)["f"] == b"onetwo"
 
 
-@on_mock_clock
-async def test_a_file_that_was_removed_before_it_was_closed_is_not_stored(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    file = await store.create("f", 0o644, exclusive=True)
-    await file.write(0, b"x")
-    await store.unlink("f")
-    await file.write(1, b"y")
-    await file.sync()
-    await file.close()
-    await store.flush()
-    assert changes(fake) == {}
-    assert spools(tmp_path) == []
-    with pytest.raises(NotFoundError):
-        await store.stat("f")
-
-
 # What is in the bucket already
 
 
@@ -180,39 +144,6 @@ async def test_an_object_that_is_written_anew_is_not_fetched(fake: FakeS3, tmp_p
     await file.flush()
     assert objects(fake)["f"] == b"new"
     assert [request.operation for request in fake.take_log()] == ["PutObject"]
-
-
-@on_mock_clock
-async def test_an_object_that_is_opened_and_not_written_stays(fake: FakeS3, tmp_path: Path) -> None:
-    fake.store(f"{PREFIX}/f", b"0123456789")
-    store = await writing(fake, tmp_path)
-    file = await store.create("f", 0o644, exclusive=False)
-    assert file.stat().size == 10
-    await file.flush()
-    await file.close()
-    assert changes(fake) == {}
-
-
-@on_mock_clock
-async def test_properties_of_an_object_survive_a_new_content(fake: FakeS3, tmp_path: Path) -> None:
-    properties = Properties({"ContentType": "text/x-notes"}, {"owner": "me"})
-    fake.store(f"{PREFIX}/f", b"old", properties)
-    store = await writing(fake, tmp_path)
-    await put_file(store, "f", b"new")
-    await put_file(store, "new.json", b"{}")
-    stored = fake.objects[f"{PREFIX}/f"].properties
-    assert (stored.headers, stored.metadata["owner"]) == (properties.headers, "me")
-    assert fake.objects[f"{PREFIX}/new.json"].properties.headers == {"ContentType": "application/json"}
-
-
-@on_mock_clock
-async def test_an_object_that_is_read_keeps_its_version_or_is_stale(fake: FakeS3, tmp_path: Path) -> None:
-    fake.store(f"{PREFIX}/f", b"0123456789")
-    store = store_of(fake)
-    file = await store.open_passthrough("f", writable=False)
-    fake.store(f"{PREFIX}/f", b"other")
-    with pytest.raises(StaleError):
-        await file.read(0, 10)
 
 
 @on_mock_clock
@@ -391,52 +322,6 @@ async def test_programs_of_one_mount_that_replace_a_file_at_the_same_time_are_no
     await file.close()
 
 
-@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
-@on_mock_clock
-async def test_what_was_not_there_when_it_was_shown_is_not_replaced(
-    fake: FakeS3, tmp_path: Path, write: Callable[[S3Store, bytes], Awaitable[None]]
-) -> None:
-    store = await writing(fake, tmp_path)
-    store.note_shown("f", None, since=store.nchanges)
-    fake.store(f"{PREFIX}/f", b"of another host")
-    with pytest.raises(StaleError):
-        await write(store, b"ours")
-    assert objects(fake)["f"] == b"of another host"
-    await store.unlink("f")
-    await write(store, b"ours")
-    assert objects(fake)["f"] == b"ours"
-
-
-@on_mock_clock
-async def test_what_is_added_to_a_file_is_added_to_what_is_there(fake: FakeS3, tmp_path: Path) -> None:
-    fake.store(f"{PREFIX}/f", b"one")
-    store = await writing(fake, tmp_path)
-    await show(store, "f")
-    fake.store(f"{PREFIX}/f", b"one two")
-    store.forget("f")
-    file = await store.open_passthrough("f", writable=True)
-    await file.write(7, b" three")
-    await file.flush()
-    assert objects(fake)["f"] == b"one two three"
-
-
-@on_mock_clock
-async def test_of_hosts_that_make_one_file_the_first_stays(fake: FakeS3, tmp_path: Path) -> None:
-    here, there = await writing(fake, tmp_path / "here"), await writing(fake, tmp_path / "there")
-    ours = await here.create("f", 0o644, exclusive=True)
-    theirs = await there.create("f", 0o644, exclusive=True)
-    await ours.write(0, b"here")
-    await theirs.write(0, b"there")
-    await ours.flush()
-    with pytest.raises(StaleError):
-        await theirs.flush()
-    await theirs.close()
-    assert objects(fake)["f"] == b"here"
-    assert kept(tmp_path / "there") == {"f": b"there"}
-    with pytest.raises(ExistsError):
-        await there.create("f", 0o644, exclusive=True)
-
-
 @on_mock_clock
 async def test_a_name_that_is_taken_only_if_it_is_free_is_not_taken_from_another_host(
     fake: FakeS3, tmp_path: Path
@@ -509,29 +394,6 @@ async def test_what_is_refused_is_kept_once_and_said(
     assert kept(tmp_path) == {"f": b"ours"}
     assert "f is kept in" in caplog.text
     assert await text(store, "f") == b"of another host"
-
-
-@on_mock_clock
-async def test_the_next_mount_says_what_a_killed_one_left_and_sends_nothing(
-    fake: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    killed = await writing(fake, tmp_path)
-    await killed.make_directories("a/b")
-    file = await killed.create("a/b/f", 0o644, exclusive=True)
-    await file.write(0, b"left")
-    await put_file(killed, "g", b"stored")
-    other = await killed.open_passthrough("g", writable=True)
-    await other.truncate(3)
-    await other.flush()
-    fake.take_log()
-    with caplog.at_level(logging.WARNING):
-        store = await writing(fake, tmp_path)
-    assert "a/b/f, 4 bytes" in caplog.text
-    assert kept(tmp_path) == {"a/b/f": b"left"}
-    assert spools(tmp_path) == ["", ".json"], "what was stored needs no file"
-    await store.flush()
-    assert objects(fake) == {"zarr.json": b"{}", "g": b"sto"}
-    assert await names(store) == {"g", "zarr.json"}
 
 
 @on_mock_clock
@@ -617,17 +479,3 @@ async def test_others_are_served_while_what_is_kept_is_compared_with_what_was_ke
 
 
 # Attributes
-
-
-@on_mock_clock
-async def test_times_of_a_file_that_is_open_are_set_and_modes_are_those_of_objects(
-    fake: FakeS3, tmp_path: Path
-) -> None:
-    store = await writing(fake, tmp_path)
-    file = await store.create("f", 0o400, exclusive=True)
-    assert file.set_attributes(mtime_ns=10**18, mode=0o777, uid=1234).mtime_ns == 10**18
-    status = await store.set_attributes("f", mtime_ns=10**18 + 1, mode=0o600)
-    assert (status.mtime_ns, status.mode & 0o7777, status.kind) == (10**18 + 1, 0o644, Kind.FILE)
-    await file.close()
-    before = await store.stat("f")
-    assert await store.set_attributes("f", mtime_ns=10**18, mode=0o600, uid=1, gid=1) == before

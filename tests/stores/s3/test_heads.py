@@ -42,14 +42,6 @@ async def test_names_are_those_of_objects_and_of_prefixes() -> None:
     assert fake.take_log() == lists("", "c/0/")
 
 
-@on_mock_clock
-async def test_only_what_lies_below_the_source_is_listed() -> None:
-    fake = bucket("a/b/x", "a/bc/y", "a/b.txt", "a/b/c/z")
-    assert await names(reader_of(fake, prefix="a/b"), "") == [Entry("c", DIRECTORY), Entry("x", FILE)]
-    assert await names(reader_of(fake, prefix="a/b"), "c") == [Entry("z", FILE)]
-    assert fake.take_log() == lists("a/b/", "a/b/c/")
-
-
 @pytest.mark.parametrize("page_size", [1, 3, 10, 11])
 @on_mock_clock
 async def test_all_pages_are_read_each_once(page_size: int) -> None:
@@ -78,11 +70,6 @@ async def test_an_object_can_stand_for_a_directory_that_is_empty() -> None:
     assert await names(store, "") == [Entry("a", DIRECTORY), Entry("b", DIRECTORY)]
     assert await names(store, "a") == []
     assert await names(store, "b") == [Entry("c", FILE)]
-
-
-@on_mock_clock
-async def test_the_source_may_be_empty() -> None:
-    assert await names(reader_of(FakeS3()), "") == []
 
 
 @on_mock_clock
@@ -305,18 +292,6 @@ async def test_a_listing_corrects_what_was_seen_before_it() -> None:
     fake.take_log()
     assert (await store.stat("a/new")).size == 1
     assert (await store.stat("a/x")).version != old.version
-    assert fake.take_log() == []
-
-
-@on_mock_clock
-async def test_what_is_no_directory_stays_none_when_it_is_opened() -> None:
-    fake = bucket("a")
-    store = reader_of(fake)
-    await store.stat("a")
-    await store.open("a", head_nbytes=1)
-    fake.take_log()
-    with pytest.raises(NotADirectoryHereError):
-        await store.list("a")
     assert fake.take_log() == []
 
 

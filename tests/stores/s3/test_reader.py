@@ -8,25 +8,18 @@ import pytest
 import trio
 
 from shardfs.errors import (
-    AccessDeniedError,
     ConflictError,
     IsADirectoryHereError,
-    NoAttributeError,
     NotFoundError,
-    RefusedError,
-    SourceError,
     StaleError,
     StoreError,
 )
 from shardfs.stores.base import Kind
 from shardfs.stores.ranges import WINDOW_NBYTES
-from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.location import Location, S3Options
-from shardfs.stores.s3.requests import Counts, ObjectStat, Properties
+from shardfs.stores.s3.requests import ObjectStat, Properties
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import LATENCY, TTL, get, lists, on_mock_clock, pattern, reader_of
-from tests.support.s3_server import Bucket, credentials, ministack
 
 MIB = 2**20
 OLD = pattern(1000)
@@ -42,37 +35,6 @@ def stored(data: bytes = OLD, key: str = "k", **options: object) -> tuple[FakeS3
 
 
 @on_mock_clock
-async def test_the_state_of_an_object_is_that_of_a_file() -> None:
-    fake, store, state = stored()
-    stat = await store.stat("k")
-    assert (stat.kind, stat.size, stat.mode, stat.nlink) == (Kind.FILE, 1000, 0o100644, 1)
-    assert stat.mtime_ns == stat.ctime_ns == state.mtime_ns
-    assert stat.file is None
-    assert (await store.open("k")).stat == stat
-    fake.store("k", NEW)
-    store.forget("k")
-    changed = await store.stat("k")
-    assert changed.identity == stat.identity
-    assert changed.version != stat.version
-
-
-@on_mock_clock
-async def test_all_directories_share_one_state() -> None:
-    fake = FakeS3()
-    fake.store("a/b/c", b"")
-    store = reader_of(fake)
-    assert await store.stat("a") == await store.stat("a/b") == await store.stat("") == store.directory_stat
-    assert store.directory_stat.mode == 0o040755
-
-
-@on_mock_clock
-async def test_the_source_is_there_without_a_request() -> None:
-    fake = FakeS3()
-    assert (await reader_of(fake).stat("")).kind is Kind.DIRECTORY
-    assert fake.take_log() == []
-
-
-@on_mock_clock
 async def test_a_state_is_believed_for_a_time() -> None:
     fake, store, _ = stored()
     for _ in range(3):
@@ -85,14 +47,6 @@ async def test_a_state_is_believed_for_a_time() -> None:
     with pytest.raises(NotFoundError):
         await store.stat("x")
     assert fake.take_log() == lists("k", "")
-
-
-@on_mock_clock
-async def test_nothing_is_believed_without_time() -> None:
-    fake, store, _ = stored(ttl=0)
-    await store.stat("k")
-    await store.stat("k")
-    assert fake.take_log() == lists("k", "k")
 
 
 @on_mock_clock
@@ -122,18 +76,6 @@ async def test_opening_is_one_request() -> None:
     assert fake.take_log() == [Request("GetObject", "k", "-100")]
 
 
-@pytest.mark.parametrize("nbytes", [100, 1000, 5000])
-@on_mock_clock
-async def test_what_came_with_opening_is_not_asked_for_again(nbytes: int) -> None:
-    fake, store, _ = stored()
-    head = await store.open("k", head_nbytes=nbytes)
-    assert bytes(await head.read(0, min(nbytes, 1000))) == OLD[:nbytes]
-    store.forget("k")
-    tail = await store.open("k", tail_nbytes=nbytes)
-    assert bytes(await tail.read(max(0, 1000 - nbytes), min(nbytes, 1000))) == OLD[-nbytes:]
-    assert len(fake.take_log()) == 2
-
-
 @on_mock_clock
 async def test_opening_again_is_free_while_the_version_is_believed_and_its_bytes_are_at_hand() -> None:
     fake, store, _ = stored()
@@ -149,36 +91,6 @@ async def test_opening_again_is_free_while_the_version_is_believed_and_its_bytes
     await trio.sleep(TTL)
     await store.open("k", tail_nbytes=50)
     assert fake.take_log() == [Request("GetObject", "k", "-50")]
-
-
-@on_mock_clock
-async def test_opening_what_was_listed_is_free() -> None:
-    fake, store, etag = stored()
-    await store.list("")
-    snapshot = await store.open("k")
-    assert bytes(await snapshot.read(0, 10)) == OLD[:10]
-    assert fake.take_log() == [*lists(""), get("k", 0, 10, etag.etag)]
-
-
-@pytest.mark.parametrize("hint", [{}, {"head_nbytes": 10}, {"tail_nbytes": 10}])
-@on_mock_clock
-async def test_an_empty_object_can_be_opened(hint: dict[str, int]) -> None:
-    fake, store, _ = stored(b"")
-    snapshot = await store.open("k", **hint)
-    assert (snapshot.size, bytes(await snapshot.read(0, 0)), bytes(await snapshot.read_live(0, 9))) == (0, b"", b"")
-    with snapshot.mapped() as data:
-        assert bytes(data) == b""
-    assert len(fake.take_log()) == 1
-
-
-@on_mock_clock
-async def test_a_missing_object_is_not_asked_for_again() -> None:
-    fake, store, _ = stored()
-    for _ in range(2):
-        with pytest.raises(NotFoundError):
-            await store.open("x", tail_nbytes=10)
-        assert await store.is_absent("x")
-    assert fake.take_log() == [Request("GetObject", "x", "-10")]
 
 
 @on_mock_clock
@@ -224,17 +136,6 @@ async def test_a_version_that_was_replaced_is_stale_and_the_next_one_is_opened()
 
 
 @on_mock_clock
-async def test_a_version_that_was_removed_is_stale() -> None:
-    fake, store, _ = stored()
-    snapshot = await store.open("k")
-    fake.remove("k")
-    with pytest.raises(StaleError):
-        await snapshot.read(0, 10)
-    with pytest.raises(NotFoundError):
-        await store.open("k")
-
-
-@on_mock_clock
 async def test_a_version_is_current_as_far_as_is_believed() -> None:
     fake, store, _ = stored()
     snapshot = await store.open("k")
@@ -271,16 +172,6 @@ async def test_content_is_read_in_large_pieces_of_one_version() -> None:
     with pytest.raises(StaleError):
         await trio.to_thread.run_sync(content.read, 0, 10)
     assert (await store.open("k")).size == 1000
-
-
-@on_mock_clock
-async def test_a_version_can_be_mapped_and_read_live() -> None:
-    _, store, _ = stored(pattern(MIB) * 20)
-    snapshot = await store.open("k")
-    with snapshot.mapped() as data:
-        assert data == pattern(MIB) * 20
-    assert bytes(await snapshot.read_live(20 * MIB - 5, 100)) == pattern(MIB)[-5:]
-    assert not await snapshot.accept_growth(0, b"")
 
 
 @on_mock_clock
@@ -396,78 +287,3 @@ async def test_properties_are_asked_for_once_for_a_version() -> None:
     assert fake.take_log() == []
     with pytest.raises(ConflictError):
         await store.heads.properties("k", first.etag)
-
-
-@on_mock_clock
-async def test_a_source_is_checked_with_one_request_and_a_server_other_than_aws_with_a_range() -> None:
-    fake, _, _ = stored(key="a/b/c")
-    await reader_of(fake, prefix="a/b").check()
-    *listed, read = fake.take_log()
-    assert listed == lists("a/b/")
-    assert (read.operation, read.key, read.range) == ("GetObject", "a/b/c", "-1")
-    fake.endpoint_url = "https://s3.us-east-1.amazonaws.com"
-    await reader_of(fake, prefix="a/b").check()
-    await reader_of(fake).check()
-    assert fake.take_log() == lists("a/b/", "")
-    with pytest.raises(SourceError, match="nothing is stored at s3://bucket/a/x"):
-        await reader_of(fake, prefix="a/x").check()
-
-    async def refuse(request: Request) -> None:
-        raise AccessDeniedError("ListObjectsV2 of bucket: access denied (AccessDenied)")
-
-    fake.before = refuse
-    with pytest.raises(SourceError, match="s3://bucket/a cannot be read: ListObjectsV2"):
-        await reader_of(fake, prefix="a").check()
-
-
-@on_mock_clock
-async def test_objects_have_neither_links_nor_attributes() -> None:
-    _, store, _ = stored()
-    with pytest.raises(RefusedError):
-        await store.read_link("k")
-    with pytest.raises(NoAttributeError):
-        await store.attribute("k", b"user.x")
-    assert await store.attributes("k") == []
-    assert (await store.capacity()).name_max == 1024
-    assert store.url_of("k") == "s3://bucket/k"
-    assert store.statistics()["cache_hits"] == 0
-
-
-def test_a_source_on_a_server_is_read_with_the_same_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in credentials().items():
-        monkeypatch.setenv(name, value)
-    data = pattern(MIB) * 17
-
-    async def read(bucket: Bucket) -> dict[str, int]:
-        counts = Counts()
-        client = S3Client(bucket.name, S3Options(endpoint_url=bucket.endpoint_url), counts)
-        store = S3Store(client, Location(bucket.name, "d"), counts)
-        await store.check()
-        assert sorted(entry.name for entry in await store.list("")) == ["a b%20é", "c", "empty"]
-        assert (await store.stat("c")).kind is Kind.DIRECTORY
-        for key, content in {"a b%20é": b"abc", "empty": b""}.items():
-            opened = await store.open(key, tail_nbytes=10)
-            assert bytes(await opened.read(0, opened.size)) == content
-        shard = await store.open("c/0", tail_nbytes=1000)
-        shard.expect(0, shard.size - 1000)
-        step = 300_000
-        pieces = [await shard.read(start, min(step, shard.size - start)) for start in range(0, shard.size, step)]
-        assert b"".join(pieces) == data
-        replaced = await store.open("c/2")
-        bucket.put("d/c/2", NEW)
-        with pytest.raises(StaleError):
-            await replaced.read(MIB, 10)
-        assert bytes(await (await store.open("c/2")).read(990, 10)) == NEW[990:]
-        with pytest.raises(NotFoundError):
-            await store.open("c/1", tail_nbytes=1000)
-        return dict(counts.requests)
-
-    with ministack() as server:
-        bucket = server.make_bucket()
-        for key, content in {"c/0": data, "c/2": data, "a b%20é": b"abc", "empty": b""}.items():
-            bucket.put(f"d/{key}", content)
-        requests = trio.run(read, bucket)
-    # The range that the server is tried with, two small objects (the empty one needs no request), index and two
-    # windows, the state of what is replaced, the read that fails, the new version with its state, and the object that
-    # is missing.
-    assert requests == {"ListObjectsV2": 2, "GetObject": 8, "HeadObject": 2}

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -57,11 +52,6 @@ def test_without_credentials_the_ways_out_are_named(no_credentials: None) -> Non
     assert all(way in said for way in ("aws configure", "--profile", "--anonymous"))
 
 
-def test_half_of_the_credentials_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    assert "incomplete" in refusal()
-
-
 def test_a_profile_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(profile="nobody") == "there is no AWS profile nobody; `aws configure` makes one"
     monkeypatch.setenv("AWS_PROFILE", "no-one")
@@ -80,10 +70,6 @@ def test_a_password_in_an_endpoint_is_refused_and_not_repeated(monkeypatch: pyte
     said = refusal()
     assert "holds a password" in said
     assert "hush" not in said
-
-
-def test_a_region_that_is_none_is_named() -> None:
-    assert refusal(region="not a region") == "not a region is no AWS region"
 
 
 def test_certificates_that_cannot_be_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,12 +100,6 @@ def test_a_profile_gives_credentials_region_and_endpoint_to_both_libraries(
             run(call)
     assert len(s3_proxy.log) == 2
     assert {(key, region) for key, _, region in signatures(s3_proxy)} == {("OTHER", "eu-west-7")}
-
-
-def test_without_a_region_it_is_the_first_one(s3_bucket: Bucket, s3_proxy: S3Proxy, configuration: Path) -> None:
-    configuration.write_text(profile("default", "KEY"))
-    both(client_of(s3_bucket.through(s3_proxy.url)).client)
-    assert {(key, region) for key, _, region in signatures(s3_proxy)} == {("KEY", "us-east-1")}
 
 
 def test_an_option_goes_before_the_environment(
@@ -178,41 +158,6 @@ def test_credentials_that_expired_and_are_not_renewed_are_an_error_soon(
             run(call)
     assert tried.counts.retries == (0 if is_gone else 1)
     both(tried.client)
-
-
-def test_credentials_that_cannot_be_had_are_an_error_of_both_libraries(s3_bucket: Bucket, configuration: Path) -> None:
-    found = configuration.with_name("credentials.json")
-    configuration.write_text(f"[default]\ncredential_process = cat {found}\n")
-    soon = datetime.now(UTC) + timedelta(minutes=1)  # so that they are looked for again each time
-    keys = {"AccessKeyId": "KEY", "SecretAccessKey": "secret", "Expiration": soon.isoformat()}
-    found.write_text(json.dumps({"Version": 1, **keys}))
-    client = client_of(s3_bucket).client
-    both(client)
-    found.unlink()
-    for call in (partial(client.get, "key"), partial(client.head, "key"), partial(client.list_page, "")):
-        with pytest.raises(AccessDeniedError, match="was not sent: no credentials can be had"):
-            run(call)
-    found.write_text(json.dumps({"Version": 1, **keys}))
-    both(client)
-
-
-FORK = """
-import os, sys
-from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.requests import Counts
-from shardfs.stores.s3.location import S3Options
-client = S3Client(sys.argv[1], S3Options(), Counts())
-child = os.fork()
-if child == 0:
-    os._exit(0 if bytes(client.get_blocking("key").data) == b"data" else 1)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_a_client_that_was_made_and_not_used_before_a_fork_works_after_it(s3_bucket: Bucket) -> None:
-    s3_bucket.put("key", b"data")
-    environment = {**os.environ, **s3_bucket.environment}
-    assert subprocess.run([sys.executable, "-c", FORK, s3_bucket.name], env=environment, timeout=60).returncode == 0
 
 
 def test_no_network_is_an_error_that_names_the_endpoint(s3_bucket: Bucket) -> None:

@@ -22,12 +22,11 @@ from shardfs.errors import (
     RefusedError,
     SourceError,
     StaleError,
-    UnknownOutcomeError,
     UnsupportedError,
 )
 from shardfs.stores.base import Expected, Kind, Splice, Store
 from shardfs.stores.s3.files import SPOOLS
-from shardfs.stores.s3.requests import Condition, Properties
+from shardfs.stores.s3.requests import Condition
 from tests.stores.splices import content
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock
@@ -47,20 +46,6 @@ def operations(fake: FakeS3) -> list[str]:
 
 
 # Documents
-
-
-@on_mock_clock
-async def test_a_document_is_replaced_at_once_and_keeps_its_properties(fake: FakeS3, tmp_path: Path) -> None:
-    properties = Properties({"ContentType": "text/plain", "CacheControl": "no-cache"}, {"owner": "me"})
-    fake.store(f"{PREFIX}/zarr.json", b"{}", properties)
-    store = await writing(fake, tmp_path)
-    status = await store.replace("zarr.json", b"[1]")
-    assert objects(fake)["zarr.json"] == b"[1]"
-    stored = fake.objects[f"{PREFIX}/zarr.json"].properties
-    assert (stored.headers, stored.metadata["owner"]) == (properties.headers, "me")
-    assert status == await store.stat("zarr.json") == (await store.open("zarr.json")).stat
-    await store.replace("a/zarr.json", b"{}")
-    assert fake.objects[f"{PREFIX}/a/zarr.json"].properties.headers == {"ContentType": "application/json"}
 
 
 @on_mock_clock
@@ -95,24 +80,6 @@ async def test_of_two_hosts_that_make_one_document_only_if_it_is_absent_one_wins
     for store in (here, there):
         with pytest.raises(ExistsError):
             await store.replace("b/zarr.json", b"x", exclusive=True)
-
-
-@on_mock_clock
-async def test_a_document_that_was_made_and_not_confirmed_is_made(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    await store.mkdir("b", 0o755)
-    real = fake.put
-
-    async def lose_reply(*args: Any, condition: Condition | None = None) -> str:
-        fake.put = real  # type: ignore[method-assign]
-        await real(*args, condition=condition)
-        raise UnknownOutcomeError("no reply")
-
-    fake.put = lose_reply  # type: ignore[method-assign]
-    await store.replace("b/zarr.json", b"{}", exclusive=True)
-    assert objects(fake)["b/zarr.json"] == b"{}"
-    assert fake.objects[f"{PREFIX}/b/zarr.json"].properties.headers == {"ContentType": "application/json"}
-    assert [r.operation for r in fake.take_log()].count("PutObject") == 1
 
 
 @on_mock_clock
@@ -160,18 +127,6 @@ async def test_an_edit_of_an_object_that_is_known_begins_without_a_request(fake:
         status = await edit.splice(Splice((content(b"new"),)))
     assert status == (await store.open("a/c/0")).stat == await store.stat("a/c/0")
     assert objects(fake)["a/c/0"] == b"new"
-
-
-@on_mock_clock
-async def test_an_edit_of_what_another_host_changed_is_a_conflict(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    async with store.edit("a/c/0") as edit:
-        fake.store(f"{PREFIX}/a/c/0", b"of another host")
-        with pytest.raises(ConflictError):
-            await edit.splice(Splice((content(b"new"),)))
-    async with store.edit("a/c/0") as edit:
-        assert edit.snapshot is not None
-        assert edit.snapshot.size == len(b"of another host")
 
 
 @on_mock_clock
@@ -245,18 +200,6 @@ async def test_names_move_between_the_side_and_the_bucket(fake: FakeS3, tmp_path
 
 
 @on_mock_clock
-async def test_who_writes_an_object_follows_its_new_name(fake: FakeS3, tmp_path: Path) -> None:
-    fake.store(f"{PREFIX}/f", b"object")
-    store = await writing(fake, tmp_path)
-    file = await store.open_passthrough("f", writable=True)
-    await store.rename("f", "g", exclusive=False)
-    await file.write(0, b"OBJECT")
-    await file.flush()
-    assert objects(fake)["g"] == b"OBJECT"
-    assert "f" not in objects(fake)
-
-
-@on_mock_clock
 async def test_a_file_is_not_removed_or_moved_while_it_is_stored(fake: FakeS3, tmp_path: Path) -> None:
     store = await writing(fake, tmp_path)
     for key, change in (("f", store.unlink), ("g", lambda key: store.rename(key, "moved", exclusive=False))):
@@ -272,19 +215,6 @@ async def test_a_file_is_not_removed_or_moved_while_it_is_stored(fake: FakeS3, t
             nursery.start_soon(put_file, store, key, b"data")
         assert key not in objects(fake)
     assert objects(fake)["moved"] == b"data"
-
-
-@on_mock_clock
-async def test_removing_what_is_not_there_or_a_directory_is_refused(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    with pytest.raises(NotFoundError):
-        await store.unlink("nothing")
-    with pytest.raises(IsADirectoryHereError):
-        await store.unlink("a")
-    await store.unlink("zarr.json")
-    with pytest.raises(NotFoundError):
-        await store.unlink("zarr.json")
-    assert changes(fake) == {"DeleteObject": 1}
 
 
 # Directories
@@ -470,9 +400,3 @@ async def test_a_server_that_ignores_conditions_takes_a_single_writer(tmp_path: 
         await store.replace("zarr.json", b"x", exclusive=True)
     await store.replace("new.json", b"x", exclusive=True)
     assert objects(careless) == {"zarr.json": b"{}", "new.json": b"x"}
-
-
-@on_mock_clock
-async def test_counts_are_told(fake: FakeS3) -> None:
-    store = store_of(fake)
-    assert store.statistics()["requests"] == {}

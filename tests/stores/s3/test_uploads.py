@@ -47,22 +47,6 @@ def remember(one: Host, key: str, upload_id: str | None, *, begun: float | None 
     return path
 
 
-def test_an_upload_is_remembered_while_it_lasts(s3_bucket: Bucket, here: Host) -> None:
-    async def main() -> None:
-        async with here.writing.uploads.begun(here.client, OBJECT, Properties()) as upload:
-            (path,) = here.remembered
-            record = json.loads(path.read_bytes())
-            assert (record["key"], record["upload_id"]) == (OBJECT, upload.upload_id)
-            assert abs(record["begun"] - time.time()) < 60
-            etag = await here.client.upload_part(OBJECT, upload.upload_id, 1, content(b"x"))
-            await here.client.complete_upload(OBJECT, upload.upload_id, [etag], condition=None)
-            upload.is_complete = True
-
-    run(main)
-    assert here.remembered == []
-    assert s3_bucket.get(OBJECT) == b"x"
-
-
 def test_it_is_remembered_before_it_begins(here: Host, s3_proxy: S3Proxy) -> None:
     found: list[Any] = []
     look = Before(lambda: found.extend(json.loads(path.read_bytes()) for path in here.remembered))
@@ -151,27 +135,10 @@ def test_what_a_crash_leaves_before_the_id_is_known_is_found_by_its_key_and_time
     assert here.remembered == []
 
 
-@pytest.mark.parametrize("later", [-3600, 3600])
-def test_an_upload_of_another_time_is_anothers(s3_bucket: Bucket, here: Host, later: float) -> None:
-    begin(s3_bucket)
-    remember(here, OBJECT, None, begun=time.time() + later)
-    clean(here)
-    assert s3_bucket.uploads() == [OBJECT]
-
-
 def test_an_upload_outside_of_the_source_is_left_alone(s3_bucket: Bucket, here: Host) -> None:
     remember(here, "elsewhere", begin(s3_bucket, "elsewhere"))
     clean(here)
     assert s3_bucket.uploads() == ["elsewhere"]
-    assert len(here.remembered) == 1
-
-
-def test_one_that_fails_does_not_keep_the_others(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
-    for i in range(3):
-        remember(here, f"{OBJECT}/{i}", begin(s3_bucket, f"{OBJECT}/{i}"))
-    s3_proxy.fail("AbortMultipartUpload", Reply(403, "AccessDenied"), after=1)
-    clean(here)
-    assert s3_bucket.uploads() == [f"{OBJECT}/1"]
     assert len(here.remembered) == 1
 
 
@@ -185,18 +152,6 @@ def test_a_damaged_file_does_no_harm(s3_bucket: Bucket, here: Host, text: str) -
     clean(here)
     assert s3_bucket.uploads() == [OBJECT]
     assert here.remembered == []
-
-
-def test_a_file_that_was_being_written_goes(here: Host) -> None:
-    path = remember(here, OBJECT, None)
-    path.rename(path.with_suffix(".json.tmp"))
-    clean(here)
-    assert here.remembered == []
-
-
-def test_nothing_is_asked_where_nothing_is_left(here: Host, s3_proxy: S3Proxy) -> None:
-    clean(here)
-    assert not list(s3_proxy.log)
 
 
 def test_nothing_is_begun_that_cannot_be_remembered(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
