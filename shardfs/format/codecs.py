@@ -14,7 +14,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numcodecs import blosc
@@ -32,6 +32,7 @@ else:
     from backports import zstd
 
 Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
 
 SHARDING: Final = "sharding_indexed"
 CRC32C_NBYTES: Final = 4
@@ -54,8 +55,7 @@ _ARRAY_TO_BYTES: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CodecChain:
+class CodecChain(NamedTuple):
     """Codecs by kind: array → array, the one that is array → bytes, bytes → bytes."""
 
     before: tuple[Extension, ...]
@@ -119,7 +119,7 @@ def composed_order(codecs: Iterable[Extension], ndim: int) -> tuple[int, ...]:
     return order
 
 
-def permute(values: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+def permute(values: tuple[T, ...], order: tuple[int, ...]) -> tuple[T, ...]:
     """Return *values* of the axes before a transpose, as those of the axes after it."""
     return tuple(values[axis] for axis in order)
 
@@ -356,7 +356,17 @@ class ChunkCodec:
     def parse(cls, data_type: Json, chunk_shape: tuple[int, ...], codecs: Sequence[Extension]) -> "ChunkCodec":
         """Read the codecs of an inner chunk; raises `NotShownError` with the reason why it cannot be decoded."""
         try:
-            codec = _parse_chunk_codec(DataType.parse(data_type), chunk_shape, parse_chain(codecs, "codecs"))
+            known, chain = DataType.parse(data_type), parse_chain(codecs, "codecs")
+            for extension in chain:
+                if extension.name not in ("transpose", "bytes") and not is_decodable(extension):
+                    raise NotShownError(f"the codec {brief(extension.name)} cannot be decoded")
+            before, serializer, after = split_chain(chain, "codecs")
+            serializer.expect("endian")
+            endian = "little"  # where it makes no difference, or none is given
+            if known.has_byte_order and "endian" in serializer.configuration:
+                endian = parse_endian(serializer)
+                known.check_endian(endian)
+            codec = cls(known, chunk_shape, composed_order(before, len(chunk_shape)), endian, after)
         except MetadataError as error:
             raise NotShownError(str(error)) from None
         if codec.nbytes > MAX_LENGTH:
@@ -414,22 +424,3 @@ class ChunkCodec:
         if self.endian == "big":
             moved.view(dtype).byteswap(inplace=True)
         return moved.view(np.uint8).data.toreadonly()
-
-
-def _parse_chunk_codec(data_type: DataType, chunk_shape: tuple[int, ...], codecs: Sequence[Extension]) -> ChunkCodec:
-    for codec in codecs:
-        if codec.name not in ("transpose", "bytes") and not is_decodable(codec):
-            raise NotShownError(f"the codec {brief(codec.name)} cannot be decoded")
-    chain = split_chain(codecs, "codecs")
-    order = composed_order(chain.before, len(chunk_shape))
-    return ChunkCodec(data_type, chunk_shape, order, _parse_byte_order(chain.serializer, data_type), chain.after)
-
-
-def _parse_byte_order(codec: Extension, data_type: DataType) -> str:
-    """Return the byte order of a `bytes` codec; "little" where it makes no difference, or none is given."""
-    codec.expect("endian")
-    if not data_type.has_byte_order or "endian" not in codec.configuration:
-        return "little"
-    endian = parse_endian(codec)
-    data_type.check_endian(endian)
-    return endian

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Final
 
 from shardfs.errors import MetadataError
 from shardfs.format.document import Extension, Json, brief, parse_length, parse_lengths
@@ -21,27 +21,12 @@ from shardfs.format.document import Extension, Json, brief, parse_length, parse_
 _MAX_DIGITS: Final = 19  # 2**63 - 1 has as many; a longer name is no coordinate, and int() of it costs
 
 
-class Dimension(Protocol):
-    """One axis of a chunk grid; lengths and positions count array elements."""
-
-    @property
-    def nchunks(self) -> int:
-        """Number of chunks that overlap the array's extent."""
-
-    @property
-    def edges(self) -> Iterable[int]:
-        """The distinct edge lengths, in any order; a few even where the chunks are many."""
-
-    def chunk_at(self, element: int) -> int:
-        """Index of the chunk that holds *element*, which lies within the extent."""
-
-    def span(self, index: int) -> tuple[int, int]:
-        """First element and edge length of a chunk that overlaps the extent."""
-
-
 @dataclass(frozen=True, slots=True)
 class FixedDimension:
-    """Chunks of one length; the last one may reach beyond *extent*."""
+    """One axis of a chunk grid, with chunks of one length; the last one may reach beyond *extent*.
+
+    Lengths and positions count array elements.
+    """
 
     edge: int
     extent: int
@@ -57,11 +42,11 @@ class FixedDimension:
         return (self.edge,)
 
     def chunk_at(self, element: int) -> int:
-        """Index of the chunk that holds *element*."""
+        """Index of the chunk that holds *element*, which lies within the extent."""
         return element // self.edge
 
     def span(self, index: int) -> tuple[int, int]:
-        """First element and edge length of chunk *index*."""
+        """First element and edge length of chunk *index*, which overlaps the extent."""
         return index * self.edge, self.edge
 
 
@@ -114,6 +99,9 @@ class VaryingDimension:
 
     def _run_element(self, run: int) -> int:
         return self._element_stops[run - 1] if run else 0
+
+
+Dimension = FixedDimension | VaryingDimension
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,6 @@ def normal_data_type(data_type: Json) -> Json:
     }
 
 
-def normal_grid(grid: Extension) -> Json:
-    """Return the normal form of a chunk grid."""
-    return {"name": _GRID_ALIASES.get(grid.name, grid.name), "configuration": dict(grid.configuration)}
-
-
 def normal_key_encoding(encoding: Extension) -> Json:
     """Return the normal form of a chunk key encoding; of one that is not known, what it says."""
     try:
@@ -116,10 +111,10 @@ def fingerprint(array: ArrayMetadata) -> bytes:
     They depend on chunk grid, chunk key encoding, codecs and data type, and not on how a library spells these, on the
     shape, or on anything else.  Raises `MetadataError` for a document that is nested too deeply to be compared.
     """
-    data_type = array.document["data_type"]
+    data_type, grid = array.document["data_type"], array.chunk_grid
     text = canonical(
         [
-            normal_grid(array.chunk_grid),
+            {"name": _GRID_ALIASES.get(grid.name, grid.name), "configuration": dict(grid.configuration)},
             normal_key_encoding(array.chunk_key_encoding),
             normal_codecs(array.codecs, data_type),
             normal_data_type(data_type),

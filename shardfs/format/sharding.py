@@ -9,7 +9,8 @@ specification's codec chain.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import floordiv
 from typing import Final, NamedTuple
 
 from shardfs.errors import MetadataError
@@ -231,18 +232,6 @@ class ShardGrid:
         return range(start // length, min((start + edge) // length, self.grid_shape[axis]))
 
 
-@dataclass(frozen=True, slots=True)
-class _ParsedLevel:
-    """A sharding codec as its configuration says, and the transposes before it, as one."""
-
-    order: tuple[int, ...]
-    chunk_shape: tuple[int, ...]
-    index_codecs: IndexCodecs
-    index_at_start: bool
-    after: tuple[Extension, ...]
-    max_elements: int
-
-
 def parse_sharding(
     shards: ChunkGrid, shape: tuple[int, ...], codecs: tuple[Extension, ...], item_nbytes: int | None
 ) -> tuple[ShardGrid, tuple[int, ...], tuple[Extension, ...]]:
@@ -254,27 +243,20 @@ def parse_sharding(
     ndim = len(shape)
     order = tuple(range(ndim))
     edges: tuple[frozenset[int], ...] = tuple(frozenset(dimension.edges) for dimension in shards.dimensions)
-    parsed: list[_ParsedLevel] = []
+    parsed: list[ShardingLevel] = []  # with spans in elements, until the innermost chunk is known
     while any(codec.name == SHARDING for codec in codecs):
         if len(parsed) == MAX_LEVELS:
             raise MetadataError(f"shards are nested more than {MAX_LEVELS} deep")
-        level, codecs = _parse_level(split_chain(codecs, "codecs"), edges)
-        edges = tuple(frozenset({length}) for length in level.chunk_shape)
+        level, codecs = _parse_level(split_chain(codecs, "codecs"), edges, item_nbytes)
+        edges = tuple(frozenset({length}) for length in level.span)
         order = compose(order, level.order)
         parsed.append(level)
 
     # The innermost chunk's lengths, along the axes of each level from the inside out, and at last along the array's.
-    lengths = parsed[-1].chunk_shape
+    lengths = parsed[-1].span
     levels: list[ShardingLevel] = []
     for level in reversed(parsed):
-        span = tuple(outer // inner for outer, inner in zip(level.chunk_shape, lengths, strict=True))
-        nbytes = MAX_DECODED_NBYTES
-        if item_nbytes is not None:
-            # Payloads and indexes; a generous share for gaps, and for chunks that encoding made larger.
-            nbytes = min(4 * level.max_elements * (item_nbytes + ENTRY_NBYTES) + 2**20, MAX_DECODED_NBYTES)
-        levels.insert(
-            0, ShardingLevel(level.order, span, level.index_codecs, level.index_at_start, level.after, nbytes)
-        )
+        levels.insert(0, replace(level, span=tuple(map(floordiv, level.span, lengths))))
         lengths = permute(lengths, tuple(level.order.index(axis) for axis in range(ndim)))
     row_axis = order.index(ndim - 1) if ndim else 0
     grid = ShardGrid(shards, lengths, tuple(levels), ChunkGrid.regular(shape, lengths).shape, row_axis)
@@ -282,8 +264,10 @@ def parse_sharding(
     return grid, order, codecs
 
 
-def _parse_level(chain: CodecChain, edges: tuple[frozenset[int], ...]) -> tuple[_ParsedLevel, tuple[Extension, ...]]:
-    """Read one sharding codec and those around it, and return the codecs of its inner chunks too.
+def _parse_level(
+    chain: CodecChain, edges: tuple[frozenset[int], ...], item_nbytes: int | None
+) -> tuple[ShardingLevel, tuple[Extension, ...]]:
+    """Read one sharding codec and those around it, with its span in elements, and return the codecs within it too.
 
     *edges* are the lengths that its shards may have along each axis, before any transpose.
     """
@@ -294,31 +278,27 @@ def _parse_level(chain: CodecChain, edges: tuple[frozenset[int], ...]) -> tuple[
     for codec in chain.after:
         if not is_decodable(codec):
             raise MetadataError(f"the codec {codec.name} after sharding_indexed is not known")
-    edges = tuple(edges[axis] for axis in order)
-    chunk_shape, index_codecs, at_start, codecs = _parse_configuration(chain.serializer, edges)
-    max_elements = math.prod(max(lengths, default=0) for lengths in edges)
-    return _ParsedLevel(order, chunk_shape, index_codecs, at_start, chain.after, max_elements), codecs
-
-
-def _parse_configuration(
-    codec: Extension, edges: tuple[frozenset[int], ...]
-) -> tuple[tuple[int, ...], IndexCodecs, bool, tuple[Extension, ...]]:
-    """Read one sharding codec; *edges* are the lengths along each axis that its shards may have."""
+    codec, configuration = chain.serializer, chain.serializer.configuration
     codec.expect("chunk_shape", "codecs", "index_codecs", "index_location")
     for member in ("chunk_shape", "codecs", "index_codecs"):
-        if member not in codec.configuration:
+        if member not in configuration:
             raise MetadataError(f"sharding_indexed has no {member}")
-    chunk_shape = parse_lengths(codec.configuration["chunk_shape"], "chunk_shape", minimum=1, ndim=len(edges))
-    for axis, (length, outer) in enumerate(zip(chunk_shape, edges, strict=True)):
+    chunk_shape = parse_lengths(configuration["chunk_shape"], "chunk_shape", minimum=1, ndim=len(edges))
+    for axis, (length, outer) in enumerate(zip(chunk_shape, permute(edges, order), strict=True)):
         for edge in outer:
             if edge % length:
                 raise MetadataError(
                     f"inner chunks of length {length} do not divide shards of length {edge} (axis {axis})"
                 )
     location = codec.choice("index_location", "end", ("start", "end"))
-    index_codecs = IndexCodecs.parse(parse_codecs(codec.configuration["index_codecs"], "index_codecs"), len(edges))
-    codecs = parse_chain(parse_codecs(codec.configuration["codecs"], "codecs"), "codecs of sharding_indexed")
-    return chunk_shape, index_codecs, location == "start", codecs
+    index_codecs = IndexCodecs.parse(parse_codecs(configuration["index_codecs"], "index_codecs"), len(edges))
+    codecs = parse_chain(parse_codecs(configuration["codecs"], "codecs"), "codecs of sharding_indexed")
+    max_nbytes = MAX_DECODED_NBYTES
+    if item_nbytes is not None:
+        # Payloads and indexes; a generous share for gaps, and for chunks that encoding made larger.
+        nelements = math.prod(max(lengths, default=0) for lengths in edges)
+        max_nbytes = min(4 * nelements * (item_nbytes + ENTRY_NBYTES) + 2**20, MAX_DECODED_NBYTES)
+    return ShardingLevel(order, chunk_shape, index_codecs, location == "start", chain.after, max_nbytes), codecs
 
 
 def _check_index_sizes(grid: ShardGrid) -> None:

@@ -296,42 +296,25 @@ def shard_new(edited: ArrayMetadata, chunks_per_shard: tuple[int, ...]) -> dict[
     if edited.chunk_grid.name != "regular":
         raise NotUnshardable(f"chunks of a {brief(edited.chunk_grid.name)} grid cannot be put into shards")
     try:
-        return _shard_new(edited, chunks_per_shard)
+        ChunkGrid.parse(edited.chunk_grid, edited.shape)
+        chain = parse_chain(edited.codecs, "codecs")
+        split_chain(chain, "codecs")
     except MetadataError as error:
         raise NotUnshardable(str(error)) from None
-
-
-def _shard_new(edited: ArrayMetadata, chunks_per_shard: tuple[int, ...]) -> dict[str, Any]:
-    ChunkGrid.parse(edited.chunk_grid, edited.shape)
+    if len(chain) != len(edited.codecs):
+        raise NotUnshardable("it has codecs that need not be understood, and would lose them")
     inner: list[int] = edited.chunk_grid.configuration["chunk_shape"]
-    sharding = {
-        "name": SHARDING,
-        "configuration": {
-            "chunk_shape": inner,
-            "codecs": _long_codecs(edited),
-            "index_codecs": [dict(codec) for codec in _INDEX_CODECS],
-            "index_location": "end",
-        },
+    configuration = {
+        "chunk_shape": inner,
+        "codecs": [codec.to_json() for codec in chain],
+        "index_codecs": [dict(codec) for codec in _INDEX_CODECS],
+        "index_location": "end",
     }
     chunk_shape = [length * n for length, n in zip(inner, chunks_per_shard, strict=True)]
     document = {
         **edited.document,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
-        "codecs": [sharding],
+        "codecs": [{"name": SHARDING, "configuration": configuration}],
     }
     unshard(parse_array(document))  # or the reason why it would not show as it was written
     return document
-
-
-def _long_codecs(edited: ArrayMetadata) -> list[Json]:
-    """Return the codecs as objects.  An empty configuration is kept: zarr-python demands one of some codecs."""
-    chain = parse_chain(edited.codecs, "codecs")
-    if len(chain) != len(edited.codecs):
-        raise MetadataError("it has codecs that need not be understood, and would lose them")
-    split_chain(chain, "codecs")
-    return [
-        {"name": codec.name, "configuration": dict(codec.configuration)}
-        if isinstance(written, dict) and "configuration" in written
-        else {"name": codec.name}
-        for codec, written in zip(chain, edited.document["codecs"], strict=True)
-    ]

@@ -114,7 +114,7 @@ class V2:
 
     def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
         """Return the stored document of the array whose unsharded v3 document is *shown*."""
-        return reshard(stored, shown)
+        return reshard(stored, accept_decoded(describe(stored), shown) if self.decodes else shown)
 
     def documents(self, stored: Metadata, *, in_image: bool = False) -> dict[str, dict[str, Any]]:
         """Return the v2 documents of a node by name; raises `NotShownError` or `NotUnshardable` if it has none.
@@ -151,7 +151,7 @@ class V2:
         in_image: bool = False,
         beside: Mapping[str, bytes] | None = None,
     ) -> Metadata:
-        """Return the unsharded v3 metadata of a node after its document *name* was *written*, or removed (None).
+        """Return the v3 metadata that a node shows by after its document *name* was *written*, or removed (None).
 
         If the stored document was removed before, *beside* are the v2 documents that are in the directory.
         """
@@ -166,8 +166,6 @@ class V2:
         edited = edit_array(self._shown(named), name, written, **options)
         if beside is not None:
             edited = edit_array(edited, ZATTRS, beside.get(ZATTRS), **options)
-        if self.decodes:
-            edited = accept_decoded(describe(named), edited)
         if "dimension_names" in stored.document or "dimension_names" not in named.document:
             return edited
         document = {member: value for member, value in edited.document.items() if member != "dimension_names"}

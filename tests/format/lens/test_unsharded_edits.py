@@ -67,11 +67,6 @@ def refusal(stored: dict[str, Any], **members: Any) -> str:
 
 
 @every_case
-def test_what_is_not_edited_is_stored_as_it_was(case: Case) -> None:
-    assert json.dumps(resharded(case.document)) == json.dumps(case.document)
-
-
-@every_case
 def test_edited_members_are_taken_and_nothing_else_changes(case: Case) -> None:
     members: dict[str, Any] = {
         "attributes": {"edited": [2**70, None]},
