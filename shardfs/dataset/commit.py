@@ -318,7 +318,7 @@ class GroupCommit:
                 commit.undo = wal.append(undo, payload)
 
         try:
-            await self.log.append(append)
+            await self.log.append(append, sum(len(piece) for _, payload in undos for piece in payload))
         except ShardfsError:
             await self.log.release([commit.undo.sequence for commit in commits if commit.undo is not None])
             raise
@@ -371,8 +371,7 @@ class GroupCommit:
 
     async def _forget(self, queue: ShardQueue, records: Sequence[Change], *more: int) -> None:
         """Note that *records*, and *more* by their numbers, are in the shard, or kept elsewhere."""
-        for record in records:
-            queue.remove(record)
+        queue.remove(records)
         self.npending -= len(records)
         queue.succeed()
         self.failing.pop(queue, None)

@@ -11,7 +11,7 @@ from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Change, Shrink
 from shardfs.dataset.wal.shared import SharedLog
-from shardfs.format.sharding import Coords, ShardGrid
+from shardfs.format.sharding import Coords
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +45,12 @@ class ConflictLog:
         array = await self._hierarchy.array(layout.path, fresh=True)
         fitting: list[Change] = []
         conflicts: list[Change] = []
-        for coords, change in changes.items():
-            fits = array is not None and change.fingerprint == array.fingerprint and array.grid.contains(coords)
-            if fits and array is not None and _lies_alike(array.layout.grid, layout.grid, coords):
-                fitting.append(change)
-            else:
-                conflicts.append(change)
+        for change in changes.values():
+            fits = array is not None and change.fingerprint == array.fingerprint
+            if fits and array is not None and array.layout is not layout:
+                coords = change.coords
+                fits = array.grid.contains(coords) and array.grid.locate(coords) == layout.grid.locate(coords)
+            (fitting if fits else conflicts).append(change)
         if conflicts:
             log.error(
                 "%d chunks of %s were published for metadata that another program has changed or removed; they are "
@@ -62,7 +62,3 @@ class ConflictLog:
             )
             await self.keep(conflicts)
         return fitting, conflicts
-
-
-def _lies_alike(grid: ShardGrid, other: ShardGrid, coords: Coords) -> bool:
-    return grid is other or grid.locate(coords) == other.locate(coords)

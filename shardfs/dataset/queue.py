@@ -1,6 +1,7 @@
 """What is pending for one shard, and how its commits fare."""
 
 import random
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import trio
@@ -81,13 +82,15 @@ class ShardQueue:
         self.touched = trio.current_time()
         return before
 
-    def remove(self, change: Change) -> None:
-        """Forget *change*, unless a later one took its place."""
-        if self.changes.get(change.coords) is not change:
-            return
-        del self.changes[change.coords], self.layout.pending.changes[change.coords]
-        self.payload_nbytes -= nbytes_of(change)
-        if not self.changes:
+    def remove(self, changes: Iterable[Change]) -> None:
+        """Forget *changes*, but for those of which a later one took the place."""
+        was_empty = not self.changes
+        pending = self.layout.pending.changes
+        for change in changes:
+            if self.changes.get(change.coords) is change:
+                del self.changes[change.coords], pending[change.coords]
+                self.payload_nbytes -= nbytes_of(change)
+        if not self.changes and not was_empty:
             self.layout.pending.remove_shard(self.shard)
 
     def fail(self, error: ShardfsError) -> None:

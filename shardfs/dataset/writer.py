@@ -18,15 +18,12 @@ from shardfs.dataset.queue import ShardQueue
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Change, Erase, Payload, Put, Shrink
-from shardfs.dataset.wal.shared import SharedLog
+from shardfs.dataset.wal.shared import IN_LOOP_NBYTES, SharedLog
 from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
 
 log = logging.getLogger(__name__)
-
-_IN_LOOP_NBYTES: Final = 2**20
-"""Up to this size a payload goes to the page cache in about the time that a thread takes to begin and to end."""
 
 _FAILING: Final = 0.5  # of the log: what shards that cannot be committed may take, so that others go on
 _WORTH: Final = 1 / 16  # of the log: so much must be dead to be cleaned out where there is no other way to room
@@ -116,7 +113,7 @@ class Writer:
                     if self._former(layout) is not None:
                         continue
                     self.check()
-                    is_large = nbytes > _IN_LOOP_NBYTES
+                    is_large = nbytes > IN_LOOP_NBYTES
                     change = await trio.to_thread.run_sync(append, superseded) if is_large else append(superseded)
                     self._layouts[layout.path] = layout
                     self.commits.add(queue, change)

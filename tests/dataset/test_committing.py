@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import struct
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -162,6 +163,31 @@ def test_who_publishes_in_a_shard_that_gets_busy_while_others_publish_waits_for_
         assert bytes(await found.read(0, 9)) == b"new"
 
     trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_who_publishes_in_another_shard_does_not_wait_for_the_disk_of_a_commit(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        writer, journal, may_end = process.writing.writer, process.writing.journal, threading.Event()
+        await put(process, 0, b"new")
+        sync = journal.sync
+
+        def slowly() -> None:
+            may_end.wait()
+            sync()
+
+        journal.sync = slowly  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.commits.flush)
+            await wait_all_tasks_blocked(0.05)
+            with trio.fail_after(5):
+                await put(process, PER_SHARD, b"new")
+                await put(process, 0, b"new", "unchecked")
+            assert process.writing.source.statistics.commits == 0
+            may_end.set()
+        assert process.writing.source.statistics.commits == 1
+
+    trio.run(main)
 
 
 def test_an_unreadable_shard_keeps_no_other_from_being_emptied_outside_a_shape(root: Path) -> None:

@@ -1,13 +1,16 @@
 """A write-ahead log as many tasks use it."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import trio
 
 from shardfs.dataset.quick_lock import QuickLock
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Payload
+
+IN_LOOP_NBYTES: Final = 2**20
+"""Up to this size a payload goes to the page cache in about the time that a thread takes to begin and to end."""
 
 T = TypeVar("T")
 
@@ -23,10 +26,10 @@ class SharedLog:
         self.appending = QuickLock()
         self._syncing: trio.Event | None = None
 
-    async def append(self, append: Callable[[WriteAheadLog], T]) -> T:
-        """Return what *append* makes of the log, in a thread."""
+    async def append(self, append: Callable[[WriteAheadLog], T], nbytes: int = 0) -> T:
+        """Return what *append* makes of the log, to which it writes about *nbytes* bytes."""
         async with self.appending:
-            return await trio.to_thread.run_sync(append, self.log)
+            return await trio.to_thread.run_sync(append, self.log) if nbytes > IN_LOOP_NBYTES else append(self.log)
 
     async def sync(self) -> None:
         """Make durable what was appended so far; those who ask at the same time share one sync."""
@@ -45,7 +48,8 @@ class SharedLog:
     async def release(self, sequences: Iterable[int]) -> None:
         """Note that records need not be remembered any more."""
         if not self.log.has_vanished:
-            await self.append(lambda log: log.release(sequences))
+            async with self.appending:
+                await trio.to_thread.run_sync(self.log.release, sequences)
 
     async def carry_forward(self, pending: Callable[[], Mapping[int, Payload]]) -> None:
         """Free the log of its oldest segment; *pending* tells what is read back from there, by sequence."""
