@@ -7,18 +7,23 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from shardfs.fuse.control import STATISTICS
 from tests.mounts.test_attributes import PLACE, is_wrapped
 from tests.support.commands import run, run_json
 from tests.support.corpus import LITTLE, Case, array, sharding
 from tests.support.datasets import Corpus, by_key, files_below
 from tests.support.mounting import Mounter
 from tests.support.parametrize import every_case
-from tests.support.s3_mounts import PREFIX, Remote
+from tests.support.s3_faults import Hang
+from tests.support.s3_mounts import PREFIX, Remote, bytes_of, fill
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket, S3Server
 
@@ -240,3 +245,23 @@ def test_the_whole_bucket_is_a_source_too(remote: Remote) -> None:
     remote.store("image", array((4,), (4,), sharding((2,))))
     mounted = remote.mounter(remote.bucket.url(), env=remote.bucket.environment)
     assert files_below(mounted.path / PREFIX) == files_below(remote.mount())
+
+
+def test_what_is_known_is_read_while_120_reads_wait_for_the_store(remote: Remote, tmp_path: Path) -> None:
+    chunks = fill(remote, "image", bytes_of(1, nshards=121))
+    root = remote.mount(arguments=[f"--cache={tmp_path}/cache"])
+    first, *others = (root / "image" / key for key in chunks)
+    stalled = Hang()
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(path, "rb", buffering=0)) for path in others]
+        readers = stack.enter_context(ThreadPoolExecutor(len(files)))
+        before = first.read_bytes()
+        remote.proxy.fail("GetObject", stalled, key="image/c", times=None)
+        stack.callback(stalled.release)
+        waiting = [readers.submit(file.read) for file in files]
+        while json.loads(os.getxattr(root, STATISTICS))["requests"].get("read", 0) < len(files):
+            time.sleep(0.01)
+        assert first.read_bytes() == before
+        assert not any(read.done() for read in waiting)
+        stalled.release()
+        assert [read.result() for read in waiting] == [chunks[key] for key in list(chunks)[1:]]
