@@ -120,12 +120,12 @@ class Operations(pyfuse3.Operations):
     @request
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
         """Find a name; one that stands for nothing is answered so that the kernel remembers it."""
-        return self._entry(await self.fs.lookup(parent_inode, name))
+        return self._entry(await self._reading.lookup(parent_inode, name))
 
     @request
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
         """Return attributes."""
-        return self._entry(await self.fs.attributes(inode))
+        return self._entry(await self._reading.attributes(inode))
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """Take back references."""
@@ -264,16 +264,6 @@ class WritingOperations(Operations):
         self._writing = writing
 
     @request
-    async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
-        """Find a name."""
-        return self._entry(await self._changes.lookup(parent_inode, name))
-
-    @request
-    async def getattr(self, inode: InodeT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
-        """Return attributes."""
-        return self._entry(await self._changes.attributes(inode))
-
-    @request
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         """Open a file."""
         if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
@@ -284,7 +274,8 @@ class WritingOperations(Operations):
                 # The page cache would end at the size that the kernel knows, which may be that of what is being
                 # written, by now or later on.
                 return FileInfo(fh=FileHandleT(number), direct_io=True, keep_cache=False)
-            return self._opened(number, handle.is_direct)
+            direct = handle.is_direct and not self._page_cache
+            return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=False)
         number, is_direct = await self._changes.open(inode, flags)
         return _opened_to_write(number, is_direct)
 
@@ -426,10 +417,6 @@ class WritingOperations(Operations):
             source_id=control.id_of(directory),
             npending=self._writing.writer.commits.npending,
         )
-
-    def _opened(self, number: int, is_direct: bool) -> FileInfo:
-        direct = is_direct and not self._page_cache
-        return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=False)
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         entry = super()._entry(attributes)

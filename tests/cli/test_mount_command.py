@@ -153,16 +153,6 @@ def test_the_log_goes_where_it_is_told_seen_from_where_the_user_is(
     assert not background.logs.exists()
 
 
-def test_the_log_names_what_is_wrong_with_the_source(background: Background, source: Path, place: Path) -> None:
-    (source / "group").mkdir()
-    (source / "group/zarr.json").write_text("{")
-    assert background(source, place).returncode == 0
-    assert os.listdir(place / "group") == ["zarr.json"]
-    (log,) = background.logs.iterdir()
-    assert "WARNING" in log.read_text()
-    assert "group is shown as stored: the document is not valid JSON" in log.read_text()
-
-
 def test_nothing_in_the_directory_that_it_is_started_in_is_run_or_kept_busy(
     background: Background, source: Path, place: Path, tmp_path: Path
 ) -> None:

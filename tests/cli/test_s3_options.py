@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from shardfs import MountOptions, StoreOptions, errors
 from shardfs.cli import cli, mount
-from shardfs.cli.mounted import render_statistics
 from shardfs.stores.url import open_store, resolve
 from tests.support.commands import MOUNT_POINT, SOURCE, WRONG_USAGE, one_line_of, run
 from tests.support.mounting import environment
@@ -169,11 +168,6 @@ def test_a_url_that_went_through_a_path_says_so(url: str) -> None:
     assert url.replace(":/", "://") in str(caught.value)
 
 
-def test_a_url_is_the_same_in_any_directory() -> None:
-    assert resolve("s3://bucket/a/data set.zarr/") == resolve("S3://bucket/a/data set.zarr")
-    assert resolve("s3://bucket/a/data set.zarr") == ("s3://bucket/a/data set.zarr", None)
-
-
 def python(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", program, *arguments], env=environment(), capture_output=True, text=True, check=False
@@ -201,17 +195,3 @@ finally:
 """
     done = python(program, "info", "--json", source)
     assert (done.returncode, done.stderr) == (0, "\n")
-
-
-def test_counts_of_a_store_are_a_part_of_the_text_for_people() -> None:
-    store = {"requests": {"CompleteMultipartUpload": 1, "GetObject": 1234}, "bytes_received": 5, "none_of": {}}
-    assert render_statistics({"bytes_read": 7, "errors": {}, "store": store}).splitlines() == [
-        "bytes read                               7",
-        "errors: none",
-        "store:",
-        "  requests:",
-        "    CompleteMultipartUpload              1",
-        "    GetObject                        1,234",
-        "  bytes received                         5",
-        "  none of: none",
-    ]

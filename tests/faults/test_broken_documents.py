@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,13 +123,3 @@ def test_something_odd_in_place_of_a_document(mount: Mounter, tmp_path: Path, ki
     assert os.listxattr(shown.parent) == ["user.shardfs.reason"]
     assert {name: (mounted.path / "sound" / name).read_bytes() for name in chunks} == chunks
     assert mounted.peak_memory() < MAX_MEMORY
-
-
-def test_the_reason_is_there_for_getfattr(ward: Ward) -> None:
-    done = subprocess.run(
-        ["getfattr", "--absolute-names", "-n", "user.shardfs.reason", ward.mount.path / "chunk_shape-not-dividing"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "do not divide" in done.stdout

@@ -28,7 +28,6 @@ from tests.support.writers import (
     document_of,
     flush,
     open_tensorstore,
-    resize_and_recreate,
     tool,
     write_zarr,
 )
@@ -350,18 +349,6 @@ def test_an_array_is_renamed_with_its_chunks(mount: Mounter, tmp_path: Path, is_
     mounted.unmount()
     for read in READERS.values():
         assert_same(read(tmp_path / "source" / "new"), case.values)
-    assert_sound(tmp_path / "source")
-
-
-def test_tensorstore_creates_resizes_and_deletes(mount: Mounter, tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="2,4")
-    expected = resize_and_recreate(mounted.path)
-    assert sorted(files_below(mounted.path / "b")) == ["zarr.json"]
-    mounted.unmount()
-    for read in READERS.values():
-        assert_same(read(tmp_path / "source" / "a"), expected)
-        assert_same(read(tmp_path / "source" / "b"), np.zeros((10, 12), "u2"))
     assert_sound(tmp_path / "source")
 
 

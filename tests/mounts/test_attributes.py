@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +50,6 @@ def test_a_chunk_lists_its_attributes_and_a_directory_of_chunks_has_none(corpus:
         with pytest.raises(OSError, match="No data available") as raised:
             os.getxattr(corpus.path(case) / path, name)
         assert raised.value.errno == errno.ENODATA
-
-
-def test_getfattr_prints_them(corpus: Corpus) -> None:
-    done = subprocess.run(
-        ["getfattr", "--absolute-names", "-d", corpus.mount.path / "2d-ragged" / "c/0/0"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert 'user.shardfs.shard="2d-ragged/c/0/0"' in done.stdout.splitlines()
 
 
 def test_an_array_that_is_shown_as_stored_says_why(mount: Mounter, tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from tests.support.commands import WRONG_USAGE, run
 from tests.support.corpus import array, sharding
 from tests.support.datasets import LONG_AGO, store
 from tests.support.encoder import Layout
@@ -153,13 +151,6 @@ def test_times_of_chunks_that_nobody_wrote_stay_those_of_the_shard(mount: Mounte
     times = {key: mtime for key, (_, mtime, _) in attributes(mounted.path).items()}
     assert times.pop(KEY) != LONG_AGO
     assert set(times.values()) == {LONG_AGO}
-
-
-@pytest.mark.parametrize("ratio", ["0", "-1", "1.5", "nan", "much"])
-def test_a_ratio_that_is_no_share_is_wrong_usage(tmp_path: Path, ratio: str) -> None:
-    (tmp_path / "place").mkdir()
-    done = run("mount", "--write", f"--auto-compact={ratio}", tmp_path, tmp_path / "place")
-    assert (done.returncode, done.stdout) == (WRONG_USAGE, "")
 
 
 def test_a_commit_never_shows_as_another_version_of_chunks_that_it_does_not_touch(

@@ -6,7 +6,6 @@ import ctypes
 import errno
 import json
 import os
-import shutil
 import stat
 import subprocess
 from collections.abc import Callable
@@ -259,13 +258,3 @@ def test_a_file_that_is_made_and_open_is_renamed(root: Path) -> None:
     os.write(fd, b"text")
     os.close(fd)
     assert ((root / KEY).read_bytes(), content(root / ABSENT)) == (b"text", None)
-
-
-@pytest.mark.parametrize("line", ["cp -p", "cp --sparse=always", "rsync -a", "rsync -a --inplace", "install -m 600"])
-def test_tools_make_chunks(root: Path, tmp_path: Path, line: str) -> None:
-    if not shutil.which(line.split()[0]):
-        pytest.skip(f"{line.split()[0]} is not installed")
-    (tmp_path / "text").write_bytes(b"text" * 3000)
-    for name in (ABSENT, KEY):
-        subprocess.run([*line.split(), tmp_path / "text", root / name], check=True)
-        assert (root / name).read_bytes() == b"text" * 3000

@@ -80,45 +80,10 @@ def test_writing_to_a_directory_is_refused(mounted: Mount, name: str, directory:
     assert_refused(CREATES[name], mounted.path / directory)
 
 
-def test_creating_an_absent_chunk_is_refused(mounted: Mount) -> None:
-    assert_refused(lambda path: os.open(path, os.O_WRONLY | os.O_CREAT), mounted.path / "image/c/0/1")
-    assert_refused(lambda path: os.rename(path, path.with_name("1")), mounted.path / "image/c/0/0")
-
-
-@pytest.mark.parametrize("directory", ["image/c/0", "image/c", "image", "folder"])
-def test_removing_and_renaming_a_directory_is_refused(mounted: Mount, directory: str) -> None:
-    assert_refused(os.rmdir, mounted.path / directory)
-    assert_refused(lambda path: os.rename(path, mounted.path / "new"), mounted.path / directory)
-
-
-def test_writing_to_a_link_is_refused(mounted: Mount) -> None:
-    link = mounted.path / "link"
-    assert_refused(os.unlink, link)
-    assert_refused(lambda path: os.chown(path, 1, 1, follow_symlinks=False), link)
-    assert_refused(lambda path: os.utime(path, ns=TIMES, follow_symlinks=False), link)
-    assert_refused(lambda path: os.open(path, os.O_WRONLY), link)
-
-
 def test_access_says_so_beforehand(mounted: Mount) -> None:
     for name in (*FILES, *DIRECTORIES):
         assert os.access(mounted.path / name, os.R_OK)
         assert not os.access(mounted.path / name, os.W_OK)
-
-
-def test_an_open_file_cannot_be_changed_through_its_descriptor(mounted: Mount) -> None:
-    for name in FILES:
-        fd = os.open(mounted.path / name, os.O_RDONLY)
-        try:
-            for call in (
-                lambda fd=fd: os.fchmod(fd, 0o777),
-                lambda fd=fd: os.fchown(fd, 1, 1),
-                lambda fd=fd: os.utime(fd, ns=TIMES),
-                lambda fd=fd: os.setxattr(fd, "user.new", b"x"),
-            ):
-                with pytest.raises(OSError, match="Read-only file system"):
-                    call()
-        finally:
-            os.close(fd)
 
 
 def test_nothing_reached_the_source(mounted: Mount) -> None:

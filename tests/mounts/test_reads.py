@@ -80,15 +80,6 @@ def test_every_range_around_both_ends_is_exact(dataset: Dataset) -> None:
         os.close(fd)
 
 
-def test_reading_on_from_where_the_last_read_ended(dataset: Dataset) -> None:
-    for name in ("medium/c/1", "plain"):
-        with open(dataset.root / name, "rb", buffering=0) as file:
-            parts = iter(lambda file=file: file.read(12_345), b"")
-            assert b"".join(parts) == dataset.files[name]
-            assert file.seek(-10, os.SEEK_END) == len(dataset.files[name]) - 10
-            assert file.read() == dataset.files[name][-10:]
-
-
 def test_chunks_of_three_mebibytes_are_read_whole(dataset: Dataset) -> None:
     for name, expected in dataset.files.items():
         if name.startswith("large/"):
