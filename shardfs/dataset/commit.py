@@ -27,7 +27,7 @@ from shardfs.dataset.wal.shared import SharedLog
 from shardfs.dataset.wal.undo import take_back, undo_record
 from shardfs.errors import ConflictError, LockedError, ShardfsError, StoreError, UnreachableError
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Buffer, Content, Edit, join_key
+from shardfs.stores.base import Buffer, Content, ShardWriter, join_key
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class _Commit:
     queue: ShardQueue
     records: Sequence[Change]
     nchunks: int
-    edit: Edit
+    edit: ShardWriter
     old: OpenShard | None
     new: NewShard
     undo: UndoRecord | None = None
@@ -205,7 +205,7 @@ class GroupCommit:
                     return
             await self._commit([queue])  # the edit of a new file has to know its owner
 
-    async def _commit(self, queues: Sequence[ShardQueue], edit: Edit | None = None) -> None:
+    async def _commit(self, queues: Sequence[ShardQueue], edit: ShardWriter | None = None) -> None:
         """Commit shards; with *edit*, it is one shard, which that has locked."""
         unreachable: list[UnreachableError] = []
         for batch in _batches(queues):
@@ -215,7 +215,7 @@ class GroupCommit:
             self.progress = trio.Event()
 
     async def _commit_batch(
-        self, queues: Sequence[ShardQueue], edit: Edit | None, unreachable: list[UnreachableError]
+        self, queues: Sequence[ShardQueue], edit: ShardWriter | None, unreachable: list[UnreachableError]
     ) -> None:
         """Commit some shards, which share one sync of the log; none if the store was found *unreachable*."""
         for path in {queue.layout.path for queue in queues}:
@@ -249,7 +249,7 @@ class GroupCommit:
                     else:
                         await self._execute(commit, unreachable)
 
-    async def _prepare(self, queue: ShardQueue, edits: AsyncExitStack, edit: Edit | None) -> _Commit | None:
+    async def _prepare(self, queue: ShardQueue, edits: AsyncExitStack, edit: ShardWriter | None) -> _Commit | None:
         """Lock a shard and plan its next version; None if there is nothing to do."""
         records, conflicts = await self.conflict_log.sort_out(queue.layout, queue.changes)
         if conflicts:
@@ -269,7 +269,7 @@ class GroupCommit:
         return await self._plan(queue, contents, records, edit)
 
     @asynccontextmanager
-    async def _edit(self, queue: ShardQueue, waited: float | None = None, **owner: int) -> AsyncIterator[Edit]:
+    async def _edit(self, queue: ShardQueue, waited: float | None = None, **owner: int) -> AsyncIterator[ShardWriter]:
         for undo in self._unsettled.get(queue.key, ()):  # attempts that failed, here or in an earlier process
             if undo.inode is not None:
                 await take_back(self._source, undo, waited=waited)
@@ -283,7 +283,7 @@ class GroupCommit:
         queue: ShardQueue,
         contents: Mapping[Coords, Content | None] | None,
         records: Sequence[Change],
-        edit: Edit,
+        edit: ShardWriter,
         *,
         compact: bool = False,
     ) -> _Commit:

@@ -1,4 +1,4 @@
-"""What every store offers: `Store`, `Snapshot`, one version of one object, and `Edit`, one change of one object."""
+"""What every store offers: `Reader`, `FileTree` and `ShardWriter`, and versions of objects, `Snapshot`."""
 
 import enum
 import os
@@ -149,12 +149,6 @@ class Snapshot(Protocol):
         *content* at *offset* is what any change but an append would have moved or overwritten.
         """
 
-    async def read_live(self, offset: int, nbytes: int) -> Buffer:
-        """Return up to *nbytes* bytes from *offset*, of whatever version the object has now.
-
-        For files that pass through, which have no version to keep.
-        """
-
 
 class OpenFile(Protocol):
     """An open file that passes through: no version of it is kept, and what is written is seen at once.
@@ -225,7 +219,7 @@ class Splice:
         return sum(piece.nbytes for piece in self.pieces)
 
 
-class Edit(Protocol):
+class ShardWriter(Protocol):
     """One change of one object, which other programs that take the same lock cannot change meanwhile.
 
     An edit makes one change.  What fails leaves the object as it was, unless the error says otherwise.
@@ -282,7 +276,25 @@ def is_reserved(name: str) -> bool:
     return name == _RESERVED or name.startswith(_RESERVED + "-")
 
 
-class Store(Protocol):
+MAX_TOP: Final = 1000
+"""How many names at the top of a source `Store.check` tells; it tells none if there are more."""
+
+MAGIC_NBYTES: Final = 8
+"""With how many bytes a file begins that tell its format."""
+
+
+def file_format(name: str, first: bytes) -> str:
+    """Say what a file is that was given as a source, and what to do; *first* are the `MAGIC_NBYTES` it begins with."""
+    if first.startswith(b"PK"):
+        return "a ZIP file; unpack it, and give the folder"
+    if first.startswith(b"\x89HDF"):
+        return "an HDF5 file; h5py and programs for netCDF read it without a mount"
+    if name.rpartition("/")[2] in ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"):
+        return "a document of Zarr; SOURCE is the folder that it is in"
+    return "a file; SOURCE is the folder of an array, a group or several"
+
+
+class Reader(Protocol):
     """Named bytes below one source; a remote one believes what it saw of names for *ttl* seconds, a local one never."""
 
     @property
@@ -356,38 +368,9 @@ class Store(Protocol):
     async def capacity(self) -> Capacity:
         """Return how much room there is."""
 
-    async def start_writing(self, directory: str, *, single_writer: bool) -> None:
-        """Begin to change the store, as is done once before anything is.
 
-        Names that are reserved, and files that are open to be written to a remote store, live in *directory*, a
-        directory of this machine whose lock the caller holds.  Raises `SourceError` where the store cannot be written
-        safely by several, unless there is only a *single_writer*.
-        """
-
-    async def flush(self) -> None:
-        """Store what was written to files that are open; raises what keeps one from being stored."""
-
-    async def check_writable(self, key: str) -> None:
-        """Raise what is known to keep a regular file from being changed or made; asks no remote store."""
-
-    def edit(
-        self,
-        key: str,
-        *,
-        head_nbytes: int = 0,
-        tail_nbytes: int = 0,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        waited: float | None = None,
-    ) -> AbstractAsyncContextManager[Edit]:
-        """Begin a change of a regular file, alone; *mode*, *uid* and *gid* are for a file that is new.
-
-        *head_nbytes* and *tail_nbytes* are those of `open`.
-        Modes are exact, without a umask; None is what the system gives.  Directories that a new file needs are made.
-        Raises `StoreError` if another program keeps the file locked for long.  Who has *waited* for so many seconds,
-        and tries again, does not wait here: until that is long, `LockedError` is raised.
-        """
+class FileTree(Protocol):
+    """Names and files, changed as programs ask for it."""
 
     async def create(self, key: str, mode: int, *, exclusive: bool) -> OpenFile:
         """Open a regular file to read and write, and make it with *mode* if there is none.
@@ -469,20 +452,39 @@ class Store(Protocol):
     async def sync_directory(self, key: str) -> None:
         """Make the names in a directory durable."""
 
-
-MAX_TOP: Final = 1000
-"""How many names at the top of a source `Store.check` tells; it tells none if there are more."""
-
-MAGIC_NBYTES: Final = 8
-"""With how many bytes a file begins that tell its format."""
+    async def flush(self) -> None:
+        """Store what was written to files that are open; raises what keeps one from being stored."""
 
 
-def file_format(name: str, first: bytes) -> str:
-    """Say what a file is that was given as a source, and what to do; *first* are the `MAGIC_NBYTES` it begins with."""
-    if first.startswith(b"PK"):
-        return "a ZIP file; unpack it, and give the folder"
-    if first.startswith(b"\x89HDF"):
-        return "an HDF5 file; h5py and programs for netCDF read it without a mount"
-    if name.rpartition("/")[2] in ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"):
-        return "a document of Zarr; SOURCE is the folder that it is in"
-    return "a file; SOURCE is the folder of an array, a group or several"
+class Store(Reader, FileTree, Protocol):
+    """What is read and written: names, files, and shards."""
+
+    async def start_writing(self, directory: str, *, single_writer: bool) -> None:
+        """Begin to change the store, as is done once before anything is.
+
+        Names that are reserved, and files that are open to be written to a remote store, live in *directory*, a
+        directory of this machine whose lock the caller holds.  Raises `SourceError` where the store cannot be written
+        safely by several, unless there is only a *single_writer*.
+        """
+
+    async def check_writable(self, key: str) -> None:
+        """Raise what is known to keep a regular file from being changed or made; asks no remote store."""
+
+    def edit(
+        self,
+        key: str,
+        *,
+        head_nbytes: int = 0,
+        tail_nbytes: int = 0,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        waited: float | None = None,
+    ) -> AbstractAsyncContextManager[ShardWriter]:
+        """Begin a change of a regular file, alone; *mode*, *uid* and *gid* are for a file that is new.
+
+        *head_nbytes* and *tail_nbytes* are those of `open`.
+        Modes are exact, without a umask; None is what the system gives.  Directories that a new file needs are made.
+        Raises `StoreError` if another program keeps the file locked for long.  Who has *waited* for so many seconds,
+        and tries again, does not wait here: until that is long, `LockedError` is raised.
+        """

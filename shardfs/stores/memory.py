@@ -58,7 +58,3 @@ class MemorySnapshot:
     async def accept_growth(self, offset: int, content: Buffer) -> bool:
         """Return False: what is in memory does not grow."""
         return False
-
-    async def read_live(self, offset: int, nbytes: int) -> Buffer:
-        """Return up to *nbytes* bytes from *offset*."""
-        return self.data[offset : offset + nbytes]

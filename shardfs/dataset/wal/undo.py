@@ -32,7 +32,7 @@ from shardfs.errors import (
 )
 from shardfs.format.index import ShardIndex
 from shardfs.format.sharding import Coords, ShardGrid
-from shardfs.stores.base import Content, Edit, Kept, Snapshot, Splice, is_reserved
+from shardfs.stores.base import Content, Kept, ShardWriter, Snapshot, Splice, is_reserved
 from shardfs.stores.memory import MemoryContent
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def check_name(key: str) -> None:
 def undo_record(
     path: str,
     shard: Coords,
-    edit: Edit,
+    edit: ShardWriter,
     key: str,
     old: OpenShard | None,
     splice: Splice | None,

@@ -129,10 +129,6 @@ class LocalSnapshot:
         self._is_held = False
         self._state = status.size, status.mtime_ns
 
-    async def read_live(self, offset: int, nbytes: int) -> Buffer:
-        """Return up to *nbytes* bytes from *offset*, as the file is now."""
-        return await self._threads.on_content(self._pread, offset, nbytes)
-
     def _present_version(self) -> tuple[int, int, int, int, int]:
         return version_of(os.stat(self._key, dir_fd=self._root.fd))
 

@@ -400,7 +400,7 @@ class ObjectFile:
 
     __slots__ = ("_key", "_snapshot")
 
-    def __init__(self, key: str, snapshot: Snapshot) -> None:
+    def __init__(self, key: str, snapshot: S3Snapshot) -> None:
         self._key = key
         self._snapshot = snapshot
 

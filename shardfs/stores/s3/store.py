@@ -37,11 +37,11 @@ from shardfs.errors import (
 from shardfs.stores.base import (
     Address,
     Capacity,
-    Edit,
     Entry,
     Expected,
     Kind,
     OpenFile,
+    ShardWriter,
     Snapshot,
     Splice,
     Stat,
@@ -316,7 +316,7 @@ class S3Store:
         uid: int | None = None,
         gid: int | None = None,
         waited: float | None = None,
-    ) -> AsyncIterator[Edit]:
+    ) -> AsyncIterator[ShardWriter]:
         """Begin a change of an object, which nobody is kept from changing meanwhile; it has no mode and no owner."""
         files = self._writable()
         if _is_on_side(key):

@@ -25,7 +25,7 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Entry, Kept, Kind, Splice, Stat, Store
 from tests.stores.conformance.conftest import Subject
-from tests.stores.splices import content
+from tests.stores.local.splices import content
 
 
 def with_store(test: Callable[..., Any]) -> Callable[..., None]:
@@ -155,7 +155,6 @@ async def test_ranges_are_read_exactly(store: Store, subject: Subject) -> None:
             assert bytes(await snapshot.read(0, 10)) == b"0123456789"
             assert bytes(await snapshot.read(3, 4)) == b"3456"
             assert bytes(await snapshot.read(10, 0)) == b""
-            assert bytes(await snapshot.read_live(8, 100)) == b"89"
             part = snapshot.content(2, 5)
             assert part.nbytes == 5
             assert bytes(await trio.to_thread.run_sync(part.read, 1, 3)) == b"345"

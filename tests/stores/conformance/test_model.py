@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardfs.errors import CrossDeviceError, NotADirectoryHereError, NotFoundError, ShardfsError
 from shardfs.stores.base import Kept, Kind, Splice, Store, join_key
 from tests.stores.conformance.conftest import Subject, local, memory, s3
-from tests.stores.splices import content
+from tests.stores.local.splices import content
 from tests.support.fake_s3 import FakeS3
 
 KEYS = ["a", "b", "d", "d/a", "d/b", "d/e", "d/e/a"]

@@ -13,8 +13,8 @@ from shardfs.errors import ConflictError, StaleError, StoreError, UnsupportedErr
 from shardfs.stores.base import Kept, Splice
 from shardfs.stores.s3.parts import MIB
 from shardfs.stores.s3.shards import COMMIT_IDS, S3Edit
+from tests.stores.local.splices import content
 from tests.stores.s3.hosts import IGNORED, PREFIX, Host, host, run
-from tests.stores.splices import content
 from tests.support.s3_faults import Before, Hang, LostReply, LostRequest, Reply, Then
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket

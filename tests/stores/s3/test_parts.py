@@ -23,7 +23,7 @@ from shardfs.stores.s3.parts import (
     plan_fetches,
     plan_parts,
 )
-from tests.stores.splices import Counted, content
+from tests.stores.local.splices import Counted, content
 
 OLD = bytes(i * 7 % 251 for i in range(300))
 SMALL = Limits(min_part=10, max_part=40, max_parts=60, max_object=2000)

@@ -27,7 +27,7 @@ from shardfs.errors import (
 from shardfs.stores.base import Expected, Kind, Splice, Store
 from shardfs.stores.s3.files import SPOOLS
 from shardfs.stores.s3.requests import Condition
-from tests.stores.splices import content
+from tests.stores.local.splices import content
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock
 from tests.support.s3_writing import PREFIX, TTL, changes, names, objects, put_file, store_of, text, writing

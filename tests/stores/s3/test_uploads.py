@@ -14,8 +14,8 @@ from shardfs.errors import NoSpaceError, ShardfsError
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.s3.requests import Properties
 from shardfs.stores.s3.uploads import Uploads
+from tests.stores.local.splices import content
 from tests.stores.s3.hosts import PREFIX, Host, host, run
-from tests.stores.splices import content
 from tests.support.s3_faults import Before, Fault, LostReply, Reply
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket

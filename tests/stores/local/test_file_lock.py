@@ -21,7 +21,7 @@ from shardfs.errors import ConflictError, NoSpaceError, RefusedError, StoreError
 from shardfs.stores.base import Kept, Splice
 from shardfs.stores.local.syscalls import BLOCK, Syscalls
 from shardfs.stores.local.tree import LocalStore
-from tests.stores.splices import OLD, content, files, make_source
+from tests.stores.local.splices import OLD, content, files, make_source
 from tests.support.opened import in_trio
 
 HOLD = """
@@ -273,18 +273,6 @@ def test_what_was_replaced_while_it_was_waited_for_is_opened_again(source: Path)
             await edit.delete()
 
     trio.run(main, clock=MockClock(autojump_threshold=0.01))
-
-
-@in_trio
-async def test_what_was_replaced_is_free_under_its_other_name(source: Path) -> None:
-    os.link(source / "d" / "f", source / "d" / "second")
-    store = LocalStore(str(source))
-    async with store.edit("d/f") as edit:
-        await edit.splice(Splice((content(b"new"),)))
-    with trio.fail_after(5):
-        async with store.edit("d/second") as second:
-            assert second.snapshot is not None
-            assert bytes(await second.snapshot.read(0, 10)) == OLD[:10]
 
 
 @in_trio

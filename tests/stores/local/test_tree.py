@@ -38,7 +38,7 @@ from shardfs.stores.base import Kind, Splice, is_reserved
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
-from tests.stores.splices import content, content_of, files
+from tests.stores.local.splices import content, content_of, files
 from tests.support.lossy_disk import Fault, Killed, LossyDisk, newest, oldest
 from tests.support.opened import in_trio
 
@@ -89,16 +89,6 @@ async def test_what_is_written_is_there_at_once(store: LocalStore, root: Path) -
     assert file.stat() == await store.stat("d/new")
 
 
-@in_trio
-async def test_creation_is_exclusive_if_asked(store: LocalStore, root: Path) -> None:
-    with pytest.raises(ExistsError):
-        await store.create("d/f", 0o600, exclusive=True)
-    before = mode_of(root / "d" / "f")
-    file = await store.create("d/f", 0o600, exclusive=False)
-    assert bytes(await file.read(0, 100)) == b"content"
-    assert mode_of(root / "d" / "f") == before
-
-
 @pytest.mark.parametrize("mode", [0o666, 0o640, 0o400, 0o7777 & ~0o111])
 @in_trio
 async def test_modes_are_exact_whatever_the_umask(store: LocalStore, root: Path, mode: int) -> None:
@@ -145,15 +135,6 @@ async def test_a_file_is_opened_to_read_or_to_write(store: LocalStore, root: Pat
             await store.open_passthrough("d", writable=writable)
         with trio.fail_after(5), pytest.raises(ShardfsError):
             await store.open_passthrough("pipe", writable=writable)
-
-
-@in_trio
-async def test_a_live_file_outlives_its_name(store: LocalStore, root: Path) -> None:
-    file = await store.open_passthrough("d/f", writable=True)
-    await store.unlink("d/f")
-    await file.write(0, b"still")
-    assert bytes(await file.read(0, 10)) == b"stillnt"
-    assert file.stat().nlink == 0
 
 
 @in_trio
@@ -334,18 +315,6 @@ async def test_changes_of_names_are_made_durable_where_that_is_asked(root: Path)
     disk.after_power_cut(root.parent / "after", oldest)
     assert os.listdir(root.parent / "before" / "d") == ["f"]
     assert os.listdir(root.parent / "after" / "d") == ["g"]
-
-
-@in_trio
-async def test_a_rename_may_be_exclusive(store: LocalStore, root: Path) -> None:
-    (root / "g").write_bytes(b"other")
-    for to in ("g", "d", "link", "pipe"):
-        with pytest.raises(ExistsError):
-            await store.rename("d/f", to, exclusive=True)
-    assert (root / "d" / "f").read_bytes() == b"content"
-    await store.rename("d/f", "h", exclusive=True)
-    await store.rename("h", "g", exclusive=False)
-    assert (root / "g").read_bytes() == b"content"
 
 
 @in_trio
@@ -576,14 +545,6 @@ async def test_links_within_the_source_lead_to_directories(store: LocalStore, ro
         "g": b"g",
         "h": b"x",
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [(".shardfs", True), (".shardfs-1.tmp", True), (".shardfsx", False), ("x.shardfs", False), ("", False)],
-)
-def test_names_that_shardfs_keeps_for_itself_are_known(name: str, expected: bool) -> None:
-    assert is_reserved(name) is expected
 
 
 UNPRIVILEGED = """

@@ -18,7 +18,7 @@ from shardfs.stores.base import Kept, Splice, is_reserved
 from shardfs.stores.local.shards import BATCH_NBYTES
 from shardfs.stores.local.syscalls import BLOCK, Syscalls
 from shardfs.stores.local.tree import LocalStore
-from tests.stores.splices import (
+from tests.stores.local.splices import (
     CASES,
     MIB,
     OLD,
@@ -118,17 +118,6 @@ async def test_a_splice_takes_these_calls(source: Path, case: Case) -> None:
     assert tuple(disk.names) == case.calls
 
 
-@every_case
-@in_trio
-async def test_kept_bytes_stay_in_their_file_or_leave_it_whole(source: Path, case: Case) -> None:
-    with (source / "d" / "f").open("rb") as old:
-        await make(source, Syscalls(), case)
-        stays = os.path.samestat(os.fstat(old.fileno()), (source / "d" / "f").stat())
-        assert stays == (case.in_place or case.is_new)
-        if not case.in_place:
-            assert old.read() == OLD
-
-
 @in_trio
 async def test_an_append_that_is_made_at_once_writes_the_last_block_again_and_nothing_else(source: Path) -> None:
     disk = SpliceDisk(source)
@@ -138,14 +127,6 @@ async def test_an_append_that_is_made_at_once_writes_the_last_block_again_and_no
     await make(source, disk, Case(pieces, TAIL_NBYTES, ()))
     assert disk.names == ["pwrite_direct", "utime", "sync"]
     assert disk.written == len(OLD) % BLOCK + padding + 3000 * 1000 + TAIL_NBYTES
-
-
-@pytest.mark.parametrize("nbytes", [1000, BATCH_NBYTES + 1])
-@in_trio
-async def test_an_append_by_ordinary_writes_writes_one_tail_more(source: Path, nbytes: int) -> None:
-    disk = SpliceDisk(source)
-    await make(source, disk, Case((WHOLE, Counted(nbytes), content(b"t" * TAIL_NBYTES)), TAIL_NBYTES, ()))
-    assert disk.written == nbytes + 2 * TAIL_NBYTES
 
 
 @pytest.mark.parametrize("name", ["append", "append at once", "large append", "append in two steps"])
@@ -180,17 +161,6 @@ async def test_where_direct_writes_are_refused_after_all_others_are_made(source:
 
     await make(source, Refusing(), CASES["append in two steps"])
     assert (source / "d" / "f").read_bytes() == CASES["append in two steps"].new
-
-
-@pytest.mark.parametrize(("old_nbytes", "tail_nbytes"), [(10_000, 20_000), (11 * MIB, 10 * MIB)])
-@in_trio
-async def test_a_large_append_copies_no_tail_that_there_is_not(source: Path, old_nbytes: int, tail_nbytes: int) -> None:
-    """The old object is shorter than the tail, or the tail begins in what is kept."""
-    os.truncate(source / "d" / "f", old_nbytes)
-    disk = SpliceDisk(source)
-    await make(source, disk, Case((Kept(0, old_nbytes), Counted(9 * MIB)), tail_nbytes, ()))
-    assert disk.written == 9 * MIB
-    assert (source / "d" / "f").read_bytes() == OLD + bytes(old_nbytes - len(OLD)) + b"c" * (9 * MIB)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "append" in name and case.tail_nbytes])
@@ -303,13 +273,6 @@ async def test_content_of_another_length_is_not_stored(source: Path, case: Case)
         await make(source, Syscalls(), Case(pieces, case.tail_nbytes, (), case.is_new))
     assert files(source) == {"d/f"}
     assert (source / "d" / "f").read_bytes() == OLD
-
-
-@in_trio
-async def test_an_object_may_become_empty_and_come_from_nothing(source: Path) -> None:
-    assert (await make(source, Syscalls(), Case((), 0, ()))).size == 0
-    assert (await make(source, Syscalls(), Case((Kept(0, 0), content(b"x"), content(b"")), 0, ()))).size == 1
-    assert (await make(source, Syscalls(), Case((), 0, (), is_new=True))).size == 0
 
 
 @in_trio

@@ -17,7 +17,7 @@ from shardfs.stores.base import Buffer, Kept, is_reserved
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
-from tests.stores.splices import (
+from tests.stores.local.splices import (
     CASES,
     MIB,
     OLD,

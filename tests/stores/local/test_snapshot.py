@@ -52,14 +52,6 @@ async def test_a_snapshot_survives_a_rename_over_it(path: Path) -> None:
 
 
 @in_trio
-async def test_a_snapshot_survives_removal(path: Path) -> None:
-    snapshot = await opened(path)
-    os.unlink(path)
-    assert await whole(snapshot) == OLD
-    assert not await snapshot.is_current()
-
-
-@in_trio
 async def test_a_snapshot_survives_removal_of_its_directory(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "f").write_bytes(OLD)
@@ -149,23 +141,6 @@ async def test_what_did_not_grow_is_not_accepted(path: Path, size: int) -> None:
 
 
 @in_trio
-async def test_no_change_is_no_growth_and_accepted(path: Path) -> None:
-    snapshot = await opened(path)
-    assert await snapshot.accept_growth(100, OLD[100:200])
-    assert await whole(snapshot) == OLD
-
-
-@in_trio
-async def test_a_file_that_passes_through_is_read_as_it_is_now(path: Path) -> None:
-    snapshot = await opened(path)
-    overwrite(path, 0, b"NEW")
-    overwrite(path, len(OLD), b"more")
-    assert bytes(await snapshot.read_live(0, 5)) == b"NEW" + OLD[3:5]
-    assert bytes(await snapshot.read_live(len(OLD) - 1, 100)) == OLD[-1:] + b"more"
-    assert bytes(await snapshot.read_live(10**6, 100)) == b""
-
-
-@in_trio
 async def test_versions_tell_files_apart(path: Path) -> None:
     store = LocalStore(str(path.parent))
     before = await store.stat("f")
@@ -222,15 +197,6 @@ async def test_a_snapshot_holds_one_descriptor_until_its_last_reference(path: Pa
     snapshots.clear()
     assert descriptors() == before + 1
     assert await whole(kept) == OLD
-
-
-def test_a_store_that_cannot_be_opened_leaves_no_descriptor(path: Path) -> None:
-    before = descriptors()
-    for name in ("gone", "f"):
-        with pytest.raises(ShardfsError):
-            LocalStore(str(path.parent / name))
-    LocalStore(str(path.parent))
-    assert descriptors() <= before
 
 
 @in_trio
