@@ -51,7 +51,7 @@ _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 _MAX_NAME: Final = 80
 
 
-_TAKEN_OVER: Final = ("plain", "spools", "scratch", "staged", "uploads")  # earlier versions had `plain`
+_TAKEN_OVER: Final = ("spools", "scratch", "staged", "uploads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ def _alone() -> Iterator[None]:
         raise SourceError(f"{path} cannot be made, which is needed to write: {error.strerror}") from None
     try:
         try:
-            _await_lock(fd)
+            ofd_lock(fd, wait=True)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
@@ -243,7 +243,7 @@ def _alone() -> Iterator[None]:
             near = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             os.close(fd)
             fd = near
-            _await_lock(fd)
+            ofd_lock(fd, wait=True)
     except OSError as error:
         os.close(fd)
         raise SourceError(f"{path} cannot be locked, which is needed to write: {error.strerror}") from None
@@ -251,10 +251,6 @@ def _alone() -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-def _await_lock(fd: int) -> None:
-    ofd_lock(fd, wait=True)
 
 
 def _make_directories(path: str) -> None:
@@ -320,8 +316,7 @@ def _read_source(root: str) -> Address | None:
 def _take_over(left: StateDirectory, own: StateDirectory) -> None:
     """Move to *own* the files that *left* has beside its journal; both are locked.
 
-    Of two files with one name the one that was changed last stays, as if both had been written to one directory.  What
-    cannot be moved is where it was, for the next process.
+    What cannot be moved, as a second file of one name, is where it was, for the next process.
     """
     for name in _TAKEN_OVER:
         source = os.path.join(left.path, name)
@@ -333,23 +328,13 @@ def _take_over(left: StateDirectory, own: StateDirectory) -> None:
 
 
 def _merge(source: str, target: str) -> None:
-    status = os.lstat(source)
-    try:
-        there = os.lstat(target)
-    except FileNotFoundError:
+    if not os.path.lexists(target):
         os.rename(source, target)
         sync_directory(os.path.dirname(target))
-        return
-    if stat.S_ISDIR(status.st_mode) and stat.S_ISDIR(there.st_mode):
+    elif all(stat.S_ISDIR(os.lstat(path).st_mode) for path in (source, target)):
         for name in os.listdir(source):
             _merge(os.path.join(source, name), os.path.join(target, name))
         with suppress(OSError):  # something stayed in it
             os.rmdir(source)
-    elif stat.S_ISDIR(status.st_mode) or stat.S_ISDIR(there.st_mode):
-        log.warning("%s stays where it is: another mount has both a file and a directory of this name", source)
-    elif status.st_mtime_ns > there.st_mtime_ns:
-        log.warning("%s was written by two mounts; the later version stays", target)
-        os.rename(source, target)
     else:
-        log.warning("%s was written by two mounts; the later version stays", target)
-        os.unlink(source)
+        log.warning("%s stays where it is, for the next mount: %s is there too", source, target)

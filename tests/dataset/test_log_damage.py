@@ -332,14 +332,14 @@ def ranges(*bounds: tuple[int, int]) -> bytes:
 SHRINK = struct.pack("<HQ", 1, 5) + b"a"
 
 
-UNDO = struct.Struct("<?QQQQI16s16sQI?QHII")
+UNDO = struct.Struct("<?QQQQIQI16s16s?QHII")
 
 
 def undo_meta(
     index_nbytes: int = 0, replaces_head: bool = False, nranges: int = 0, ndim: int = 0, path_nbytes: int = 0
 ) -> bytes:
-    fields = index_nbytes, replaces_head, nranges, ndim, path_nbytes, 0
-    return UNDO.pack(False, 0, 0, 0, 0, 0, b"", b"", 0, *fields)
+    counts = nranges, ndim, path_nbytes, 0
+    return UNDO.pack(False, 0, 0, 0, 0, 0, 0, index_nbytes, b"", b"", replaces_head, *counts)
 
 
 def test_a_segment_that_is_made_here_is_a_sound_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import stat
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -208,41 +208,39 @@ class _Reading:
         opened = self._open(name)
         if opened is None:
             return
-        descriptor, nbytes = opened
-        segment = Segment(name, descriptor, nbytes)
+        segment = Segment(name, *opened)
         self.segments.append(segment)
-        scan = _Scan(name, descriptor, nbytes)
-        for found in scan.results():
-            if isinstance(found, Head):
-                try:
-                    self._take(scan, found, segment)
-                except CorruptionError as error:
-                    # Of a write that never finished, as no end mark is behind it, or of one that did.
-                    is_torn = scan.is_torn_behind(found.begin)
-                    found = Damage(name, found.begin, found.end - found.begin, str(error), is_torn)
-            if isinstance(found, Damage):
-                self.damage.append(found)
-                segment.is_damaged |= not found.is_torn
+        damage = self._damage(name, *opened, lambda scan, head: self._take(scan, head, segment))
+        segment.is_damaged = any(not found.is_torn for found in damage)
+        self.damage += damage
 
     def look_into(self, name: str) -> None:
         """Say again what was lost of a segment that is kept because it is damaged; its records are released."""
         opened = self._open(name)
         if opened is None:
             return
-        descriptor, nbytes = opened
-        scan, found = _Scan(name, descriptor, nbytes), []
         try:
-            for each in scan.results():
-                if isinstance(each, Damage):
-                    found += [each] if not each.is_torn else []
-                    continue
-                try:
-                    scan.record(each)
-                except CorruptionError as error:
-                    found.append(Damage(name, each.begin, each.end - each.begin, str(error)))
+            damage = [found for found in self._damage(name, *opened, _Scan.record) if not found.is_torn]
         except StoreError as error:
-            found.append(Damage(name, 0, nbytes, str(error)))
-        self.damage += found or [Damage(name, 0, nbytes, "an earlier mount could not read all of it")]
+            damage = [Damage(name, 0, opened[1], str(error))]
+        self.damage += damage or [Damage(name, 0, opened[1], "an earlier mount could not read all of it")]
+
+    def _damage(
+        self, name: str, descriptor: Descriptor, nbytes: int, take: "Callable[[_Scan, Head], object]"
+    ) -> list[Damage]:
+        """Have each record of a segment taken; return what could not be."""
+        scan, damage = _Scan(name, descriptor, nbytes), []
+        for found in scan.results():
+            if isinstance(found, Damage):
+                damage.append(found)
+                continue
+            try:
+                take(scan, found)
+            except CorruptionError as error:
+                # Of a write that never finished, if nothing is behind it, or of one that did.
+                is_torn = scan.is_torn_behind(found.begin)
+                damage.append(Damage(name, found.begin, found.end - found.begin, str(error), is_torn))
+        return damage
 
     def _open(self, name: str) -> tuple[Descriptor, int] | None:
         """Open a file of the log, and return its size too; None if there is none, or what is no file."""

@@ -43,7 +43,7 @@ import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -74,7 +74,7 @@ _RANGE: Final = struct.Struct("<QQ")
 _CHANGE: Final = struct.Struct("<16s?QQqIH")
 _OWNER: Final = struct.Struct("<III")
 _SHRINK: Final = struct.Struct("<H")
-_UNDO: Final = struct.Struct("<?QQQQI16s16sQI?QHII")
+_UNDO: Final = struct.Struct("<?QQQQIQI16s16s?QHII")
 _CARRIED: Final = struct.Struct("<QB")
 _MAX_ENCODED_NBYTES: Final = MAX_INDEX_NBYTES + 2**10  # checksums come on top
 _PIECE_NBYTES: Final = 2**20
@@ -269,10 +269,10 @@ class UndoRecord:
             self.planned_nbytes,
             self.checked_from,
             self.checksum,
-            self.old_index_hash,
-            self.new_index_hash,
             self.index_offset,
             self.index_nbytes,
+            self.old_index_hash,
+            self.new_index_hash,
             self.replaces_head,
             self.nranges,
             len(self.shard),
@@ -508,48 +508,18 @@ def checksum_of(contents: Iterable[Content]) -> int:
 
 
 def _unpack_undo(sequence: int, meta: bytes, payload: Payload) -> UndoRecord:
-    (
-        has_inode,
-        inode,
-        old,
-        planned,
-        checked_from,
-        found,
-        old_hash,
-        new_hash,
-        index_offset,
-        index_nbytes,
-        replaces_head,
-        nranges,
-        ndim,
-        path,
-        key,
-    ) = _UNDO.unpack_from(meta)
-    shard, at = _unpack_axes(meta, _UNDO.size, ndim)
-    heads_nbytes = payload.nbytes - nranges * _RANGE.size
-    if at + path + key > len(meta) or nranges > MAX_NAMED or index_nbytes > _MAX_ENCODED_NBYTES:
+    has_inode, inode, *fields, nranges, ndim, path_nbytes, key_nbytes = _UNDO.unpack_from(meta)
+    shard, path_at = _unpack_axes(meta, _UNDO.size, ndim)
+    key_at = path_at + path_nbytes
+    path, key, temporary = meta[path_at:key_at], meta[key_at : key_at + key_nbytes], meta[key_at + key_nbytes :]
+    rest: list[Any] = [inode if has_inode else None, *fields, _text(temporary), nranges, payload]
+    undo = UndoRecord(sequence, _text(path), shard, _text(key), *rest)
+    heads_nbytes = 2 * undo.index_nbytes if undo.replaces_head else 0
+    if key_at + key_nbytes > len(meta) or nranges > MAX_NAMED or undo.index_nbytes > _MAX_ENCODED_NBYTES:
         raise struct.error
-    if heads_nbytes != (2 * index_nbytes if replaces_head else 0):
+    if payload.nbytes != nranges * _RANGE.size + heads_nbytes:
         raise struct.error
-    return UndoRecord(
-        sequence,
-        _text(meta[at : at + path]),
-        shard,
-        _text(meta[at + path : at + path + key]),
-        inode if has_inode else None,
-        old,
-        planned,
-        checked_from,
-        found,
-        index_offset,
-        index_nbytes,
-        old_hash,
-        new_hash,
-        replaces_head,
-        _text(meta[at + path + key :]),
-        nranges,
-        payload,
-    )
+    return undo
 
 
 def _change_meta(change: Put | Erase) -> bytes:

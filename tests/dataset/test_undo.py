@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import AsyncMock
 
+import numpy as np
 import pytest
 import trio
 from trio.testing import MockClock
 
 from shardfs.stores.base import Splice
 from shardfs.stores.local.shards import LocalEdit
-from tests.crash.harness import Process
+from tests.crash.harness import Process, stored
 from tests.crash.histories import make_source, payload_of
 from tests.support.lossy_disk import QuickDisk
 
@@ -24,12 +28,14 @@ class DiedError(Exception):
     pass
 
 
-async def tear(root: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Leave a shard to which an append was torn; returns what it was before."""
+async def tear(
+    root: Path, path: str, monkeypatch: pytest.MonkeyPatch, part: Callable[[bytes], bytes] = lambda _: GARBAGE
+) -> bytes:
+    """Leave a shard to which an append was torn, which wrote a *part* behind the old bytes; returns those."""
 
     async def torn(edit: LocalEdit, _: Splice) -> None:
         with (root / edit.key).open("ab") as file:
-            file.write(GARBAGE)
+            file.write(part(before))
         raise DiedError
 
     process = await Process.start(root, QuickDisk())
@@ -41,7 +47,7 @@ async def tear(root: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> bytes:
         patched.setattr(LocalEdit, "splice", torn)
         with pytest.raises((DiedError, ExceptionGroup)):
             await process.commit()
-    assert (root / path / "c/0").read_bytes() == before + GARBAGE
+    assert (root / path / "c/0").read_bytes() == before + part(before)
     return before
 
 
@@ -100,5 +106,68 @@ def test_what_is_torn_and_locked_at_the_start_is_taken_back_by_the_next_commit(
             assert bytes(await found.read(0, found.nbytes)) == expected
         await process.writing.finish()
         assert not list((root / ".shardfs").rglob("*.journal"))
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.002))
+
+
+def appended_by_another(old: bytes) -> bytes:
+    """A chunk 3 and an index with it, behind a shard without it."""
+    entries = np.frombuffer(old[-64:], "<u8").copy()
+    entries[6:] = len(old), 100
+    return b"x" * 100 + entries.tobytes()
+
+
+PARTS: dict[str, Callable[[bytes], bytes]] = {
+    "zeros": lambda _: bytes(200),
+    "all ones": lambda _: b"\xff" * 200,
+    "the old index": lambda old: bytes(100) + old[-64:],
+    "small numbers": lambda _: np.arange(1, 26, dtype="<u8").tobytes(),
+    "half an index": lambda old: appended_by_another(old)[:132] + bytes(32),
+}
+
+
+@pytest.mark.parametrize("name", [*PARTS, "of another program"])
+def test_of_an_index_without_checksum_only_one_of_another_program_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+
+    async def main() -> None:
+        before = await tear(root, "unchecked", monkeypatch, PARTS.get(name, appended_by_another))
+        process = await Process.start(root, QuickDisk())
+        process.check_done()
+        after = (root / "unchecked/c/0").read_bytes()
+        is_left = name == "of another program"
+        assert after.startswith(before + (appended_by_another(before) if is_left else b""))
+        found = await stored(root, "unchecked", range(4))
+        assert found[:2] == [payload_of("unchecked", seed) for seed in (10, 21)]
+        assert found[2:] == [None, b"x" * 100 if is_left else None]
+        await process.finish()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.002))
+
+
+@pytest.mark.parametrize("path", ["end", "start", "unchecked"])
+def test_a_complete_commit_is_known_though_its_records_were_not_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Also where the array has other metadata by then."""
+    root = tmp_path / "source"
+    make_source(root)
+
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        await process.write(path, 0, payload_of(path, 10))
+        await process.commit()
+        await process.write(path, 1, payload_of(path, 21))
+        with monkeypatch.context() as patched:
+            patched.setattr("shardfs.dataset.wal.shared.SharedLog.release", AsyncMock())
+            await process.commit()
+        shard = (root / path / "c/0").read_bytes()
+        document = root / path / "zarr.json"
+        document.write_text(json.dumps(json.loads(document.read_text()) | {"data_type": "int8"}))
+        (await Process.start(root, QuickDisk())).check_done()
+        assert (root / path / "c/0").read_bytes() == shard
 
     trio.run(main, clock=MockClock(autojump_threshold=0.002))
