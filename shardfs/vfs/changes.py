@@ -12,11 +12,12 @@ from shardfs.errors import CrossDeviceError, ExistsError, NotFoundError, NotPerm
 from shardfs.stores.base import Buffer, Kind, is_reserved, join_key
 from shardfs.vfs.attributes import ABSENT, Attributes, Owner
 from shardfs.vfs.entries.base import Entry, Published
-from shardfs.vfs.entries.chunk import Chunk, ChunkDirectory
+from shardfs.vfs.entries.chunk import ChunkDirectory
+from shardfs.vfs.entries.document import Document
 from shardfs.vfs.entries.passthrough import Directory, Passthrough
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import FileHandle, PassthroughHandle
-from shardfs.vfs.locks import Gate
+from shardfs.vfs.locks import Locks
 from shardfs.vfs.orphans import OrphanChunks
 from shardfs.vfs.publisher import Publisher
 from shardfs.vfs.views import EditableView
@@ -47,7 +48,7 @@ class Changes:
         self.writer = writer
         self.copies = copies
         self._fs = fs
-        self._gate = Gate()
+        self._locks = Locks()
         self.buffers = WriteBuffers(
             BufferSpace(buffers), lambda: fs.ttl, self._publish, writer.log.sync, self._check_writable
         )
@@ -63,10 +64,10 @@ class Changes:
         While a document makes an array of a directory, files in it are on their way from one place to another.
         """
         fs = self._fs
-        turns, nchanges = self._gate.turns, fs.store.nchanges
+        turns, nchanges = self._locks.turns, fs.store.nchanges
         attributes = await fs.lookup(parent, name)
-        if attributes.ino == ABSENT and self._gate.has_turned(turns):
-            async with self._gate.passing():
+        if attributes.ino == ABSENT and self._locks.has_turned(turns):
+            async with self._locks.hold():
                 attributes = await fs.lookup(parent, name)
         if attributes.ino == ABSENT and self.buffers:
             entry = await fs.entry(parent).unpublished_child(os.fsdecode(name))
@@ -87,7 +88,7 @@ class Changes:
         if buffer is not None and buffer.is_changed and not self._fs.readers(ino):
             return buffer.attributes(ino)
         try:
-            return await self._gate.settled(partial(self._fs.attributes, ino))
+            return await self._locks.settled(partial(self._fs.attributes, ino))
         except StaleError:
             late = await self._fs.entry(ino).successor()
             if late is None:
@@ -96,21 +97,21 @@ class Changes:
 
     async def read_link(self, ino: int) -> bytes:
         """Return the target of a symbolic link."""
-        return await self._gate.settled(partial(self._fs.read_link, ino))
+        return await self._locks.settled(partial(self._fs.read_link, ino))
 
     async def attribute(self, ino: int, name: bytes) -> bytes:
         """Return an extended attribute; raises `NoAttributeError`."""
-        return await self._gate.settled(partial(self._fs.attribute, ino, name))
+        return await self._locks.settled(partial(self._fs.attribute, ino, name))
 
     async def attribute_names(self, ino: int) -> Sequence[bytes]:
         """Return the names of the extended attributes."""
-        return await self._gate.settled(partial(self._fs.attribute_names, ino))
+        return await self._locks.settled(partial(self._fs.attribute_names, ino))
 
     async def open_to_read(self, ino: int) -> tuple[int, FileHandle, bool]:
         """Open a file to read; returns its handle, by number too, and whether that is what took the place of *ino*."""
         fs, nchanges = self._fs, self._fs.store.nchanges
         try:
-            number, handle = await self._gate.settled(partial(fs.open, ino))
+            number, handle = await self._locks.settled(partial(fs.open, ino))
         except StaleError:
             entry = fs.entry(ino)
             late = await entry.successor()
@@ -146,7 +147,7 @@ class Changes:
     ) -> tuple[int, Attributes, bool]:
         """Make a file and open it; returns its handle, its attributes, and whether it is read directly."""
         self.writer.check()
-        async with self._gate.passing():
+        async with self._hold(parent):
             handle = await (await self._child(parent, name)).create(mode, flags, owner)
             self._fs.retain(handle.ino)
             attributes = handle.attributes
@@ -157,7 +158,7 @@ class Changes:
     async def open(self, ino: int, flags: int) -> tuple[int, bool]:
         """Open a file to write; returns its handle, and whether it is read directly."""
         self.writer.check()
-        async with self._gate.passing():
+        async with self._hold(ino):
             handle = await self._fs.entry(ino).open_to_write(flags)
             return self._fs.add_file(handle), handle.is_direct
 
@@ -202,7 +203,7 @@ class Changes:
         self._fs.close(number)
         await handle.close()
         if isinstance(handle, PassthroughHandle) and handle.is_writable and self.orphans.has(handle.key):
-            async with self._gate.passing():
+            async with self._locks.hold(self.orphans.array_path(handle.key)):
                 await self.orphans.absorb_file(handle.key)
 
     def _check_writable(self) -> None:
@@ -210,16 +211,30 @@ class Changes:
         self.writer.check_room()
 
     async def _publish(self, buffer: WriteBuffer) -> None:
-        # The gate once, and before the buffer's lock: whoever closes it waits for all who passed.
-        async with self._gate.passing() if isinstance(buffer.entry, Chunk) else self._gate.closed():
-            await buffer.publish()
+        while buffer.is_unpublished:
+            entry = buffer.entry
+            makes_node = await entry.makes_node()
+            if makes_node:
+                lock: AbstractAsyncContextManager[None] = self._locks.of_structure()
+            elif entry.is_document:
+                lock = self._locks.hold(alone=[entry.node_path])
+            else:
+                lock = self._locks.hold(entry.node_path)
+            async with lock:  # until it was had, the file may have been moved, and its node removed
+                if buffer.entry is entry and (makes_node or not await entry.makes_node()):
+                    await buffer.publish()
+                    return
+
+    def _hold(self, ino: int, *alone: str) -> AbstractAsyncContextManager[None]:
+        """Return what to hold while something is done with the names in a directory, or with a file."""
+        return self._locks.hold(self._fs.entry(ino).node_path, alone=alone)
 
     # Names.
 
     async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a file."""
         self.writer.check()
-        async with self._gate.passing():
+        async with await self._hold_name(parent, name, makes=False):
             entry = await self._child(parent, name)
             await entry.remove()
             if isinstance(entry, Passthrough):
@@ -229,15 +244,17 @@ class Changes:
         """Move a file or a directory, in place of what the new name stands for, or if *exclusive* only if nothing."""
         self.writer.check()
         while True:
-            turns = self._gate.turns
-            old, alone = await self._gate.settled(partial(self._moving, parent, name))
+            turns = self._locks.turns
+            old, is_directory = await self._locks.settled(partial(self._moving, parent, name))
+            if is_directory:
+                await self.writer.committer.flush(below=old.path)
             for buffer in self.buffers.all_of(old) if isinstance(old, Published) else ():
                 if buffer.state is State.DIRTY or buffer.is_new:
                     await self._publish(buffer)
-            async with self._gate_for(new_name, alone=alone):
-                if self._gate.has_turned(turns):
-                    old, becomes_alone = await self._moving(parent, name)
-                    if becomes_alone and not alone:
+            async with await self._hold_name(new_parent, new_name, moving=old, alone=is_directory):
+                if self._locks.has_turned(turns):
+                    old, becomes_directory = await self._moving(parent, name)
+                    if becomes_directory and not is_directory:
                         continue
                 new = await self._child(new_parent, new_name)
                 if old != new:
@@ -245,16 +262,30 @@ class Changes:
                 return
 
     async def _moving(self, parent: int, name: bytes) -> tuple[Entry, bool]:
-        """Return what is to be moved, and whether that takes the gate closed.
-
-        Nothing is published below a directory that moves, or under the name of a chunk between its move and its end.
-        """
+        """Return what is to be moved, and whether it is a directory, which may be or hold arrays."""
         entry = await self._child(parent, name)
-        if not isinstance(entry, Passthrough):
-            return entry, True
-        if entry.is_scratch:
+        if not isinstance(entry, Passthrough) or entry.is_scratch:
             return entry, False
         return entry, (await self._fs.store.stat(entry.path)).kind is Kind.DIRECTORY
+
+    async def _hold_name(
+        self, parent: int, name: bytes, *, makes: bool = True, moving: Entry | None = None, alone: bool = False
+    ) -> AbstractAsyncContextManager[None]:
+        """Return what to hold while *name* is taken, or removed if it *makes* nothing.
+
+        A document may make a node of the directory.  Of what is *moving* nothing is published between its move and its
+        end; *alone*: it is a directory.
+        """
+        directory = self._fs.entry(parent)
+        path = join_key(directory.path, os.fsdecode(name))
+        is_document = isinstance(directory, Directory) and self._fs.is_document(path)
+        if alone or (makes and is_document and await Document(self._fs, path).makes_node()):
+            return self._locks.of_structure()
+        taken = [directory.node_path] if is_document else []
+        if isinstance(moving, Published):
+            taken.append(moving.node_path)
+        shared = [directory.node_path] if moving is None else [directory.node_path, moving.node_path]
+        return self._locks.hold(*shared, alone=taken)
 
     async def _rename(self, old: Entry, new: Entry, *, exclusive: bool) -> None:
         if isinstance(old, ChunkDirectory) or isinstance(new, ChunkDirectory):
@@ -277,7 +308,7 @@ class Changes:
     async def link(self, ino: int, new_parent: int, new_name: bytes) -> Attributes:
         """Give a file a second name; that of a chunk or a document is a copy."""
         self.writer.check()
-        async with self._gate_for(new_name):
+        async with await self._hold_name(new_parent, new_name):
             await self._fs.entry(ino).link_to(await self._child(new_parent, new_name))
             made = await self._fs.lookup(new_parent, new_name)
             if made.ino != ABSENT:
@@ -289,21 +320,21 @@ class Changes:
     async def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
         """Make a symbolic link."""
         self.writer.check()
-        async with self._gate.passing():
+        async with self._hold(parent):
             await (await self._child(parent, name)).make_link(target)
             return await self._fs.lookup(parent, name)
 
     async def mkdir(self, parent: int, name: bytes, mode: int, owner: Owner) -> Attributes:
         """Make a directory; those of chunks are there already."""
         self.writer.check()
-        async with self._gate.passing():
+        async with self._hold(parent):
             await (await self._child(parent, name)).make_directory(mode, owner)
             return await self._fs.lookup(parent, name)
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory; of chunks, it goes as far as it is stored."""
         self.writer.check()
-        async with self._gate.passing():
+        async with self._hold(parent, join_key(self._fs.entry(parent).path, os.fsdecode(name))):
             await (await self._child(parent, name)).remove_directory()
 
     async def _child(self, parent: int, name: bytes) -> Entry:
@@ -312,11 +343,6 @@ class Changes:
         if is_reserved(text):
             raise NotPermittedError(f"{text} is a name that shardfs keeps for itself")
         return await self._fs.entry(parent).child(text)
-
-    def _gate_for(self, new_name: bytes, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
-        """Return what to hold while *new_name* is taken: a document may make an array of the directory."""
-        is_document = os.fsdecode(new_name) in self._fs.view.document_names
-        return self._gate.closed() if alone or is_document else self._gate.passing()
 
     # Attributes.
 
@@ -344,7 +370,7 @@ class Changes:
         async def look() -> None:
             await change(self._fs.entry(ino))
 
-        await self._gate.settled(look)
+        await self._locks.settled(look)
 
     async def sync_directory(self, ino: int) -> None:
         """Make durable what was published, and the names in a directory."""

@@ -1,7 +1,14 @@
-"""What keeps the meaning of names while they are worked on."""
+"""What keeps the meaning of names while they are worked on.
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+Every request that changes something shares the *structure* of the mount, and the *node* (a directory, by its path) that
+it is about.  A document takes its node alone, as does what is moved away from there, so that nothing is published in
+the array meanwhile; others go on.  Directories that are moved, and documents that make a node of a directory, take the
+structure alone: names below stand for something else afterwards.  Locks are taken in the order of structure, nodes by
+their paths, and write buffers; commits take none of them.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TypeVar
 
@@ -12,29 +19,137 @@ from shardfs.errors import NotFoundError, StaleError
 T = TypeVar("T")
 
 
-class Gate:
-    """Many tasks pass at a time, or one has it closed; who comes while it is closed, or about to be, waits."""
+class _Lock:
+    """Many hold it together, or one alone; who comes while one has it alone, or waits for that, waits."""
+
+    __slots__ = ("_changed", "is_taken", "nshared", "nusers")
 
     def __init__(self) -> None:
-        self._passage = Passage(self)
-        self.npassing = 0
-        self.closed_by: trio.Event | None = None
-        self.turns = 0
-        """How often the gate was closed or opened: odd while it is closed."""
-        self.empty = trio.Event()
+        self.nshared = 0
+        self.is_taken = False
+        self.nusers = 0  # who have it, or wait for it
+        self._changed: trio.lowlevel.ParkingLot | None = None
 
-    def passing(self) -> "Passage":
-        """Work on names in an `async with`: they go on standing for what they stand for."""
-        return self._passage
+    async def acquire(self, *, alone: bool) -> None:
+        while self.is_taken:
+            await self._wait()
+        if not alone:
+            self.nshared += 1
+            return
+        self.is_taken = True
+        try:
+            while self.nshared:
+                await self._wait()
+        except BaseException:
+            self.release(alone=True)
+            raise
+
+    def release(self, *, alone: bool) -> None:
+        if alone:
+            self.is_taken = False
+        else:
+            self.nshared -= 1
+        if self._changed and (alone or not self.nshared):
+            self._changed.unpark_all()
+
+    async def _wait(self) -> None:
+        if self._changed is None:
+            self._changed = trio.lowlevel.ParkingLot()
+        await self._changed.park()
+
+
+class _Held(AbstractAsyncContextManager[None]):
+    """Locks that are held in an `async with`: without a generator, as every request that changes something does it."""
+
+    __slots__ = ("_held", "_locks", "_nodes")
+
+    def __init__(self, locks: "Locks", nodes: dict[str, bool]) -> None:
+        self._locks = locks
+        self._nodes = nodes
+        self._held: list[tuple[str, _Lock]] = []
+
+    async def __aenter__(self) -> None:
+        await self._locks.structure.acquire(alone=False)
+        try:
+            for path in sorted(self._nodes) if len(self._nodes) > 1 else self._nodes:
+                lock = self._locks.nodes.get(path)
+                if lock is None:
+                    lock = self._locks.nodes[path] = _Lock()
+                lock.nusers += 1
+                try:
+                    await lock.acquire(alone=self._nodes[path])
+                except BaseException:
+                    self._leave(path, lock)
+                    raise
+                self._held.append((path, lock))
+        except BaseException:
+            self._release()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        for path, lock in self._held:
+            lock.release(alone=self._nodes[path])
+            self._leave(path, lock)
+        self._locks.structure.release(alone=False)
+
+    def _leave(self, path: str, lock: _Lock) -> None:
+        lock.nusers -= 1
+        if not lock.nusers:
+            del self._locks.nodes[path]
+
+
+class _Structure(AbstractAsyncContextManager[None]):
+    """The structure of the mount, held alone in an `async with`."""
+
+    __slots__ = ("_locks",)
+
+    def __init__(self, locks: "Locks") -> None:
+        self._locks = locks
+
+    async def __aenter__(self) -> None:
+        await self._locks.structure.acquire(alone=True)
+        self._locks.turns += 1
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._locks.turns += 1
+        self._locks.structure.release(alone=True)
+
+
+class Locks:
+    """The locks of one mount."""
+
+    def __init__(self) -> None:
+        self.structure = _Lock()
+        self.nodes: dict[str, _Lock] = {}  # only those that somebody holds or waits for
+        self.turns = 0
+        """How often the structure was taken alone, or given back: odd while it is taken."""
+
+    def hold(self, *shared: str, alone: Sequence[str] = ()) -> _Held:
+        """Work on names in the nodes *shared*, which go on standing for what they stand for.
+
+        In those held *alone* nobody else works on a name: what they say is changed, or something is moved away.
+        """
+        return _Held(self, dict.fromkeys(shared, False) | dict.fromkeys(alone, True))
+
+    def of_structure(self) -> _Structure:
+        """Change what names stand for anywhere in the mount, while nobody works on any."""
+        return _Structure(self)
 
     def has_turned(self, turns: int) -> bool:
-        """Whether the gate was closed at any time since `turns` was *turns*."""
+        """Whether the structure was taken at any time since `turns` was *turns*."""
         return turns != self.turns or bool(turns % 2)
 
     async def settled(self, look: Callable[[], Awaitable[T]]) -> T:
-        """Return what *look* finds, again if it found nothing while a document made an array of a directory.
+        """Return what *look* finds, again if it found nothing while the structure was taken.
 
-        Files in it are on their way from one place to another meanwhile.
+        Files in a directory that becomes an array are on their way from one place to another meanwhile.
         """
         turns = self.turns
         try:
@@ -42,43 +157,5 @@ class Gate:
         except (NotFoundError, StaleError):
             if not self.has_turned(turns):
                 raise
-        async with self.passing():
+        async with self.hold():
             return await look()
-
-    @asynccontextmanager
-    async def closed(self) -> AsyncIterator[None]:
-        """Change what names stand for, while nobody works on them."""
-        while self.closed_by is not None:
-            await self.closed_by.wait()
-        self.closed_by = trio.Event()
-        self.turns += 1
-        try:
-            while self.npassing:
-                self.empty = trio.Event()
-                await self.empty.wait()
-            yield
-        finally:
-            self.turns += 1
-            self.closed_by.set()
-            self.closed_by = None
-
-
-class Passage:
-    """The way through a gate: without a generator, as every request that changes a name goes it."""
-
-    __slots__ = ("_gate",)
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    async def __aenter__(self) -> None:
-        while self._gate.closed_by is not None:
-            await self._gate.closed_by.wait()
-        self._gate.npassing += 1
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._gate.npassing -= 1
-        if not self._gate.npassing:
-            self._gate.empty.set()

@@ -42,6 +42,10 @@ class OrphanChunks:
         """Whether *key* is one of them, and nobody is writing it."""
         return is_below(key, self.directory) and not any(handle.key == key for handle in self._fs.changes.writers())
 
+    def array_path(self, key: str) -> str:
+        """Return the path of the array that the chunk file *key* is for."""
+        return key.removeprefix(f"{self.directory}/").rpartition(f"{_CHUNKS}/")[0].removesuffix("/")
+
     def place(self, path: str) -> str:
         """Return the directory that has the chunk files of the array at *path*."""
         return "/".join(part for part in (self.directory, path, _CHUNKS) if part)
@@ -121,8 +125,7 @@ class OrphanChunks:
 
     async def absorb_file(self, key: str, *, again: bool = False) -> None:
         """Publish one chunk file that was put aside; one that is no chunk of its array is kept beside the chunks."""
-        path, _, name = key.removeprefix(f"{self.directory}/").rpartition(f"{_CHUNKS}/")
-        path = path.removesuffix("/")
+        path, name = self.array_path(key), key.rpartition(f"{_CHUNKS}/")[2]
         node = await self._hierarchy.node(path)
         array, chunk_view = node.any_array, self._fs.view.chunk_view(node)
         snapshot = await self._store.open(key)

@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-import trio
-
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.maintenance.shrink import empty_outside
@@ -73,7 +71,6 @@ class Publisher:
         self._writer = writer
         self._staging = staging
         self._chunks_per_shard = chunks_per_shard
-        self._lock = trio.Lock()
 
     async def publish(self, name: DocumentEntry, written: bytes, *, mode: int, exclusive: bool = False) -> None:
         """Make *written* the document *name*.
@@ -81,48 +78,46 @@ class Publisher:
         Raises `RefusedError` if it is none, or one that cannot be brought into the store; what is stored stays then.
         With *exclusive*, `ExistsError` if there is such a document.
         """
-        async with self._lock:
-            shown = self._fs.hierarchy.last_seen(name.directory)
-            node = await self._fs.hierarchy.look_again(name.directory)
-            if exclusive and await name.is_there():
-                raise ExistsError(f"{name.path} exists")
-            publication = _Publication(name, written, mode, exclusive)
-            try:
-                node = await self._without_emptied(node, name, written)
-                edited = await self._edit(node, name, written)
-                if edited is None:
-                    await self._store_as_written(node, publication)
-                else:
-                    _require_seen(shown, node, edited)
-                    await self._publish(node, edited, publication)
-            except (MetadataError, RefusedError) as error:
-                raise RefusedError(f"{name.path} is refused: {error}") from None
+        shown = self._fs.hierarchy.last_seen(name.node_path)
+        node = await self._fs.hierarchy.look_again(name.node_path)
+        if exclusive and await name.is_there():
+            raise ExistsError(f"{name.path} exists")
+        publication = _Publication(name, written, mode, exclusive)
+        try:
+            node = await self._without_emptied(node, name, written)
+            edited = await self._edit(node, name, written)
+            if edited is None:
+                await self._store_as_written(node, publication)
+            else:
+                _require_seen(shown, node, edited)
+                await self._publish(node, edited, publication)
+        except (MetadataError, RefusedError) as error:
+            raise RefusedError(f"{name.path} is refused: {error}") from None
 
     async def remove(self, name: DocumentEntry) -> None:
         """Remove a document; an array stays one until it is emptied or has a new document."""
-        async with self._lock:
-            node = await self._fs.hierarchy.look_again(name.directory)
-            documents = self._fs.documents(node)
-            edited = await self._view.edit(self._fs.hierarchy, Edit(node, name.name, None))
-            if edited is not None and name.name in documents:
-                mode = stat.S_IMODE(node.document_stat.mode) if node.document_stat is not None else 0o644
-                await self._publish(node, edited, _Publication(name, b"", mode, exclusive=False))
-            elif name.name not in documents:
-                await self._fs.store.unlink(name.path)
-                self._leave(node, name)
-            else:
-                if self._array(node) is not None:
-                    await self._writer.commits.flush(below=node.path)
-                for other in self._view.document_names - {DOCUMENT}:
-                    key = join_key(node.path, other)
-                    if other in documents and other != name.name:  # it goes when it is removed itself
-                        await self._fs.store.replace(key, documents[other].text)
-                    else:  # what was stored beside the v3 document, and hidden by it, must not come back
-                        with suppress(NotFoundError, IsADirectoryHereError):
-                            await self._fs.store.unlink(key)
-                await self._fs.store.unlink(join_key(node.path, DOCUMENT))
-                self._fs.hierarchy.leave(node)
-            self._fs.texts.forget(name.path)
+        node = await self._fs.hierarchy.look_again(name.node_path)
+        documents = self._fs.documents(node)
+        edited = await self._view.edit(self._fs.hierarchy, Edit(node, name.name, None))
+        if edited is not None and name.name in documents:
+            mode = stat.S_IMODE(node.document_stat.mode) if node.document_stat is not None else 0o644
+            await self._publish(node, edited, _Publication(name, b"", mode, exclusive=False))
+        elif name.name not in documents:
+            await self._fs.store.unlink(name.path)
+            self._leave(node, name)
+        else:
+            if self._array(node) is not None:
+                await self._writer.commits.flush(below=node.path)
+            for other in self._view.document_names - {DOCUMENT}:
+                key = join_key(node.path, other)
+                if other in documents and other != name.name:  # it goes when it is removed itself
+                    await self._fs.store.replace(key, documents[other].text)
+                else:  # what was stored beside the v3 document, and hidden by it, must not come back
+                    with suppress(NotFoundError, IsADirectoryHereError):
+                        await self._fs.store.unlink(key)
+            await self._fs.store.unlink(join_key(node.path, DOCUMENT))
+            self._fs.hierarchy.leave(node)
+        self._fs.texts.forget(name.path)
 
     def _leave(self, node: Node, name: DocumentEntry) -> None:
         if name.name == DOCUMENT:

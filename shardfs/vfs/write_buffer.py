@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from shardfs.dataset.hierarchy import is_below
 from shardfs.dataset.quick_lock import QuickLock
 from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, Descriptor, Stat
@@ -364,7 +365,7 @@ class WriteHandle(FileHandle):
         is_first, self.is_cut_now = self.is_cut_now, False
         buffer = self.buffer
         is_empty = buffer.state is State.FRESH and buffer.users == 1 and not buffer.is_detached
-        return is_first and is_empty and not buffer.entry.may_be_empty
+        return is_first and is_empty and buffer.entry.is_document
 
 
 class WriteBuffers:
@@ -486,7 +487,7 @@ class WriteBuffers:
     async def moved_directory(self, old: str, new: str) -> None:
         """Follow a directory that was moved from *old* to *new*: what is being written below it has other names."""
         for entry, buffers in list(self._by_name.items()):
-            if not entry.lies_below(old):
+            if not is_below(entry.node_path, old):
                 continue
             moved = await entry.moved_with(old, new)
             if moved is None:

@@ -398,7 +398,7 @@ def test_a_chunk_that_is_closed_while_its_array_is_moved_is_one_of_the_moved_arr
     trio.run(main)
 
 
-def test_a_flush_that_waits_for_its_draft_does_not_stop_who_closes_the_gate(root: Path) -> None:
+def test_a_flush_that_waits_for_its_buffer_does_not_stop_who_moves_its_array(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
         files = process.writing.changes

@@ -49,7 +49,7 @@ async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(tmp_pa
     async def look() -> None:
         found.append((await editor.lookup(ROOT, b"partial")).size)
 
-    async with trio.open_nursery() as nursery, process.writing.changes._gate.closed():
+    async with trio.open_nursery() as nursery, process.writing.changes._locks.of_structure():
         (root / "partial").rename(root / "elsewhere")
         nursery.start_soon(look)
         await trio.testing.wait_all_tasks_blocked()
@@ -76,7 +76,7 @@ async def test_a_file_on_its_way_to_another_place_is_moved_and_looked_at_when_it
         found.append((await editor.attributes(ino)).size)
 
     for task, name in ((move, root / "partial"), (look, root / "whole")):
-        async with trio.open_nursery() as nursery, process.writing.changes._gate.closed():
+        async with trio.open_nursery() as nursery, process.writing.changes._locks.of_structure():
             name.rename(root / "elsewhere")
             nursery.start_soon(task)
             await trio.testing.wait_all_tasks_blocked()

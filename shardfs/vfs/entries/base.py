@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import (
     ExistsError,
     IsADirectoryHereError,
@@ -51,6 +50,11 @@ class Entry(ABC):
     @abstractmethod
     def path(self) -> str:
         """The path on the mount; of names beside chunks, where they are stored."""
+
+    @property
+    def node_path(self) -> str:
+        """The path of the node that it is part of, whose lock keeps what it stands for."""
+        return self.path.rpartition("/")[0]
 
     @abstractmethod
     async def attributes(self) -> Attributes:
@@ -165,7 +169,7 @@ class Published(Entry):
 
     __slots__ = ()
     max_nbytes: int
-    may_be_empty = True
+    is_document = False
 
     @abstractmethod
     async def current(self) -> ChunkHandle | DocumentHandle | None:
@@ -179,13 +183,13 @@ class Published(Entry):
     def reserve(self) -> int:
         """Return a number for this file, which is not there yet."""
 
+    async def makes_node(self) -> bool:
+        """Whether names in its directory stand for something else when it is published."""
+        return False
+
     @abstractmethod
     async def moved_with(self, old: str, new: str) -> "Published | None":
         """Return what this is after the directory *old*, in which it lies, became *new*; None if it is nothing."""
-
-    def lies_below(self, directory: str) -> bool:
-        """Whether the file belongs to a node at *directory* or below it."""
-        return is_below(self.path.rpartition("/")[0], directory)
 
     def check_size(self, nbytes: int) -> None:
         """Raise `TooLargeError` for more bytes than such a file can have."""

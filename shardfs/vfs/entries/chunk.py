@@ -4,7 +4,6 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
-from shardfs.dataset.hierarchy import is_below
 from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.walk import walk_files
 from shardfs.errors import (
@@ -47,6 +46,11 @@ class Chunk(Published):
     def path(self) -> str:
         """The path on the mount."""
         return join_key(self.chunks.path, self.chunks.key(self.coords))
+
+    @property
+    def node_path(self) -> str:
+        """The path of the array."""
+        return self.chunks.path
 
     async def attributes(self) -> Attributes:
         """Return the attributes of this version."""
@@ -129,10 +133,6 @@ class Chunk(Published):
         await chunk.chunks.version(chunk.coords, ino)
         chunk._own(OwnVersion(ino, mtime_ns))
 
-    def lies_below(self, directory: str) -> bool:
-        """Whether the chunk belongs to an array at *directory* or below it."""
-        return is_below(self.chunks.path, directory)
-
     async def moved_with(self, old: str, new: str) -> "Chunk | None":
         """Return the chunk of the same coordinates in the array's new place."""
         path = new + self.chunks.path[len(old) :]
@@ -206,6 +206,11 @@ class ChunkDirectory(Entry):
     def path(self) -> str:
         """The path on the mount."""
         return self.chunks.directory_of(self.coords)
+
+    @property
+    def node_path(self) -> str:
+        """The path of the array."""
+        return self.chunks.path
 
     async def attributes(self) -> Attributes:
         """Return the attributes of the directory."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.errors import NotFoundError, NotPermittedError, StaleError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
+from shardfs.format.metadata import GroupMetadata
 from shardfs.stores.base import Content, join_key
 from shardfs.vfs.attributes import Attributes, Owner
 from shardfs.vfs.entries.base import Changes, Published, mode_of
@@ -26,7 +27,7 @@ class Document(Published):
 
     __slots__ = ("_path", "identity")
     max_nbytes = MAX_DOCUMENT_NBYTES
-    may_be_empty = False
+    is_document = True
 
     def __init__(self, fs: "Filesystem", path: str, ino: int = 0, identity: object = None) -> None:
         super().__init__(fs, ino)
@@ -45,26 +46,21 @@ class Document(Published):
         return self._path
 
     @property
-    def directory(self) -> str:
-        """The path of the directory that it describes."""
-        return self.path.rpartition("/")[0]
-
-    @property
     def name(self) -> str:
         """Its name in the directory."""
         return self.path.rpartition("/")[2]
 
     def stored_key(self) -> str | None:
         """Return the key of the stored document."""
-        return join_key(self.directory, DOCUMENT)
+        return join_key(self.node_path, DOCUMENT)
 
     async def attributes(self) -> Attributes:
         """Return the attributes of the stored document, with the size of the text that is shown."""
-        return self._version_in(await self.fs.hierarchy.node(self.directory)).attributes
+        return self._version_in(await self.fs.hierarchy.node(self.node_path)).attributes
 
     async def open(self) -> FileHandle:
         """Open the text as it is now."""
-        return self._version_in(await self.fs.hierarchy.node(self.directory, fresh=True))
+        return self._version_in(await self.fs.hierarchy.node(self.node_path, fresh=True))
 
     def _version_in(self, node: Node) -> DocumentHandle:
         handle = self.shown_in(node)
@@ -97,8 +93,8 @@ class Document(Published):
         return handle
 
     async def _lookup(self) -> Attributes:
-        await self.fs.hierarchy.node(self.directory, fresh=True)
-        return await self.fs.directory_entry(self.directory).lookup(self.name)
+        await self.fs.hierarchy.node(self.node_path, fresh=True)
+        return await self.fs.directory_entry(self.node_path).lookup(self.name)
 
     async def attribute(self, name: bytes) -> bytes:
         """Return an extended attribute of the stored document."""
@@ -107,6 +103,15 @@ class Document(Published):
     async def attribute_names(self) -> Sequence[bytes]:
         """Return the names of its extended attributes."""
         return await self.fs.store.attributes(self.stored_key() or "")
+
+    async def makes_node(self) -> bool:
+        """Whether names in its directory stand for something else when it is published.
+
+        They do not if it is one more version of what a group says, or an array whose chunks are shown.
+        """
+        node = await self.fs.hierarchy.node(self.node_path)
+        is_array = node.document is not None and self.fs.chunk_tree(node) is not None
+        return not is_array and not isinstance(node.metadata, GroupMetadata)
 
     async def is_there(self) -> bool:
         """Whether there is such a document, published."""
@@ -157,7 +162,7 @@ class Document(Published):
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
         """Make a directory that has the name of a document, where the view has none."""
-        node = await self.fs.hierarchy.node(self.directory)
+        node = await self.fs.hierarchy.node(self.node_path)
         if self.fs.view.hides(node, self.name):
             raise NotPermittedError(f"{self.path} is the name of a document, and cannot be a directory")
         await self.fs.passthrough(self.path).make_directory(mode, owner)
@@ -199,11 +204,11 @@ class Document(Published):
     async def _follow(self) -> None:
         """Let numbers of generated documents go on standing for them when attributes of the stored one changed."""
         fs = self.fs
-        status = (await fs.hierarchy.node(self.directory, fresh=True)).document_stat
+        status = (await fs.hierarchy.node(self.node_path, fresh=True)).document_stat
         if status is None or not isinstance(self.identity, tuple):
             return
         for name in fs.view.document_names:
-            row = fs.inodes.row_at(join_key(self.directory, name))
+            row = fs.inodes.row_at(join_key(self.node_path, name))
             if row is not None and row.kind is Document and isinstance(row.identity, tuple):
                 version, nbytes = row.identity
                 if version == self.identity[0]:
@@ -212,12 +217,12 @@ class Document(Published):
     async def _set_time(self, mtime_ns: int) -> None:
         """Give the document another modification time; one that is not there, as it says nothing, needs none."""
         fs = self.fs
-        node = await fs.hierarchy.node(self.directory)
-        stored = join_key(self.directory, DOCUMENT if self.name in fs.documents(node) else self.name)
+        node = await fs.hierarchy.node(self.node_path)
+        stored = join_key(self.node_path, DOCUMENT if self.name in fs.documents(node) else self.name)
         with suppress(NotFoundError):
             await fs.store.set_attributes(stored, mtime_ns=mtime_ns)
         fs.texts.set_time(self.path, mtime_ns)
-        await fs.refresh(self.directory)
+        await fs.refresh(self.node_path)
 
 
 class StoredDocument(Document):

@@ -320,6 +320,11 @@ class Directory(Special):
 
     __slots__ = ()
 
+    @property
+    def node_path(self) -> str:
+        """Its own path."""
+        return self.path
+
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of a generated document, of something in the chunk tree, or of what is stored."""
         fs, node = self.fs, await self.node()
