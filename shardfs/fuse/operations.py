@@ -32,7 +32,7 @@ from shardfs.stores.ttl import one_request
 from shardfs.vfs.attributes import Attributes, Owner
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import DocumentHandle
+from shardfs.vfs.handles import DocumentHandle, PassthroughHandle
 from shardfs.vfs.session import Session
 
 log = logging.getLogger(__name__)
@@ -270,7 +270,10 @@ class WritingOperations(Operations):
             number, handle, is_late = await self._changes.open_to_read(inode)
             if is_late:
                 pyfuse3.invalidate_inode(inode, attr_only=True)  # it may know the size of what was replaced
-            if is_late or isinstance(handle, DocumentHandle) or self._changes.buffers.of_ino(inode) is not None:
+            is_uncached = isinstance(handle, DocumentHandle) or (
+                isinstance(handle, PassthroughHandle) and handle.is_direct
+            )
+            if is_late or is_uncached or self._changes.buffers.of_ino(inode) is not None:
                 # The page cache would end at the size that the kernel knows, which may be that of what is being
                 # written, by now or later on.
                 return FileInfo(fh=FileHandleT(number), direct_io=True, keep_cache=False)
@@ -285,7 +288,10 @@ class WritingOperations(Operations):
     ) -> tuple[FileInfo, pyfuse3.EntryAttributes]:
         """Make a file and open it."""
         number, attributes, is_direct = await self._changes.create(parent_inode, name, mode, flags, _owner(ctx))
-        return _opened_to_write(number, is_direct), self._entry(attributes)
+        entry = self._entry(attributes)
+        if is_direct and isinstance(self.fs.file(number), PassthroughHandle):
+            entry.entry_timeout = attributes.ttl  # of a file beside chunks: nobody else makes, moves or removes such
+        return _opened_to_write(number, is_direct), entry
 
     @request
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
@@ -354,13 +360,15 @@ class WritingOperations(Operations):
         """Move a file or a directory."""
         if flags & ~pyfuse3.RENAME_NOREPLACE:
             raise RefusedError("names are not exchanged")
-        await self._changes.rename(
+        is_believed = await self._changes.rename(
             parent_inode_old,
             name_old,
             parent_inode_new,
             name_new,
             exclusive=bool(flags & pyfuse3.RENAME_NOREPLACE),
         )
+        if is_believed:
+            pyfuse3.invalidate_entry_async(parent_inode_new, name_new, ignore_enoent=True)
 
     @request
     async def link(

@@ -145,7 +145,7 @@ class Changes:
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, owner: Owner
     ) -> tuple[int, Attributes, bool]:
-        """Make a file and open it; returns its handle, its attributes, and whether it is read directly."""
+        """Make a file and open it; returns its handle, its attributes, and whether it goes without the page cache."""
         self.writer.check()
         async with self._hold(parent):
             handle = await (await self._child(parent, name)).create(mode, flags, owner)
@@ -240,8 +240,11 @@ class Changes:
             if isinstance(entry, Passthrough):
                 self._let_go(entry.path)
 
-    async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> None:
-        """Move a file or a directory, in place of what the new name stands for, or if *exclusive* only if nothing."""
+    async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> bool:
+        """Move a file or a directory, in place of what the new name stands for, or if *exclusive* only if nothing.
+
+        Returns whether it was kept beside chunks: the kernel may believe that the new name has its number still.
+        """
         self.writer.check()
         while True:
             turns = self._locks.turns
@@ -259,7 +262,7 @@ class Changes:
                 new = await self._child(new_parent, new_name)
                 if old != new:
                     await self._rename(old, new, exclusive=exclusive)
-                return
+                return isinstance(old, Passthrough) and old.is_scratch
 
     async def _moving(self, parent: int, name: bytes) -> tuple[Entry, bool]:
         """Return what is to be moved, and whether it is a directory, which may be or hold arrays."""

@@ -1,62 +1,63 @@
 """Open files and open directories."""
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from copy import copy
+from typing import Final, NamedTuple, Protocol, Self
 
 from shardfs.dataset.array import Extent
-from shardfs.errors import NotPermittedError, StaleError
+from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, OpenFile
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_cache import DecodedChunk
 from shardfs.vfs.missing import FillChunk
 
 
-class FileHandle(ABC):
-    """An open file, to read; what is open to be written can do the rest.
+class FileHandle:
+    """An open file with the number *ino*, to read; what is open to be written can do the rest.
 
     *is_direct*: it is an inner chunk, published as a whole or to be renamed onto one, and needs no page cache.
     *is_buffered*: it has the attributes of a write buffer.
     """
 
-    __slots__ = ()
     is_direct = False
     is_buffered = False
 
-    @property
-    @abstractmethod
-    def ino(self) -> int:
-        """The number that it was opened by."""
+    def __init__(self, attributes: Attributes) -> None:
+        self.ino = attributes.ino
+        self._attributes = attributes
 
     @property
-    @abstractmethod
     def attributes(self) -> Attributes:
         """Attributes of the version that the handle reads, as they were when it was opened."""
+        return self._attributes
 
-    @abstractmethod
+    def renumbered(self, ino: int) -> Self:
+        """Return the same file under the number *ino*, which the kernel has for an earlier version."""
+        handle = copy(self)
+        handle.ino, handle._attributes = ino, self._attributes._replace(ino=ino, ttl=0.0)
+        return handle
+
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*; fewer only at the end of the file."""
+        raise NotImplementedError
 
     async def write(self, offset: int, data: Buffer) -> None:
         """Write *data* at *offset*."""
-        raise NotPermittedError("the file is open to be read")
+        raise NotImplementedError
 
     async def truncate(self, nbytes: int) -> None:
         """Give the file another size."""
-        raise NotPermittedError("the file is open to be read")
+        raise NotImplementedError
 
     async def flush(self) -> None:
         """Publish or store what was written, as is done whenever a descriptor is closed."""
-        return
 
     async def sync(self) -> None:
         """Make durable what was written."""
-        return
 
     async def close(self) -> None:
         """Let go of the file, of which nobody has a descriptor any more."""
-        return
 
 
 class ChunkHandle(FileHandle):
@@ -66,7 +67,6 @@ class ChunkHandle(FileHandle):
     the chunk as it is now, which a reader could have been given just as well.
     """
 
-    __slots__ = ("_attributes", "_reopen", "extent")
     is_direct = True
 
     def __init__(
@@ -75,23 +75,9 @@ class ChunkHandle(FileHandle):
         extent: Extent | DecodedChunk | FillChunk,
         reopen: "Callable[[], Awaitable[ChunkHandle | None]] | None" = None,
     ) -> None:
-        self._attributes = attributes
+        super().__init__(attributes)
         self.extent = extent
         self._reopen = reopen
-
-    @property
-    def ino(self) -> int:
-        """The number of the version."""
-        return self._attributes.ino
-
-    @property
-    def attributes(self) -> Attributes:
-        """Attributes of the version."""
-        return self._attributes
-
-    def renumbered(self, ino: int) -> "ChunkHandle":
-        """Return the same file under the number *ino*, which the kernel has for an earlier version."""
-        return ChunkHandle(self._attributes._replace(ino=ino, ttl=0.0), self.extent, self._reopen)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes of the version that was opened; raises `StaleError` if they are gone."""
@@ -107,27 +93,11 @@ class ChunkHandle(FileHandle):
 
 
 class DocumentHandle(FileHandle):
-    """An open generated document: its text at the time it was opened."""
-
-    __slots__ = ("_attributes", "text")
+    """An open generated document: its *text* at the time it was opened."""
 
     def __init__(self, attributes: Attributes, text: bytes) -> None:
-        self._attributes = attributes
+        super().__init__(attributes)
         self.text = text
-
-    @property
-    def ino(self) -> int:
-        """The number of the version."""
-        return self._attributes.ino
-
-    @property
-    def attributes(self) -> Attributes:
-        """Attributes of the text."""
-        return self._attributes
-
-    def renumbered(self, ino: int) -> "DocumentHandle":
-        """Return the same text under the number *ino*, which the kernel has for an earlier version."""
-        return DocumentHandle(self._attributes._replace(ino=ino, ttl=0.0), self.text)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes of the text."""
@@ -135,37 +105,26 @@ class DocumentHandle(FileHandle):
 
 
 class PassthroughHandle(FileHandle):
-    """An open file that passes through, stored under *key*, which is "" if it has no name any more."""
+    """An open file that passes through, stored under *key*, which is "" if it has no name any more.
 
-    __slots__ = ("_ino", "_ttl", "file", "is_direct", "is_writable", "key")
+    *is_direct*: it was made beside chunks, to be renamed onto one, as a rule.
+    """
 
     def __init__(
-        self,
-        ino: int,
-        key: str,
-        file: OpenFile,
-        ttl: float,
-        *,
-        is_writable: bool = False,
-        is_direct: bool = False,
+        self, ino: int, key: str, file: OpenFile, ttl: float, *, is_writable: bool = False, is_direct: bool = False
     ) -> None:
-        self._ino = ino
-        self._ttl = ttl
+        self.ino = ino
         self.key = key
         self.file = file
         self.is_writable = is_writable
         self.is_direct = is_direct
-
-    @property
-    def ino(self) -> int:
-        """The number of the file."""
-        return self._ino
+        self._ttl = ttl
 
     @property
     def attributes(self) -> Attributes:
         """Attributes of the open file, whatever became of its name."""
         status = self.file.stat()
-        return Attributes(self._ino, status.size, self._ttl, status)
+        return Attributes(self.ino, status.size, self._ttl, status)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes as the stored file has them now."""

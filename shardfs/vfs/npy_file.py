@@ -81,7 +81,7 @@ class NpyHandle(FileHandle):
     def __init__(
         self, node: "NpyNode", attributes: Attributes, shown: NpyArray, all_ahead: "OrderedDict[NpyHandle, Ahead]"
     ) -> None:
-        self._attributes = attributes
+        super().__init__(attributes)
         self._node = node
         self._shown = shown
         self._array = shown.array.layout
@@ -105,16 +105,6 @@ class NpyHandle(FileHandle):
         # Elements that can always be read with one plan: many chunks of one element would make it long.
         last = min((*shown.file.shape[-1:], *shown.file.chunk_shape[-1:]), default=1)
         self._max_planned = _MAX_COPIES * max(1, last)
-
-    @property
-    def ino(self) -> int:
-        """The number of the file."""
-        return self._attributes.ino
-
-    @property
-    def attributes(self) -> Attributes:
-        """Attributes of the file when it was opened."""
-        return self._attributes
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*; raises `StaleError` when the array became another one."""

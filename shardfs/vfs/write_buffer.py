@@ -286,21 +286,15 @@ class WriteHandle(FileHandle):
     *is_unflushed*: something was written by it since it was flushed: a write may end after the descriptor was closed.
     """
 
-    __slots__ = ("_appends", "_ino", "buffer", "is_cut_now", "is_unflushed")
     is_direct = True
     is_buffered = True
 
     def __init__(self, ino: int, buffer: WriteBuffer, flags: int) -> None:
-        self._ino = ino
+        self.ino = ino
         self._appends = bool(flags & os.O_APPEND)
         self.buffer = buffer
         self.is_cut_now = bool(flags & (os.O_TRUNC | os.O_EXCL))
         self.is_unflushed = False
-
-    @property
-    def ino(self) -> int:
-        """The number of the file."""
-        return self._ino
 
     @property
     def path(self) -> str:
@@ -310,7 +304,7 @@ class WriteHandle(FileHandle):
     @property
     def attributes(self) -> Attributes:
         """Attributes of what was written so far."""
-        return self.buffer.attributes(self._ino)
+        return self.buffer.attributes(self.ino)
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return bytes as they were written."""
@@ -328,7 +322,7 @@ class WriteHandle(FileHandle):
 
     def _was_written(self) -> None:
         self.is_unflushed = True
-        self.buffer.buffers.was_written(self.buffer, self._ino)
+        self.buffer.buffers.was_written(self.buffer, self.ino)
 
     async def flush(self) -> None:
         """Publish what was written and is not published yet."""

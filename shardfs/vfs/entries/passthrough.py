@@ -85,7 +85,10 @@ class Passthrough(Entry):
         if file.stat().identity != self.identity:
             await file.close()
             raise StaleError(f"{self.path} was replaced")
-        return PassthroughHandle(self.ino, self.path, file, self.fs.ttl, is_writable=writable)
+        # Where one writes without the page cache, all others have to go without it.
+        writers = self.fs.changes.writers() if self.fs.is_writable else []
+        is_direct = any(handle.ino == self.ino and handle.is_direct for handle in writers)
+        return PassthroughHandle(self.ino, self.path, file, self.fs.ttl, is_writable=writable, is_direct=is_direct)
 
     async def read_link(self) -> bytes:
         """Return the target of a symbolic link."""
@@ -135,10 +138,9 @@ class Passthrough(Entry):
         if is_new:
             await self._own(owner)
         attributes = await self.fs.stored.attributes(self.path)
-        # A new file beside chunks is most often written once and renamed onto one.  The kernel asks for less where it
-        # keeps no pages.
-        is_direct = is_new and self.is_scratch
-        handle = PassthroughHandle(attributes.ino, self.path, file, self.fs.ttl, is_writable=True, is_direct=is_direct)
+        handle = PassthroughHandle(
+            attributes.ino, self.path, file, self.fs.ttl, is_writable=True, is_direct=is_new and self.is_scratch
+        )
         return handle if is_new else await _cut(handle, flags)
 
     async def open_to_write(self, flags: int) -> PassthroughHandle:
