@@ -45,7 +45,7 @@ class StoredNames:
         """Return the attributes of what is stored under *key*; raises `NotFoundError`."""
         if is_reserved(key.rpartition("/")[2]):
             raise NotFoundError(f"{key} is not shown")
-        return self._of(key, await self._fs.store.stat(key))
+        return self.attributes_of(key, await self._fs.store.stat(key))
 
     async def lookup_beside_chunks(self, directory: str, name: str) -> Attributes:
         """Return the attributes of *name*, which is no chunk's, in a directory of chunks.
@@ -124,7 +124,7 @@ class StoredNames:
             behind = OTHERS + len(generated) + start + 1
             for i, (name, status) in enumerate(zip(part, await self._fs.store.stat_in(directory, part), strict=True)):
                 if status is not None:
-                    attributes = self._of(join_key(directory, name), status)
+                    attributes = self.attributes_of(join_key(directory, name), status)
                     yield Batch(
                         attributes, [(os.fsencode(name), attributes.ino, attributes.size, behind + i)], is_counted=True
                     )
@@ -155,7 +155,8 @@ class StoredNames:
         except (NotFoundError, NotADirectoryHereError):
             pass  # nothing was ever made there
 
-    def _of(self, path: str, status: Stat) -> Attributes:
+    def attributes_of(self, path: str, status: Stat) -> Attributes:
+        """Return the attributes of what is stored under *path*, and in this state."""
         fs, key, nlink = self._fs, None, 1
         if status.kind is Kind.DIRECTORY:
             kind: type[Entry] = fs.view.directory

@@ -132,16 +132,29 @@ class Passthrough(Entry):
 
     async def create(self, mode: int, flags: int, owner: Owner) -> PassthroughHandle:
         """Open the stored file, made or not."""
-        await self._make_parents()
-        is_new = not await self.exists()
-        file = await self.fs.store.create(self.path, mode, exclusive=bool(flags & os.O_EXCL))
-        if is_new:
-            await self._own(owner)
-        attributes = await self.fs.stored.attributes(self.path)
-        handle = PassthroughHandle(
-            attributes.ino, self.path, file, self.fs.ttl, is_writable=True, is_direct=is_new and self.is_scratch
-        )
+        fs, is_new = self.fs, True
+        try:
+            file = await self._create(mode)
+        except ExistsError:
+            if flags & os.O_EXCL:
+                raise
+            file, is_new = await fs.store.create(self.path, mode, exclusive=False), False
+        if is_new and os.geteuid() == 0 and owner != (0, 0):
+            file.set_attributes(uid=owner.uid, gid=owner.gid)
+        ino = fs.stored.attributes_of(self.path, file.stat()).ino
+        is_direct = is_new and self.is_scratch
+        handle = PassthroughHandle(ino, self.path, file, fs.ttl, is_writable=True, is_direct=is_direct)
         return handle if is_new else await _cut(handle, flags)
+
+    async def _create(self, mode: int) -> OpenFile:
+        """Make the file; the directory of a name beside chunks may be nowhere yet."""
+        try:
+            return await self.fs.store.create(self.path, mode, exclusive=True)
+        except NotFoundError:
+            if not self.is_scratch:
+                raise
+        await self._make_parents()
+        return await self.fs.store.create(self.path, mode, exclusive=True)
 
     async def open_to_write(self, flags: int) -> PassthroughHandle:
         """Open the stored file; beside chunks one that is gone, too, as anywhere.
