@@ -267,8 +267,8 @@ class Expected:
 
 
 def join_key(directory: str, name: str) -> str:
-    """Return the key of *name* in *directory*, which is "" for the source itself."""
-    return f"{directory}/{name}" if directory else name
+    """Return the key of *name* in *directory*; either is "" for the source, or the directory, itself."""
+    return f"{directory}/{name}" if directory and name else directory or name
 
 
 def is_reserved(name: str) -> bool:

@@ -70,13 +70,13 @@ class Changes:
             async with self._locks.hold():
                 attributes = await fs.lookup(parent, name)
         if attributes.ino == ABSENT and self.buffers:
-            entry = await fs.entry(parent).unpublished_child(os.fsdecode(name))
+            entry = await (await fs.entry(parent)).unpublished_child(os.fsdecode(name))
             buffer = self.buffers.unpublished(entry) if entry is not None else None
             if buffer is not None:
                 fs.retain(buffer.ino)
                 return buffer.attributes(buffer.ino)._replace(ttl=0.0)
         if attributes.ino == ABSENT and fs.store.root is None:
-            self._note_absent(parent, os.fsdecode(name), nchanges)
+            await self._note_absent(parent, os.fsdecode(name), nchanges)
         return attributes
 
     async def attributes(self, ino: int) -> Attributes:
@@ -90,7 +90,7 @@ class Changes:
         try:
             return await self._locks.settled(partial(self._fs.attributes, ino))
         except StaleError:
-            late = await self._fs.entry(ino).successor()
+            late = await (await self._fs.entry(ino)).successor()
             if late is None:
                 raise
             return late.attributes
@@ -113,7 +113,7 @@ class Changes:
         try:
             number, handle = await self._locks.settled(partial(fs.open, ino))
         except StaleError:
-            entry = fs.entry(ino)
+            entry = await fs.entry(ino)
             late = await entry.successor()
             buffer = self.buffers.of_ino(ino)
             if late is None and buffer is not None and not buffer.is_detached:
@@ -123,12 +123,12 @@ class Changes:
                 raise
             fs.note_shown(entry, late, nchanges)
             return fs.add_file(late), late, True
-        fs.note_shown(fs.entry(ino), handle, nchanges)
+        fs.note_shown(await fs.entry(ino), handle, nchanges)
         return number, handle, False
 
-    def _note_absent(self, parent: int, name: str, nchanges: int) -> None:
+    async def _note_absent(self, parent: int, name: str, nchanges: int) -> None:
         """Tell the store that a program was told that there is no *name*: what it makes must not replace another's."""
-        fs, directory = self._fs, self._fs.entry(parent)
+        fs, directory = self._fs, await self._fs.entry(parent)
         if not isinstance(directory, Directory):
             return
         names = {name}
@@ -159,7 +159,7 @@ class Changes:
         """Open a file to write; returns its handle, and whether it is read directly."""
         self.writer.check()
         async with self._hold(ino):
-            handle = await self._fs.entry(ino).open_to_write(flags)
+            handle = await (await self._fs.entry(ino)).open_to_write(flags)
             return self._fs.add_file(handle), handle.is_direct
 
     async def write(self, number: int, offset: int, data: Buffer) -> int:
@@ -227,7 +227,7 @@ class Changes:
 
     def _hold(self, ino: int, *alone: str) -> AbstractAsyncContextManager[None]:
         """Return what to hold while something is done with the names in a directory, or with a file."""
-        return self._locks.hold(self._fs.entry(ino).node_path, alone=alone)
+        return self._locks.hold(self._fs.node_path(ino), alone=alone)
 
     # Names.
 
@@ -279,7 +279,7 @@ class Changes:
         A document may make a node of the directory.  Of what is *moving* nothing is published between its move and its
         end; *alone*: it is a directory.
         """
-        directory = self._fs.entry(parent)
+        directory = await self._fs.entry(parent)
         path = join_key(directory.path, os.fsdecode(name))
         is_document = isinstance(directory, Directory) and self._fs.is_document(path)
         if alone or (makes and is_document and await Document(self._fs, path).makes_node()):
@@ -312,7 +312,7 @@ class Changes:
         """Give a file a second name; that of a chunk or a document is a copy."""
         self.writer.check()
         async with await self._hold_name(new_parent, new_name):
-            await self._fs.entry(ino).link_to(await self._child(new_parent, new_name))
+            await (await self._fs.entry(ino)).link_to(await self._child(new_parent, new_name))
             made = await self._fs.lookup(new_parent, new_name)
             if made.ino != ABSENT:
                 return made
@@ -337,7 +337,7 @@ class Changes:
     async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory; of chunks, it goes as far as it is stored."""
         self.writer.check()
-        async with self._hold(parent, join_key(self._fs.entry(parent).path, os.fsdecode(name))):
+        async with self._hold(parent, join_key(self._fs.path_of(parent), os.fsdecode(name))):
             await (await self._child(parent, name)).remove_directory()
 
     async def _child(self, parent: int, name: bytes) -> Entry:
@@ -345,7 +345,7 @@ class Changes:
         text = os.fsdecode(name)
         if is_reserved(text):
             raise NotPermittedError(f"{text} is a name that shardfs keeps for itself")
-        return await self._fs.entry(parent).child(text)
+        return await (await self._fs.entry(parent)).child(text)
 
     # Attributes.
 
@@ -371,14 +371,14 @@ class Changes:
 
     async def _settled(self, ino: int, change: Callable[[Entry], Awaitable[None]]) -> None:
         async def look() -> None:
-            await change(self._fs.entry(ino))
+            await change(await self._fs.entry(ino))
 
         await self._locks.settled(look)
 
     async def sync_directory(self, ino: int) -> None:
         """Make durable what was published, and the names in a directory."""
-        await self.writer.log.sync()
-        await self._fs.entry(ino).sync()
+        await self.writer.sync()
+        await (await self._fs.entry(ino)).sync()
 
     async def flush_all(self) -> None:
         """Bring everything that is pending into shards, and to the store."""
@@ -437,7 +437,7 @@ class Changes:
         buffer = self.buffers.get(new) or self.buffers.begin(new, base, base.attributes.status)
         for number, handle in writing:
             # What is a file under another name still goes on being that.
-            is_link = isinstance(self._fs.entry(handle.ino), Passthrough)
+            is_link = isinstance(await self._fs.entry(handle.ino), Passthrough)
             self._fs.replace_file(number, self.buffers.use(buffer, buffer.ino if is_link else handle.ino, 0))
 
     async def _hand_over_buffer(self, buffer: WriteBuffer, new: Entry) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from itertools import groupby, product, repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shardfs.dataset.array import ListedRun
 from shardfs.errors import ShardfsError
@@ -10,7 +10,7 @@ from shardfs.format.sharding import Coords
 from shardfs.vfs.attributes import unreadable
 from shardfs.vfs.chunk_numbering import ChunkNumbering
 from shardfs.vfs.handles import Batch, Row
-from shardfs.vfs.inodes import MISSING, pack, pack_version
+from shardfs.vfs.inodes import MISSING, ArrayNumbers
 from shardfs.vfs.views import ChunkView
 
 if TYPE_CHECKING:
@@ -21,15 +21,19 @@ BATCH: Final = 1024
 
 
 class ChunkRows:
-    """Makes the rows of the chunk tree *number*.
+    """Makes the rows of an array with these *numbers*.
 
     *keep* is called with the number and the coordinates of every version that was published through the mount.
     """
 
     def __init__(
-        self, number: int, chunk_view: ChunkView, positions: ChunkNumbering, keep: Callable[[int, Coords], None]
+        self,
+        numbers: ArrayNumbers[Any],
+        chunk_view: ChunkView,
+        positions: ChunkNumbering,
+        keep: Callable[[int, Coords], None],
     ) -> None:
-        self._number = number
+        self._numbers = numbers
         self._layout = chunk_view.array.layout
         self._encoding = chunk_view.key_encoding
         self._nbytes = chunk_view.codec.nbytes if chunk_view.codec is not None else None
@@ -44,7 +48,7 @@ class ChunkRows:
         size, *missing_nbytes*.
         """
         row = self._positions.of_chunk((*prefix, 0))
-        ino = pack_version(self._number, run.state.generation, row)
+        ino = self._numbers.version(run.state.generation, row)
         cookie = 1 if self._nested else row - self._positions.bases[-1] + 1
         broken = unreadable(run.state.stat)
         sound = broken._replace(ttl=ttl)
@@ -84,7 +88,7 @@ class ChunkRows:
     ) -> tuple[list[int], list[int], list[bool] | None]:
         """Return sizes, inode numbers and damage of *every* chunk, where only *numbers* are stored."""
         stored = {number: i for i, number in enumerate(numbers)}
-        missing = pack(self._number, MISSING, row)
+        missing = self._numbers.ino(MISSING, row)
         at = [stored.get(number) for number in every]
         return (
             [nbytes if i is None else sizes[i] for i in at],
@@ -227,6 +231,6 @@ class ChunkListing:
         try:
             attributes = await self._chunks.lookup_in_array(name)
         except ShardfsError:
-            attributes = unreadable(None)._replace(ino=pack(self._chunks.number, 0, position))
+            attributes = unreadable(None)._replace(ino=self._chunks.numbers.ino(0, position))
         if attributes.ino:
             yield Batch(attributes, [(name.encode(), attributes.ino, attributes.size, 1)], is_counted=True)

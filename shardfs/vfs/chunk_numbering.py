@@ -32,6 +32,11 @@ class ChunkNumbering:
         counts = [prod(grid_shape[:n]) for n in axes]
         return cls(grid_shape, axes, (0, *accumulate(counts[:-1])))
 
+    @property
+    def count(self) -> int:
+        """How many numbers there are."""
+        return self.bases[-1] + prod(self.grid_shape)
+
     def of_chunk(self, coords: Coords) -> int:
         """Return the number of the chunk at *coords*."""
         return self.bases[-1] + self._index(coords)

@@ -23,7 +23,7 @@ from shardfs.vfs.chunk_listing import ChunkListing, ChunkRows, shifted
 from shardfs.vfs.chunk_numbering import ChunkNumbering
 from shardfs.vfs.entries.chunk import Chunk, ChunkDirectory
 from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle
-from shardfs.vfs.inodes import MISSING, in_table, pack, pack_version
+from shardfs.vfs.inodes import MISSING, ArrayNumbers, in_table
 from shardfs.vfs.missing import FillChunk
 from shardfs.vfs.views import ChunkView
 
@@ -49,18 +49,24 @@ class ChunkTree:
     lookup finds nothing.
     """
 
-    def __init__(self, fs: "Filesystem", chunk_view: ChunkView) -> None:
+    def __init__(
+        self,
+        fs: "Filesystem",
+        chunk_view: ChunkView,
+        positions: ChunkNumbering,
+        numbers: "ArrayNumbers[ChunkTree]",
+    ) -> None:
         self.chunk_view = chunk_view
         array, encoding, self.codec, _ = chunk_view
-        self.number = fs.numbers.add(self)
+        self.numbers = numbers
         self.array = array
         self.root = encoding.root(array.grid.ndim)
         self.fs = fs
         self._encoding = encoding
         self._ndim = array.grid.ndim
         self._nested = encoding.is_nested(self._ndim)
-        self.positions = ChunkNumbering.of(array.grid.grid_shape, nested=self._nested)
-        rows = ChunkRows(self.number, chunk_view, self.positions, self.keep_version)
+        self.positions = positions
+        rows = ChunkRows(numbers, chunk_view, self.positions, self.keep_version)
         self._listing = ChunkListing(self, rows)
         self._prefixes: dict[int, Coords] = {}
         self._removals: Counter[int] = Counter()  # of directories, by their positions
@@ -68,6 +74,11 @@ class ChunkTree:
         self.removed_again: set[Coords] = set()
         self._valid_until = float("-inf")
         self._directory_template: tuple[float, Attributes] | None = None
+
+    @property
+    def has_history(self) -> bool:
+        """Whether it knows what nobody could find out again."""
+        return bool(self.refilled or self.removed_again or self._removals or self.array.layout.directories is not None)
 
     def owns(self, name: str) -> bool:
         """Whether *name*, in a directory of chunks, belongs to a chunk or to more of them, in the grid or not."""
@@ -185,7 +196,7 @@ class ChunkTree:
         if missing is None:
             return absent(self.ttl(state)), None
         chunk = await missing.stored()
-        ino = pack(self.number, MISSING, self.positions.of_chunk(coords))
+        ino = self.numbers.ino(MISSING, self.positions.of_chunk(coords))
         return Attributes(ino, chunk.nbytes, self.ttl(state), state.stat or UNKNOWN_FILE), chunk
 
     async def attribute(self, coords: Coords, ino: int, name: bytes) -> bytes:
@@ -311,7 +322,7 @@ class ChunkTree:
         own = layout.own.get(coords)
         size = extent.nbytes if self.codec is None else self.codec.nbytes
         if own is None:
-            ino = pack_version(self.number, state.generation, self.positions.of_chunk(coords))
+            ino = self.numbers.version(state.generation, self.positions.of_chunk(coords))
             return Attributes(ino, size, ttl, status)
         self.keep_version(own.ino, coords)
         return Attributes(own.ino, size, ttl, status, own.mtime_ns)
@@ -342,10 +353,10 @@ class ChunkTree:
         self._removals[self.positions.of_directory(coords)] += 1
 
     def _directory_ino(self, position: int) -> int:
-        return pack(self.number, self._removals[position] if self._removals else 0, position)
+        return self.numbers.ino(self._removals[position] if self._removals else 0, position)
 
     def directory_inos(self, position: int, numbers: Sequence[int]) -> Sequence[int]:
         """Return the inode numbers of directories beside each other, the first of which is at *position*."""
         if not self._removals:
-            return shifted(numbers, pack(self.number, 0, position))
+            return shifted(numbers, self.numbers.ino(0, position))
         return [self._directory_ino(position + n) for n in numbers]

@@ -1,9 +1,11 @@
 """The filesystem that is shown: from an inode number to an entry, and the requests that change nothing."""
 
 import os
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
+from weakref import ref
 
 from shardfs.dataset.hierarchy import Hierarchy, Node, is_below
 from shardfs.dataset.worker import Worker
@@ -11,18 +13,21 @@ from shardfs.errors import NotFoundError, ShardfsError, SourceError, StaleError
 from shardfs.stores.base import Kind, Store, join_key
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_cache import ChunkCache
+from shardfs.vfs.chunk_numbering import ChunkNumbering
 from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.chunk import ChunkDirectory
 from shardfs.vfs.entries.passthrough import Directory, Passthrough
 from shardfs.vfs.handles import Batch, DirectoryHandle, FileHandle
-from shardfs.vfs.inodes import ROOT, Inodes, TreeNumbers, in_table, unpack
+from shardfs.vfs.inodes import ROOT, ArrayRanges, Inodes, Row, in_table
 from shardfs.vfs.stored_names import StoredNames
 from shardfs.vfs.text_cache import DocumentText, TextCache
 from shardfs.vfs.views import View
 
 if TYPE_CHECKING:
     from shardfs.vfs.changes import Changes
+
+_MAX_RECENT: Final = 512
 
 
 class Filesystem:
@@ -57,8 +62,9 @@ class Filesystem:
         self.stored = StoredNames(self)
         self.texts = TextCache()
         self.inodes = Inodes()
-        self.numbers: TreeNumbers[ChunkTree] = TreeNumbers()
-        self._chunk_trees: dict[str, ChunkTree] = {}
+        self._ranges: ArrayRanges[ChunkTree] = ArrayRanges()
+        self._recent: OrderedDict[ChunkTree, None] = OrderedDict()  # keeps the chunk trees that were used last
+        self._last_used: ChunkTree | None = None
         self._open_files: dict[int, FileHandle] = {}
         self._open_directories: dict[int, DirectoryHandle] = {}
         self._last_handle = 0
@@ -92,16 +98,28 @@ class Filesystem:
 
     # Entries.
 
-    def entry(self, ino: int) -> Entry:
+    async def entry(self, ino: int) -> Entry:
         """Return what has the number *ino*; raises `StaleError` if that is not known any more."""
         if not in_table(ino):
-            number, _, position = unpack(ino)
-            return self.numbers.tree(number).at(position, ino)
-        row = self.inodes.row(ino)
+            numbers = self._ranges.find(ino)
+            tree = numbers.tree()
+            if tree is not None and tree is not self._last_used:
+                self._use(tree)
+            if tree is None:
+                tree = self.chunk_tree(await self._node(numbers.path))
+                if tree is None or tree.numbers is not numbers:
+                    raise StaleError(f"the array {numbers.path or 'at the root'} has changed")
+            return tree.at(numbers.position(ino), ino)
+        return self._entry_of(self.inodes.row(ino))
+
+    def _entry_of(self, row: Row) -> Entry:
         if row.entry is not None:
             return cast(Entry, row.entry)
-        kind = cast(type[Passthrough], row.kind)
-        return kind(self, row.path, ino, row.identity)
+        return cast(type[Passthrough], row.kind)(self, row.path, row.ino, row.identity)
+
+    def node_path(self, ino: int) -> str:
+        """Return the path of the node that has what *ino* is, or is part of; raises `StaleError`."""
+        return self._entry_of(self.inodes.row(ino)).node_path if in_table(ino) else self._ranges.find(ino).path
 
     def directory_entry(self, path: str) -> Directory:
         """Return the directory *path*, whatever its number."""
@@ -114,7 +132,11 @@ class Filesystem:
     def path_of(self, ino: int) -> str:
         """Return where *ino* is on the mount, for messages."""
         try:
-            return self.entry(ino).path
+            if in_table(ino):
+                return self._entry_of(self.inodes.row(ino)).path
+            numbers = self._ranges.find(ino)
+            tree = numbers.tree()
+            return tree.at(numbers.position(ino), ino).path if tree is not None else numbers.path
         except ShardfsError:
             return f"inode {ino}"
 
@@ -122,14 +144,14 @@ class Filesystem:
 
     async def lookup(self, parent: int, name: bytes) -> Attributes:
         """Return the attributes of *name* in the directory *parent*; number 0 stands for no such name."""
-        attributes = await self.entry(parent).lookup(os.fsdecode(name))
+        attributes = await (await self.entry(parent)).lookup(os.fsdecode(name))
         self.retain(attributes.ino)
         return attributes
 
     async def attributes(self, ino: int) -> Attributes:
         """Return the attributes of *ino*; a superseded version answers for as long as it is open."""
         try:
-            return await self.entry(ino).attributes()
+            return await (await self.entry(ino)).attributes()
         except ShardfsError:
             # A reader must be told the size of what it reads; a writer knows what it wrote.
             handles = self.readers(ino) or [handle for handle in self._open_files.values() if handle.ino == ino]
@@ -139,15 +161,15 @@ class Filesystem:
 
     async def read_link(self, ino: int) -> bytes:
         """Return the target of a symbolic link."""
-        return await self.entry(ino).read_link()
+        return await (await self.entry(ino)).read_link()
 
     async def attribute(self, ino: int, name: bytes) -> bytes:
         """Return an extended attribute; raises `NoAttributeError`."""
-        return await self.entry(ino).attribute(name)
+        return await (await self.entry(ino)).attribute(name)
 
     async def attribute_names(self, ino: int) -> Sequence[bytes]:
         """Return the names of the extended attributes."""
-        return await self.entry(ino).attribute_names()
+        return await (await self.entry(ino)).attribute_names()
 
     def retain(self, ino: int) -> None:
         """Count a reference of the kernel to *ino*."""
@@ -163,7 +185,7 @@ class Filesystem:
 
     async def open(self, ino: int) -> tuple[int, FileHandle]:
         """Open a file; returns the number of the handle too."""
-        handle = await self.entry(ino).open()
+        handle = await (await self.entry(ino)).open()
         return self.add_file(handle), handle
 
     def add_file(self, handle: FileHandle) -> int:
@@ -206,10 +228,11 @@ class Filesystem:
         Raises `StaleError` for one of an array that has changed: the kernel looks the path up again then, which it does
         not do when a listing fails.
         """
-        self.entry(ino)
+        self.node_path(ino)
 
-        def listing(cookie: int) -> AsyncGenerator[Batch, None]:
-            return self.entry(ino).list(cookie)
+        async def listing(cookie: int) -> AsyncGenerator[Batch, None]:
+            async for batch in (await self.entry(ino)).list(cookie):
+                yield batch
 
         self._last_handle += 1
         self._open_directories[self._last_handle] = DirectoryHandle(ino, listing)
@@ -234,28 +257,52 @@ class Filesystem:
     # Arrays and documents.
 
     def chunk_tree(self, node: Node) -> ChunkTree | None:
-        """Return the chunk tree of an array: the same one for as long as its chunks lie where they lie."""
-        known = self._chunk_trees.get(node.path)
+        """Return the chunk tree of an array: with the same numbers for as long as its chunks lie where they lie."""
         chunk_view = self.view.chunk_view(node)
-        if known is not None and chunk_view is not None and chunk_view.has_chunks_of(known.chunk_view):
-            known.chunk_view = chunk_view
-            return known
-        if known is not None:
-            self.numbers.remove(self._chunk_trees.pop(node.path).number)
         if chunk_view is None:
+            self._ranges.remove(node.path)
             return None
-        tree = self._chunk_trees[node.path] = ChunkTree(self, chunk_view)
+        numbers = self._ranges.at(node.path)
+        tree = numbers.tree() if numbers is not None else None
+        if tree is not None and chunk_view.has_chunks_of(tree.chunk_view):
+            tree.chunk_view = chunk_view
+            if tree is not self._last_used:
+                self._use(tree)
+            return tree
+        encoding, grid = chunk_view.key_encoding, chunk_view.array.grid
+        positions = ChunkNumbering.of(grid.grid_shape, nested=encoding.is_nested(grid.ndim))
+        if numbers is None or tree is not None or numbers.key != chunk_view.key:
+            numbers = self._ranges.add(node.path, chunk_view.key, positions.count)
+        elif numbers.layout() is not chunk_view.array.layout:
+            numbers.epoch += 1  # which versions of chunks were seen before is forgotten
+        tree = ChunkTree(self, chunk_view, positions, numbers)
+        numbers.tree, numbers.layout = ref(tree), ref(chunk_view.array.layout)
+        self._use(tree)
         return tree
+
+    def _use(self, tree: ChunkTree) -> None:
+        """Keep *tree* for longer than those that were not used for long; the numbers of such are known still."""
+        self._last_used = tree
+        self._recent[tree] = None
+        self._recent.move_to_end(tree)
+        for _ in range(2):  # those that stay go round
+            if len(self._recent) > _MAX_RECENT:
+                oldest, _ = self._recent.popitem(last=False)
+                if oldest.has_history and self._ranges.at(oldest.path) is oldest.numbers:
+                    self._recent[oldest] = None
 
     async def present(self, chunks: ChunkTree) -> ChunkTree:
         """Return the chunk tree that the array of *chunks* has now; raises `StaleError` if it is none any more."""
-        try:
-            found = self.chunk_tree(await self.hierarchy.node(chunks.path))
-        except NotFoundError:
-            found = None
+        found = self.chunk_tree(await self._node(chunks.path))
         if found is None:
             raise StaleError(f"the array {chunks.path or 'at the root'} is gone")
         return found
+
+    async def _node(self, path: str) -> Node:
+        try:
+            return await self.hierarchy.node(path)
+        except NotFoundError:
+            raise StaleError(f"the array {path or 'at the root'} is gone") from None
 
     async def directory_attributes(self, path: str, root: str) -> Attributes:
         """Return the attributes of the directories above an array's chunks; the number is not set.
@@ -288,8 +335,7 @@ class Filesystem:
         """Follow a directory that was moved in the store, with all below it."""
         self.inodes.moved_directory(old, new)
         self.texts.move(old, new)
-        for path in [path for path in self._chunk_trees if is_below(path, old) or is_below(path, new)]:
-            self.numbers.remove(self._chunk_trees.pop(path).number)
+        self._ranges.remove_below(old, new)
 
     def became_chunks(self, chunks: ChunkTree) -> None:
         """Let the directories that became ones of *chunks* go on under their numbers: programs work in them."""

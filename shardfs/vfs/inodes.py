@@ -1,52 +1,38 @@
 """Inode numbers: computed for chunks, and rows of a table for everything else.
 
-A number is 64 bits: tree (18 bits), generation (10 bits), position (36 bits).  In a chunk tree, which has a tree
-number from 1 on, the position is that of a chunk or of a directory above chunks, and the generation tells versions of a
-chunk apart; so a chunk's number is computed and no table is needed, however many there are.  Tree 0 is everything
-else: its other 46 bits count up, in the table below.
+Numbers below 2^46 count up, in a table.  Those from there on are given to arrays in ranges, as large as each needs: a
+number is generation and position in the range of its array.  The position is that of a chunk or of a directory above
+chunks, and the generation tells versions of a chunk apart.  So a chunk's number is computed, however many there are.
 """
 
-from collections.abc import Hashable
+from bisect import bisect_right
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import StaleError, StoreError
-from shardfs.format.lens.unsharded import POSITION_BITS
 
-GENERATION_BITS: Final = 10
-TREE_BITS: Final = 64 - GENERATION_BITS - POSITION_BITS
-TREE_SHIFT: Final = GENERATION_BITS + POSITION_BITS
-POSITION_MASK: Final = (1 << POSITION_BITS) - 1
-GENERATION_MASK: Final = (1 << GENERATION_BITS) - 1
-MISSING: Final = GENERATION_MASK
+GENERATIONS: Final = 1024
+MISSING: Final = GENERATIONS - 1
 """The generation of a chunk that is shown and not stored."""
+_FIRST: Final = 1 << 46
+_END: Final = 1 << 64
 
 ROOT: Final = 1
 GONE: Final = "gone"
 """The identity of a stored file or directory that has no name any more, whatever its path stands for."""
 
 T = TypeVar("T")
-E = TypeVar("E")
 
 
-def pack(tree: int, generation: int, position: int) -> int:
-    """Return the inode number of *position* in a chunk tree; generations repeat after 1024."""
-    return tree << TREE_SHIFT | (generation & GENERATION_MASK) << POSITION_BITS | position
-
-
-def pack_version(tree: int, generation: int, position: int) -> int:
-    """Return the number of a version of a stored chunk; its generations repeat after 1023, and are never `MISSING`."""
-    return pack(tree, generation % MISSING, position)
-
-
-def unpack(ino: int) -> tuple[int, int, int]:
-    """Return tree, generation and position, of which `pack` made *ino*."""
-    return ino >> TREE_SHIFT, ino >> POSITION_BITS & GENERATION_MASK, ino & POSITION_MASK
+def _nothing() -> None:
+    return None
 
 
 def in_table(ino: int) -> bool:
     """Whether *ino* belongs to the table, not to a chunk tree."""
-    return ino < 1 << TREE_SHIFT
+    return ino < _FIRST
 
 
 @dataclass(slots=True, eq=False)
@@ -343,28 +329,74 @@ class Inodes:
         self._let_go(row)
 
 
-class TreeNumbers(Generic[T]):
-    """Numbers of chunk trees.  A number is never used again, so an inode of a tree that is gone is stale for good."""
+@dataclass(slots=True, eq=False)
+class ArrayNumbers(Generic[T]):
+    """The numbers of the array at *path*: *npositions* of each generation, from *start* on.
+
+    *key* tells whether an array there has the same chunks still; *tree* is what shows them, as long as somebody uses it
+    or did a moment ago.  *epoch* counts how often its *layout* was forgotten, and with it which versions were seen.
+    """
+
+    path: str
+    key: bytes
+    npositions: int
+    start: int
+    tree: Callable[[], T | None] = _nothing
+    layout: Callable[[], object] = _nothing
+    epoch: int = 0
+
+    def ino(self, generation: int, position: int) -> int:
+        """Return the number of *position*; generations repeat after 1024."""
+        return self.start + generation % GENERATIONS * self.npositions + position
+
+    def version(self, generation: int, position: int) -> int:
+        """Return the number of a version of a stored chunk; its generations repeat after 1023, never `MISSING`."""
+        return self.ino((generation + self.epoch) % MISSING, position)
+
+    def position(self, ino: int) -> int:
+        """Return the position, of which `ino` made a number."""
+        return (ino - self.start) % self.npositions
+
+
+class ArrayRanges(Generic[T]):
+    """Who has which numbers.  None is given again, so an inode of an array that is gone is stale for good."""
 
     def __init__(self) -> None:
-        self._trees: dict[int, T] = {}
-        self._last = 0
+        self._starts: list[int] = []
+        self._known: list[ArrayNumbers[T]] = []
+        self._by_path: dict[str, ArrayNumbers[T]] = {}
+        self._next = _FIRST
 
-    def add(self, tree: T) -> int:
-        """Number a new tree."""
-        if self._last + 1 >= 1 << TREE_BITS:
-            raise StoreError(f"more than {1 << TREE_BITS} arrays were opened through this mount; mount again")
-        self._last += 1
-        self._trees[self._last] = tree
-        return self._last
+    def add(self, path: str, key: bytes, npositions: int) -> ArrayNumbers[T]:
+        """Give numbers to the array at *path*, in place of those that one there had."""
+        if self._next + npositions * GENERATIONS > _END:
+            raise StoreError("the arrays that were opened through this mount have used all inode numbers; mount again")
+        self.remove(path)
+        numbers = self._by_path[path] = ArrayNumbers(path, key, npositions, self._next)
+        self._next += npositions * GENERATIONS
+        self._starts.append(numbers.start)
+        self._known.append(numbers)
+        return numbers
 
-    def remove(self, number: int) -> None:
-        """Make the inodes of a tree stale."""
-        self._trees.pop(number, None)
+    def at(self, path: str) -> ArrayNumbers[T] | None:
+        """Return the numbers of the array at *path*."""
+        return self._by_path.get(path)
 
-    def tree(self, number: int) -> T:
-        """Return the tree with *number*."""
-        try:
-            return self._trees[number]
-        except KeyError:
-            raise StaleError("the array has changed") from None
+    def remove(self, path: str) -> None:
+        """Make the inodes of an array stale."""
+        numbers = self._by_path.pop(path, None)
+        if numbers is not None:
+            i = bisect_right(self._starts, numbers.start) - 1
+            del self._starts[i], self._known[i]
+
+    def remove_below(self, *paths: str) -> None:
+        """Make the inodes of the arrays at and below *paths* stale."""
+        for path in [path for path in self._by_path if any(is_below(path, above) for above in paths)]:
+            self.remove(path)
+
+    def find(self, ino: int) -> ArrayNumbers[T]:
+        """Return the numbers of which *ino* is one; raises `StaleError`."""
+        i = bisect_right(self._starts, ino) - 1
+        if i < 0 or ino - self._starts[i] >= self._known[i].npositions * GENERATIONS:
+            raise StaleError("the array has changed")
+        return self._known[i]

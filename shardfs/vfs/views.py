@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -61,6 +62,12 @@ class ChunkView(NamedTuple):
     key_encoding: ChunkKeyEncoding
     codec: ChunkCodec | None
     missing: Missing | None = None
+
+    @property
+    def key(self) -> bytes:
+        """What is the same for chunks that lie where these lie, mean what they mean, and show alike."""
+        said = (self.array.grid, self.array.layout.key_encoding, self.key_encoding, self.codec is None)
+        return blake2b(repr(said).encode() + self.array.fingerprint, digest_size=16).digest()
 
     @property
     def shown_missing(self) -> Missing | None:

@@ -7,55 +7,60 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shardfs.errors import StaleError
-from shardfs.format.lens.unsharded import POSITION_BITS
-from shardfs.vfs.inodes import (
-    GENERATION_BITS,
-    GONE,
-    MISSING,
-    ROOT,
-    TREE_BITS,
-    Inodes,
-    TreeNumbers,
-    in_table,
-    pack,
-    pack_version,
-    unpack,
-)
-
-trees = st.integers(1, 2**TREE_BITS - 1)
-generations = st.integers(0, 2**GENERATION_BITS - 1)
-positions = st.integers(0, 2**POSITION_BITS - 1)
+from shardfs.errors import StaleError, StoreError
+from shardfs.vfs.inodes import GONE, MISSING, ROOT, ArrayRanges, Inodes, in_table
 
 
-@given(trees, generations, positions)
-def test_unpacking_undoes_packing(tree: int, generation: int, position: int) -> None:
-    ino = pack(tree, generation, position)
-    assert 0 < ino < 2**64
-    assert unpack(ino) == (tree, generation, position)
-    assert not in_table(ino)
+@given(st.lists(st.integers(1, 2**36), min_size=1, max_size=8), st.data())
+def test_numbers_of_arrays_are_unique_and_have_an_inverse(sizes: list[int], data: st.DataObject) -> None:
+    ranges: ArrayRanges[str] = ArrayRanges()
+    arrays = [ranges.add(str(n), b"", size) for n, size in enumerate(sizes)]
+    for numbers in arrays:
+        generation = data.draw(st.integers(0, 2**20))
+        position = data.draw(st.integers(0, numbers.npositions - 1))
+        ino = numbers.ino(generation, position)
+        assert 2**46 <= ino < 2**64
+        assert not in_table(ino)
+        assert ranges.find(ino) is numbers
+        assert numbers.position(ino) == position
+        assert ino == numbers.ino(generation + 1024, position) != numbers.ino(generation + 1, position)
+        version = numbers.version(generation, position)
+        assert version == numbers.version(generation + 1023, position) != numbers.version(generation + 1, position)
+        assert version != numbers.ino(MISSING, position)
 
 
-@given(trees, st.integers(0, 10**6), positions)
-def test_generations_repeat_without_touching_the_rest(tree: int, generation: int, position: int) -> None:
-    assert unpack(pack(tree, generation, position)) == (tree, generation % 1024, position)
-
-
-@given(trees, st.integers(0, 2**20), positions)
-def test_no_version_of_a_stored_chunk_has_the_number_of_one_that_is_not_stored(
-    tree: int, generation: int, position: int
-) -> None:
-    ino = pack_version(tree, generation, position)
-    assert ino != pack(tree, MISSING, position)
-    assert ino == pack_version(tree, generation + 1023, position) != pack_version(tree, generation + 1, position)
-
-
-def test_the_bits_are_64() -> None:
-    assert TREE_BITS + GENERATION_BITS + POSITION_BITS == 64
-    assert unpack(2**64 - 1) == (2**18 - 1, 2**10 - 1, 2**36 - 1)
+def test_what_is_counted_up_is_no_array() -> None:
     assert in_table(ROOT)
     assert in_table(2**46 - 1)
     assert not in_table(2**46)
+
+
+def test_an_array_in_place_of_another_has_other_numbers() -> None:
+    ranges: ArrayRanges[str] = ArrayRanges()
+    first, other, second = ranges.add("a/b", b"1", 10), ranges.add("c", b"1", 10), ranges.add("a/b", b"2", 10)
+    assert ranges.at("a/b") is second
+    assert ranges.find(second.ino(0, 9)) is second
+    assert ranges.find(other.ino(1023, 9)) is other
+    for ino in (first.ino(0, 0), second.ino(1023, 9) + 1, 2**46 - 1):
+        with pytest.raises(StaleError):
+            ranges.find(ino)
+    ranges.remove_below("a", "x")
+    assert ranges.at("a/b") is None
+    with pytest.raises(StaleError):
+        ranges.find(second.ino(0, 0))
+
+
+def test_arrays_take_no_more_numbers_than_they_need() -> None:
+    ranges: ArrayRanges[str] = ArrayRanges()
+    last = max((ranges.add(str(n), b"", 10**6) for n in range(1000)), key=lambda numbers: numbers.start)
+    assert last.start + 1024 * 10**6 < 2**64 / 15_000
+
+
+def test_numbers_run_out_with_a_message() -> None:
+    ranges: ArrayRanges[str] = ArrayRanges()
+    ranges.add("large", b"", 2**54 - 2**37)
+    with pytest.raises(StoreError, match="mount again"):
+        ranges.add("one more", b"", 2**37)
 
 
 PATHS = [f"{directory}{name}" for directory in ("", "d/", "d/e/", "f/") for name in "ab"] + ["d", "d/e", "f"]
@@ -176,16 +181,3 @@ def test_names_of_one_file_share_its_number_and_the_last_of_them_are_known() -> 
     table.removed("c")
     assert (table.row(ino).identity, table.name_of(ino)) == (GONE, "")
     assert table.number("file", "c", "identity", key="identity") != ino, "a number of what is gone is not given again"
-
-
-def test_a_number_of_a_tree_is_never_used_again() -> None:
-    numbers: TreeNumbers[str] = TreeNumbers()
-    first = numbers.add("first")
-    numbers.remove(first)
-    second = numbers.add("second")
-    assert second != first
-    assert numbers.tree(second) == "second"
-    for number in (first, 99):
-        with pytest.raises(StaleError):
-            numbers.tree(number)
-    numbers.remove(first)

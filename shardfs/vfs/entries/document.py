@@ -86,7 +86,7 @@ class Document(Published):
             return None
         if not found.ino:
             return None
-        handle = await self.fs.entry(found.ino).open()
+        handle = await (await self.fs.entry(found.ino)).open()
         if isinstance(handle, PassthroughHandle):  # it is shown as it is stored
             handle = DocumentHandle(handle.attributes, bytes(await handle.read(0, MAX_DOCUMENT_NBYTES + 1)))
         assert isinstance(handle, DocumentHandle)
