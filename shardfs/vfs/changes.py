@@ -250,7 +250,7 @@ class Changes:
             turns = self._locks.turns
             old, is_directory = await self._locks.settled(partial(self._moving, parent, name))
             if is_directory:
-                await self.writer.committer.flush(below=old.path)
+                await self.writer.commits.flush(below=old.path)
             for buffer in self.buffers.all_of(old) if isinstance(old, Published) else ():
                 if buffer.state is State.DIRTY or buffer.is_new:
                     await self._publish(buffer)
@@ -377,7 +377,7 @@ class Changes:
 
     async def sync_directory(self, ino: int) -> None:
         """Make durable what was published, and the names in a directory."""
-        await self.writer.sync()
+        await self.writer.log.sync()
         await (await self._fs.entry(ino)).sync()
 
     async def flush_all(self) -> None:
