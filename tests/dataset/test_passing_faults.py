@@ -12,7 +12,8 @@ import trio.testing
 
 from shardfs.dataset import hierarchy
 from shardfs.errors import AccessDeniedError, StoreError
-from shardfs.stores.local.tree import LocalSnapshot, LocalStore
+from shardfs.stores.local.snapshot import LocalSnapshot
+from shardfs.stores.local.tree import LocalStore
 from tests.support.datasets import age
 from tests.support.gated import GatedStore
 from tests.support.opened import in_trio, open_source

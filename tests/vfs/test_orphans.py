@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from shardfs.dataset import room
+from shardfs.dataset import commit
 from shardfs.dataset.state import StateDirectory
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.inodes import ROOT
@@ -21,7 +21,7 @@ from tests.support.opened import in_trio
 async def test_more_than_may_be_pending_is_brought_into_shards_before_a_mount_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "MAX_PENDING", 3)
+    monkeypatch.setattr(commit, "MAX_PENDING", 3)
     root = tmp_path / "source"
     make_source(root)
     aside = root / StateDirectory(str(root)).staged_key / "unchecked/.chunks/c"
