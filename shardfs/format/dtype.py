@@ -123,7 +123,7 @@ def item_nbytes(data_type: Json) -> int | None:
 
 
 def chunk_nbytes(data_type: Json, chunk_shape: tuple[int, ...]) -> int | None:
-    """Return the size of a chunk of *chunk_shape* as plain array bytes; None where it is not known."""
+    """Return the size of a chunk of *chunk_shape* when it is decoded; None where it is not known."""
     nbytes = item_nbytes(data_type)
     return None if nbytes is None else nbytes * math.prod(chunk_shape)
 

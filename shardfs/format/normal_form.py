@@ -68,8 +68,8 @@ def normal_codecs(codecs: Sequence[Extension], data_type: Json, depth: int = 0) 
         configuration = {name: value for name, value in codec.configuration.items() if name not in members}
         if codec.name == "bytes":
             # Behind a codec that is not known, elements may be of another type.
-            plain = all(before["name"] == "transpose" for before in normal)
-            configuration = _normal_bytes(configuration, data_type if plain else None)
+            is_known = all(before["name"] == "transpose" for before in normal)
+            configuration = _normal_bytes(configuration, data_type if is_known else None)
         elif codec.name == SHARDING and depth < MAX_LEVELS:
             configuration = _normal_sharding(configuration, data_type, depth + 1)
         normal.append({"name": codec.name, "configuration": configuration})

@@ -59,7 +59,7 @@ def require_decoded(edited: ArrayMetadata) -> None:
         raise RefusedError(str(error)) from None
     names = ", ".join(codec.name for codec in edited.codecs)
     raise RefusedError(
-        f"codecs {names}: chunks are plain here; make the array without compressor and filters, little-endian "
+        f"codecs {names}: chunks are decoded here; make the array without compressor and filters, little-endian "
         "and in C order"
     )
 

@@ -142,7 +142,7 @@ def there_and_back(document: dict[str, Any]) -> dict[str, Any]:
     return resharded(unsharded(document) or document, stored_nodes(document))
 
 
-def plain_and_back(document: dict[str, Any], stored: dict[str, Any] | None) -> dict[str, Any]:
+def decoded_and_back(document: dict[str, Any], stored: dict[str, Any] | None) -> dict[str, Any]:
     shown = DECODED.get(document) or document
     nodes = stored_nodes(document)
     return DECODED.put(stored, shown, nodes)
@@ -173,9 +173,9 @@ def test_what_is_not_edited_is_stored_as_it_was(document: dict[str, Any]) -> Non
 
 @given(groups)
 def test_copies_of_arrays_that_are_not_shown_stay(document: dict[str, Any]) -> None:
-    """Among the leaves are arrays that have no plain form, and those that no view shows."""
+    """Among the leaves are arrays that have no decoded form, and those that no view shows."""
     if len(stored_nodes(document)) == count_copies(document):
-        assert json.dumps(plain_and_back(document, document)) == json.dumps(document)
+        assert json.dumps(decoded_and_back(document, document)) == json.dumps(document)
 
 
 def count_copies(document: Any) -> int:
@@ -229,7 +229,7 @@ def test_what_is_not_shown_survives_an_edit_of_the_group() -> None:
     assert back(shown, None) == group({"a": BASE, "g": group({"x": PLAIN})})
 
 
-def test_an_edited_copy_of_plain_chunks_is_stored_with_the_codecs_of_the_array() -> None:
+def test_an_edited_copy_of_decoded_chunks_is_stored_with_the_codecs_of_the_array() -> None:
     compressed = array((4,), (2,), LITTLE, extension("gzip", level=1))
     for stored in (BASE, compressed, PLAIN):
         copy = {**Decoded().get(parsed(stored)), "attributes": {"edited": 1}}

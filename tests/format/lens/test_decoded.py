@@ -1,4 +1,4 @@
-"""Documents of plain chunks: readers open them, edits find their way back, and no other chunk is taken for plain."""
+"""Documents of decoded chunks: readers open them, edits find their way back, and no other chunk is taken for one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shown(document: Any) -> UnshardedArray:
 
 
 @every_case
-def test_readers_see_the_array_in_plain_chunks(case: Case, tmp_path: Path) -> None:
+def test_readers_see_the_array_in_decoded_chunks(case: Case, tmp_path: Path) -> None:
     encoded = case.encode()
     unsharded = shown(case.document)
     if any(name in json.dumps(case.document) for name in UNDECODABLE):
@@ -59,10 +59,10 @@ def test_readers_see_the_array_in_plain_chunks(case: Case, tmp_path: Path) -> No
     for coords, payload in encoded.inner.items():
         path = tmp_path / unsharded.key_encoding.encode(coords)
         path.parent.mkdir(parents=True, exist_ok=True)
-        plain = codec.decode(payload)
-        assert len(plain) == codec.nbytes
-        assert bytes(codec.decode(codec.encode(plain))) == bytes(plain)
-        path.write_bytes(plain)
+        decoded = codec.decode(payload)
+        assert len(decoded) == codec.nbytes
+        assert bytes(codec.decode(codec.encode(decoded))) == bytes(decoded)
+        path.write_bytes(decoded)
     for name, read in READERS.items():
         if name == "zarr" or case.name not in UNKNOWN_TO_TENSORSTORE:
             assert_same(read(tmp_path), encoded.values)
@@ -102,7 +102,7 @@ STORED = [
 
 
 @pytest.mark.parametrize("stored", STORED, ids=lambda stored: json.dumps(stored["codecs"])[:40])
-def test_edits_of_a_plain_document_are_edits_of_the_stored_one(stored: dict[str, Any]) -> None:
+def test_edits_of_a_decoded_document_are_edits_of_the_stored_one(stored: dict[str, Any]) -> None:
     changes = {"attributes": {"edited": 2**70}, "shape": [9, 3], "fill_value": 5, "dimension_names": ["y", None]}
     unsharded = shown(stored)
     document = decoded_document(unsharded)
@@ -133,7 +133,7 @@ NOT_PLAIN: list[list[Any]] = [
 
 
 @pytest.mark.parametrize("codecs", NOT_PLAIN, ids=lambda codecs: json.dumps(codecs)[:60])
-def test_what_does_not_say_that_chunks_are_plain_is_refused(codecs: list[Any]) -> None:
+def test_what_does_not_say_that_chunks_are_decoded_is_refused(codecs: list[Any]) -> None:
     unsharded = shown(BASE)
     written = parsed(decoded_document(unsharded) | {"codecs": codecs})
     for refused in (lambda: accept_decoded(unsharded, written), lambda: require_decoded(written)):
