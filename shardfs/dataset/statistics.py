@@ -1,7 +1,7 @@
 """Counts of what a mount did, for `shardfs stats` and for tests that assert exact numbers."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
@@ -29,20 +29,5 @@ class Statistics:
 
     def as_dict(self) -> dict[str, object]:
         """Return the counts as plain values."""
-        return {
-            "requests": dict(sorted(self.requests.items())),
-            "errors": dict(sorted(self.errors.items())),
-            "bytes_read": self.bytes_read,
-            "index_loads": self.index_loads,
-            "index_bytes": self.index_bytes,
-            "index_hits": self.index_hits,
-            "whole_shard_decodes": self.whole_shard_decodes,
-            "decoded_chunks": self.decoded_chunks,
-            "decoded_bytes": self.decoded_bytes,
-            "decode_hits": self.decode_hits,
-            "replaced_shards": self.replaced_shards,
-            "published": self.published,
-            "commits": self.commits,
-            "committed_chunks": self.committed_chunks,
-            "committed_bytes": self.committed_bytes,
-        }
+        counts = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**counts, "requests": dict(sorted(self.requests.items())), "errors": dict(sorted(self.errors.items()))}

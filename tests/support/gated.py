@@ -29,9 +29,9 @@ class _GatedSnapshot:
         self._key = key
         self._store = store
 
-    async def read(self, offset: int, nbytes: int) -> Any:
+    async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Any:
         await self._store.hook(self._key, offset, nbytes)
-        return await self._inner.read(offset, nbytes)
+        return await self._inner.read(offset, nbytes, extent)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
