@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
 
 import trio
 
@@ -27,7 +27,7 @@ LARGE_NBYTES: Final = 256 * 2**10
 
 _MAX_MEMORY: Final = 2 * 2**30
 _MAX_KEPT: Final = 192 * 2**20  # a worker that came to need more is replaced by a small one
-_HEADER: Final = struct.Struct("<QQ")  # length of what follows, memory that was needed
+_HEADER: Final = struct.Struct("<QQ")  # length of a reply, memory that was needed by then
 _PIECE_NBYTES: Final = 2**20
 
 
@@ -43,11 +43,10 @@ class Worker:
 
         Raises `StoreError` if the process dies of it.
         """
-        request = pickle.dumps((function, args, kwargs), protocol=5)
         async with self._turn:
             process = self._process = self._process or await _start()
             try:
-                memory, result, error = await _ask(process, request)
+                memory, result, error = await _ask(process, (function, args, kwargs))
             except (trio.BrokenResourceError, EOFError):
                 await self.end()
                 log.error("the process that works on large documents died (status %s)", process.returncode)  # noqa: TRY400
@@ -89,11 +88,11 @@ async def _start() -> trio.Process:
         raise StoreError(f"no process can be started to work on a large document: {error}") from None
 
 
-async def _ask(process: trio.Process, request: bytes) -> tuple[int, Any, ShardfsError | None]:
+async def _ask(process: trio.Process, request: object) -> tuple[int, Any, ShardfsError | None]:
     """Return what the process needed of memory by now, and result or error of a request."""
     assert process.stdin is not None
     assert process.stdout is not None
-    await process.stdin.send_all(_HEADER.pack(len(request), 0) + request)
+    await process.stdin.send_all(pickle.dumps(request, protocol=5))
     reply = bytearray()
     nbytes = _HEADER.size
     memory = 0
@@ -111,21 +110,20 @@ async def _ask(process: trio.Process, request: bytes) -> tuple[int, Any, Shardfs
 
 def _serve() -> None:
     """Answer requests from standard input on standard output until that ends."""
-    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    requests, replies = os.fdopen(0, "rb", closefd=False), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
-    while header := requests.read(_HEADER.size):
-        reply = _reply(requests.read(_HEADER.unpack(header)[0]))
+    while requests.peek(1):
+        reply = _reply(requests)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
         replies.write(_HEADER.pack(len(reply), memory))
         replies.write(reply)
         replies.flush()
 
 
-def _reply(request: bytes) -> bytes:
+def _reply(requests: BinaryIO) -> bytes:
     try:
-        function, args, kwargs = pickle.loads(request)  # noqa: S301 - from the process that started this one
-        del request
+        function, args, kwargs = pickle.load(requests)  # noqa: S301 - from the process that started this one
         return pickle.dumps((function(*args, **kwargs), None), protocol=5)
     except ShardfsError as error:
         return pickle.dumps((None, error))

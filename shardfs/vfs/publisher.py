@@ -3,7 +3,7 @@
 import logging
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -12,6 +12,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.maintenance.shrink import empty_outside
 from shardfs.dataset.maintenance.walk import prune
+from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     ExistsError,
@@ -25,10 +26,10 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
-from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, Json, encode_json
-from shardfs.format.lens.consolidated import Consolidated, every_copy
+from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, encode_json
+from shardfs.format.lens.consolidated import Consolidated, copies_told, copies_told_in, put_text
 from shardfs.format.lens.unsharded import check_resized, shard_new
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_node
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata
 from shardfs.stores.base import Expected, Kind, is_reserved, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.entries.document import Document as DocumentEntry
@@ -85,8 +86,13 @@ class Publisher:
         publication = _Publication(name, written, mode, exclusive)
         try:
             node = await self._without_emptied(node, name, written)
-            edited = await self._edit(node, name, written)
-            if edited is None:
+            told = None
+            if len(written) > LARGE_NBYTES and name.name == DOCUMENT:
+                told = await self._fs.worker.call(copies_told_in, written)
+            edited = await self._edit(node, name, written) if told is None else None
+            if told is not None:
+                await self._publish_large_group(node, told, publication)
+            elif edited is None:
                 await self._store_as_written(node, publication)
             else:
                 _require_seen(shown, node, edited)
@@ -185,20 +191,32 @@ class Publisher:
             await self._require_no_chunks(node, "a group")
             before = node.stored
             stored = before.document if isinstance(before, GroupMetadata) else None
-            copies = await self._stored_copies(node.path, edited.document)
-            self._expect_shards(node.path, edited.document, copies)
-            document = self._reshard_copies(node.path, edited.document, stored, copies)
-            await self._store(node, document, edited.document, publication)
+            told = copies_told(edited.document)
+            nodes = await self._nodes_told(node.path, told)
+            self._expect_shards(node.path, told, nodes)
+            document = self._put_copies(node.path, stored, edited.document, nodes)
+            await self._store_document(node, document, edited.document, publication)
         elif edited.is_sharded:
             await self._require_no_chunks(node, "a sharded array")
             self._fs.hierarchy.show_as_stored(node.path)
-            await self._store(node, edited.document, edited.document, publication)
+            await self._store_document(node, edited.document, edited.document, publication)
         elif array is not None and isinstance(stored_array := node.stored or node.metadata, ArrayMetadata):
             await self._edit_array(node, array, stored_array, edited, publication)
         elif node.document is None:
             await self._new_array(node, edited, publication)
         else:
-            await self._store(node, edited.document, edited.document, publication)
+            await self._store_document(node, edited.document, edited.document, publication)
+
+    async def _publish_large_group(self, node: Node, told: Mapping[str, bool], publication: _Publication) -> None:
+        """Do what `_publish` does, and work on the documents in another process."""
+        await self._require_no_chunks(node, "a group")
+        nodes = await self._nodes_told(node.path, told)
+        self._expect_shards(node.path, told, nodes)
+        texts = {path: _text_of(found) for path, found in nodes.items() if found.metadata is not None}
+        lens = Consolidated(self._view.lens, self._fs.hierarchy.as_stored(node.path))
+        stored = node.document if isinstance(node.metadata, GroupMetadata) else None
+        content = await self._fs.worker.call(put_text, lens, stored, publication.written, texts)
+        await self._store(node, content, publication)
 
     async def _edit_array(
         self, node: Node, array: Array, stored: ArrayMetadata, edited: ArrayMetadata, publication: _Publication
@@ -208,15 +226,15 @@ class Publisher:
         document = self._view.lens.put(stored, edited)
         check_resized(stored, document)
         if edited.shape == stored.shape:
-            await self._store(node, document, edited.document, publication)
+            await self._store_document(node, document, edited.document, publication)
             return
         await commits.flush(below=node.path)  # a new shape is a new numbering of chunks
         if all(new >= old for new, old in zip(edited.shape, stored.shape, strict=True)):
-            await self._store(node, document, edited.document, publication)
+            await self._store_document(node, document, edited.document, publication)
             return
         shrink = await self._writer.shrink(node.path, stored.shape)
         try:
-            await self._store(node, document, edited.document, publication)
+            await self._store_document(node, document, edited.document, publication)
         except StoreError:  # it may be stored after all, and the next mount finds out
             raise
         except ShardfsError:
@@ -242,7 +260,7 @@ class Publisher:
             document = dict(edited.document)
         await self._staging.put_aside(node.path, self._view.key_encoding(node, edited), edited.ndim)
         self._fs.hierarchy.show_unsharded(node.path)
-        await self._store(node, document, edited.document, publication)
+        await self._store_document(node, document, edited.document, publication)
         chunks = self._fs.chunk_tree(await self._fs.hierarchy.node(node.path))
         if chunks is not None:
             self._fs.hierarchy.begin(chunks.array.layout)
@@ -250,10 +268,15 @@ class Publisher:
         await self._staging.absorb(node.path)
         await self._refresh_copies(node.path)
 
-    async def _store(self, node: Node, document: Document, edited: Document, publication: _Publication) -> None:
+    async def _store_document(
+        self, node: Node, document: Document, edited: Document, publication: _Publication
+    ) -> None:
         """Store *document*, the text that was written if that says the same as *edited*, which it stands for."""
+        is_same = publication.name.name == DOCUMENT and document == edited
+        await self._store(node, publication.written if is_same else encode_json(document), publication)
+
+    async def _store(self, node: Node, content: bytes, publication: _Publication) -> None:
         is_v3 = publication.name.name == DOCUMENT
-        content = publication.written if is_v3 and document == edited else encode_json(document)
         exclusive = publication.exclusive and node.document is None
         key = join_key(node.path, DOCUMENT)
         # What these say will be in the document.
@@ -312,35 +335,34 @@ class Publisher:
                     await store.unlink(join_key(node.path, entry.name))
         array.forget_listing()
 
-    async def _stored_copies(self, path: str, document: Document) -> dict[str, Json]:
-        """Return the stored documents of the nodes that a group's document has copies of, if they have any."""
-        copies: dict[str, Json] = {}
-        for relative, _ in every_copy(document):
-            if ".." not in relative.split("/"):
-                with suppress(NotFoundError, NotADirectoryHereError):
-                    found = await self._fs.hierarchy.node(join_key(path, relative.strip("/")))
-                    stored = found.stored
-                    copies[relative] = stored.document if stored is not None else None
-        return copies
+    async def _nodes_told(self, path: str, told: Iterable[str]) -> dict[str, Node]:
+        """Return the nodes that the document of the group at *path* tells of, if there are any."""
+        found: dict[str, Node] = {}
+        for relative in told:
+            await trio.lowlevel.checkpoint()  # there may be thousands
+            if ".." in relative.split("/"):
+                continue
+            with suppress(NotFoundError, NotADirectoryHereError):
+                found[relative] = await self._fs.hierarchy.node(join_key(path, relative.strip("/")))
+        return found
 
-    def _expect_shards(self, path: str, document: Document, copies: Mapping[str, Json]) -> None:
+    def _expect_shards(self, path: str, told: Mapping[str, bool], nodes: Mapping[str, Node]) -> None:
         """Show sharded arrays as they are stored that a program tells of before it makes them: it writes shards."""
-        for relative, copy in every_copy(document):
-            if copies.get(relative) is None and ".." not in relative.split("/"):
-                with suppress(MetadataError):
-                    node = parse_node(copy)
-                    if isinstance(node, ArrayMetadata) and node.is_sharded:
-                        self._fs.hierarchy.show_as_stored(join_key(path, relative.strip("/")))
+        for relative, is_sharded in told.items():
+            is_there = relative in nodes and nodes[relative].metadata is not None
+            if is_sharded and not is_there and ".." not in relative.split("/"):
+                self._fs.hierarchy.show_as_stored(join_key(path, relative.strip("/")))
 
-    def _reshard_copies(
-        self, path: str, document: Document, stored: Document | None, copies: Mapping[str, Json]
+    def _put_copies(
+        self, path: str, stored: Document | None, document: Document, nodes: Mapping[str, Node]
     ) -> Document:
-        """Return a group's document with its *copies* of arrays as they are stored.
+        """Return a group's *document* with its copies of arrays as they are stored.
 
         *stored* is what an edit replaces: copies that were not edited stay.
         """
-        as_stored = self._fs.hierarchy.as_stored(path)
-        return Consolidated(self._view.lens, as_stored).put(stored, document, copies)
+        known = {relative: node.stored for relative, node in nodes.items()}
+        copies = {relative: metadata.document for relative, metadata in known.items() if metadata is not None}
+        return Consolidated(self._view.lens, self._fs.hierarchy.as_stored(path)).put(stored, document, copies)
 
     async def _refresh_copies(self, path: str) -> None:
         """Bring copies of an array that was sharded on its way, in the groups above it, to what is stored now."""
@@ -359,8 +381,8 @@ class Publisher:
             group = node.stored
             if not isinstance(group, GroupMetadata):
                 return
-            copies = await self._stored_copies(path, group.document)
-            document = self._reshard_copies(path, group.document, None, copies)
+            nodes = await self._nodes_told(path, copies_told(group.document))
+            document = self._put_copies(path, None, group.document, nodes)
             if document == group.document:
                 return
             key, content, expected = join_key(path, DOCUMENT), encode_json(document), Expected(node.document_stat)
@@ -372,6 +394,12 @@ class Publisher:
             else:
                 self._fs.hierarchy.forget(path)
                 return
+
+
+def _text_of(node: Node) -> bytes:
+    """Return the document of a node, which may have been removed a moment ago."""
+    assert node.metadata is not None
+    return node.document if node.document is not None else encode_json(node.metadata.document)
 
 
 def _require_seen(shown: Node | None, stored: Node, edited: ArrayMetadata | GroupMetadata) -> None:

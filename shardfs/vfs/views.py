@@ -14,6 +14,8 @@ from hashlib import blake2b
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import trio
+
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
 from shardfs.errors import (
@@ -297,6 +299,7 @@ class ZarrV2(EditableView):
         copies: dict[str, Json] = {}
         given = parse_consolidated(written)
         for path, documents in given.items():
+            await trio.lowlevel.checkpoint()  # there may be thousands
             try:
                 if not path:
                     self.lens.put_copies(group, documents)
@@ -322,6 +325,7 @@ class ZarrV2(EditableView):
         pending = [path for path, _ in every_copy(group.document)] if consolidated is not None else [""]
         while pending:
             path = pending.pop()
+            await trio.lowlevel.checkpoint()
             key = join_key(edit.node.path, path) if path else edit.node.path
             if path not in given and is_relative_path(path):
                 try:

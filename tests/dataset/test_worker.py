@@ -15,14 +15,18 @@ import pytest
 import trio
 
 from shardfs.dataset.worker import LARGE_NBYTES, Worker
-from shardfs.errors import MetadataError, StoreError
+from shardfs.errors import MetadataError, RefusedError, StoreError
 from shardfs.format.metadata import parse_document
+from shardfs.stores.local.syscalls import Syscalls
+from shardfs.vfs.attributes import Owner
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.views import View, ZarrV2, ZarrV3
+from tests.crash.harness import Process
 from tests.support.corpus import GZIP, LITTLE, array, sharding
 from tests.support.documents import write
-from tests.support.opened import in_trio, open_source
+from tests.support.opened import find, in_trio, open_source, read_file
 
 
 @asynccontextmanager
@@ -76,7 +80,9 @@ async def test_who_gives_up_waiting_ends_what_nobody_wants() -> None:
 
 def large_group(root: Path) -> dict[str, Any]:
     copy = array((10, 10), (4, 4), sharding((2, 2), LITTLE, GZIP), attributes={"note": "x" * 1000})
-    write(root / "a", copy)
+    copies = {"a": copy} | {f"b{i}": copy for i in range(300)}
+    for name in copies:
+        write(root / name, copy)
     group = {
         "zarr_format": 3,
         "node_type": "group",
@@ -84,7 +90,7 @@ def large_group(root: Path) -> dict[str, Any]:
         "consolidated_metadata": {
             "kind": "inline",
             "must_understand": False,
-            "metadata": {"a": copy} | {f"b{i}": copy for i in range(300)},
+            "metadata": copies,
         },
     }
     write(root, group)
@@ -127,3 +133,34 @@ async def test_large_documents_are_shown_as_small_ones_are_and_keep_nobody_waiti
         assert (chunks.missing is None) == isinstance(view, ZarrV3)
     finally:
         await fs.worker.end()
+
+
+@in_trio
+async def test_a_large_document_of_a_group_is_written_as_a_small_one_is(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    root.mkdir()
+    stored = large_group(root)
+    process = await Process.start(root, Syscalls())
+    try:
+        fs, files, owner = process.fs, process.writing.changes, Owner(os.geteuid(), os.getegid())
+        ino = (await find(fs, "zarr.json")).ino
+        edited = json.loads(await read_file(fs, (await find(fs, "zarr.json")).ino))
+        assert "sharding_indexed" not in json.dumps(edited)
+        edited["attributes"]["edited"] = True
+        text = json.dumps(edited).encode()
+        file, _, _ = await files.create(ROOT, b"zarr.json", 0o644, os.O_WRONLY | os.O_TRUNC, owner)
+        await files.write(file, 0, text)
+        await files.flush(file)
+        stored["attributes"]["edited"] = True
+        assert json.loads((root / "zarr.json").read_bytes()) == stored
+        assert await read_file(fs, (await find(fs, "zarr.json")).ino) == text
+        assert (await find(fs, "zarr.json")).ino != ino
+
+        edited["consolidated_metadata"]["metadata"]["a"]["chunk_grid"]["configuration"]["chunk_shape"] = [5, 5]
+        await files.write(file, 0, json.dumps(edited).encode())
+        with pytest.raises(RefusedError, match="the copy of 'a'"):
+            await files.flush(file)
+        assert json.loads((root / "zarr.json").read_bytes()) == stored
+    finally:
+        await process.finish()
+        await process.fs.worker.end()

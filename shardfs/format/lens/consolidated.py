@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
-from shardfs.format.document import Document, Json, canonical
+from shardfs.format.document import Document, Json, canonical, encode_json, parse_json
 from shardfs.format.lens import Lens
-from shardfs.format.metadata import ArrayMetadata, parse_array, parse_node
+from shardfs.format.metadata import ArrayMetadata, parse_array, parse_document, parse_node
 from shardfs.format.normal_form import fingerprint
 
 MAX_PATH_LENGTH: Final = 4096
@@ -158,6 +158,31 @@ def every_copy(document: Document) -> Iterator[tuple[str, Json]]:
             yield path, copy
             if isinstance(copy, dict) and len(path) < MAX_PATH_LENGTH:
                 groups.append((f"{path}/", copy))
+
+
+def copies_told(document: Document) -> dict[str, bool]:
+    """Return, by path, of which nodes a group's document tells, and whether it says that they are sharded arrays."""
+    told: dict[str, bool] = {}
+    for path, copy in every_copy(document):
+        told[path] = False
+        with suppress(MetadataError):
+            node = parse_node(copy)
+            told[path] = isinstance(node, ArrayMetadata) and node.is_sharded
+    return told
+
+
+def copies_told_in(written: bytes) -> dict[str, bool] | None:
+    """Return what `copies_told` does of the text of a document; None for that of an array."""
+    node = parse_document(written)
+    return None if isinstance(node, ArrayMetadata) else copies_told(node.document)
+
+
+def put_text(group: Consolidated, stored: bytes | None, written: bytes, nodes: Mapping[str, bytes]) -> bytes:
+    """Return what `Consolidated.put` does, of texts: *written* itself if that can be stored as it is."""
+    edited = parse_document(written).document
+    before = parse_document(stored).document if stored is not None else None
+    document = group.put(before, edited, {path: parse_json(text) for path, text in nodes.items()})
+    return written if document == edited else encode_json(document)
 
 
 def says_the_same(one: Json, other: Json) -> bool:
