@@ -21,6 +21,7 @@ from . import (
     spec_example,
     update,
     views,
+    waits,
     zarr_read,
     zarr_write,
 )
@@ -152,6 +153,11 @@ def _views(plan: Plan) -> None:
     views.run(views.compressed(plan.work, name, shape), plan.peers, plan.placed(FREE), plan.times(5))
 
 
+def _waits(plan: Plan) -> None:
+    source = waits.make(plan.work, 1_500 if plan.quick else 15_000)
+    waits.run(source, plan.placed(FREE), plan.times(3))
+
+
 BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "random-read": _random_read,
     "zarr-read": _zarr_read,
@@ -162,6 +168,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "zarr-write": _zarr_write,
     "pending": _pending,
     "views": _views,
+    "waits": _waits,
     "s3-copy": _s3_copy,
     "s3-read": _s3_read,
     "s3-commit": _s3_commit,

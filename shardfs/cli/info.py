@@ -25,7 +25,7 @@ from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.fuse.options import MountOptions
 from shardfs.stores.url import StoreOptions
-from shardfs.vfs.npy_names import npy_problems
+from shardfs.vfs.entries.npy import npy_problems
 from shardfs.vfs.views import NpyView, View, ZarrV2, make_view
 
 Described = dict[str, Any]

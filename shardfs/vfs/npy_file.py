@@ -22,7 +22,7 @@ from shardfs.vfs.chunk_cache import DecodedChunk, VersionKey
 from shardfs.vfs.handles import FileHandle
 
 if TYPE_CHECKING:
-    from shardfs.vfs.npy_nodes import NpyNode
+    from shardfs.vfs.entries.npy import NpyNode
 
 _AT_ONCE: Final = 16
 _MAX_COPIES: Final = 2**9

@@ -46,10 +46,10 @@ from shardfs.format.lens.v2 import (
 )
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document, parse_group
 from shardfs.stores.base import Store, join_key
+from shardfs.vfs.entries.npy import NpyDirectory
 from shardfs.vfs.entries.passthrough import Directory
 from shardfs.vfs.missing import Missing
 from shardfs.vfs.npy_file import Ahead, NpyArray, NpyHandle
-from shardfs.vfs.npy_nodes import NpyDirectory
 
 log = logging.getLogger(__name__)
 

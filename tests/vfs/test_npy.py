@@ -19,10 +19,10 @@ from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, StaleError, StoreError
 from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.chunk_cache import ChunkCache
+from shardfs.vfs.entries.npy import npy_problems
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import FileHandle
 from shardfs.vfs.inodes import ROOT
-from shardfs.vfs.npy_names import npy_problems
 from shardfs.vfs.views import NpyView
 from tests.support.corpus import GZIP, LITTLE, array, extension, sharding, transpose
 from tests.support.datasets import store
