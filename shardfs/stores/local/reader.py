@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -14,6 +15,7 @@ from shardfs.stores.local.openat import ITSELF, READ, WALK, open_beneath
 from shardfs.stores.local.snapshot import LocalSnapshot, to_stat
 from shardfs.stores.local.syscalls import is_local, translated
 from shardfs.stores.local.threads import Threads
+from shardfs.stores.ttl import within_ttl
 
 T = TypeVar("T")
 
@@ -21,6 +23,8 @@ USER: Final = b"user."
 TTL: Final = 1.0
 """For how many seconds what was seen is believed by default; to look again costs microseconds."""
 
+_RECENT_SECONDS: Final = 1.0
+_MAX_RECENT: Final = 8
 _LARGE_DIRECTORY: Final = 64 * 2**10  # bytes, some thousand names
 
 
@@ -49,6 +53,8 @@ class LocalReader:
         self.url = self.root
         self.address = Address(self.root)
         self.snapshots: WeakSet[LocalSnapshot] = WeakSet()
+        self._recent: dict[str, tuple[Descriptor, float]] = {}
+        """Directories, and when they were opened: for the request that did, until names of directories change."""
 
     def url_of(self, key: str) -> str:
         """Return the `file://` URL of *key*; names are not quoted, as fsspec takes them."""
@@ -71,7 +77,7 @@ class LocalReader:
         """Return the state of *key*."""
 
         def look() -> Stat:
-            parent, name = self.parent(key)
+            parent, name = self.recent_parent(key)
             return to_stat(os.stat(name, dir_fd=parent.fd, follow_symlinks=False))
 
         return await self._on_names(key, look)
@@ -190,6 +196,24 @@ class LocalReader:
         """Return the directory that holds *key*, and its name there; blocks."""
         parent, _, name = key.rpartition("/")
         return open_beneath(self.directory, parent, WALK), name or "."
+
+    def forget_directories(self) -> None:
+        """Open directories again: their names have changed."""
+        self._recent.clear()
+
+    def recent_parent(self, key: str) -> tuple[Descriptor, str]:
+        """Do as `parent`, where this request may have looked before."""
+        path, _, name = key.rpartition("/")
+        now = time.monotonic()
+        directory, opened = self._recent.get(path, (None, 0.0))
+        if directory is not None and now - opened < _RECENT_SECONDS and within_ttl(opened, now, 0.0):
+            return directory, name or "."
+        directory, name = self.parent(key)
+        if within_ttl(now, now, 0.0):  # a request is under way
+            if len(self._recent) >= _MAX_RECENT:
+                self._recent.clear()
+            self._recent[path] = directory, now
+        return directory, name
 
     async def _on_names(self, key: str, look: Callable[[], T]) -> T:
         with translated(key):

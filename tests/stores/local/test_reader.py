@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -20,8 +23,11 @@ from shardfs.errors import (
     SourceError,
     StoreError,
 )
-from shardfs.stores.base import Entry, Kind
+from shardfs.stores.base import Descriptor, Entry, Kind
+from shardfs.stores.local import reader
+from shardfs.stores.local.openat import open_beneath
 from shardfs.stores.local.tree import LocalStore
+from shardfs.stores.ttl import one_request
 from tests.support.opened import in_trio
 
 CONTENT = bytes(i * 7 % 251 for i in range(300_000))
@@ -168,3 +174,44 @@ async def test_links_are_read_as_they_are(store: LocalStore) -> None:
 def test_a_source_is_a_directory(store: LocalStore, tmp_path: Path, name: str) -> None:
     with pytest.raises(SourceError, match=name):
         LocalStore(str(tmp_path / name))
+
+
+@in_trio
+async def test_a_request_opens_a_directory_once_and_the_next_one_again(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def watched(root: Descriptor, key: str, flags: int) -> Descriptor:
+        opened.append(key)
+        return open_beneath(root, key, flags)
+
+    monkeypatch.setattr(reader, "open_beneath", watched)
+    with one_request():
+        before = await store.stat("d/f")
+        assert await store.stat("d/f") == before
+        assert opened == ["d"]
+        await store.rename("d", "e", exclusive=True)
+        with pytest.raises(NotFoundError):
+            await store.stat("d/f")
+        assert (await store.stat("e/f")).identity == before.identity
+    (tmp_path / "e").rename(tmp_path / "behind")
+    with one_request(), pytest.raises(NotFoundError):
+        await store.stat("e/f")
+
+
+@in_trio
+async def test_after_a_call_that_took_long_names_are_looked_at_in_threads(
+    store: LocalStore,
+) -> None:
+    main = threading.get_ident()
+    seen: list[bool] = []
+
+    def look(*args: Any) -> Any:
+        seen.append(threading.get_ident() == main)
+        time.sleep(0.3 if len(seen) == 1 else 0)
+        return os.lstat("/")
+
+    for _ in range(3):
+        await store.threads.on_names(look)
+    assert seen == [True, False, False]
