@@ -124,7 +124,7 @@ def faulty(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, mount: Mounter)
             s3_bucket.url(PREFIX),
             env=variables,
             metadata_ttl=ttl,
-            expect=(r"fuse\.errno", r"dataset\.shards"),
+            expect=(r"fuse\.operations", r"dataset\.shard_cache"),
             **options,
         )
         expected = chunks | PLAIN
@@ -135,7 +135,7 @@ def faulty(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, mount: Mounter)
                 s3_bucket.url(PREFIX),
                 env=variables,
                 metadata_ttl=ttl,
-                expect=(r"fuse\.errno", r"dataset\.shards"),
+                expect=(r"fuse\.operations", r"dataset\.shard_cache"),
                 **options,
             )
         s3_proxy.log.clear()

@@ -133,7 +133,7 @@ def writer(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, mount: Mounter)
         variables = s3_bucket.through(s3_proxy.url).environment | ({} if patient else hasty(tmp_path))
 
         def again() -> Mount:
-            expected = (r"dataset\.commits", r"fuse\.errno", r"vfs\.writing")
+            expected = (r"dataset\.commit", r"fuse\.operations", r"vfs\.session")
             return mount(url, write=True, env=variables, state=tmp_path / "state", expect=expected)
 
         def elsewhere(state: Path) -> Mount:

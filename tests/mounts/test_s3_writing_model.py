@@ -39,7 +39,7 @@ class WritingS3Mount(local.WritingMount):
         self.bucket.upload(self.source, PREFIX)
 
     def _mount(self) -> Mount:
-        expected = (r"ERROR shardfs\.fuse\.errno: \w+: ",)
+        expected = (r"ERROR shardfs\.fuse\.operations: \w+: ",)
         return self.mount_source(self.bucket.url(PREFIX), write=True, env=self.bucket.environment, expect=expected)
 
     def _stored(self) -> Path:

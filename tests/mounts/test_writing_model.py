@@ -276,7 +276,7 @@ class WritingMount(RuleBasedStateMachine):
             self.source,
             write=True,
             arguments=["--decode"] if self.is_decoded else [],
-            expect=(r"ERROR shardfs\.fuse\.errno: \w+: ",),
+            expect=(r"ERROR shardfs\.fuse\.operations: \w+: ",),
         )
 
     def _stored(self) -> Path:
