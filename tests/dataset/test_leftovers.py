@@ -28,12 +28,12 @@ OWNER = {"mode": 0o644, "uid": os.geteuid(), "gid": os.getegid()}
 class FailingStore(LocalStore):
     """A store that is no directory of this machine, as far as it says, and of which no shard can be opened."""
 
-    root: Any = None
     rewrites = True
 
     def __init__(self, root: Path, error: ShardfsError) -> None:
         super().__init__(str(root))
         self._error = error
+        self.root = None
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Any:
         if key.endswith("zarr.json"):

@@ -133,6 +133,8 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
             await commits.flush(layout)
         except ShardfsError as error:
             log.error("%s is not committed yet: %s", layout.path or "the array", error)  # noqa: TRY400
+    contents.records.clear()  # what is pending has its payload: files that go are not to be kept open by the others
+    contents.segments.clear()
     return recovery
 
 
