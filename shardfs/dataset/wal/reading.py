@@ -237,8 +237,8 @@ class _Reading:
             try:
                 take(scan, found)
             except CorruptionError as error:
-                # Of a write that never finished, if nothing is behind it, or of one that did.
-                is_torn = scan.is_torn_behind(found.begin)
+                # In a segment that is used again the rest of a write that never finished is old bytes.
+                is_torn = scan.is_used_again and scan.is_last(found.begin)
                 damage.append(Damage(name, found.begin, found.end - found.begin, str(error), is_torn))
         return damage
 
@@ -303,6 +303,7 @@ class _Scan:
 
     def __init__(self, name: str, descriptor: Descriptor, nbytes: int) -> None:
         self._name = name
+        self.is_used_again = name.startswith("2")
         self._marks = Marks.of(name)
         self._descriptor = descriptor
         self._nbytes = nbytes
@@ -322,7 +323,7 @@ class _Scan:
             )
         at = min(HEADER_NBYTES, self._nbytes)
         if version is None and self._nbytes:
-            is_torn = self._nbytes < HEADER_NBYTES or (not any(self._read(0, at)) and self.is_torn_behind(0))
+            is_torn = self._nbytes < HEADER_NBYTES or (not any(self._read(0, at)) and self.is_last(0))
             yield Damage(self._name, 0, at, "the header of the segment is damaged", is_torn)
         while at < self._nbytes and self._read(at, MARK_NBYTES) != self._marks.end:
             head = self._head(at)
@@ -330,7 +331,7 @@ class _Scan:
                 following = self._search(at + 1)
                 reason = "no record is here, or its checksum does not match"
                 end = self._nbytes if following is None else following
-                yield Damage(self._name, at, end - at, reason, is_torn=following is None)
+                yield Damage(self._name, at, end - at, reason, is_torn=following is None and self._is_torn(at))
                 at = end
             elif head.end > self._nbytes:
                 yield Damage(self._name, at, self._nbytes - at, "the segment ends within a record", is_torn=True)
@@ -339,9 +340,16 @@ class _Scan:
                 yield head
                 at = head.end
 
-    def is_torn_behind(self, at: int) -> bool:
-        """Whether what lies at *at* was written by an append that never finished: nothing of one is behind it."""
+    def is_last(self, at: int) -> bool:
+        """Whether neither a record nor the end mark, which each finished append leaves, is behind *at*."""
         return self._search(at + 1) is None
+
+    def _is_torn(self, at: int) -> bool:
+        """Whether what is last, at *at*, may be an append that never finished, and no damage."""
+        data = self._read(at, RECORD_NBYTES)
+        if self.is_used_again or len(data) < RECORD_NBYTES or not any(data):  # large payloads come before their heads
+            return True
+        return data.startswith(self._marks.salt) and at + RECORD_NBYTES + meta_nbytes(data) > self._nbytes
 
     def record(self, head: Head) -> Record:
         """Return a record; raises `CorruptionError` if it is none, or its payload is not what it was."""
