@@ -732,3 +732,8 @@ TestTwoMounts = TwoMounts.TestCase
 TestTwoMounts.settings = SETTINGS
 TestTwoSmallMounts = TwoSmallMounts.TestCase
 TestTwoSmallMounts.settings = SETTINGS
+
+
+def test_backup_programs_know_it_as_a_cache(make: Make, directory: Path) -> None:
+    make()
+    assert (directory / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55")
