@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import (
+    beside_a_commit,
     listing,
     pack,
     pending,
@@ -125,6 +126,10 @@ def _pending(plan: Plan) -> None:
     pending.run(plan.work, plan.peers, 256 if plan.quick else 1536, plan.placed(FREE), plan.times(1))
 
 
+def _beside_a_commit(plan: Plan) -> None:
+    beside_a_commit.run(plan.work, plan.peers, 512 if plan.quick else 4096, plan.placed(FREE), plan.times(9))
+
+
 def _pack(plan: Plan) -> None:
     for dataset in (plan.files_of_64_kib(), plan.chunks_of_1_mib()):
         pack.run(dataset, plan.peers, plan.placed(APART), plan.times(7))
@@ -167,6 +172,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "pack": _pack,
     "zarr-write": _zarr_write,
     "pending": _pending,
+    "beside-a-commit": _beside_a_commit,
     "views": _views,
     "waits": _waits,
     "s3-copy": _s3_copy,

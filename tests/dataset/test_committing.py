@@ -140,31 +140,6 @@ def test_who_publishes_in_a_shard_that_is_rewritten_waits_however_long_that_take
     trio.run(main, clock=MockClock(autojump_threshold=0.05))
 
 
-def test_who_publishes_in_a_shard_that_gets_busy_while_others_publish_waits_for_it(root: Path) -> None:
-    async def main() -> None:
-        process = await Process.start(root, QuickDisk())
-        commits, array = process.writing.writer.commits, await process.array("end")
-        await put(process, 0, b"old")
-        await commits.flush()
-        execute = commits._store
-
-        async def slowly(commit: object) -> list[int]:
-            await trio.sleep(3600)
-            return await execute(commit)  # type: ignore[arg-type]
-
-        commits._store = slowly  # type: ignore[method-assign,assignment]
-        async with trio.open_nursery() as nursery, commits.log.appending:
-            nursery.start_soon(lambda: commits.rewrite(array.layout, (0,), {}, compact=True))
-            await wait_all_tasks_blocked()
-            nursery.start_soon(put, process, 0, b"new")
-            await wait_all_tasks_blocked()
-        found = await array.extent((0,))
-        assert found is not None
-        assert bytes(await found.read(0, 9)) == b"new"
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.05))
-
-
 def test_who_publishes_in_another_shard_does_not_wait_for_the_disk_of_a_commit(root: Path) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
