@@ -99,7 +99,7 @@ class Capacity:
 
 
 class Content(Protocol):
-    """Bytes that are to be stored, wherever they are now: in memory, in a journal, in a draft."""
+    """Bytes that are to be stored, wherever they are now: in memory, in a log, in a write buffer."""
 
     @property
     def nbytes(self) -> int:

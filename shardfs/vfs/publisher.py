@@ -65,14 +65,14 @@ class Publisher:
         fs: Filesystem,
         view: EditableView,
         writer: Writer,
-        staging: OrphanChunks,
+        orphans: OrphanChunks,
         *,
         chunks_per_shard: tuple[int, ...] | None,
     ) -> None:
         self._fs = fs
         self._view = view
         self._writer = writer
-        self._staging = staging
+        self._orphans = orphans
         self._chunks_per_shard = chunks_per_shard
 
     async def publish(self, name: DocumentEntry, written: bytes, *, mode: int, exclusive: bool = False) -> None:
@@ -260,14 +260,14 @@ class Publisher:
                 await self._store_as_written(node, publication)
                 return
             document = dict(edited.document)
-        await self._staging.put_aside(node.path, self._view.key_encoding(node, edited), edited.ndim)
+        await self._orphans.put_aside(node.path, self._view.key_encoding(node, edited), edited.ndim)
         self._fs.hierarchy.show_unsharded(node.path)
         await self._store_document(node, document, edited.document, publication)
         chunks = self._fs.chunk_tree(await self._fs.hierarchy.node(node.path))
         if chunks is not None:
             self._fs.hierarchy.begin(chunks.array.layout)
             self._fs.became_chunks(chunks)
-        await self._staging.absorb(node.path)
+        await self._orphans.absorb(node.path)
         await self._refresh_copies(node.path)
 
     async def _store_document(

@@ -24,7 +24,7 @@ PIECE_NBYTES: Final = 2**20
 
 
 class BufferSpace:
-    """Where drafts keep their bytes: in memory while they are small and few, in nameless files of *directory* else."""
+    """Where write buffers keep their bytes: in memory while they are small and few, in nameless files of *directory* else."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -44,7 +44,7 @@ class BufferBytes:
     def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*."""
         if self._file is not None:
-            with translated("a draft"):
+            with translated("a write buffer"):
                 return os.pread(self._file.fd, nbytes, offset)
         if offset == 0 and nbytes >= self.nbytes:
             return self._buffer
@@ -61,7 +61,7 @@ class BufferBytes:
             self._account(end)
             self._buffer = bytes(data)
         elif self._file is not None:
-            with changing("a draft"):
+            with changing("a write buffer"):
                 _write(self._file.fd, data, offset)
         else:
             buffer = self._writable()
@@ -76,7 +76,7 @@ class BufferBytes:
         if self._file is None and nbytes > _SPILL_NBYTES:
             self._spill()
         if self._file is not None:
-            with changing("a draft"):
+            with changing("a write buffer"):
                 os.ftruncate(self._file.fd, nbytes)
         elif nbytes == 0:
             self._buffer = b""
@@ -107,7 +107,7 @@ class BufferBytes:
         self._accounted = nbytes
 
     def _spill(self) -> None:
-        with changing("the directory of drafts"):
+        with changing("the directory of write buffers"):
             fd, path = tempfile.mkstemp(dir=self._space.directory)
             file = Descriptor(fd)
             os.unlink(path)
@@ -119,7 +119,7 @@ class BufferBytes:
 
 
 class Readable(Protocol):
-    """An open file whose content a draft begins with."""
+    """An open file whose content a write buffer begins with."""
 
     @property
     def attributes(self) -> Attributes:

@@ -228,7 +228,7 @@ async def finish_shrink(source: Source, commits: GroupCommit, shrink: Shrink) ->
 
 @dataclass(frozen=True, slots=True)
 class OpenLogs:
-    """The log and the conflict log, with what they held, and a commits for the former."""
+    """The log and the conflict log, with what they held, and a `GroupCommit` for the former."""
 
     contents: LogContents
     aside: LogContents
