@@ -100,7 +100,7 @@ class GroupCommit:
         if before is None:
             self.npending += 1
         else:
-            self.log.log.supersede(before.sequence, change.sequence)
+            self.log.wal.supersede(before.sequence, change.sequence)
         self.pending.setdefault(queue)
         if queue.due_at < self._next or self._is_urgent():
             self.wanted.set()
@@ -125,7 +125,7 @@ class GroupCommit:
         What is published meanwhile need not be.  Raises what keeps it from being committed; what is pending stays so.
         Raises `ConflictError` if something did not fit its array any more and was put aside.
         """
-        last, nconflicts = self.log.log.last_sequence, self.conflict_log.count
+        last, nconflicts = self.log.wal.last_sequence, self.conflict_log.count
         for _ in range(_ATTEMPTS):
             wanted = [
                 queue
@@ -308,7 +308,7 @@ class GroupCommit:
 
     async def _announce(self, commits: Sequence[_Commit]) -> None:
         """Make durable what is about to happen to the shards, and what is to come into them."""
-        if not commits or self.log.log.has_vanished:
+        if not commits or self.log.wal.has_vanished:
             return  # what is in no log any more is safer in its shard, whatever happens to this process
 
         undos = await trio.to_thread.run_sync(lambda: [self._undo_record(commit) for commit in commits])
@@ -404,14 +404,14 @@ class GroupCommit:
         log.error("%d chunks stay pending: %s", len(queue.changes), error)
         queue.fail(error)
         self.failing[queue] = None
-        self.room_at_failure = self.log.log.room()
+        self.room_at_failure = self.log.wal.room()
 
     def _is_urgent(self) -> bool:
         """Whether shards are committed that are not idle.
 
         Somebody may wait for room though little is live: one old record keeps its segment and all behind it.
         """
-        wal = self.log.log
+        wal = self.log.wal
         if self.nwaiting or self.npending > _FULL * MAX_PENDING or wal.live_nbytes > _FULL * wal.max_nbytes:
             return True
         return wal.is_full

@@ -24,7 +24,7 @@ PIECE_NBYTES: Final = 2**20
 
 
 class BufferSpace:
-    """Where write buffers keep their bytes: in memory while they are small and few, in nameless files of *directory* else."""
+    """Where buffers keep their bytes: in memory while they are small and few, else in nameless files of *directory*."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory

@@ -58,7 +58,7 @@ class Life:
 
     def kill(self) -> None:
         """Let go of the journal as it is."""
-        self.writer.log.log.close()
+        self.writer.log.wal.close()
 
     async def array(self) -> Array:
         found = (await self.source.hierarchy.node(PATH)).whole

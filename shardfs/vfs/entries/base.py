@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
     from shardfs.vfs.write_buffer import WriteBuffer, WriteHandle
 
-Changes = Mapping[str, int | None]
+NewAttributes = Mapping[str, int | None]
 """New values of `mode`, `uid`, `gid`, `atime_ns` and `mtime_ns`; None leaves one as it is."""
 
 
@@ -148,7 +148,7 @@ class Entry(ABC):
         """Give this file the second name *new*; that of a chunk or a document is a copy."""
         raise NotPermittedError("only files that are neither chunks nor documents can have a second name")
 
-    async def set_attributes(self, changes: Changes) -> None:
+    async def set_attributes(self, changes: NewAttributes) -> None:
         """Change attributes; those of directories of chunks stay."""
         return
 

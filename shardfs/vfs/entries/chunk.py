@@ -16,7 +16,7 @@ from shardfs.errors import (
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, Stat, join_key
 from shardfs.vfs.attributes import Attributes, Owner
-from shardfs.vfs.entries.base import Changes, Entry, Published, mode_of
+from shardfs.vfs.entries.base import Entry, NewAttributes, Published, mode_of
 from shardfs.vfs.handles import Batch, ChunkHandle
 from shardfs.vfs.missing import FillChunk
 
@@ -116,7 +116,7 @@ class Chunk(Published):
         """Refuse: a chunk is a file."""
         raise RefusedError(f"{self.path} is the name of a chunk, which is no directory")
 
-    async def set_attributes(self, changes: Changes) -> None:
+    async def set_attributes(self, changes: NewAttributes) -> None:
         """Give the chunk another modification time; mode and owner are the shard's, and stay."""
         mtime_ns = changes["mtime_ns"]
         if mtime_ns is None:

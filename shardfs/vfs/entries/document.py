@@ -10,7 +10,7 @@ from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import GroupMetadata
 from shardfs.stores.base import Content, join_key
 from shardfs.vfs.attributes import Attributes, Owner
-from shardfs.vfs.entries.base import Changes, Published, mode_of
+from shardfs.vfs.entries.base import NewAttributes, Published, mode_of
 from shardfs.vfs.handles import DocumentHandle, FileHandle, PassthroughHandle
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Document(Published):
         """Remove a directory that has the name of a document."""
         await self.fs.passthrough(self.path).remove_directory()
 
-    async def set_attributes(self, changes: Changes) -> None:
+    async def set_attributes(self, changes: NewAttributes) -> None:
         """Change attributes of the stored document; the time of one that is not stored yet is kept for it."""
         mtime_ns = changes["mtime_ns"]
         buffer = self.fs.changes.buffers.of_ino(self.ino)

@@ -21,7 +21,7 @@ from shardfs.errors import (
 from shardfs.stores.base import Content, Kind, OpenFile, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.vfs.attributes import Attributes, Owner
-from shardfs.vfs.entries.base import Changes, Entry, Published, mode_of
+from shardfs.vfs.entries.base import Entry, NewAttributes, Published, mode_of
 from shardfs.vfs.entries.document import Document
 from shardfs.vfs.handles import Batch, FileHandle, PassthroughHandle
 from shardfs.vfs.inodes import GONE
@@ -272,7 +272,7 @@ class Passthrough(Entry):
                 changes.moved_directory(source, target)
         await changes.buffers.moved_directory(self.path, new.path)
 
-    async def set_attributes(self, changes: Changes) -> None:
+    async def set_attributes(self, changes: NewAttributes) -> None:
         """Change attributes of what is stored, of a file that has no name any more by its open handles."""
         try:
             await self.attributes()  # raises, if another file has the name
@@ -434,7 +434,7 @@ class Directory(Special):
         """Refuse: a directory has one name."""
         raise NotPermittedError("a directory cannot have a second name")
 
-    async def set_attributes(self, changes: Changes) -> None:
+    async def set_attributes(self, changes: NewAttributes) -> None:
         """Change attributes of the stored directory."""
         await super().set_attributes(changes)
         self.fs.hierarchy.forget(self.path)
