@@ -101,33 +101,32 @@ def undo_record(
     index: bytes | None,
     records: Sequence[int],
 ) -> tuple[UndoRecord, list[bytes]]:
-    """Return what is to be appended to the log before a shard is changed, and its payload; blocks.
+    """Return the record that is appended to the log before a shard is changed, and its payload; blocks.
 
-    *index* is the new one if the shard is changed in place, by an append to *old*.
+    *records* are the sequences of what comes into the shard, *index* is its new index if the shard is changed in place,
+    by an append to *old*.
     """
     snapshot, pieces = edit.snapshot, splice.pieces if splice is not None else ()
-    old_nbytes, planned_nbytes = (
-        snapshot.size if snapshot is not None else 0,
-        splice.nbytes if splice is not None else 0,
-    )
+    old_nbytes = snapshot.size if snapshot is not None else 0
+    planned_nbytes = splice.nbytes if splice is not None else 0
     ranges = pack_ranges(sorted(records))
     undo = UndoRecord(
-        0,
-        path,
-        shard,
-        key,
-        None,
-        old_nbytes,
-        planned_nbytes,
-        planned_nbytes,
-        0,
-        0,
-        0,
-        b"",
-        b"",
-        False,
-        edit.temporary,
-        len(ranges),
+        sequence=0,
+        path=path,
+        shard=shard,
+        key=key,
+        inode=None,
+        old_nbytes=old_nbytes,
+        planned_nbytes=planned_nbytes,
+        checked_from=planned_nbytes,
+        checksum=0,
+        index_offset=0,
+        index_nbytes=0,
+        old_index_hash=b"",
+        new_index_hash=b"",
+        replaces_head=False,
+        temporary=edit.temporary,
+        nranges=len(ranges),
     )
     if index is None or old is None or snapshot is None or snapshot.stat.file is None:
         if not any(isinstance(piece, Kept) for piece in pieces):
