@@ -30,14 +30,14 @@ class ChunkRows:
         self,
         numbers: ArrayNumbers[Any],
         chunk_view: ChunkView,
-        positions: ChunkNumbering,
+        numbering: ChunkNumbering,
         keep: Callable[[int, Coords], None],
     ) -> None:
         self._numbers = numbers
         self._layout = chunk_view.array.layout
         self._encoding = chunk_view.key_encoding
         self._nbytes = chunk_view.codec.nbytes if chunk_view.codec is not None else None
-        self._positions = positions
+        self._numbering = numbering
         self._keep = keep
         self._nested = chunk_view.key_encoding.is_nested(chunk_view.array.grid.ndim)
 
@@ -47,9 +47,9 @@ class ChunkRows:
         Those that cannot be read get attributes that are not kept.  Those that are not stored are shown if they have a
         size, *missing_nbytes*.
         """
-        row = self._positions.of_chunk((*prefix, 0))
+        row = self._numbering.of_chunk((*prefix, 0))
         ino = self._numbers.version(run.state.generation, row)
-        cookie = 1 if self._nested else row - self._positions.bases[-1] + 1
+        cookie = 1 if self._nested else row - self._numbering.bases[-1] + 1
         broken = unreadable(run.state.stat)
         sound = broken._replace(ttl=ttl)
         has_own = bool(self._layout.own)
@@ -134,7 +134,7 @@ class ChunkListing:
         self._chunks = chunks
         self._array = chunks.array
         self._rows = rows
-        self._positions = chunks.positions
+        self._numbering = chunks.numbering
         self._ndim = chunks.array.grid.ndim
 
     async def list(self, prefix: Coords, start: int, *, is_nested: bool) -> AsyncGenerator[Batch, None]:
@@ -157,7 +157,7 @@ class ChunkListing:
         return self._chunks.chunk_view.listed_missing is not None
 
     async def _list_directories(self, prefix: Coords, start: int) -> AsyncGenerator[Batch, None]:
-        position = self._positions.of_directory((*prefix, 0))
+        position = self._numbering.of_directory((*prefix, 0))
         template = await self._chunks.directory_attributes(position)
         made = self._array.layout.directories
         if made is not None:
@@ -207,7 +207,7 @@ class ChunkListing:
             return
         if start >= self._array.grid.nchunks:
             return
-        first = self._positions.coords(self._positions.bases[-1] + start)
+        first = self._numbering.coords(self._numbering.bases[-1] + start)
         async for prefix in self._prefixes_of_rows(first[:-1]):
             async for batch in self._list_row(prefix, first[-1] if prefix == first[:-1] else 0):
                 yield batch
@@ -227,7 +227,7 @@ class ChunkListing:
 
     async def _list_only_chunk(self) -> AsyncGenerator[Batch, None]:
         """List the chunk of an array without axes."""
-        name, position = self._chunks.key(()), self._positions.of_chunk(())
+        name, position = self._chunks.key(()), self._numbering.of_chunk(())
         try:
             attributes = await self._chunks.lookup_in_array(name)
         except ShardfsError:

@@ -53,7 +53,7 @@ class ChunkTree:
         self,
         fs: "Filesystem",
         chunk_view: ChunkView,
-        positions: ChunkNumbering,
+        numbering: ChunkNumbering,
         numbers: "ArrayNumbers[ChunkTree]",
     ) -> None:
         self.chunk_view = chunk_view
@@ -65,8 +65,8 @@ class ChunkTree:
         self._encoding = encoding
         self._ndim = array.grid.ndim
         self._nested = encoding.is_nested(self._ndim)
-        self.positions = positions
-        rows = ChunkRows(numbers, chunk_view, self.positions, self.keep_version)
+        self.numbering = numbering
+        rows = ChunkRows(numbers, chunk_view, self.numbering, self.keep_version)
         self._listing = ChunkListing(self, rows)
         self._prefixes: dict[int, Coords] = {}
         self._removals: Counter[int] = Counter()  # of directories, by their positions
@@ -122,7 +122,7 @@ class ChunkTree:
 
     def at(self, position: int, ino: int) -> "Chunk | ChunkDirectory":
         """Return the chunk, or directory of chunks, at *position*, whose number is *ino*."""
-        if self.positions.is_chunk(position):
+        if self.numbering.is_chunk(position):
             return Chunk(self, self._coords(position), ino)
         return ChunkDirectory(self, self._coords(position), ino, position)
 
@@ -196,7 +196,7 @@ class ChunkTree:
         if missing is None:
             return absent(self.ttl(state)), None
         chunk = await missing.stored()
-        ino = self.numbers.ino(MISSING, self.positions.of_chunk(coords))
+        ino = self.numbers.ino(MISSING, self.numbering.of_chunk(coords))
         return Attributes(ino, chunk.nbytes, self.ttl(state), state.stat or UNKNOWN_FILE), chunk
 
     async def attribute(self, coords: Coords, ino: int, name: bytes) -> bytes:
@@ -278,9 +278,9 @@ class ChunkTree:
 
     def _coords(self, position: int) -> Coords:
         """Return what `ChunkNumbering.coords` does; prefixes of rows, few of which are in use, are remembered."""
-        if not self._nested or not self.positions.is_chunk(position):
+        if not self._nested or not self.numbering.is_chunk(position):
             return self._prefix(position)
-        directory, last = self.positions.parent(position)
+        directory, last = self.numbering.parent(position)
         return (*self._prefix(directory), last)
 
     def _prefix(self, position: int) -> Coords:
@@ -288,7 +288,7 @@ class ChunkTree:
         if coords is None:
             if len(self._prefixes) >= _MAX_PREFIXES:
                 self._prefixes.clear()
-            coords = self._prefixes[position] = self.positions.coords(position)
+            coords = self._prefixes[position] = self.numbering.coords(position)
         return coords
 
     async def _lookup(self, position: int, name: str) -> Attributes:
@@ -322,7 +322,7 @@ class ChunkTree:
         own = layout.own.get(coords)
         size = extent.nbytes if self.codec is None else self.codec.nbytes
         if own is None:
-            ino = self.numbers.version(state.generation, self.positions.of_chunk(coords))
+            ino = self.numbers.version(state.generation, self.numbering.of_chunk(coords))
             return Attributes(ino, size, ttl, status)
         self.keep_version(own.ino, coords)
         return Attributes(own.ino, size, ttl, status, own.mtime_ns)
@@ -337,7 +337,7 @@ class ChunkTree:
     async def _directory(self, coords: Coords) -> Attributes:
         if not self.array.layout.has_directory(coords):
             return absent(0.0)
-        return await self.directory_attributes(self.positions.of_directory(coords))
+        return await self.directory_attributes(self.numbering.of_directory(coords))
 
     async def directory_attributes(self, position: int) -> Attributes:
         """Return the attributes of the directory at *position*."""
@@ -350,7 +350,7 @@ class ChunkTree:
 
     def removed(self, coords: Coords) -> None:
         """Give a directory another number: it was removed, and to the kernel the old one is dead if anybody has it."""
-        self._removals[self.positions.of_directory(coords)] += 1
+        self._removals[self.numbering.of_directory(coords)] += 1
 
     def _directory_ino(self, position: int) -> int:
         return self.numbers.ino(self._removals[position] if self._removals else 0, position)

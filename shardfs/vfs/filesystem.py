@@ -270,12 +270,12 @@ class Filesystem:
                 self._use(tree)
             return tree
         encoding, grid = chunk_view.key_encoding, chunk_view.array.grid
-        positions = ChunkNumbering.of(grid.grid_shape, nested=encoding.is_nested(grid.ndim))
+        numbering = ChunkNumbering.of(grid.grid_shape, nested=encoding.is_nested(grid.ndim))
         if numbers is None or tree is not None or numbers.key != chunk_view.key:
-            numbers = self._ranges.add(node.path, chunk_view.key, positions.count)
+            numbers = self._ranges.add(node.path, chunk_view.key, numbering.count)
         elif numbers.layout() is not chunk_view.array.layout:
             numbers.epoch += 1  # which versions of chunks were seen before is forgotten
-        tree = ChunkTree(self, chunk_view, positions, numbers)
+        tree = ChunkTree(self, chunk_view, numbering, numbers)
         numbers.tree, numbers.layout = ref(tree), ref(chunk_view.array.layout)
         self._use(tree)
         return tree

@@ -194,7 +194,7 @@ class ChunkDirectory(Entry):
         super().__init__(chunks.fs, ino)
         self.chunks = chunks
         self.coords = coords
-        self.position = chunks.positions.of_directory(coords) if position is None else position
+        self.position = chunks.numbering.of_directory(coords) if position is None else position
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChunkDirectory) and (self.chunks, self.coords) == (other.chunks, other.coords)
