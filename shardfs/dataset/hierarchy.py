@@ -59,10 +59,9 @@ class Node:
     """A directory of the source, whose own state is *stat*.
 
     *document* is its stored `zarr.json`, with *document_stat*, or None; *metadata* what it says, None if it is absent
-    or broken.  *array* is there for a sharded array that can be shown unsharded; for a document that cannot be shown
-    as anything but what is stored, *reason* says why.  *whole* is there for an array that is stored unsharded, if its
-    chunks have one shape: views that show more than the stored files reach its chunks by it.  An array whose document
-    was removed through the mount is there still, with its *metadata* and without a document.  *in_image* says that it
+    or broken.  *array* is the array if it is stored sharded and can be shown unsharded; *unsharded* if it is stored
+    unsharded and its chunks have one shape.  *reason* says why nothing but the stored files is shown.  An array whose
+    document was removed through the mount is there still, with its *metadata* and without a document.  *in_image*: it
     is a group with metadata of OME-Zarr 0.5, or lies below one, if the hierarchy was asked to look above.  *shown* is
     what the view makes of it, which was told the *context*.
 
@@ -76,7 +75,7 @@ class Node:
     metadata: ArrayMetadata | GroupMetadata | None = None
     array: Array | None = None
     reason: str | None = None
-    whole: Array | None = None
+    unsharded: Array | None = None
     in_image: bool = False
     context: Context = NO_CONTEXT
     shown: Shown | None = None
@@ -84,7 +83,7 @@ class Node:
     @property
     def any_array(self) -> Array | None:
         """The array, whether it is stored sharded or not."""
-        return self.array or self.whole
+        return self.array or self.unsharded
 
     @property
     def memory(self) -> int:
@@ -102,9 +101,9 @@ class Node:
 class Hierarchy:
     """The nodes below a source, looked at again when they were last checked *ttl* seconds ago.
 
-    *shows_whole* says that the chunks of unsharded arrays are shown as such, too, and not just as the files that they
-    are: such an array is then as careful of what becomes of its document as a sharded one.  *looks_above*: what a node
-    is shown as depends on the groups above it, too.
+    *takes_unsharded*: the chunks of unsharded arrays are shown as chunks, too, and not just as the files that they are;
+    such an array is then as careful of what becomes of its document as a sharded one.  *looks_above*: what a node is
+    shown as depends on the groups above it, too.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class Hierarchy:
         self._shards = shards
         self._ttl = ttl
         self.clock = clock
-        self.shows_whole = False
+        self.takes_unsharded = False
         self.looks_above = False
         self._shower: Shower | None = None
         self._worker: Worker | None = None
@@ -132,7 +131,7 @@ class Hierarchy:
     def show(self, shower: Shower, worker: Worker | None = None) -> None:
         """Let nodes have what the view *shower* makes of them; *worker* works on large documents."""
         self._shower, self._worker = shower, worker
-        self.shows_whole, self.looks_above = shower.translates, shower.looks_above
+        self.takes_unsharded, self.looks_above = shower.translates, shower.looks_above
 
     async def node(self, path: str, *, fresh: bool = False) -> Node:
         """Return the node at the directory *path*, as it was at most *ttl* seconds ago; *fresh* is as it is now."""
@@ -177,7 +176,7 @@ class Hierarchy:
 
     def leave(self, node: Node) -> None:
         """Let the directory of *node* stay the array that it is when its document goes, until it is emptied."""
-        if node.array is not None or (self.shows_whole and node.whole is not None):
+        if node.array is not None or (self.takes_unsharded and node.unsharded is not None):
             self._left[node.path] = replace(node, document=None, document_stat=None)
         self.show_unsharded(node.path)
         self.forget(node.path)
@@ -289,11 +288,11 @@ class Hierarchy:
     def _node(
         self, path: str, stat: Stat, document: bytes, document_stat: Stat, contents: Contents, context: Context
     ) -> Node:
-        array = whole = None
+        array = unsharded = None
         if contents.array is not None and isinstance(contents.metadata, ArrayMetadata):
             found = self._array(path, contents.array, contents.fingerprint)
-            array, whole = (found, None) if contents.metadata.is_sharded else (None, found)
-            if array is not None or self.shows_whole:
+            array, unsharded = (found, None) if contents.metadata.is_sharded else (None, found)
+            if array is not None or self.takes_unsharded:
                 self._shown[path] = hash(document_stat.identity)
         self._tell(path, contents.shown)
         return Node(
@@ -303,7 +302,7 @@ class Hierarchy:
             document_stat,
             contents.metadata,
             array,
-            whole=whole,
+            unsharded=unsharded,
             in_image=contents.in_image,
             context=context,
             shown=contents.shown,

@@ -52,11 +52,11 @@ async def test_a_node_has_its_array_as_sharded_or_as_whole(tmp_path: Path) -> No
     source = open_source(tmp_path)
     whole, varying, sharded = [await source.hierarchy.node(path) for path in ("whole", "varying", "sharded")]
     assert (whole.array, whole.reason) == (None, None)
-    assert whole.any_array is whole.whole is not None
-    assert await source.hierarchy.array("whole") is whole.whole
+    assert whole.any_array is whole.unsharded is not None
+    assert await source.hierarchy.array("whole") is whole.unsharded
     assert (varying.any_array, varying.reason) == (None, None)
     assert sharded.any_array is sharded.array is not None
-    assert sharded.whole is None
+    assert sharded.unsharded is None
 
 
 @in_trio
@@ -204,7 +204,7 @@ async def test_what_is_pending_is_in_its_files_when_a_mount_begins_that_passes_t
     await life.put((2,), b"")
     await life.erase((5,))
     life.kill()
-    again = await Life.begin(local(root), tmp_path, shows_whole=False)
+    again = await Life.begin(local(root), tmp_path, takes_unsharded=False)
     assert len(again.recovery.pending) == 3
     assert again.writer.commits.npending == 0
     assert {path.name: path.read_bytes() for path in (root / PATH / "c").iterdir()} == {"0": b"new", "1": b"", "2": b""}
@@ -237,20 +237,20 @@ async def test_a_shrink_that_was_begun_is_finished_by_the_next_mount(root: Path,
     await life.writer.shrink(PATH, (8,))
     life.kill()
     write(root / PATH, whole_document((3,), (1,)))
-    await Life.begin(local(root), tmp_path, shows_whole=False)
+    await Life.begin(local(root), tmp_path, takes_unsharded=False)
     assert sorted(os.listdir(root / PATH / "c")) == ["0", "1"]
 
 
 @in_trio
 async def test_a_document_that_goes_leaves_the_array_only_where_it_is_shown(root: Path, tmp_path: Path) -> None:
-    for shows_whole in (True, False):
-        life = await Life.begin(local(root), tmp_path, shows_whole=shows_whole)
+    for takes_unsharded in (True, False):
+        life = await Life.begin(local(root), tmp_path, takes_unsharded=takes_unsharded)
         hierarchy = life.source.hierarchy
         node = await hierarchy.node(PATH)
         (root / PATH / "zarr.json").rename(root / "kept")
         hierarchy.leave(node)
         left = await hierarchy.node(PATH, fresh=True)
-        assert (left.whole is not None, left.document) == (shows_whole, None)
+        assert (left.unsharded is not None, left.document) == (takes_unsharded, None)
         (root / "kept").rename(root / PATH / "zarr.json")
 
 
@@ -270,7 +270,7 @@ async def test_only_so_many_versions_of_chunks_are_remembered(root: Path) -> Non
     for number in range(8):
         (root / PATH / "c" / str(number)).write_bytes(b"data")
     source = open_source(root, max_own=2)
-    array = (await source.hierarchy.node(PATH)).whole
+    array = (await source.hierarchy.node(PATH)).unsharded
     assert array is not None
     for number in range(8):
         await array.extent((number,))
@@ -280,7 +280,7 @@ async def test_only_so_many_versions_of_chunks_are_remembered(root: Path) -> Non
 @in_trio
 async def test_to_note_another_chunk_of_a_shard_copies_none_of_those_that_are_noted(root: Path) -> None:
     source = open_source(root)
-    array = (await source.hierarchy.node(PATH)).whole
+    array = (await source.hierarchy.node(PATH)).unsharded
     assert array is not None
     versions = array.layout.versions
     source.shards.own(array.layout, (0,), (0,), OwnVersion(100, 1))

@@ -42,12 +42,12 @@ class Life:
 
     @classmethod
     async def begin(
-        cls, store: Store, directory: Path, *, shows_whole: bool = True, disk: Syscalls | None = None
+        cls, store: Store, directory: Path, *, takes_unsharded: bool = True, disk: Syscalls | None = None
     ) -> Life:
         for name in ("journal", "conflicts"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         source = Source.of(store, ttl=0.0)
-        source.hierarchy.shows_whole = shows_whole
+        source.hierarchy.takes_unsharded = takes_unsharded
         opened = open_directory(str(directory / "journal"))
         contents = read_log(opened)
         disk = disk or QuickDisk()
@@ -61,7 +61,7 @@ class Life:
         self.writer.log.wal.close()
 
     async def array(self) -> Array:
-        found = (await self.source.hierarchy.node(PATH)).whole
+        found = (await self.source.hierarchy.node(PATH)).unsharded
         assert found is not None
         return found
 
