@@ -147,6 +147,8 @@ class S3Client:
                     reason = NOT_PARTIAL.reason
             reply = self._head(key, etag)
             stat = stat_of(reply)
+            if etag is not None and stat.etag != etag:  # of a server that ignores conditions
+                raise ConflictError(f"{request.target} was replaced")
             found = (part or Range(0, stat.size)).within(stat.size)
             if not found.nbytes:
                 return Fetched(stat, found.offset, memoryview(b""), Properties.of(reply))

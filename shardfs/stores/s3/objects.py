@@ -350,6 +350,7 @@ class _Version:
                 async with self._objects.connections:
                     part = Range(flight.span.start, flight.span.nbytes)
                     fetched = await self._objects.client.get(self._key, part, etag=self._id[1])
+                _require_all(self._key, part.nbytes, fetched.data)
             except ShardfsError as error:
                 flight.error = error
                 self._flights.remove(flight)
@@ -585,10 +586,13 @@ class S3Snapshot:
         while True:
             state = self._latest(stop)
             try:
-                return self._objects.client.get_blocking(full, Range(offset, nbytes), etag=state.etag).data
+                data = self._objects.client.get_blocking(full, Range(offset, nbytes), etag=state.etag).data
             except (ConflictError, NotFoundError):
                 if self._latest(stop).etag == state.etag:
                     raise self._stale() from None
+            else:
+                _require_all(full, nbytes, data)
+                return data
 
     def _latest(self, stop: int) -> ObjectStat:
         """Return the version that has the bytes up to *stop* now, as far as is known."""
@@ -619,6 +623,12 @@ class S3Content:
             self._piece = self.snapshot.read_blocking(self.start + offset, piece_nbytes) if piece_nbytes else b""
             self._offset = offset
         return memoryview(self._piece)[offset - self._offset : offset - self._offset + nbytes]
+
+
+def _require_all(key: str, nbytes: int, data: memoryview) -> None:
+    """Raise `StoreError` if *data*, which has the ETag that was asked for, is not *nbytes* long, as it was listed."""
+    if data.nbytes != nbytes:
+        raise StoreError(f"{key}: {nbytes} bytes came as {data.nbytes}")
 
 
 def file_stat(key: str, state: ObjectStat) -> Stat:
