@@ -1,8 +1,10 @@
 """What the keys of a source are: one cache, with one TTL, that our own changes correct.
 
 `Heads` owns it.  A key has a record (what requests for that key alone have told), and a directory a listing (what LIST
-has told of all names in it); the later of the two counts.  `forget` is what invalidates them.  Bounds: `_MAX_KEYS`
-records and `_MAX_NAMES` names in listings, those used least are dropped first.
+has told of all names in it); the later of the two counts.  `forget` is what invalidates them.  What programs were shown
+is kept apart: no number of other keys that are looked at may drop it, for what is written is compared with it.  Bounds:
+`_MAX_KEYS` records, as many files that were shown, `_MAX_PROPERTIES` properties, and `_MAX_NAMES` names in listings;
+those used least are dropped first.
 """
 
 import logging
@@ -26,6 +28,7 @@ from shardfs.stores.ttl import within_ttl
 log = logging.getLogger(__name__)
 
 _MAX_KEYS: Final = 100_000
+_MAX_PROPERTIES: Final = 1000
 _MAX_NAMES: Final = 1_000_000
 _LOOKUP_LIMIT: Final = 10  # names that may sort between an object and what lies below it: few
 _NEVER: Final = float("-inf")
@@ -67,19 +70,27 @@ class Shown(NamedTuple):
 class _Record:
     """What is known of one key.
 
-    The *head* was seen at *time*; *properties* are those of the version with their ETag.  *changed* is what
-    `Heads.serial` was after our last change of the key.  *doubtful* are the commit ids of changes of which nobody knows
-    whether they were made.  Of a directory: when a name in it was *asked* for, and whether its listing *is_long*.
+    The *head* was seen at *time*.  *changed* is what `Heads.serial` was after our last change of the key.  Of a
+    directory: when a name in it was *asked* for, and whether its listing *is_long*.
     """
 
     head: Head = _UNKNOWN
     time: float = _NEVER
     changed: int = 0
-    properties: tuple[str, Properties] | None = None
-    shown: Shown | None = None
-    doubtful: frozenset[str] = frozenset()
     asked: float = _NEVER
     is_long: bool = False
+
+
+@dataclass(slots=True)
+class _Replaceable:
+    """What our next change of one file may replace.
+
+    That is what was *shown*, and what our changes made of which nobody knows whether they were made: *doubtful* are
+    their commit ids.
+    """
+
+    shown: Shown | None = None
+    doubtful: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
@@ -202,6 +213,8 @@ class Heads:
         self._max_keys = max_keys
         self._max_names = max_names
         self._records: OrderedDict[str, _Record] = OrderedDict()
+        self._replaceable: OrderedDict[str, _Replaceable] = OrderedDict()
+        self._properties: OrderedDict[str, tuple[str, Properties]] = OrderedDict()
         self._listings: OrderedDict[str, Listing] = OrderedDict()
         self._walks: dict[str, Listing] = {}
         self._nnames = 0
@@ -270,9 +283,9 @@ class Heads:
 
         Takes no request if they came with that version.
         """
-        record = self._records.get(key)
-        if record is not None and record.properties is not None and record.properties[0] == etag:
-            return record.properties[1]
+        known = self._properties.get(key)
+        if known is not None and known[0] == etag:
+            return known[1]
         if (await self.head(key)).etag != etag:
             raise ConflictError(f"{key} was replaced")
         return await self.properties(key, etag)
@@ -297,7 +310,10 @@ class Heads:
         """Note that our own change gave the object *key* the state *stat*, or removed it."""
         before = self._find(key)
         self._put(key, Head(stat, before is not None and before.is_directory is True))
-        self._records[key].properties = None if stat is None or properties is None else (stat.etag, properties)
+        if stat is not None and properties is not None:
+            self._keep_properties(key, stat, properties)
+        else:
+            self._properties.pop(key, None)
         self._changed_above(key, exists=stat is not None)
 
     def marker_changed(self, key: str, *, exists: bool) -> None:
@@ -317,14 +333,13 @@ class Heads:
         A lookup or a listing shows no content, and does not count: whoever writes what it made of an earlier version
         would replace what it has not seen.  One mount cannot tell its programs apart: what one was shown, all were.
         """
-        record = self._records.get(key)
-        return record.shown if record is not None else None
+        return self._replaceable.get(key, _Replaceable()).shown
 
     def note_shown(self, key: str, state: ObjectStat | None, *, since: int | None = None) -> None:
         """Note that *state* was shown, unless this mount changed *key* after `serial` was *since*."""
-        record = self._record(key)
-        if since is None or record.changed <= since:
-            record.shown = Shown(state)
+        record = self._records.get(key)
+        if since is None or record is None or record.changed <= since:
+            self._replacing(key).shown = Shown(state)
 
     def note_replaced(self, key: str, old: ObjectStat | None, new: ObjectStat | None) -> None:
         """Note that this mount replaced *old* by *new*: who was shown that one knows of the change, or made it."""
@@ -334,12 +349,11 @@ class Heads:
 
     def doubtful(self, key: str) -> frozenset[str]:
         """Return the commit ids of our changes of *key* that may have been made, or not."""
-        record = self._records.get(key)
-        return record.doubtful if record is not None else frozenset()
+        return self._replaceable.get(key, _Replaceable()).doubtful
 
     def note_doubtful(self, key: str, commit_id: str | None) -> None:
         """Note that a change may have been made, or not; None: that a later one was made, so that no earlier can be."""
-        self._record(key).doubtful = frozenset() if commit_id is None else self.doubtful(key) | {commit_id}
+        self._replacing(key).doubtful = frozenset() if commit_id is None else self.doubtful(key) | {commit_id}
 
     def _find(self, key: str) -> Head | None:
         """Return what *key* is in the bucket, as far as its record and listings tell."""
@@ -372,6 +386,20 @@ class Heads:
             self._records.popitem(last=False)
         return record
 
+    def _replacing(self, key: str) -> _Replaceable:
+        """Return what may be replaced of *key*, in the same way."""
+        found = self._replaceable.setdefault(key, _Replaceable())
+        self._replaceable.move_to_end(key)
+        if len(self._replaceable) > self._max_keys:
+            self._replaceable.popitem(last=False)
+        return found
+
+    def _keep_properties(self, key: str, stat: ObjectStat, properties: Properties) -> None:
+        self._properties[key] = stat.etag, properties
+        self._properties.move_to_end(key)
+        if len(self._properties) > _MAX_PROPERTIES:
+            self._properties.popitem(last=False)
+
     async def _ask(self, key: str, ask: Callable[[], Awaitable[Fetched]]) -> Fetched:
         """Make a request for the object *key*, and note what it tells."""
         now, serial = self._clock(), self.serial
@@ -382,7 +410,7 @@ class Heads:
             raise not_found(key) from None
         self._note(key, Head(reply.stat, None), now, serial)
         if reply.properties is not None:
-            self._record(key).properties = (reply.stat.etag, reply.properties)
+            self._keep_properties(key, reply.stat, reply.properties)
         return reply
 
     def _note(self, key: str, head: Head, time: float, serial: int) -> None:

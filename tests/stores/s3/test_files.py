@@ -23,6 +23,7 @@ from shardfs.errors import (
 )
 from shardfs.stores.kept_files import KeptFiles
 from shardfs.stores.s3 import files as spooling
+from shardfs.stores.s3 import heads
 from shardfs.stores.s3 import store as stores
 from shardfs.stores.s3.files import SPOOLS
 from shardfs.stores.s3.requests import Properties
@@ -53,6 +54,28 @@ async def show(store: S3Store, key: str) -> None:
     """Let a program read a file."""
     nchanges = store.nchanges
     store.note_shown(key, (await store.open_passthrough(key, writable=False)).stat(), since=nchanges)
+
+
+@on_mock_clock
+async def test_what_was_shown_is_known_however_many_other_keys_are_looked_at(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(30):
+        fake.store(f"{PREFIX}/c/{i}", b"shard")
+    fake.store(f"{PREFIX}/f", b"old")
+    monkeypatch.setattr(heads, "_MAX_PROPERTIES", 5)
+    store = await writing(fake, tmp_path)
+    monkeypatch.setattr(store.heads, "_max_keys", 10)
+    await show(store, "f")
+    for i in range(30):
+        await store.open(f"c/{i}", tail_nbytes=2)
+    theirs = fake.store(f"{PREFIX}/f", b"of another host")
+    await store.objects.heads.head("f")
+    with pytest.raises(StaleError):
+        await store.replace("f", b"made of the old version")
+    assert fake.objects[f"{PREFIX}/f"].stat == theirs
+    assert len(store.heads._records) <= 10
+    assert len(store.heads._properties) <= 5
 
 
 # What is closed is stored
