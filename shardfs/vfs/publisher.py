@@ -48,7 +48,7 @@ _ATTEMPTS: Final = 5
 class _Publication:
     """A document as a program wrote it."""
 
-    name: DocumentEntry
+    entry: DocumentEntry
     written: bytes
     mode: int
     exclusive: bool
@@ -75,23 +75,23 @@ class Publisher:
         self._orphans = orphans
         self._chunks_per_shard = chunks_per_shard
 
-    async def publish(self, name: DocumentEntry, written: bytes, *, mode: int, exclusive: bool = False) -> None:
-        """Make *written* the document *name*.
+    async def publish(self, entry: DocumentEntry, written: bytes, *, mode: int, exclusive: bool = False) -> None:
+        """Make *written* the document *entry*.
 
         Raises `RefusedError` if it is none, or one that cannot be brought into the store; what is stored stays then.
         With *exclusive*, `ExistsError` if there is such a document.
         """
-        shown = self._fs.hierarchy.last_seen(name.node_path)
-        node = await self._fs.hierarchy.look_again(name.node_path)
-        if exclusive and await name.is_there():
-            raise ExistsError(f"{name.path} exists")
-        publication = _Publication(name, written, mode, exclusive)
+        shown = self._fs.hierarchy.last_seen(entry.node_path)
+        node = await self._fs.hierarchy.look_again(entry.node_path)
+        if exclusive and await entry.is_there():
+            raise ExistsError(f"{entry.path} exists")
+        publication = _Publication(entry, written, mode, exclusive)
         try:
-            node = await self._without_emptied(node, name, written)
+            node = await self._without_emptied(node, entry, written)
             told = None
-            if len(written) > LARGE_NBYTES and name.name == DOCUMENT:
+            if len(written) > LARGE_NBYTES and entry.name == DOCUMENT:
                 told = await self._fs.worker.call(copies_told_in, written)
-            edited = await self._edit(node, name, written) if told is None else None
+            edited = await self._edit(node, entry, written) if told is None else None
             if told is not None:
                 await self._publish_large_group(node, told, publication)
             elif edited is None:
@@ -100,35 +100,35 @@ class Publisher:
                 _require_seen(shown, node, edited)
                 await self._publish(node, edited, publication)
         except (MetadataError, RefusedError) as error:
-            raise RefusedError(f"{name.path} is refused: {error}") from None
+            raise RefusedError(f"{entry.path} is refused: {error}") from None
 
-    async def remove(self, name: DocumentEntry) -> None:
+    async def remove(self, entry: DocumentEntry) -> None:
         """Remove a document; an array stays one until it is emptied or has a new document."""
-        node = await self._fs.hierarchy.look_again(name.node_path)
+        node = await self._fs.hierarchy.look_again(entry.node_path)
         documents = self._fs.documents(node)
-        edited = await self._view.edit(self._fs.hierarchy, Edit(node, name.name, None))
-        if edited is not None and name.name in documents:
+        edited = await self._view.edit(self._fs.hierarchy, Edit(node, entry.name, None))
+        if edited is not None and entry.name in documents:
             mode = stat.S_IMODE(node.document_stat.mode) if node.document_stat is not None else 0o644
-            await self._publish(node, edited, _Publication(name, b"", mode, exclusive=False))
-        elif name.name not in documents:
-            await self._fs.store.unlink(name.path)
-            self._leave(node, name)
+            await self._publish(node, edited, _Publication(entry, b"", mode, exclusive=False))
+        elif entry.name not in documents:
+            await self._fs.store.unlink(entry.path)
+            self._leave(node, entry)
         else:
             if self._array(node) is not None:
                 await self._writer.commits.flush(below=node.path)
             for other in self._view.document_names - {DOCUMENT}:
                 key = join_key(node.path, other)
-                if other in documents and other != name.name:  # it goes when it is removed itself
+                if other in documents and other != entry.name:  # it goes when it is removed itself
                     await self._fs.store.replace(key, documents[other].text)
                 else:  # what was stored beside the v3 document, and hidden by it, must not come back
                     with suppress(NotFoundError, IsADirectoryHereError):
                         await self._fs.store.unlink(key)
             await self._fs.store.unlink(join_key(node.path, DOCUMENT))
             self._fs.hierarchy.leave(node)
-        self._fs.texts.forget(name.path)
+        self._fs.texts.forget(entry.path)
 
-    def _leave(self, node: Node, name: DocumentEntry) -> None:
-        if name.name == DOCUMENT:
+    def _leave(self, node: Node, entry: DocumentEntry) -> None:
+        if entry.name == DOCUMENT:
             self._fs.hierarchy.leave(node)
         else:
             self._fs.hierarchy.forget(node.path)
@@ -138,7 +138,7 @@ class Publisher:
         chunk_view = self._view.chunk_view(node)
         return chunk_view.array if chunk_view is not None else None
 
-    async def _without_emptied(self, node: Node, name: DocumentEntry, written: bytes) -> Node:
+    async def _without_emptied(self, node: Node, entry: DocumentEntry, written: bytes) -> Node:
         """Return *node*, which is no array any more if its document was removed and no chunk is left.
 
         It stays what it was if the document that was *written* means the same: programs that unpack remove first.
@@ -147,7 +147,7 @@ class Publisher:
         if node.document is not None or chunks is None or not await chunks.is_empty():
             return node
         with suppress(MetadataError, RefusedError):
-            edited = await self._edit(node, name, written)
+            edited = await self._edit(node, entry, written)
             if edited is None or self._is_that_array(node.metadata, edited):
                 return node
         await self.prune(node)
@@ -161,11 +161,11 @@ class Publisher:
         self._view.lens.put(stored, edited)
         return edited.shape == stored.shape
 
-    async def _edit(self, node: Node, name: DocumentEntry, written: bytes) -> Metadata | None:
+    async def _edit(self, node: Node, entry: DocumentEntry, written: bytes) -> Metadata | None:
         """Return the unsharded v3 document that was written; None if it is stored as it is."""
         beside = await self._documents_in(node.path) if node.document is None else {}
-        is_new = self._chunks_per_shard is not None and name.name not in beside
-        edit = Edit(node, name.name, written, beside, is_new, self._documents_in, self._directories_in)
+        is_new = self._chunks_per_shard is not None and entry.name not in beside
+        edit = Edit(node, entry.name, written, beside, is_new, self._documents_in, self._directories_in)
         try:
             return await self._view.edit(self._fs.hierarchy, edit)
         except NotUnshardable as reason:
@@ -256,7 +256,7 @@ class Publisher:
             document = shard_new(edited, self._chunks_per_shard)
         except NotUnshardable as reason:
             log.warning("%s is stored unsharded: %s", node.path or "the array", reason)
-            if publication.name.name == DOCUMENT:
+            if publication.entry.name == DOCUMENT:
                 await self._store_as_written(node, publication)
                 return
             document = dict(edited.document)
@@ -274,11 +274,11 @@ class Publisher:
         self, node: Node, document: Document, edited: Document, publication: _Publication
     ) -> None:
         """Store *document*, the text that was written if that says the same as *edited*, which it stands for."""
-        is_same = publication.name.name == DOCUMENT and document == edited
+        is_same = publication.entry.name == DOCUMENT and document == edited
         await self._store(node, publication.written if is_same else encode_json(document), publication)
 
     async def _store(self, node: Node, content: bytes, publication: _Publication) -> None:
-        is_v3 = publication.name.name == DOCUMENT
+        is_v3 = publication.entry.name == DOCUMENT
         exclusive = publication.exclusive and node.document is None
         key = join_key(node.path, DOCUMENT)
         # What these say will be in the document.
@@ -287,9 +287,9 @@ class Publisher:
         cache = self._fs.texts
         self._fs.store.note_shown(key, node.document_stat)
         try:
-            with cache.storing({**texts, publication.name.path: publication.written}):
+            with cache.storing({**texts, publication.entry.path: publication.written}):
                 stored = await self._fs.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
-            cache.set_time(publication.name.path, stored.mtime_ns)
+            cache.set_time(publication.entry.path, stored.mtime_ns)
             for path in texts:
                 cache.set_time(path, (await self._fs.store.stat(path)).mtime_ns)
                 await self._fs.store.unlink(path)
@@ -300,9 +300,9 @@ class Publisher:
             await cache.compare(join_key(node.path, name), text, self._fs.worker)
 
     async def _store_as_written(self, node: Node, publication: _Publication) -> None:
-        name, written, mode = publication.name, publication.written, publication.mode
+        entry, written, mode = publication.entry, publication.written, publication.mode
         try:
-            await self._fs.store.replace(name.path, written, exclusive=publication.exclusive, mode=mode)
+            await self._fs.store.replace(entry.path, written, exclusive=publication.exclusive, mode=mode)
         finally:
             await self._fs.refresh(node.path)
 
