@@ -180,13 +180,13 @@ class InodeGenerations:
         return lost
 
     def begin_change(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> None:
-        """Take what the shard at *coords* becomes, until `end_change`, for the version *stat* that it was."""
+        """Let a change of the shard at *coords*, now in the state *stat*, make no new version until `end_change`."""
         if stat is not None:
             self.of(layout, coords, stat)
         self._changing.add((layout, coords))
 
     def end_change(self, layout: ArrayLayout, coords: Coords) -> None:
-        """Take other versions of the shard at *coords* for those of other programs again."""
+        """Count changes of the shard at *coords* as those of other programs again."""
         self._changing.discard((layout, coords))
 
     def committed(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> None:

@@ -244,10 +244,9 @@ class ShardCache:
 
     @contextmanager
     def changing(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> Iterator[None]:
-        """Take what the shard at *coords* becomes, as long as the block lasts, for the version *stat* that it was.
+        """Commit in the block: changes of the shard at *coords*, now in the state *stat*, make no new versions.
 
-        A commit of our own shows to others before it is `committed`, and makes no other version of the chunks that it
-        does not touch.
+        Readers see a commit of our own before it is `committed`; chunks that it does not touch keep number and time.
         """
         self._generations.begin_change(layout, coords, stat)
         try:

@@ -243,7 +243,8 @@ class Changes:
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> bool:
         """Move a file or a directory, in place of what the new name stands for, or if *exclusive* only if nothing.
 
-        Returns whether it was kept beside chunks: the kernel may believe that the new name has its number still.
+        Returns whether it was a file beside chunks: the kernel gives its number to the new name, which may be a chunk
+        with another one, and has to be told.
         """
         self.writer.check()
         while True:

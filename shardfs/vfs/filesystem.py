@@ -281,7 +281,7 @@ class Filesystem:
         return tree
 
     def _use(self, tree: ChunkTree) -> None:
-        """Keep *tree* for longer than those that were not used for long; the numbers of such are known still."""
+        """Keep *tree*, and drop the one that was used longest ago; its numbers stay known."""
         self._last_used = tree
         self._recent[tree] = None
         self._recent.move_to_end(tree)
