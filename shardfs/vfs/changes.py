@@ -255,11 +255,14 @@ class Changes:
             for buffer in self.buffers.all_of(old) if isinstance(old, Published) else ():
                 if buffer.state is State.DIRTY or buffer.is_new:
                     await self._publish(buffer)
-            async with await self._hold_name(new_parent, new_name, moving=old, alone=is_directory):
+            nodes = await self._nodes_of(new_parent, new_name, moving=old, alone=is_directory)
+            async with self._hold_nodes(nodes):
                 if self._locks.has_turned(turns):
                     old, becomes_directory = await self._moving(parent, name)
                     if becomes_directory and not is_directory:
                         continue
+                    if nodes is not None and nodes != await self._nodes_of(new_parent, new_name, moving=old):
+                        continue  # directories were moved, or made nodes, while this waited
                 new = await self._child(new_parent, new_name)
                 if old != new:
                     await self._rename(old, new, exclusive=exclusive)
@@ -272,10 +275,17 @@ class Changes:
             return entry, False
         return entry, (await self._fs.store.stat(entry.path)).kind is Kind.DIRECTORY
 
-    async def _hold_name(
+    async def _hold_name(self, parent: int, name: bytes, *, makes: bool = True) -> AbstractAsyncContextManager[None]:
+        """Return what to hold while *name* is taken, or removed if it *makes* nothing."""
+        return self._hold_nodes(await self._nodes_of(parent, name, makes=makes))
+
+    def _hold_nodes(self, nodes: tuple[list[str], list[str]] | None) -> AbstractAsyncContextManager[None]:
+        return self._locks.of_structure() if nodes is None else self._locks.hold(*nodes[0], alone=nodes[1])
+
+    async def _nodes_of(
         self, parent: int, name: bytes, *, makes: bool = True, moving: Entry | None = None, alone: bool = False
-    ) -> AbstractAsyncContextManager[None]:
-        """Return what to hold while *name* is taken, or removed if it *makes* nothing.
+    ) -> tuple[list[str], list[str]] | None:
+        """Return the nodes that are shared, and those that are held alone, while *name* is taken; None is all of them.
 
         A document may make a node of the directory.  Of what is *moving* nothing is published between its move and its
         end; *alone*: it is a directory.
@@ -284,12 +294,11 @@ class Changes:
         path = join_key(directory.path, os.fsdecode(name))
         is_document = isinstance(directory, Directory) and self._fs.is_document(path)
         if alone or (makes and is_document and await Document(self._fs, path).makes_node()):
-            return self._locks.of_structure()
+            return None
         taken = [directory.node_path] if is_document else []
         if isinstance(moving, Published):
             taken.append(moving.node_path)
-        shared = [directory.node_path] if moving is None else [directory.node_path, moving.node_path]
-        return self._locks.hold(*shared, alone=taken)
+        return ([directory.node_path] if moving is None else [directory.node_path, moving.node_path]), taken
 
     async def _rename(self, old: Entry, new: Entry, *, exclusive: bool) -> None:
         if isinstance(old, ChunkDirectory) or isinstance(new, ChunkDirectory):

@@ -17,6 +17,7 @@ from shardfs.errors import CrossDeviceError, NotADirectoryHereError, NotFoundErr
 from shardfs.format.grid import ChunkKeyEncoding, parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, join_key
+from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.filesystem import Filesystem
 
 log = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class OrphanChunks:
         shards.own(array.layout, shard, coords, OwnVersion(self._fs.inodes.reserve(), status.mtime_ns))
         await self._store.unlink(key)
         if status.nlink == 1:
-            self._fs.inodes.retire(status.identity)
+            self._fs.inodes.retire((Passthrough, status.identity))
 
     async def resume(self) -> None:
         """Publish what an earlier mount put aside and did not come to publish."""

@@ -165,6 +165,6 @@ class StoredNames:
         else:
             kind, nlink = Passthrough if status.kind is Kind.FILE else Special, status.nlink
             if isinstance(status.identity, tuple):  # links are one file, where files are known
-                key = status.identity
+                key = kind, status.identity  # of a link that is gone, a file may get the identity
         ino = fs.inodes.number(kind, path, status.identity, nlink=nlink, key=key)
         return Attributes(ino, status.size, fs.ttl, status)

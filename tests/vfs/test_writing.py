@@ -7,12 +7,16 @@ import os
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
 from shardfs.errors import StaleError
+from shardfs.stores.base import Kind
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.attributes import Attributes, Owner
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.entries.chunk import Chunk
+from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.handles import ChunkHandle
 from shardfs.vfs.inodes import ROOT, Inodes
 from shardfs.vfs.text_cache import TextCache
@@ -259,3 +263,64 @@ async def test_a_file_is_renamed_without_a_look_at_all_other_numbers(
     monkeypatch.delattr(Inodes, "below")
     await process.writing.changes.rename(ROOT, b"notes", ROOT, b"moved", exclusive=False)
     assert (await process.writing.changes.lookup(ROOT, b"moved")).ino == first
+
+
+@in_trio
+async def test_a_file_with_the_identity_of_a_link_that_is_gone_is_a_file(tmp_path: Path) -> None:
+    """Another program removes the link, and makes a file, which gets the freed inode of the store."""
+    root = tmp_path / "source"
+    make_source(root)
+    (root / "name").symlink_to("elsewhere")
+    process = await Process.start(root, Syscalls())
+    fs, changes = process.fs, process.writing.changes
+    link = await changes.lookup(ROOT, b"name")
+    file = fs.stored.attributes_of("name", link.status._replace(kind=Kind.FILE))
+    assert file.ino != link.ino
+    assert type(await fs.entry(file.ino)) is Passthrough
+
+
+@in_trio
+async def test_a_chunk_that_is_moved_while_its_array_is_loses_no_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    document = json.loads((root / "unchecked/zarr.json").read_text())
+    document["chunk_key_encoding"] = {"name": "default", "configuration": {"separator": "."}}
+    (root / "unchecked/zarr.json").write_text(json.dumps(document))
+    process = await Process.start(root, Syscalls())
+    fs, changes = process.fs, process.writing.changes
+    array = (await changes.lookup(ROOT, b"unchecked")).ino
+    await write(changes, array, b"c.0", b"first")
+    writing, _ = await changes.open((await changes.lookup(array, b"c.0")).ino, os.O_WRONLY)
+    moving, removing = trio.Event(), trio.Event()
+    move_to, remove = Passthrough.move_to, Chunk.remove
+
+    async def move_late(old: Passthrough, new: Passthrough, *, exclusive: bool) -> None:
+        moving.set()
+        await trio.testing.wait_all_tasks_blocked()
+        await move_to(old, new, exclusive=exclusive)
+
+    async def remove_late(chunk: Chunk) -> None:
+        removing.set()
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        await remove(chunk)
+
+    monkeypatch.setattr(Passthrough, "move_to", move_late)
+    monkeypatch.setattr(Chunk, "remove", remove_late)
+
+    async def move_chunk() -> None:
+        await moving.wait()
+        await changes.rename(array, b"c.0", array, b"c.1", exclusive=False)
+
+    async def write_chunk() -> None:
+        await removing.wait()
+        await changes.write(writing, 0, b"second")
+        await changes.flush(writing)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(move_chunk)
+        nursery.start_soon(write_chunk)
+        await changes.rename(ROOT, b"unchecked", ROOT, b"moved", exclusive=False)
+    await changes.close(writing)
+    assert await read_file(fs, (await changes.lookup(array, b"c.1")).ino) == b"second"
