@@ -263,9 +263,9 @@ class _Reading:
         if head.sequence <= self.last_sequence:
             raise CorruptionError(f"record {head.sequence} is out of order")
         self.last_sequence = head.sequence
-        if head.kind not in _KINDS:
+        if head.own_kind not in _KINDS:
             raise StoreError(
-                f"record {head.sequence} in {os.readlink(segment.descriptor.path)} is of a kind ({head.kind}) that "
+                f"record {head.sequence} in {os.readlink(segment.descriptor.path)} is of a kind ({head.own_kind}) that "
                 "this version of shardfs does not know; use the version that wrote it"
             )
         record = scan.record(head)

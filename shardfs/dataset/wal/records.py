@@ -418,6 +418,12 @@ class Head(NamedTuple):
     payload_nbytes: int
     payload_checksum: int
 
+    @property
+    def own_kind(self) -> int:
+        """Kind of the record, also where it was carried forward."""
+        is_carried = self.kind == Kind.CARRIED and len(self.meta) >= _CARRIED.size
+        return self.meta[_CARRIED.size - 1] if is_carried else self.kind
+
 
 def pack_header(version: int = VERSION) -> bytes:
     """Return the first bytes of a segment."""
