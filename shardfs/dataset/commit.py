@@ -79,6 +79,9 @@ class GroupCommit:
         self.wanted = trio.Event()  # wakes `run`
         self.progress = trio.Event()  # set, and made anew, after each batch
         self._source = source
+        self.layouts: WeakValueDictionary[str, ArrayLayout] = (
+            WeakValueDictionary()
+        )  # that changes came in last, by path
         self._queues: WeakValueDictionary[tuple[ArrayLayout, Coords], ShardQueue] = WeakValueDictionary()
         self._committing = trio.Lock()  # one batch at a time
         self._next = math.inf  # when `run` looks again by itself
@@ -96,6 +99,7 @@ class GroupCommit:
 
     def add(self, queue: ShardQueue, change: Change) -> None:
         """Take in a change that was published; the one that it replaces need not be committed any more."""
+        self.layouts[queue.layout.path] = queue.layout
         before = queue.add(change)
         if before is None:
             self.npending += 1

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
-from weakref import WeakValueDictionary
 
 import trio
 
@@ -39,7 +38,6 @@ class Writer:
         self.log = SharedLog(wal)
         self.commits = GroupCommit(source, self.log, conflicts, auto_compact=auto_compact)
         self._wal = wal
-        self._layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()  # published in last, by path
 
     def check(self) -> None:
         """Raise the error that keeps anything from being published."""
@@ -115,7 +113,6 @@ class Writer:
                     self.check()
                     is_large = nbytes > IN_LOOP_NBYTES
                     change = await trio.to_thread.run_sync(append, superseded) if is_large else append(superseded)
-                    self._layouts[layout.path] = layout
                     self.commits.add(queue, change)
                     self.source.statistics.published += 1
                     return
@@ -125,7 +122,7 @@ class Writer:
 
         They are older, and must not come into a shard after what is published now.
         """
-        former = self._layouts.get(layout.path, layout)
+        former = self.commits.layouts.get(layout.path, layout)
         return former if former is not layout and former.pending else None
 
     def _check_share(self, queue: ShardQueue, nbytes: int) -> None:

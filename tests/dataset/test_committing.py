@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import trio
@@ -25,6 +26,7 @@ from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, StaleEr
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.inodes import ROOT
+from shardfs.vfs.session import Session
 from tests.crash.harness import Process
 from tests.crash.histories import INNER, PER_SHARD, make_source
 from tests.support.lossy_disk import QuickDisk
@@ -337,8 +339,9 @@ def test_no_room_is_an_error_where_nothing_is_pending_that_could_make_some(root:
     trio.run(main, clock=MockClock(autojump_threshold=0.05))
 
 
+@pytest.mark.parametrize("is_replayed", [False, True])
 def test_what_was_published_before_another_program_resized_the_array_comes_before_what_is_published_then(
-    root: Path,
+    root: Path, monkeypatch: pytest.MonkeyPatch, is_replayed: bool
 ) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
@@ -346,6 +349,11 @@ def test_what_was_published_before_another_program_resized_the_array_comes_befor
         await put(process, 0, b"old")
         await commits.flush()
         await put(process, 0, b"new")
+        if is_replayed:
+            monkeypatch.setattr(Session, "commit", AsyncMock())  # as if its shard could not be committed yet
+            process = await Process.start(root, QuickDisk())
+            commits = process.writing.writer.commits
+            assert commits.npending == 1
         document = json.loads((root / "end/zarr.json").read_text())
         document["shape"] = [document["shape"][0] + INNER]
         (root / "end/zarr.json").write_text(json.dumps(document))
