@@ -101,7 +101,7 @@ class ShardQueue:
         """Leave the shard alone for a while, and by chance: who was faster to change it may have more to change."""
         self._nbeaten += 1
         self.error = None  # an earlier one is not why
-        longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**self._nbeaten)
+        longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(self._nbeaten, 9))
         self.retry_at = trio.current_time() + random.uniform(0, longest)  # noqa: S311 - nothing is kept secret
 
     def succeed(self) -> None:

@@ -435,6 +435,28 @@ def test_what_is_written_to_a_chunk_while_it_is_renamed_is_there_under_the_new_n
     trio.run(main)
 
 
+def test_what_others_were_faster_to_change_is_left_alone_longer_each_time_but_not_for_ever(root: Path) -> None:
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        queue = ShardQueue((await process.array("end")).layout, (0,))
+        longest = []
+        for times in (1, 4, 40, 2000):
+            delays = []
+            for _ in range(50):
+                queue.succeed()
+                for _ in range(times):
+                    queue.give_way()
+                assert queue.retry_at is not None
+                delays.append(queue.retry_at - trio.current_time())
+            assert min(delays) >= 0
+            assert len(set(delays)) > 1
+            longest.append(max(delays))
+        assert longest[0] < longest[1] < longest[2]
+        assert max(longest) <= 2.0
+
+    trio.run(main, clock=MockClock())
+
+
 @pytest.mark.parametrize("how", ["flush", "rewrite", "in the background"])
 def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being_committed(root: Path, how: str) -> None:
     async def main() -> None:

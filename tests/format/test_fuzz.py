@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError, NotUnshardable
 from shardfs.format.document import encode_json
 from shardfs.format.lens.consolidated import Consolidated
 from shardfs.format.lens.unsharded import Unsharded, unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document
-from tests.support.corpus import BASE, GZIP, LITTLE, array, edited, extension, rectilinear, sharding
+from tests.support.corpus import BASE, CASES, GZIP, LITTLE, array, edited, extension, rectilinear, sharding
 from tests.support.encoder import chunk_edges
 from tests.support.json_values import json_values, mutated_documents
 
@@ -41,6 +42,11 @@ def outcome(data: bytes) -> dict[str, Any] | str:
     return unsharded.document
 
 
+@given(st.binary(max_size=60))
+def test_arbitrary_bytes_are_judged(data: bytes) -> None:
+    outcome(data)
+
+
 @given(json_values)
 def test_arbitrary_json_is_judged(value: Any) -> None:
     outcome(json.dumps(value).encode())
@@ -50,6 +56,16 @@ def test_arbitrary_json_is_judged(value: Any) -> None:
 @settings(max_examples=200)
 def test_documents_with_a_part_replaced_are_judged(document: Any) -> None:
     outcome(json.dumps(document).encode())
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_texts_with_a_part_replaced_are_judged(data: st.DataObject) -> None:
+    text = bytearray(json.dumps(data.draw(st.sampled_from(CASES)).document).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        text[start : start + data.draw(st.integers(0, 6))] = data.draw(st.binary(max_size=6))
+    outcome(bytes(text))
 
 
 @given(mutated_documents())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,13 @@ def test_the_last_index_is_found_among_older_ones_and_anything_else(codecs: list
 
 
 @every_codecs
+@pytest.mark.parametrize("tail", [b"", bytes(5_000_001), b"\xff" * 4_200_000, b"\1" + bytes(3_000_000)], ids=len)
+def test_an_index_is_found_behind_many_bytes(codecs: list[Any], tail: bytes) -> None:
+    shard = b"x" * 4097 + index(codecs, {0: (0, 4097), 999: (4000, 97)}, 1000)
+    assert find_last_index(layout_of(codecs, 1000), shard + tail) == 4097
+
+
+@every_codecs
 def test_an_index_that_names_bytes_behind_it_is_none(codecs: list[Any]) -> None:
     old = b"abc" + index(codecs, {1: (0, 3)}, 3)
     layout = layout_of(codecs, 3)
@@ -115,6 +123,17 @@ def test_an_index_that_cannot_be_told_from_other_bytes_is_not_searched_for(layou
         find_last_index(layout, shard)
     with pytest.raises(ValueError):
         torn_entries(layout, decoded(layout_of([LITTLE, CRC32C], 3), shard), len(shard), shard)
+
+
+def test_the_search_needs_no_more_memory_for_more_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_search, "_ROW", 128)
+    monkeypatch.setattr(index_search, "_ROWS", 64)
+    shard = b"abc" + index([LITTLE, CRC32C], {1: (0, 3)}, 3) + bytes(1 << 20)
+    tracemalloc.start()
+    assert find_last_index(layout_of([LITTLE, CRC32C], 3), shard) == 3
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def decoded(layout: IndexLayout, shard: bytes) -> ShardIndex:

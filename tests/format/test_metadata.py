@@ -141,6 +141,17 @@ def test_what_can_be_read_can_be_written(depth: int) -> None:
     encode_json(document)
 
 
+def test_deep_nesting_does_not_multiply_the_size_of_the_text() -> None:
+    text = b"[" * 400 + b"1" + b",1" * 10_000 + b"]" * 400
+    nbytes = len(encode_json(parse_json(text)))
+    assert nbytes < 20 * len(text)
+
+
+def test_a_long_text_is_not_indented() -> None:
+    text = b'{"a": ' + b"[" * 20 + b"1" + b",1" * 200_000 + b"]" * 20 + b"}"
+    assert len(encode_json(parse_json(text))) < 2 * len(text)
+
+
 def test_an_array_has_at_most_32_axes() -> None:
     def with_axes(ndim: int) -> dict[str, Any]:
         return BASE | {"shape": [1] * ndim}

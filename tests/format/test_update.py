@@ -238,6 +238,16 @@ def test_an_append_to_a_shard_of_only_an_index_at_the_start_keeps_no_range() -> 
 
 
 @both_locations
+@pytest.mark.parametrize("compact", [False, True])
+def test_erasing_the_last_chunk_empties_the_shard(layout: IndexLayout, compact: bool) -> None:
+    old = line(layout, b"abc", {3: (0, 3)})
+    plan, _ = spliced(layout, old, {}, {3}, compact)
+    assert plan.is_empty
+    assert not spliced(layout, old, {2: b""}, {3}, compact)[0].is_empty, "a chunk of no bytes is a chunk"
+    assert spliced(layout, b"", {}, {3}, compact)[0].is_empty
+
+
+@both_locations
 def test_compacting_shares_what_was_shared(layout: IndexLayout) -> None:
     old = line(layout, b"--abcdef--", {0: (5, 3), 1: (2, 3), 2: (5, 3), 4: (2, 3), 5: (9, 0)})
     _, new = spliced(layout, old, {3: b"xy"}, compact=True)
@@ -313,6 +323,15 @@ def test_compacting_refuses_to_lose_a_damaged_entry(layout: IndexLayout, damage:
     old = line(layout, b"abcdef", {0: (0, 3), 1: damage})
     with pytest.raises(CorruptionError, match="entry 1 "):
         spliced(layout, old, {2: b"xy"}, {0}, compact=True)
+
+
+@both_locations
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("damage", [HALF_EMPTY, ENDLESS, BEYOND], ids=str)
+def test_a_damaged_entry_can_be_put_and_erased(layout: IndexLayout, compact: bool, damage: tuple[int, int]) -> None:
+    old = line(layout, b"abcdef", {0: (0, 3), 1: damage})
+    assert chunks_in(layout, spliced(layout, old, {1: b"xy"}, compact=compact)[1]) == {0: b"abc", 1: b"xy"}
+    assert chunks_in(layout, spliced(layout, old, {}, {1}, compact)[1]) == {0: b"abc"}
 
 
 def test_an_append_does_not_replace_an_index_that_is_a_payload() -> None:

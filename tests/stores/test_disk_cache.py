@@ -487,6 +487,17 @@ def test_a_directory_that_vanished_is_made_again(make: Make, directory: Path, cl
     assert make().find("a", ETAG, 0, 4) == b"data"
 
 
+def test_another_directory_of_the_same_name_is_not_written(make: Make, directory: Path, clock: Clock) -> None:
+    cache = make()
+    shutil.rmtree(directory)
+    directory.mkdir(mode=0o700)
+    (directory / "thesis.txt").write_text("mine")
+    for _ in range(3):
+        cache.add("a", ETAG, 0, b"data")
+        clock.pass_by(60)
+    assert os.listdir(directory) == ["thesis.txt"]
+
+
 def test_a_drawer_that_is_a_link_is_not_followed(make: Make, directory: Path, tmp_path: Path) -> None:
     cache = make()
     cache.add(NAME, ETAG, 0, b"data")
@@ -590,6 +601,11 @@ def test_nobody_else_can_read_it(make: Make, directory: Path) -> None:
     make().add(NAME, ETAG, 0, b"data")
     path = only_entry(directory)
     assert [p.stat().st_mode & 0o777 for p in (directory, path.parent, path)] == [0o700, 0o700, 0o600]
+
+
+def test_backup_programs_know_it_as_a_cache(make: Make, directory: Path) -> None:
+    make()
+    assert (directory / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55")
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "CACHEDIR.TAG"])
@@ -732,8 +748,3 @@ TestTwoMounts = TwoMounts.TestCase
 TestTwoMounts.settings = SETTINGS
 TestTwoSmallMounts = TwoSmallMounts.TestCase
 TestTwoSmallMounts.settings = SETTINGS
-
-
-def test_backup_programs_know_it_as_a_cache(make: Make, directory: Path) -> None:
-    make()
-    assert (directory / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55")

@@ -263,6 +263,12 @@ def test_copies_of_arrays_that_are_not_sharded_or_not_there_are_kept() -> None:
     assert resharded(group(copies), stored) == group(copies)
 
 
+def test_nested_copies_are_looked_up_by_their_whole_path() -> None:
+    document = group({"g": group({"x/y": shown(BASE), "h": group({"z": shown(BASE)})})})
+    expected = group({"g": group({"x/y": BASE, "h": group({"z": BASE})})})
+    assert resharded(document, {"g/x/y": BASE, "g/h/z": BASE}) == expected
+
+
 @pytest.mark.parametrize("grid", [(4, 6), rectilinear([4, 4], [6, 6]), regular_bounded(4, 6)], ids=str)
 def test_a_copy_may_have_a_shape_from_before(grid: Any) -> None:
     """zarr-python resizes an array without touching the copy in its group."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError
 from shardfs.format.grid import ChunkGrid
-from shardfs.format.lens.unsharded import check_resized, reshard, unshard
+from shardfs.format.lens.unsharded import POSITION_BITS, check_resized, reshard, unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document, parse_node
 from shardfs.format.normal_form import fingerprint
 from tests.support.corpus import (
@@ -366,6 +366,12 @@ def test_the_refusal_of_a_shape_names_the_shards() -> None:
     text = refusal(array((10, 9), regular_bounded(4, 6), sharding((2, 3))), shape=[10, 12])
     assert "axis 1" in text
     assert "6 instead of 3" in text
+
+
+@pytest.mark.parametrize("shape", [[10**12, 10**12], [2**63 - 1, 2**63 - 1]])
+def test_more_chunks_than_can_be_shown_are_refused(shape: list[int]) -> None:
+    assert "inode" in refusal(BASE, shape=shape)
+    assert "inode" in refusal(array((2,), rectilinear([2]), sharding((1,))), shape=[2**POSITION_BITS])
 
 
 def test_an_array_that_does_not_show_unsharded_has_nothing_to_go_back_to() -> None:

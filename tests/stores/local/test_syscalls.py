@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,13 @@ def test_buffers_are_written_in_one_call(here: int, monkeypatch: pytest.MonkeyPa
     assert os.pread(fd, 20_000, 0)[:10_001] == b"ab" * 5000 + b"\0"
 
 
+def test_a_write_of_nothing_ends(here: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = create(here)
+    monkeypatch.setattr(os, "pwritev", lambda *args: 0)
+    with pytest.raises(OSError, match="wrote nothing"):
+        Syscalls().pwrite(fd, [b"x"], 0)
+
+
 def test_an_exclusive_rename_replaces_nothing(here: int, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a")
     (tmp_path / "b").write_bytes(b"b")
@@ -87,3 +95,9 @@ def test_a_directory_that_cannot_be_synced_is_as_durable_as_it_gets(here: int, m
     fails(errno.EIO)
     with pytest.raises(OSError, match="injected"):
         Syscalls().sync_directory(here)
+
+
+def test_descriptors_are_not_inherited(here: int) -> None:
+    fd = create(here)
+    done = subprocess.run(["test", "-e", f"/proc/self/fd/{fd}"], close_fds=False)
+    assert done.returncode == 1

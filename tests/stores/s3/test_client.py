@@ -57,6 +57,14 @@ def test_a_range_is_what_the_object_has_of_it(
     assert tried.counts.requests == ({"GetObject": 1} if data else tried.counts.requests)
 
 
+@pytest.mark.parametrize("part", [None, Range(-5, 5), Range(0, 5), Range(0, 0)])
+@pytest.mark.parametrize("key", ["plain", "not//plain"])
+def test_of_an_empty_object_every_range_is_empty(s3_bucket: Bucket, tried: Tried, key: str, part: Range | None) -> None:
+    etag = s3_bucket.put(key, b"")
+    fetched = run(partial(tried.client.get, key, part))
+    assert (fetched.stat.size, fetched.stat.etag, fetched.offset, bytes(fetched.data)) == (0, etag, 0, b"")
+
+
 def test_every_key_is_the_object_of_that_name(s3_bucket: Bucket, tried: Tried) -> None:
     async def main() -> None:
         for key in KEYS:
@@ -89,6 +97,20 @@ def test_what_is_not_utf8_is_nothing_and_cannot_be_stored(tried: Tried) -> None:
     assert not tried.counts.requests
 
 
+@pytest.mark.parametrize("key", ["plain", "not//plain"])
+def test_another_version_is_a_conflict(s3_bucket: Bucket, tried: Tried, key: str) -> None:
+    old = s3_bucket.put(key, b"old")
+    s3_bucket.put(key, b"new")
+    for part in (None, Range(0, 1), Range(-1, 1), Range(7, 1), Range(0, 0)):
+        with pytest.raises(ConflictError, match=key):
+            run(partial(tried.client.get, key, part, etag=old))
+    s3_bucket.delete(key)
+    with pytest.raises(ConflictError):
+        run(partial(tried.client.get, key, etag=old))
+    assert tried.counts.conflicts == 6
+    assert tried.counts.retries == 0
+
+
 def test_that_a_key_is_missing_is_told_from_a_missing_bucket(s3_bucket: Bucket, tried: Tried) -> None:
     for asking in (tried.client.get, tried.client.head):
         with pytest.raises(NotFoundError, match=f"s3://{s3_bucket.name}/nothing does not exist"):
@@ -113,6 +135,20 @@ def test_that_a_key_is_missing_is_told_from_a_missing_bucket(s3_bucket: Bucket, 
         assert type(failed.value) is StoreError, call
 
 
+def test_a_content_may_read_through_the_client_that_stores_it(s3_bucket: Bucket) -> None:
+    s3_bucket.put("old", b"x" * (3 * MIB))
+    client = client_of(s3_bucket, max_connections=1).client
+
+    class Old:
+        nbytes = 3 * MIB
+
+        def read(self, offset: int, nbytes: int) -> memoryview:
+            return client.get_blocking("old", Range(offset, nbytes)).data
+
+    run(partial(client.put, "new", Old(), PLAIN))
+    assert s3_bucket.get("new") == s3_bucket.get("old")
+
+
 @pytest.mark.parametrize("nbytes", [10, 3 * MIB])
 @pytest.mark.parametrize(
     "error", [StoreError("the old bytes are gone"), OSError("a disk"), FileNotFoundError("a file")]
@@ -134,6 +170,16 @@ def test_what_keeps_content_from_being_read_is_what_the_caller_gets(
     assert failed.value is error
     assert s3_bucket.keys() == []
     assert tried.counts.retries == 0
+
+
+def test_content_that_is_shorter_than_it_says_is_not_stored(s3_bucket: Bucket, tried: Tried) -> None:
+    class Short(Memory):
+        def read(self, offset: int, nbytes: int) -> bytes:
+            return super().read(offset, nbytes)[:-1]
+
+    with pytest.raises(StoreError, match="came as"):
+        run(partial(tried.client.put, "key", Short(b"x" * (2 * MIB)), PLAIN))
+    assert s3_bucket.keys() == []
 
 
 PROPERTIES = Properties(

@@ -134,6 +134,11 @@ def test_after_six_attempts_one_error_says_what_failed(
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
+def test_pauses_do_not_grow_beyond_a_bound() -> None:
+    backoff = Backoff(attempts=10, jitter=max)
+    assert [backoff.delay(attempt) for attempt in range(1, 10)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+
+
 def test_a_server_that_is_down_is_a_failure_and_never_a_missing_key(
     s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried
 ) -> None:
@@ -200,6 +205,12 @@ def test_a_conditional_change_without_a_reply_is_sent_once_and_its_outcome_is_un
     assert changed == (isinstance(fault, LostReply) or (isinstance(fault, Reply) and fault.forwarded))
 
 
+def test_a_completed_upload_has_an_unknown_outcome_without_a_condition_too(s3_proxy: S3Proxy, tried: Tried) -> None:
+    s3_proxy.fail("CompleteMultipartUpload", LostReply())
+    with pytest.raises(UnknownOutcomeError):
+        run(partial(_complete, tried, None))
+
+
 @pytest.mark.parametrize(
     ("code", "error"),
     [
@@ -251,6 +262,12 @@ def test_that_somebody_else_was_first_is_a_conflict_at_once(
     with pytest.raises(ConflictError, match=r"s3://.*/key was changed by somebody else"):
         run(partial(change, tried, Condition('"etag"')))
     assert (tried.counts.conflicts, tried.counts.retries) == (1, 0)
+
+
+def test_an_unconditional_change_that_meets_another_is_sent_again(s3_proxy: S3Proxy, tried: Tried) -> None:
+    s3_proxy.fail("PutObject", Reply(409, "OperationAborted"))
+    run(partial(_put, tried, None))
+    assert (tried.counts.conflicts, tried.counts.retries) == (0, 1)
 
 
 @ids
@@ -343,6 +360,12 @@ def test_no_key_is_missing_while_the_bucket_is_not_there(s3_proxy: S3Proxy, trie
         run(partial(tried.client.head, "nothing"))
 
 
+def test_a_key_is_missing_in_a_bucket_that_may_not_be_listed(s3_proxy: S3Proxy, tried: Tried) -> None:
+    s3_proxy.fail("HeadBucket", Reply(403, "AccessDenied"))
+    with pytest.raises(NotFoundError):
+        run(partial(tried.client.head, "nothing"))
+
+
 def test_no_credential_is_said(
     s3_proxy: S3Proxy, tried: Tried, caplog: pytest.LogCaptureFixture, s3_bucket: Bucket
 ) -> None:
@@ -425,3 +448,13 @@ def test_a_server_that_stays_silent_is_given_up_after_the_second_time(
         run(partial(hasty.client.get, key))
     assert hasty.counts.requests == {"GetObject": 2}
     fault.release()
+
+
+def test_other_failures_between_do_not_make_up_for_silence(s3_proxy: S3Proxy, hasty: Tried) -> None:
+    first, second = Hang(), Hang()
+    rules = [s3_proxy.fail("GetObject", fault) for fault in (first, Reply(503, "SlowDown"), LostRequest(), second)]
+    with pytest.raises(UnreachableError, match="failed 4 times: no answer in time"):
+        run(partial(hasty.client.get, "key"))
+    rules[-1].wait()  # a slow proxy may read the last one after it was given up
+    first.release()
+    second.release()

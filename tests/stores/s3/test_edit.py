@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from shardfs.errors import ConflictError, StaleError, StoreError, UnsupportedError
-from shardfs.stores.base import Kept, Splice
+from shardfs.stores.base import Buffer, Kept, Splice
 from shardfs.stores.s3.parts import MIB
 from shardfs.stores.s3.shards import COMMIT_IDS, S3Edit
 from tests.stores.local.splices import content
@@ -149,6 +149,20 @@ def test_content_type_storage_class_and_user_metadata_survive(s3_bucket: Bucket,
         assert head["CacheControl"] == "max-age=60"
         assert head["StorageClass"] == "STANDARD_IA"
         assert head["Metadata"]["owner"] == "me"
+
+
+def test_the_last_sixteen_transactions_are_listed(s3_bucket: Bucket, here: Host) -> None:
+    async def main() -> list[str]:
+        seen: list[str] = []
+        for i in range(20):
+            await here.splice(KEY, Splice((content(bytes([i])),)))
+            seen.append(s3_bucket.head(OBJECT)["Metadata"][COMMIT_IDS])
+        return seen
+
+    seen = [chain.split(",") for chain in run(main)]
+    last = [chain[-1] for chain in seen]
+    assert len(set(last)) == 20
+    assert seen[-1] == last[-16:]
 
 
 def test_a_change_of_what_was_written_before_needs_no_other_request(
@@ -416,6 +430,25 @@ def test_everything_before_is_tried_again(
     assert no_trace(s3_bucket, here)
 
 
+def test_content_that_cannot_be_read_is_what_the_change_fails_with(s3_bucket: Bucket, here: Host) -> None:
+    class Broken:
+        nbytes = 3 * MIB
+
+        def read(self, offset: int, nbytes: int) -> Buffer:
+            raise StoreError("the journal is damaged")
+
+    s3_bucket.put(OBJECT, LARGE)
+
+    async def main() -> None:
+        for kept in (Kept(0, len(LARGE)), Kept(0, 5)):
+            with pytest.raises(StoreError, match="the journal is damaged"):
+                await here.splice(KEY, Splice((kept, Broken())))
+
+    run(main)
+    assert s3_bucket.get(OBJECT) == LARGE
+    assert no_trace(s3_bucket, here)
+
+
 def test_many_old_bytes_that_are_sent_are_held_on_disk(s3_bucket: Bucket, here: Host) -> None:
     old = LARGE * 5
     s3_bucket.put(OBJECT, old)
@@ -494,3 +527,18 @@ def test_a_single_writer_looks_whether_it_is_alone(unconditional_bucket: Bucket,
 
     run(main)
     assert unconditional_bucket.get(OBJECT) == b"theirs"
+
+
+@pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
+def test_a_single_writer_finds_an_object_deleted(unconditional_bucket: Bucket, tmp_path: Path, old: bytes) -> None:
+    here = host(unconditional_bucket, tmp_path, conditions=IGNORED, single_writer=True)
+    unconditional_bucket.put(OBJECT, old)
+
+    async def main() -> None:
+        edit = await here.edit(KEY)
+        unconditional_bucket.delete(OBJECT)
+        with pytest.raises(ConflictError):
+            await edit.splice(append(old, b"ours"))
+
+    run(main)
+    assert unconditional_bucket.keys() == []

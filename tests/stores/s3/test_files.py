@@ -30,7 +30,7 @@ from shardfs.stores.s3.requests import Properties
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock
-from tests.support.s3_writing import PREFIX, changes, names, objects, put_file, text, writing
+from tests.support.s3_writing import PREFIX, changes, names, objects, put_file, store_of, text, writing
 
 
 @pytest.fixture
@@ -167,6 +167,39 @@ async def test_an_object_that_is_written_anew_is_not_fetched(fake: FakeS3, tmp_p
     await file.flush()
     assert objects(fake)["f"] == b"new"
     assert [request.operation for request in fake.take_log()] == ["PutObject"]
+
+
+@on_mock_clock
+async def test_an_object_that_is_opened_and_not_written_stays(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"0123456789")
+    store = await writing(fake, tmp_path)
+    file = await store.create("f", 0o644, exclusive=False)
+    assert file.stat().size == 10
+    await file.flush()
+    await file.close()
+    assert changes(fake) == {}
+
+
+@on_mock_clock
+async def test_properties_of_an_object_survive_a_new_content(fake: FakeS3, tmp_path: Path) -> None:
+    properties = Properties({"ContentType": "text/x-notes"}, {"owner": "me"})
+    fake.store(f"{PREFIX}/f", b"old", properties)
+    store = await writing(fake, tmp_path)
+    await put_file(store, "f", b"new")
+    await put_file(store, "new.json", b"{}")
+    stored = fake.objects[f"{PREFIX}/f"].properties
+    assert (stored.headers, stored.metadata["owner"]) == (properties.headers, "me")
+    assert fake.objects[f"{PREFIX}/new.json"].properties.headers == {"ContentType": "application/json"}
+
+
+@on_mock_clock
+async def test_an_object_that_is_read_keeps_its_version_or_is_stale(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"0123456789")
+    store = store_of(fake)
+    file = await store.open_passthrough("f", writable=False)
+    fake.store(f"{PREFIX}/f", b"other")
+    with pytest.raises(StaleError):
+        await file.read(0, 10)
 
 
 @on_mock_clock
@@ -343,6 +376,19 @@ async def test_programs_of_one_mount_that_replace_a_file_at_the_same_time_are_no
         await file.flush()
     assert objects(fake)["f"] == b"by another program"
     await file.close()
+
+
+@on_mock_clock
+async def test_what_is_added_to_a_file_is_added_to_what_is_there(fake: FakeS3, tmp_path: Path) -> None:
+    fake.store(f"{PREFIX}/f", b"one")
+    store = await writing(fake, tmp_path)
+    await show(store, "f")
+    fake.store(f"{PREFIX}/f", b"one two")
+    store.forget("f")
+    file = await store.open_passthrough("f", writable=True)
+    await file.write(7, b" three")
+    await file.flush()
+    assert objects(fake)["f"] == b"one two three"
 
 
 @on_mock_clock

@@ -42,6 +42,14 @@ async def test_names_are_those_of_objects_and_of_prefixes() -> None:
     assert fake.take_log() == lists("", "c/0/")
 
 
+@on_mock_clock
+async def test_only_what_lies_below_the_source_is_listed() -> None:
+    fake = bucket("a/b/x", "a/bc/y", "a/b.txt", "a/b/c/z")
+    assert await names(reader_of(fake, prefix="a/b"), "") == [Entry("c", DIRECTORY), Entry("x", FILE)]
+    assert await names(reader_of(fake, prefix="a/b"), "c") == [Entry("z", FILE)]
+    assert fake.take_log() == lists("a/b/", "a/b/c/")
+
+
 @pytest.mark.parametrize("page_size", [1, 3, 10, 11])
 @on_mock_clock
 async def test_all_pages_are_read_each_once(page_size: int) -> None:

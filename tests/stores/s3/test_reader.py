@@ -136,6 +136,17 @@ async def test_a_version_that_was_replaced_is_stale_and_the_next_one_is_opened()
 
 
 @on_mock_clock
+async def test_a_version_that_was_removed_is_stale() -> None:
+    fake, store, _ = stored()
+    snapshot = await store.open("k")
+    fake.remove("k")
+    with pytest.raises(StaleError):
+        await snapshot.read(0, 10)
+    with pytest.raises(NotFoundError):
+        await store.open("k")
+
+
+@on_mock_clock
 async def test_a_version_is_current_as_far_as_is_believed() -> None:
     fake, store, _ = stored()
     snapshot = await store.open("k")

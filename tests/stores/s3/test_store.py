@@ -22,11 +22,12 @@ from shardfs.errors import (
     RefusedError,
     SourceError,
     StaleError,
+    UnknownOutcomeError,
     UnsupportedError,
 )
 from shardfs.stores.base import Expected, Kind, Splice, Store
 from shardfs.stores.s3.files import SPOOLS
-from shardfs.stores.s3.requests import Condition
+from shardfs.stores.s3.requests import Condition, Properties
 from tests.stores.local.splices import content
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock
@@ -43,6 +44,20 @@ def fake() -> FakeS3:
 
 def operations(fake: FakeS3) -> list[str]:
     return [request.operation for request in fake.take_log()]
+
+
+@on_mock_clock
+async def test_a_document_is_replaced_at_once_and_keeps_its_properties(fake: FakeS3, tmp_path: Path) -> None:
+    properties = Properties({"ContentType": "text/plain", "CacheControl": "no-cache"}, {"owner": "me"})
+    fake.store(f"{PREFIX}/zarr.json", b"{}", properties)
+    store = await writing(fake, tmp_path)
+    status = await store.replace("zarr.json", b"[1]")
+    assert objects(fake)["zarr.json"] == b"[1]"
+    stored = fake.objects[f"{PREFIX}/zarr.json"].properties
+    assert (stored.headers, stored.metadata["owner"]) == (properties.headers, "me")
+    assert status == await store.stat("zarr.json") == (await store.open("zarr.json")).stat
+    await store.replace("a/zarr.json", b"{}")
+    assert fake.objects[f"{PREFIX}/a/zarr.json"].properties.headers == {"ContentType": "application/json"}
 
 
 # Documents
@@ -80,6 +95,24 @@ async def test_of_two_hosts_that_make_one_document_only_if_it_is_absent_one_wins
     for store in (here, there):
         with pytest.raises(ExistsError):
             await store.replace("b/zarr.json", b"x", exclusive=True)
+
+
+@on_mock_clock
+async def test_a_document_that_was_made_and_not_confirmed_is_made(fake: FakeS3, tmp_path: Path) -> None:
+    store = await writing(fake, tmp_path)
+    await store.mkdir("b", 0o755)
+    real = fake.put
+
+    async def lose_reply(*args: Any, condition: Condition | None = None) -> str:
+        fake.put = real  # type: ignore[method-assign]
+        await real(*args, condition=condition)
+        raise UnknownOutcomeError("no reply")
+
+    fake.put = lose_reply  # type: ignore[method-assign]
+    await store.replace("b/zarr.json", b"{}", exclusive=True)
+    assert objects(fake)["b/zarr.json"] == b"{}"
+    assert fake.objects[f"{PREFIX}/b/zarr.json"].properties.headers == {"ContentType": "application/json"}
+    assert [r.operation for r in fake.take_log()].count("PutObject") == 1
 
 
 @on_mock_clock

@@ -135,10 +135,27 @@ def test_what_a_crash_leaves_before_the_id_is_known_is_found_by_its_key_and_time
     assert here.remembered == []
 
 
+@pytest.mark.parametrize("later", [-3600, 3600])
+def test_an_upload_of_another_time_is_anothers(s3_bucket: Bucket, here: Host, later: float) -> None:
+    begin(s3_bucket)
+    remember(here, OBJECT, None, begun=time.time() + later)
+    clean(here)
+    assert s3_bucket.uploads() == [OBJECT]
+
+
 def test_an_upload_outside_of_the_source_is_left_alone(s3_bucket: Bucket, here: Host) -> None:
     remember(here, "elsewhere", begin(s3_bucket, "elsewhere"))
     clean(here)
     assert s3_bucket.uploads() == ["elsewhere"]
+    assert len(here.remembered) == 1
+
+
+def test_one_that_fails_does_not_keep_the_others(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
+    for i in range(3):
+        remember(here, f"{OBJECT}/{i}", begin(s3_bucket, f"{OBJECT}/{i}"))
+    s3_proxy.fail("AbortMultipartUpload", Reply(403, "AccessDenied"), after=1)
+    clean(here)
+    assert s3_bucket.uploads() == [f"{OBJECT}/1"]
     assert len(here.remembered) == 1
 
 
@@ -151,6 +168,13 @@ def test_a_damaged_file_does_no_harm(s3_bucket: Bucket, here: Host, text: str) -
     begin(s3_bucket)
     clean(here)
     assert s3_bucket.uploads() == [OBJECT]
+    assert here.remembered == []
+
+
+def test_a_file_that_was_being_written_goes(here: Host) -> None:
+    path = remember(here, OBJECT, None)
+    path.rename(path.with_suffix(".json.tmp"))
+    clean(here)
     assert here.remembered == []
 
 
