@@ -495,11 +495,15 @@ class Objects:
     ) -> None:
         """Note that our change made *new* of *old*, with the same first *kept_nbytes* bytes."""
         self.heads.changed(key, new, properties)
-        self._redirects.pop((key, new.etag), None)  # it may be there again: what led away from it is over
+        self.is_back(key, new)
         if old is not None and old.etag != new.etag:
             self._redirects[key, old.etag] = _Redirect(new, kept_nbytes)
             if len(self._redirects) > _MAX_REDIRECTS:
                 self._redirects.popitem(last=False)
+
+    def is_back(self, key: str, state: ObjectStat) -> None:
+        """Note that *key* is the version *state* now, maybe again: what led away from an earlier one is over."""
+        self._redirects.pop((key, state.etag), None)
 
 
 class S3Snapshot:
@@ -538,8 +542,17 @@ class S3Snapshot:
                 return await version.read(span, unit)
             except (ConflictError, NotFoundError):
                 await self._objects.settled(self._key)
-                if self._latest(span.stop).etag == state.etag:
+                if self._latest(span.stop).etag != state.etag:
+                    continue
+                if state.etag == self.object.etag:
                     raise self._stale() from None
+            # Another host may have brought this version back: then what leads away from it is over.
+            try:
+                data = await self.version.read(span, unit)
+            except (ConflictError, NotFoundError):
+                raise self._stale() from None
+            self._objects.is_back(self._key, self.object)
+            return data
 
     def content(self, offset: int, nbytes: int) -> "S3Content":
         """Return *nbytes* bytes from *offset*, which are read later."""
@@ -588,18 +601,21 @@ class S3Snapshot:
             try:
                 data = self._objects.client.get_blocking(full, Range(offset, nbytes), etag=state.etag).data
             except (ConflictError, NotFoundError):
-                if self._latest(stop).etag == state.etag:
+                if self._latest(stop).etag != state.etag:
+                    continue
+                if state.etag == self.object.etag:
                     raise self._stale() from None
-            else:
-                _require_all(full, nbytes, data)
-                return data
+                try:
+                    data = self._objects.client.get_blocking(full, Range(offset, nbytes), etag=self.object.etag).data
+                except (ConflictError, NotFoundError):
+                    raise self._stale() from None
+            _require_all(full, nbytes, data)
+            return data
 
     def _latest(self, stop: int) -> ObjectStat:
-        """Return the version that has the bytes up to *stop* now, as far as is known."""
+        """Return the version that has the bytes up to *stop* now, as far as is known; this one if none has them all."""
         state, kept_nbytes = self._objects.latest(self._key, self.object)
-        if stop > kept_nbytes:
-            raise self._stale()
-        return state
+        return state if stop <= kept_nbytes else self.object
 
     def _stale(self) -> StaleError:
         self._objects.heads.forget(self._key)

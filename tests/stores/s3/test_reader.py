@@ -250,6 +250,19 @@ async def test_a_reader_that_waits_for_a_change_that_was_not_ours_is_stale() -> 
             await snapshot.read(0, 1000)
 
 
+@pytest.mark.parametrize("kept_nbytes", [0, 1000])
+@on_mock_clock
+async def test_a_version_that_another_host_brought_back_is_read(kept_nbytes: int) -> None:
+    fake, store, first = stored()
+    new = fake.store("k", OLD[:kept_nbytes] + NEW)
+    store.objects.changed("k", first, new, PLAIN, kept_nbytes)
+    fake.store("k", OLD)
+    await trio.sleep(TTL)
+    snapshot = await store.open("k")
+    assert bytes(await snapshot.read(600, 100)) == OLD[600:700]
+    assert bytes(await trio.to_thread.run_sync(snapshot.content(600, 100).read, 0, 100)) == OLD[600:700]
+
+
 def test_redirects_are_bounded_and_a_version_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardfs.stores.s3.objects._MAX_REDIRECTS", 2)
     a, b, c = (ObjectStat(10, f'"{name}"', 0) for name in "abc")
