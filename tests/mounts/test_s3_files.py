@@ -333,6 +333,9 @@ def test_what_was_refused_is_kept_named_and_stored_when_asked(host: Host) -> Non
     host.bucket.put(key("notes.txt"), b"of another host")
     refused(lambda: in_place(mounted.path / "notes.txt", b"ours"))
     assert (mounted.path / "notes.txt").read_bytes() == b"of another host"
+    deadline = time.monotonic() + PATIENCE
+    while KEPT not in mounted.log and time.monotonic() < deadline:  # the kernel closes it after the program went on
+        time.sleep(0.01)
     kept = Path(mounted.log.partition(f"notes.txt {KEPT} ")[2].split(":")[0])
     assert kept.read_bytes() == b"ours"
     (found,) = [item for item in host.recover(host.url, status=FAILED) if item["kind"] != "slot"]

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, cast
 
 import trio
@@ -279,8 +280,7 @@ class Files:
 
     async def keep(self, key: str, content: Buffer, reason: str) -> None:
         """Keep what cannot be stored under *key*."""
-        path = await trio.to_thread.run_sync(self.kept.keep, key, content, reason)
-        self._log_kept(key, path, len(content), reason)
+        await self._keep(key, len(content), reason, partial(self.kept.keep, key, content, reason))
 
     async def put(self, key: str, content: Content, expected: ObjectStat | None) -> ObjectStat:
         """Store an object in place of the version *expected*, or of nothing; raises `ConflictError`."""
@@ -311,9 +311,7 @@ class Files:
         self._heads.note_replaced(key, expected, new)
         self._heads.directories.settle(split(key)[0])
         for path in self._kept_here.pop(key, ()):
-            self.kept.supersede(path)
-            older = f"what was written to {key} and is kept in {path} is older than what is stored"
-            log.warning("%s: `recover` leaves it alone", older)
+            self._supersede(key, path)
         return new
 
     def change(self, key: str, expected: ObjectStat | None) -> S3Edit:
@@ -354,13 +352,24 @@ class Files:
             return
         reason = spool.error or _ENDED
         with trio.CancelScope(shield=True):
-            path = await trio.to_thread.run_sync(self.kept.settle, spool.name, spool.key, reason)
-        self._log_kept(spool.key, path, spool.stat().size, reason)
+            settle = partial(self.kept.settle, spool.name, spool.key, reason)
+            await self._keep(spool.key, spool.stat().size, reason, settle)
 
-    def _log_kept(self, key: str, path: str, nbytes: int, reason: str) -> None:
+    async def _keep(self, key: str, nbytes: int, reason: str, keep: Callable[[], str]) -> None:
+        """Keep what was written to *key* by *keep*, which blocks and returns the path."""
+        here = self._kept_here.setdefault(key, [])
+        path = await trio.to_thread.run_sync(keep)
         self._kept_nbytes += nbytes
-        self._kept_here.setdefault(key, []).append(path)
         log.error("what was written to %s is kept in %s: %s; `shardfs recover --apply` stores it", key, path, reason)
+        if self._kept_here.get(key) is here:
+            here.append(path)
+        else:  # a later version was stored meanwhile
+            self._supersede(key, path)
+
+    def _supersede(self, key: str, path: str) -> None:
+        self.kept.supersede(path)
+        older = f"what was written to {key} and is kept in {path} is older than what is stored"
+        log.warning("%s: `recover` leaves it alone", older)
 
     async def _local(self, spool: Spool, nbytes: int | None = None) -> LocalFile:
         """Return the local file of a spool that is about to be changed, with its first *nbytes* bytes, or all."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from shardfs.errors import (
     ExistsError,
@@ -76,6 +77,37 @@ async def test_what_was_shown_is_known_however_many_other_keys_are_looked_at(
     assert fake.objects[f"{PREFIX}/f"].stat == theirs
     assert len(store.heads._records) <= 10
     assert len(store.heads._properties) <= 5
+
+
+@on_mock_clock
+async def test_what_is_stored_while_an_earlier_version_is_put_aside_replaces_it(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.store(f"{PREFIX}/f", b"first")
+    store = await writing(fake, tmp_path)
+    assert store.files is not None
+    settle, is_stored = store.files.kept.settle, threading.Event()
+
+    def settle_late(name: str, key: str, reason: str) -> str:
+        assert is_stored.wait(10)
+        return settle(name, key, reason)
+
+    monkeypatch.setattr(store.files.kept, "settle", settle_late)
+    await show(store, "f")
+    file = await store.open_passthrough("f", writable=True)
+    await file.write(0, b"refused")
+    fake.store(f"{PREFIX}/f", b"of another host")
+    with pytest.raises(StaleError):
+        await file.flush()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(file.close)
+        await wait_all_tasks_blocked()
+        store.forget("f")
+        await show(store, "f")
+        await put_file(store, "f", b"later")
+        is_stored.set()
+    (kept_file,) = store.files.kept.find()
+    assert kept_file.is_superseded
 
 
 # What is closed is stored
