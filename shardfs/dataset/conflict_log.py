@@ -31,11 +31,11 @@ class ConflictLog:
         """Keep changes durably, and finish their records in the journal that they come from."""
         if not conflicts:
             return
-        self.count += len(conflicts)
         async with self._log.appending:
             for change in conflicts:
                 await trio.to_thread.run_sync(self._conflicts.copy, change)
             await trio.to_thread.run_sync(self._conflicts.sync)
+        self.count += len(conflicts)
         await self._log.release([change.sequence for change in conflicts])
 
     async def sort_out(

@@ -119,6 +119,7 @@ class Hierarchy:
         self._worker: Worker | None = None
         self._told: set[tuple[str, str]] = set()
         self._loading: dict[str, trio.Event] = {}
+        self._outdated: set[str] = set()  # of those that are being loaded: they were forgotten meanwhile
         self._nbytes = 0
         # Inode numbers hang on layouts: one that is in use, or has something to remember, is used on.
         self._layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()
@@ -146,7 +147,12 @@ class Hierarchy:
         event = self._loading[path] = trio.Event()
         try:
             node = await self._load(path, known[0] if known else None)
+            while path in self._outdated:
+                self._outdated.remove(path)
+                now = self.clock()
+                node = await self._load(path, None)
         finally:
+            self._outdated.discard(path)
             del self._loading[path]
             event.set()
         self._remember(node, derived_at(now))
@@ -171,6 +177,7 @@ class Hierarchy:
 
     def forget(self, path: str) -> None:
         """Look at the node at *path*, and at all below it, again when they are wanted next."""
+        self._outdated.update(each for each in self._loading if is_below(each, path))
         for known in [known for known in self._nodes if is_below(known, path)]:
             self._nbytes -= self._nodes.pop(known)[0].memory
 
@@ -221,6 +228,8 @@ class Hierarchy:
         """Look again at the groups above *path*, whose consolidated metadata may tell of it."""
         while path:
             path = path.rpartition("/")[0]
+            if path in self._loading:
+                self._outdated.add(path)
             if path in self._nodes:
                 self._nbytes -= self._nodes.pop(path)[0].memory
 

@@ -311,7 +311,7 @@ class Changes:
         if exclusive and await new.exists():
             raise ExistsError(f"{new.path} exists")
         has_one_name = isinstance(old, Passthrough) and attributes.status.nlink == 1
-        await new.replace(content, attributes, attributes.ino if has_one_name else None)
+        await new.replace(content, attributes, attributes.ino if has_one_name else None, exclusive=exclusive)
         await old.remove()
         if isinstance(old, Passthrough) and isinstance(new, Published):
             await self._hand_over_file(old, new)

@@ -153,3 +153,19 @@ async def test_few_of_very_many_nodes_are_kept(root: Path) -> None:
         await source.hierarchy.node(f"d{i}")
     assert source.hierarchy.remaining("d0") == 0.0
     assert source.hierarchy.remaining("d4999") == 1.0
+
+
+@in_trio
+async def test_a_document_that_is_replaced_while_it_is_loaded_is_loaded_again(root: Path) -> None:
+    """Else its writer is shown what was there before, for the length of a TTL."""
+    before = root / "a" / "zarr.json"
+
+    async def replaced(key: str, offset: int, nbytes: int) -> None:
+        if key == "a/zarr.json" and not (root / "old.json").exists():
+            before.rename(root / "old.json")
+            write(root / "a", edited(("attributes",), {"changed": 1}))
+            hierarchy.forget("a")
+
+    hierarchy = open_source(root, ttl=60.0, store=GatedStore(root, replaced)).hierarchy
+    for _ in range(2):
+        assert json.loads((await hierarchy.node("a")).document or b"")["attributes"] == {"changed": 1}

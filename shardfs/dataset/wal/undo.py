@@ -318,7 +318,7 @@ async def _make_durable(source: Source, key: str) -> None:
     if source.store.rewrites:
         return  # a new version is durable when it is there
     with suppress(ShardfsError):  # who has it now removes it
-        async with source.store.edit(key):
+        async with source.store.edit(key, waited=0.0):
             pass
     with suppress(NotFoundError, NotADirectoryHereError):
         await (await source.store.open_passthrough(key, writable=False)).sync()
