@@ -79,9 +79,8 @@ class GroupCommit:
         self.wanted = trio.Event()  # wakes `run`
         self.progress = trio.Event()  # set, and made anew, after each batch
         self._source = source
-        self.layouts: WeakValueDictionary[str, ArrayLayout] = (
-            WeakValueDictionary()
-        )  # that changes came in last, by path
+        # The layouts that changes came in last, by path.
+        self.layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()
         self._queues: WeakValueDictionary[tuple[ArrayLayout, Coords], ShardQueue] = WeakValueDictionary()
         self._committing = trio.Lock()  # one batch at a time
         self._next = math.inf  # when `run` looks again by itself

@@ -14,7 +14,7 @@ import logging
 import os
 import shlex
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,7 +71,8 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
     """Find out which changes are pending again, and which are conflicts, once it is known what became of commits."""
     recovery = Recovery(commits, released=[undone.undo.sequence for undone in commits if undone.is_settled])
     changes = [record for record in contents.records if isinstance(record, Put | Erase)]
-    complete = _held_by_complete(commits, changes)
+    complete = _named_by((undone for undone in commits if undone.outcome is Outcome.COMPLETE), changes)
+    unsettled = _named_by((undone for undone in commits if not undone.is_settled), changes)
     latest: dict[tuple[str, tuple[int, ...]], Change] = {}
     for change in changes:
         before = latest.pop((change.path, change.coords), None)
@@ -79,7 +80,10 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
             recovery.released.append(before.sequence)
         latest[change.path, change.coords] = change
     for change in latest.values():
-        array, reason = (None, None) if change.sequence in complete else await _judge(source, change)
+        array: Array | None = None
+        reason: str | None = None
+        if change.sequence not in complete:
+            array, reason = await _judge(source, change, is_unsettled=change.sequence in unsettled)
         if reason is not None:
             recovery.conflicts.append(Conflict(change, reason))
         elif array is not None:
@@ -90,15 +94,14 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
     return recovery
 
 
-def _held_by_complete(commits: Sequence[Undone], changes: Sequence[Change]) -> set[int]:
-    """Return the sequences of those of *changes* that commits brought into their shards, whatever came later."""
+def _named_by(commits: Iterable[Undone], changes: Sequence[Change]) -> set[int]:
+    """Return the sequences of those of *changes* that *commits* were to bring into their shards."""
     sequences = [change.sequence for change in changes]  # they ascend
     found: set[int] = set()
     for undone in commits:
-        if undone.outcome is Outcome.COMPLETE:
-            with suppress(CorruptionError):  # an undo record cannot name what is behind it
-                for named in undone.undo.records():
-                    found.update(sequences[bisect_left(sequences, named.start) : bisect_left(sequences, named.stop)])
+        with suppress(CorruptionError):  # an undo record cannot name what is behind it
+            for named in undone.undo.records():
+                found.update(sequences[bisect_left(sequences, named.start) : bisect_left(sequences, named.stop)])
     return found
 
 
@@ -152,8 +155,11 @@ def describe_change(change: Change | Shrink) -> str:
     return f"{what} of chunk {'/'.join(map(str, change.coords))} of {where}"
 
 
-async def _judge(source: Source, change: Change) -> tuple[Array | None, str | None]:
-    """Return the array that *change* is for, and why it does not fit; neither if there is nothing to do."""
+async def _judge(source: Source, change: Change, *, is_unsettled: bool = False) -> tuple[Array | None, str | None]:
+    """Return the array that *change* is for, and why it does not fit; neither if there is nothing to do.
+
+    If the commit of it *is_unsettled*, its shard may be damaged until that is taken back, before the next one.
+    """
     array: Array | None = None
     try:
         check_name(change.path)
@@ -166,6 +172,8 @@ async def _judge(source: Source, change: Change) -> tuple[Array | None, str | No
     except ShardfsError as error:
         if source.store.root is None and not is_lasting(error):
             raise  # what a server fails to answer now, it answers when the log is replayed next
+        if is_unsettled and isinstance(error, CorruptionError) and array and array.fingerprint == change.fingerprint:
+            return array, None
         return array, f"its {'array' if array is None else 'shard'} cannot be read: {error}"
 
 
