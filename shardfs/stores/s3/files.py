@@ -373,21 +373,27 @@ class Files:
 
     async def _local(self, spool: Spool, nbytes: int | None = None) -> LocalFile:
         """Return the local file of a spool that is about to be changed, with its first *nbytes* bytes, or all."""
-        is_noted = spool.file is not None and spool.state is not _State.STORED
-        if spool.file is None:
-            snapshot = spool.snapshot
-            nbytes = 0 if snapshot is None else snapshot.size if nbytes is None else min(nbytes, snapshot.size)
-            spool.file = await self._fetch(spool.name, snapshot, nbytes)
-            if snapshot is not None:
-                if nbytes and not spool.is_gone:  # what is written is a change of that, whatever was shown before
-                    self._heads.note_shown(spool.key, snapshot.object)
-                shown = self._heads.shown(spool.key)
-                spool.expected = shown.state if shown is not None else snapshot.object
-            spool.snapshot = None
-            if spool.is_gone:
-                self.kept.remove(self.kept.path(spool.name))
-        if not is_noted and not spool.is_gone:
-            self.kept.note(spool.name, spool.key)
+        if spool.file is not None:
+            if spool.state is _State.STORED and not spool.is_gone:
+                self.kept.note(spool.name, spool.key)
+            return spool.file
+        snapshot = spool.snapshot
+        nbytes = 0 if snapshot is None else snapshot.size if nbytes is None else min(nbytes, snapshot.size)
+        file = await self._fetch(spool.name, snapshot, nbytes)
+        try:
+            if not spool.is_gone:
+                self.kept.note(spool.name, spool.key)
+        except BaseException:  # what has no note is not kept after a kill
+            self.kept.remove(self.kept.path(spool.name))
+            raise
+        spool.file, spool.snapshot = file, None
+        if snapshot is not None:
+            if nbytes and not spool.is_gone:  # what is written is a change of that, whatever was shown before
+                self._heads.note_shown(spool.key, snapshot.object)
+            shown = self._heads.shown(spool.key)
+            spool.expected = shown.state if shown is not None else snapshot.object
+        if spool.is_gone:
+            self.kept.remove(self.kept.path(spool.name))
         return spool.file
 
     async def _fetch(self, name: str, snapshot: S3Snapshot | None, nbytes: int) -> LocalFile:

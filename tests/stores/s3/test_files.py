@@ -509,6 +509,27 @@ async def test_what_an_earlier_version_had_not_sent_is_kept_and_not_sent(fake: F
 
 
 @on_mock_clock
+async def test_what_is_written_after_its_note_failed_has_one(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has no note is removed by the next mount, after a kill."""
+    store = await writing(fake, tmp_path)
+    assert store.files is not None
+    file = await store.create("f", 0o644, exclusive=True)
+    with monkeypatch.context() as full:
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise NoSpaceError("the disk is full")
+
+        full.setattr(store.files.kept, "note", fail)
+        with pytest.raises(NoSpaceError):
+            await file.write(0, b"data")
+    assert kept(tmp_path) == {}
+    await file.write(0, b"data")
+    assert kept(tmp_path) == {"f": b"data"}
+
+
+@on_mock_clock
 async def test_with_too_much_kept_nothing_more_is_written(
     fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
