@@ -345,6 +345,7 @@ class Model:
         if place(old).kind != "file":
             if not self._is_made(old):
                 self._at(old).lstat()
+            os.lstat(f"{self._at(new).parent}/.")  # the directory of a new name comes before what may be linked
             if self._at(new).exists() or self._is_made(new):
                 raise RefusedError(errno.EEXIST)
             raise RefusedError(errno.EPERM)
