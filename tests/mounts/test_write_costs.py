@@ -148,7 +148,7 @@ def test_a_mount_tells_what_its_commits_wrote(mount: Mounter, tmp_path: Path) ->
     assert 0 <= dead - 3 * INDEX <= INDEX + 3 * BLOCK
 
 
-def test_a_chunk_that_is_renamed_into_place_takes_at_most_ten_requests_of_the_kernel(mount: Mounter, tmp_path: Path) -> None:
+def test_a_chunk_that_is_renamed_into_place_takes_ten_kernel_requests_at_most(mount: Mounter, tmp_path: Path) -> None:
     store(tmp_path / "source", array((8, 12), (8, 12), sharding((2, 3))))
     root = mount(tmp_path / "source", write=True, metadata_ttl=3600).path
     keys = [f"{root}/c/{i}/{j}" for i in range(4) for j in range(4)]
