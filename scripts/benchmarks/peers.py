@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -101,7 +102,7 @@ def mounted_shardfs(
         with placement.starting_server():
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**environment, **state})
         try:
-            yield root, int(os.getxattr(root, "user.shardfs.pid"))
+            yield root, int(json.loads(os.getxattr(root, "user.shardfs.stats"))["pid"])
         except BaseException:
             for log in root.parent.glob("shardfs/*.log"):
                 sys.stderr.write(log.read_text()[-10_000:])

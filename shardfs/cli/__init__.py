@@ -10,7 +10,7 @@ import sys
 import click
 
 from shardfs import __version__
-from shardfs.cli import compact, info, mount, mounted, recover, refs, verify
+from shardfs.cli import compact, doctor, info, mount, mounted, mounts, recover, refs, stats, verify
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -36,7 +36,9 @@ for each in (
     mount.mount,
     mounted.umount,
     mounted.flush,
-    mounted.stats,
+    stats.stats,
+    mounts.mounts,
+    doctor.doctor,
     info.info,
     verify.verify,
     refs.refs,

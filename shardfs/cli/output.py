@@ -1,10 +1,18 @@
 """How commands say things: counts, bars, JSON for programs and text for people."""
 
+import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Final, TextIO
 
 import click
+
+from shardfs.errors import printable
+
+_LINE_SECONDS: Final = 10.0
+_ERASE: Final = "\r\x1b[K"
 
 
 def counted(count: int, what: str) -> str:
@@ -20,3 +28,28 @@ def bar(length: int, label: str, file: TextIO) -> Iterator[Callable[[], None]]:
         return
     with click.progressbar(length=length, label=label, file=file) as bar:
         yield lambda: bar.update(1)
+
+
+@contextmanager
+def waiting() -> Iterator[Callable[[str], None]]:
+    """Yield what says on standard error what a command waits for, as often as that is told.
+
+    On a terminal that is one line, which is gone at the end; elsewhere a line every ten seconds, after a while.
+    """
+    is_terminal = sys.stderr.isatty()
+    said = time.monotonic() - _LINE_SECONDS / 2
+
+    def say(text: str) -> None:
+        nonlocal said
+        text = printable(f"shardfs: {text}")
+        if is_terminal:
+            click.echo(_ERASE + text[: shutil.get_terminal_size().columns - 1], nl=False, err=True)
+        elif time.monotonic() - said >= _LINE_SECONDS:
+            said = time.monotonic()
+            click.echo(text, err=True)
+
+    try:
+        yield say
+    finally:
+        if is_terminal:
+            click.echo(_ERASE, nl=False, err=True)

@@ -6,6 +6,7 @@ shard is durable before the log forgets them, and what cannot be taken back for 
 
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -369,6 +370,7 @@ class GroupCommit:
                 raise
             shards.committed(layout, shard, stat, is_new=edit.snapshot is None)
         statistics.commits += 1
+        statistics.last_commit_timestamp_seconds = time.time()
         statistics.committed_chunks += commit.nchunks
         return [each.sequence for each in undo]
 

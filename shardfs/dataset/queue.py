@@ -1,5 +1,6 @@
 """What is pending for one shard, and how its commits fare."""
 
+import math
 import random
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -37,11 +38,21 @@ class PendingBytes(NamedTuple):
         return await self.put.payload.read_soon(offset, nbytes)
 
 
+class Pending(NamedTuple):
+    """What is pending: changes, bytes, for how many seconds the oldest, and what keeps it from being committed."""
+
+    nchunks: int = 0
+    nbytes: int = 0
+    age: float | None = None
+    reason: str | None = None
+
+
 class ShardQueue:
     """The pending changes of one shard, oldest first.
 
     *lock* is held by whoever publishes in the shard, commits or rewrites it: a record names the index entry that it
-    supersedes, which a commit changes.  *touched* is when the last change came, by the event loop's clock, in seconds.
+    supersedes, which a commit changes.  *since* is when the first change came and *touched* when the last one did, by
+    the event loop's clock, in seconds.
     *error* is what keeps the shard from being committed, *retry_at* when it is tried again after that, or after
     somebody else was faster to change it; *locked_since* is since when another program was found to have its lock.
     """
@@ -53,7 +64,7 @@ class ShardQueue:
         self.lock = QuickLock()
         self.changes: dict[Coords, Change] = {}
         self.payload_nbytes = 0
-        self.touched = 0.0
+        self.since = self.touched = 0.0
         self.error: ShardfsError | None = None
         self.retry_at: float | None = None
         self.locked_since: float | None = None
@@ -76,6 +87,7 @@ class ShardQueue:
         """Take in *change*; return the one that it replaces."""
         if not self.changes:
             self.layout.pending.add_shard(self.shard)
+            self.since = trio.current_time()
         before = self.changes.get(change.coords)
         self.changes[change.coords] = self.layout.pending.changes[change.coords] = change
         self.payload_nbytes += nbytes_of(change) - (nbytes_of(before) if before is not None else 0)
@@ -90,6 +102,7 @@ class ShardQueue:
             if self.changes.get(change.coords) is change:
                 del self.changes[change.coords], pending[change.coords]
                 self.payload_nbytes -= nbytes_of(change)
+        self.since = self.touched  # what is left came while the others were committed
         if not self.changes and not was_empty:
             self.layout.pending.remove_shard(self.shard)
 
@@ -108,6 +121,25 @@ class ShardQueue:
         """Note that nothing keeps the shard from being changed."""
         self.error = self.retry_at = self.locked_since = None
         self._nbeaten = 0
+
+
+def pending_in(queues: Iterable[ShardQueue]) -> Pending:
+    """Return what is pending in all of *queues*, which may be very many."""
+    nchunks, nbytes, oldest, failing, locked = 0, 0, math.inf, None, None
+    for queue in queues:
+        if queue.changes:
+            nchunks += len(queue.changes)
+            nbytes += queue.payload_nbytes
+            oldest = min(oldest, queue.since)
+            if queue.error is not None:
+                failing = queue
+            elif queue.locked_since is not None:
+                locked = queue
+    if not nchunks:
+        return Pending()
+    reason = f"{locked.key} is locked by another program" if locked is not None else None
+    reason = str(failing.error) if failing is not None else reason
+    return Pending(nchunks, nbytes, trio.current_time() - oldest, reason)
 
 
 def nbytes_of(change: Change) -> int:

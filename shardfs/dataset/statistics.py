@@ -1,33 +1,141 @@
-"""Counts of what a mount did, for `shardfs stats` and for tests that assert exact numbers."""
+"""What there is to tell of a mount: one table of figures, each with its name, unit and meaning.
 
+`Statistics` has the running counts, `Snapshot` all figures at one moment: that is what `shardfs stats`, Prometheus, and
+whoever waits for a daemon are told.
+"""
+
+import json
+import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal
+
+Kind = Literal["text", "gauge", "counter", "detail"]
+Unit = Literal["", "bytes", "seconds", "time"]
+Value = float | str | Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the table: a *counter* only grows, a *gauge* does not, a *detail* is for programs of ours alone.
+
+    A figure with a *label* is one number for each of its values.  A *time* is in seconds since 1970.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    unit: Unit = ""
+    label: str = ""
+
+
+def _figure(kind: Kind, meaning: str, unit: Unit = "", label: str = "", default: object = None) -> Any:  # noqa: ANN401 - a field of any type
+    metadata = {"kind": kind, "help": meaning, "unit": unit, "label": label}
+    if label:
+        return field(default_factory=Counter, metadata=metadata)
+    return field(default=0 if kind == "counter" else default, metadata=metadata)
 
 
 @dataclass(slots=True)
 class Statistics:
-    """Running counts; *requests* and *errors* by the name of the request, *bytes_read* as given to readers.
+    """What a mount counts while it runs."""
 
-    Inner chunks are decoded for the views that show plain array bytes: *decoded_bytes* is their size then.
+    last_commit_timestamp_seconds: float | None = _figure("gauge", "When a shard was committed last.", "time")
+    last_error_timestamp_seconds: float | None = _figure("gauge", "When the log had its last error.", "time")
+    last_error: str | None = _figure("text", "The last error in the log.")
+    requests: Counter[str] = _figure("counter", "Requests of the kernel.", label="request")  # noqa: RUF009 - a field
+    errors: Counter[str] = _figure("counter", "Requests answered with an error.", label="errno")  # noqa: RUF009
+    bytes_read: int = _figure("counter", "Bytes given to readers.", "bytes")
+    index_loads: int = _figure("counter", "Shard indexes that were read.")
+    index_bytes: int = _figure("counter", "Bytes of these indexes.", "bytes")
+    index_hits: int = _figure("counter", "Shards that were found open, with their index.")
+    whole_shard_decodes: int = _figure("counter", "Shards that were decoded as a whole.")
+    decoded_chunks: int = _figure("counter", "Chunks that were decoded, for views that show plain array bytes.")
+    decoded_bytes: int = _figure("counter", "Bytes of these chunks.", "bytes")
+    decode_hits: int = _figure("counter", "Chunks that were found decoded.")
+    replaced_shards: int = _figure("counter", "Shards that another program replaced.")
+    published: int = _figure("counter", "Changes of chunks that were published.")
+    commits: int = _figure("counter", "Commits, each of one shard.")
+    committed_chunks: int = _figure("counter", "Changes of chunks that were brought into their shards.")
+    committed_bytes: int = _figure("counter", "Bytes that were written to shards.", "bytes")
+
+    def note_error(self, message: str) -> None:
+        """Remember what went wrong last."""
+        self.last_error, self.last_error_timestamp_seconds = message, time.time()
+
+    def counts(self) -> Mapping[str, Any]:
+        """Return the counts as plain values, which do not change any more."""
+        counts = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: dict(sorted(value.items())) if isinstance(value, Counter) else value for name, value in counts.items()
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All figures of a mount at one moment; *counts* are those of `Statistics`, and *store* what its store counted.
+
+    What is None has no value, or is not known to the version of shardfs that the daemon runs.
     """
 
-    requests: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
-    bytes_read: int = 0
-    index_loads: int = 0
-    index_bytes: int = 0
-    index_hits: int = 0
-    whole_shard_decodes: int = 0
-    decoded_chunks: int = 0
-    decoded_bytes: int = 0
-    decode_hits: int = 0
-    replaced_shards: int = 0
-    published: int = 0
-    commits: int = 0
-    committed_chunks: int = 0
-    committed_bytes: int = 0
+    version: str | None = _figure("text", "Version of shardfs that the daemon runs.")
+    source: str | None = _figure("text", "What is mounted.")
+    mountpoint: str | None = _figure("text", "Where it is mounted.")
+    view: str | None = _figure("text", "What arrays are shown as.")
+    access: str | None = _figure("text", "Whether it is mounted to be read only, or to be written too.")
+    pid: int | None = _figure("text", "Process id of the daemon.")
+    log: str | None = _figure("text", "Log file of the daemon.")
+    uptime_seconds: float | None = _figure("gauge", "For how long the mount has been there.", "seconds")
+    memory_bytes: int | None = _figure("gauge", "Resident memory of the daemon.", "bytes")
+    open_files: int | None = _figure("gauge", "Files that programs have open on the mount.")
+    pending_chunks: int = _figure("gauge", "Changes of chunks that are not in their shards yet.", default=0)
+    pending_bytes: int = _figure("gauge", "Bytes of these chunks.", "bytes", default=0)
+    pending_age_seconds: float | None = _figure("gauge", "For how long the oldest of them waits.", "seconds")
+    pending_reason: str | None = _figure("text", "What keeps them from being committed.")
+    pid_namespace: int | None = _figure("detail", "The namespace that the process id is of.")
+    written: str | None = _figure("detail", "The directory that has the journal, if the mount may be written to.")
+    written_id: str | None = _figure("detail", "What tells it from one that has the same path elsewhere.")
+    counts: Mapping[str, Any] = field(default_factory=dict)
+    store: Mapping[str, Any] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, object]:
-        """Return the counts as plain values."""
-        counts = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**counts, "requests": dict(sorted(self.requests.items())), "errors": dict(sorted(self.errors.items()))}
+    def encode(self) -> bytes:
+        """Return the figures as JSON, which `parse` reads."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata}
+        return json.dumps(own | dict(self.counts) | {"store": dict(self.store)}).encode()
+
+    @classmethod
+    def parse(cls, text: bytes) -> "Snapshot":
+        """Return a snapshot that was encoded, perhaps by another version of shardfs; raises `ValueError`."""
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("figures are an object")  # noqa: TRY004 - as any other JSON that is none
+        own = {each.name: found.pop(each.name) for each in fields(cls) if each.metadata and each.name in found}
+        return cls(**own, store=found.pop("store", {}), counts=found)
+
+    def figures(self) -> Iterator[tuple[Figure, Value]]:
+        """Yield the rows of the table that have a value, but for details."""
+        for figure in FIGURES:
+            if figure.name.startswith(_STORE):
+                value = self.store.get(figure.name.removeprefix(_STORE))
+            else:
+                value = self.counts.get(figure.name, getattr(self, figure.name, None))
+            if value is not None and figure.kind != "detail":
+                yield figure, value
+
+
+_STORE: Final = "store_"
+
+FIGURES: Final = (
+    *(Figure(each.name, **each.metadata) for each in fields(Snapshot) if each.metadata),
+    *(Figure(each.name, **each.metadata) for each in fields(Statistics)),
+    Figure("store_requests", "counter", "Requests to the store, each attempt.", label="operation"),
+    Figure("store_bytes_received", "counter", "Bytes of objects that were received.", "bytes"),
+    Figure("store_bytes_sent", "counter", "Bytes of objects that were sent.", "bytes"),
+    Figure("store_retries", "counter", "Requests that were made again."),
+    Figure("store_conflicts", "counter", "Conditions that did not hold: another host was first."),
+    Figure("store_cache_hits", "counter", "Pieces that were found in the cache on disk."),
+    Figure("store_cache_bytes", "counter", "Bytes of these pieces.", "bytes"),
+    Figure("store_cache_damaged", "counter", "Pieces of the cache whose checksum was wrong."),
+)
+"""All figures, in the order in which they are shown."""

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -10,9 +9,10 @@ from pathlib import Path
 
 from shardfs.errors import FuseUnavailableError, MountPointError, UnfinishedError
 from shardfs.fuse import control
+from shardfs.fuse.mounts import list_mounts
 
-_FILESYSTEM = "fuse.shardfs"
 _MAX_STACKED = 16
+_SYS_ADMIN = 1 << 21
 _PATIENCE = 5.0
 """Seconds: for how long who is about to mount asks a daemon that is at the place."""
 
@@ -58,6 +58,26 @@ def check_fuse() -> None:
             f"/dev/fuse cannot be opened: {error.strerror}; ask for access to it (`shardfs refs` needs none)"
         ) from None
     _fusermount()
+    _check_rights()
+
+
+def _check_rights() -> None:
+    """Raise `FuseUnavailableError` if the kernel lets nobody mount here, as in most containers."""
+    with open("/proc/self/status", errors="replace") as file:
+        status = dict(line.partition(":")[::2] for line in file)
+    is_root = os.geteuid() == 0
+    # Root mounts by itself, others through fusermount3, which becomes root.
+    rights = int(status.get("CapEff" if is_root else "CapBnd", "-1"), 16)
+    if not rights & _SYS_ADMIN:
+        raise FuseUnavailableError(
+            "the capability SYS_ADMIN is missing, without which nothing can be mounted; start the container with: "
+            "--device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined (`shardfs refs` needs nothing)"
+        )
+    if not is_root and status.get("NoNewPrivs", "0").strip() == "1":
+        raise FuseUnavailableError(
+            "fusermount3 cannot become root here (no_new_privs); start the container without --security-opt "
+            "no-new-privileges, a service without NoNewPrivileges="
+        )
 
 
 def place_of(mountpoint: str) -> str:
@@ -77,13 +97,7 @@ def mounted_path(mountpoint: str) -> str:
 
 def count_mounts(path: str) -> int:
     """Return how many shardfs, dead or alive, are mounted at *path*, one over the other."""
-    count = 0
-    with open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
-        for line in lines:
-            fields, _, rest = line.partition(" - ")
-            point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields.split()[4])
-            count += point == path and rest.split()[0] == _FILESYSTEM
-    return count
+    return sum(mount.path == path for mount in list_mounts())
 
 
 def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
@@ -107,7 +121,7 @@ def _require_dead(mountpoint: str, path: str) -> None:
     """Raise `MountPointError` if the daemon of the shardfs at *path* is alive, which may be stopped and not answer."""
     way_out = f"unmount it with: shardfs umount {mountpoint}"
     try:
-        control.ask(path, control.PID, _PATIENCE)
+        control.ask(path, _PATIENCE)
     except UnfinishedError as silence:
         way_out = str(silence)
     except OSError as error:

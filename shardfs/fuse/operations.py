@@ -1,12 +1,9 @@
 """FUSE requests, one short method each, and the only place where an error becomes an errno."""
 
 import errno
-import json
 import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from functools import update_wrapper
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
@@ -24,7 +21,7 @@ from pyfuse3 import (
     XAttrNameT,
 )
 
-from shardfs.dataset.statistics import Statistics
+from shardfs.dataset.statistics import Snapshot, Statistics
 from shardfs.errors import RefusedError, ShardfsError
 from shardfs.fuse import control
 from shardfs.stores.base import Kind, Stat, join_key
@@ -102,15 +99,19 @@ def request(
 class Operations(pyfuse3.Operations):
     """The read-only requests, answered by a filesystem; *pending* are those that have no answer yet.
 
+    *figures* tells how the mount fares.
     *page_cache* lets the kernel keep chunk files too; without it they are read directly, in large pieces.
     """
 
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, fs: Filesystem, statistics: Statistics, *, page_cache: bool) -> None:
+    def __init__(
+        self, fs: Filesystem, statistics: Statistics, figures: Callable[[], Snapshot], *, page_cache: bool
+    ) -> None:
         super().__init__()
         self.statistics = statistics
+        self._figures = figures
         self.pending = 0
         self.fs = fs
         self._reading: Filesystem | Changes = fs
@@ -203,14 +204,8 @@ class Operations(pyfuse3.Operations):
     @request
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """Return an extended attribute; those of the root that control the mount are not listed."""
-        if inode == pyfuse3.ROOT_INODE and name == control.STATISTICS.encode():
-            counts = self.statistics.as_dict()
-            stored = self.fs.store.statistics()
-            return json.dumps(counts | {"store": stored} if stored else counts).encode()
-        if inode == pyfuse3.ROOT_INODE and name == control.PID.encode():
-            return b"%d" % os.getpid()
-        if inode == pyfuse3.ROOT_INODE and name == control.DAEMON.encode():
-            return self.daemon().encode()
+        if inode == pyfuse3.ROOT_INODE and name == control.FIGURES.encode():
+            return self._figures().encode()
         return await self._reading.attribute(inode, name)
 
     @request
@@ -228,10 +223,6 @@ class Operations(pyfuse3.Operations):
         data.f_files, data.f_ffree, data.f_favail = room.files, room.files_free, room.files_free
         data.f_namemax = room.name_max
         return data
-
-    def daemon(self) -> control.Daemon:
-        """Describe this process to those who wait for its end."""
-        return control.Daemon(os.getpid(), control.pid_namespace(), _log_file())
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         """Return attributes as pyfuse3 takes them, in an object that is reused with the next ones of the same status.
@@ -258,10 +249,17 @@ class Operations(pyfuse3.Operations):
 class WritingOperations(Operations):
     """All requests, of a mount that may be written to."""
 
-    def __init__(self, fs: Filesystem, writing: Session, statistics: Statistics, *, page_cache: bool) -> None:
-        super().__init__(fs, statistics, page_cache=page_cache)
+    def __init__(
+        self,
+        fs: Filesystem,
+        writing: Session,
+        statistics: Statistics,
+        figures: Callable[[], Snapshot],
+        *,
+        page_cache: bool,
+    ) -> None:
+        super().__init__(fs, statistics, figures, page_cache=page_cache)
         self._reading = self._changes = writing.changes
-        self._writing = writing
 
     @request
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
@@ -416,16 +414,6 @@ class WritingOperations(Operations):
         """Remove an extended attribute."""
         await self._changes.set_attribute(inode, name, None)
 
-    def daemon(self) -> control.Daemon:
-        """Describe this process, and what it writes."""
-        directory = os.path.dirname(self._writing.state.path)
-        return replace(
-            super().daemon(),
-            source=os.path.realpath(directory),
-            source_id=control.id_of(directory),
-            npending=self._writing.writer.commits.npending,
-        )
-
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         entry = super()._entry(attributes)
         if attributes.status.kind is not Kind.DIRECTORY:
@@ -456,16 +444,6 @@ def _opened_to_write(number: int, is_direct: bool) -> FileInfo:
 
 def _owner(ctx: RequestContext) -> Owner:
     return Owner(ctx.uid, ctx.gid)
-
-
-def _log_file() -> str | None:
-    """Return the path of the file that this process logs to; None if it is a terminal or a pipe."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.StreamHandler):
-            with suppress(OSError, ValueError):
-                path = os.readlink(f"/proc/self/fd/{handler.stream.fileno()}")
-                return path if os.path.isfile(path) else None
-    return None
 
 
 def _new_entry(status: Stat) -> pyfuse3.EntryAttributes:

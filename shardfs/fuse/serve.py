@@ -16,6 +16,7 @@ from shardfs.dataset.slots import has_journal, hold
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
+from shardfs.fuse.figures import Figures
 from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
@@ -70,7 +71,8 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
                 fills_missing=options.fill_missing,
             )
             fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl)
-            operations = Operations(fs, source.statistics, page_cache=options.page_cache)
+            figures = Figures(fs, source.statistics, None, path, options)
+            operations = Operations(fs, source.statistics, figures.take, page_cache=options.page_cache)
         else:
             editable = make_editable_view(
                 options.view,
@@ -89,11 +91,12 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
                 left=claim.left,
                 single_writer=options.single_writer,
             )
-            operations = WritingOperations(fs, writing, source.statistics, page_cache=options.page_cache)
+            figures = Figures(fs, source.statistics, writing, path, options)
+            operations = WritingOperations(fs, writing, source.statistics, figures.take, page_cache=options.page_cache)
         _mount(operations, path, options)
         clean = False
         try:
-            is_committed = trio.run(_run_to_the_end, operations.fs, writing, ready, note)
+            is_committed = trio.run(_run_to_the_end, operations.fs, writing, ready, note, figures)
             clean = True
         except ShardfsError:
             clean = True  # it could not begin, and nobody has seen it
@@ -131,21 +134,29 @@ class _End:
     *has_begun*: it was told to, or unmounted; a signal changes nothing any more.
     """
 
+    figures: Figures
     has_begun: bool = False
     is_given_up: bool = False
 
+    def begin(self) -> None:
+        """Note, and say, that the mount ends."""
+        self.has_begun = self.figures.is_ending = True
+
 
 async def _run_to_the_end(
-    fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None
+    fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None, figures: Figures
 ) -> bool:
+    trio.lowlevel.spawn_system_task(figures.run)
     try:
-        return await _run(fs, writing, ready, note)
+        return await _run(fs, writing, ready, note, figures)
     finally:
         await fs.worker.end()
 
 
-async def _run(fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None) -> bool:
-    end = _End()
+async def _run(
+    fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None, figures: Figures
+) -> bool:
+    end = _End(figures)
     await fs.start()
     if fs.store.root is not None and not fs.view.translates:  # a remote one would take a request
         note = note or unsharded(await fs.hierarchy.node(""))
@@ -158,7 +169,7 @@ async def _run(fs: Filesystem, writing: Session | None, ready: Callable[[str | N
                 nursery.start_soon(writing.run)
             nursery.start_soon(_announce, ready, note, fs.store.url)
             await pyfuse3.main(max_tasks=_MAX_REQUESTS)
-            end.has_begun = True
+            end.begin()
             nursery.cancel_scope.cancel()
         is_committed = writing is None or await writing.finish(commit=not end.is_given_up)
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # what is left is to unmount, and to let go of the lock
@@ -189,7 +200,7 @@ async def _end_on_signal(
                     "the mount ends when what was written is in the shards: %s changes nothing, %s", name, _WAY_OUT
                 )
             else:
-                end.has_begun = True
+                end.begin()
                 log.info("unmounting on %s", name)
                 requests.start_soon(_end_requests, url, writing, end, requests.cancel_scope)
 

@@ -11,24 +11,27 @@ from typing import Final
 from shardfs.dataset.slots import kept_files
 from shardfs.dataset.source_lock import find_holder
 from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.statistics import Snapshot
 from shardfs.dataset.wal.records import Erase, Put
 from shardfs.dataset.wal.recovery import read_left
 from shardfs.errors import MountPointError, ShardfsError, StoreError, UnfinishedError
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import count_mounts, mounted_path, run_fusermount
+from shardfs.fuse.mounts import find_daemon, find_mount, open_figures, pid_of, read_figures
+from shardfs.fuse.progress import Progress
 from shardfs.stores.local.openat import open_directory
 
 _STEP_SECONDS: Final = 0.1
-_FIRST_WORD_SECONDS: Final = 5.0
-_NEXT_WORD_SECONDS: Final = 30.0
+_WORD_SECONDS: Final = 1.0
 
 
 def unmount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable[[str], None] = lambda _: None) -> None:
-    """Unmount, and return when everything is in the shards and the daemon is gone; *say* is told what is waited for.
+    """Unmount, and return when everything is in the shards and the daemon is gone.
 
-    Where mounts lie one over the other, all of them go.  Raises `MountPointError` if that cannot be, and nothing was
-    changed; `StoreError` if it is unmounted, but not everything could be brought into the shards; `UnfinishedError` if
-    the daemon does not answer, gets nothing done for *timeout* seconds, or writes what cannot be seen from here.
+    While it waits, *say* is told every second what for: how much is pending, and how fast it goes.  Where mounts lie
+    one over the other, all of them go.  Raises `MountPointError` if that cannot be, and nothing was changed;
+    `StoreError` if it is unmounted, but not everything could be brought into the shards; `UnfinishedError` if the
+    daemon does not answer, gets nothing done for *timeout* seconds, or writes what cannot be seen from here.
     """
     path = mounted_path(mountpoint)
     for _ in range(count_mounts(path)):
@@ -38,19 +41,23 @@ def unmount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable[[st
 
 def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], stack: ExitStack) -> None:
     """Unmount what lies on top at *path*."""
+    mount = find_mount(path)
+    if mount is not None and os.geteuid() not in (0, mount.uid):
+        raise MountPointError(
+            f"{path} cannot be unmounted: it is a mount of {mount.owner}, and only {mount.owner} and root may do that"
+        )
     try:
-        daemon = control.Daemon.of(path, timeout)
+        figures = control.ask(path, timeout)
     except OSError as error:
         if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
-            raise MountPointError(f"{path} does not answer: {error.strerror}") from None
+            raise MountPointError(f"{path} cannot be unmounted: {control.explain(path, error)}") from None
         # It died, or ends at this moment, or somebody cut the connection and it commits still.
-        ending = _Ending(path, None, control.find_daemon(path), stack)
+        ending = _Ending(path, None, find_daemon(path), stack)
         with suppress(MountPointError) if count_mounts(path) == 0 else nullcontext():
             run_fusermount("-u", "-z", path)
         ending.wait(timeout, say)
     else:
-        is_near = daemon.namespace == control.pid_namespace()  # else its number is another process's here
-        ending = _Ending(path, daemon, daemon.pid if is_near else None, stack)
+        ending = _Ending(path, figures, pid_of(figures), stack)
         run_fusermount("-u", path)
         ending.wait(timeout, say)
         ending.check()
@@ -59,25 +66,29 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], stack:
 class _Ending:
     """The end of the daemon behind a mount, made before it is unmounted.
 
-    *daemon* is how it describes itself, None if it does not answer any more; *pid* is its process, None if none is
-    seen from here.  *stack* closes what is open.
+    *figures* are what it answered, None if it does not answer any more; *pid* is its process, None if none is seen from
+    here.  *stack* closes what is open.
     """
 
-    def __init__(self, path: str, daemon: control.Daemon | None, pid: int | None, stack: ExitStack) -> None:
+    def __init__(self, path: str, figures: Snapshot | None, pid: int | None, stack: ExitStack) -> None:
         self._path = path
         self._pid = pid
         self._poll = select.poll()
         self._is_seen = False
+        self._progress = Progress()
+        self._figures = None if pid is None else open_figures(pid)
         with suppress(ProcessLookupError):
             if pid is not None:
                 process = os.pidfd_open(pid)
                 stack.callback(os.close, process)
                 self._poll.register(process, select.POLLIN)
                 self._is_seen = True
-        log = None if daemon is None else daemon.log
+        if self._figures is not None:
+            stack.callback(os.close, self._figures)
+        log = None if figures is None else figures.log
         self._why = f"; {log} says why" if log is not None else "; its log says why"
-        self._source = None if daemon is None else daemon.source
-        self._state = None if daemon is None else _state_of(daemon)
+        self._source = None if figures is None else figures.written
+        self._state = None if figures is None else _state_of(figures)
         if self._state is not None:
             self._conflicts = sum(_sizes(self._state.conflicts).values())
             self._kept = len(kept_files(self._state, in_use=True))
@@ -86,12 +97,12 @@ class _Ending:
         """Return when the daemon is gone; raises `UnfinishedError` if it gets nothing done for *timeout* seconds."""
         who = f", process {self._pid}," if self._is_seen else ""
         moved = time.monotonic()
-        next_word = moved + min(_FIRST_WORD_SECONDS, timeout / 2)
-        seen = self._progress()
+        next_word = moved + min(_WORD_SECONDS, timeout / 2)
+        seen = self._done()
         while not self._has_ended():
             now = time.monotonic()
-            if (progress := self._progress()) != seen:
-                seen, moved = progress, now
+            if (done := self._done()) != seen:
+                seen, moved = done, now
             if now >= moved + timeout:
                 raise UnfinishedError(
                     f"{self._path} is unmounted, but its daemon{who} is not done, and got nothing done for "
@@ -99,8 +110,10 @@ class _Ending:
                     f"the next mount with --write or `shardfs recover`{self._why}"
                 )
             if now >= next_word:
-                say(f"{self._path}: waiting for the daemon{who} to end{self._left('; ')}")
-                next_word = now + _NEXT_WORD_SECONDS
+                latest = self._latest()
+                what = f"; {self._progress.tell(latest)}" if latest is not None else self._left("; ")
+                say(f"{self._path}: waiting for the daemon{who} to end{what}")
+                next_word = now + _WORD_SECONDS
 
     def check(self) -> None:
         """Raise `StoreError` if not everything that was written is in the shards, `UnfinishedError` if nobody can tell.
@@ -141,9 +154,17 @@ class _Ending:
         time.sleep(_STEP_SECONDS)
         return False
 
-    def _progress(self) -> object:
+    def _latest(self) -> Snapshot | None:
+        """Return the latest figures of the daemon, if they can be seen from here."""
+        with suppress(OSError, ValueError):
+            return None if self._figures is None else read_figures(self._figures)
+        return None
+
+    def _done(self) -> object:
         """Return what changes when the daemon gets something done."""
-        return None if self._state is None else (_sizes(self._state.journal), _sizes(self._state.spools))
+        latest = self._latest()
+        sent = None if latest is None else latest.store.get("bytes_sent")
+        return sent, None if self._state is None else (_sizes(self._state.journal), _sizes(self._state.spools))
 
     def _left(self, before: str) -> str:
         """Return what is not in the store yet, for people, behind *before*; nothing if there is nothing."""
@@ -159,18 +180,18 @@ class _Ending:
         return before + (f"{nchunks:,} chunks not in their shards" if nchunks > 1 else "1 chunk not in its shard")
 
 
-def _state_of(daemon: control.Daemon) -> StateDirectory | None:
+def _state_of(figures: Snapshot) -> StateDirectory | None:
     """Return the directory that a daemon writes in, by its descriptor; None if there is none that can be read here.
 
     A daemon in a container may see another directory under that path.
     """
-    if daemon.source is None:
+    if figures.written is None:
         return None
     with suppress(ShardfsError, OSError):
-        opened = open_directory(daemon.source)
-        state = StateDirectory(daemon.source, opened)
+        opened = open_directory(figures.written)
+        state = StateDirectory(figures.written, opened)
         os.listdir(state.path)
-        if daemon.source_id in (None, control.id_of(opened.path)):
+        if figures.written_id in (None, control.id_of(opened.path)):
             return state
     return None
 

@@ -1,19 +1,29 @@
-"""`shardfs stats`: what one mount did, counted exactly."""
+"""`shardfs stats`: how a mount fares, counted exactly, for people, programs and Prometheus."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+import shardfs
+from shardfs.dataset.statistics import FIGURES
+from shardfs.stores.s3.requests import Counts
 from tests.cli.conftest import Background
-from tests.support.commands import MOUNT_POINT, one_line_of, run, run_json
+from tests.support.commands import MOUNT_POINT, WRONG_USAGE, one_line_of, run, run_json
 from tests.support.corpus import GZIP, LITTLE, array, sharding
 from tests.support.daemons import kill_daemon
 from tests.support.datasets import store
-from tests.support.mounting import Mounter
+from tests.support.locking import kept_busy
+from tests.support.mounting import PATIENCE, Mounter, command, environment
+from tests.support.terminal import on_terminal
 
 
 @pytest.fixture
@@ -46,40 +56,91 @@ def test_requests_bytes_and_loads_are_counted(mount: Mounter, dataset: Path) -> 
     assert set(counts["errors"]) <= {"ENOSYS"}  # an answer to the kernel, not to a program
 
 
-def test_a_replaced_shard_and_errors_are_counted(mount: Mounter, dataset: Path) -> None:
+def test_a_replaced_shard_and_errors_are_counted_and_the_last_error_is_told(mount: Mounter, dataset: Path) -> None:
     root = mount(dataset, expect=("unreadable shard", "lookup: ")).path
     read(root / "image/c/0/0")
     os.utime(dataset / "image/c/0/0")
     read(root / "image/c/0/0")
+    assert run_json("stats", "--json", root)["last_error"] is None
     with pytest.raises(OSError, match="Input/output error"):
         read(root / "damaged/c/0/0")
     counts = run_json("stats", "--json", root)
     assert counts["replaced_shards"] == 1
     assert counts["errors"]["EIO"] == 1
+    assert "damaged/c/0/0" in counts["last_error"]
+    assert 0 <= time.time() - counts["last_error_timestamp_seconds"] < PATIENCE
+
+
+def test_it_says_what_is_mounted_how_and_by_which_process(mount: Mounter, dataset: Path) -> None:
+    mounted = mount(dataset, arguments=["--view", "v2", "--decode"])
+    with open(mounted.path / "image/.zarray", "rb"):
+        figures = run_json("stats", "--json", mounted.path)
+    assert figures["version"] == shardfs.__version__
+    assert figures["source"] == str(dataset)
+    assert figures["mountpoint"] == str(mounted.path)
+    assert (figures["view"], figures["access"]) == ("v2, decoded", "read-only")
+    assert figures["pid"] == mounted.process.pid
+    assert figures["log"] == str(mounted.log_file)
+    assert figures["open_files"] == 1
+    assert 0 < figures["uptime_seconds"] < PATIENCE
+    status = Path(f"/proc/{mounted.process.pid}/status").read_text()
+    resident = 1024 * int(status.partition("VmRSS:")[2].split()[0])
+    assert figures["memory_bytes"] == pytest.approx(resident, rel=0.2)
+    assert figures["pending_chunks"] == figures["pending_bytes"] == 0
+    assert figures["pending_age_seconds"] is None
+
+
+def test_what_is_pending_is_told_with_its_age_and_why_and_the_last_commit(mount: Mounter, dataset: Path) -> None:
+    root = mount(dataset, write=True).path
+    (root / "image/c/0/0").write_bytes(b"1" * 24)
+    (root / "image/c/0/1").write_bytes(b"2" * 24)
+    time.sleep(0.2)
+    figures = run_json("stats", "--json", root)
+    assert (figures["pending_chunks"], figures["pending_bytes"]) == (2, 48)
+    assert 0.2 <= figures["pending_age_seconds"] < PATIENCE
+    assert (figures["pending_reason"], figures["last_commit_timestamp_seconds"]) == (None, None)
+    with kept_busy(dataset / "image/c/0/0"):
+        deadline = time.monotonic() + PATIENCE
+        while (figures := run_json("stats", "--json", root))["pending_reason"] is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert figures["pending_reason"] == "image/c/0/0 is locked by another program"
+    assert run("flush", root).returncode == 0
+    figures = run_json("stats", "--json", root)
+    assert (figures["pending_chunks"], figures["pending_reason"]) == (0, None)
+    assert figures["committed_chunks"] == 2
+    assert 0 <= time.time() - figures["last_commit_timestamp_seconds"] < PATIENCE
 
 
 def numbers(text: str) -> dict[str, Any]:
-    """The counts in the text for people, by their names; those of requests and errors under theirs."""
+    """The figures in the text for people, by their names; those of requests and errors under theirs."""
     found: dict[str, Any] = {}
+    group = ""
     for line in text.splitlines():
-        name, _, value = line.strip().rpartition(" ")
-        group = found.setdefault("requests" if "errors" not in found else "errors", {}) if line[0] == " " else found
-        if line.endswith((":", "none")):
-            found[line.partition(":")[0]] = {}
+        if line.endswith(":"):
+            group = line[:-1]
+            found[group] = {}
         else:
-            group[name.strip().replace(" ", "_")] = int(value.replace(",", ""))
+            place = found[group] if line[0] == " " else found
+            place[line[:26].strip()] = line[26:].strip()
     return found
 
 
-def test_the_text_has_the_same_counts(mount: Mounter, dataset: Path) -> None:
-    root = mount(dataset).path
+def test_the_text_has_the_same_figures(mount: Mounter, dataset: Path) -> None:
+    root = mount(dataset, write=True).path
     read(root / "image/c/0/0")
+    (root / "image/c/0/0").write_bytes(b"1" * 24)
+    assert run("flush", root).returncode == 0
     as_json = run_json("stats", "--json", root)
     as_text = numbers(run("stats", root).stdout)
-    assert as_text.keys() == as_json.keys()
-    for name in ("bytes_read", "index_loads", "index_bytes", "index_hits", "replaced_shards"):
-        assert as_text[name] == as_json[name]
-    assert as_text["requests"]["open"] == as_json["requests"]["open"] == 1
+    for name in ("source", "mountpoint", "view", "access", "pid", "log", "index_loads", "index_hits", "commits"):
+        assert as_text[name.replace("_", " ")] == str(as_json[name])
+    assert as_text["bytes read"] == "24 B"
+    assert as_text["pending chunks"] == "0"
+    assert as_text["last commit at"].startswith(time.strftime("%Y-"))
+    assert as_text["memory bytes"].endswith(" MiB")
+    assert as_text["requests"]["open"] == str(as_json["requests"]["open"])
+    assert "replaced shards" not in as_text  # there were none
 
 
 def test_each_mount_counts_for_itself(mount: Mounter, dataset: Path) -> None:
@@ -100,3 +161,62 @@ def test_a_dead_mount_has_no_counts(background: Background, source: Path, place:
     kill_daemon(place)
     said = one_line_of(run("stats", place), MOUNT_POINT)
     assert said == f"{place} does not answer: its daemon died; mount it again, or run: shardfs umount {place}"
+
+
+def test_prometheus_gets_the_same_figures(mount: Mounter, dataset: Path) -> None:
+    mounted = mount(dataset, write=True)
+    read(mounted.path / "image/c/0/0")
+    text = run("stats", "--prometheus", mounted.path).stdout
+    figures = run_json("stats", "--json", mounted.path)
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    labels = ("read-write", str(mounted.path), str(dataset), shardfs.__version__, "v3")  # in the order of their names
+    assert samples["shardfs_mount_info", *labels] == 1
+    assert samples["shardfs_bytes_read_total",] == figures["bytes_read"] == 24
+    assert samples["shardfs_requests_total", "open"] == figures["requests"]["open"] == 1
+    assert samples["shardfs_pending_chunks",] == 0
+    assert samples["shardfs_uptime_seconds",] < figures["uptime_seconds"]
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_every_figure_has_its_row_and_no_label_is_a_path() -> None:
+    names = [figure.name for figure in FIGURES]
+    assert len(names) == len(set(names))
+    assert {name.removeprefix("store_") for name in names if name.startswith("store_")} == set(Counts().as_dict())
+    assert {figure.label for figure in FIGURES} == {"", "request", "errno", "operation"}
+    assert all(figure.help.endswith(".") for figure in FIGURES)
+
+
+def test_watching_goes_on_until_ctrl_c_with_rates(mount: Mounter, dataset: Path) -> None:
+    root = mount(dataset).path
+    with on_terminal("stats", "--watch", root) as terminal:
+        terminal.read_until("uptime")
+        read(root / "image/c/0/0")
+        shown = terminal.read_until("/s\r\n")
+        assert shown.count("\x1b[H\x1b[J") >= 2
+        assert all(len(screen.splitlines()) <= 24 for screen in shown.split("\x1b[H\x1b[J"))
+        terminal.press("\x03")
+        assert terminal.end() == 0
+
+
+def test_watching_in_json_is_an_object_a_line(mount: Mounter, dataset: Path) -> None:
+    root = mount(dataset).path
+    with subprocess.Popen(
+        command("stats", "--watch", "--json", root), env=environment(), stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+        process.terminate()
+    assert second["uptime_seconds"] - first["uptime_seconds"] == pytest.approx(1.0, abs=0.9)
+
+
+def test_one_form_at_a_time(mount: Mounter, dataset: Path) -> None:
+    done = run("stats", "--json", "--prometheus", mount(dataset).path)
+    assert "--json contradicts --prometheus" in one_line_of(done, WRONG_USAGE)

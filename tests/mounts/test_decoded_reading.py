@@ -30,7 +30,7 @@ NAN_PAYLOADS = {"fill-hex-nan", "fill-hex-float64", "fill-complex-hex"}
 
 
 def counts(mount: Mount) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(os.getxattr(mount.path, control.STATISTICS))
+    found: dict[str, Any] = json.loads(os.getxattr(mount.path, control.FIGURES))
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardfs.fuse.control import STATISTICS
+from shardfs.fuse.control import FIGURES
 from tests.support.commands import WRONG_USAGE, one_line_of, run
 from tests.support.corpus import array, extension, sharding
 from tests.support.datasets import files_below
@@ -56,7 +56,7 @@ def read(root: Path) -> dict[str, bytes]:
 
 
 def counts(root: Path) -> dict[str, int]:
-    found: dict[str, int] = json.loads(os.getxattr(root, STATISTICS))["store"]
+    found: dict[str, int] = json.loads(os.getxattr(root, FIGURES))["store"]
     return found
 
 

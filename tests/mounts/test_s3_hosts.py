@@ -101,7 +101,7 @@ def test_mounts_that_write_different_chunks_of_the_same_shards_lose_nothing(
         return run
 
     assert together([work(number) for number in range(count)]) == [None] * count
-    conflicts = [json.loads(os.getxattr(mounted.path, control.STATISTICS))["store"]["conflicts"] for mounted in mounts]
+    conflicts = [json.loads(os.getxattr(mounted.path, control.FIGURES))["store"]["conflicts"] for mounted in mounts]
     for mounted in mounts:
         mounted.unmount()
     assert_same(native(hosts[0], tmp_path / "native"), values({at: 200 + n % count for n, at in enumerate(ALL)}))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from shardfs.fuse.control import STATISTICS
+from shardfs.fuse.control import FIGURES
 from tests.mounts.test_attributes import PLACE, is_wrapped
 from tests.support.commands import run, run_json
 from tests.support.corpus import LITTLE, Case, array, sharding
@@ -259,7 +259,7 @@ def test_what_is_known_is_read_while_120_reads_wait_for_the_store(remote: Remote
         remote.proxy.fail("GetObject", stalled, key="image/c", times=None)
         stack.callback(stalled.release)
         waiting = [readers.submit(file.read) for file in files]
-        while json.loads(os.getxattr(root, STATISTICS))["requests"].get("read", 0) < len(files):
+        while json.loads(os.getxattr(root, FIGURES))["requests"].get("read", 0) < len(files):
             time.sleep(0.01)
         assert first.read_bytes() == before
         assert not any(read.done() for read in waiting)

@@ -15,7 +15,7 @@ from threading import Thread
 
 import pytest
 
-from shardfs.fuse.control import STATISTICS
+from shardfs.fuse.control import FIGURES
 from tests.support.mounting import PATIENCE, Mounter
 from tests.support.s3_faults import Hang
 from tests.support.s3_log import max_in_flight
@@ -124,7 +124,7 @@ def test_chunks_that_are_wanted_at_the_same_time_are_one_request(remote: Remote)
 
 def reads(root: Path) -> int:
     """How many read requests the mount got."""
-    count: int = json.loads(os.getxattr(root, STATISTICS))["requests"].get("read", 0)
+    count: int = json.loads(os.getxattr(root, FIGURES))["requests"].get("read", 0)
     return count
 
 

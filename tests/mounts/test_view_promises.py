@@ -126,7 +126,7 @@ def test_sizes_of_decoded_chunks_are_known_and_attributes_are_of_the_encoded_byt
         shard, offset, length = (os.getxattr(path, f"user.shardfs.{what}") for what in ("shard", "offset", "nbytes"))
         stored = (source / os.fsdecode(shard)).read_bytes()
         assert stored[int(offset) : int(offset) + int(length)] == encoded
-    assert json.loads(os.getxattr(root, control.STATISTICS))["decoded_chunks"] == 0
+    assert json.loads(os.getxattr(root, control.FIGURES))["decoded_chunks"] == 0
 
 
 @pytest.mark.parametrize("view", ["v2", "v3"])

@@ -171,4 +171,4 @@ def test_a_chunk_that_is_renamed_into_place_takes_ten_kernel_requests_at_most(mo
 
 
 def statistics(path: Path) -> Any:
-    return json.loads(os.getxattr(path, control.STATISTICS))
+    return json.loads(os.getxattr(path, control.FIGURES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ from tests.support.mounting import PATIENCE, mount_points
 
 def daemon_of(path: str | Path) -> int:
     """Process id of the daemon behind a mount."""
-    return int(os.getxattr(path, "user.shardfs.pid"))
+    return int(json.loads(os.getxattr(path, "user.shardfs.stats"))["pid"])
 
 
 def has_ended(pidfd: int, patience: float = 0.0) -> bool:

@@ -1,0 +1,209 @@
+"""`shardfs doctor`: what keeps this machine from mounting, or SOURCE from being mounted, each with the way out."""
+
+import importlib
+import json
+import os
+import platform
+import shutil
+import ssl
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from email.utils import parsedate_to_datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, Literal
+
+import click
+import trio
+
+from shardfs import __version__
+from shardfs.cli.mounts import find_rows
+from shardfs.cli.options import command, json_option, store_options
+from shardfs.cli.output import counted
+from shardfs.dataset.slots import Slot, all_slots, hold, kept_files, slots_of
+from shardfs.dataset.source_lock import find_holder
+from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.wal.recovery import recover_command
+from shardfs.errors import ShardfsError, printable
+from shardfs.fuse.mountpoint import check_fuse
+from shardfs.stores.base import Store
+from shardfs.stores.url import StoreOptions, open_store
+
+_FUSE_CONF: Final = "/etc/fuse.conf"
+_AWS: Final = "https://s3.amazonaws.com"
+_BUILD_PACKAGES: Final = "fuse3 libfuse3-dev pkg-config gcc python3-dev"
+_MAX_SKEW_SECONDS: Final = 60.0
+_PATIENCE: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found; a *problem* is to be solved, and *way_out* says how; a *note* matters to some only."""
+
+    kind: Literal["ok", "note", "problem"]
+    what: str
+    way_out: str = ""
+
+
+@command(
+    examples="""
+    shardfs doctor
+    shardfs doctor data.zarr
+    shardfs doctor --write s3://bucket/data.zarr
+    """
+)
+@click.argument("source", metavar="[SOURCE]", required=False)
+@store_options
+@click.option("--write", is_flag=True, help="Try also whether SOURCE can be written; in S3 with a temporary object.")
+@json_option
+def doctor(source: str | None, store_options: StoreOptions, write: bool, as_json: bool) -> None:
+    """Look for what keeps this machine from mounting, and SOURCE from being read or written; say the way out.
+
+    Exit status 1 if there is a problem. Notes are none: they matter to some.
+    """
+    findings = list(_machine())
+    if source is not None:
+        findings += _source(source, store_options, write)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            click.echo(printable(f"{finding.kind:<9}{finding.what}"))
+            if finding.way_out:
+                click.echo(printable(f"{'':<9}→ {finding.way_out}"))
+    if any(finding.kind == "problem" for finding in findings):
+        sys.exit(1)
+
+
+def _machine() -> Iterator[Finding]:
+    python = f"Python {platform.python_version()}"
+    yield Finding("ok", f"shardfs {__version__}, {python}, {platform.system()} {platform.release()}")
+    try:
+        check_fuse()
+    except ShardfsError as error:
+        yield _failure(error)
+    else:
+        yield Finding("ok", "/dev/fuse can be opened, and mounting is allowed")
+    yield from _helper()
+    yield _allow_other()
+    yield _library(
+        "pyfuse3", "problem", f"apt-get install {_BUILD_PACKAGES}, then: pip install --force-reinstall pyfuse3"
+    )
+    for name in ("boto3", "obstore"):
+        yield _library(name, "note", "for s3:// sources: pip install 'shardfs[s3]'")
+    for row in find_rows():
+        if row.state in ("dead", "silent"):
+            yield Finding("problem", f"the mount at {row.mountpoint} is {row.state}", row.note)
+    for slot in all_slots():
+        yield from _left(slot)
+
+
+def _helper() -> Iterator[Finding]:
+    """Look at the program by which users mount; root needs it too, but no rights for it."""
+    path = shutil.which("fusermount3")
+    if path is None:
+        return
+    said = subprocess.run([path, "--version"], check=False, capture_output=True, text=True).stdout.strip()  # noqa: S603
+    with suppress(OSError):
+        is_privileged = bool(os.stat(path).st_mode & stat.S_ISUID) or "security.capability" in os.listxattr(path)
+        if os.geteuid() and not is_privileged:
+            yield Finding("problem", f"{path} has no rights to mount for users", f"as root: chmod u+s {path}")
+            return
+    yield Finding("ok", said or path)
+
+
+def _allow_other() -> Finding:
+    lines = []
+    with suppress(OSError):
+        lines = [line.strip() for line in Path(_FUSE_CONF).read_text(errors="replace").splitlines()]
+    if "user_allow_other" in lines:
+        return Finding("ok", f"users may give --allow-other: user_allow_other is in {_FUSE_CONF}")
+    way_out = f"as root, for mounts that other users are to read: echo user_allow_other >> {_FUSE_CONF}"
+    return Finding("note", f"only root may give --allow-other: {_FUSE_CONF} has no user_allow_other", way_out)
+
+
+def _library(name: str, kind: Literal["note", "problem"], way_out: str) -> Finding:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        return Finding(kind, f"{name} cannot be used: {error}", way_out)
+    return Finding("ok", f"{name} {version(name)}")
+
+
+def _left(slot: Slot) -> Iterator[Finding]:
+    """Say what a process that ended has left in a slot."""
+    nfiles = len(kept_files(slot.state)) if slot.holder is None else 0
+    has_journal = slot.holder is None and slot.state.has_journal()
+    if has_journal or nfiles:
+        found = ["a journal of chunks that are not in their shards"] if has_journal else []
+        found += [counted(nfiles, "file") + " that could not be stored"] if nfiles else []
+        what = f"{slot.state.root}, of {slot.address or 'an unknown source'}, has {' and '.join(found)}"
+        command = f"`{recover_command(slot.address)}`" if slot.address is not None else "`shardfs recover`"
+        yield Finding("problem", what, f"{command} shows it; the next mount with --write takes it over")
+
+
+def _source(source: str, options: StoreOptions, write: bool) -> Iterator[Finding]:
+    try:
+        store = open_store(source, options)
+        if store.root is None:
+            yield _clock(store.address.endpoint or _AWS)
+        trio.run(store.check)
+    except ShardfsError as error:
+        yield _failure(error)
+        return
+    yield Finding("ok", f"{store.url} can be read")
+    if store.root is not None:
+        holder = find_holder(StateDirectory(store.root), locks_reach=True)
+        if holder is not None:
+            yield Finding("note", f"{store.url} is written by {holder}", "others can mount it without --write")
+            return
+        (slot,) = slots_of(store)
+        yield from _left(slot)
+    if write:
+        yield _writing(store)
+
+
+def _writing(store: Store) -> Finding:
+    """Do what a mount does before it begins to write, unless there is something to recover, which comes first."""
+    if any(slot.state.has_journal() for slot in slots_of(store)):
+        return Finding("note", f"whether {store.url} can be written was not tried, as there is a journal")
+    try:
+        with hold(store) as claim:
+            trio.run(partial(store.start_writing, claim.state.root, single_writer=False))
+    except ShardfsError as error:
+        return _failure(error)
+    return Finding("ok", f"{store.url} can be written" + (", by several hosts at a time" if store.root is None else ""))
+
+
+def _failure(error: ShardfsError) -> Finding:
+    what, _, way_out = str(error).partition("; ")
+    return Finding("problem", what, way_out)
+
+
+def _clock(url: str) -> Finding:
+    """Compare the clock of a server with the one here; what it answers otherwise does not matter."""
+    certificates = os.environ.get("AWS_CA_BUNDLE") or os.environ.get("REQUESTS_CA_BUNDLE")
+    before = time.time()
+    try:
+        context = ssl.create_default_context(cafile=certificates)
+        try:
+            request = urllib.request.Request(url, method="HEAD")  # noqa: S310 - opening the store has checked it
+            with urllib.request.urlopen(request, timeout=_PATIENCE, context=context) as reply:  # noqa: S310
+                date = reply.headers["Date"]
+        except urllib.error.HTTPError as error:
+            date = error.headers["Date"]
+        ahead = parsedate_to_datetime(date).timestamp() - (before + time.time()) / 2
+    except (OSError, TypeError, ValueError) as error:
+        return Finding("note", f"the clock of {url} cannot be compared: {error}")
+    if abs(ahead) < _MAX_SKEW_SECONDS:
+        return Finding("ok", f"the clock agrees with that of {url}")
+    what = f"the clock here is {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of {url}"
+    return Finding("problem", what, "set it, by NTP: timedatectl set-ntp true; from 15 minutes on S3 refuses requests")

@@ -1,0 +1,125 @@
+"""The figures of a mount, taken inside its daemon."""
+
+import logging
+import math
+import os
+import time
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from shardfs import __version__
+from shardfs.dataset.queue import Pending, pending_in
+from shardfs.dataset.statistics import Snapshot, Statistics
+from shardfs.fuse.control import id_of
+from shardfs.fuse.mounts import FIGURES_FILE, FIGURES_NBYTES, pid_namespace
+from shardfs.fuse.options import MountOptions
+from shardfs.fuse.progress import Progress
+from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.session import Session
+
+log = logging.getLogger(__name__)
+
+_PERIOD_SECONDS: Final = 1.0
+_LINE_SECONDS: Final = 10.0
+
+
+class Figures:
+    """The figures of one mount; other threads, and `mounts.read_figures`, may read the latest snapshot at any time.
+
+    *is_ending*: it was told to end, and commits what is pending.
+    """
+
+    def __init__(
+        self, fs: Filesystem, statistics: Statistics, writing: Session | None, mountpoint: str, options: MountOptions
+    ) -> None:
+        self._fs = fs
+        self._statistics = statistics
+        self._writing = writing
+        self._mountpoint = mountpoint
+        self._options = options
+        self._begun = time.monotonic()
+        self._descriptor = os.memfd_create(FIGURES_FILE)
+        self.is_ending = False
+        self.latest = self.take()
+        logging.getLogger("shardfs").addHandler(_LastError(statistics))
+
+    def take(self) -> Snapshot:
+        """Return the figures of this moment."""
+        options = self._options
+        pending, written, written_id = Pending(), None, None
+        if self._writing is not None:
+            pending = pending_in(self._writing.writer.commits.pending)
+            directory = os.path.dirname(self._writing.state.path)
+            with suppress(OSError):
+                written, written_id = os.path.realpath(directory), id_of(directory)
+        return Snapshot(
+            version=__version__,
+            source=self._fs.store.url,
+            mountpoint=self._mountpoint,
+            view=options.view + (", decoded" if options.decode else ""),
+            access="read-write" if options.write else "read-only",
+            pid=os.getpid(),
+            log=_log_file(),
+            uptime_seconds=time.monotonic() - self._begun,
+            memory_bytes=_resident_nbytes(),
+            open_files=len(self._fs.files()),
+            pending_chunks=pending.nchunks,
+            pending_bytes=pending.nbytes,
+            pending_age_seconds=pending.age,
+            pending_reason=pending.reason,
+            pid_namespace=pid_namespace(),
+            written=written,
+            written_id=written_id,
+            counts=self._statistics.counts(),
+            store=self._fs.store.statistics(),
+        )
+
+    async def run(self) -> None:
+        """Keep the latest snapshot up to date, for as long as this is not cancelled.
+
+        Once the mount ends, the log has a line every ten seconds about what is pending.
+        """
+        progress = Progress()
+        next_line = math.inf
+        while True:
+            self.latest = self.take()
+            with suppress(OSError):
+                # In one call, and of one length: others read it at any time.
+                os.pwrite(self._descriptor, self.latest.encode().ljust(FIGURES_NBYTES), 0)
+            if self.is_ending and self.latest.pending_chunks:
+                said, now = progress.tell(self.latest), trio.current_time()
+                next_line = min(next_line, now + _LINE_SECONDS)
+                if now >= next_line:
+                    log.info("%s: %s", self.latest.source, said)
+                    next_line = now + _LINE_SECONDS
+            await trio.sleep(_PERIOD_SECONDS)
+
+
+class _LastError(logging.Handler):
+    """Notes the last error that is logged."""
+
+    def __init__(self, statistics: Statistics) -> None:
+        super().__init__(logging.ERROR)
+        self._statistics = statistics
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note it, without the traceback that the log has."""
+        self._statistics.note_error(record.getMessage())
+
+
+def _resident_nbytes() -> int | None:
+    with suppress(OSError), open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _log_file() -> str | None:
+    """Return the path of the file that this process logs to; None if it is a terminal or a pipe."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            with suppress(OSError, ValueError):
+                path = os.readlink(f"/proc/self/fd/{handler.stream.fileno()}")
+                return path if os.path.isfile(path) else None
+    return None

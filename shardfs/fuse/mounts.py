@@ -1,0 +1,127 @@
+"""The mounts of this machine and the daemons behind them: what the kernel says of the former, the latter of themselves.
+
+A daemon keeps its latest figures in a file without a name, which is found among its descriptors: also when it does not
+answer, and when its mount is gone and it still commits.  Only its user and root see that.
+"""
+
+import os
+import pwd
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from shardfs.dataset.statistics import Snapshot
+
+FIGURES_FILE: Final = "shardfs-figures"
+FIGURES_NBYTES: Final = 2**16
+"""Name and size of that file."""
+
+_FILESYSTEM: Final = "fuse.shardfs"
+_ESCAPE: Final = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mount of *source* at *path*, dead or alive; if it is not *shared*, nobody but the user *uid* may use it."""
+
+    path: str
+    source: str
+    uid: int
+    gid: int
+    is_writable: bool
+    is_shared: bool
+
+    @property
+    def owner(self) -> str:
+        """The name of the user who mounted it."""
+        try:
+            return pwd.getpwuid(self.uid).pw_name
+        except KeyError:
+            return f"user {self.uid}"
+
+
+def list_mounts() -> list[Mount]:
+    """Return the mounts that this process sees, those that lie below others first."""
+    found = []
+    with open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
+        for line in lines:
+            place, _, rest = line.partition(" - ")
+            kind, source, options = rest.split()
+            if kind == _FILESYSTEM:
+                named = dict(option.partition("=")[::2] for option in options.split(","))
+                found.append(
+                    Mount(
+                        _unescaped(place.split()[4]),
+                        _unescaped(source).removeprefix("shardfs:"),
+                        int(named.get("user_id", 0)),
+                        int(named.get("group_id", 0)),
+                        "rw" in named,
+                        "allow_other" in named,
+                    )
+                )
+    return found
+
+
+def find_mount(path: str) -> Mount | None:
+    """Return the mount at *path*, the upper one if there are several."""
+    return next((mount for mount in reversed(list_mounts()) if mount.path == path), None)
+
+
+def list_daemons() -> Iterator[tuple[int, Snapshot]]:
+    """Yield the daemons that this process may look at: the process id as it is here, and the latest figures."""
+    for name in os.listdir("/proc"):
+        with suppress(OSError, ValueError):
+            figures = open_figures(int(name))
+            if figures is not None:
+                try:
+                    snapshot = read_figures(figures)
+                finally:
+                    os.close(figures)
+                yield int(name), snapshot
+
+
+def find_daemon(path: str) -> int | None:
+    """Return the process id of the daemon of the mount at *path*."""
+    return next((pid for pid, figures in list_daemons() if figures.mountpoint == path and is_near(pid)), None)
+
+
+def is_near(pid: int) -> bool:
+    """Whether a process sees the same mounts as this one."""
+    with suppress(OSError):
+        return os.path.samestat(os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt"))
+    return False
+
+
+def pid_of(figures: Snapshot) -> int | None:
+    """Return the process id here of the daemon that told these figures; None if it cannot be seen from here."""
+    if figures.pid_namespace == pid_namespace():
+        return figures.pid
+    wanted = (figures.pid_namespace, figures.pid)
+    return next((pid for pid, seen in list_daemons() if (seen.pid_namespace, seen.pid) == wanted), None)
+
+
+def pid_namespace() -> int:
+    """Return what tells the PID namespace of this process from others."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def open_figures(pid: int) -> int | None:
+    """Open the file with the figures of a daemon; None if the process is none, or another user's."""
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{name}"
+            with suppress(OSError):
+                if os.readlink(path).startswith(f"/memfd:{FIGURES_FILE} "):
+                    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    return None
+
+
+def read_figures(fd: int) -> Snapshot:
+    """Return the latest snapshot in a file of figures; raises `ValueError` if it is being written."""
+    return Snapshot.parse(os.pread(fd, FIGURES_NBYTES, 0))
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)

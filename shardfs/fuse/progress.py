@@ -1,0 +1,68 @@
+"""How far a mount is with what was written to it, in words."""
+
+from collections import deque
+from typing import Final
+
+from shardfs.dataset.statistics import Snapshot
+
+_WINDOW_SECONDS: Final = 15.0
+
+
+class Progress:
+    """What is pending, at which rate it goes and why it waits, by the snapshots of the last seconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[Snapshot] = deque()
+
+    def tell(self, snapshot: Snapshot) -> str:
+        """Take in another snapshot, and say how things stand."""
+        self._seen.append(snapshot)
+        now = snapshot.uptime_seconds or 0.0
+        while len(self._seen) > 2 and now - (self._seen[1].uptime_seconds or 0.0) > _WINDOW_SECONDS:
+            self._seen.popleft()
+        return "; ".join(part for part in (pending(snapshot), self._rate(snapshot), snapshot.pending_reason) if part)
+
+    def _rate(self, last: Snapshot) -> str:
+        first = self._seen[0]
+        seconds = (last.uptime_seconds or 0.0) - (first.uptime_seconds or 0.0)
+        if seconds <= 0 or not last.pending_chunks:
+            return ""
+        nchunks = (last.counts.get("committed_chunks", 0) - first.counts.get("committed_chunks", 0)) / seconds
+        nbytes = (_written_nbytes(last) - _written_nbytes(first)) / seconds
+        left = f", {duration(last.pending_chunks / nchunks)} left" if nchunks else ""
+        return f"{nchunks:,.0f} chunks and {size(nbytes)} per second{left}"
+
+
+def pending(snapshot: Snapshot) -> str:
+    """Say what is pending."""
+    if not snapshot.pending_chunks:
+        return "nothing is pending"
+    what = f"{snapshot.pending_chunks:,} chunks are" if snapshot.pending_chunks > 1 else "1 chunk is"
+    age = f", since {duration(snapshot.pending_age_seconds)}" if snapshot.pending_age_seconds is not None else ""
+    return f"{what} pending ({size(snapshot.pending_bytes)}{age})"
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 100 else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people, by its two largest units."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _written_nbytes(snapshot: Snapshot) -> float:
+    """Bytes that were written to shards, or sent: of a large object, before it is complete."""
+    return float(snapshot.store.get("bytes_sent", snapshot.counts.get("committed_bytes", 0)))
