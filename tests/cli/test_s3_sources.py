@@ -202,14 +202,6 @@ def test_a_mount_that_waits_for_an_answer_is_ended_by_a_signal(
         hung.release()
 
 
-def test_a_mount_at_debug_level_logs_no_credential(mount: Mounter, remote: Remote) -> None:
-    mounted = mount(remote.url, arguments=["--log-level=debug"])
-    assert files_below(mounted.path)
-    mounted.unmount()
-    for secret in (SECRET_KEY, TOKEN, "Signature=", "AWS4-HMAC"):
-        assert secret not in mounted.log
-
-
 def test_what_is_written_is_in_the_bucket_when_umount_returns(
     background: Background, remote: Remote, place: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 from pathlib import Path
 
@@ -25,16 +24,6 @@ def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Completed
     return subprocess.run(
         command(*arguments), env=environment(), cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_unmounts_and_ends_with_0(mount: Mounter, source: Path, number: signal.Signals) -> None:
-    mounted = mount(source)
-    assert os.listdir(mounted.path / "c")
-    mounted.process.send_signal(number)
-    assert mounted.process.wait(PATIENCE) == 0
-    assert not mounted.is_mounted
-    assert os.listdir(mounted.path) == []
 
 
 def test_a_signal_unmounts_even_while_a_file_is_open(mount: Mounter, source: Path) -> None:
@@ -69,19 +58,6 @@ def test_umount_takes_away_a_dead_mount(mount: Mounter, source: Path) -> None:
     done = run("umount", mounted.path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert not mounted.is_mounted
-
-
-def test_a_busy_mount_is_kept_until_it_is_free(mount: Mounter, source: Path) -> None:
-    mounted = mount(source)
-    with open(mounted.path / "c/0/0", "rb") as file:
-        done = run("umount", mounted.path)
-        assert done.returncode == 4
-        assert_one_line(done.stderr, "busy")
-        assert mounted.is_mounted
-        assert len(file.read()) == 24
-        assert os.listdir(mounted.path / "c")
-    assert run("umount", mounted.path).returncode == 0
-    assert mounted.process.wait(PATIENCE) == 0
 
 
 NAMES = [

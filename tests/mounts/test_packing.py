@@ -178,23 +178,6 @@ def test_a_document_that_comes_meanwhile_hides_no_temporary_file(mount: Mounter,
     mounted.unmount()
 
 
-@pytest.mark.parametrize("view", ["v3", "v2"])
-def test_rclone_finds_what_it_has_copied(mount: Mounter, tmp_path: Path, view: str) -> None:
-    """It removes a file that has another size than the one it copied."""
-    if not shutil.which("rclone"):
-        pytest.skip("rclone is not installed")
-    kind = {"zarr_format": int(view[1])}
-    zarr.create_array(str(tmp_path / "plain"), data=VALUES, chunks=CHUNKS, attributes={"a": 1}, **kind)
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="4,4,4", arguments=[f"--view={view}"])
-    tool("rclone", "copy", "--config=", tmp_path / "plain", mounted.path / "image")
-    assert files_below(mounted.path / "image") == files_below(tmp_path / "plain")
-    tool("rclone", "check", "--quiet", "--config=", tmp_path / "plain", mounted.path / "image")
-    mounted.unmount()
-    assert_native(tmp_path / "source" / "image")
-    assert_packed(tmp_path / "source", NCHUNKS, index_nbytes=INDEX_NBYTES)
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_tar_unpacks_into_shards_in_any_order(mount: Mounter, tmp_path: Path, plain: Path, seed: int) -> None:
     keys = keys_of(plain)
