@@ -4,14 +4,12 @@ The array is sharded, or each of its chunk files is taken for a shard of one chu
 """
 
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from hashlib import blake2b
 from itertools import groupby, product
 from operator import itemgetter
 from typing import Final, NamedTuple
-from weakref import ReferenceType, ref
 
 import numpy as np
 
@@ -27,7 +25,6 @@ from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import Coords, Segment, ShardGrid
 from shardfs.stores.base import Buffer, Content, Kind, Stat
 
-_MAX_RUNS: Final = 8192
 _BATCH: Final = 256  # chunk files whose states are asked for at once
 
 
@@ -53,20 +50,6 @@ class Extent(NamedTuple):
         if isinstance(self.shard, PendingBytes):
             return self.shard.put.payload
         return self.shard.content(self.offset, self.nbytes)
-
-
-class _Run(NamedTuple):
-    """Where the chunks of a row that share an innermost shard are found, without counting it out for each.
-
-    Chunk *first* lies in *entry*, the next one *stride* entries further.  States are referred to weakly: the cache of
-    shards alone decides what stays open.
-    """
-
-    first: int
-    entry: int
-    stride: int
-    outermost: "ReferenceType[ShardState]"
-    innermost: "ReferenceType[ShardState]"
 
 
 class ListedRun(NamedTuple):
@@ -132,10 +115,8 @@ class Array:
         self.fingerprint = fingerprint
         self.document = unsharded.document
         self.codecs = unsharded.codecs
-        self._listing = ShardListing(shards.store, layout, ttl=shards.ttl, clock=shards.clock)
+        self.listing = ShardListing(shards.store, layout, ttl=shards.ttl, clock=shards.clock)
         self._shards = shards
-        self._runs: OrderedDict[tuple[Coords, int], _Run] = OrderedDict()
-        self._run_length = layout.grid.segment_length
 
     @property
     def grid(self) -> ShardGrid:
@@ -160,25 +141,16 @@ class Array:
 
     async def find_stored(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Do what `find` does, of what is in the shard, whatever is pending."""
-        last = coords[-1] if coords else 0
-        number = last // self._run_length
-        run = self._runs.get((coords[:-1], number))
-        if run is not None:
-            state, innermost = run.outermost(), run.innermost()
-            if state is not None and innermost is not None and await self._shards.confirm(state, fresh=fresh):
-                if innermost is not state:
-                    self._shards.touch(innermost)
-                return state, _extent(innermost.shard, run.entry + (last - run.first) * run.stride)
+        state, shard, entry = await self._look_up(coords, fresh=fresh)
+        return state, _extent(shard, entry)
+
+    async def _look_up(self, coords: Coords, *, fresh: bool) -> tuple[ShardState, OpenShard | None, int]:
+        """Return the outermost and the innermost shard around a chunk, and its entry there."""
         place = self.layout.locate(coords)
         state = await self._shards.state(self.layout, place.shard, fresh=fresh)
         state.check()
         innermost = await self._shards.innermost(self.layout, state, place)
-        first, stride = number * self._run_length, self.grid.stride(place)
-        run = _Run(first, place.entries[-1] - (last - first) * stride, stride, ref(state), ref(innermost))
-        self._runs[coords[:-1], number] = run
-        if len(self._runs) > _MAX_RUNS:
-            self._runs.popitem(last=False)
-        return state, _extent(innermost.shard, place.entries[-1])
+        return state, innermost.shard, place.entries[-1]
 
     async def extent(self, coords: Coords) -> Extent | None:
         """Return the extent of the inner chunk at *coords* as it is now; None if there is no such chunk."""
@@ -190,15 +162,12 @@ class Array:
         None if there is no chunk.  Of a chunk file, which has no index, a number of 64 bits that tells versions of the
         same length apart stands for the offset.  Raises what keeps the index from being read.
         """
-        place = self.layout.locate(coords)
-        state = await self._shards.state(self.layout, place.shard, fresh=True)
-        state.check()
-        shard = (await self._shards.innermost(self.layout, state, place)).shard
+        _, shard, entry = await self._look_up(coords, fresh=True)
         if shard is None:
             return None
         if self.grid.is_unsharded:
             return _version_number(shard.snapshot.stat), shard.index.shard_nbytes
-        return shard.index.entry(place.entries[-1])
+        return shard.index.entry(entry)
 
     async def chunks_of(self, shard: Coords) -> AsyncGenerator[Coords, None]:
         """Yield the coordinates of the chunks in the shard at *shard* that are within the grid, in C order."""
@@ -219,15 +188,7 @@ class Array:
 
     async def has_shards(self) -> bool:
         """Whether anything is stored where the shards are, or will be."""
-        return bool(self.layout.pending) or await self._listing.any()
-
-    async def stored_shards(self, prefix: Coords) -> Sequence[int]:
-        """Return, in order, the next coordinates of the stored shards whose coordinates begin with *prefix*."""
-        return await self._listing.children(prefix)
-
-    def forget_listing(self) -> None:
-        """List the stored shards again when they are wanted next."""
-        self._listing.forget()
+        return bool(self.layout.pending) or await self.listing.any()
 
     async def is_empty(self, prefix: Coords = (), *, besides: Container[Coords] = ()) -> bool:
         """Whether no chunk, *besides* these, has coordinates that begin with *prefix*, which are fewer than all."""
@@ -258,7 +219,7 @@ class Array:
             for i, length, dimension in zip(prefix, self.grid.chunk_shape, self.grid.shards.dimensions, strict=False)
         )
         pending = [*self.layout.pending.children(outer)]  # first: what is committed meanwhile is stored then
-        stored = await self._listing.children(outer)
+        stored = await self.listing.children(outer)
         for index in sorted({*stored, *pending}) if pending else stored:
             yield self.grid.covered(axis, index)
 
@@ -268,10 +229,8 @@ class Array:
         for _, row in groupby(wanted, itemgetter(slice(-1))):
             coords = list(row)
             if self.grid.ndim:
-                stored = await self._listing.children(self.layout.locate(coords[0]).shard[:-1])
-                found += [
-                    each for each in coords if not stored or not _is_in(stored, self.layout.locate(each).shard[-1])
-                ]
+                stored = {*await self.listing.children(self.layout.locate(coords[0]).shard[:-1])}
+                found += [each for each in coords if self.layout.locate(each).shard[-1] not in stored]
         return found
 
     async def lists(self, coords: Coords) -> bool:
@@ -314,7 +273,7 @@ class Array:
 
     async def _list_files(self, prefix: Coords, start: int) -> AsyncGenerator[ListedRun, None]:
         pending = [*self.layout.pending.children(prefix)]  # first: what is committed meanwhile is stored then
-        numbers = sorted({*await self._listing.children(prefix), *pending})
+        numbers = sorted({*await self.listing.children(prefix), *pending})
         for first in range(bisect_left(numbers, start), len(numbers), _BATCH):
             batch = numbers[first : first + _BATCH]
             directory, _, _ = self.layout.shard_key((*prefix, 0)).rpartition("/")
@@ -372,12 +331,6 @@ class Array:
 def _nbytes(change: Change) -> int | None:
     """Return the size of the chunk that *change* leaves, None if it leaves none."""
     return change.payload.nbytes if isinstance(change, Put) else None
-
-
-def _is_in(numbers: Sequence[int], number: int) -> bool:
-    """Whether *number* is among *numbers*, which are in order."""
-    at = bisect_left(numbers, number)
-    return at < len(numbers) and numbers[at] == number
 
 
 def _version_number(stat: Stat) -> int:

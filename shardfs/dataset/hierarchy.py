@@ -2,16 +2,14 @@
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-import trio
-
 from shardfs.dataset.array import Array
+from shardfs.dataset.cache import Cache
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.shard_cache import ShardCache
 from shardfs.dataset.worker import LARGE_NBYTES, Worker
@@ -118,14 +116,13 @@ class Hierarchy:
         self._shower: Shower | None = None
         self._worker: Worker | None = None
         self._told: set[tuple[str, str]] = set()
-        self._loading: dict[str, trio.Event] = {}
-        self._outdated: set[str] = set()  # of those that are being loaded: they were forgotten meanwhile
-        self._nbytes = 0
         # Inode numbers hang on layouts: one that is in use, or has something to remember, is used on.
         self._layouts: WeakValueDictionary[str, ArrayLayout] = WeakValueDictionary()
         self._made: dict[str, ArrayLayout] = {}
         self._shown: dict[str, int] = {}  # paths of arrays that programs know as such, with their documents' identities
-        self._nodes: OrderedDict[str, tuple[Node, float]] = OrderedDict()
+        self._nodes: Cache[str, tuple[Node, float]] = Cache(
+            lambda known: known[0].memory, _MAX_NODES_NBYTES, _MAX_NODES
+        )
         self._left: dict[str, Node] = {}
         self._as_stored: set[str] = set()
 
@@ -136,31 +133,19 @@ class Hierarchy:
 
     async def node(self, path: str, *, fresh: bool = False) -> Node:
         """Return the node at the directory *path*, as it was at most *ttl* seconds ago; *fresh* is as it is now."""
-        while True:
-            known = self._nodes.get(path)
-            now = self.clock()
-            if known is not None and not fresh and within_ttl(known[1], now, self._ttl):
-                return known[0]
-            if path not in self._loading:
-                break
-            await self._loading[path].wait()
-        event = self._loading[path] = trio.Event()
-        try:
-            node = await self._load(path, known[0] if known else None)
-            while path in self._outdated:
-                self._outdated.remove(path)
-                now = self.clock()
-                node = await self._load(path, None)
-        finally:
-            self._outdated.discard(path)
-            del self._loading[path]
-            event.set()
-        self._remember(node, derived_at(now))
-        return node
+
+        async def is_current(known: tuple[Node, float]) -> bool:
+            return not fresh and within_ttl(known[1], self.clock(), self._ttl)
+
+        async def load() -> tuple[Node, float]:
+            known, now = self._nodes.peek(path), self.clock()
+            return await self._load(path, known[0] if known is not None else None), derived_at(now)
+
+        return (await self._nodes.get(path, is_current, load))[0]
 
     def last_seen(self, path: str) -> Node | None:
         """Return the node at *path* as it was shown last, however long ago; None if it is not known."""
-        known = self._nodes.get(path)
+        known = self._nodes.peek(path)
         return known[0] if known is not None else None
 
     async def look_again(self, path: str) -> Node:
@@ -177,9 +162,8 @@ class Hierarchy:
 
     def forget(self, path: str) -> None:
         """Look at the node at *path*, and at all below it, again when they are wanted next."""
-        self._outdated.update(each for each in self._loading if is_below(each, path))
-        for known in [known for known in self._nodes if is_below(known, path)]:
-            self._nbytes -= self._nodes.pop(known)[0].memory
+        for known in [known for known in self._nodes.known() if is_below(known, path)]:
+            self._nodes.forget(known)
 
     def leave(self, node: Node) -> None:
         """Let the directory of *node* stay the array that it is when its document goes, until it is emptied."""
@@ -228,26 +212,15 @@ class Hierarchy:
         """Look again at the groups above *path*, whose consolidated metadata may tell of it."""
         while path:
             path = path.rpartition("/")[0]
-            if path in self._loading:
-                self._outdated.add(path)
-            if path in self._nodes:
-                self._nbytes -= self._nodes.pop(path)[0].memory
+            self._nodes.forget(path)
 
     def as_stored(self, path: str) -> frozenset[str]:
         """Return which arrays at *path* and below are shown as they are stored, by paths relative to it."""
         return frozenset(each[len(path) :].strip("/") for each in self._as_stored if is_below(each, path))
 
-    def _remember(self, node: Node, now: float) -> None:
-        before = self._nodes.pop(node.path, None)
-        self._nbytes += node.memory - (before[0].memory if before else 0)
-        self._nodes[node.path] = (node, now)
-        while len(self._nodes) > 1 and (len(self._nodes) > _MAX_NODES or self._nbytes > _MAX_NODES_NBYTES):
-            _, (evicted, _) = self._nodes.popitem(last=False)
-            self._nbytes -= evicted.memory
-
     def remaining(self, path: str) -> float:
         """Return for how many seconds the node at *path* may be trusted still."""
-        known = self._nodes.get(path)
+        known = self._nodes.peek(path)
         return max(0.0, known[1] + self._ttl - self.clock()) if known else 0.0
 
     async def _load(self, path: str, known: Node | None) -> Node:
@@ -261,7 +234,7 @@ class Hierarchy:
             if known is not None and known.document_stat is not None:
                 version = (await self._store.stat(key)).version
                 is_same = (stat.version, version) == (known.stat.version, known.document_stat.version)
-                if is_same and known.context == context and path in self._nodes:  # else it was forgotten meanwhile
+                if is_same and known.context == context:
                     return known
             document, document_stat = await self._read(key)
             if self._worker is not None and len(document) > LARGE_NBYTES:
@@ -269,53 +242,36 @@ class Hierarchy:
             else:
                 contents = read_document(document, self._shower, context)
             self._left.pop(path, None)
-            if contents.reason is not None:
-                raise NotUnshardable(contents.reason)
-            return self._node(path, stat, document, document_stat, contents, context)
+            reason = contents.reason
         except (NotFoundError, NotADirectoryHereError):
             left = self._left.get(path)
             return Node(path, stat, in_image=context.in_image) if left is None else replace(left, stat=stat)
         except _VERDICTS as error:
-            reason = str(error)
-            # Whoever has read an array's document must not be given shards in place of its chunks.  Of a remote source
-            # that holds for all: credentials expire, and are renewed.
-            shown = self._shown.get(path)
-            if isinstance(error, AccessDeniedError) and (shown is not None or self._store.root is None):
+            # Of a remote source this says nothing of the document: credentials expire, and are renewed.
+            if isinstance(error, AccessDeniedError) and (path in self._shown or self._store.root is None):
                 raise
-            if shown is not None and _is_being_written(shown, document_stat):
-                raise StoreError(f"{key} is being written: {reason}") from None
-        if known is None or known.reason != reason:
-            log.warning("%s is shown as stored: %s", path or "the source", reason)
+            reason = str(error)
+        if reason is not None:
+            # Whoever has read an array's document must not be given shards in place of its chunks.
+            if path in self._shown and _is_being_written(self._shown[path], document_stat):
+                raise StoreError(f"{key} is being written: {reason}")
+            if known is None or known.reason != reason:
+                log.warning("%s is shown as stored: %s", path or "the source", reason)
         node = Node(path, stat, document, document_stat, reason=reason, context=context)
         if contents is None:
-            shown_as = self._shower.show_broken(reason) if self._shower is not None else None
-            self._tell(path, shown_as)
-            return replace(node, in_image=known.in_image if known is not None else context.in_image, shown=shown_as)
-        self._tell(path, contents.shown)
-        return replace(node, metadata=contents.metadata, in_image=contents.in_image, shown=contents.shown)
-
-    def _node(
-        self, path: str, stat: Stat, document: bytes, document_stat: Stat, contents: Contents, context: Context
-    ) -> Node:
-        array = unsharded = None
-        if contents.array is not None and isinstance(contents.metadata, ArrayMetadata):
-            found = self._array(path, contents.array, contents.fingerprint)
-            array, unsharded = (found, None) if contents.metadata.is_sharded else (None, found)
-            if array is not None or self.takes_unsharded:
-                self._shown[path] = hash(document_stat.identity)
-        self._tell(path, contents.shown)
-        return Node(
-            path,
-            stat,
-            document,
-            document_stat,
-            contents.metadata,
-            array,
-            unsharded=unsharded,
-            in_image=contents.in_image,
-            context=context,
-            shown=contents.shown,
-        )
+            in_image = known.in_image if known is not None else context.in_image
+            shown = self._shower.show_broken(str(reason)) if self._shower is not None else None
+            node = replace(node, in_image=in_image, shown=shown)
+        else:
+            metadata = contents.metadata
+            node = replace(node, metadata=metadata, in_image=contents.in_image, shown=contents.shown)
+            if contents.array is not None and isinstance(metadata, ArrayMetadata) and reason is None:
+                array = self._array(path, contents.array, contents.fingerprint)
+                node = replace(node, array=array) if metadata.is_sharded else replace(node, unsharded=array)
+                if metadata.is_sharded or self.takes_unsharded:
+                    self._shown[path] = hash(document_stat.identity if document_stat is not None else None)
+        self._tell(path, node.shown)
+        return node
 
     def _tell(self, path: str, shown: Shown | None) -> None:
         """Say in the log, once, what the view does not show, or not right to all."""

@@ -1,10 +1,10 @@
 """An open shard at any level of nesting: its bytes and its index."""
 
 from collections import OrderedDict
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
-from typing import Final, TypedDict
+from typing import Final
 
 import trio
 
@@ -20,88 +20,73 @@ _LARGE_AT_ONCE: Final = 2
 
 
 class DecodedBytes:
-    """Decoded shards, those read last, up to *max_nbytes* and one at least."""
+    """The decoded shards that were read last: up to *max_nbytes* of them stay decoded, and one at least."""
 
     def __init__(self, statistics: Statistics, max_nbytes: int) -> None:
         self.large = trio.CapacityLimiter(_LARGE_AT_ONCE)  # for what may take much memory
         self._statistics = statistics
         self._max_nbytes = max_nbytes
         self._nbytes = 0
-        self._kept: OrderedDict[DecodedShard, Buffer] = OrderedDict()
+        self._kept: OrderedDict[DecodedShard, int] = OrderedDict()
 
-    def get(self, shard: "DecodedShard") -> Buffer | None:
-        """Return the bytes of *shard*, None if they have to be decoded."""
+    def touch(self, shard: "DecodedShard") -> None:
+        """Note that the bytes of *shard* were used."""
         if shard in self._kept:
             self._kept.move_to_end(shard)
-        return self._kept.get(shard)
 
-    def peek(self, shard: "DecodedShard") -> Buffer | None:
-        """Do as `get`, in a worker thread."""
-        return self._kept.get(shard)
-
-    def put(self, shard: "DecodedShard", data: Buffer) -> None:
-        """Keep the bytes of *shard*, which were decoded just now."""
+    def keep(self, shard: "DecodedShard", nbytes: int) -> None:
+        """Keep the *nbytes* bytes of *shard*, which were decoded just now."""
         self._statistics.whole_shard_decodes += 1
-        self.drop(shard)
-        self._kept[shard] = data
-        self._nbytes += len(data)
+        self._kept[shard] = nbytes
+        self._nbytes += nbytes
         while self._nbytes > self._max_nbytes and len(self._kept) > 1:
             self.drop(next(iter(self._kept)))
 
     def drop(self, shard: "DecodedShard") -> None:
         """Forget the bytes of *shard*."""
-        self._nbytes -= len(self._kept.pop(shard, b""))
+        self._nbytes -= self._kept.pop(shard, 0)
+        shard.data = None
 
 
 class DecodedShard:
     """A shard under another codec: *nbytes* bytes from *offset* of *outer*, decoded as a whole.
 
-    The decoded bytes are kept in *cache*; without one, as long as this is.  Once dropped they are decoded again from
-    the version that *outer* pins; raises `StaleError` if that was overwritten.
+    The decoded bytes are kept for as long as *cache* says; without one, as long as this is.  Once dropped they are
+    decoded again from the version that *outer* pins; raises `StaleError` if that was overwritten.
     """
 
     def __init__(
         self, outer: "Snapshot | OpenShard", offset: int, nbytes: int, level: ShardingLevel, cache: DecodedBytes | None
     ) -> None:
+        self.data: Buffer | None = None
         self._outer = outer
         self._offset, self._nbytes = offset, nbytes
         self._level = level
         self._cache = cache
-        self._data: Buffer | None = None
 
     async def load(self) -> Buffer:
         """Return all decoded bytes."""
-        data = self._known()
-        if data is not None:
+        if (data := self.data) is not None:
+            if self._cache is not None:
+                self._cache.touch(self)
             return data
         is_stored = not isinstance(self._outer, OpenShard)
-        limit: AbstractAsyncContextManager[None] = nullcontext()
-        if self._cache is not None and is_stored:
-            limit = self._cache.large
-        async with limit:
-            data = self._known()  # others may have waited for the same
-            if data is None:
+        async with self._cache.large if self._cache is not None and is_stored else nullcontext():
+            if (data := self.data) is None:  # others may have waited for the same
                 encoded = await self._outer.read(self._offset, self._nbytes)
                 data = await trio.to_thread.run_sync(decode, self._level.after, encoded, self._level.max_nbytes)
-                self._keep(data)
+                if self._cache is not None and self.data is None:
+                    self._cache.keep(self, len(data))
+                self.data = data
         return data
 
     def load_blocking(self) -> Buffer:
         """Do as `load`, in a worker thread."""
-        data = self._data if self._cache is None else self._cache.peek(self)
+        data = self.data
         if data is None:
             encoded = self._outer.content(self._offset, self._nbytes).read(0, self._nbytes)
             data = decode(self._level.after, encoded, self._level.max_nbytes)
         return data
-
-    def _known(self) -> Buffer | None:
-        return self._data if self._cache is None else self._cache.get(self)
-
-    def _keep(self, data: Buffer) -> None:
-        if self._cache is None:
-            self._data = data
-        else:
-            self._cache.put(self, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,19 +156,13 @@ class OpenShard:
             shard.snapshot.expect(behind, shard.snapshot.size - behind)
 
 
-class IndexPlace(TypedDict):
-    """How many bytes of a stored shard, at its beginning or its end, are its index: arguments of `Store.open`."""
+def index_place(level: ShardingLevel, shape: tuple[int, ...]) -> dict[str, int]:
+    """Return how many bytes of a stored shard, at its beginning or end, are its index: an argument of `Store.open`.
 
-    head_nbytes: int
-    tail_nbytes: int
-
-
-def index_place(level: ShardingLevel, shape: tuple[int, ...]) -> IndexPlace:
-    """Return where a stored shard has its index; nowhere, if it has to be decoded as a whole first."""
+    None are, if it has to be decoded as a whole first.
+    """
     nbytes = 0 if level.after else level.index_codecs.nbytes(prod(shape))
-    if level.index_at_start:
-        return IndexPlace(head_nbytes=nbytes, tail_nbytes=0)
-    return IndexPlace(head_nbytes=0, tail_nbytes=nbytes)
+    return {"head_nbytes" if level.index_at_start else "tail_nbytes": nbytes}
 
 
 async def open_shard(

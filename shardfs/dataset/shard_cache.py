@@ -2,14 +2,12 @@
 
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
-import trio
-
+from shardfs.dataset.cache import Cache
 from shardfs.dataset.layout import ArrayLayout, InodeGenerations, OwnVersion
 from shardfs.dataset.shard import DecodedBytes, OpenShard, index_place, open_inner_shard, open_shard
 from shardfs.dataset.statistics import Statistics
@@ -50,11 +48,6 @@ class ShardState:
     shard: OpenShard | None = None
     error: ShardfsError | None = None
 
-    @property
-    def memory(self) -> int:
-        """Bytes of memory that the index takes."""
-        return self.shard.index.nbytes if self.shard else 0
-
     def check(self) -> None:
         """Raise the error that keeps the shard from being read, if there is one."""
         if self.error is not None:
@@ -83,12 +76,9 @@ class ShardCache:
         self._statistics = statistics
         self.ttl = ttl
         self.clock = clock
-        self._max_nbytes = max_nbytes
-        self._max_open = max_open
-        self._nbytes = 0
-        self._states: OrderedDict[_Key, ShardState] = OrderedDict()
-        self._loading: dict[_Key, trio.Event] = {}
-        self._outdated: set[_Key] = set()  # of those that are being loaded
+        self._states: Cache[_Key, ShardState] = Cache(
+            lambda state: state.shard.index.nbytes if state.shard else 0, max_nbytes, max_open, self._dropped
+        )
         self._decoded = DecodedBytes(statistics, max_nbytes)
         self._generations = InodeGenerations(statistics, max_own=max_own)
 
@@ -103,7 +93,7 @@ class ShardCache:
         async def is_current(state: ShardState) -> bool:
             return await self.confirm(state, fresh=fresh)
 
-        return await self._get(key, is_current, lambda: self._load(key))
+        return await self._states.get(key, is_current, lambda: self._load(key))
 
     async def innermost(self, layout: ArrayLayout, state: ShardState, place: Place) -> ShardState:
         """Return what is known of the innermost shard around *place*: *state* itself, or a shard within its shard.
@@ -132,41 +122,16 @@ class ShardCache:
             self._count_load(shard)
             return ShardState(key, state.checked, snapshot=state.snapshot, shard=shard)
 
-        return await self._get(key, is_current, load)
-
-    async def _get(
-        self, key: _Key, is_current: Callable[[ShardState], Awaitable[bool]], load: Callable[[], Awaitable[ShardState]]
-    ) -> ShardState:
-        """Return the state that is known and current, or load it, once for all who want it."""
-        while True:
-            state = self._states.get(key)
-            if state is not None and await is_current(state):
-                return state
-            if key not in self._loading:
-                break
-            await self._loading[key].wait()  # what another one loaded is confirmed like anything else
-        event = self._loading[key] = trio.Event()
-        try:
-            while True:
-                state = await load()
-                if key not in self._outdated:
-                    break
-                self._outdated.discard(key)  # a commit came in between
-            self._remember(state)
-            return state
-        finally:
-            self._outdated.discard(key)
-            del self._loading[key]
-            event.set()
+        return await self._states.get(key, is_current, load)
 
     def touch(self, state: ShardState) -> None:
         """Note that *state* was used."""
-        if self._states.get(state.key) is state:
-            self._states.move_to_end(state.key)
+        if self._states.peek(state.key) is state:
+            self._states.touch(state.key)
 
     async def confirm(self, state: ShardState, *, fresh: bool) -> bool:
         """Return whether *state* may be trusted; *fresh* asks the store."""
-        if self._states.get(state.key) is not state:
+        if self._states.peek(state.key) is not state:
             return False
         now = self.clock()
         is_recent = within_ttl(state.checked, now, self.ttl)
@@ -177,7 +142,7 @@ class ShardCache:
                 return False  # what failed in passing is tried again
             else:
                 is_current = await state.snapshot.is_current()
-            if not is_current or self._states.get(state.key) is not state:
+            if not is_current or self._states.peek(state.key) is not state:
                 return False
             if not self.store.rewrites or not is_recent:  # else it is only what the store believes
                 state.checked = derived_at(now)
@@ -267,26 +232,13 @@ class ShardCache:
 
     def forget(self, layout: ArrayLayout, coords: Coords) -> None:
         """Look at the shard at *coords* again when it is wanted next."""
-        key: _Key = (layout, coords, ())
-        if key in self._loading:
-            self._outdated.add(key)
-        self._drop(key)
+        self._states.forget((layout, coords, ()))
 
     def _count_load(self, shard: OpenShard | None) -> None:
         if shard is not None:
             self._statistics.index_loads += 1
             self._statistics.index_bytes += len(shard.index.encoded)
 
-    def _remember(self, state: ShardState) -> None:
-        self._drop(state.key)
-        self._nbytes += state.memory
-        self._states[state.key] = state
-        while len(self._states) > 1 and (self._nbytes > self._max_nbytes or len(self._states) > self._max_open):
-            self._drop(next(iter(self._states)))
-
-    def _drop(self, key: _Key) -> None:
-        state = self._states.pop(key, None)
-        if state is not None:
-            self._nbytes -= state.memory
-            if state.shard is not None and state.shard.decoded is not None and state.shard.outermost is None:
-                self._decoded.drop(state.shard.decoded)
+    def _dropped(self, state: ShardState) -> None:
+        if state.shard is not None and state.shard.decoded is not None and state.shard.outermost is None:
+            self._decoded.drop(state.shard.decoded)

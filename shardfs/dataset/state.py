@@ -79,11 +79,15 @@ class StateDirectory:
 
     def has_journal(self) -> bool:
         """Whether there may be changes that were published and are not in the store."""
-        return self.has_pending() or _has_segments(self.conflicts)
+        return self.has_pending() or self.has_conflicts()
 
     def has_pending(self) -> bool:
         """Whether there may be some that the next mount brings there; those that were put aside are not."""
         return _has_segments(self.journal)
+
+    def has_conflicts(self) -> bool:
+        """Whether there may be changes that were put aside."""
+        return _has_segments(self.conflicts)
 
 
 def make_directory(path: str) -> None:

@@ -23,7 +23,7 @@ from numcodecs.zstd import compress as zstd_compress
 from numcodecs.zstd import decompress as zstd_into
 
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, OversizedDataError, RefusedError
-from shardfs.format.document import MAX_LENGTH, Extension, Json, brief, parse_lengths
+from shardfs.format.document import MAX_LENGTH, Extension, Json, brief
 from shardfs.format.dtype import DataType
 
 if sys.version_info >= (3, 14):
@@ -38,8 +38,7 @@ SHARDING: Final = "sharding_indexed"
 CRC32C_NBYTES: Final = 4
 MAX_CHUNK_NBYTES: Final = 512 * 2**20
 """Size that a chunk may decode to; a few times that much memory is needed."""
-_MAX_MEMBERS: Final = 1024  # as each begins with a piece that may be for those behind it
-_PIECE_NBYTES: Final = 2**20
+_MAX_COPIED_NBYTES: Final = 2**35  # for chunks of many parts, each of which copies what is behind it
 
 GZIP_LEVELS: Final = (0, 9)
 ZSTD_LEVELS: Final = (-131072, 22)
@@ -100,7 +99,7 @@ def split_chain(chain: Sequence[Extension], where: str) -> CodecChain:
 def parse_transpose(codec: Extension, ndim: int) -> tuple[int, ...]:
     """Return the `order` of a transpose codec on an array with *ndim* axes."""
     codec.expect("order")
-    order = parse_lengths(codec.configuration.get("order"), "the order of a transpose", minimum=0, ndim=ndim)
+    order = codec.lengths("order", ndim, minimum=0)
     if sorted(order) != list(range(ndim)):
         raise MetadataError(f"the order {list(order)} of a transpose is no permutation of {ndim} axes")
     return order
@@ -160,96 +159,46 @@ class _Decompressor(Protocol):
     @property
     def eof(self) -> bool: ...
     @property
-    def needs_input(self) -> bool: ...
-    @property
     def unused_data(self) -> bytes: ...
-    def decompress(self, data: Buffer, max_length: int) -> bytes: ...
-
-
-class _GzipMember:
-    """`zlib.decompressobj` on these terms: it hands back input that it had no room to decode."""
-
-    def __init__(self) -> None:
-        self._member = zlib.decompressobj(wbits=31)
-
-    @property
-    def eof(self) -> bool:
-        return self._member.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._member.unconsumed_tail
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._member.unused_data
-
-    def decompress(self, data: Buffer, max_length: int) -> bytes:
-        return self._member.decompress(data or self._member.unconsumed_tail, max_length)
-
-
-def _decode_gzip(data: Buffer, limit: int) -> Buffer:
-    return _decode_members("gzip", _GzipMember, data, limit)
+    def decompress(self, data: Buffer, max_length: int, /) -> bytes: ...
 
 
 def _decode_zstd(data: Buffer, limit: int) -> Buffer:
-    size = _size_of_frame(data)
-    if not size:
-        return _decode_members("zstd", zstd.ZstdDecompressor, data, limit)
-    _check_size(size, limit)
-    decoded = np.empty(size, np.uint8)
     try:
+        is_one = zstd.get_frame_size(data) == len(data)
+        size = zstd.get_frame_info(data).decompressed_size if is_one else None
+        if not size:
+            return _decode_members(zstd.ZstdDecompressor, data, limit)
+        _check_size(size, limit)
+        decoded = np.empty(size, np.uint8)  # one frame that says its size needs no second copy
         zstd_into(data, decoded)
-    except (RuntimeError, ValueError) as error:
+    except (zstd.ZstdError, RuntimeError, ValueError) as error:
         raise CorruptionError(f"zstd data is damaged: {error}") from None
     return decoded.data
 
 
-def _size_of_frame(data: Buffer) -> int | None:
-    """Return the size that *data* decodes to, if it is one zstd frame that says so: then it needs no second copy."""
+def _decode_gzip(data: Buffer, limit: int) -> Buffer:
     try:
-        if zstd.get_frame_size(data) == len(data):
-            return zstd.get_frame_info(data).decompressed_size
-    except zstd.ZstdError:
-        pass
-    return None
+        return _decode_members(lambda: zlib.decompressobj(wbits=31), data, limit)
+    except zlib.error as error:
+        raise CorruptionError(f"gzip data is damaged: {error}") from None
 
 
-def _decode_members(name: str, new_member: Callable[[], _Decompressor], data: Buffer, limit: int) -> Buffer:
-    """Decode one member in one go, as data of any writer is one, else as concatenated ones."""
-    member = new_member()
-    try:
-        decoded = member.decompress(data, limit + 1)
-    except (zlib.error, zstd.ZstdError) as error:
-        raise CorruptionError(f"{name} data is damaged: {error}") from None
-    _check_size(len(decoded), limit)
-    if member.eof and not member.unused_data:
-        return decoded
-    return _decode_concatenated(name, new_member, data, limit)
-
-
-def _decode_concatenated(name: str, new_member: Callable[[], _Decompressor], data: Buffer, limit: int) -> Buffer:
-    """Decode concatenated members piece by piece, so that no more than *limit* is ever in memory."""
-    decoded = bytearray()
-    pieces = memoryview(data)
-    position = members = 0
-    while position < len(pieces) or not members:
-        if members == _MAX_MEMBERS:
-            raise CorruptionError(f"{name} data has more than {_MAX_MEMBERS} parts")
-        members += 1
+def _decode_members(new_member: Callable[[], _Decompressor], data: Buffer, limit: int) -> Buffer:
+    """Decode concatenated members; data of any writer is one."""
+    decoded, rest, copied = b"", data, 0
+    while True:
         member = new_member()
-        while not member.eof:
-            piece = pieces[position : position + _PIECE_NBYTES] if member.needs_input else b""
-            if member.needs_input and not piece:
-                raise CorruptionError(f"{name} data is cut short")
-            try:
-                decoded += member.decompress(piece, _PIECE_NBYTES)
-            except (zlib.error, zstd.ZstdError) as error:
-                raise CorruptionError(f"{name} data is damaged: {error}") from None
-            position += len(piece)
-            _check_size(len(decoded), limit)
-        position -= len(member.unused_data)
-    return decoded
+        decoded += member.decompress(rest, limit + 1 - len(decoded))
+        _check_size(len(decoded), limit)
+        if not member.eof:
+            raise CorruptionError("the data is cut short")
+        rest = member.unused_data
+        if not rest:
+            return decoded
+        copied += len(rest) + len(decoded)
+        if copied > _MAX_COPIED_NBYTES:
+            raise CorruptionError("the data has too many parts")
 
 
 def _decode_blosc(data: Buffer, limit: int) -> Buffer:

@@ -73,6 +73,11 @@ class Extension:
             raise MetadataError(f"the {member} of {self.name} must be from {minimum} to {maximum}, not {brief(value)}")
         return value
 
+    def lengths(self, member: str, ndim: int, minimum: int = 1) -> tuple[int, ...]:
+        """Return a list of *ndim* lengths of the configuration."""
+        where = f"the {member} of {self.name}"
+        return parse_lengths(self.configuration.get(member), where, minimum=minimum, ndim=ndim)
+
     def choice(self, member: str, default: str | None, allowed: Collection[str]) -> str:
         """Return one of the *allowed* texts of the configuration, *default* where there is none."""
         value = self.configuration.get(member, default)

@@ -15,7 +15,6 @@ observed.
 import base64
 import math
 import re
-import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,7 +29,6 @@ MAX_ITEM_NBYTES: Final = 2**20
 MAX_DEPTH: Final = 16
 """How many structs within each other are read: a limit of shardfs, not of the format."""
 
-_MAX_FIELDS: Final = 4096
 _MAX_SCALE_FACTOR: Final = 2**31 - 1
 _TIME_UNITS: Final = ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "μs", "ns", "ps", "fs", "as", "generic")
 
@@ -122,12 +120,6 @@ def item_nbytes(data_type: Json) -> int | None:
     return None if found is None else found.nbytes
 
 
-def chunk_nbytes(data_type: Json, chunk_shape: tuple[int, ...]) -> int | None:
-    """Return the size of a chunk of *chunk_shape* when it is decoded; None where it is not known."""
-    nbytes = item_nbytes(data_type)
-    return None if nbytes is None else nbytes * math.prod(chunk_shape)
-
-
 def _parse(data_type: Json, depth: int) -> DataType:
     extension = Extension.parse(data_type, "data_type")
     name = extension.name
@@ -160,8 +152,8 @@ def _parse_struct(extension: Extension, depth: int) -> DataType:
     fields = extension.configuration.get("fields")
     if not isinstance(fields, list) or not fields:
         raise MetadataError(f"the fields of {extension.name} must be a list of at least one, not {brief(fields)}")
-    nfields = len(fields)
-    _check_fields(nfields, depth)
+    if depth == MAX_DEPTH:
+        raise NotShownError(f"structs more than {MAX_DEPTH} deep are not read")
     parsed: dict[str, DataType] = {}
     for field in fields:
         match field:
@@ -174,24 +166,12 @@ def _parse_struct(extension: Extension, depth: int) -> DataType:
         if not name or name in parsed:
             raise MetadataError(f"the fields of {extension.name} need names of their own, not {brief(name)}")
         parsed[name] = _parse(data_type, depth + 1)
-        nfields += _count_fields(parsed[name].dtype)
-        _check_fields(nfields, depth)
     is_native = all(field.is_native for field in parsed.values())
     return _record(extension.name, list(parsed.items()), is_native=is_native)
 
 
-def _check_fields(nfields: int, depth: int) -> None:
-    if depth == MAX_DEPTH or nfields > _MAX_FIELDS:
-        raise NotShownError(f"structs of more than {_MAX_FIELDS} fields, or {MAX_DEPTH} deep, are not read")
-
-
-def _count_fields(dtype: np.dtype[Any]) -> int:
-    return sum(1 + _count_fields(dtype[name]) for name in dtype.names or ())
-
-
 def _record(name: str, fields: list[tuple[str, DataType]], *, is_native: bool) -> DataType:
-    nbytes = sum(field.nbytes for _, field in fields)
-    _check_size(nbytes)
+    _check_size(sum(field.nbytes for _, field in fields))
     return DataType(name, np.dtype([(key, field.dtype) for key, field in fields]), is_native)
 
 
@@ -297,7 +277,6 @@ def _v3_field(dtype: np.dtype[Any], name: str) -> Json:
 
 _NOT_A_TIME: Final = -(2**63)
 _SPECIAL_FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_FLOAT_FORMATS: Final = {2: "<e", 4: "<f", 8: "<d"}
 
 
 def fill_element(data_type: Json, fill_value: Json) -> bytes:
@@ -446,13 +425,8 @@ def _integer(value: Json, nbytes: int, *, is_signed: bool) -> bytes:
 
 
 def _float(value: Json, nbytes: int) -> bytes:
-    if isinstance(value, str) and value.startswith("0x"):  # its bits, most significant first
-        if len(value) != 2 + 2 * nbytes:
-            raise ValueError
-        bits = bytes.fromhex(value[2:])
-        if len(bits) != nbytes:  # there was a space
-            raise ValueError
-        return bits[::-1]
+    if isinstance(value, str) and re.fullmatch(f"0x[0-9a-fA-F]{{{2 * nbytes}}}", value):
+        return bytes.fromhex(value[2:])[::-1]  # its bits, most significant first
     if isinstance(value, str):
         value = _SPECIAL_FLOATS.get(value)
     if type(value) not in (int, float):
@@ -460,10 +434,8 @@ def _float(value: Json, nbytes: int) -> bytes:
     number = float(value)
     if math.isnan(number):
         number = math.nan  # whatever bits a machine gives the result of its arithmetic
-    try:
-        return struct.pack(_FLOAT_FORMATS[nbytes], number)
-    except OverflowError:
-        return struct.pack(_FLOAT_FORMATS[nbytes], math.copysign(math.inf, number))
+    with np.errstate(over="ignore"):
+        return np.array(number, f"<f{nbytes}").tobytes()
 
 
 def _float_to_json(element: bytes) -> Json:

@@ -10,70 +10,45 @@ grid extension; seed design "Unified Chunk Grid", version 6.
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
 from shardfs.errors import MetadataError
-from shardfs.format.document import Extension, Json, brief, parse_length, parse_lengths
+from shardfs.format.document import MAX_LENGTH, Extension, Json, brief, parse_length, parse_lengths
 
 _MAX_DIGITS: Final = 19  # 2**63 - 1 has as many; a longer name is no coordinate, and int() of it costs
 
 
-@dataclass(frozen=True, slots=True)
-class FixedDimension:
-    """One axis of a chunk grid, with chunks of one length; the last one may reach beyond *extent*.
+@dataclass(frozen=True)
+class Dimension:
+    """One axis of a chunk grid: *runs* of (edge length, count) of chunks, of which the last may reach beyond *extent*.
 
-    Lengths and positions count array elements.
+    Lengths and positions count array elements.  A run of a billion costs as much as a run of two.
     """
 
-    edge: int
+    runs: tuple[tuple[int, int], ...]
     extent: int
 
-    @property
-    def nchunks(self) -> int:
-        """Number of chunks that overlap the array's extent."""
-        return -(-self.extent // self.edge)
+    def __post_init__(self) -> None:
+        if self._element_starts[-1] < self.extent:
+            raise MetadataError(f"the chunks of an axis do not cover its {self.extent} elements")
 
-    @property
-    def edges(self) -> tuple[int, ...]:
-        """The one edge length."""
-        return (self.edge,)
+    @classmethod
+    def regular(cls, edge: int, extent: int) -> "Dimension":
+        """Return an axis with chunks of one length."""
+        return cls(((edge, MAX_LENGTH),), extent)
 
-    def chunk_at(self, element: int) -> int:
-        """Index of the chunk that holds *element*, which lies within the extent."""
-        return element // self.edge
+    @cached_property
+    def _index_starts(self) -> list[int]:
+        return list(accumulate((count for _, count in self.runs), initial=0))
 
-    def span(self, index: int) -> tuple[int, int]:
-        """First element and edge length of chunk *index*, which overlaps the extent."""
-        return index * self.edge, self.edge
+    @cached_property
+    def _element_starts(self) -> list[int]:
+        return list(accumulate((edge * count for edge, count in self.runs), initial=0))
 
-
-class VaryingDimension:
-    """Chunks of explicit lengths, kept as runs of equal ones: a run of a billion costs as much as a run of two."""
-
-    __slots__ = ("_element_stops", "_index_stops", "_run_edges", "extent")
-
-    def __init__(self, runs: Iterable[tuple[int, int]], extent: int) -> None:
-        """Take *runs* of (edge length, count), each at least 1, that together cover *extent*."""
-        run_list = list(runs)
-        self.extent = extent
-        self._run_edges = [edge for edge, _ in run_list]
-        self._index_stops = list(accumulate(count for _, count in run_list))
-        self._element_stops = list(accumulate(edge * count for edge, count in run_list))
-        if (self._element_stops[-1] if run_list else 0) < extent:
-            raise MetadataError(f"the chunks of an axis do not cover its {extent} elements")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, VaryingDimension) and (
-            (self.extent, self._run_edges, self._index_stops) == (other.extent, other._run_edges, other._index_stops)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.extent, tuple(self._run_edges), tuple(self._index_stops)))
-
-    @property
+    @cached_property
     def nchunks(self) -> int:
         """Number of chunks that overlap the array's extent; trailing ones beyond it do not count."""
         return self.chunk_at(self.extent - 1) + 1 if self.extent else 0
@@ -81,27 +56,18 @@ class VaryingDimension:
     @property
     def edges(self) -> frozenset[int]:
         """The distinct edge lengths, also of chunks beyond the extent."""
-        return frozenset(self._run_edges)
+        return frozenset(edge for edge, _ in self.runs)
 
     def chunk_at(self, element: int) -> int:
         """Index of the chunk that holds *element*."""
-        run = bisect_right(self._element_stops, element)
-        return self._run_index(run) + (element - self._run_element(run)) // self._run_edges[run]
+        run = bisect_right(self._element_starts, element) - 1
+        return self._index_starts[run] + (element - self._element_starts[run]) // self.runs[run][0]
 
     def span(self, index: int) -> tuple[int, int]:
         """First element and edge length of chunk *index*."""
-        run = bisect_right(self._index_stops, index)
-        edge = self._run_edges[run]
-        return self._run_element(run) + (index - self._run_index(run)) * edge, edge
-
-    def _run_index(self, run: int) -> int:
-        return self._index_stops[run - 1] if run else 0
-
-    def _run_element(self, run: int) -> int:
-        return self._element_stops[run - 1] if run else 0
-
-
-Dimension = FixedDimension | VaryingDimension
+        run = bisect_right(self._index_starts, index) - 1
+        edge = self.runs[run][0]
+        return self._element_starts[run] + (index - self._index_starts[run]) * edge, edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +79,25 @@ class ChunkGrid:
     @classmethod
     def regular(cls, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> "ChunkGrid":
         """Cut *shape* into chunks of *chunk_shape*, whose lengths are at least 1."""
-        return cls(tuple(map(FixedDimension, chunk_shape, shape)))
+        return cls(tuple(map(Dimension.regular, chunk_shape, shape)))
 
     @classmethod
     def parse(cls, extension: Extension, shape: tuple[int, ...]) -> "ChunkGrid":
         """Read the `chunk_grid` member of an array of *shape*."""
-        configuration = extension.configuration
         match extension.name:
             case "regular":
                 extension.expect("chunk_shape")
-                return cls.regular(shape, _chunk_shape(configuration.get("chunk_shape"), len(shape)))
+                return cls.regular(shape, extension.lengths("chunk_shape", len(shape)))
             case "rectilinear":
                 extension.expect("kind", "chunk_shapes")
                 extension.choice("kind", None, ("inline",))
-                axes = configuration.get("chunk_shapes")
+                axes = extension.configuration.get("chunk_shapes")
                 if not isinstance(axes, list) or len(axes) != len(shape):
                     raise MetadataError(f"chunk_shapes must be a list with one element per axis, not {brief(axes)}")
                 return cls(tuple(map(_rectilinear_dimension, axes, shape)))
             case "zarrs.regular_bounded" | "regular_bounded":
                 extension.expect("chunk_shape")
-                edges = _chunk_shape(configuration.get("chunk_shape"), len(shape))
-                return cls(tuple(map(_bounded_dimension, edges, shape)))
+                return cls(tuple(map(_bounded_dimension, extension.lengths("chunk_shape", len(shape)), shape)))
             case name:
                 raise MetadataError(f"unknown chunk grid {name!r}")
 
@@ -148,28 +112,24 @@ class ChunkGrid:
         return math.prod(self.shape)
 
 
-def _chunk_shape(value: Json, ndim: int) -> tuple[int, ...]:
-    return parse_lengths(value, "chunk_shape", minimum=1, ndim=ndim)
-
-
-def _bounded_dimension(edge: int, extent: int) -> VaryingDimension:
+def _bounded_dimension(edge: int, extent: int) -> Dimension:
     whole, rest = divmod(extent, edge)
-    return VaryingDimension([(length, n) for length, n in ((edge, whole), (rest, 1)) if length and n], extent)
+    return Dimension(tuple((length, n) for length, n in ((edge, whole), (rest, 1)) if length and n), extent)
 
 
 def _rectilinear_dimension(axis: Json, extent: int) -> Dimension:
     if type(axis) is int:
-        return FixedDimension(parse_length(axis, "chunk_shapes", minimum=1), extent)
+        return Dimension.regular(parse_length(axis, "chunk_shapes", minimum=1), extent)
     if not isinstance(axis, list) or not axis:
         raise MetadataError(f"an axis of chunk_shapes must be an integer or a list of edges, not {brief(axis)}")
-    return VaryingDimension(map(_run, axis), extent)
+    return Dimension(tuple(map(_run, axis)), extent)
 
 
 def _run(element: Json) -> tuple[int, int]:
     if isinstance(element, list):
-        edge, count = parse_lengths(element, "a run of edges", minimum=1, ndim=None) if len(element) == 2 else (0, 0)
-        if not edge:
+        if len(element) != 2:
             raise MetadataError(f"a run of edges must be [edge, count], not {brief(element)}")
+        edge, count = parse_lengths(element, "a run of edges", minimum=1)
         return edge, count
     return parse_length(element, "chunk_shapes", minimum=1), 1
 
@@ -184,14 +144,11 @@ class ChunkKeyEncoding:
     @classmethod
     def parse(cls, extension: Extension) -> "ChunkKeyEncoding":
         """Read the `chunk_key_encoding` member of an array."""
-        defaults = {"default": "/", "v2": "."}
-        if extension.name not in defaults:
+        if extension.name not in ("default", "v2"):
             raise MetadataError(f"unknown chunk key encoding {extension.name!r}")
         extension.expect("separator")
-        separator = extension.configuration.get("separator", defaults[extension.name])
-        if separator not in ("/", "."):
-            raise MetadataError(f'the separator of chunk keys must be "/" or ".", not {brief(separator)}')
-        return cls(extension.name, separator)
+        default = "/" if extension.name == "default" else "."
+        return cls(extension.name, extension.choice("separator", default, ("/", ".")))
 
     def to_json(self) -> dict[str, object]:
         """Return the long form for a document."""

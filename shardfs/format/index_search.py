@@ -6,7 +6,8 @@ Source: specification of the `sharding_indexed` codec 1.0, "Binary shard format"
 """
 
 from collections.abc import Iterator
-from itertools import islice
+from functools import reduce
+from operator import xor
 from typing import Final
 
 import numpy as np
@@ -14,14 +15,12 @@ import numpy.typing as npt
 from numcodecs.checksum32 import CRC32C
 
 from shardfs.errors import CorruptionError
-from shardfs.format.codecs import Buffer, encode
-from shardfs.format.index import ENTRY_NBYTES, EntryRun, IndexLayout, ShardIndex
+from shardfs.format.codecs import Buffer
+from shardfs.format.index import ENTRY_NBYTES, IndexLayout
 
 _ROW: Final = 2048  # positions that follow each other in a block; the rows of a block are worked on side by side
 _ROWS: Final = 1024
 _ONES: Final = 0xFFFFFFFF
-_NUMBER_NBYTES: Final = 8
-_MAX_COMPARED_NBYTES: Final = 2**30
 
 
 def find_last_index(layout: IndexLayout, data: Buffer) -> int | None:
@@ -32,7 +31,8 @@ def find_last_index(layout: IndexLayout, data: Buffer) -> int | None:
     Returns None if there is none.  Raises `ValueError` for a layout whose index cannot be told from other bytes, for
     want of a checksum, or is not at the end.
     """
-    _check_layout(layout)
+    if layout.at_start or not layout.codecs.checksums:
+        raise ValueError("only an index at the end, with a checksum, can be searched for")
     shard = np.frombuffer(data, dtype=np.uint8)
     stop = len(shard) - layout.nbytes + 1
     window = _Window(ENTRY_NBYTES * layout.nentries)
@@ -45,11 +45,6 @@ def find_last_index(layout: IndexLayout, data: Buffer) -> int | None:
     return None
 
 
-def _check_layout(layout: IndexLayout) -> None:
-    if layout.at_start or not layout.codecs.checksums:
-        raise ValueError("only an index at the end, with a checksum, can be searched for")
-
-
 def _is_index(layout: IndexLayout, shard: npt.NDArray[np.uint8], offset: int) -> bool:
     try:
         encoded = shard[offset : offset + layout.nbytes].tobytes()
@@ -58,79 +53,6 @@ def _is_index(layout: IndexLayout, shard: npt.NDArray[np.uint8], offset: int) ->
         return False
     entries = index.run(0, 1, index.nentries)
     return bool((entries.sound | entries.empty).all())
-
-
-def torn_entries(layout: IndexLayout, last: ShardIndex, last_stop: int, data: Buffer) -> list[int]:
-    """Return the entries that an append changed which was cut short within its index.
-
-    *last* is the last valid index, *last_stop* where it ends, and `data[last_stop:]` what the append left.  That tail
-    is taken to end with the beginning of an index if all entries that are whole are as in *last*, empty, or name
-    bytes between *last_stop* and that beginning, of which one begins or ends what lies there.  The entries that differ
-    from *last* are returned, for the earliest such beginning; none if there is no such beginning.
-
-    What cannot be known: an append that was cut within its payloads names no entries, and one that was cut within its
-    index names only those up to there.  Nothing vouches for an index that is not whole: a payload whose last bytes read
-    like the beginning of one is taken for it, and many empty entries may hide where it begins.
-    """
-    _check_layout(layout)
-    shard = np.frombuffer(data, dtype=np.uint8)
-    torn = _TornIndex(layout, last, last_stop, shard)
-    attempts = _MAX_COMPARED_NBYTES // layout.nbytes
-    for start in islice(torn.candidates(), attempts):
-        entries = torn.changes(start)
-        if entries:
-            return entries
-    return []
-
-
-class _TornIndex:
-    """The beginning of an index at the end of *shard*, wherever it may start."""
-
-    def __init__(self, layout: IndexLayout, last: ShardIndex, last_stop: int, shard: npt.NDArray[np.uint8]) -> None:
-        self._layout = layout
-        self._last = last.entries()
-        self._last_stop = last_stop
-        self._shard = shard
-        # The numbers of an index by their places in C order, in the order in which they are stored.
-        places = np.arange(2 * layout.nentries).reshape(*layout.chunks_per_shard, 2)
-        self._stored = places.transpose(layout.codecs.order).reshape(-1)
-
-    def candidates(self) -> Iterator[int]:
-        """Yield the offsets, in ascending order, where entry 0 may be that of a new index."""
-        stride = _NUMBER_NBYTES * int(np.flatnonzero(self._stored[: self._layout.nentries + 1] == 1)[0])
-        stop = len(self._shard) - stride - _NUMBER_NBYTES + 1
-        for start in range(max(self._last_stop, len(self._shard) - self._layout.nbytes + 1), stop, _ROW * _ROWS):
-            starts = np.arange(start, min(start + _ROW * _ROWS, stop), dtype=np.uint64)
-            pairs = np.stack([self._numbers(start, len(starts)), self._numbers(start + stride, len(starts))], axis=1)
-            known = (pairs == self._last[0]).all(axis=1)
-            yield from starts[known | EntryRun(pairs, 0).empty | self._is_new(pairs, starts)].tolist()
-
-    def changes(self, start: int) -> list[int]:
-        """Return the entries that differ from the last index, if one may begin at *start*."""
-        nbytes = ENTRY_NBYTES * self._layout.nentries
-        rest = self._shard[start:]
-        count = min(len(rest), nbytes) // _NUMBER_NBYTES
-        entries = self._last.copy()
-        entries.reshape(-1)[self._stored[:count]] = rest[: count * _NUMBER_NBYTES].view(self._layout.codecs.dtype)
-        whole = np.zeros_like(entries, dtype=np.bool_)
-        whole.reshape(-1)[self._stored[:count]] = True
-        changed = np.flatnonzero(whole.all(axis=1) & (entries != self._last).any(axis=1))
-        pairs = entries[changed]
-        new = self._is_new(pairs, np.uint64(start))
-        begun, ended = pairs[new, 0] == self._last_stop, pairs[new].sum(axis=1) == start
-        if not (new | EntryRun(pairs, 0).empty).all() or not (begun | ended).any():
-            return []
-        checked = encode(self._layout.codecs.checksums, rest[:nbytes].tobytes()) if len(rest) > nbytes else b""
-        return changed.tolist() if checked[nbytes : len(rest)] == rest[nbytes:].tobytes() else []
-
-    def _numbers(self, start: int, count: int) -> npt.NDArray[np.uint64]:
-        """Return the numbers that begin at *start* and at each byte behind it."""
-        dtype = self._layout.codecs.dtype
-        return np.ndarray((count,), dtype=dtype, buffer=self._shard, offset=start, strides=(1,)).astype(np.uint64)
-
-    def _is_new(self, pairs: npt.NDArray[np.uint64], stop: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[np.bool_]:
-        """Tell which of *pairs* name bytes behind the last index and before *stop*."""
-        return np.asarray(EntryRun(pairs, stop).sound & (pairs[:, 0] >= np.uint64(self._last_stop)))
 
 
 class _Window:
@@ -142,8 +64,7 @@ class _Window:
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
-        step = [_linear(b"\0", 1 << bit) for bit in range(32)]
-        self._leaving = _power(step, nbytes)
+        self._leaving = [_linear(bytes(nbytes), 1 << bit) for bit in range(32)]
         self._taken_in = np.array([_linear(bytes([byte])) for byte in range(256)], dtype=np.uint32)
         self._taken_out = np.array([_apply(self._leaving, int(x)) for x in self._taken_in], dtype=np.uint32)
         self._zeros = _apply(self._leaving, _ONES) ^ _ONES
@@ -183,19 +104,4 @@ def _linear(data: npt.NDArray[np.uint8] | bytes, state: int = 0) -> int:
 
 def _apply(operator: list[int], state: int) -> int:
     """Apply a linear operator, given by what it makes of each bit."""
-    result = 0
-    for bit, image in enumerate(operator):
-        if state >> bit & 1:
-            result ^= image
-    return result
-
-
-def _power(operator: list[int], exponent: int) -> list[int]:
-    """Return the operator that applies *operator* so many times."""
-    result = [1 << bit for bit in range(32)]
-    while exponent:
-        if exponent & 1:
-            result = [_apply(operator, image) for image in result]
-        operator = [_apply(operator, image) for image in operator]
-        exponent >>= 1
-    return result
+    return reduce(xor, (image for bit, image in enumerate(operator) if state >> bit & 1), 0)

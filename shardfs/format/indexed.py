@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shardfs.errors import MetadataError
-from shardfs.format.document import Extension, Json, brief, parse_lengths
+from shardfs.format.document import Extension, Json, brief
 
 INDEXED: Final = "indexed"
 _EXTENSIONS: Final = ("", "https://purl.org/zarr/spec/storage_transformers/sharding/1.0")
@@ -40,12 +40,11 @@ def sharding_of(
         raise MetadataError(f"the extension {brief(transformer['extension'])} of {INDEXED} is not known")
     parsed = Extension.parse({"name": INDEXED, "configuration": transformer.get("configuration")}, INDEXED)
     parsed.expect("chunks_per_shard")
-    ndim = len(shape)
-    per_shard = parse_lengths(parsed.configuration.get("chunks_per_shard"), "chunks_per_shard", minimum=1, ndim=ndim)
+    per_shard = parsed.lengths("chunks_per_shard", len(shape))
     if grid.name != "regular":
         raise MetadataError(f"chunks of a {brief(grid.name)} grid cannot be sharded by {INDEXED}")
     grid.expect("chunk_shape")
-    chunk_shape = parse_lengths(grid.configuration.get("chunk_shape"), "chunk_shape", minimum=1, ndim=ndim)
+    chunk_shape = grid.lengths("chunk_shape", len(shape))
     shard_shape = [length * n for length, n in zip(chunk_shape, per_shard, strict=True)]
     configuration = {
         "chunk_shape": list(chunk_shape),

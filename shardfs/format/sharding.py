@@ -24,8 +24,8 @@ from shardfs.format.codecs import (
     permute,
     split_chain,
 )
-from shardfs.format.document import Extension, parse_codecs, parse_lengths
-from shardfs.format.grid import ChunkGrid, FixedDimension
+from shardfs.format.document import Extension, parse_codecs
+from shardfs.format.grid import ChunkGrid
 from shardfs.format.index import ENTRY_NBYTES, NO_INDEX, IndexCodecs, NoIndex
 
 Coords = tuple[int, ...]
@@ -113,17 +113,6 @@ class ShardGrid:
     def is_unsharded(self) -> bool:
         """Whether the array is unsharded: every "shard" is the file of one chunk, and nothing but that."""
         return isinstance(self.levels[0].index_codecs, NoIndex)
-
-    @property
-    def segment_length(self) -> int:
-        """Length of all segments of a row but the last; 1 where they differ."""
-        if not self.ndim:
-            return 1
-        if len(self.levels) > 1:
-            outer, inner = self.levels[-2:]
-            return outer.span[inner.order[self.row_axis]]
-        dimension = self.shards.dimensions[-1]
-        return dimension.edge // self.chunk_shape[-1] if isinstance(dimension, FixedDimension) else 1
 
     @classmethod
     def of_chunks(cls, chunks: ChunkGrid, chunk_shape: tuple[int, ...]) -> "ShardGrid":
@@ -242,7 +231,7 @@ def parse_sharding(
     """
     ndim = len(shape)
     order = tuple(range(ndim))
-    edges: tuple[frozenset[int], ...] = tuple(frozenset(dimension.edges) for dimension in shards.dimensions)
+    edges = tuple(dimension.edges for dimension in shards.dimensions)
     parsed: list[ShardingLevel] = []  # with spans in elements, until the innermost chunk is known
     while any(codec.name == SHARDING for codec in codecs):
         if len(parsed) == MAX_LEVELS:
@@ -283,13 +272,10 @@ def _parse_level(
     for member in ("chunk_shape", "codecs", "index_codecs"):
         if member not in configuration:
             raise MetadataError(f"sharding_indexed has no {member}")
-    chunk_shape = parse_lengths(configuration["chunk_shape"], "chunk_shape", minimum=1, ndim=len(edges))
+    chunk_shape = codec.lengths("chunk_shape", len(edges))
     for axis, (length, outer) in enumerate(zip(chunk_shape, permute(edges, order), strict=True)):
-        for edge in outer:
-            if edge % length:
-                raise MetadataError(
-                    f"inner chunks of length {length} do not divide shards of length {edge} (axis {axis})"
-                )
+        if any(edge % length for edge in outer):
+            raise MetadataError(f"inner chunks of length {length} do not divide shards of length {outer} (axis {axis})")
     location = codec.choice("index_location", "end", ("start", "end"))
     index_codecs = IndexCodecs.parse(parse_codecs(configuration["index_codecs"], "index_codecs"), len(edges))
     codecs = parse_chain(parse_codecs(configuration["codecs"], "codecs"), "codecs of sharding_indexed")

@@ -8,7 +8,6 @@ Source: specification of the `sharding_indexed` codec 1.0, "Binary shard format"
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -102,7 +101,6 @@ def plan_write(
     An append keeps a damaged entry damaged.  Raises `CorruptionError` where the new shard could not be right: a
     damaged entry would have to be moved, or an entry names a part of the index that is to be replaced.
     """
-    _check_arguments(layout, old, puts, erases)
     if old is None or len(puts) == layout.nentries:
         return _lay_out(layout, np.full((layout.nentries, 2), _EMPTY), puts)
     values = old.entries().copy()
@@ -122,20 +120,6 @@ def plan_empty(layout: IndexLayout) -> WritePlan:
     """Plan the shard that has no chunk: an index of empty entries, for stores that cannot delete it safely."""
     index = layout.codecs.encode(np.full((layout.nentries, 2), _EMPTY), layout.chunks_per_shard)
     return WritePlan((Index(index),), index, len(index), is_append=False)
-
-
-def _check_arguments(
-    layout: IndexLayout, old: ShardIndex | None, puts: Mapping[int, int], erases: Collection[int]
-) -> None:
-    if old is not None and old.nentries != layout.nentries:
-        raise ValueError(f"an index of {old.nentries} entries, not {layout.nentries}")
-    for entry in chain(puts, erases):
-        if not 0 <= entry < layout.nentries:
-            raise ValueError(f"no entry {entry} in an index of {layout.nentries}")
-    if not puts.keys().isdisjoint(erases):
-        raise ValueError("an entry is both put and erased")
-    if min(puts.values(), default=0) < 0:
-        raise ValueError("a payload has a negative size")
 
 
 def _append(

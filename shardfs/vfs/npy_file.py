@@ -11,7 +11,6 @@ from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.quick_lock import QuickLock
 from shardfs.dataset.shard import OpenShard
 from shardfs.errors import ShardfsError, StaleError, StoreError
-from shardfs.format.grid import FixedDimension
 from shardfs.format.lens.npy import Copy
 from shardfs.format.lens.show import NpyForm
 from shardfs.format.sharding import Coords
@@ -63,7 +62,7 @@ class NpyArray:
     @property
     def _layout(self) -> tuple[object, ...]:
         grid = self.array.grid
-        edges = [d.edge if isinstance(d, FixedDimension) else d for d in grid.shards.dimensions]
+        edges = [dimension.runs for dimension in grid.shards.dimensions]
         return edges, grid.chunk_shape, grid.levels, self.array.layout.key_encoding, self.codec, self.fill
 
 
@@ -175,7 +174,7 @@ class NpyHandle(FileHandle):
             self._known.clear()
             self._large = None
             self._all_ahead.pop(self, None)
-            self._shown.array.forget_listing()
+            self._shown.array.listing.forget()
         hierarchy = self._node.fs.hierarchy
         if hierarchy.clock() < self._valid_until:
             return

@@ -327,7 +327,7 @@ class Publisher:
         layout = array.layout
         if layout.key_encoding.is_nested(array.grid.ndim):
             root = layout.key_encoding.root(array.grid.ndim)
-            for name in [root] if root else [str(index) for index in await array.stored_shards(())]:
+            for name in [root] if root else [str(index) for index in await array.listing.children(())]:
                 await prune(self._fs.store, join_key(node.path, name), locks=True)
         elif self._fs.store.root is not None:
             store = self._fs.store
@@ -335,7 +335,7 @@ class Publisher:
                 name = entry.name.removesuffix(LOCK_SUFFIX)
                 if is_lock(entry.name) and layout.key_encoding.begins(name, array.grid.ndim):
                     await store.unlink(join_key(node.path, entry.name))
-        array.forget_listing()
+        array.listing.forget()
 
     async def _nodes_told(self, path: str, told: Iterable[str]) -> dict[str, Node]:
         """Return the nodes that the document of the group at *path* tells of, if there are any."""

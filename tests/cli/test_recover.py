@@ -109,11 +109,7 @@ def all_but_the_lock(directory: Path) -> dict[str, bytes]:
 def torn_of(report: Any) -> dict[str, Any]:
     """The findings of torn shards by their keys."""
     assert {found["kind"] for found in report["findings"]} <= {"torn"}
-    return {found["shard"]: found for found in report["findings"]}
-
-
-def names(found: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    return found["lost"], found["rolled_back"]
+    return {found["key"]: found for found in report["findings"]}
 
 
 def write_torn(directory: Path, document: dict[str, Any], index: Index, step: int) -> dict[str, int]:
@@ -158,23 +154,19 @@ def test_an_append_cut_anywhere_is_taken_back_and_its_tail_is_kept(tmp_path: Pat
 
     shown = run_json("recover", "--json", tmp_path, status=FAILED)
     assert shown["left"]
-    assert {key: found["tail_nbytes"] for key, found in torn_of(shown).items()} == {
-        f"{name}/{SHARD}": nbytes for name, nbytes in arrays.items()
-    }
-    assert {found["stop"] for found in torn_of(shown).values()} == {len(old)}
+    assert torn_of(shown).keys() == {f"{name}/{SHARD}" for name in arrays}
+    for name, nbytes in arrays.items():
+        assert f"its last {nbytes:,} bytes, behind" in torn_of(shown)[f"{name}/{SHARD}"]["message"]
     assert all(found["left"] for found in shown["findings"])
     assert sums(tmp_path) == before
     assert not (tmp_path / ".shardfs").exists()
 
     applied = run_json("recover", "--apply", "--json", tmp_path)
     assert not applied["left"]
-    assert {key: names(found) for key, found in torn_of(applied).items()} == {
-        key: names(found) for key, found in torn_of(shown).items()
-    }
     for name in arrays:
         found = torn_of(applied)[f"{name}/{SHARD}"]
-        assert (tmp_path / found["kept"]).read_bytes() == torn[name][len(old) :]
-        assert found["kept"].startswith(".shardfs/torn/")
+        assert (tmp_path / found["path"]).read_bytes() == torn[name][len(old) :]
+        assert found["path"].startswith(".shardfs/torn/")
         assert (tmp_path / name / SHARD).read_bytes() == old
     unchanged = {name: digest for name, digest in before.items() if name.partition("/")[0] == "sound"}
     unchanged |= {name: digest for name, digest in before.items() if not name.endswith(SHARD)}
@@ -183,29 +175,7 @@ def test_an_append_cut_anywhere_is_taken_back_and_its_tail_is_kept(tmp_path: Pat
     assert {name: after[name] for name in unchanged} == unchanged
 
 
-@each_index
-def test_the_chunks_that_an_append_had_are_named_as_far_as_its_index_tells(
-    tmp_path: Path, codecs: tuple[Any, ...]
-) -> None:
-    index = Index(codecs, CHUNKS_PER_SHARD)
-    arrays = write_torn(tmp_path, document(index_codecs=codecs), index, 1)
-    # Where each number of entries 1 and 4 lies in the stored index.
-    marks = np.zeros((6, 2), np.uint64)
-    marks[1], marks[4] = 1, 4
-    stored = index.encode(marks.reshape(2, 3, 2))
-    order = named(codecs[-1 - index.checksums])[1]["endian"]
-    numbers = np.frombuffer(stored[: 6 * 16], "<u8" if order == "little" else ">u8")
-    ends = {entry: 8 * (int(np.flatnonzero(numbers == entry)[-1]) + 1) for entry in (1, 4)}
-    payload = sum(map(len, NEW.values()))
-    found = torn_of(run_json("recover", "--json", tmp_path, status=FAILED))
-    expected = {
-        f"{name}/{SHARD}": (["c/1/1"] * (nbytes - payload >= ends[4]), ["c/0/1"] * (nbytes - payload >= ends[1]))
-        for name, nbytes in arrays.items()
-    }
-    assert {key: names(item) for key, item in found.items()} == expected
-
-
-def test_the_report_for_people_names_the_lost_and_the_rolled_back(tmp_path: Path) -> None:
+def test_the_report_for_people_says_what_is_cut_off_and_where_it_is_kept(tmp_path: Path) -> None:
     store(tmp_path, document(), absent=[ABSENT])
     old = (tmp_path / SHARD).read_bytes()
     new = PLAIN.appended(old, NEW)
@@ -213,20 +183,10 @@ def test_the_report_for_people_names_the_lost_and_the_rolled_back(tmp_path: Path
     done = run("recover", tmp_path)
     assert (done.returncode, done.stderr) == (FAILED, "")
     tail = len(new) - 1 - len(old)
-    assert done.stdout == (f"torn: {SHARD}: its last {tail} bytes can be cut off; lost: c/1/1; rolled back: c/0/1\n")
+    assert done.stdout == f"torn: {SHARD}: its last {tail} bytes, behind the last valid index, can be cut off\n"
     done = run("recover", "--apply", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"repaired: {SHARD}: its last {tail} bytes are in .shardfs/torn/")
-    assert done.stdout.endswith("; lost: c/1/1; rolled back: c/0/1\n")
-
-
-def test_where_it_cannot_be_told_what_the_tail_had_the_report_says_so(tmp_path: Path) -> None:
-    store(tmp_path, document())
-    with open(tmp_path / SHARD, "ab") as file:
-        file.write(RANDOM.bytes(1000))
-    done = run("recover", tmp_path)
-    assert done.returncode == FAILED
-    assert "its last 1,000 bytes can be cut off; which chunks had newer versions in them cannot be told" in done.stdout
 
 
 @pytest.mark.parametrize("nbytes", [1, 67, 3000])
@@ -238,9 +198,7 @@ def test_garbage_behind_a_shard_is_cut_off(tmp_path: Path, nbytes: int) -> None:
     garbage = RANDOM.bytes(nbytes)
     (tmp_path / SHARD).write_bytes(new + garbage)
     found = torn_of(run_json("recover", "--apply", "--json", tmp_path))[SHARD]
-    assert (found["stop"], found["tail_nbytes"]) == (len(new), nbytes)
-    assert names(found) == ([], [])
-    assert (tmp_path / found["kept"]).read_bytes() == garbage
+    assert (tmp_path / found["path"]).read_bytes() == garbage
     assert (tmp_path / SHARD).read_bytes() == new
     values[0:2, 0:3] = values[0:2, 3:6]
     for read in READERS.values():
@@ -251,7 +209,7 @@ def test_a_second_run_changes_nothing_and_a_second_tear_does_not_overwrite_the_f
     store(tmp_path, document(), absent=[ABSENT])
     old = (tmp_path / SHARD).read_bytes()
     (tmp_path / SHARD).write_bytes(old + b"first")
-    kept = torn_of(run_json("recover", "--apply", "--json", tmp_path))[SHARD]["kept"]
+    kept = torn_of(run_json("recover", "--apply", "--json", tmp_path))[SHARD]["path"]
     files = all_but_the_lock(tmp_path)
     for arguments in (["recover", "--apply"], ["recover"]):
         done = run(*arguments, tmp_path)
@@ -259,7 +217,7 @@ def test_a_second_run_changes_nothing_and_a_second_tear_does_not_overwrite_the_f
         assert all_but_the_lock(tmp_path) == files
     assert run_json("recover", "--json", tmp_path) == {"left": False, "findings": []}
     (tmp_path / SHARD).write_bytes(old + b"second")
-    again = torn_of(run_json("recover", "--apply", "--json", tmp_path))[SHARD]["kept"]
+    again = torn_of(run_json("recover", "--apply", "--json", tmp_path))[SHARD]["path"]
     assert ((tmp_path / kept).read_bytes(), (tmp_path / again).read_bytes()) == (b"first", b"second")
 
 
@@ -282,22 +240,6 @@ def test_mode_of_a_repaired_shard_stays_and_other_files_are_not_touched(tmp_path
     assert [untouched(path) for path in others] == before
     assert (tmp_path / SHARD).stat().st_mode & 0o7777 == 0o640
     assert (tmp_path / SHARD).stat().st_ino == number
-
-
-def test_of_nested_shards_the_chunks_of_the_changed_inner_shard_are_named(tmp_path: Path) -> None:
-    nested = array((8, 6), (8, 6), sharding((4, 6), sharding((2, 3), index_codecs=[LITTLE, CRC32C])))
-    chunks = store(tmp_path, nested, absent=[(2, 0), (2, 1), (3, 0), (3, 1)])
-    old = (tmp_path / SHARD).read_bytes()
-    index = Index((LITTLE, CRC32C), (2, 1))
-    first = index.decode(old).reshape(-1, 2)[0]
-    inner = old[int(first[0]) : int(first.sum())]  # the inner shard that is there, stored once more for both entries
-    new = index.appended(old, {0: inner, 1: inner})
-    (tmp_path / SHARD).write_bytes(new[:-2])
-    found = torn_of(run_json("recover", "--apply", "--json", tmp_path))[SHARD]
-    assert found["lost"] == ["c/2/0", "c/2/1", "c/3/0", "c/3/1"]
-    assert found["rolled_back"] == sorted(chunks)
-    assert (tmp_path / SHARD).read_bytes() == old
-    assert run("verify", "--data", tmp_path).returncode == 0
 
 
 UNREPAIRABLE = {
@@ -390,8 +332,8 @@ def test_the_journal_of_a_killed_mount_is_shown_and_applied(background: Backgrou
     killed_mount(background, source, place, {"c/0/0": new.tobytes(), "c/3/3": None})
     shown = run_json("recover", "--json", source, status=FAILED)
     assert [(found["kind"], found["message"], found["left"]) for found in shown["findings"]] == [
-        ("pending", "journal: new bytes of chunk 0/0 of the array", True),
-        ("pending", "journal: removal of chunk 3/3 of the array", True),
+        ("pending", "journal: the new bytes of chunk 0/0 of the array", True),
+        ("pending", "journal: the removal of chunk 3/3 of the array", True),
     ]
     assert sums(source) == before
     assert run("recover", source).stdout.splitlines() == [found["message"] for found in shown["findings"]]
@@ -442,7 +384,7 @@ def test_a_change_that_does_not_fit_any_more_is_a_conflict_that_only_apply_appli
     shown = run("recover", source)
     assert shown.returncode == FAILED
     assert shown.stdout.splitlines() == [
-        "journal: new bytes of chunk 0/1 of the array",
+        "journal: the new bytes of chunk 0/1 of the array",
         "conflict: the new bytes of chunk 0/0 of the array: another program has changed the chunk since",
     ]
     # A writing mount replays what fits, and keeps the rest.
@@ -556,7 +498,7 @@ def test_a_record_that_cannot_be_handled_keeps_no_other_from_its_shard(
             BAD[what](journal, key)
     shown = run("recover", group)
     assert (shown.returncode, shown.stderr) == (FAILED, "")
-    assert "journal: new bytes of chunk 0/0 of a" in shown.stdout
+    assert "journal: the new bytes of chunk 0/0 of a" in shown.stdout
     if way == "mount":
         mounted = mount(group, write=True, expect=("it is kept", "is left as it is", "is not removed"))
         mounted.unmount()

@@ -24,12 +24,9 @@ def host(s3_bucket: Bucket, tmp_path: Path, mount: Mounter) -> Host:
 def test_journals_of_this_machine_are_listed_with_the_command_that_brings_them_home(host: Host) -> None:
     host.leave(_0=NEW, _1=OTHER)
     (found,) = host.recover(status=FAILED)
-    wanted = {"source": host.url, "endpoint": host.bucket.endpoint_url, "slot": 0, "chunks": 2, "nbytes": 48}
-    wanted |= {"conflicts": 0, "files": 0, "in_use": False, "pid": None}
-    assert {name: found[name] for name in wanted} == wanted
     said = host.run("recover")
     assert said.returncode == FAILED
-    assert f"{host.url} at {host.bucket.endpoint_url}, slot 0: 2 chunks of 48 bytes" in said.stdout
+    assert f"{host.url} at {host.bucket.endpoint_url}, slot 0; chunks that are not in their shards yet; " in said.stdout
     assert said.stdout.endswith(found["command"] + "\n")
     command = shlex.split(found["command"])
     assert command[0] == "shardfs"
@@ -42,11 +39,12 @@ def test_what_a_mount_uses_is_listed_and_is_its_own_business(host: Host) -> None
     mounted = host.mount()
     publish(mounted, _0=NEW)
     (found,) = host.recover()
-    assert (found["in_use"], found["pid"], found["chunks"]) == (True, mounted.process.pid, 1)
-    assert f"in use by process {mounted.process.pid} on {socket.gethostname()}" in host.run("recover").stdout
+    in_use = f"in use by process {mounted.process.pid} on {socket.gethostname()}"
+    assert in_use in found["message"]
     for arguments in ([], ["--apply"]):
         (found,) = host.recover(*arguments, host.url)
-        assert (found["kind"], found["pid"]) == ("slot", mounted.process.pid)
+        assert found["kind"] == "slot"
+        assert in_use in found["message"]
     mounted.unmount()
     assert host.chunk(0, 0) == NEW
 
@@ -103,7 +101,7 @@ def test_what_another_host_changed_meanwhile_is_a_conflict_until_it_is_applied(h
     assert found["kind"] == "conflict"
     assert "0/0" in found["message"]
     (listed,) = host.recover(status=FAILED)
-    assert (listed["chunks"], listed["conflicts"]) == (0, 1)
+    assert "slot 0; conflicts; " in listed["message"]
     host.recover("--apply", host.url)
     assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, NEW)
     assert host.recover() == []
@@ -114,10 +112,11 @@ def test_a_torn_shard_is_repaired_and_what_is_cut_off_is_on_this_machine(host: H
     whole = host.bucket.get(key)
     host.bucket.put(key, whole + b"torn")
     (found,) = host.recover(host.url, status=FAILED)
-    assert (found["kind"], found["tail_nbytes"]) == ("torn", 4)
+    assert found["kind"] == "torn"
+    assert "its last 4 bytes" in found["message"]
     (found,) = host.recover("--apply", host.url)
-    assert Path(found["kept"]).is_relative_to(host.state)
-    assert Path(found["kept"]).read_bytes() == b"torn"
+    assert Path(found["path"]).is_relative_to(host.state)
+    assert Path(found["path"]).read_bytes() == b"torn"
     assert host.bucket.get(key) == whole
 
 
@@ -132,9 +131,10 @@ def test_a_journal_keeps_a_source_from_being_compacted(host: Host) -> None:
 def test_a_journal_that_does_not_say_whose_it_is_is_shown_and_left_alone(host: Host) -> None:
     host.leave(_0=NEW)
     (found,) = host.recover(status=FAILED)
-    Path(found["directory"], "source.json").unlink()
+    Path(found["path"], "source.json").unlink()
     (found,) = host.recover(status=FAILED)
-    assert (found["source"], found["command"], found["chunks"]) == (None, None, 1)
+    assert found["command"] is None
+    assert "does not say of what source" in found["message"]
     (found,) = host.recover(host.url, status=FAILED)
     assert "move it away" in found["message"]
     assert "move it away" in one_line_of(host.run("recover", "--apply", host.url), SOURCE)

@@ -30,7 +30,7 @@ def document(kind: str) -> dict[str, Any]:
 
 
 async def stored(array: Array) -> dict[int, list[int]]:
-    return {i: list(await array.stored_shards((i,))) for i in await array.stored_shards(())}
+    return {i: list(await array.listing.children((i,))) for i in await array.listing.children(())}
 
 
 async def covered(array: Array) -> list[tuple[int, int]]:
@@ -87,12 +87,12 @@ async def test_a_listing_is_kept_no_longer_than_the_ttl(tmp_path: Path, kind: st
     store(tmp_path, document(kind))
     source = open_source(tmp_path)
     array = await source.array()
-    assert await array.stored_shards(()) == [0, 1]
+    assert await array.listing.children(()) == [0, 1]
     os.unlink(tmp_path / array.layout.shard_key((0, 1)))
     source.clock.now += 0.75
-    assert await array.stored_shards((0,)) in ([0], [0, 1])
+    assert await array.listing.children((0,)) in ([0], [0, 1])
     source.clock.now += 0.5
-    assert await array.stored_shards((0,)) == [0]
+    assert await array.listing.children((0,)) == [0]
 
 
 @every_encoding

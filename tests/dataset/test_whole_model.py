@@ -96,12 +96,12 @@ async def take(store: Store, directory: Path, members: dict[str, Any], steps: li
             case "behind" if step.coords not in (await life.array()).layout.pending.changes:
                 await store.make_directories(key.rpartition("/")[0])
                 await store.replace(key, step.data)
-                (await life.array()).forget_listing()
+                (await life.array()).listing.forget()
                 model[step.coords] = step.data
             case "gone behind" if step.coords not in (await life.array()).layout.pending.changes:
                 if not await store.is_absent(key):
                     await store.unlink(key)
-                (await life.array()).forget_listing()
+                (await life.array()).listing.forget()
                 model.pop(step.coords, None)
         await check(life, model)
     await life.writer.commits.flush()

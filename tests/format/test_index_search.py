@@ -1,4 +1,4 @@
-"""Torn shards: the last whole index is found wherever it lies, and half an index tells what it can."""
+"""Torn shards: the last whole index is found wherever it lies."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from shardfs.errors import CorruptionError
 from shardfs.format import index_search
 from shardfs.format.document import parse_codecs
-from shardfs.format.index import EMPTY, IndexCodecs, IndexLayout, ShardIndex
-from shardfs.format.index_search import find_last_index, torn_entries
+from shardfs.format.index import EMPTY, IndexCodecs, IndexLayout
+from shardfs.format.index_search import find_last_index
 from tests.support.corpus import BIG, CRC32C, LITTLE, transpose
 from tests.support.encoder import encode_array
 
@@ -121,8 +121,6 @@ def test_an_index_that_cannot_be_told_from_other_bytes_is_not_searched_for(layou
     shard = b"abc" + index([LITTLE, CRC32C], {1: (0, 3)}, 3)
     with pytest.raises(ValueError):
         find_last_index(layout, shard)
-    with pytest.raises(ValueError):
-        torn_entries(layout, decoded(layout_of([LITTLE, CRC32C], 3), shard), len(shard), shard)
 
 
 def test_the_search_needs_no_more_memory_for_more_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,113 +132,3 @@ def test_the_search_needs_no_more_memory_for_more_bytes(monkeypatch: pytest.Monk
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
-
-
-def decoded(layout: IndexLayout, shard: bytes) -> ShardIndex:
-    return layout.codecs.decode(shard[len(shard) - layout.nbytes :], layout.chunks_per_shard, len(shard))
-
-
-def whole_entries(layout: IndexLayout, codecs: list[Any], nbytes: int) -> set[int]:
-    """Entries of which the first *nbytes* bytes of an index hold both numbers; found by what a change of one moves."""
-    count = layout.nentries
-    plain = index(codecs, {entry: (entry, entry) for entry in range(count)}, *layout.chunks_per_shard)
-    whole = set()
-    for entry in range(count):
-        other = index(codecs, {**{e: (e, e) for e in range(count)}, entry: (EMPTY, EMPTY)}, *layout.chunks_per_shard)
-        places = [place for place in range(16 * count) if plain[place] != other[place]]
-        if places[-1] < nbytes:
-            whole.add(entry)
-    return whole
-
-
-@st.composite
-def appends(draw: st.DrawFn) -> tuple[list[Any], IndexLayout, bytes, bytes, list[int], list[int]]:
-    """A shard, what an append adds to it, and which entries that puts and erases."""
-    shape = draw(st.sampled_from([(1,), (2,), (6,), (3, 2)]))
-    order = draw(st.permutations(range(len(shape) + 1)))
-    codecs = [transpose(*order), draw(st.sampled_from([LITTLE, BIG])), *[CRC32C] * draw(st.integers(1, 2))]
-    entries = st.integers(0, math.prod(shape) - 1)
-    old = {entry: (7 * entry, 5) for entry in draw(st.sets(entries))}
-    shard = b"x" * 40 + index(codecs, old, *shape)
-    puts = sorted(draw(st.sets(entries, min_size=1)))
-    erases = sorted(draw(st.sets(entries)) & old.keys() - set(puts))
-    new, payload = {entry: at for entry, at in old.items() if entry not in erases}, b""
-    for entry in puts:
-        size = draw(st.integers(1, 20))
-        new[entry] = len(shard) + len(payload), size
-        payload += b"p" * size
-    return codecs, layout_of(codecs, *shape), shard, payload + index(codecs, new, *shape), puts, erases
-
-
-@given(appends(), st.data())
-def test_an_append_cut_at_any_byte_names_what_it_changed_as_far_as_it_got(sample: Any, data: st.DataObject) -> None:
-    codecs, layout, shard, added, puts, erases = sample
-    last = decoded(layout, shard)
-    start = len(added) - layout.nbytes
-    cut = data.draw(st.one_of(st.integers(0, start), st.integers(start, len(added) - 1)), "cut")
-    torn_shard = shard + added[:cut]
-    whole = whole_entries(layout, codecs, cut - start)
-    expected = sorted(whole & {*puts, *erases}) if whole & {puts[0], puts[-1]} else []
-    assert torn_entries(layout, last, len(shard), torn_shard) == expected
-    assert find_last_index(layout, torn_shard) == len(shard) - layout.nbytes
-    assert find_last_index(layout, shard + added) == len(shard) + start
-
-
-OLD = b"abcdef" + index([LITTLE, CRC32C], {0: (0, 3), 3: (3, 3)}, 4)
-END = len(OLD)
-LINE = layout_of([LITTLE, CRC32C], 4)
-
-
-def told(tail: bytes) -> list[int]:
-    return torn_entries(LINE, decoded(LINE, OLD), END, OLD + tail)
-
-
-def test_half_a_checksum_must_be_that_of_the_index() -> None:
-    whole = index([LITTLE, CRC32C], {0: (0, 3), 2: (END, 5), 3: (3, 3)}, 4)
-    assert told(b"pppp5" + whole[:-1]) == [2]
-    assert told(b"pppp5" + whole[:-3] + bytes([whole[-3] ^ 1])) == []
-    assert told(b"pppp5" + whole[:-4] + bytes([whole[-4] ^ 1])) == []
-
-
-def test_entries_that_were_erased_are_told_beside_those_that_were_put() -> None:
-    assert told(b"pppp5" + index([LITTLE, CRC32C], {1: (END, 5), 3: (3, 3)}, 4)[:40]) == [0, 1]
-    assert told(b"pppp5" + index([LITTLE, CRC32C], {0: (0, 3), 1: (END, 5)}, 4)[:-4]) == [1, 3]
-
-
-def test_an_unchanged_entry_must_be_the_one_at_its_place() -> None:
-    plain = index([LITTLE, CRC32C], {0: (0, 3), 1: (END, 5), 3: (3, 3)}, 4)
-    assert told(b"pppp5" + plain[:64]) == [1]
-    for other in ({0: (0, 2)}, {3: (3, 4)}, {3: (0, 3)}, {2: (EMPTY, 0)}, {2: (END - 1, 2)}, {2: (END, 6)}):
-        entries = {0: (0, 3), 1: (END, 5), 3: (3, 3), **other}
-        assert told(b"pppp5" + index([LITTLE, CRC32C], entries, 4)[:64]) == []
-
-
-@pytest.mark.parametrize(
-    "tail",
-    [
-        b"",
-        bytes(200),
-        b"\xff" * 200,
-        OLD[6:-4],
-        np.full(50, END + 3, "<u8").tobytes(),
-        index([LITTLE, CRC32C], {3: (3, 3)}, 4)[:-1],
-        np.random.default_rng(2).bytes(500),
-    ],
-    ids=["nothing", "zeros", "ones", "the old index", "small numbers", "nothing but erased", "random"],
-)
-def test_nothing_is_told_of_a_tail_that_names_no_bytes_of_it(tail: bytes) -> None:
-    assert told(tail) == []
-
-
-def test_a_tail_that_is_all_empty_entries_ends_the_search_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    codecs = [LITTLE, CRC32C]
-    layout = layout_of(codecs, 50_000)
-    shard = index(codecs, {}, 50_000)
-    attempts = []
-    changes = index_search._TornIndex.changes
-    monkeypatch.setattr(
-        index_search._TornIndex, "changes", lambda self, start: attempts.append(start) or changes(self, start)
-    )
-    monkeypatch.setattr(index_search, "_MAX_COMPARED_NBYTES", 10 * layout.nbytes)
-    assert torn_entries(layout, decoded(layout, shard), len(shard), shard + b"\xff" * layout.nbytes) == []
-    assert len(attempts) == 10

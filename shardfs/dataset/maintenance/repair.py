@@ -4,9 +4,9 @@ A shard whose index is at the end and has a checksum may hold an older index, fr
 short.  Everything that this index names is there still; what came behind it is cut off, and kept in a file of its own.
 """
 
-from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from itertools import count, product
+from itertools import count
 from typing import Final
 
 import trio
@@ -16,8 +16,8 @@ from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, ExistsError, StaleError
 from shardfs.format.index import IndexLayout, ShardIndex
-from shardfs.format.index_search import find_last_index, torn_entries
-from shardfs.format.sharding import Coords, Place, ShardGrid
+from shardfs.format.index_search import find_last_index
+from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kept, Snapshot, Splice, join_key
 
 _PIECE_NBYTES: Final = 2**20
@@ -25,26 +25,26 @@ _PIECE_NBYTES: Final = 2**20
 
 @dataclass(frozen=True)
 class TornShard:
-    """A shard that cannot be read: its state *version*, of *size* bytes.
+    """A shard that cannot be read, as *snapshot* has it, for this *reason*.
 
-    The index that ends at *stop* is the last valid one, None if there is none, and *reason* says why.  *changed* are
-    the chunks of which the tail seems to have had newer versions: with *lost*, those that had none before.
+    The index that ends at *stop* is the last valid one; None if there is none, and *reason* says why.
     """
 
     array: Array
     shard: Coords
-    key: str
-    size: int
-    version: Hashable
-    stop: int | None
+    snapshot: Snapshot
     reason: str
-    changed: Sequence[Coords] = ()
-    lost: Sequence[Coords] = ()
+    stop: int | None
+
+    @property
+    def key(self) -> str:
+        """The key of the shard in the store."""
+        return self.array.layout.shard_key(self.shard)
 
     @property
     def tail_nbytes(self) -> int:
         """Bytes that a repair cuts off."""
-        return self.size - (self.stop or self.size)
+        return self.snapshot.size - (self.stop or self.snapshot.size)
 
 
 async def find_torn(source: Source) -> AsyncIterator[TornShard]:
@@ -55,10 +55,14 @@ async def find_torn(source: Source) -> AsyncIterator[TornShard]:
         async for shard in walk_shards(node.array):
             state = await node.array.shard(shard)
             if isinstance(state.error, CorruptionError) and state.snapshot is not None:
-                yield await _examine(node.array, shard, state.snapshot, str(state.error))
+                reason = str(state.error)
             elif state.shard is not None and _is_no_index(node.array, state.shard.index):
                 reason = "entries of its index name bytes that it does not have"
-                yield await _examine(node.array, shard, state.shard.snapshot, reason)
+            else:
+                continue
+            assert state.snapshot is not None
+            stop, why = await _last_stop(node.array, shard, state.snapshot)
+            yield TornShard(node.array, shard, state.snapshot, f"{reason}; {why}" if why else reason, stop)
 
 
 async def repair(source: Source, torn: TornShard, directory: str) -> str:
@@ -68,7 +72,7 @@ async def repair(source: Source, torn: TornShard, directory: str) -> str:
     """
     assert torn.stop is not None
     async with source.store.edit(torn.key) as edit:
-        if edit.snapshot is None or edit.snapshot.stat.version != torn.version:
+        if edit.snapshot is None or edit.snapshot.stat.version != torn.snapshot.stat.version:
             raise StaleError(f"{torn.key} was changed meanwhile")
         kept = join_key(directory, torn.key.replace("/", "_"))
         place = await _keep_tail(source, edit.snapshot, torn.stop, kept)
@@ -86,45 +90,23 @@ def _is_no_index(array: Array, index: ShardIndex) -> bool:
     return not bool((entries.sound | entries.empty).all())
 
 
-async def _examine(array: Array, shard: Coords, snapshot: Snapshot, reason: str) -> TornShard:
+async def _last_stop(array: Array, shard: Coords, snapshot: Snapshot) -> tuple[int | None, str]:
+    """Return where the last valid index of a shard ends, or why there is none."""
     level = array.grid.levels[0]
-    key, found = array.layout.shard_key(shard), (snapshot.size, snapshot.stat.version)
     layout = IndexLayout(level.index_codecs, array.grid.index_shape(shard), level.index_at_start)
-    why_not = None
     if level.after:
-        why_not = "it is encoded as a whole"
-    elif level.index_at_start:
-        why_not = "its index is at the start, and there is only one"
-    elif not level.index_codecs.checksums:
-        why_not = "its index has no checksum by which an older one could be known"
-    if why_not is not None:
-        return TornShard(array, shard, key, *found, None, f"{reason}; it cannot be repaired: {why_not}")
-    return await trio.to_thread.run_sync(_search, array, shard, snapshot, layout, reason)
+        return None, "it cannot be repaired: it is encoded as a whole"
+    if level.index_at_start:
+        return None, "it cannot be repaired: its index is at the start, and there is only one"
+    if not level.index_codecs.checksums:
+        return None, "it cannot be repaired: its index has no checksum by which an older one could be known"
 
+    def search() -> int | None:
+        with snapshot.mapped() as data:
+            return find_last_index(layout, data)
 
-def _search(array: Array, shard: Coords, snapshot: Snapshot, layout: IndexLayout, reason: str) -> TornShard:
-    key, found = array.layout.shard_key(shard), (snapshot.size, snapshot.stat.version)
-    with snapshot.mapped() as data:
-        offset = find_last_index(layout, data)
-        if offset is None:
-            return TornShard(array, shard, key, *found, None, f"{reason}; there is no valid index in it")
-        stop = offset + layout.nbytes
-        last = layout.codecs.decode(bytes(data[offset:stop]), layout.chunks_per_shard, offset)
-        entries = torn_entries(layout, last, stop, data)
-    changed = [coords for entry in entries for coords in _chunks_of(array.grid, shard, entry)]
-    empty = {entry for entry in entries if last.entry(entry) is None}
-    lost = [coords for entry in empty for coords in _chunks_of(array.grid, shard, entry)]
-    return TornShard(array, shard, key, *found, stop, reason, changed, lost)
-
-
-def _chunks_of(grid: ShardGrid, shard: Coords, entry: int) -> Iterator[Coords]:
-    """Yield the innermost chunks within the grid that lie in *entry* of the outermost shard at *shard*."""
-    first = grid.coords(Place(shard, (entry,), (grid.index_shape(shard),)))
-    level = grid.levels[0]
-    span = [level.span[level.order.index(axis)] for axis in range(grid.ndim)]
-    for coords in product(*(range(i, i + n) for i, n in zip(first, span, strict=True))):
-        if grid.contains(coords):
-            yield coords
+    offset = await trio.to_thread.run_sync(search)
+    return (None, "there is no valid index in it") if offset is None else (offset + layout.nbytes, "")
 
 
 async def _keep_tail(source: Source, snapshot: Snapshot, start: int, key: str) -> str:

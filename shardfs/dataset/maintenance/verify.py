@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -12,7 +13,7 @@ from shardfs.dataset.shard import OpenShard, open_inner_shard
 from shardfs.errors import CorruptionError, MetadataError, OversizedDataError, ShardfsError
 from shardfs.format.codecs import MAX_CHUNK_NBYTES, decode, is_decodable, split_chain
 from shardfs.format.document import Extension
-from shardfs.format.dtype import chunk_nbytes
+from shardfs.format.dtype import item_nbytes
 from shardfs.format.sharding import Coords, Place
 
 _PIECE_NBYTES: Final = 64 * 2**20
@@ -66,8 +67,8 @@ class ChunkDecoder:
             return None
         if any(codec.name != "transpose" for codec in chain.before) or not all(map(is_decodable, chain.after)):
             return None
-        fixed = chain.serializer.name == "bytes"
-        return cls(chain.after, chunk_nbytes(array.document["data_type"], array.grid.chunk_shape) if fixed else None)
+        nbytes = item_nbytes(array.document["data_type"]) if chain.serializer.name == "bytes" else None
+        return cls(chain.after, None if nbytes is None else nbytes * prod(array.grid.chunk_shape))
 
     async def check(self, shard: OpenShard, offset: int, nbytes: int) -> None:
         """Read and decode one chunk; raises `CorruptionError` if it is damaged.
@@ -127,19 +128,19 @@ async def check(array: Array, coords: Coords, decoder: ChunkDecoder | None) -> A
     """Yield what is damaged in the stored shard at *coords*; a *decoder* looks into the chunks too."""
     problems: list[Problem] = []
     async for shard, place in _levels(array, coords, problems):
-        if len(place.shapes) == len(array.grid.levels):
-            entries = shard.index.run(0, 1, shard.index.nentries)
-            suspects = ~entries.empty if decoder is not None else ~(entries.empty | entries.sound)
-            for entry in np.flatnonzero(suspects).tolist():
-                try:
-                    found = shard.index.range(entry)
-                    if found is not None and decoder is not None:
-                        await decoder.check(shard, found.offset, found.nbytes)
-                except ShardfsError as error:
-                    problems.append(_problem(array, _entered(place, entry), error))
-        for problem in problems:
-            yield problem
-        problems.clear()
+        while problems:
+            yield problems.pop(0)
+        if len(place.shapes) < len(array.grid.levels):
+            continue
+        entries = shard.index.run(0, 1, shard.index.nentries)
+        suspects = ~entries.empty if decoder is not None else ~(entries.empty | entries.sound)
+        for entry in np.flatnonzero(suspects).tolist():
+            try:
+                found = shard.index.range(entry)
+                if found is not None and decoder is not None:
+                    await decoder.check(shard, found.offset, found.nbytes)
+            except ShardfsError as error:
+                yield _problem(array, _entered(place, entry), error)
     for problem in problems:
         yield problem
 
@@ -166,15 +167,15 @@ async def _within(
         return
     shape = levels[depth].chunks_per_shard(levels[depth - 1].span)
     for entry in range(shard.index.nentries):
-        inner_place = _entered(place, entry)
+        entered = _entered(place, entry)
         try:
             inner = await open_inner_shard(levels[depth], shape, shard, entry)
         except ShardfsError as error:
-            within = type(error)(f"the shard within, which begins with this chunk: {error}")
-            problems.append(_problem(array, inner_place, within))
+            error = type(error)(f"the shard within, which begins with this chunk: {error}")
+            problems.append(_problem(array, entered, error))
             continue
         if inner is not None:
-            deeper = Place(place.shard, inner_place.entries, (*place.shapes, shape))
+            deeper = entered._replace(shapes=(*place.shapes, shape))
             async for found in _within(array, inner, deeper, problems):
                 yield found
 

@@ -77,7 +77,7 @@ async def walk_shards(array: Array, prefix: Coords = ()) -> AsyncIterator[Coords
     if len(prefix) == array.grid.ndim:
         yield prefix
         return
-    for index in await array.stored_shards(prefix):
+    for index in await array.listing.children(prefix):
         async for coords in walk_shards(array, (*prefix, index)):
             yield coords
 

@@ -252,7 +252,7 @@ class NpyNode(NodeFile):
         """Open the array as it is now."""
         node = await self.node(fresh=True)
         shown = self._shown_in(node)
-        shown.array.forget_listing()
+        shown.array.listing.forget()
         _view_of(self).nopened[self.path] += 1
         room = self.fs.chunk_cache.max_nbytes
         if shown.at_once_nbytes > room:

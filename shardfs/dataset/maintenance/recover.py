@@ -1,0 +1,292 @@
+"""What killed mounts and other programs left of a source: found, and brought into its shards or repaired."""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shardfs.dataset.maintenance.repair import TornShard, find_torn, repair
+from shardfs.dataset.slots import Slot, all_slots, hold, kept_files, slots_of
+from shardfs.dataset.source import Source
+from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.wal.reading import LogContents
+from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
+from shardfs.dataset.wal.recovery import (
+    Conflict,
+    OpenLogs,
+    Recovery,
+    classify,
+    describe,
+    describe_change,
+    describe_damage,
+    finish_shrink,
+    opened,
+    read_left,
+    recover_command,
+    replay,
+    why_not,
+)
+from shardfs.dataset.wal.undo import Outcome, check_name, undo_commits
+from shardfs.errors import ShardfsError
+from shardfs.stores.kept_files import KeptFile
+
+_UNMOUNT: Final = "unmount first, then run `shardfs recover --apply`"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that was left; *left*: it is not as it should be still.
+
+    *key* is that of the shard or file, *path* is where it lies on this machine, *command* what brings it home.
+    """
+
+    kind: str
+    message: str
+    left: bool
+    key: str | None = None
+    path: str | None = None
+    command: str | None = None
+
+
+Findings = list[Finding]
+
+
+async def show_source(source: Source, found: Findings) -> None:
+    """Find journals and torn shards; of a source that is no directory of this machine, the journals of this machine."""
+    for slot in slots_of(source.store):
+        await _show_slot(source, slot, found)
+    async for torn in find_torn(source):
+        await _report_torn(source, torn, None, found)
+
+
+async def recover_source(source: Source, found: Findings, single_writer: bool) -> None:
+    """Bring journals into the store, and repair torn shards; what a mount uses is only shown.
+
+    *single_writer*: the user says that nobody else writes to the source meanwhile.
+    """
+    for slot in slots_of(source.store):
+        if slot.holder is not None:
+            await _show_slot(source, slot, found)
+    with hold(source.store) as claim:
+        await source.store.start_writing(claim.state.root, single_writer=single_writer)
+        is_read = True
+        for state in claim.directories:
+            try:
+                await _apply_journals(source, state, found)
+            except ShardfsError as error:
+                found.append(Finding("journal", f"{state.journal}: {error}", left=True))
+                is_read = False
+            with suppress(ShardfsError):  # which was said
+                _report_damage(state, found)  # by the names under which damaged segments are kept now
+        for kept in kept_files(claim.state):
+            await _store_file(source, kept, found)
+        if is_read:  # else a journal may know what is torn better than the shards do
+            async for torn in find_torn(source):
+                await _report_torn(source, torn, claim.state, found)
+
+
+async def _show_slot(source: Source, slot: Slot, found: Findings) -> None:
+    state, holder, before = slot.state, slot.holder, len(found)
+    if holder is None and slot.address is None:
+        line = f"{state.root} does not say that it is of {source.store.address}; move it away"
+        found.append(Finding("slot", line, left=True, path=state.root))
+        return
+    for file in kept_files(state, in_use=holder is not None):
+        found.append(_not_stored(file))
+    try:
+        if holder is None:
+            await _show_journal(source, state, found)
+        if holder is None or not holder.is_elsewhere:
+            await _show_aside(source, state, found)
+    except ShardfsError as error:
+        found.append(Finding("journal", f"{state.journal}: {error}", left=True))
+    if holder is not None:
+        is_left = state.has_journal() if holder.is_elsewhere else len(found) > before
+        found.append(Finding("slot", f"slot {slot.number} is {_whose(slot, is_left)}", is_left, path=state.root))
+
+
+def _whose(slot: Slot, is_left: bool) -> str:
+    """Say who has a slot, and what to do about that if something *is_left* there."""
+    if slot.holder is not None and slot.holder.is_elsewhere:
+        lock = slot.state.lock
+        return f"of {slot.holder}, which may be running; if that host is gone for good, remove {lock} and run it here"
+    what = f"in use by {slot.holder}, which brings into the shards what is in its journal"
+    return f"{what}, but not conflicts and files that were refused: {_UNMOUNT}" if is_left else what
+
+
+async def _show_journal(source: Source, state: StateDirectory, found: Findings) -> None:
+    _report_damage(state, found)
+    contents = read_left(state.journal)
+    recovery = await classify(source, contents, await undo_commits(source, contents, apply=False))
+    _report_commits(recovery, found, "torn by a commit that can be taken back", left=True)
+    changes = [*(change for _, change in recovery.pending), *recovery.shrinks]
+    found += [Finding("pending", f"journal: {describe_change(change)}", left=True) for change in changes]
+    found += [Finding("conflict", f"conflict: {describe(conflict)}", left=True) for conflict in recovery.conflicts]
+
+
+async def _show_aside(source: Source, state: StateDirectory, found: Findings) -> None:
+    """Name the changes that were put aside."""
+    for change in _changes(read_left(state.conflicts)):
+        reason = await why_not(source, change) or "it fits what is stored now"
+        line = f"put aside: {describe(Conflict(change, reason))}; `shardfs recover --apply` applies it"
+        found.append(Finding("conflict", line, left=True))
+
+
+async def _apply_journals(source: Source, state: StateDirectory, found: Findings) -> None:
+    with opened(source, state) as journals:
+        commits = journals.commits
+        recovery = await replay(source, journals.contents, commits)
+        _report_commits(recovery, found, "taken back", left=False)
+        failure = await _flush(journals)
+        brought = len(recovery.pending) - commits.npending
+        if brought > 0:
+            found.append(Finding("pending", f"{brought} chunks were brought into their shards", left=False))
+        changes = _changes(read_left(state.conflicts))
+        latest = _latest(changes)
+        settled = {change.sequence for change in changes} - {change.sequence for change in latest}
+        for change in sorted(latest, key=lambda change: not isinstance(change, Shrink)):
+            reason = await _apply_conflict(source, journals, change)
+            if reason is None:
+                settled.add(change.sequence)
+                found.append(
+                    Finding("conflict", f"applied: {describe_change(change)}, as it was published", left=False)
+                )
+            else:
+                line = f"cannot be applied: {describe(Conflict(change, reason))}"
+                found.append(Finding("conflict", line, left=True))
+        failure = await _flush(journals) or failure
+        if failure is not None:
+            found.append(Finding("pending", f"not all of the journal is in the shards: {failure}", left=True))
+        await commits.log.sync()  # what was put aside is forgotten when the journal has it durably
+        journals.conflicts.release(sorted(settled))
+
+
+async def _flush(journals: OpenLogs) -> ShardfsError | None:
+    """Commit what is pending; returns what keeps some of it from being committed."""
+    try:
+        await journals.commits.flush()
+    except ShardfsError as error:
+        return error
+    return None
+
+
+async def _apply_conflict(source: Source, journals: OpenLogs, change: Change | Shrink) -> str | None:
+    """Make a change that was put aside pending again, whatever the chunk is now; returns why that cannot be."""
+    commits = journals.commits
+    try:
+        check_name(change.path)
+        if isinstance(change, Shrink):
+            await finish_shrink(source, commits, change)
+            return None
+        array = await source.hierarchy.array(change.path)
+        if array is None:
+            return "there is no such array any more"
+        if array.fingerprint != change.fingerprint:
+            return "the metadata of the array has changed"
+        if not array.grid.contains(change.coords):
+            return "it lies outside the array now"
+        entry = await array.stored_entry(change.coords)
+    except ShardfsError as error:
+        return str(error)
+    record = journals.journal.copy(replace(change, superseded=entry))
+    commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), record)
+    return None
+
+
+async def _store_file(source: Source, kept: KeptFile, found: Findings) -> None:
+    """Store a file that was kept, whatever has its name now, unless its host has stored a later version of it."""
+    if kept.is_superseded:
+        found.append(_not_stored(kept))
+        return
+    try:
+        await source.store.make_directories(kept.key.rpartition("/")[0])
+        file = await source.store.create(kept.key, 0o644, exclusive=False)
+        try:
+            await file.truncate(0)
+            for offset, piece in kept.pieces():
+                await file.write(offset, piece)
+            await file.sync()
+        finally:
+            await file.close()
+    except ShardfsError as error:
+        line = f"cannot be stored: {kept.key}, which stays in {kept.path}: {error}"
+        found.append(Finding("file", line, left=True, key=kept.key, path=kept.path))
+    else:
+        kept.remove()
+        found.append(Finding("file", f"stored: {kept.key}, as it was written", left=False, key=kept.key))
+
+
+def _not_stored(file: KeptFile) -> Finding:
+    line = f"not stored: {file}; to discard it, remove {file.path}"
+    return Finding("file", line, left=True, key=file.key, path=file.path)
+
+
+async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | None, found: Findings) -> None:
+    """Report a torn shard, and repair it if there is a directory to write in, *state*."""
+    what, path, is_left = f"torn: {torn.key}: {torn.reason}", None, True
+    if torn.stop is not None:
+        what = f"torn: {torn.key}: its last {torn.tail_nbytes:,} bytes, behind the last valid index, can be cut off"
+    if torn.stop is not None and state is not None:
+        try:
+            path = await repair(source, torn, state.torn_key)
+        except ShardfsError as error:
+            what = f"torn: {torn.key}: not repaired: {error}"
+        else:
+            path = path if source.store.root is not None else os.path.join(state.root, path)
+            what, is_left = f"repaired: {torn.key}: its last {torn.tail_nbytes:,} bytes are in {path} now", False
+    found.append(Finding("torn", what, is_left, key=torn.key, path=path))
+
+
+def _report_commits(recovery: Recovery, found: Findings, torn: str, *, left: bool) -> None:
+    """Report commits that were under way; what of those that are torn becomes is *left* to be done."""
+    for undo, outcome, reason, _ in recovery.commits:
+        if outcome is Outcome.TORN:
+            found.append(Finding("commit", f"{torn}: {undo.key}", left, key=undo.key))
+        elif outcome is Outcome.UNCLEAR:
+            line = f"{undo.key}: the commit that was under way is left as it is: {reason}"
+            found.append(Finding("commit", line, left=True, key=undo.key))
+
+
+def _report_damage(state: StateDirectory, found: Findings) -> None:
+    for directory in (state.journal, state.conflicts):
+        damage = [each for each in read_left(directory).damage if not each.is_torn]
+        found += [Finding("journal", describe_damage(directory, each), left=True) for each in damage]
+
+
+def list_slots(found: Findings) -> None:
+    """List what mounts of remote sources have, or left, on this machine; nothing is changed, and no store is asked."""
+    for slot in all_slots():
+        state, holder = slot.state, slot.holder
+        is_running = holder is not None and not holder.is_elsewhere
+        held = ["conflicts"] if state.has_conflicts() else []
+        held += [f"{file.key}, which is not stored" for file in kept_files(state, in_use=holder is not None)]
+        if state.has_pending() and not is_running:
+            held.insert(0, "chunks that are not in their shards yet")
+        if not held and not is_running:
+            continue
+        where, command = str(slot.address or state.root), None
+        if holder is not None:
+            end = _whose(slot, is_left=bool(held))
+        elif slot.address is None:
+            end = "the directory does not say of what source it is, or was moved; move it away"
+        else:
+            end = "to bring them home"
+        if slot.address is not None and not is_running:
+            command = recover_command(slot.address, "--apply")
+            end += f": {command}"
+        line = "; ".join([f"{where}, slot {slot.number}", *held, end])
+        found.append(Finding("slot", line, bool(held), path=state.root, command=command))
+
+
+def _changes(contents: LogContents) -> list[Change | Shrink]:
+    return [record for record in contents.records if isinstance(record, Put | Erase | Shrink)]
+
+
+def _latest(changes: Sequence[Change | Shrink]) -> Sequence[Change | Shrink]:
+    """Return the last change of each chunk, and the last shrink from each shape."""
+    latest: dict[tuple[str, bool, tuple[int, ...]], Change | Shrink] = {}
+    for change in changes:
+        place = change.shape if isinstance(change, Shrink) else change.coords
+        latest[change.path, isinstance(change, Shrink), place] = change
+    return list(latest.values())
