@@ -131,18 +131,17 @@ class Array:
         """
         change = self.layout.pending.changes.get(coords)
         if change is not None:
-            state = await self._shards.state(self.layout, self.layout.locate(coords).shard)
+            state = await self.shard(self.layout.locate(coords).shard)
             change = self.layout.pending.changes.get(coords)  # it may have been committed meanwhile
         if change is not None:
-            if isinstance(change, Erase):
-                return state, None
-            return state, Extent(PendingBytes(change), 0, change.payload.nbytes)
+            return state, None if isinstance(change, Erase) else Extent(PendingBytes(change), 0, change.payload.nbytes)
         return await self.find_stored(coords, fresh=fresh)
 
     async def find_stored(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Do what `find` does, of what is in the shard, whatever is pending."""
         state, shard, entry = await self._look_up(coords, fresh=fresh)
-        return state, _extent(shard, entry)
+        found = shard.index.range(entry) if shard is not None else None
+        return state, Extent(shard, found.offset, found.nbytes) if shard is not None and found is not None else None
 
     async def _look_up(self, coords: Coords, *, fresh: bool) -> tuple[ShardState, OpenShard | None, int]:
         """Return the outermost and the innermost shard around a chunk, and its entry there."""
@@ -337,8 +336,3 @@ def _version_number(stat: Stat) -> int:
     """Return a number of 64 bits that stays as long as a file does, also from one process to the next."""
     version = stat.mtime_ns if stat.file is not None else stat.version  # numbers of files change when they are restored
     return int.from_bytes(blake2b(repr(version).encode(), digest_size=8).digest())
-
-
-def _extent(shard: OpenShard | None, entry: int) -> Extent | None:
-    found = shard.index.range(entry) if shard is not None else None
-    return None if shard is None or found is None else Extent(shard, found.offset, found.nbytes)

@@ -36,10 +36,6 @@ class Cache(Generic[K, V]):
         """Return what is known, however old it is."""
         return self._values.get(key)
 
-    def touch(self, key: K) -> None:
-        """Note that a value that is known was used."""
-        self._values.move_to_end(key)
-
     def known(self) -> list[K]:
         """Return the keys of what is known, and of what is being loaded."""
         return [*self._values, *self._loading]
@@ -48,7 +44,8 @@ class Cache(Generic[K, V]):
         """Return the value that is known and current, or load it; again, if it is forgotten meanwhile."""
         while True:
             value = self._values.get(key)
-            if value is not None and await is_current(value):
+            if value is not None and await is_current(value) and self._values.get(key) is value:
+                self._values.move_to_end(key)
                 return value
             if key not in self._loading:
                 break

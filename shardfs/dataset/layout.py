@@ -9,7 +9,7 @@ from weakref import ReferenceType, ref
 from shardfs.dataset.statistics import Statistics
 from shardfs.dataset.wal.records import Change
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.sharding import Coords, Place, ShardGrid
+from shardfs.format.sharding import Coords, Place, Segment, ShardGrid
 from shardfs.stores.base import Stat, join_key
 
 
@@ -92,13 +92,17 @@ class ArrayLayout:
     pending: PendingChanges = field(default_factory=PendingChanges)
     directories: dict[Coords, set[int]] | None = None
     listing: int = 0
-    _located: tuple[Coords | None, Place] = (None, Place((), (), ()))
+    _located: tuple[Coords, Segment] | None = None
 
     def locate(self, coords: Coords) -> Place:
-        """Return where the inner chunk at *coords* lies: requests ask for one and the same several times."""
-        if self._located[0] != coords:
-            self._located = coords, self.grid.locate(coords)
-        return self._located[1]
+        """Return where the inner chunk at *coords* lies: after one of them it is often the next in its row."""
+        if not coords:
+            return self.grid.locate(coords)
+        row, last, found = coords[:-1], coords[-1], self._located
+        if found is None or found[0] != row or not 0 <= last - found[1].first < found[1].length:
+            found = self._located = row, next(self.grid.row(row, range(last, last + self.grid.grid_shape[-1])))
+        first, _, stride, (shard, entries, shapes) = found[1]
+        return Place(shard, (*entries[:-1], entries[-1] + (last - first) * stride), shapes)
 
     def shard_key(self, coords: Coords) -> str:
         """Return the key in the store of the shard at *coords*."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from shardfs.dataset.cache import Cache
@@ -89,11 +90,7 @@ class ShardCache:
     async def state(self, layout: ArrayLayout, coords: Coords, *, fresh: bool = False) -> ShardState:
         """Return what is known of the shard at *coords*; *fresh* asks the store whether it is still so."""
         key: _Key = (layout, coords, ())
-
-        async def is_current(state: ShardState) -> bool:
-            return await self.confirm(state, fresh=fresh)
-
-        return await self._states.get(key, is_current, lambda: self._load(key))
+        return await self._states.get(key, partial(self._confirm, fresh=fresh), partial(self._load, key))
 
     async def innermost(self, layout: ArrayLayout, state: ShardState, place: Place) -> ShardState:
         """Return what is known of the innermost shard around *place*: *state* itself, or a shard within its shard.
@@ -113,7 +110,6 @@ class ShardCache:
         key: _Key = (layout, place.shard, place.entries[:depth])
 
         async def is_current(known: ShardState) -> bool:
-            self.touch(known)
             return known.snapshot is state.snapshot
 
         async def load() -> ShardState:
@@ -124,15 +120,8 @@ class ShardCache:
 
         return await self._states.get(key, is_current, load)
 
-    def touch(self, state: ShardState) -> None:
-        """Note that *state* was used."""
-        if self._states.peek(state.key) is state:
-            self._states.touch(state.key)
-
-    async def confirm(self, state: ShardState, *, fresh: bool) -> bool:
+    async def _confirm(self, state: ShardState, *, fresh: bool) -> bool:
         """Return whether *state* may be trusted; *fresh* asks the store."""
-        if self._states.peek(state.key) is not state:
-            return False
         now = self.clock()
         is_recent = within_ttl(state.checked, now, self.ttl)
         if fresh or not is_recent or state.error is not None:
@@ -142,11 +131,10 @@ class ShardCache:
                 return False  # what failed in passing is tried again
             else:
                 is_current = await state.snapshot.is_current()
-            if not is_current or self._states.peek(state.key) is not state:
+            if not is_current:
                 return False
             if not self.store.rewrites or not is_recent:  # else it is only what the store believes
                 state.checked = derived_at(now)
-        self.touch(state)
         self._statistics.index_hits += 1
         return True
 

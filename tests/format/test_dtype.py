@@ -93,8 +93,6 @@ def test_other_names_and_forms_of_a_type_mean_the_same() -> None:
         (extension("raw_bytes", length_bytes=10**30), "larger than"),
         ("r" + 60 * "8", "larger than"),
         (struct(*((str(i), extension("raw_bytes", length_bytes=MAX_ITEM_NBYTES)) for i in range(3))), "larger than"),
-        (struct(*((str(i), "int8") for i in range(5000))), "4096 fields"),
-        (struct(*((str(i), struct(*((str(j), "int8") for j in range(100)))) for i in range(100))), "4096 fields"),
         (nested(40), "16 deep"),
     ],
     ids=lambda value: str(value)[:40],
