@@ -1,7 +1,6 @@
 """`shardfs info`: every array, how a view shows it, and how to mount the source for which program."""
 
 import json
-import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,7 +18,6 @@ from shardfs.dataset.maintenance.verify import ShardUse, measure
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.source import Source
 from shardfs.errors import MetadataError, ShardfsError, printable
-from shardfs.format.codecs import SHARDING
 from shardfs.format.document import Json, brief, encode_json
 from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.metadata import ArrayMetadata
@@ -31,6 +29,13 @@ from shardfs.vfs.views import NpyView, View, ZarrV2, make_view
 Described = dict[str, Any]
 Views = Mapping[ViewOptions, View]
 
+_SHOWN: Final = {
+    ViewOptions("v3"): "unsharded",
+    ViewOptions("v3", decode=True): "decoded",
+    ViewOptions("v2"): "as Zarr v2",
+    ViewOptions("v2", decode=True): "as Zarr v2, decoded",
+    ViewOptions("npy"): "as a .npy file",
+}
 _MAX_MISSING: Final = 3
 """How many of the arrays that a tool does not read are named in the text for people."""
 
@@ -84,11 +89,12 @@ class Description:
         """Return the text for people."""
         if not self.arrays:
             return f"There are no Zarr v3 arrays here: {printable(self.instead or '')}.\n"
-        shapes = [item for item in self.arrays if "shape" in item]
-        plain = "Nothing here is sharded: programs that read Zarr v3 read it without a mount.\n"
-        is_plain = bool(shapes) and not any(item["sharded"] for item in shapes)
-        advice = [_render_advice(self.advice)] if self.advice else []
-        return "\n".join([*map(_render_array, self.arrays), *([plain] if is_plain else []), *advice])
+        parts = [_render_array(item) for item in self.arrays]
+        if {item["sharded"] for item in self.arrays if "sharded" in item} == {False}:
+            parts.append("Nothing here is sharded: programs that read Zarr v3 read it without a mount.\n")
+        if self.advice:
+            parts.append(_render_advice(self.advice))
+        return "\n".join(parts)
 
 
 async def describe(
@@ -103,17 +109,17 @@ async def describe(
     arrays, adviser = [], Adviser(views)
     async for node in walk_nodes(source):
         if isinstance(node.metadata, ArrayMetadata) or node.reason is not None:
-            item = _describe_node(node) | _describe_view(node, shown, views)
+            item = _describe_node(node, shown, views)
             if shards and node.array is not None:
                 item["shards"] = [{**asdict(use), "dead": use.dead} async for use in _measure(node.array)]
             arrays.append(item)
             if isinstance(node.metadata, ArrayMetadata):
                 adviser.add(node)
-    view = views[shown]
+    view, known = views[shown], {item["path"] for item in arrays}
     if isinstance(view, NpyView):
-        known = {item["path"] for item in arrays}
-        problems = [problem async for problem in npy_problems(source, view)]
-        arrays += [_describe_hidden(path, shown, reason) for path, reason in problems if path not in known]
+        async for path, reason in npy_problems(source, view):
+            if path not in known:  # a stored name that a generated file hides
+                arrays.append({"path": path, "shown": "not at all", "left_out": reason, "views": []})
     return Description(arrays, adviser.advice(typed, options), None if arrays else await what_else(source))
 
 
@@ -126,35 +132,43 @@ async def _measure(array: Array) -> AsyncIterator[ShardUse]:
         yield ShardUse(array.layout.path or "(root)", 0, 0, None, str(error))
 
 
-def _describe_node(node: Node) -> Described:
-    item: Described = {"path": node.path, "shown_unsharded": node.array is not None, "reason": _reason(node)}
-    if not isinstance(node.metadata, ArrayMetadata):
-        return item
-    document, transformer = node.metadata.document, node.metadata.storage_transformer
-    item |= {
-        "shape": list(node.metadata.shape),
-        "data_type": _shallow(document["data_type"]),
-        "chunk_grid": _shallow(document["chunk_grid"] if transformer is None else node.metadata.chunk_grid.to_json()),
-        "sharded": node.metadata.is_sharded,
-        "storage_transformer": transformer,
-        "codecs": [codec.name for codec in node.metadata.codecs],
-    }
+def _describe_node(node: Node, shown: ViewOptions, views: Views) -> Described:
+    item: Described = {"path": node.path}
+    reason = node.reason
+    if isinstance(node.metadata, ArrayMetadata):
+        metadata, transformer = node.metadata, node.metadata.storage_transformer
+        if reason is None and not metadata.is_sharded:
+            reason = fault_of(metadata)
+        grid = metadata.document["chunk_grid"] if transformer is None else metadata.chunk_grid.to_json()
+        item |= {
+            "shape": list(metadata.shape),
+            "data_type": _shallow(metadata.document["data_type"]),
+            "sharded": metadata.is_sharded,
+            "storage_transformer": transformer,
+            "chunk_grid": _shallow(grid),
+            "codecs": [codec.name for codec in metadata.codecs],
+        }
     if node.array is not None:
         item |= {
             "inner_chunk_shape": list(node.array.grid.chunk_shape),
-            "inner_chunks": math.prod(node.array.grid.grid_shape),
+            "inner_chunks": node.array.grid.nchunks,
             "nesting": len(node.array.grid.levels),
-            "codecs": [codec.name for codec in node.array.codecs],
-            "shard_codecs": [codec.name for codec in node.metadata.codecs if codec.name != SHARDING],
+            "inner_codecs": [codec.name for codec in node.array.codecs],
         }
-    return item
-
-
-def _reason(node: Node) -> str | None:
-    """Return why nothing but what is stored can be shown of a node; None where an array just is not sharded."""
-    if node.reason is None and node.array is None and isinstance(node.metadata, ArrayMetadata):
-        return None if node.metadata.is_sharded else fault_of(node.metadata)
-    return node.reason
+    left_out = {each: view.left_out(node) for each, view in views.items()}
+    caveats = [view.caveat(node) for view in views.values() if isinstance(view, ZarrV2)]
+    how = _SHOWN[shown]
+    if left_out[shown] is not None:
+        how = "not at all"
+    elif reason is not None or (shown == ViewOptions("v3") and node.array is None):
+        how = "as stored"
+    return item | {
+        "shown": how,
+        "reason": reason,
+        "left_out": left_out[shown],
+        "views": [each.text for each, why in left_out.items() if (why or reason) is None],
+        "caveat": next((caveat for caveat in caveats if caveat is not None), None),
+    }
 
 
 def _shallow(part: Json) -> Json:
@@ -164,24 +178,6 @@ def _shallow(part: Json) -> Json:
     except MetadataError:
         return brief(part)
     return part
-
-
-def _describe_view(node: Node, shown: ViewOptions, views: Views) -> Described:
-    reason = _reason(node)
-    reasons = {each: view.left_out(node) or reason for each, view in views.items()}
-    caveats = [view.caveat(node) for view in views.values() if isinstance(view, ZarrV2)]
-    return {
-        "caveat": next((caveat for caveat in caveats if caveat is not None), None),
-        "view": shown.view,
-        "decode": shown.decode,
-        "left_out": views[shown].left_out(node),
-        "views": [each.text for each, reason in reasons.items() if reason is None],
-    }
-
-
-def _describe_hidden(path: str, shown: ViewOptions, reason: str) -> Described:
-    """Describe a stored name that is not seen in a view, as a generated file has that name."""
-    return {"path": path, "shown_unsharded": False, "reason": None, "left_out": reason, "views": [], **shown._asdict()}
 
 
 def _tool_items(advice: Sequence[Advice], item: Described) -> list[Described]:
@@ -194,27 +190,9 @@ def _tool_items(advice: Sequence[Advice], item: Described) -> list[Described]:
 
 def _render_array(item: Described) -> str:
     lines = [item["path"] or "(root)"]
-    if "shape" in item:
-        data_type = item["data_type"] if isinstance(item["data_type"], str) else item["data_type"].get("name")
-        lines.append(f"  shape          {_lengths(item['shape'])} {data_type}")
-        lines.append(f"  {'shards' if item['sharded'] else 'chunks':<15}{_grid(item['chunk_grid'])}")
-        if item["storage_transformer"] is not None:
-            lines.append(
-                f"  sharded by     {item['storage_transformer']}, a storage transformer of ZEP 2's first draft"
-            )
-    if item["shown_unsharded"]:
-        nesting = f", shards nested {item['nesting']} deep" if item["nesting"] > 1 else ""
-        lines.append(
-            f"  inner chunks   {_lengths(item['inner_chunk_shape'])}, {item['inner_chunks']:,} of them{nesting}"
-        )
-        lines.append(f"  codecs         {', '.join(item['codecs'])}")
-        if item["shard_codecs"]:
-            lines.append(f"  around shards  {', '.join(item['shard_codecs'])}")
-    elif item["reason"] is None and "codecs" in item:
-        lines.append(f"  codecs         {', '.join(item['codecs'])}")
-    lines.append(f"  shown          {_how(item)}")
-    if item.get("caveat") is not None:
-        lines.append(f"  but in v2      {item['caveat']}")
+    for name, value in item.items():
+        if name not in ("path", "shards") and value is not None and value != []:
+            lines.append(f"  {name.replace('_', ' '):<20}{_text(value)}")
     for use in item.get("shards", []):
         waste = "encoded as a whole" if use["live"] is None else f"{use['live']:,} live, {use['dead']:,} dead"
         state = f"UNREADABLE: {use['error']}" if use["error"] else f"{use['chunks']:,} chunks, {waste}"
@@ -222,33 +200,14 @@ def _render_array(item: Described) -> str:
     return "\n".join(map(printable, lines)) + "\n"
 
 
-def _grid(grid: Json) -> str:
-    grid = {"name": grid} if isinstance(grid, str) else grid
-    configuration = grid.get("configuration", {})
-    lengths = configuration.get("chunk_shape")
-    if grid["name"] == "regular" and isinstance(lengths, list):
-        return _lengths(lengths)
-    return f"{grid['name']} {json.dumps(configuration)}"[:100]
-
-
-def _lengths(lengths: list[Json]) -> str:
-    return " × ".join(map(str, lengths)) or "no axes"
-
-
-def _how(item: Described) -> str:
-    """Say how the view shows an array, or why not."""
-    if item["left_out"] is not None:
-        others = f" (but with {', or '.join(item['views'])})" if item["views"] else ""
-        return f"not at all: {item['left_out']}{others}"
-    if item["reason"] is not None:
-        return f"as stored: {item['reason']}"
-    if item["view"] == "npy":
-        return "as a .npy file"
-    if item["view"] == "v2":
-        return "as Zarr v2, decoded" if item["decode"] else "as Zarr v2"
-    if item["decode"]:
-        return "unsharded, decoded" if item["sharded"] else "decoded"
-    return "unsharded" if item["sharded"] else "as stored: the array is not sharded"
+def _text(value: Json) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return f"{value['name']} {json.dumps(value.get('configuration', {}))}"[:100]
+    if isinstance(value, list):
+        return (", " if isinstance(value[0], str) else " × ").join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _render_advice(advice: Sequence[Advice]) -> str:

@@ -75,7 +75,7 @@ class Extension:
 
     def lengths(self, member: str, ndim: int, minimum: int = 1) -> tuple[int, ...]:
         """Return a list of *ndim* lengths of the configuration."""
-        where = f"the {member} of {self.name}"
+        where = f"{self.name}: {member}"
         return parse_lengths(self.configuration.get(member), where, minimum=minimum, ndim=ndim)
 
     def choice(self, member: str, default: str | None, allowed: Collection[str]) -> str:

@@ -22,14 +22,14 @@ SOUND = array((8, 12), (4, 6), sharding((2, 3)), dimension_names=["y", "x"])
 PLAIN = array((8, 12), (4, 6), transpose(1, 0), LITTLE, BLOSC, dimension_names=["y", "x"], attributes={"a": 1})
 FROM_FORTRAN = extension("transpose", order="F")
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "order-F": (array((8, 12), (4, 6), FROM_FORTRAN, LITTLE), "the order of transpose must be a list"),
+    "order-F": (array((8, 12), (4, 6), FROM_FORTRAN, LITTLE), "order must be a list"),
     "order-F-in-shards": (array((8, 12), (4, 6), sharding((2, 3), FROM_FORTRAN, LITTLE)), ""),
-    "order-F-before-shards": (array((8, 12), (4, 6), FROM_FORTRAN, sharding((2, 3))), "the order of transpose"),
+    "order-F-before-shards": (array((8, 12), (4, 6), FROM_FORTRAN, sharding((2, 3))), "transpose: order"),
     "chunk_shape-2": (
         array((8, 12), (4, 6), LITTLE) | {"chunk_grid": extension("regular", chunk_shape=2)},
-        "the chunk_shape of regular must be a list of integers, not 2",
+        "chunk_shape must be a list of integers, not 2",
     ),
-    "grid-without-chunks": (array((8, 12), (4, 6), LITTLE) | {"chunk_grid": "regular"}, "the chunk_shape of regular must be a list"),
+    "grid-without-chunks": (array((8, 12), (4, 6), LITTLE) | {"chunk_grid": "regular"}, "chunk_shape must be a list"),
     "grid-unknown": (array((8, 12), (4, 6), LITTLE) | {"chunk_grid": "example.spiral"}, "unknown chunk grid"),
     "keys-unknown": (array((8, 12), (4, 6), LITTLE) | {"chunk_key_encoding": "example.hash"}, "chunk key encoding"),
     "no-serializer": (array((8, 12), (4, 6), GZIP), "no array → bytes codec"),

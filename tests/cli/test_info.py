@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -60,8 +61,8 @@ def test_every_array_of_the_corpus_is_described_as_it_is(stored: Path) -> None:
         assert item["inner_chunk_shape"] == inner_shape
         assert item["inner_chunks"] == math.prod(map(_ceil_div, document["shape"], inner_shape))
         assert item["nesting"] == depth
-        assert item["codecs"][-len(names) :] == [name for name in names if name != "example.hint"]
-        assert (item["shown_unsharded"], item["sharded"], item["reason"]) == (True, True, None)
+        assert item["inner_codecs"][-len(names) :] == [name for name in names if name != "example.hint"]
+        assert (item["shown"], item["sharded"], item["reason"]) == ("unsharded", True, None)
 
 
 def _ceil_div(length: int, by: int) -> int:
@@ -72,7 +73,7 @@ def test_every_document_that_is_shown_as_stored_is_named_with_its_reason(stored:
     described = {item["path"]: item for item in run_json("info", "--json", stored / "broken")}
     assert described.keys() == {broken.name for broken in BROKEN}
     for name, item in described.items():
-        assert item["shown_unsharded"] is False
+        assert item["shown"] == "as stored"
         assert item["reason"] or name == "codecs-empty"  # which names no sharding codec
 
 
@@ -82,12 +83,12 @@ def test_a_valid_array_that_cannot_be_unsharded_is_described_all_the_same(tmp_pa
     (tmp_path / "zarr.json").write_text(json.dumps(array((7, 11), (4, 6), *codecs)))
     (item,) = run_json("info", "--json", tmp_path)
     assert "numcodecs.delta" in item["reason"]
-    assert (item["shown_unsharded"], item["sharded"], item["shape"]) == (False, True, [7, 11])
+    assert (item["shown"], item["sharded"], item["shape"]) == ("as stored", True, [7, 11])
     assert item["data_type"] == "int32"
     text = run("info", tmp_path).stdout
-    assert "7 × 11 int32" in text
-    assert "4 × 6" in text
-    assert "as stored: the codec numcodecs.delta" in text
+    assert "7 × 11" in text
+    assert '{"chunk_shape": [4, 6]}' in text
+    assert "as stored\n  reason              the codec numcodecs.delta" in text
 
 
 def test_the_text_says_what_a_person_asks(tmp_path: Path) -> None:
@@ -100,16 +101,22 @@ def test_the_text_says_what_a_person_asks(tmp_path: Path) -> None:
     done = run("info", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     nested_text, plain_text, wrapped_text, table = done.stdout.split("\n\n")
-    assert [line.split(maxsplit=1) for line in nested_text.splitlines()[1:]] == [
-        ["shape", "20 × 13 int32"],
-        ["shards", "16 × 12"],
-        ["inner", "chunks   2 × 3, 50 of them, shards nested 2 deep"],
-        ["codecs", "bytes, gzip"],
+    assert [re.split(" {2,}", line.strip(), maxsplit=1) for line in nested_text.splitlines()[1:-1]] == [
+        ["shape", "20 × 13"],
+        ["data type", "int32"],
+        ["sharded", "yes"],
+        ["chunk grid", 'regular {"chunk_shape": [16, 12]}'],
+        ["codecs", "sharding_indexed"],
+        ["inner chunk shape", "2 × 3"],
+        ["inner chunks", "50"],
+        ["nesting", "2"],
+        ["inner codecs", "bytes, gzip"],
         ["shown", "unsharded"],
     ]
     assert nested_text.startswith("group/nested\n")
-    assert "as stored: the array is not sharded" in plain_text
-    assert "around shards  gzip" in wrapped_text
+    assert "  sharded             no\n" in plain_text
+    assert "  shown               as stored\n" in plain_text
+    assert "  codecs              sharding_indexed, gzip\n" in wrapped_text
     assert table.startswith("your tool")
 
 

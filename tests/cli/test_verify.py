@@ -171,7 +171,7 @@ def test_every_array_that_is_not_checked_is_named_with_the_reason(tmp_path: Path
     done = run("verify", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "not checked: of-neuroglancer: the order of a transpose must be a list of integers, not 'F'",
+        "not checked: of-neuroglancer: transpose: order must be a list of integers, not 'F'",
         "not checked: plain: it is not sharded: each chunk is a file of its own",
         "not checked: transformed: storage transformers, which may change keys and bytes, are not supported",
         "1 array, 2 shards: no damage found; 3 arrays not checked",
