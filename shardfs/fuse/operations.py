@@ -31,6 +31,7 @@ from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import DocumentHandle, PassthroughHandle
 from shardfs.vfs.session import Session
+from shardfs.vfs.write_buffer import WriteHandle
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ class Operations(pyfuse3.Operations):
     @request
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Read from an open file."""
-        data = await self.fs.file(fh).read(off, size)
+        data = await self.fs.open_files[fh].read(off, size)
         self.statistics.bytes_read += len(data)
         return cast(bytes, data)
 
@@ -155,7 +156,7 @@ class Operations(pyfuse3.Operations):
     @request
     async def release(self, fh: FileHandleT) -> None:
         """Close an open file."""
-        self.fs.close(fh)
+        del self.fs.open_files[fh]
 
     @request
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
@@ -165,7 +166,7 @@ class Operations(pyfuse3.Operations):
     @request
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """List an open directory, with attributes, as far as the reply has room."""
-        directory = self.fs.directory(fh)
+        directory = self.fs.open_directories[fh]
         await directory.seek(start_id)
         reply = pyfuse3.readdir_reply
         is_empty = True
@@ -199,19 +200,20 @@ class Operations(pyfuse3.Operations):
     @request
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
         """Return the target of a symbolic link."""
-        return FileNameT(await self._reading.read_link(inode))
+        return FileNameT(await self._reading.ask(inode, lambda entry: entry.read_link()))
 
     @request
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """Return an extended attribute; those of the root that control the mount are not listed."""
         if inode == pyfuse3.ROOT_INODE and name == control.FIGURES.encode():
             return self._figures().encode()
-        return await self._reading.attribute(inode, name)
+        return await self._reading.ask(inode, lambda entry: entry.attribute(name))
 
     @request
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """Return the names of the extended attributes."""
-        return [XAttrNameT(name) for name in await self._reading.attribute_names(inode)]
+        names = await self._reading.ask(inode, lambda entry: entry.attribute_names())
+        return [XAttrNameT(name) for name in names]
 
     @request
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
@@ -287,31 +289,33 @@ class WritingOperations(Operations):
         """Make a file and open it."""
         number, attributes, is_direct = await self._changes.create(parent_inode, name, mode, flags, _owner(ctx))
         entry = self._entry(attributes)
-        if is_direct and isinstance(self.fs.file(number), PassthroughHandle):
+        if is_direct and isinstance(self.fs.open_files[number], PassthroughHandle):
             entry.entry_timeout = attributes.ttl  # of a file beside chunks: nobody else makes, moves or removes such
         return _opened_to_write(number, is_direct), entry
 
     @request
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Write to an open file."""
-        return await self._changes.write(fh, off, buf)
+        await self.fs.open_files[fh].write(off, buf)
+        return len(buf)
 
     @request
     async def flush(self, fh: FileHandleT) -> None:
         """Publish what was written to an open file, which somebody closes."""
-        await self._changes.flush(fh)
-        if self._changes.says_nothing(fh):
+        handle = self.fs.open_files[fh]
+        await handle.flush()
+        if isinstance(handle, WriteHandle) and handle.says_nothing():
             raise pyfuse3.FUSEError(errno.EINVAL)  # the log says it at the end, if nothing is written until then
 
     @request
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         """Make durable what was written to an open file."""
-        await self._changes.sync(fh)
+        await self.fs.open_files[fh].sync()
 
     @request
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         """Make durable what was published."""
-        await self._changes.sync_directory(self.fs.directory(fh).ino)
+        await self._changes.sync_directory(self.fs.open_directories[fh].ino)
 
     @request
     async def release(self, fh: FileHandleT) -> None:
@@ -329,14 +333,16 @@ class WritingOperations(Operations):
     ) -> pyfuse3.EntryAttributes:
         """Change attributes."""
         # The object that pyfuse3 passes is its own, but those that `_entry` returns are used again: read it first.
-        mode = attr.st_mode & 0o7777 if fields.update_mode else None
-        uid = attr.st_uid if fields.update_uid else None
-        gid = attr.st_gid if fields.update_gid else None
-        atime_ns = attr.st_atime_ns if fields.update_atime else None
-        mtime_ns = attr.st_mtime_ns if fields.update_mtime else None
+        changes = {
+            "mode": attr.st_mode & 0o7777 if fields.update_mode else None,
+            "uid": attr.st_uid if fields.update_uid else None,
+            "gid": attr.st_gid if fields.update_gid else None,
+            "atime_ns": attr.st_atime_ns if fields.update_atime else None,
+            "mtime_ns": attr.st_mtime_ns if fields.update_mtime else None,
+        }
         changed = await self._changes.truncate(inode, fh, attr.st_size) if fields.update_size else None
-        if any(value is not None for value in (mode, uid, gid, atime_ns, mtime_ns)):
-            await self._changes.set_attributes(inode, mode=mode, uid=uid, gid=gid, atime_ns=atime_ns, mtime_ns=mtime_ns)
+        if any(value is not None for value in changes.values()):
+            await self._changes.set_attributes(inode, changes)
             changed = None
         return self._entry(changed or await self._changes.attributes(inode))
 

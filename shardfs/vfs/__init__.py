@@ -4,7 +4,7 @@ May import the rooms below (`dataset`, `stores`, `format`); knows no FUSE, so al
 
 A request enters with an inode number, or a number and a name.  `Filesystem` makes an *entry* of it (`entries`: chunk,
 directory of chunks, document, what passes through), which knows how to look itself up, to be read and listed.  Numbers
-of chunks are arithmetic (`chunk_tree`, `chunk_numbering`), all others are rows (`inodes`).
+of chunks are arithmetic, all others are rows (both in `inodes`).
 
 What a node looks like is a `View`'s business (`views`): its
 documents, the names of its chunks, and whether they are decoded (`chunk_cache`).  The rooms below know encoded chunks

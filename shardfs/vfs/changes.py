@@ -1,17 +1,17 @@
 """The requests that change something, and those that have to know what is being written."""
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
 from shardfs.dataset.hierarchy import DOCUMENT, is_below
 from shardfs.dataset.writer import Writer
 from shardfs.errors import CrossDeviceError, ExistsError, NotFoundError, NotPermittedError, StaleError
-from shardfs.stores.base import Buffer, Kind, is_reserved, join_key
+from shardfs.stores.base import Kind, is_reserved, join_key
 from shardfs.vfs.attributes import ABSENT, Attributes, Owner
-from shardfs.vfs.entries.base import Entry, Published
+from shardfs.vfs.entries.base import Entry, NewAttributes, Published
 from shardfs.vfs.entries.chunk import ChunkDirectory
 from shardfs.vfs.entries.document import Document
 from shardfs.vfs.entries.passthrough import Directory, Passthrough
@@ -47,7 +47,7 @@ class Changes:
     ) -> None:
         self.writer = writer
         self.copies = copies
-        self._fs = fs
+        self.fs = fs
         self._locks = Locks()
         self.buffers = WriteBuffers(
             BufferSpace(buffers), lambda: fs.ttl, self._publish, writer.log.sync, self._check_writable
@@ -63,15 +63,14 @@ class Changes:
 
         While a document makes an array of a directory, files in it are on their way from one place to another.
         """
-        fs = self._fs
+        fs = self.fs
         turns, nchanges = self._locks.turns, fs.store.nchanges
         attributes = await fs.lookup(parent, name)
         if attributes.ino == ABSENT and self._locks.has_turned(turns):
             async with self._locks.hold():
                 attributes = await fs.lookup(parent, name)
         if attributes.ino == ABSENT and self.buffers:
-            entry = await (await fs.entry(parent)).unpublished_child(os.fsdecode(name))
-            buffer = self.buffers.unpublished(entry) if entry is not None else None
+            buffer = self.buffers.unpublished(join_key((await fs.entry(parent)).path, os.fsdecode(name)))
             if buffer is not None:
                 fs.retain(buffer.ino)
                 return buffer.attributes(buffer.ino)._replace(ttl=0.0)
@@ -85,31 +84,23 @@ class Changes:
         The kernel does not say whose handle it asks for.
         """
         buffer = self.buffers.of_ino(ino)
-        if buffer is not None and buffer.is_changed and not self._fs.readers(ino):
+        if buffer is not None and buffer.is_changed and not self.fs.readers(ino):
             return buffer.attributes(ino)
         try:
-            return await self._locks.settled(partial(self._fs.attributes, ino))
+            return await self._locks.settled(partial(self.fs.attributes, ino))
         except StaleError:
-            late = await (await self._fs.entry(ino)).successor()
+            late = await (await self.fs.entry(ino)).successor()
             if late is None:
                 raise
             return late.attributes
 
-    async def read_link(self, ino: int) -> bytes:
-        """Return the target of a symbolic link."""
-        return await self._locks.settled(partial(self._fs.read_link, ino))
-
-    async def attribute(self, ino: int, name: bytes) -> bytes:
-        """Return an extended attribute; raises `NoAttributeError`."""
-        return await self._locks.settled(partial(self._fs.attribute, ino, name))
-
-    async def attribute_names(self, ino: int) -> Sequence[bytes]:
-        """Return the names of the extended attributes."""
-        return await self._locks.settled(partial(self._fs.attribute_names, ino))
+    async def ask(self, ino: int, question: Callable[[Entry], Awaitable[T]]) -> T:
+        """Return what *question* says of what has the number *ino*."""
+        return await self._locks.settled(partial(self.fs.ask, ino, question))
 
     async def open_to_read(self, ino: int) -> tuple[int, FileHandle, bool]:
         """Open a file to read; returns its handle, by number too, and whether that is what took the place of *ino*."""
-        fs, nchanges = self._fs, self._fs.store.nchanges
+        fs, nchanges = self.fs, self.fs.store.nchanges
         try:
             number, handle = await self._locks.settled(partial(fs.open, ino))
         except StaleError:
@@ -128,7 +119,7 @@ class Changes:
 
     async def _note_absent(self, parent: int, name: str, nchanges: int) -> None:
         """Tell the store that a program was told that there is no *name*: what it makes must not replace another's."""
-        fs, directory = self._fs, await self._fs.entry(parent)
+        fs, directory = self.fs, await self.fs.entry(parent)
         if not isinstance(directory, Directory):
             return
         names = {name}
@@ -149,23 +140,18 @@ class Changes:
         self.writer.check()
         async with self._hold(parent):
             handle = await (await self._child(parent, name)).create(mode, flags, owner)
-            self._fs.retain(handle.ino)
+            self.fs.retain(handle.ino)
             attributes = handle.attributes
             if not handle.is_direct:  # the kernel takes this size even if somebody else wrote before it sees the answer
                 attributes = attributes._replace(ttl=0.0)
-            return self._fs.add_file(handle), attributes, handle.is_direct
+            return self.fs.add_file(handle), attributes, handle.is_direct
 
     async def open(self, ino: int, flags: int) -> tuple[int, bool]:
         """Open a file to write; returns its handle, and whether it is read directly."""
         self.writer.check()
         async with self._hold(ino):
-            handle = await (await self._fs.entry(ino)).open_to_write(flags)
-            return self._fs.add_file(handle), handle.is_direct
-
-    async def write(self, number: int, offset: int, data: Buffer) -> int:
-        """Write to an open file."""
-        await self._fs.file(number).write(offset, data)
-        return len(data)
+            handle = await (await self.fs.entry(ino)).open_to_write(flags)
+            return self.fs.add_file(handle), handle.is_direct
 
     async def truncate(self, ino: int, number: int | None, nbytes: int) -> Attributes:
         """Give a file another size: one that is open, or, without the number of a handle, at once.
@@ -174,33 +160,19 @@ class Changes:
         """
         self.writer.check()
         if number is not None:
-            await self._fs.file(number).truncate(nbytes)
-            return self._fs.file(number).attributes
+            await self.fs.open_files[number].truncate(nbytes)
+            return self.fs.open_files[number].attributes
         number, _ = await self.open(ino, os.O_WRONLY)
         try:
             await self.truncate(ino, number, nbytes)
-            await self.flush(number)
-            return self._fs.file(number).attributes
+            await self.fs.open_files[number].flush()
+            return self.fs.open_files[number].attributes
         finally:
             await self.close(number)
 
-    async def flush(self, number: int) -> None:
-        """Publish or store what was written to an open file."""
-        await self._fs.file(number).flush()
-
-    def says_nothing(self, number: int) -> bool:
-        """Whether an open file is a document that is not going to be published, as it is empty."""
-        handle = self._fs.file(number)
-        return isinstance(handle, WriteHandle) and handle.says_nothing()
-
-    async def sync(self, number: int) -> None:
-        """Make durable what was written to an open file."""
-        await self._fs.file(number).sync()
-
     async def close(self, number: int) -> None:
         """Close an open file."""
-        handle = self._fs.file(number)
-        self._fs.close(number)
+        handle = self.fs.open_files.pop(number)
         await handle.close()
         if isinstance(handle, PassthroughHandle) and handle.is_writable and self.orphans.has(handle.key):
             async with self._locks.hold(self.orphans.array_path(handle.key)):
@@ -227,15 +199,14 @@ class Changes:
 
     def _hold(self, ino: int, *alone: str) -> AbstractAsyncContextManager[None]:
         """Return what to hold while something is done with the names in a directory, or with a file."""
-        return self._locks.hold(self._fs.node_path(ino), alone=alone)
+        return self._locks.hold(self.fs.node_path(ino), alone=alone)
 
     # Names.
 
     async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a file."""
         self.writer.check()
-        async with await self._hold_name(parent, name, makes=False):
-            entry = await self._child(parent, name)
+        async with self._hold_name(parent, name, makes=False) as entry:
             await entry.remove()
             if isinstance(entry, Passthrough):
                 self._let_go(entry.path)
@@ -273,11 +244,18 @@ class Changes:
         entry = await self._child(parent, name)
         if not isinstance(entry, Passthrough) or entry.is_scratch:
             return entry, False
-        return entry, (await self._fs.store.stat(entry.path)).kind is Kind.DIRECTORY
+        return entry, (await self.fs.store.stat(entry.path)).kind is Kind.DIRECTORY
 
-    async def _hold_name(self, parent: int, name: bytes, *, makes: bool = True) -> AbstractAsyncContextManager[None]:
-        """Return what to hold while *name* is taken, or removed if it *makes* nothing."""
-        return self._hold_nodes(await self._nodes_of(parent, name, makes=makes))
+    @asynccontextmanager
+    async def _hold_name(self, parent: int, name: bytes, *, makes: bool) -> AsyncGenerator[Entry, None]:
+        """Hold what *name* stands for while it is taken, or removed if it *makes* nothing."""
+        while True:
+            turns, nodes = self._locks.turns, await self._nodes_of(parent, name, makes=makes)
+            async with self._hold_nodes(nodes):
+                is_late = nodes is not None and self._locks.has_turned(turns)
+                if not is_late or nodes == await self._nodes_of(parent, name, makes=makes):
+                    yield await self._child(parent, name)
+                    return
 
     def _hold_nodes(self, nodes: tuple[list[str], list[str]] | None) -> AbstractAsyncContextManager[None]:
         return self._locks.of_structure() if nodes is None else self._locks.hold(*nodes[0], alone=nodes[1])
@@ -290,10 +268,10 @@ class Changes:
         A document may make a node of the directory.  Of what is *moving* nothing is published between its move and its
         end; *alone*: it is a directory.
         """
-        directory = await self._fs.entry(parent)
+        directory = await self.fs.entry(parent)
         path = join_key(directory.path, os.fsdecode(name))
-        is_document = isinstance(directory, Directory) and self._fs.is_document(path)
-        if alone or (makes and is_document and await Document(self._fs, path).makes_node()):
+        is_document = isinstance(directory, Directory) and self.fs.is_document(path)
+        if alone or (makes and is_document and await Document(self.fs, path).makes_node()):
             return None
         taken = [directory.node_path] if is_document else []
         if isinstance(moving, Published):
@@ -321,33 +299,33 @@ class Changes:
     async def link(self, ino: int, new_parent: int, new_name: bytes) -> Attributes:
         """Give a file a second name; that of a chunk or a document is a copy."""
         self.writer.check()
-        async with await self._hold_name(new_parent, new_name):
-            await (await self._fs.entry(ino)).link_to(await self._child(new_parent, new_name))
-            made = await self._fs.lookup(new_parent, new_name)
+        async with self._hold_name(new_parent, new_name, makes=True) as new:
+            await (await self.fs.entry(ino)).link_to(new)
+            made = await self.fs.lookup(new_parent, new_name)
             if made.ino != ABSENT:
                 return made
             # A document that says nothing is not there, which the kernel finds out when it looks next.
-            self._fs.retain(ino)
-            return (await self._fs.attributes(ino))._replace(ttl=0.0)
+            self.fs.retain(ino)
+            return (await self.fs.attributes(ino))._replace(ttl=0.0)
 
     async def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
         """Make a symbolic link."""
         self.writer.check()
         async with self._hold(parent):
             await (await self._child(parent, name)).make_link(target)
-            return await self._fs.lookup(parent, name)
+            return await self.fs.lookup(parent, name)
 
     async def mkdir(self, parent: int, name: bytes, mode: int, owner: Owner) -> Attributes:
         """Make a directory; those of chunks are there already."""
         self.writer.check()
         async with self._hold(parent):
             await (await self._child(parent, name)).make_directory(mode, owner)
-            return await self._fs.lookup(parent, name)
+            return await self.fs.lookup(parent, name)
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory; of chunks, it goes as far as it is stored."""
         self.writer.check()
-        async with self._hold(parent, join_key(self._fs.path_of(parent), os.fsdecode(name))):
+        async with self._hold(parent, join_key(self.fs.path_of(parent), os.fsdecode(name))):
             await (await self._child(parent, name)).remove_directory()
 
     async def _child(self, parent: int, name: bytes) -> Entry:
@@ -355,64 +333,48 @@ class Changes:
         text = os.fsdecode(name)
         if is_reserved(text):
             raise NotPermittedError(f"{text} is a name that shardfs keeps for itself")
-        return await (await self._fs.entry(parent)).child(text)
+        return await (await self.fs.entry(parent)).child(text)
 
     # Attributes.
 
-    async def set_attributes(
-        self,
-        ino: int,
-        *,
-        mode: int | None,
-        uid: int | None,
-        gid: int | None,
-        atime_ns: int | None,
-        mtime_ns: int | None,
-    ) -> None:
+    async def set_attributes(self, ino: int, changes: NewAttributes) -> None:
         """Change attributes; mode and owner of chunks are their shards', and stay."""
         self.writer.check()
-        changes = {"mode": mode, "uid": uid, "gid": gid, "atime_ns": atime_ns, "mtime_ns": mtime_ns}
-        await self._settled(ino, lambda entry: entry.set_attributes(changes))
+        await self.ask(ino, lambda entry: entry.set_attributes(changes))
 
     async def set_attribute(self, ino: int, name: bytes, value: bytes | None) -> None:
         """Set an extended attribute, or remove it if *value* is None; chunks have none but those that are computed."""
         self.writer.check()
-        await self._settled(ino, lambda entry: entry.set_attribute(name, value))
-
-    async def _settled(self, ino: int, change: Callable[[Entry], Awaitable[None]]) -> None:
-        async def look() -> None:
-            await change(await self._fs.entry(ino))
-
-        await self._locks.settled(look)
+        await self.ask(ino, lambda entry: entry.set_attribute(name, value))
 
     async def sync_directory(self, ino: int) -> None:
         """Make durable what was published, and the names in a directory."""
         await self.writer.log.sync()
-        await (await self._fs.entry(ino)).sync()
+        await (await self.fs.entry(ino)).sync()
 
     async def flush_all(self) -> None:
         """Bring everything that is pending into shards, and to the store."""
         await self.writer.commits.flush()
-        await self._fs.store.flush()
+        await self.fs.store.flush()
 
     # Files that are open while their names move.
 
     def moved(self, old: str, new: str) -> None:
         """Follow a file that was moved in the store from *old* to *new*."""
-        ino = self._fs.inodes.find(old)
-        if ino is not None and self._fs.inodes.find(new) == ino:
-            return  # two names of one file, which stay
-        self._fs.inodes.moved(old, new)
-        self.follow(old, new)
+        if self.fs.inodes.moved(old, new):
+            self.follow(old, new)
 
     def moved_directory(self, old: str, new: str) -> None:
         """Follow a directory that was moved in the store from *old* to *new*, with all below it."""
-        self._fs.moved_directory(old, new)
+        fs = self.fs
+        fs.inodes.moved_directory(old, new)
+        fs.texts.move(old, new)
+        fs.ranges.remove_below(old, new)
         self.follow(old, new)
 
     def writers(self) -> list[PassthroughHandle]:
         """Return the files that pass through and are open to be written."""
-        handles = (handle for _, handle in self._fs.files())
+        handles = self.fs.open_files.values()
         return [handle for handle in handles if isinstance(handle, PassthroughHandle) and handle.is_writable]
 
     def follow(self, old: str, new: str) -> None:
@@ -426,7 +388,7 @@ class Changes:
         """Know open files by another name that they have, if any, after *key* was removed or replaced."""
         for handle in self.writers():
             if handle.key == key:
-                handle.key = self._fs.inodes.name_of(handle.ino)
+                handle.key = self.fs.inodes.name_of(handle.ino)
 
     async def _hand_over_file(self, old: Passthrough, new: Published) -> None:
         """Let those who write the file *old*, which became the chunk or document *new*, write that from now on."""
@@ -434,7 +396,7 @@ class Changes:
         def writers() -> list[tuple[int, PassthroughHandle]]:
             return [
                 (number, handle)
-                for number, handle in self._fs.files()
+                for number, handle in self.fs.open_files.items()
                 if isinstance(handle, PassthroughHandle) and handle.is_writable and handle.key == old.path
             ]
 
@@ -447,8 +409,8 @@ class Changes:
         buffer = self.buffers.get(new) or self.buffers.begin(new, base, base.attributes.status)
         for number, handle in writing:
             # What is a file under another name still goes on being that.
-            is_link = isinstance(await self._fs.entry(handle.ino), Passthrough)
-            self._fs.replace_file(number, self.buffers.use(buffer, buffer.ino if is_link else handle.ino, 0))
+            is_link = isinstance(await self.fs.entry(handle.ino), Passthrough)
+            self.fs.open_files[number] = self.buffers.use(buffer, buffer.ino if is_link else handle.ino, 0)
 
     async def _hand_over_buffer(self, buffer: WriteBuffer, new: Entry) -> None:
         """Let those who write *buffer*, whose name became *new*, write that from now on."""
@@ -458,15 +420,15 @@ class Changes:
             buffer.version = current.attributes.ino
             self.buffers.rename(buffer, new)
             return
-        for number, handle in self._fs.files():
+        for number, handle in list(self.fs.open_files.items()):
             if isinstance(handle, WriteHandle) and handle.buffer is buffer:
-                file = await self._fs.store.open_passthrough(new.path, writable=True)
+                file = await self.fs.store.open_passthrough(new.path, writable=True)
                 if buffer.is_changed:  # it was written, or cut, since it was published for the move
                     await file.truncate(0)
                     for start in range(0, buffer.content.nbytes, PIECE_NBYTES):
                         await file.write(start, buffer.content.read(start, PIECE_NBYTES))
                     buffer.state = State.CLEAN
-                written = PassthroughHandle(handle.ino, new.path, file, self._fs.ttl, is_writable=True)
-                self._fs.replace_file(number, written)
+                written = PassthroughHandle(handle.ino, new.path, file, self.fs.ttl, is_writable=True)
+                self.fs.open_files[number] = written
         buffer.users = 0
         self.buffers.end(buffer)

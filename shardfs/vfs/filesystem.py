@@ -2,30 +2,29 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 from weakref import ref
 
 from shardfs.dataset.hierarchy import Hierarchy, Node, is_below
 from shardfs.dataset.worker import Worker
 from shardfs.errors import NotFoundError, ShardfsError, SourceError, StaleError
-from shardfs.stores.base import Kind, Store, join_key
+from shardfs.stores.base import Store, join_key
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_cache import ChunkCache
-from shardfs.vfs.chunk_numbering import ChunkNumbering
-from shardfs.vfs.chunk_tree import ChunkTree
 from shardfs.vfs.entries.base import Entry
-from shardfs.vfs.entries.chunk import ChunkDirectory
-from shardfs.vfs.entries.passthrough import Directory, Passthrough
+from shardfs.vfs.entries.chunk import ChunkDirectory, ChunkTree
+from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.handles import Batch, DirectoryHandle, FileHandle
-from shardfs.vfs.inodes import ROOT, ArrayRanges, Inodes, Row, in_table
+from shardfs.vfs.inodes import ROOT, ArrayRanges, ChunkNumbering, Inodes, Row, in_table
 from shardfs.vfs.stored_names import StoredNames
 from shardfs.vfs.text_cache import DocumentText, TextCache
 from shardfs.vfs.views import View
 
 if TYPE_CHECKING:
     from shardfs.vfs.changes import Changes
+
+T = TypeVar("T")
 
 _MAX_RECENT: Final = 512
 
@@ -62,11 +61,11 @@ class Filesystem:
         self.stored = StoredNames(self)
         self.texts = TextCache()
         self.inodes = Inodes()
-        self._ranges: ArrayRanges[ChunkTree] = ArrayRanges()
+        self.ranges = ArrayRanges()
         self._recent: OrderedDict[ChunkTree, None] = OrderedDict()  # keeps the chunk trees that were used last
         self._last_used: ChunkTree | None = None
-        self._open_files: dict[int, FileHandle] = {}
-        self._open_directories: dict[int, DirectoryHandle] = {}
+        self.open_files: dict[int, FileHandle] = {}
+        self.open_directories: dict[int, DirectoryHandle] = {}
         self._last_handle = 0
 
     @property
@@ -101,7 +100,7 @@ class Filesystem:
     async def entry(self, ino: int) -> Entry:
         """Return what has the number *ino*; raises `StaleError` if that is not known any more."""
         if not in_table(ino):
-            numbers = self._ranges.find(ino)
+            numbers = self.ranges.find(ino)
             tree = numbers.tree()
             if tree is not None and tree is not self._last_used:
                 self._use(tree)
@@ -119,11 +118,7 @@ class Filesystem:
 
     def node_path(self, ino: int) -> str:
         """Return the path of the node that has what *ino* is, or is part of; raises `StaleError`."""
-        return self._entry_of(self.inodes.row(ino)).node_path if in_table(ino) else self._ranges.find(ino).path
-
-    def directory_entry(self, path: str) -> Directory:
-        """Return the directory *path*, whatever its number."""
-        return self.view.directory(self, path)
+        return self._entry_of(self.inodes.row(ino)).node_path if in_table(ino) else self.ranges.find(ino).path
 
     def passthrough(self, path: str, ino: int = 0, identity: object = None) -> Passthrough:
         """Return what is stored under *path*, as it is stored."""
@@ -134,7 +129,7 @@ class Filesystem:
         try:
             if in_table(ino):
                 return self._entry_of(self.inodes.row(ino)).path
-            numbers = self._ranges.find(ino)
+            numbers = self.ranges.find(ino)
             tree = numbers.tree()
             return tree.at(numbers.position(ino), ino).path if tree is not None else numbers.path
         except ShardfsError:
@@ -154,22 +149,14 @@ class Filesystem:
             return await (await self.entry(ino)).attributes()
         except ShardfsError:
             # A reader must be told the size of what it reads; a writer knows what it wrote.
-            handles = self.readers(ino) or [handle for handle in self._open_files.values() if handle.ino == ino]
+            handles = self.readers(ino) or [handle for handle in self.open_files.values() if handle.ino == ino]
             if not handles:
                 raise
             return handles[0].attributes
 
-    async def read_link(self, ino: int) -> bytes:
-        """Return the target of a symbolic link."""
-        return await (await self.entry(ino)).read_link()
-
-    async def attribute(self, ino: int, name: bytes) -> bytes:
-        """Return an extended attribute; raises `NoAttributeError`."""
-        return await (await self.entry(ino)).attribute(name)
-
-    async def attribute_names(self, ino: int) -> Sequence[bytes]:
-        """Return the names of the extended attributes."""
-        return await (await self.entry(ino)).attribute_names()
+    async def ask(self, ino: int, question: Callable[[Entry], Awaitable[T]]) -> T:
+        """Return what *question* says of what has the number *ino*."""
+        return await question(await self.entry(ino))
 
     def retain(self, ino: int) -> None:
         """Count a reference of the kernel to *ino*."""
@@ -191,35 +178,19 @@ class Filesystem:
     def add_file(self, handle: FileHandle) -> int:
         """Take in an open file; returns the number of its handle."""
         self._last_handle += 1
-        self._open_files[self._last_handle] = handle
+        self.open_files[self._last_handle] = handle
         return self._last_handle
-
-    def file(self, number: int) -> FileHandle:
-        """Return the open file with the handle *number*."""
-        return self._open_files[number]
-
-    def files(self) -> list[tuple[int, FileHandle]]:
-        """Return the open files, and the numbers of their handles."""
-        return list(self._open_files.items())
 
     def readers(self, ino: int) -> list[FileHandle]:
         """Return the open files of the number *ino* that are no write buffers: they have a size of their own."""
-        return [handle for handle in self._open_files.values() if handle.ino == ino and not handle.is_buffered]
-
-    def replace_file(self, number: int, handle: FileHandle) -> None:
-        """Let the handle *number* be that of *handle* from now on."""
-        self._open_files[number] = handle
-
-    def close(self, number: int) -> None:
-        """Close the open file with the handle *number*."""
-        del self._open_files[number]
+        return [handle for handle in self.open_files.values() if handle.ino == ino and not handle.is_buffered]
 
     def path_of_handle(self, number: int) -> str:
         """Return what is open under the handle *number*, for messages."""
-        handle = self._open_files.get(number)
+        handle = self.open_files.get(number)
         if handle is not None:
             return getattr(handle, "path", "") or self.path_of(handle.ino)
-        directory = self._open_directories.get(number)
+        directory = self.open_directories.get(number)
         return self.path_of(directory.ino) if directory is not None else ""
 
     def open_directory(self, ino: int) -> int:
@@ -235,17 +206,13 @@ class Filesystem:
                 yield batch
 
         self._last_handle += 1
-        self._open_directories[self._last_handle] = DirectoryHandle(ino, listing)
+        self.open_directories[self._last_handle] = DirectoryHandle(ino, listing)
         return self._last_handle
-
-    def directory(self, number: int) -> DirectoryHandle:
-        """Return the open directory with the handle *number*."""
-        return self._open_directories[number]
 
     async def close_directory(self, number: int) -> None:
         """Close the open directory with the handle *number*."""
-        await self._open_directories.pop(number).close()
-        if not self._open_directories:
+        await self.open_directories.pop(number).close()
+        if not self.open_directories:
             self.inodes.sweep()
 
     def note_shown(self, entry: Entry, handle: FileHandle, nchanges: int) -> None:
@@ -260,22 +227,22 @@ class Filesystem:
         """Return the chunk tree of an array: with the same numbers for as long as its chunks lie where they lie."""
         chunk_view = self.view.chunk_view(node)
         if chunk_view is None:
-            self._ranges.remove(node.path)
+            self.ranges.remove(node.path)
             return None
-        numbers = self._ranges.at(node.path)
+        numbers = self.ranges.at(node.path)
         tree = numbers.tree() if numbers is not None else None
         if tree is not None and chunk_view.has_chunks_of(tree.chunk_view):
             tree.chunk_view = chunk_view
             if tree is not self._last_used:
                 self._use(tree)
             return tree
-        encoding, grid = chunk_view.key_encoding, chunk_view.array.grid
-        numbering = ChunkNumbering.of(grid.grid_shape, nested=encoding.is_nested(grid.ndim))
         if numbers is None or tree is not None or numbers.key != chunk_view.key:
-            numbers = self._ranges.add(node.path, chunk_view.key, numbering.count)
+            encoding, grid = chunk_view.key_encoding, chunk_view.array.grid
+            numbering = ChunkNumbering.of(grid.grid_shape, nested=encoding.is_nested(grid.ndim))
+            numbers = self.ranges.add(node.path, chunk_view.key, numbering)
         elif numbers.layout() is not chunk_view.array.layout:
             numbers.epoch += 1  # which versions of chunks were seen before is forgotten
-        tree = ChunkTree(self, chunk_view, numbering, numbers)
+        tree = ChunkTree(self, chunk_view, numbers)
         numbers.tree, numbers.layout = ref(tree), ref(chunk_view.array.layout)
         self._use(tree)
         return tree
@@ -288,7 +255,7 @@ class Filesystem:
         for _ in range(2):  # those that stay go round
             if len(self._recent) > _MAX_RECENT:
                 oldest, _ = self._recent.popitem(last=False)
-                if oldest.has_history and self._ranges.at(oldest.path) is oldest.numbers:
+                if oldest.has_history and self.ranges.at(oldest.path) is oldest.numbers:
                     self._recent[oldest] = None
 
     async def present(self, chunks: ChunkTree) -> ChunkTree:
@@ -304,18 +271,6 @@ class Filesystem:
         except NotFoundError:
             raise StaleError(f"the array {path or 'at the root'} is gone") from None
 
-    async def directory_attributes(self, path: str, root: str) -> Attributes:
-        """Return the attributes of the directories above an array's chunks; the number is not set.
-
-        They are those of the directory *root* that holds its shards, or of the array's own if there is none yet.
-        """
-        status = (await self.hierarchy.node(path)).stat
-        if root and self.store.directory_stat is None:
-            with suppress(NotFoundError):
-                stored = await self.store.stat(join_key(path, root))
-                status = stored if stored.kind is Kind.DIRECTORY else status
-        return Attributes(0, status.size, self.hierarchy.remaining(path), status)
-
     def documents(self, node: Node) -> Mapping[str, DocumentText]:
         """Return the generated documents of *node* by name, in the texts in which they are shown."""
         shown = self.view.documents(node)
@@ -330,12 +285,6 @@ class Filesystem:
         """Look at the node at *path* again; inodes of chunks that lie elsewhere now are stale from here on."""
         self.hierarchy.forget(path)
         self.chunk_tree(await self.hierarchy.node(path))
-
-    def moved_directory(self, old: str, new: str) -> None:
-        """Follow a directory that was moved in the store, with all below it."""
-        self.inodes.moved_directory(old, new)
-        self.texts.move(old, new)
-        self._ranges.remove_below(old, new)
 
     def became_chunks(self, chunks: ChunkTree) -> None:
         """Let the directories that became ones of *chunks* go on under their numbers: programs work in them."""

@@ -8,10 +8,17 @@ chunks, and the generation tells versions of a chunk apart.  So a chunk's number
 from bisect import bisect_right
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from itertools import accumulate
+from math import prod
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import StaleError, StoreError
+from shardfs.format.sharding import Coords
+
+if TYPE_CHECKING:
+    from shardfs.vfs.entries.chunk import ChunkTree
 
 GENERATIONS: Final = 1024
 MISSING: Final = GENERATIONS - 1
@@ -22,12 +29,6 @@ _END: Final = 1 << 64
 ROOT: Final = 1
 GONE: Final = "gone"
 """The identity of a stored file or directory that has no name any more, whatever its path stands for."""
-
-T = TypeVar("T")
-
-
-def _nothing() -> None:
-    return None
 
 
 def in_table(ino: int) -> bool:
@@ -110,11 +111,8 @@ class Inodes:
         """Let *ino*, which was given out, stand for something of this *kind* from now on, whatever it stood for."""
         row = self._rows.get(ino)
         if row is None:
-            row = self._rows[ino] = Row(ino, kind)
-            self._new.add(ino)
-        elif entry is not None and row.entry == entry:
-            return
-        else:
+            row = self._add(Row(ino, kind))
+        elif entry is None or row.entry is None:
             self._let_go(row)
         row.kind, row.identity, row.entry = kind, identity, entry
         if path is not None:
@@ -130,23 +128,22 @@ class Inodes:
             if row is not None and (row.kind, row.identity) != (kind, identity):
                 row = None
         if row is None:
-            ino = self.reserve()
-            row = self._rows[ino] = Row(ino, kind, identity, key=key)
-            self._new.add(ino)
-            if key is not None:
-                self._keys[key] = row
+            row = self._add(Row(self.reserve(), kind, identity, key=key))
         row.nlink = nlink
         self._bind(row, name)
         return row.ino
 
     def keyed(self, key: Hashable, kind: Hashable, entry: object) -> int:
         """Return the number of the *entry* that *key* identifies."""
-        row = self._keys.get(key)
-        if row is None:
-            ino = self.reserve()
-            row = self._keys[key] = self._rows[ino] = Row(ino, kind, entry=entry, key=key)
-            self._new.add(ino)
+        row = self._keys.get(key) or self._add(Row(self.reserve(), kind, entry=entry, key=key))
         return row.ino
+
+    def _add(self, row: Row) -> Row:
+        self._rows[row.ino] = row
+        self._new.add(row.ino)
+        if row.key is not None:
+            self._keys[row.key] = row
+        return row
 
     def row(self, ino: int) -> Row:
         """Return the row with the number *ino*; raises `StaleError` if it is forgotten."""
@@ -154,11 +151,6 @@ class Inodes:
             return self._rows[ino]
         except KeyError:
             raise StaleError(f"inode {ino} is not known any more") from None
-
-    def find(self, path: str) -> int | None:
-        """Return the number of what has *path*, as far as is known."""
-        row = self.row_at(path)
-        return row.ino if row is not None else None
 
     def name_of(self, ino: int) -> str:
         """Return a path that a file has now, "" if none is known."""
@@ -201,17 +193,21 @@ class Inodes:
         if row is not None:
             self._retire(row)
 
-    def moved(self, old: str, new: str) -> None:
-        """Follow a file that was moved in the store, in place of what had the path *new*."""
-        row, target = self.row_at(old), self.row_at(new)
-        if row is not None and row is target:
-            return  # two names of one file, which stay
+    def moved(self, old: str, new: str) -> bool:
+        """Follow a file that was moved in the store, in place of what had the path *new*.
+
+        Returns False for two names of one file, which both stay.
+        """
+        row = self.row_at(old)
+        if row is not None and row is self.row_at(new):
+            return False
         self.removed(new)
         name = self._find(old)
         if row is not None and name is not None:
             to = self._at(new)
             self._unbind(row, name)
             self._bind(row, to)
+        return True
 
     def moved_directory(self, old: str, new: str) -> None:
         """Follow a directory that was moved in the store, with all below it, in place of what had the path *new*."""
@@ -329,9 +325,66 @@ class Inodes:
         self._let_go(row)
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkNumbering:
+    """Every chunk of a grid, and every directory above chunks, as one number: its position.
+
+    The directories of each depth follow each other in C order, depth by depth, and the chunks come last; so a position
+    is found from coordinates, and coordinates from a position, without a table.  *axes* are how many coordinates the
+    names above a thing give at each depth: 0, 1, … for nested keys, 0 and all for flat ones; *bases* are the first
+    positions of each depth.
+    """
+
+    grid_shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    bases: tuple[int, ...]
+
+    @classmethod
+    def of(cls, grid_shape: tuple[int, ...], *, nested: bool) -> "ChunkNumbering":
+        """Number a grid whose keys have one path component per axis (*nested*), or one for all."""
+        ndim = len(grid_shape)
+        axes = tuple(range(ndim + 1)) if nested else (0, ndim)
+        counts = [prod(grid_shape[:n]) for n in axes]
+        return cls(grid_shape, axes, (0, *accumulate(counts[:-1])))
+
+    @property
+    def count(self) -> int:
+        """How many positions there are."""
+        return self.bases[-1] + prod(self.grid_shape)
+
+    def of_chunk(self, coords: Coords) -> int:
+        """Return the position of the chunk at *coords*."""
+        return self.bases[-1] + self._index(coords)
+
+    def of_directory(self, coords: Coords) -> int:
+        """Return the position of the directory whose path gives *coords*, which are fewer than all."""
+        return self.bases[len(coords)] + self._index(coords)
+
+    def parent(self, position: int) -> tuple[int, int]:
+        """Return the position of the directory that holds a chunk of a nested key, and the chunk's last coordinate."""
+        directory, last = divmod(position - self.bases[-1], self.grid_shape[-1])
+        return self.bases[-2] + directory, last
+
+    def coords(self, position: int) -> Coords:
+        """Return the coordinates of a chunk, or those that the path of a directory gives."""
+        depth = bisect_right(self.bases, position) - 1
+        index = position - self.bases[depth]
+        coords = []
+        for length in reversed(self.grid_shape[: self.axes[depth]]):
+            index, coordinate = divmod(index, length)
+            coords.append(coordinate)
+        return tuple(reversed(coords))
+
+    def _index(self, coords: Coords) -> int:
+        index = 0
+        for coordinate, length in zip(coords, self.grid_shape, strict=False):
+            index = index * length + coordinate
+        return index
+
+
 @dataclass(slots=True, eq=False)
-class ArrayNumbers(Generic[T]):
-    """The numbers of the array at *path*: *npositions* of each generation, from *start* on.
+class ArrayNumbers:
+    """The numbers of the array at *path*: those of each generation, as *numbering* counts, from *start* on.
 
     *key* tells whether an array there has the same chunks still; *tree* is what shows them, as long as somebody uses it
     or did a moment ago.  *epoch* counts how often its *layout* was forgotten, and with it which versions were seen.
@@ -339,10 +392,11 @@ class ArrayNumbers(Generic[T]):
 
     path: str
     key: bytes
-    npositions: int
+    numbering: ChunkNumbering
     start: int
-    tree: Callable[[], T | None] = _nothing
-    layout: Callable[[], object] = _nothing
+    npositions: int
+    tree: "Callable[[], ChunkTree | None]" = lambda: None
+    layout: Callable[[], object] = lambda: None
     epoch: int = 0
 
     def ino(self, generation: int, position: int) -> int:
@@ -358,27 +412,26 @@ class ArrayNumbers(Generic[T]):
         return (ino - self.start) % self.npositions
 
 
-class ArrayRanges(Generic[T]):
+class ArrayRanges:
     """Who has which numbers.  None is given again, so an inode of an array that is gone is stale for good."""
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._known: list[ArrayNumbers[T]] = []
-        self._by_path: dict[str, ArrayNumbers[T]] = {}
+        self._known: list[ArrayNumbers] = []  # by their starts
+        self._by_path: dict[str, ArrayNumbers] = {}
         self._next = _FIRST
 
-    def add(self, path: str, key: bytes, npositions: int) -> ArrayNumbers[T]:
+    def add(self, path: str, key: bytes, numbering: ChunkNumbering) -> ArrayNumbers:
         """Give numbers to the array at *path*, in place of those that one there had."""
+        npositions = numbering.count
         if self._next + npositions * GENERATIONS > _END:
             raise StoreError("the arrays that were opened through this mount have used all inode numbers; mount again")
         self.remove(path)
-        numbers = self._by_path[path] = ArrayNumbers(path, key, npositions, self._next)
+        numbers = self._by_path[path] = ArrayNumbers(path, key, numbering, self._next, npositions)
         self._next += npositions * GENERATIONS
-        self._starts.append(numbers.start)
         self._known.append(numbers)
         return numbers
 
-    def at(self, path: str) -> ArrayNumbers[T] | None:
+    def at(self, path: str) -> ArrayNumbers | None:
         """Return the numbers of the array at *path*."""
         return self._by_path.get(path)
 
@@ -386,17 +439,19 @@ class ArrayRanges(Generic[T]):
         """Make the inodes of an array stale."""
         numbers = self._by_path.pop(path, None)
         if numbers is not None:
-            i = bisect_right(self._starts, numbers.start) - 1
-            del self._starts[i], self._known[i]
+            del self._known[bisect_right(self._known, numbers.start, key=_start) - 1]
 
     def remove_below(self, *paths: str) -> None:
         """Make the inodes of the arrays at and below *paths* stale."""
         for path in [path for path in self._by_path if any(is_below(path, above) for above in paths)]:
             self.remove(path)
 
-    def find(self, ino: int) -> ArrayNumbers[T]:
+    def find(self, ino: int) -> ArrayNumbers:
         """Return the numbers of which *ino* is one; raises `StaleError`."""
-        i = bisect_right(self._starts, ino) - 1
-        if i < 0 or ino - self._starts[i] >= self._known[i].npositions * GENERATIONS:
+        i = bisect_right(self._known, ino, key=_start) - 1
+        if i < 0 or ino - self._known[i].start >= self._known[i].npositions * GENERATIONS:
             raise StaleError("the array has changed")
         return self._known[i]
+
+
+_start: Final = attrgetter("start")

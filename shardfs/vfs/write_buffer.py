@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from shardfs.dataset.hierarchy import is_below
 from shardfs.dataset.quick_lock import QuickLock
@@ -118,17 +118,6 @@ class BufferBytes:
         self._file = file
 
 
-class Readable(Protocol):
-    """An open file whose content a write buffer begins with."""
-
-    @property
-    def attributes(self) -> Attributes:
-        """Its attributes."""
-
-    async def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return bytes of it."""
-
-
 class State(enum.Enum):
     """What a buffer holds."""
 
@@ -142,24 +131,15 @@ class State(enum.Enum):
     """What the name said before another buffer published something."""
 
 
-class Origin(enum.Enum):
-    """Where the file of a buffer came from."""
-
-    STORED = enum.auto()
-    """It was there when it was opened, or was published since."""
-    MADE = enum.auto()
-    MADE_EXCLUSIVELY = enum.auto()
-    """It was made on the condition that there was nothing."""
-
-
 @dataclass(eq=False)
 class WriteBuffer:
     """What is written to one name by those who share a buffer: who cuts the file when he opens it begins one.
 
     The kernel may believe the attributes of a new file for *ttl* seconds until it is written: then it asks by itself.
-    *base* is what the name stood for, as long as nothing was written; None if it begins empty.  *ino* is the number
-    that the first version published gets, if the file is new; *is_detached*: the name stands for something else now,
-    and nothing is published any more.  *is_cut*: it began empty, and is published as its writers wrote it, never on top
+    *base* is what the name stood for, as long as nothing was written; None if it begins empty.  *is_new*: the file was
+    made, and never published; its first version gets the number *ino*.  *is_exclusive*: it is published only if there
+    is nothing still.  *is_detached*: the name stands for something else now, and nothing is published any more.
+    *is_cut*: it began empty, and is published as its writers wrote it, never on top
     of what others did.  *version* is the number of what was published last; *mtime_ns* its time, or the one that the
     next version gets, None being the time when it is published.
     """
@@ -168,8 +148,9 @@ class WriteBuffer:
     entry: Published
     ino: int
     status: Stat
-    base: Readable | None
-    origin: Origin
+    base: ChunkHandle | DocumentHandle | None
+    is_new: bool
+    is_exclusive: bool
     state: State
     is_cut: bool
     content: BufferBytes
@@ -183,16 +164,6 @@ class WriteBuffer:
 
     def __post_init__(self) -> None:
         self.version = self.ino
-
-    @property
-    def is_new(self) -> bool:
-        """Whether the file was made, and never published."""
-        return self.origin is not Origin.STORED
-
-    @property
-    def is_made_exclusively(self) -> bool:
-        """Whether it is published only if there is nothing still."""
-        return self.origin is Origin.MADE_EXCLUSIVELY
 
     @property
     def is_changed(self) -> bool:
@@ -247,7 +218,7 @@ class WriteBuffer:
                 await self._load()
                 await self.entry.publish(self)
                 self.buffers.was_published(self)
-                self.state, self.origin = State.CLEAN, Origin.STORED
+                self.state, self.is_new, self.is_exclusive = State.CLEAN, False, False
 
     async def _begin_again(self) -> None:
         """Say what was published meanwhile, if nothing was written."""
@@ -382,24 +353,24 @@ class WriteBuffers:
         self.check_room = check_room
         self._ttl = ttl
         self._space = space
-        self._by_name: dict[Published, list[WriteBuffer]] = {}
+        self._by_path: dict[str, list[WriteBuffer]] = {}
         self._by_ino: dict[int, list[WriteBuffer]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._by_name)
+        return bool(self._by_path)
 
     def get(self, entry: Published) -> WriteBuffer | None:
         """Return the buffer that those share who open a file and do not cut it."""
-        buffers = self._by_name.get(entry)
+        buffers = self._by_path.get(entry.path)
         return buffers[-1] if buffers else None
 
     def all_of(self, entry: Published) -> list[WriteBuffer]:
         """Return all buffers of one name, in the order in which they were begun."""
-        return list(self._by_name.get(entry, ()))
+        return list(self._by_path.get(entry.path, ()))
 
-    def unpublished(self, entry: Published) -> WriteBuffer | None:
+    def unpublished(self, path: str) -> WriteBuffer | None:
         """Return a buffer that is about to be published under a name."""
-        buffers = self._by_name.get(entry, ())
+        buffers = self._by_path.get(path, ())
         return next((buffer for buffer in reversed(buffers) if buffer.is_unpublished), None)
 
     def of_ino(self, ino: int) -> WriteBuffer | None:
@@ -417,13 +388,11 @@ class WriteBuffers:
         exclusive: bool = False,
     ) -> WriteBuffer:
         """Begin to write a file, which *base* says now, if it is there; *is_cut*: with nothing of that."""
-        origin, ino = Origin.STORED, base.attributes.ino if base is not None else entry.reserve()
-        if base is None:
-            origin, is_cut = Origin.MADE_EXCLUSIVELY if exclusive else Origin.MADE, True
-        state = State.FRESH if is_cut else State.CLEAN
-        kept = None if is_cut else base
-        content = BufferBytes(self._space)
-        buffer = WriteBuffer(self, entry, ino, status, kept, origin, state, is_cut, content, self._ttl())
+        is_new, ino = base is None, base.attributes.ino if base is not None else entry.reserve()
+        is_cut = is_cut or is_new
+        state, content = State.FRESH if is_cut else State.CLEAN, BufferBytes(self._space)
+        kept, is_exclusive = None if is_cut else base, exclusive and is_new
+        buffer = WriteBuffer(self, entry, ino, status, kept, is_new, is_exclusive, state, is_cut, content, self._ttl())
         self._add(buffer)
         return buffer
 
@@ -442,12 +411,11 @@ class WriteBuffers:
 
     def was_published(self, buffer: WriteBuffer) -> None:
         """Know that the name of *buffer* says what it says: others begin with that, if they have nothing to publish."""
-        for other in self._by_name.get(buffer.entry, ()):
+        for other in self.all_of(buffer.entry):
             if other is not buffer:
+                other.is_exclusive = False  # this was made after it
                 if other.state is State.CLEAN and not other.is_cut:
                     other.state = State.OUTDATED
-                if other.origin is Origin.MADE_EXCLUSIVELY:
-                    other.origin = Origin.MADE  # this was made after it
 
     def end(self, buffer: WriteBuffer) -> None:
         """Forget a file that nobody writes any more."""
@@ -469,7 +437,7 @@ class WriteBuffers:
 
     def detach(self, entry: Published) -> None:
         """Let go of the name of open files: something else has it from now on."""
-        for buffer in self._by_name.pop(entry, ()):
+        for buffer in self._by_path.pop(entry.path, ()):
             buffer.is_detached = True
 
     def rename(self, buffer: WriteBuffer, entry: Published) -> None:
@@ -480,28 +448,27 @@ class WriteBuffers:
 
     async def moved_directory(self, old: str, new: str) -> None:
         """Follow a directory that was moved from *old* to *new*: what is being written below it has other names."""
-        for entry, buffers in list(self._by_name.items()):
-            if not is_below(entry.node_path, old):
-                continue
-            moved = await entry.moved_with(old, new)
-            if moved is None:
-                self.detach(entry)
-                continue
-            for buffer in list(buffers):
-                self.rename(buffer, moved)
+        for buffer in [buffer for buffers in self._by_path.values() for buffer in buffers]:
+            if is_below(buffer.entry.node_path, old):
+                moved = await buffer.entry.moved_with(old, new)
+                if moved is None:
+                    self.detach(buffer.entry)
+                else:
+                    self.rename(buffer, moved)
 
     def _add(self, buffer: WriteBuffer) -> None:
-        buffers = self._by_name.setdefault(buffer.entry, [])
+        buffers = self._by_path.setdefault(buffer.entry.path, [])
         if buffers:
             buffer.lock = buffers[0].lock
         buffers.append(buffer)
 
     def _remove(self, buffer: WriteBuffer) -> None:
-        buffers = self._by_name.get(buffer.entry, [])
+        path = buffer.entry.path
+        buffers = self._by_path.get(path, [])
         if buffer in buffers:
             buffers.remove(buffer)
             if not buffers:
-                del self._by_name[buffer.entry]
+                del self._by_path[path]
 
 
 def _write(fd: int, data: Buffer, offset: int) -> None:

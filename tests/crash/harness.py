@@ -145,6 +145,6 @@ class Process:
         else:
             handle, _, _ = await files.create(directory, name, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
         if data:
-            await files.write(handle, 0, data)
-        await files.flush(handle)
+            await files.fs.open_files[handle].write(0, data)
+        await files.fs.open_files[handle].flush()
         await files.close(handle)

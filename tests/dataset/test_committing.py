@@ -51,7 +51,7 @@ async def begin_to_replace(process: Process) -> int:
     files = process.writing.changes
     await put(process, 0, b"old")
     number, _ = await files.open((await find(process.fs, "end/c/0")).ino, os.O_WRONLY | os.O_TRUNC)
-    await files.write(number, 0, b"new")
+    await files.fs.open_files[number].write(0, b"new")
     return number
 
 
@@ -70,7 +70,7 @@ async def closed_during_a_commit(process: Process, number: int) -> AsyncIterator
     execute = commits._store
 
     async def meanwhile(commit: Any) -> list[int]:
-        nursery.start_soon(process.writing.changes.flush, number)
+        nursery.start_soon(process.fs.open_files[number].flush)
         await wait_all_tasks_blocked()
         return await execute(commit)
 
@@ -90,9 +90,9 @@ def test_a_chunk_that_is_closed_while_its_array_is_resized_is_one_of_the_resized
         text = json.dumps(document).encode()
         ino = (await find(process.fs, "end/zarr.json")).ino
         handle, _ = await files.open(ino, os.O_WRONLY | os.O_TRUNC)
-        await files.write(handle, 0, text)
+        await files.fs.open_files[handle].write(0, text)
         async with closed_during_a_commit(process, number):
-            await files.flush(handle)
+            await files.fs.open_files[handle].flush()
         attributes = await find(process.fs, "end/c/0")
         _, opened = await process.fs.open(attributes.ino)
         assert bytes(await opened.read(0, 9)) == b"new"
@@ -387,13 +387,13 @@ def test_a_flush_that_waits_for_its_buffer_does_not_stop_who_moves_its_array(roo
         files = process.writing.changes
         await put(process, 0, b"old")
         number, _ = await files.open((await find(process.fs, "end/c/0")).ino, os.O_WRONLY)
-        await files.write(number, 0, b"new")
+        await files.fs.open_files[number].write(0, b"new")
         opened = files.buffers.of_ino((await find(process.fs, "end/c/0")).ino)
         assert opened is not None
         with trio.fail_after(10):
             # The lock is held as by a write that must read the chunk first.
             async with trio.open_nursery() as nursery, opened.lock:
-                nursery.start_soon(files.flush, number)
+                nursery.start_soon(files.fs.open_files[number].flush)
                 await wait_all_tasks_blocked()
                 move = partial(process.writing.changes.rename, ROOT, b"end", ROOT, b"moved", exclusive=False)
                 nursery.start_soon(move)
@@ -412,12 +412,12 @@ def test_what_is_written_to_a_chunk_while_it_is_renamed_is_there_under_the_new_n
         files = process.writing.changes
         await put(process, 0, b"old")
         number, _ = await files.open((await find(process.fs, "end/c/0")).ino, os.O_WRONLY)
-        await files.write(number, 0, b"new")
+        await files.fs.open_files[number].write(0, b"new")
         remove = Chunk.remove
 
         async def meanwhile(chunk: Chunk) -> None:
-            await files.write(number, 3, b"er")
-            nursery.start_soon(files.flush, number)
+            await files.fs.open_files[number].write(3, b"er")
+            nursery.start_soon(files.fs.open_files[number].flush)
             await wait_all_tasks_blocked()
             await remove(chunk)
 

@@ -149,17 +149,17 @@ async def test_a_large_document_of_a_group_is_written_as_a_small_one_is(tmp_path
         edited["attributes"]["edited"] = True
         text = json.dumps(edited).encode()
         file, _, _ = await files.create(ROOT, b"zarr.json", 0o644, os.O_WRONLY | os.O_TRUNC, owner)
-        await files.write(file, 0, text)
-        await files.flush(file)
+        await files.fs.open_files[file].write(0, text)
+        await files.fs.open_files[file].flush()
         stored["attributes"]["edited"] = True
         assert json.loads((root / "zarr.json").read_bytes()) == stored
         assert await read_file(fs, (await find(fs, "zarr.json")).ino) == text
         assert (await find(fs, "zarr.json")).ino != ino
 
         edited["consolidated_metadata"]["metadata"]["a"]["chunk_grid"]["configuration"]["chunk_shape"] = [5, 5]
-        await files.write(file, 0, json.dumps(edited).encode())
+        await files.fs.open_files[file].write(0, json.dumps(edited).encode())
         with pytest.raises(RefusedError, match="the copy of 'a'"):
-            await files.flush(file)
+            await files.fs.open_files[file].flush()
         assert json.loads((root / "zarr.json").read_bytes()) == stored
     finally:
         await process.finish()

@@ -116,7 +116,7 @@ async def read_file(fs: Filesystem, ino: int) -> bytes:
     size = handle.attributes.size
     data = b"".join([bytes(await handle.read(offset, 7)) for offset in range(0, min(size, 70), 7)])
     data += bytes(await handle.read(len(data), size + 1))
-    fs.close(number)
+    fs.open_files.pop(number)
     return data
 
 
@@ -128,7 +128,7 @@ async def list_directory(fs: Filesystem, ino: int, cookie: int = 0) -> list[Row]
 async def rows(fs: Filesystem, ino: int, cookie: int = 0) -> AsyncIterator[tuple[Row, Attributes]]:
     """Yield the names of a directory, with the attributes that the listing gives each."""
     number = fs.open_directory(ino)
-    handle = fs.directory(number)
+    handle = fs.open_directories[number]
     await handle.seek(cookie)
     while (batch := await handle.next_batch()) is not None:
         for row in batch.rows:

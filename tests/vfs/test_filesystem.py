@@ -79,7 +79,7 @@ async def test_a_listing_a_lookup_and_the_attributes_agree(stored: StoredCorpus,
             number, handle = await fs.open(listed.ino)
             assert (handle.attributes.ino, handle.attributes.size) == (listed.ino, listed.size)
             assert handle.is_direct == (path != "zarr.json")
-            fs.close(number)
+            fs.open_files.pop(number)
             with pytest.raises(NotADirectoryHereError):
                 await fs.lookup(listed.ino, b"x")
             with pytest.raises(NotADirectoryHereError):
@@ -110,7 +110,7 @@ async def test_replies_of_three_names_make_the_same_listing(stored: StoredCorpus
     directories = [ROOT, *[each.ino async for _, each in walk(fs) if stat.S_ISDIR(each.status.mode)]]
     for ino in directories:
         number = fs.open_directory(ino)
-        handle = fs.directory(number)
+        handle = fs.open_directories[number]
         found: list[Any] = []
         while True:
             await handle.seek(found[-1][3] if found else 0)
@@ -155,8 +155,8 @@ async def test_chunks_say_where_they_lie(stored: StoredCorpus, case: Case) -> No
     assert array is not None
     for key, data in chunks(case, encoded).items():
         ino = (await find(fs, key)).ino
-        names = await fs.attribute_names(ino)
-        values = {name: await fs.attribute(ino, name) for name in names}
+        names = await (await fs.entry(ino)).attribute_names()
+        values = {name: await (await fs.entry(ino)).attribute(name) for name in names}
         assert int(values.pop(b"user.shardfs.nbytes")) == len(data)
         stored_shard = encoded.files[values.pop(b"user.shardfs.shard").decode()]
         if any(level.after for level in array.grid.levels):
@@ -165,7 +165,7 @@ async def test_chunks_say_where_they_lie(stored: StoredCorpus, case: Case) -> No
             offset = int(values.pop(b"user.shardfs.offset"))
             assert stored_shard[offset : offset + len(data)] == data
         with pytest.raises(NoAttributeError):
-            await fs.attribute(ino, b"user.other")
+            await (await fs.entry(ino)).attribute(b"user.other")
 
 
 @in_trio
@@ -186,9 +186,9 @@ async def test_handles_are_not_used_again(stored: StoredCorpus) -> None:
     fs = await open_tree(open_source(stored.root))
     ino = (await find(fs, "2d/zarr.json")).ino
     first, _ = await fs.open(ino)
-    fs.close(first)
+    fs.open_files.pop(first)
     second = fs.open_directory(ROOT)
     third, _ = await fs.open(ino)
     assert len({first, second, third}) == 3
     with pytest.raises(KeyError):
-        fs.file(first)
+        fs.open_files[first]

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from itertools import product
+from math import prod
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shardfs.errors import StaleError, StoreError
-from shardfs.vfs.inodes import GONE, MISSING, ROOT, ArrayRanges, Inodes, in_table
+from shardfs.format.lens.unsharded import POSITION_BITS, count_positions
+from shardfs.vfs.inodes import GONE, MISSING, ROOT, ArrayRanges, ChunkNumbering, Inodes, in_table
+
+
+def sized(count: int) -> ChunkNumbering:
+    """The numbering of an array that takes *count* positions."""
+    return ChunkNumbering((count,), (1,), (0,))
+
+
+def known(table: Inodes, path: str) -> int | None:
+    """The number of what has *path*."""
+    row = table.row_at(path)
+    return row.ino if row is not None else None
 
 
 @given(st.lists(st.integers(1, 2**36), min_size=1, max_size=8), st.data())
 def test_numbers_of_arrays_are_unique_and_have_an_inverse(sizes: list[int], data: st.DataObject) -> None:
-    ranges: ArrayRanges[str] = ArrayRanges()
-    arrays = [ranges.add(str(n), b"", size) for n, size in enumerate(sizes)]
+    ranges = ArrayRanges()
+    arrays = [ranges.add(str(n), b"", sized(size)) for n, size in enumerate(sizes)]
     for numbers in arrays:
         generation = data.draw(st.integers(0, 2**20))
         position = data.draw(st.integers(0, numbers.npositions - 1))
@@ -36,8 +51,8 @@ def test_what_is_counted_up_is_no_array() -> None:
 
 
 def test_an_array_in_place_of_another_has_other_numbers() -> None:
-    ranges: ArrayRanges[str] = ArrayRanges()
-    first, other, second = ranges.add("a/b", b"1", 10), ranges.add("c", b"1", 10), ranges.add("a/b", b"2", 10)
+    ranges = ArrayRanges()
+    first, other, second = (ranges.add(path, b"", sized(10)) for path in ("a/b", "c", "a/b"))
     assert ranges.at("a/b") is second
     assert ranges.find(second.ino(0, 9)) is second
     assert ranges.find(other.ino(1023, 9)) is other
@@ -51,16 +66,16 @@ def test_an_array_in_place_of_another_has_other_numbers() -> None:
 
 
 def test_arrays_take_no_more_numbers_than_they_need() -> None:
-    ranges: ArrayRanges[str] = ArrayRanges()
-    last = max((ranges.add(str(n), b"", 10**6) for n in range(1000)), key=lambda numbers: numbers.start)
+    ranges = ArrayRanges()
+    last = max((ranges.add(str(n), b"", sized(10**6)) for n in range(1000)), key=lambda numbers: numbers.start)
     assert last.start + 1024 * 10**6 < 2**64 / 15_000
 
 
 def test_numbers_run_out_with_a_message() -> None:
-    ranges: ArrayRanges[str] = ArrayRanges()
-    ranges.add("large", b"", 2**54 - 2**37)
+    ranges = ArrayRanges()
+    ranges.add("large", b"", sized(2**54 - 2**37))
     with pytest.raises(StoreError, match="mount again"):
-        ranges.add("one more", b"", 2**37)
+        ranges.add("one more", b"", sized(2**37))
 
 
 PATHS = [f"{directory}{name}" for directory in ("", "d/", "d/e/", "f/") for name in "ab"] + ["d", "d/e", "f"]
@@ -129,7 +144,7 @@ class Kernel(RuleBasedStateMachine):
         assert len(self.table) == len(self.numbers) + 1
         for path, identity in self.files.items():
             if identity in self.numbers:
-                assert self.table.find(path) == self.numbers[identity]
+                assert known(self.table, path) == self.numbers[identity]
                 assert self.table.row(self.numbers[identity]).path == path
         assert self.table.row(ROOT).path == ""
 
@@ -173,11 +188,72 @@ def test_names_of_one_file_share_its_number_and_the_last_of_them_are_known() -> 
     ino = table.number("file", "a", "identity", nlink=2, key="identity")
     for path in "bcb":
         assert table.number("file", path, "identity", nlink=2, key="identity") == ino
-    assert [table.find(path) for path in "abc"] == [None, ino, ino]
+    assert [known(table, path) for path in "abc"] == [None, ino, ino]
     table.moved("b", "c")  # two names of one file stay
-    assert [table.find(path) for path in "bc"] == [ino, ino]
+    assert [known(table, path) for path in "bc"] == [ino, ino]
     table.removed("b")
     assert (table.row(ino).path, table.name_of(ino)) == ("c", "c")
     table.removed("c")
     assert (table.row(ino).identity, table.name_of(ino)) == (GONE, "")
     assert table.number("file", "c", "identity", key="identity") != ino, "a number of what is gone is not given again"
+
+
+shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)
+large_shapes = st.lists(st.integers(1, 2**12), min_size=1, max_size=3).map(tuple)
+
+
+@given(shapes, st.booleans())
+def test_numbers_are_contiguous_and_each_stands_for_one_thing(shape: tuple[int, ...], nested: bool) -> None:
+    positions = ChunkNumbering.of(shape, nested=nested)
+    directories = [()] if shape or not nested else []
+    if nested:
+        directories = [coords for depth in range(len(shape)) for coords in product(*map(range, shape[:depth]))]
+    chunks = list(product(*map(range, shape)))
+    numbers = [positions.of_directory(coords) for coords in directories]
+    numbers += [positions.of_chunk(coords) for coords in chunks]
+    assert numbers == list(range(len(directories) + len(chunks)))
+    for number, coords in zip(numbers, [*directories, *chunks], strict=True):
+        assert positions.coords(number) == coords
+        assert (number >= positions.bases[-1]) == (number >= len(directories))
+
+
+@given(large_shapes, st.booleans(), st.data())
+def test_a_number_is_found_from_coordinates_and_back(shape: tuple[int, ...], nested: bool, data: st.DataObject) -> None:
+    positions = ChunkNumbering.of(shape, nested=nested)
+    coords = tuple(data.draw(st.integers(0, n - 1)) for n in shape)
+    number = positions.of_chunk(coords)
+    assert number >= positions.bases[-1]
+    assert positions.coords(number) == coords
+    assert number < count_positions(shape) <= 2**POSITION_BITS + sum(map(prod, [shape]))
+    if nested:
+        prefix = coords[: data.draw(st.integers(0, len(shape) - 1))]
+        directory = positions.of_directory(prefix)
+        assert not (directory >= positions.bases[-1])
+        assert positions.coords(directory) == prefix
+        assert positions.parent(number) == (positions.of_directory(coords[:-1]), coords[-1])
+
+
+@given(large_shapes.filter(lambda shape: shape[-1] > 1), st.booleans(), st.data())
+def test_chunks_of_a_row_have_consecutive_numbers(shape: tuple[int, ...], nested: bool, data: st.DataObject) -> None:
+    """Listings count on it."""
+    positions = ChunkNumbering.of(shape, nested=nested)
+    prefix = tuple(data.draw(st.integers(0, n - 1)) for n in shape[:-1])
+    last = data.draw(st.integers(0, shape[-1] - 1))
+    assert positions.of_chunk((*prefix, last)) == positions.of_chunk((*prefix, 0)) + last
+    if nested and len(shape) > 1:
+        assert positions.of_directory(prefix) == positions.of_directory((*prefix[:-1], 0)) + prefix[-1]
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_an_array_without_axes_has_one_chunk(nested: bool) -> None:
+    positions = ChunkNumbering.of((), nested=nested)
+    number = positions.of_chunk(())
+    assert number >= positions.bases[-1]
+    assert positions.coords(number) == ()
+    assert number == (0 if nested else 1)
+
+
+def test_the_largest_grid_that_is_shown_fits() -> None:
+    shape = (2**POSITION_BITS - 1,)
+    positions = ChunkNumbering.of(shape, nested=True)
+    assert positions.of_chunk((shape[0] - 1,)) == 2**POSITION_BITS - 1

@@ -35,7 +35,7 @@ class Kernel:
         That it is full shows when a name does not fit; the kernel takes no reference to that one.
         """
         number = self.fs.open_directory(ino)
-        handle = self.fs.directory(number)
+        handle = self.fs.open_directories[number]
         await handle.seek(cookie)
         found: list[tuple[bytes, int, bool]] = []
         while len(found) <= room and (batch := await handle.next_batch()) is not None:
@@ -57,7 +57,7 @@ class Kernel:
             else:
                 number, handle = await self.fs.open(child)
                 await handle.read(0, 10)
-                self.fs.close(number)
+                self.fs.open_files.pop(number)
 
     def forget(self) -> None:
         for ino, lookups in self.references.items():

@@ -129,8 +129,8 @@ async def test_links_pipes_and_names_of_any_bytes_are_shown(tmp_path: Path) -> N
     link, pipe = await find(fs, "link"), await find(fs, "pipe")
     assert stat.S_ISLNK(link.status.mode)
     assert stat.S_ISFIFO(pipe.status.mode)
-    assert await fs.read_link(link.ino) == b"a/zarr.json"
-    assert await fs.read_link((await find(fs, "a/out")).ino) == b"../.."
+    assert await (await fs.entry(link.ino)).read_link() == b"a/zarr.json"
+    assert await (await fs.entry((await find(fs, "a/out")).ino)).read_link() == b"../.."
     assert await text(fs, "\udcff\udc80") == b"odd"
     for special in (link, pipe):
         with pytest.raises(IsADirectoryHereError):
@@ -168,11 +168,11 @@ async def test_an_array_that_cannot_be_shown_unsharded_is_shown_as_stored_and_sa
     assert await text(fs, "a/zarr.json") == json.dumps(broken.document).encode()
     assert await text(fs, "a/c/0/0") == (tmp_path / "a" / "c" / "0" / "0").read_bytes()
     ino = (await find(fs, "a")).ino
-    assert b"user.shardfs.reason" in await fs.attribute_names(ino)
-    assert b"numcodecs.delta" in await fs.attribute(ino, b"user.shardfs.reason")
-    assert b"user.shardfs.reason" not in await fs.attribute_names(ROOT)
+    assert b"user.shardfs.reason" in await (await fs.entry(ino)).attribute_names()
+    assert b"numcodecs.delta" in await (await fs.entry(ino)).attribute(b"user.shardfs.reason")
+    assert b"user.shardfs.reason" not in await (await fs.entry(ROOT)).attribute_names()
     with pytest.raises(NoAttributeError):
-        await fs.attribute(ROOT, b"user.shardfs.reason")
+        await (await fs.entry(ROOT)).attribute(b"user.shardfs.reason")
 
 
 @in_trio
@@ -181,7 +181,7 @@ async def test_any_reason_can_be_asked_for(tmp_path: Path) -> None:
     document = edited(("codecs",), [extension("\ud800 odd\n\x00" * 1000), sharding((2, 3))])
     (tmp_path / "zarr.json").write_text(json.dumps(document))
     fs = await tree_of(tmp_path)
-    assert 0 < len(await fs.attribute(ROOT, b"user.shardfs.reason")) < 65536
+    assert 0 < len(await (await fs.entry(ROOT)).attribute(b"user.shardfs.reason")) < 65536
 
 
 @pytest.mark.parametrize("depth", [*range(880, 1000, 6)])

@@ -31,8 +31,8 @@ LOCK = b"0.__lock"
 async def write(files: Changes, directory: int, name: bytes, text: bytes) -> None:
     """Write a file as a whole, whatever it was."""
     handle, _, _ = await files.create(directory, name, 0o644, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER)
-    await files.write(handle, 0, text)
-    await files.flush(handle)
+    await files.fs.open_files[handle].write(0, text)
+    await files.fs.open_files[handle].flush()
     await files.close(handle)
 
 
@@ -54,7 +54,7 @@ async def test_the_number_of_a_lock_file_that_is_gone_is_not_that_of_the_next(tm
     (root / "kept").rename(stored)  # as a file system does that gives a new file the inode of the last one
     found = await editor.lookup(directory, LOCK)
     assert found.ino not in (0, first.ino)
-    await files.write(late, 0, b"nobody sees this")
+    await files.fs.open_files[late].write(0, b"nobody sees this")
     assert (await editor.attributes(first.ino)).size == 16
     assert (await editor.attributes(found.ino)).size == 0
 
@@ -67,12 +67,12 @@ async def test_a_lock_file_that_became_a_chunk_is_opened_as_the_chunk(tmp_path: 
     fs, files, editor = process.fs, process.writing.changes, process.writing.changes
     directory = (await find(fs, "unchecked/c")).ino
     handle, first, _ = await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
-    await files.write(handle, 0, b"one")
+    await files.fs.open_files[handle].write(0, b"one")
     await files.close(handle)
     await editor.rename(directory, LOCK, directory, b"0", exclusive=False)
     late, _ = await files.open(first.ino, os.O_WRONLY)
-    await files.write(late, 3, b" more")
-    await files.flush(late)
+    await files.fs.open_files[late].write(3, b" more")
+    await files.fs.open_files[late].flush()
     extent = await (await process.array("unchecked")).extent((0,))
     assert extent is not None
     assert bytes(await extent.read(0, extent.nbytes)) == b"one more"
@@ -152,8 +152,8 @@ async def test_the_kernel_is_not_told_to_believe_the_size_of_a_chunk_that_is_cut
     directory = (await find(process.fs, "unchecked/c")).ino
     handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
     assert made.ttl == 3600.0
-    await files.write(handle, 0, b"text")
-    await files.flush(handle)
+    await files.fs.open_files[handle].write(0, b"text")
+    await files.fs.open_files[handle].flush()
     await files.close(handle)
     ino = (await editor.lookup(directory, b"0")).ino
     await files.open(ino, os.O_WRONLY | os.O_TRUNC)
@@ -172,7 +172,7 @@ async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(
     files = editor = process.writing.changes
     directory = (await find(process.fs, "unchecked/c")).ino
     handles = [(await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER))[0] for _ in range(3)]
-    await files.write(handles[0], 0, b"text")
+    await files.fs.open_files[handles[0]].write(0, b"text")
     current, others = Chunk.current, list[tuple[int, Attributes, bool]]()
 
     async def current_later(chunk: Chunk) -> ChunkHandle | None:
@@ -184,11 +184,11 @@ async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(
 
     monkeypatch.setattr(Chunk, "current", current_later)
     await editor.rename(directory, LOCK, directory, b"0", exclusive=False)
-    await files.write(others[0][0], 4, b" and")
-    await files.write(handles[0], 8, b" more")
+    await files.fs.open_files[others[0][0]].write(4, b" and")
+    await files.fs.open_files[handles[0]].write(8, b" more")
     await files.close(handles[2])
     for number in (handles[0], others[0][0]):
-        await files.flush(number)
+        await files.fs.open_files[number].flush()
         await files.close(number)
     extent = await (await process.array("unchecked")).extent((0,))
     assert extent is not None
@@ -242,12 +242,12 @@ async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(
     directory = (await find(process.fs, "unchecked/c")).ino
     handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
     beside, _ = await files.open(made.ino, os.O_WRONLY)
-    await files.write(handle, 0, b"first")
-    await files.flush(handle)
-    await files.write(handle, 5, b" and the rest")
+    await files.fs.open_files[handle].write(0, b"first")
+    await files.fs.open_files[handle].flush()
+    await files.fs.open_files[handle].write(5, b" and the rest")
     await files.close(handle)
     assert await read_file(process.fs, (await editor.lookup(directory, b"0")).ino) == b"first and the rest"
-    await files.flush(beside)
+    await files.fs.open_files[beside].flush()
     await files.close(beside)
 
 
@@ -315,8 +315,8 @@ async def test_a_chunk_that_is_moved_while_its_array_is_loses_no_write(
 
     async def write_chunk() -> None:
         await removing.wait()
-        await changes.write(writing, 0, b"second")
-        await changes.flush(writing)
+        await changes.fs.open_files[writing].write(0, b"second")
+        await changes.fs.open_files[writing].flush()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(move_chunk)

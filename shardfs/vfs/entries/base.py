@@ -37,7 +37,7 @@ class Entry(ABC):
 
     Made of a directory and a name, it is whatever the name stands for when it is asked, which may be nothing; *ino* is
     0 then.  Made of an inode number, *ino*, it is what had that number: what reads it raises `StaleError` if the name
-    stands for something else by now.
+    stands for something else by now.  Equal entries are of one name.
     """
 
     __slots__ = ("fs", "ino")
@@ -45,6 +45,12 @@ class Entry(ABC):
     def __init__(self, fs: "Filesystem", ino: int = 0) -> None:
         self.fs = fs
         self.ino = ino
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Entry) and self.path == other.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
 
     @property
     @abstractmethod
@@ -71,10 +77,6 @@ class Entry(ABC):
     async def child(self, name: str) -> "Entry":
         """Return what *name* in this directory stands for, to change it."""
         raise NotADirectoryHereError(f"{self.path} is no directory")
-
-    async def unpublished_child(self, name: str) -> "Published | None":
-        """Return what *name* in this directory stands for if that is published as a whole; asks no store."""
-        return None
 
     def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield the names in this directory behind *cookie*."""
@@ -162,10 +164,7 @@ class Entry(ABC):
 
 
 class Published(Entry):
-    """A file whose bytes become its content as a whole, when they are published: a chunk or a document.
-
-    Equal entries are of one name.
-    """
+    """A file whose bytes become its content as a whole, when they are published: a chunk or a document."""
 
     __slots__ = ()
     max_nbytes: int

@@ -1,28 +1,253 @@
-"""Inner chunks, and the directories above them."""
+"""Inner chunks, and the directories above them: computed from inode numbers, kept nowhere."""
 
+import re
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
 
+from shardfs.dataset.array import Extent
 from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.walk import walk_files
+from shardfs.dataset.shard_cache import ShardState
+from shardfs.dataset.wal.records import Put
 from shardfs.errors import (
     MetadataError,
+    NoAttributeError,
     NotADirectoryHereError,
     NotEmptyError,
     NotFoundError,
     RefusedError,
+    StaleError,
 )
+from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Content, Stat, join_key
-from shardfs.vfs.attributes import Attributes, Owner
+from shardfs.stores.base import Content, Kind, Stat, join_key
+from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
+from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, Owner, absent, new_file
+from shardfs.vfs.chunk_cache import DecodedChunk
+from shardfs.vfs.chunk_listing import list_chunks
 from shardfs.vfs.entries.base import Entry, NewAttributes, Published, mode_of
-from shardfs.vfs.handles import Batch, ChunkHandle
+from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle
+from shardfs.vfs.inodes import MISSING, ArrayNumbers, in_table
 from shardfs.vfs.missing import FillChunk
+from shardfs.vfs.views import ChunkView
 
 if TYPE_CHECKING:
-    from shardfs.vfs.chunk_tree import ChunkTree
+    from shardfs.vfs.filesystem import Filesystem
     from shardfs.vfs.write_buffer import WriteBuffer
+
+_MAX_PREFIXES: Final = 8192
+_TEMPORARY: Final = re.compile(r"(.+)\.[0-9a-f]{8,32}\.partial|\.(.+)\.[A-Za-z0-9]{6}")
+"""What zarr-python, rclone and rsync call a file while they write it; zarr-python 3 drops what follows its last dot."""
+
+_SHARD: Final = b"user.shardfs.shard"
+_OFFSET: Final = b"user.shardfs.offset"
+_NBYTES: Final = b"user.shardfs.nbytes"
+
+
+class ChunkTree:
+    """The chunks of an array, as the view shows them, and the directories above them, by their *numbers*.
+
+    Position 0 is the directory *root* (`c`), or, where keys have no such directory (*root* is ""), the array's own.
+
+    *refilled* are chunks that programs removed and that went on as chunks of the fill value which these were shown,
+    with the numbers of those.  Some programs remove a name to take it anew: of one that is *removed_again* the next
+    lookup finds nothing.  *removals* counts how often a directory was removed, by its position: it has another number
+    then, as the old one is dead to the kernel if anybody has it.
+    """
+
+    def __init__(self, fs: "Filesystem", chunk_view: ChunkView, numbers: ArrayNumbers) -> None:
+        self.fs = fs
+        self.chunk_view = chunk_view
+        self.array, self.encoding, self.codec, _ = chunk_view
+        self.path = self.array.layout.path
+        self.numbers = numbers
+        self.numbering = numbers.numbering
+        self._ndim = self.array.grid.ndim
+        self.root = self.encoding.root(self._ndim)
+        self.is_nested = self.encoding.is_nested(self._ndim)
+        self.refilled: dict[Coords, int] = {}
+        self.removed_again: set[Coords] = set()
+        self.removals: Counter[int] = Counter()
+        self._prefix = lru_cache(_MAX_PREFIXES)(self.numbering.coords)  # of rows: few are in use
+        self._valid_until = float("-inf")
+        self._directory_template: tuple[float, Attributes] | None = None
+
+    @property
+    def has_history(self) -> bool:
+        """Whether it knows what nobody could find out again."""
+        return bool(self.refilled or self.removed_again or self.removals or self.array.layout.directories is not None)
+
+    # Names.
+
+    def owns(self, name: str) -> bool:
+        """Whether *name*, in a directory of chunks, belongs to a chunk or to more of them, in the grid or not."""
+        if self.is_nested:
+            return parse_coordinate(name) is not None
+        return self.encoding.decode(name, self._ndim) is not None
+
+    def owns_in_array(self, name: str) -> bool:
+        """Whether *name*, in the array's directory, belongs to the chunks."""
+        return self.encoding.begins(name, self._ndim)
+
+    def takes(self, name: str) -> bool:
+        """Whether *name*, in the array's directory, belongs to the chunks, or to the shards that they are stored in."""
+        return self.owns_in_array(name) or self.array.layout.key_encoding.begins(name, self._ndim)
+
+    def is_scratch(self, name: str) -> bool:
+        """Whether *name*, in the array's directory, is kept as names in a directory of chunks are.
+
+        That is a lock of a chunk, or of a shard, that lies there, and in a bucket, where it would cost three requests
+        or four, what writers are known to call a chunk before they rename it.  Any other name may be a user's.
+        """
+        if is_lock(name):
+            return self.takes(name.removesuffix(LOCK_SUFFIX))
+        found = _TEMPORARY.fullmatch(name) if self.fs.store.root is None else None
+        return found is not None and any(map(self.takes, (key := found[1] or found[2], f"{key}.0")))
+
+    def at(self, position: int, ino: int) -> "Chunk | ChunkDirectory":
+        """Return the chunk, or directory of chunks, at *position*, whose number is *ino*."""
+        if position < self.numbering.bases[-1]:
+            return ChunkDirectory(self, self._prefix(position), ino, position)
+        if not self.is_nested:
+            return Chunk(self, self._prefix(position), ino)
+        directory, last = self.numbering.parent(position)
+        return Chunk(self, (*self._prefix(directory), last), ino)
+
+    def _coords_of(self, position: int | None, name: str) -> Coords:
+        """Return the coordinates of *name* in the directory at *position*, in that of the array if it is None."""
+        if position is None and self.root:
+            return ()
+        if self.is_nested:
+            return (*self._prefix(position or 0), int(name))
+        return self.encoding.decode(name, self._ndim) or ()
+
+    async def lookup(self, position: int | None, name: str) -> Attributes:
+        """Return the attributes of *name*, which belongs to the chunks, on the terms of `entry`."""
+        coords, shape = self._coords_of(position, name), self.array.grid.grid_shape
+        if len(coords) < self._ndim and all(i < n for i, n in zip(coords[-1:], shape[len(coords) - 1 :], strict=False)):
+            if not self.array.layout.has_directory(coords):
+                return absent(0.0)
+            return await self.directory_attributes(self.numbering.of_directory(coords))
+        if not self.array.grid.contains(coords):
+            return absent(0.0 if self.fs.is_writable else self.fs.hierarchy.remaining(self.path))
+        attributes, _ = await self.find(coords)
+        if coords in self.removed_again:
+            self.removed_again.discard(coords)
+            return absent(0.0)
+        return attributes
+
+    async def entry(self, position: int | None, name: str) -> "Chunk | ChunkDirectory":
+        """Return what *name*, which belongs to the chunks, stands for in the directory at *position*.
+
+        That is the array's directory if it is None.  Raises `RefusedError` for a name beyond the grid.
+        """
+        await self.check()
+        coords = self._coords_of(position, name)
+        if any(i >= n for i, n in zip(coords, self.array.grid.grid_shape, strict=False)):
+            raise RefusedError(f"{self.encoding.encode(coords)} of {self.path or 'the array'} lies beyond its shape")
+        return ChunkDirectory(self, coords) if len(coords) < self._ndim else Chunk(self, coords)
+
+    def directory_at(self, path: str) -> "ChunkDirectory | None":
+        """Return the directory that *path*, from that of the array, leads to; None if it is none."""
+        names = path.split("/")
+        if self.root and names.pop(0) != self.root:
+            return None
+        coords = tuple(index for name in names if (index := parse_coordinate(name)) is not None)
+        is_within = all(index < length for index, length in zip(coords, self.array.grid.grid_shape, strict=False))
+        if not self.is_nested or len(coords) != len(names) or len(coords) >= self._ndim or not is_within:
+            return None
+        return ChunkDirectory(self, coords)
+
+    async def list_in_array(self, cookie: int) -> AsyncGenerator[Batch, None]:
+        """Yield what the array's directory shows of the chunks behind *cookie*."""
+        layout = self.array.layout
+        if not self.root:
+            async for batch in list_chunks(self, (), cookie):
+                yield batch
+        elif (cookie == 0 or cookie >= OTHERS) and (
+            await self.array.has_shards() if layout.directories is None else layout.has_directory(())
+        ):
+            attributes = await self.directory_attributes(0)
+            yield Batch(attributes, [(self.root.encode(), attributes.ino, attributes.size, 1)])
+
+    # Attributes, and what is there.
+
+    async def check(self) -> None:
+        """Raise `StaleError` if the array does not have these chunks any more."""
+        path, hierarchy = self.path, self.fs.hierarchy
+        chunk_view: ChunkView | None = None
+        if self.fs.ranges.at(path) is self.numbers:
+            if hierarchy.clock() < self._valid_until:
+                return
+            chunk_view = self.fs.view.chunk_view(await hierarchy.node(path))
+        if chunk_view is None or not chunk_view.has_chunks_of(self.chunk_view):
+            raise StaleError(f"the array {path or 'at the root'} has changed")
+        self.chunk_view = chunk_view
+        self._valid_until = hierarchy.clock() + hierarchy.remaining(path)
+
+    async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[Attributes, Extent | FillChunk | None]:
+        """Return attributes and bytes of the chunk at *coords*; None if there is no such chunk."""
+        state, extent = await self.array.find(coords, fresh=fresh)
+        ttl, status, layout = self.ttl(state), state.stat, self.array.layout
+        if extent is None:
+            missing = self.chunk_view.shown_missing
+            if missing is None:
+                return absent(ttl), None
+            chunk = await missing.stored()
+            ino = self.numbers.ino(MISSING, self.numbering.of_chunk(coords))
+            return Attributes(ino, chunk.nbytes, ttl, status or UNKNOWN_FILE), chunk
+        if status is None:
+            change = layout.pending.changes.get(coords)
+            status = new_file(change.mode, change.uid, change.gid) if isinstance(change, Put) else UNKNOWN_FILE
+        own = layout.own.get(coords)
+        size = extent.nbytes if self.codec is None else self.codec.nbytes
+        if own is None:
+            ino = self.numbers.version(state.generation, self.numbering.of_chunk(coords))
+            return Attributes(ino, size, ttl, status), extent
+        self.keep_version(own.ino, coords)
+        return Attributes(own.ino, size, ttl, status, own.mtime_ns), extent
+
+    def ttl(self, state: ShardState) -> float:
+        """Return for how long the kernel may believe what it is told of the chunks of a shard.
+
+        A chunk that programs write through the mount would be out of date in the kernel's memory.
+        """
+        return 0.0 if self.fs.is_writable else self.array.remaining(state)
+
+    async def is_empty(self, coords: Coords = ()) -> bool:
+        """Whether the directory to which *coords* lead has no chunks but such as programs removed."""
+        return await self.array.is_empty(coords, besides=self.refilled)
+
+    def keep_version(self, ino: int, coords: Coords) -> None:
+        """Let *ino* stand for the version of a chunk that was published through the mount."""
+        if in_table(ino):
+            self.fs.inodes.keep(ino, Chunk, entry=Chunk(self, coords, ino))
+
+    async def directory_attributes(self, position: int) -> Attributes:
+        """Return the attributes of the directory at *position*.
+
+        They are those of the directory that holds the shards, or of the array's own if there is none yet.
+        """
+        hierarchy, store, known = self.fs.hierarchy, self.fs.store, self._directory_template
+        now = hierarchy.clock()
+        if known is None or known[0] <= now:
+            status = (await hierarchy.node(self.path)).stat
+            if self.root and store.directory_stat is None:
+                with suppress(NotFoundError):
+                    stored = await store.stat(join_key(self.path, self.root))
+                    status = stored if stored.kind is Kind.DIRECTORY else status
+            until = now + hierarchy.remaining(self.path)
+            known = self._directory_template = until, Attributes(0, status.size, 0.0, status)
+        until, attributes = known
+        return attributes._replace(ino=self.directory_ino(position), ttl=until - now)
+
+    def directory_ino(self, position: int) -> int:
+        """Return the number of the directory at *position*."""
+        return self.numbers.ino(self.removals[position], position)
 
 
 class Chunk(Published):
@@ -31,21 +256,15 @@ class Chunk(Published):
     __slots__ = ("chunks", "coords")
     max_nbytes = 2**40
 
-    def __init__(self, chunks: "ChunkTree", coords: Coords, ino: int = 0) -> None:
+    def __init__(self, chunks: ChunkTree, coords: Coords, ino: int = 0) -> None:
         super().__init__(chunks.fs, ino)
         self.chunks = chunks
         self.coords = coords
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Chunk) and (self.chunks, self.coords) == (other.chunks, other.coords)
-
-    def __hash__(self) -> int:
-        return hash((self.chunks, self.coords))
-
     @property
     def path(self) -> str:
         """The path on the mount."""
-        return join_key(self.chunks.path, self.chunks.key(self.coords))
+        return join_key(self.chunks.path, self.chunks.encoding.encode(self.coords))
 
     @property
     def node_path(self) -> str:
@@ -54,27 +273,55 @@ class Chunk(Published):
 
     async def attributes(self) -> Attributes:
         """Return the attributes of this version."""
-        return (await self.chunks.version(self.coords, self.ino, fresh=False)).attributes
+        return (await self._version(fresh=False)).attributes
 
     async def open(self) -> ChunkHandle:
         """Open this version."""
-        return await self.chunks.version(self.coords, self.ino)
+        return await self._version()
 
-    async def current(self) -> ChunkHandle | None:
+    async def _version(self, *, fresh: bool = True) -> ChunkHandle:
+        found = await self.current(fresh=fresh)
+        if found is None or found.attributes.ino != self.ino:
+            raise StaleError(f"{self.path} was {'removed' if found is None else 'replaced'}")
+        return found
+
+    async def current(self, *, fresh: bool = True) -> ChunkHandle | None:
         """Open what the name stands for, None if it is nothing."""
-        return await self.chunks.current(self.coords)
+        chunks = self.chunks
+        await chunks.check()
+        attributes, extent = await chunks.find(self.coords, fresh=fresh)
+        if extent is None or isinstance(extent, FillChunk):
+            return ChunkHandle(attributes, extent) if extent is not None else None
+        reopen = self.current if self.fs.store.rewrites else None
+        if chunks.codec is None:
+            return ChunkHandle(attributes, extent, reopen)
+        layout, fingerprint = chunks.array.layout, chunks.array.fingerprint
+        decoded = DecodedChunk(self.fs.chunk_cache, layout, self.coords, extent, chunks.codec, fingerprint)
+        return ChunkHandle(attributes, decoded, reopen)
 
     async def attribute(self, name: bytes) -> bytes:
-        """Return where the chunk lies."""
-        return await self.chunks.attribute(self.coords, self.ino, name)
+        """Return where this version lies: the key of its shard, and length and offset in it.
+
+        There is no offset where the shard is encoded as a whole, and while the chunk is not in its shard yet.
+        """
+        array = self.chunks.array
+        if name == _SHARD:
+            return array.layout.shard_key(array.grid.locate(self.coords).shard).encode(errors="surrogateescape")
+        chunk = (await self._version(fresh=False)).extent
+        extent = chunk.extent if isinstance(chunk, DecodedChunk) else chunk
+        if name == _NBYTES:
+            return b"%d" % extent.nbytes
+        if name != _OFFSET or isinstance(extent, FillChunk) or array.grid.is_encoded or extent.shard.offset is None:
+            raise NoAttributeError(f"no attribute {name!r}")
+        return b"%d" % (extent.shard.offset + extent.offset)
 
     async def attribute_names(self) -> Sequence[bytes]:
         """Return the names of the attributes."""
-        return self.chunks.attribute_names()
+        return [_SHARD, _NBYTES] if self.chunks.array.grid.is_encoded else [_SHARD, _OFFSET, _NBYTES]
 
     async def exists(self) -> bool:
         """Whether there is such a chunk, or a file that will be published as one."""
-        if self.fs.changes.buffers.unpublished(self) is not None:
+        if self.fs.changes.buffers.unpublished(self.path) is not None:
             return True
         return self.coords not in self.chunks.refilled and await self.current() is not None
 
@@ -108,7 +355,7 @@ class Chunk(Published):
             handle = await self.current()
             if handle is not None:
                 await self._remove(handle)
-            elif buffers.unpublished(self) is None:
+            elif buffers.unpublished(self.path) is None:
                 raise NotFoundError(f"{self.path} does not exist")
             buffers.detach(self)
 
@@ -130,7 +377,7 @@ class Chunk(Published):
             ino = buffer.version  # what its writer published is what it means
             assert isinstance(buffer.entry, Chunk)
             chunk = buffer.entry
-        await chunk.chunks.version(chunk.coords, ino)
+        await Chunk(chunk.chunks, chunk.coords, ino).open()
         chunk._own(OwnVersion(ino, mtime_ns))
 
     async def moved_with(self, old: str, new: str) -> "Chunk | None":
@@ -172,15 +419,15 @@ class Chunk(Published):
 
     async def _remove(self, handle: ChunkHandle) -> None:
         chunks = await self.fs.present(self.chunks)
-        remains = await chunks.remains(self.coords)
-        if remains is None:
+        missing = chunks.chunk_view.missing
+        if missing is None or not missing.is_listed:
             if not isinstance(handle.extent, FillChunk):
                 await self.fs.changes.writer.erase(chunks.array, self.coords, mtime_ns=time.time_ns())
         elif chunks.refilled.get(self.coords) == handle.ino:
             chunks.removed_again.add(self.coords)
         else:
             number = self.fs.inodes.reserve()
-            await self._put(await remains.content(), handle.attributes.status, number, None)
+            await self._put(await (await missing.shown()).content(), handle.attributes.status, number, None)
             chunks.keep_version(number, self.coords)
             chunks.refilled[self.coords] = number
 
@@ -190,22 +437,17 @@ class ChunkDirectory(Entry):
 
     __slots__ = ("chunks", "coords", "position")
 
-    def __init__(self, chunks: "ChunkTree", coords: Coords, ino: int = 0, position: int | None = None) -> None:
+    def __init__(self, chunks: ChunkTree, coords: Coords, ino: int = 0, position: int | None = None) -> None:
         super().__init__(chunks.fs, ino)
         self.chunks = chunks
         self.coords = coords
         self.position = chunks.numbering.of_directory(coords) if position is None else position
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ChunkDirectory) and (self.chunks, self.coords) == (other.chunks, other.coords)
-
-    def __hash__(self) -> int:
-        return hash((self.chunks, self.coords))
-
     @property
     def path(self) -> str:
         """The path on the mount."""
-        return self.chunks.directory_of(self.coords)
+        parts = [self.chunks.path, self.chunks.root, *map(str, self.coords)]
+        return "/".join(part for part in parts if part)
 
     @property
     def node_path(self) -> str:
@@ -219,7 +461,10 @@ class ChunkDirectory(Entry):
 
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of *name* in the directory."""
-        return await self.chunks.lookup(self.position, name)
+        await self.chunks.check()
+        if self.chunks.owns(name):
+            return await self.chunks.lookup(self.position, name)
+        return await self.fs.stored.lookup_beside_chunks(self.path, name)
 
     async def child(self, name: str) -> Entry:
         """Return what *name* in the directory stands for."""
@@ -227,13 +472,13 @@ class ChunkDirectory(Entry):
             return await self.chunks.entry(self.position, name)
         return await self.fs.stored.beside_chunks(self.path, name)
 
-    async def unpublished_child(self, name: str) -> Published | None:
-        """Return the chunk that *name* stands for."""
-        return await self.chunks.published(self.position, name) if self.chunks.owns(name) else None
-
-    def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
-        """Yield the names in the directory behind *cookie*."""
-        return self.chunks.list(self.position, cookie)
+    async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
+        """Yield stored names that are no chunks', then chunks."""
+        await self.chunks.check()
+        async for batch in self.fs.stored.list_beside_chunks(self.path, cookie, self.chunks.owns):
+            yield batch
+        async for batch in list_chunks(self.chunks, self.coords, cookie):
+            yield batch
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
         """Make the directory, of an array that is made through the mount; of others it is there."""
@@ -250,7 +495,7 @@ class ChunkDirectory(Entry):
         await self._require_no_scratch()
         await self.fs.stored.remove_scratch(self.path)
         chunks.array.layout.remove_directory(self.coords)
-        chunks.removed(self.coords)
+        chunks.removals[self.position] += 1
         if not self.coords and chunks.root:
             node = await self.fs.hierarchy.node(chunks.path)
             await self.fs.changes.publisher.prune(node)

@@ -34,12 +34,6 @@ class Document(Published):
         self._path = path
         self.identity = identity
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Document) and self.path == other.path
-
-    def __hash__(self) -> int:
-        return hash(self.path)
-
     @property
     def path(self) -> str:
         """The path on the mount."""
@@ -94,7 +88,7 @@ class Document(Published):
 
     async def _lookup(self) -> Attributes:
         await self.fs.hierarchy.node(self.node_path, fresh=True)
-        return await self.fs.directory_entry(self.node_path).lookup(self.name)
+        return await self.fs.view.directory(self.fs, self.node_path).lookup(self.name)
 
     async def attribute(self, name: bytes) -> bytes:
         """Return an extended attribute of the stored document."""
@@ -119,7 +113,7 @@ class Document(Published):
 
     async def exists(self) -> bool:
         """Whether there is such a document, or a file that will be published as one."""
-        return self.fs.changes.buffers.unpublished(self) is not None or await self.is_there()
+        return self.fs.changes.buffers.unpublished(self.path) is not None or await self.is_there()
 
     def reserve(self) -> int:
         """Return a number for the document, which is not there yet."""
@@ -131,9 +125,7 @@ class Document(Published):
         """Make what was written the document."""
         content = buffer.content
         text = bytes(content.read(0, content.nbytes))
-        await self.fs.changes.publisher.publish(
-            self, text, mode=mode_of(buffer.status), exclusive=buffer.is_made_exclusively
-        )
+        await self.fs.changes.publisher.publish(self, text, mode=mode_of(buffer.status), exclusive=buffer.is_exclusive)
         if buffer.mtime_ns is not None:
             await self._set_time(buffer.mtime_ns)
 
@@ -155,7 +147,7 @@ class Document(Published):
             try:
                 await changes.publisher.remove(self)
             except NotFoundError:
-                if changes.buffers.unpublished(self) is None:
+                if changes.buffers.unpublished(self.path) is None:
                     raise
             changes.buffers.detach(self)
         self.fs.inodes.removed(self.path)

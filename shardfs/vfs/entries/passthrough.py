@@ -21,13 +21,13 @@ from shardfs.errors import (
 from shardfs.stores.base import Content, Kind, OpenFile, join_key
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.vfs.attributes import Attributes, Owner
-from shardfs.vfs.entries.base import Entry, NewAttributes, Published, mode_of
+from shardfs.vfs.entries.base import Entry, NewAttributes, mode_of
 from shardfs.vfs.entries.document import Document
 from shardfs.vfs.handles import Batch, FileHandle, PassthroughHandle
 from shardfs.vfs.inodes import GONE
 
 if TYPE_CHECKING:
-    from shardfs.vfs.chunk_tree import ChunkTree
+    from shardfs.vfs.entries.chunk import ChunkTree
     from shardfs.vfs.filesystem import Filesystem
 
 _REASON: Final = b"user.shardfs.reason"
@@ -50,12 +50,6 @@ class Passthrough(Entry):
         self._path = path
         self.identity = identity
         self.is_scratch = is_scratch
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Passthrough) and self.path == other.path
-
-    def __hash__(self) -> int:
-        return hash(self.path)
 
     @property
     def path(self) -> str:
@@ -278,7 +272,7 @@ class Passthrough(Entry):
             await self.attributes()  # raises, if another file has the name
             await self.fs.store.set_attributes(self.path, **changes)
         except (NotFoundError, StaleError):
-            for _, handle in self.fs.files():
+            for handle in self.fs.open_files.values():
                 if isinstance(handle, PassthroughHandle) and handle.ino == self.ino:
                     handle.file.set_attributes(**changes)
                     return
@@ -347,7 +341,7 @@ class Directory(Special):
             return Document(fs, join_key(self.path, name)).shown_in(node).attributes
         chunks = fs.chunk_tree(node)
         if chunks is not None and chunks.owns_in_array(name):
-            return await chunks.lookup_in_array(name)
+            return await chunks.lookup(None, name)
         if chunks is not None and chunks.is_scratch(name):
             return await fs.stored.lookup_beside_chunks(self.path, name)
         if self.hides(node, chunks, name):
@@ -371,14 +365,6 @@ class Directory(Special):
         if self.hides(node, chunks, name):
             raise NotPermittedError(f"{path} is not shown, and cannot be written, in this view")
         return Passthrough(fs, path, is_scratch=fs.is_scratch(self.path))
-
-    async def unpublished_child(self, name: str) -> Published | None:
-        """Return the chunk or document that *name* stands for."""
-        path = join_key(self.path, name)
-        if self.fs.is_document(path):
-            return Document(self.fs, path)
-        chunks = self.fs.chunk_tree(await self.node())
-        return await chunks.published(None, name) if chunks is not None and chunks.owns_in_array(name) else None
 
     async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield generated documents, then stored names, then what is kept beside chunks, then chunks."""
