@@ -14,11 +14,11 @@ from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.chunk import ChunkDirectory, ChunkTree
+from shardfs.vfs.entries.document import DocumentText, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.handles import Batch, DirectoryHandle, FileHandle
 from shardfs.vfs.inodes import ROOT, ArrayRanges, ChunkNumbering, Inodes, Row, in_table
 from shardfs.vfs.stored_names import StoredNames
-from shardfs.vfs.text_cache import DocumentText, TextCache
 from shardfs.vfs.views import View
 
 if TYPE_CHECKING:
@@ -274,12 +274,9 @@ class Filesystem:
     def documents(self, node: Node) -> Mapping[str, DocumentText]:
         """Return the generated documents of *node* by name, in the texts in which they are shown."""
         shown = self.view.documents(node)
-        documents = {name: self.texts.text(join_key(node.path, name), text) for name, text in shown.items()}
-        for name in self.view.document_names - shown.keys() if shown else ():
-            silent = self.texts.silent(join_key(node.path, name))
-            if silent is not None:
-                documents[name] = silent
-        return documents
+        names = [*shown, *(self.view.document_names - shown.keys())] if shown else []
+        found = {name: self.texts.text(join_key(node.path, name), shown.get(name)) for name in names}
+        return {name: text for name, text in found.items() if text is not None}
 
     async def refresh(self, path: str) -> None:
         """Look at the node at *path* again; inodes of chunks that lie elsewhere now are stale from here on."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
@@ -30,10 +31,13 @@ from shardfs.errors import (
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, encode_json
 from shardfs.format.lens.consolidated import Consolidated, copies_told, copies_told_in, put_text
+from shardfs.format.lens.show import says_the_same
 from shardfs.format.lens.unsharded import check_resized, shard_new
+from shardfs.format.lens.v2 import ZATTRS
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata
 from shardfs.stores.base import Expected, Kind, is_reserved, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
+from shardfs.vfs.entries.document import NO_ATTRIBUTES, DocumentText
 from shardfs.vfs.entries.document import Document as DocumentEntry
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.orphans import OrphanChunks
@@ -42,6 +46,7 @@ from shardfs.vfs.views import Edit, EditableView
 log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 5
+_NOT_THERE: Final = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,11 @@ class Publisher:
             told = None
             if len(written) > LARGE_NBYTES and entry.name == DOCUMENT:
                 told = await self._fs.worker.call(copies_told_in, written)
-            edited = await self._edit(node, entry, written) if told is None else None
             if told is not None:
-                await self._publish_large_group(node, told, publication)
-            elif edited is None:
+                await self._publish_group(node, written, told, publication)
+                return
+            edited = await self._edit(node, entry, written)
+            if edited is None:
                 await self._store_as_written(node, publication)
             else:
                 _require_seen(shown, node, edited)
@@ -104,62 +110,55 @@ class Publisher:
 
     async def remove(self, entry: DocumentEntry) -> None:
         """Remove a document; an array stays one until it is emptied or has a new document."""
-        node = await self._fs.hierarchy.look_again(entry.node_path)
-        documents = self._fs.documents(node)
-        edited = await self._view.edit(self._fs.hierarchy, Edit(node, entry.name, None))
+        fs = self._fs
+        node = await fs.hierarchy.look_again(entry.node_path)
+        documents = fs.documents(node)
+        edited = await self._view.edit(fs.hierarchy, Edit(node, entry.name, None))
         if edited is not None and entry.name in documents:
             mode = stat.S_IMODE(node.document_stat.mode) if node.document_stat is not None else 0o644
             await self._publish(node, edited, _Publication(entry, b"", mode, exclusive=False))
         elif entry.name not in documents:
-            await self._fs.store.unlink(entry.path)
-            self._leave(node, entry)
+            await fs.store.unlink(entry.path)
+            if entry.name == DOCUMENT:
+                fs.hierarchy.leave(node)
+            else:
+                fs.hierarchy.forget(node.path)
         else:
-            if self._array(node) is not None:
+            if self._view.chunk_view(node) is not None:
                 await self._writer.commits.flush(below=node.path)
             for other in self._view.document_names - {DOCUMENT}:
                 key = join_key(node.path, other)
                 if other in documents and other != entry.name:  # it goes when it is removed itself
-                    await self._fs.store.replace(key, documents[other].text)
+                    await fs.store.replace(key, documents[other].text)
                 else:  # what was stored beside the v3 document, and hidden by it, must not come back
                     with suppress(NotFoundError, IsADirectoryHereError):
-                        await self._fs.store.unlink(key)
-            await self._fs.store.unlink(join_key(node.path, DOCUMENT))
-            self._fs.hierarchy.leave(node)
-        self._fs.texts.forget(entry.path)
-
-    def _leave(self, node: Node, entry: DocumentEntry) -> None:
-        if entry.name == DOCUMENT:
-            self._fs.hierarchy.leave(node)
-        else:
-            self._fs.hierarchy.forget(node.path)
-
-    def _array(self, node: Node) -> Array | None:
-        """Return the array whose chunks are shown one by one, if *node* is one."""
-        chunk_view = self._view.chunk_view(node)
-        return chunk_view.array if chunk_view is not None else None
+                        await fs.store.unlink(key)
+            await fs.store.unlink(join_key(node.path, DOCUMENT))
+            fs.hierarchy.leave(node)
+        fs.texts.forget(entry.path)
 
     async def _without_emptied(self, node: Node, entry: DocumentEntry, written: bytes) -> Node:
         """Return *node*, which is no array any more if its document was removed and no chunk is left.
 
         It stays what it was if the document that was *written* means the same: programs that unpack remove first.
         """
-        chunks = self._fs.chunk_tree(node)
+        chunks, stored = self._fs.chunk_tree(node), node.metadata
         if node.document is not None or chunks is None or not await chunks.is_empty():
             return node
         with suppress(MetadataError, RefusedError):
             edited = await self._edit(node, entry, written)
-            if edited is None or self._is_that_array(node.metadata, edited):
+            if edited is None:
                 return node
-        await self.prune(node)
-        self._fs.hierarchy.abandon(node.path)
+            if isinstance(stored, ArrayMetadata) and isinstance(edited, ArrayMetadata):
+                self._view.lens.put(stored, edited)  # refuses what does not describe the same chunks
+                if edited.shape == stored.shape:
+                    return node
+        await self._abandon(node)
         return await self._fs.hierarchy.node(node.path, fresh=True)
 
-    def _is_that_array(self, stored: Metadata | None, edited: Metadata) -> bool:
-        """Whether *edited* describes the chunks of *stored*; raises `RefusedError` if not, as an edit of it would."""
-        if not isinstance(stored, ArrayMetadata) or not isinstance(edited, ArrayMetadata):
-            return False
-        self._view.lens.put(stored, edited)
-        return edited.shape == stored.shape
+    async def _abandon(self, node: Node) -> None:
+        await self.prune(node)
+        self._fs.hierarchy.abandon(node.path)
 
     async def _edit(self, node: Node, entry: DocumentEntry, written: bytes) -> Metadata | None:
         """Return the unsharded v3 document that was written; None if it is stored as it is."""
@@ -176,7 +175,7 @@ class Publisher:
         """Return the documents in the directory *path* that are stored as they were written."""
         found: dict[str, bytes] = {}
         for name in self._view.document_names:
-            with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):
+            with suppress(*_NOT_THERE):
                 snapshot = await self._fs.store.open(join_key(path, name))
                 if snapshot.size <= MAX_DOCUMENT_NBYTES:
                     found[name] = bytes(await snapshot.read(0, snapshot.size))
@@ -188,37 +187,38 @@ class Publisher:
         return [entry.name for entry in entries if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name)]
 
     async def _publish(self, node: Node, edited: Metadata, publication: _Publication) -> None:
-        array = self._array(node)
+        chunk_view = self._view.chunk_view(node)
+        stored = node.stored or node.metadata
         if isinstance(edited, GroupMetadata):
-            await self._require_no_chunks(node, "a group")
-            before = node.stored
-            stored = before.document if isinstance(before, GroupMetadata) else None
-            told = copies_told(edited.document)
-            nodes = await self._nodes_told(node.path, told)
-            self._expect_shards(node.path, told, nodes)
-            document = self._put_copies(node.path, stored, edited.document, nodes)
-            await self._store_document(node, document, edited.document, publication)
+            is_v3 = publication.entry.name == DOCUMENT
+            text = publication.written if is_v3 else encode_json(edited.document)
+            await self._publish_group(node, text, copies_told(edited.document), publication)
         elif edited.is_sharded:
             await self._require_no_chunks(node, "a sharded array")
             self._fs.hierarchy.show_as_stored(node.path)
             await self._store_document(node, edited.document, edited.document, publication)
-        elif array is not None and isinstance(stored_array := node.stored or node.metadata, ArrayMetadata):
-            await self._edit_array(node, array, stored_array, edited, publication)
+        elif chunk_view is not None and isinstance(stored, ArrayMetadata):
+            await self._edit_array(node, chunk_view.array, stored, edited, publication)
         elif node.document is None:
             await self._new_array(node, edited, publication)
         else:
             await self._store_document(node, edited.document, edited.document, publication)
 
-    async def _publish_large_group(self, node: Node, told: Mapping[str, bool], publication: _Publication) -> None:
-        """Do what `_publish` does, and work on the documents in another process."""
+    async def _publish_group(
+        self, node: Node, written: bytes, told: Mapping[str, bool], publication: _Publication
+    ) -> None:
+        """Store the document of a group, *written* as v3, which tells of nodes.
+
+        Sharded arrays that it tells of before they are made are shown as they are stored: their writer writes shards.
+        """
         await self._require_no_chunks(node, "a group")
         nodes = await self._nodes_told(node.path, told)
-        self._expect_shards(node.path, told, nodes)
-        texts = {path: _text_of(found) for path, found in nodes.items() if found.metadata is not None}
-        lens = Consolidated(self._view.lens, self._fs.hierarchy.as_stored(node.path))
+        for relative, is_sharded in told.items():
+            is_there = relative in nodes and nodes[relative].metadata is not None
+            if is_sharded and not is_there and ".." not in relative.split("/"):
+                self._fs.hierarchy.show_as_stored(join_key(node.path, relative.strip("/")))
         stored = node.document if isinstance(node.metadata, GroupMetadata) else None
-        content = await self._fs.worker.call(put_text, lens, stored, publication.written, texts)
-        await self._store(node, content, publication)
+        await self._store(node, await self._with_copies(node.path, stored, written, nodes), publication)
 
     async def _edit_array(
         self, node: Node, array: Array, stored: ArrayMetadata, edited: ArrayMetadata, publication: _Publication
@@ -227,16 +227,15 @@ class Publisher:
         commits = self._writer.commits
         document = self._view.lens.put(stored, edited)
         check_resized(stored, document)
-        if edited.shape == stored.shape:
-            await self._store_document(node, document, edited.document, publication)
-            return
-        await commits.flush(below=node.path)  # a new shape is a new numbering of chunks
+        store = partial(self._store_document, node, document, edited.document, publication)
+        if edited.shape != stored.shape:
+            await commits.flush(below=node.path)  # a new shape is a new numbering of chunks
         if all(new >= old for new, old in zip(edited.shape, stored.shape, strict=True)):
-            await self._store_document(node, document, edited.document, publication)
+            await store()
             return
         shrink = await self._writer.shrink(node.path, stored.shape)
         try:
-            await self._store_document(node, document, edited.document, publication)
+            await store()
         except StoreError:  # it may be stored after all, and the next mount finds out
             raise
         except ShardfsError:
@@ -252,6 +251,7 @@ class Publisher:
         if self._chunks_per_shard is None:
             await self._store_as_written(node, publication)
             return
+        hierarchy = self._fs.hierarchy
         try:
             document = shard_new(edited, self._chunks_per_shard)
         except NotUnshardable as reason:
@@ -261,11 +261,11 @@ class Publisher:
                 return
             document = dict(edited.document)
         await self._orphans.put_aside(node.path, self._view.key_encoding(node, edited), edited.ndim)
-        self._fs.hierarchy.show_unsharded(node.path)
+        hierarchy.show_unsharded(node.path)
         await self._store_document(node, document, edited.document, publication)
-        chunks = self._fs.chunk_tree(await self._fs.hierarchy.node(node.path))
+        chunks = self._fs.chunk_tree(await hierarchy.node(node.path))
         if chunks is not None:
-            self._fs.hierarchy.begin(chunks.array.layout)
+            hierarchy.begin(chunks.array.layout)
             self._fs.became_chunks(chunks)
         await self._orphans.absorb(node.path)
         await self._refresh_copies(node.path)
@@ -278,26 +278,39 @@ class Publisher:
         await self._store(node, publication.written if is_same else encode_json(document), publication)
 
     async def _store(self, node: Node, content: bytes, publication: _Publication) -> None:
-        is_v3 = publication.entry.name == DOCUMENT
+        fs, entry, key = self._fs, publication.entry, join_key(node.path, DOCUMENT)
         exclusive = publication.exclusive and node.document is None
-        key = join_key(node.path, DOCUMENT)
         # What these say will be in the document.
-        beside = {} if is_v3 or node.document is not None else await self._documents_in(node.path)
-        texts = {join_key(node.path, name): text for name, text in beside.items()}
-        cache = self._fs.texts
-        self._fs.store.note_shown(key, node.document_stat)
+        beside = {} if entry.name == DOCUMENT or node.document is not None else await self._documents_in(node.path)
+        texts: dict[str, DocumentText] = {}
+        fs.store.note_shown(key, node.document_stat)
         try:
-            with cache.storing({**texts, publication.entry.path: publication.written}):
-                stored = await self._fs.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
-            cache.set_time(publication.entry.path, stored.mtime_ns)
-            for path in texts:
-                cache.set_time(path, (await self._fs.store.stat(path)).mtime_ns)
-                await self._fs.store.unlink(path)
+            stored = await fs.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
+            for name, text in beside.items():
+                path = join_key(node.path, name)
+                texts[name] = DocumentText(text, (await fs.store.stat(path)).mtime_ns)
+                await fs.store.unlink(path)
         finally:
-            await self._fs.refresh(node.path)
-        stored_as = await self._fs.hierarchy.node(node.path)
-        for name, text in self._view.documents(stored_as).items():
-            await cache.compare(join_key(node.path, name), text, self._fs.worker)
+            await fs.refresh(node.path)
+        texts[entry.name] = DocumentText(publication.written, stored.mtime_ns)
+        await self._keep_texts(node.path, texts)
+
+    async def _keep_texts(self, path: str, written: Mapping[str, DocumentText]) -> None:
+        """Show the documents of a node in the texts that were *written*, now or earlier, if these say the same."""
+        fs = self._fs
+        shown = self._view.documents(await fs.hierarchy.node(path))
+        for name in self._view.document_names:
+            text = written.get(name) or fs.texts.known(join_key(path, name))
+            generated = shown.get(name, NO_ATTRIBUTES if name == ZATTRS and shown else None)
+            if text is None:
+                continue
+            if generated is None:
+                is_same = False
+            elif len(generated) > LARGE_NBYTES:
+                is_same = await fs.worker.call(says_the_same, name, generated, text.text)
+            else:
+                is_same = says_the_same(name, generated, text.text)
+            fs.texts.keep(join_key(path, name), text, shown.get(name), is_same=is_same)
 
     async def _store_as_written(self, node: Node, publication: _Publication) -> None:
         entry, written, mode = publication.entry, publication.written, publication.mode
@@ -308,32 +321,28 @@ class Publisher:
 
     async def _require_no_chunks(self, node: Node, what: str) -> None:
         chunks = self._fs.chunk_tree(node)
-        if chunks is None:
-            return
-        if not await chunks.is_empty():
+        if chunks is not None and not await chunks.is_empty():
             raise RefusedError(f"the directory holds chunks of an array, and cannot become {what}")
-        await self.prune(node)
-        self._fs.hierarchy.abandon(node.path)
+        if chunks is not None:
+            await self._abandon(node)
 
     async def prune(self, node: Node) -> None:
         """Commit that all chunks of an array are gone, and remove the directories that held its shards."""
-        chunks = self._fs.chunk_tree(node)
+        chunks, store = self._fs.chunk_tree(node), self._fs.store
         assert chunks is not None
-        array = chunks.array
+        array, ndim = chunks.array, chunks.array.grid.ndim
         for coords in list(chunks.refilled):
             if chunks.refilled.pop(coords, None) is not None:  # else it was written meanwhile
                 await self._writer.erase(array, coords, mtime_ns=time.time_ns())
         await self._writer.commits.flush(below=node.path)
-        layout = array.layout
-        if layout.key_encoding.is_nested(array.grid.ndim):
-            root = layout.key_encoding.root(array.grid.ndim)
+        encoding = array.layout.key_encoding
+        if encoding.is_nested(ndim):
+            root = encoding.root(ndim)
             for name in [root] if root else [str(index) for index in await array.listing.children(())]:
-                await prune(self._fs.store, join_key(node.path, name), locks=True)
-        elif self._fs.store.root is not None:
-            store = self._fs.store
+                await prune(store, join_key(node.path, name), locks=True)
+        elif store.root is not None:
             for entry in await store.list(node.path):
-                name = entry.name.removesuffix(LOCK_SUFFIX)
-                if is_lock(entry.name) and layout.key_encoding.begins(name, array.grid.ndim):
+                if is_lock(entry.name) and encoding.begins(entry.name.removesuffix(LOCK_SUFFIX), ndim):
                     await store.unlink(join_key(node.path, entry.name))
         array.listing.forget()
 
@@ -342,29 +351,25 @@ class Publisher:
         found: dict[str, Node] = {}
         for relative in told:
             await trio.lowlevel.checkpoint()  # there may be thousands
-            if ".." in relative.split("/"):
-                continue
-            with suppress(NotFoundError, NotADirectoryHereError):
-                found[relative] = await self._fs.hierarchy.node(join_key(path, relative.strip("/")))
+            if ".." not in relative.split("/"):
+                with suppress(NotFoundError, NotADirectoryHereError):
+                    found[relative] = await self._fs.hierarchy.node(join_key(path, relative.strip("/")))
         return found
 
-    def _expect_shards(self, path: str, told: Mapping[str, bool], nodes: Mapping[str, Node]) -> None:
-        """Show sharded arrays as they are stored that a program tells of before it makes them: it writes shards."""
-        for relative, is_sharded in told.items():
-            is_there = relative in nodes and nodes[relative].metadata is not None
-            if is_sharded and not is_there and ".." not in relative.split("/"):
-                self._fs.hierarchy.show_as_stored(join_key(path, relative.strip("/")))
-
-    def _put_copies(
-        self, path: str, stored: Document | None, document: Document, nodes: Mapping[str, Node]
-    ) -> Document:
-        """Return a group's *document* with its copies of arrays as they are stored.
+    async def _with_copies(self, path: str, stored: bytes | None, written: bytes, nodes: Mapping[str, Node]) -> bytes:
+        """Return the document *written* of the group at *path* with its copies of *nodes* as these are stored.
 
         *stored* is what an edit replaces: copies that were not edited stay.
         """
-        known = {relative: node.stored for relative, node in nodes.items()}
-        copies = {relative: metadata.document for relative, metadata in known.items() if metadata is not None}
-        return Consolidated(self._view.lens, self._fs.hierarchy.as_stored(path)).put(stored, document, copies)
+        lens = Consolidated(self._view.lens, self._fs.hierarchy.as_stored(path))
+        texts = {  # of one that was removed a moment ago, too
+            relative: node.document if node.document is not None else encode_json(node.metadata.document)
+            for relative, node in nodes.items()
+            if node.metadata is not None
+        }
+        if len(written) > LARGE_NBYTES:
+            return await self._fs.worker.call(put_text, lens, stored, written, texts)
+        return put_text(lens, stored, written, texts)
 
     async def _refresh_copies(self, path: str) -> None:
         """Bring copies of an array that was sharded on its way, in the groups above it, to what is stored now."""
@@ -377,31 +382,25 @@ class Publisher:
 
     async def _refresh_copies_in(self, path: str) -> None:
         """Do so in one group, again if another host changes its document meanwhile."""
+        hierarchy = self._fs.hierarchy
         for attempt in range(_ATTEMPTS):
-            look = self._fs.hierarchy.look_again if attempt else self._fs.hierarchy.node
-            node = await look(path)
+            node = await (hierarchy.look_again if attempt else hierarchy.node)(path)
             group = node.stored
-            if not isinstance(group, GroupMetadata):
+            if not isinstance(group, GroupMetadata) or node.document is None:
                 return
             nodes = await self._nodes_told(path, copies_told(group.document))
-            document = self._put_copies(path, None, group.document, nodes)
-            if document == group.document:
+            content = await self._with_copies(path, None, node.document, nodes)
+            if content == node.document:
                 return
-            key, content, expected = join_key(path, DOCUMENT), encode_json(document), Expected(node.document_stat)
             try:
-                await self._fs.store.replace(key, content, expected=expected)
+                await self._fs.store.replace(join_key(path, DOCUMENT), content, expected=Expected(node.document_stat))
             except StaleError:
                 if attempt == _ATTEMPTS - 1:
                     raise
             else:
-                self._fs.hierarchy.forget(path)
+                hierarchy.forget(path)
+                await self._keep_texts(path, {})
                 return
-
-
-def _text_of(node: Node) -> bytes:
-    """Return the document of a node, which may have been removed a moment ago."""
-    assert node.metadata is not None
-    return node.document if node.document is not None else encode_json(node.metadata.document)
 
 
 def _require_seen(shown: Node | None, stored: Node, edited: ArrayMetadata | GroupMetadata) -> None:

@@ -7,23 +7,28 @@ from typing import Any
 
 import pytest
 
-from shardfs.vfs import text_cache
-from shardfs.vfs.text_cache import TextCache
+from shardfs.format.lens.show import says_the_same
+from shardfs.vfs.entries import document
+from shardfs.vfs.entries.document import DocumentText, TextCache
 from tests.support.corpus import GZIP, LITTLE, array
 
 SHOWN = b'{\n  "a": [1, 2.0]\n}\n'
 COMPACT = b'{"a":[1,2.0]}'
 
 
-def written(path: str = "zarr.json", text: bytes = COMPACT, known: TextCache | None = None) -> TextCache:
+def written(
+    path: str = "zarr.json", text: bytes = COMPACT, known: TextCache | None = None, shown: bytes = SHOWN
+) -> TextCache:
     known = known or TextCache()
-    with known.storing({path: text}):
-        pass
+    is_same = says_the_same(path.rpartition("/")[2], shown, text)
+    known.keep(path, DocumentText(text), shown, is_same=is_same)
     return known
 
 
 def text_of(known: TextCache, path: str = "zarr.json", shown: bytes = SHOWN) -> bytes:
-    return known.text(path, shown).text
+    text = known.text(path, shown)
+    assert text is not None
+    return text.text
 
 
 def test_what_says_the_same_is_shown_as_it_was_written() -> None:
@@ -45,16 +50,9 @@ def test_a_change_by_others_is_shown_and_so_is_its_end() -> None:
     assert [text_of(known, shown=shown) for shown in (SHOWN, changed, SHOWN)] == [COMPACT, changed, COMPACT]
 
 
-def test_a_text_that_could_not_be_stored_is_not_known_and_the_one_before_is() -> None:
-    known = written()
-    with pytest.raises(OSError, match="full"), known.storing({"zarr.json": json.dumps({"a": [1, 2.0]}).encode()}):
-        raise OSError("the disk is full")
-    assert text_of(known) == COMPACT
-
-
 def test_the_texts_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    most = 3 * (len(COMPACT) + text_cache._OVERHEAD_NBYTES)
-    monkeypatch.setattr(text_cache, "_MAX_NBYTES", most)
+    most = 3 * (len(COMPACT) + document._OVERHEAD_NBYTES)
+    monkeypatch.setattr(document, "_MAX_TEXTS_NBYTES", most)
     known = TextCache()
     for number in range(5):
         written(f"{number}/zarr.json", known=known)
@@ -123,9 +121,10 @@ def test_a_zarray_is_shown_as_it_was_written_only_if_readers_take_it_for_the_sam
         json.dumps({"zarr_consolidated_format": 1, "metadata": {"a/.zarray": document, **others}}).encode()
         for document, others in ((ZARRAY, {}), (ZARRAY | changes, {"a/.zattrs": {}}))
     ]
-    assert (text_of(written("a/.zarray", text), "a/.zarray", shown) == text) == is_same
-    assert (text_of(written(".zmetadata", copies[1]), ".zmetadata", copies[0]) == copies[1]) == is_same
-    assert text_of(written(".zmetadata", copies[1]), ".zmetadata", copies[1].replace(b"a/", b"b/")) != copies[1]
+    assert (text_of(written("a/.zarray", text, shown=shown), "a/.zarray", shown) == text) == is_same
+    assert (text_of(written(".zmetadata", copies[1], shown=copies[0]), ".zmetadata", copies[0]) == copies[1]) == is_same
+    elsewhere = copies[1].replace(b"a/", b"b/")
+    assert text_of(written(".zmetadata", copies[1], shown=elsewhere), ".zmetadata", elsewhere) != copies[1]
 
 
 @pytest.mark.parametrize(
@@ -153,4 +152,4 @@ def test_copies_are_shown_as_they_were_written_only_if_they_say_the_same(
         return json.dumps(inner | {"consolidated_metadata": {**consolidated, "metadata": {"g": inner}}}).encode()
 
     shown, text = group(copy), group(copy | changes)
-    assert (text_of(written(text=text), shown=shown) == text) == is_same
+    assert (text_of(written(text=text, shown=shown), shown=shown) == text) == is_same

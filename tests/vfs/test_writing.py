@@ -16,10 +16,10 @@ from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.attributes import Attributes, Owner
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.entries.chunk import Chunk
+from shardfs.vfs.entries.document import TextCache
 from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.handles import ChunkHandle
 from shardfs.vfs.inodes import ROOT, Inodes
-from shardfs.vfs.text_cache import TextCache
 from tests.crash.harness import Process
 from tests.crash.histories import make_source
 from tests.support.opened import find, in_trio, read_file

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple, Protocol
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
 from shardfs.format.codecs import ChunkCodec
-from shardfs.format.document import Document, Json, encode_json
+from shardfs.format.document import Document, Json, encode_json, parse_json
 from shardfs.format.dtype import fill_element
 from shardfs.format.grid import ChunkKeyEncoding
-from shardfs.format.lens import Lens
+from shardfs.format.lens import Lens, consolidated, v2
 from shardfs.format.lens.consolidated import Consolidated
 from shardfs.format.lens.decoded import Decoded, codec_of, decoded_document
 from shardfs.format.lens.npy import NpyFile
@@ -40,6 +40,16 @@ _STORED_FILLS: Final = (
     "--fill-missing no"
 )
 _BULK: Final = frozenset({"attributes", "consolidated_metadata"})
+
+
+def says_the_same(name: str, shown: bytes, written: bytes) -> bool:
+    """Whether a document *name* was *written* that says the same as it is *shown*, in whatever spelling."""
+    if name != ZARR_JSON:
+        return v2.says_the_same(name, shown, written)
+    try:
+        return consolidated.says_the_same(parse_json(shown), parse_json(written))
+    except MetadataError:
+        return False
 
 
 class Context(NamedTuple):
