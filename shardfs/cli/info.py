@@ -23,8 +23,7 @@ from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.fuse.options import MountOptions
 from shardfs.stores.url import StoreOptions
-from shardfs.vfs.entries.npy import npy_problems
-from shardfs.vfs.views import NpyView, View, ZarrV2, make_view
+from shardfs.vfs.views import View, ZarrV2, make_view
 
 Described = dict[str, Any]
 Views = Mapping[ViewOptions, View]
@@ -115,11 +114,6 @@ async def describe(
             arrays.append(item)
             if isinstance(node.metadata, ArrayMetadata):
                 adviser.add(node)
-    view, known = views[shown], {item["path"] for item in arrays}
-    if isinstance(view, NpyView):
-        async for path, reason in npy_problems(source, view):
-            if path not in known:  # a stored name that a generated file hides
-                arrays.append({"path": path, "shown": "not at all", "left_out": reason, "views": []})
     return Description(arrays, adviser.advice(typed, options), None if arrays else await what_else(source))
 
 

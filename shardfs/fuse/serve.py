@@ -24,7 +24,7 @@ from shardfs.stores.base import Store
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.session import Session
-from shardfs.vfs.views import make_editable_view, make_view
+from shardfs.vfs.views import make_view
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,13 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
     with hold(store) if options.write else nullcontext() as claim:
         source = Source.of(store, max_open=_raise_file_limit() // 4)
         decoded = ChunkCache(options.decode_cache_nbytes, source.statistics)
+        view = make_view(
+            options.view,
+            store,
+            decoded=options.decode,
+            separator=options.dimension_separator,
+            fills_missing=options.fill_missing,
+        )
         writing = None
         if claim is None:
             if has_journal(store):
@@ -63,28 +70,14 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
                 )
                 log.warning("%s: %s", store.url, left)
                 note = "; ".join(part for part in (left, note) if part)
-            view = make_view(
-                options.view,
-                store,
-                decoded=options.decode,
-                separator=options.dimension_separator,
-                fills_missing=options.fill_missing,
-            )
             fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl)
             figures = Figures(fs, source.statistics, None, path, options)
             operations = Operations(fs, source.statistics, figures.take, page_cache=options.page_cache)
         else:
-            editable = make_editable_view(
-                options.view,
-                decoded=options.decode,
-                separator=options.dimension_separator,
-                fills_missing=options.fill_missing,
-            )
-            fs = Filesystem(store, source.hierarchy, editable, decoded, ttl=store.ttl, scratch=claim.state.scratch_key)
+            fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl, scratch=claim.state.scratch_key)
             writing = Session.open(
                 source,
                 fs,
-                editable,
                 claim.state,
                 options.chunks_per_shard,
                 options.auto_compact,

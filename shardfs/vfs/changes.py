@@ -20,14 +20,13 @@ from shardfs.vfs.handles import FileHandle, PassthroughHandle
 from shardfs.vfs.locks import Locks
 from shardfs.vfs.orphans import OrphanChunks
 from shardfs.vfs.publisher import Publisher
-from shardfs.vfs.views import EditableView
 from shardfs.vfs.write_buffer import PIECE_NBYTES, BufferSpace, State, WriteBuffer, WriteBuffers, WriteHandle
 
 T = TypeVar("T")
 
 
 class Changes:
-    """The requests of a filesystem that may be changed, as *view* shows it.
+    """The requests of a filesystem that may be changed, as its view, which has to be editable, shows it.
 
     Chunks are published by *writer*, and new arrays are sharded as *chunks_per_shard* says.  *buffers* is where buffers
     are written that are too large for memory; *copies* is the directory of the store where files are made before they
@@ -37,7 +36,6 @@ class Changes:
     def __init__(
         self,
         fs: Filesystem,
-        view: EditableView,
         writer: Writer,
         *,
         buffers: str,
@@ -53,7 +51,7 @@ class Changes:
             BufferSpace(buffers), lambda: fs.ttl, self._publish, writer.log.sync, self._check_writable
         )
         self.orphans = OrphanChunks(fs, writer, orphans)
-        self.publisher = Publisher(fs, view, writer, self.orphans, chunks_per_shard=chunks_per_shard)
+        self.publisher = Publisher(fs, writer, self.orphans, chunks_per_shard=chunks_per_shard)
         fs.changes = self
 
     # Looking at what is there, and at what is being written.

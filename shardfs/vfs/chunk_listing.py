@@ -95,7 +95,7 @@ async def _list_row(tree: "ChunkTree", prefix: Coords, start: int) -> AsyncGener
             for batch in _batches(tree, run, prefix, None):
                 yield batch
         return
-    nbytes = (await missing.stored()).nbytes
+    nbytes = (await missing.chunk()).nbytes
     async for run in array.list_row(prefix, start):
         gap = [array.absent_run(prefix, start, run.first)] if run.first > start else []
         for each in (*gap, run):

@@ -10,7 +10,7 @@ from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, OpenFile
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_cache import DecodedChunk
-from shardfs.vfs.missing import FillChunk
+from shardfs.vfs.chunk_view import FillChunk
 
 
 class FileHandle:

@@ -20,7 +20,8 @@ from shardfs.format.lens.consolidated import without_copies
 from shardfs.format.lens.v2 import ZMETADATA
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import join_key
-from shardfs.vfs.views import ChunkView, View
+from shardfs.vfs.chunk_view import ChunkView
+from shardfs.vfs.views import View
 
 Reference = str | list[str | int]
 """A text, bytes as `base64:` and their text, or the URL of a file, with offset and length if a range of it is meant."""
@@ -91,7 +92,7 @@ async def _with_missing(
     async def inline(coords: Coords) -> str:
         nonlocal room, text
         if not text:
-            chunk = await missing.stored()
+            chunk = await missing.chunk()
             if 4 * chunk.nbytes <= 3 * room:
                 text = "base64:" + base64.b64encode(await chunk.read(0, chunk.nbytes)).decode()
         room -= len(chunk_view.key_encoding.encode(coords)) + len(text)

@@ -60,7 +60,7 @@ class _Publication:
 
 
 class Publisher:
-    """The documents of a tree that may be changed, as *view* shows them.
+    """The documents of a tree that may be changed, as the view shows them.
 
     *chunks_per_shard* is how new arrays are sharded; None stores them as they are written.
     """
@@ -68,14 +68,14 @@ class Publisher:
     def __init__(
         self,
         fs: Filesystem,
-        view: EditableView,
         writer: Writer,
         orphans: OrphanChunks,
         *,
         chunks_per_shard: tuple[int, ...] | None,
     ) -> None:
+        assert isinstance(fs.view, EditableView)
         self._fs = fs
-        self._view = view
+        self._view = fs.view
         self._writer = writer
         self._orphans = orphans
         self._chunks_per_shard = chunks_per_shard

@@ -18,7 +18,6 @@ from shardfs.stores.local.openat import open_directory
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.views import EditableView
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +44,6 @@ class Session:
         cls,
         source: Source,
         fs: Filesystem,
-        view: EditableView,
         state: StateDirectory,
         chunks_per_shard: tuple[int, ...] | None = None,
         auto_compact: float | None = None,
@@ -54,7 +52,7 @@ class Session:
         single_writer: bool = False,
         disk: Syscalls = _DISK,
     ) -> "Session":
-        """Open the journal in the directory *state*, whose lock the caller holds; *view* is the one of *fs*.
+        """Open the journal in the directory *state*, whose lock the caller holds; *fs* has an `EditableView`.
 
         The caller also holds the locks of *left*, directories that killed mounts of the source left.  *single_writer*:
         the user says that nobody else writes to the source.
@@ -70,7 +68,6 @@ class Session:
         writer = Writer(source, journal, conflicts, auto_compact=auto_compact)
         changes = Changes(
             fs,
-            view,
             writer,
             buffers=state.drafts,
             copies=state.drafts_key,

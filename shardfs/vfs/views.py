@@ -10,13 +10,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import trio
 
-from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
 from shardfs.errors import (
     MetadataError,
@@ -27,7 +24,6 @@ from shardfs.errors import (
     RefusedError,
     UsageError,
 )
-from shardfs.format.codecs import ChunkCodec
 from shardfs.format.document import Json, encode_json
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import Lens
@@ -46,58 +42,11 @@ from shardfs.format.lens.v2 import (
 )
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document, parse_group
 from shardfs.stores.base import Store, join_key
-from shardfs.vfs.entries.npy import NpyDirectory
+from shardfs.vfs.chunk_view import ChunkView, Missing
+from shardfs.vfs.entries.npy import Ahead, NpyDirectory, NpyHandle
 from shardfs.vfs.entries.passthrough import Directory
-from shardfs.vfs.missing import Missing
-from shardfs.vfs.npy_file import Ahead, NpyArray, NpyHandle
 
 log = logging.getLogger(__name__)
-
-
-class ChunkView(NamedTuple):
-    """How the chunks of *array* are shown: under which names, and decoded by *codec*, or as they are without one.
-
-    *missing* stands for chunks that are not there, where those are shown too.
-    """
-
-    array: Array
-    key_encoding: ChunkKeyEncoding
-    codec: ChunkCodec | None
-    missing: Missing | None = None
-
-    @property
-    def key(self) -> bytes:
-        """What is the same for chunks that lie where these lie, mean what they mean, and show alike."""
-        said = (self.array.grid, self.array.layout.key_encoding, self.key_encoding, self.codec is None)
-        return blake2b(repr(said).encode() + self.array.fingerprint, digest_size=16).digest()
-
-    @property
-    def shown_missing(self) -> Missing | None:
-        """What is shown for a chunk that is not there; None if nothing is.
-
-        An array that is made through the mount shows what its writer wrote, who takes it for an error if more is there.
-        """
-        return self.missing if self.array.layout.directories is None else None
-
-    @property
-    def listed_missing(self) -> Missing | None:
-        """The same in a listing."""
-        missing = self.shown_missing
-        return missing if missing is not None and missing.is_listed else None
-
-    def has_chunks_of(self, other: "ChunkView") -> bool:
-        """Whether the chunks lie where those of *other* lie, mean what they mean, and show alike."""
-        here, there = self.array, other.array
-        if (here.layout, here.fingerprint) != (there.layout, there.fingerprint):
-            return False
-        return (self.key_encoding, self.codec) == (other.key_encoding, other.codec)
-
-    def reads_like(self, other: "ChunkView") -> bool:
-        """Whether bytes that were written for a chunk of *other* are what a reader of this one takes them for."""
-        here, there = self.array, other.array
-        if (here.grid.chunk_shape, here.document["data_type"]) != (there.grid.chunk_shape, there.document["data_type"]):
-            return False
-        return self.codec is not None or here.codecs == there.codecs
 
 
 class View:
@@ -179,12 +128,12 @@ class Edit:
 
 
 class EditableView(View, ABC):
-    """A view through which a dataset may be changed."""
+    """A view through which a dataset may be changed.
 
-    @property
-    @abstractmethod
-    def lens(self) -> Lens:
-        """How the documents of arrays are shown, and copies of them in consolidated metadata."""
+    *lens* is how the documents of arrays are shown, and copies of them in consolidated metadata.
+    """
+
+    lens: Lens
 
     @abstractmethod
     def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
@@ -208,12 +157,7 @@ class ZarrV3(EditableView):
     def __init__(self, *, decoded: bool = False) -> None:
         shower = V3Shower(decoded)
         super().__init__(shower)
-        self._lens = shower.lens
-
-    @property
-    def lens(self) -> Lens:
-        """How the documents of arrays are shown."""
-        return self._lens
+        self.lens = shower.lens
 
     def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
         """Return what the document says."""
@@ -240,16 +184,11 @@ class ZarrV2(EditableView):
     """
 
     document_names = V2_NAMES
+    lens: V2
 
     def __init__(self, separator: str = ".", *, decoded: bool = False, fills_missing: bool = True) -> None:
-        self._lens = V2(separator, decodes=decoded, fills_missing=fills_missing)
-        self._shower = V2Shower(self._lens)
-        super().__init__(self._shower)
-
-    @property
-    def lens(self) -> V2:
-        """How the documents of arrays are shown."""
-        return self._lens
+        self.lens = V2(separator, decodes=decoded, fills_missing=fills_missing)
+        super().__init__(V2Shower(self.lens))
 
     def hides(self, node: Node, name: str) -> bool:
         """Whether *name* is the v3 document, or a v2 document that is stored beside one."""
@@ -257,7 +196,7 @@ class ZarrV2(EditableView):
 
     def key_encoding(self, node: Node, new: ArrayMetadata) -> ChunkKeyEncoding:
         """Return the v2 names."""
-        return self._shower.key_encoding(node.in_image)
+        return ChunkKeyEncoding("v2", self.lens.within(node.in_image).separator)
 
     async def edit(self, hierarchy: Hierarchy, edit: Edit) -> Metadata | None:
         """Return the v3 document of a node with what a program changed in one of its v2 documents."""
@@ -270,7 +209,7 @@ class ZarrV2(EditableView):
             return await self._consolidate(hierarchy, edit, stored, written)
         if stored is not None and (is_stored or (is_main and isinstance(stored, ArrayMetadata))):
             beside = None if is_stored else edit.beside
-            return self.lens.edit(stored, name, written, in_image=node.in_image, beside=beside)
+            return self.lens.within(node.in_image).edit(stored, name, written, beside)
         if written is None:
             return None
         check_document(name, written)
@@ -282,7 +221,7 @@ class ZarrV2(EditableView):
             raise RefusedError("an array is stored there")
         if edit.name == ZARRAY and ZGROUP in edit.beside:
             raise RefusedError("a group is stored there")
-        new = self.lens.new(edit.name, written, edit.beside, in_image=edit.node.in_image)
+        new = self.lens.within(edit.node.in_image).new(edit.name, written, edit.beside)
         consolidated = edit.beside.get(ZMETADATA)
         if consolidated is None or not isinstance(new, GroupMetadata):
             return new
@@ -349,13 +288,13 @@ class ZarrV2(EditableView):
         with suppress(NotFoundError, NotADirectoryHereError):
             found = await hierarchy.node(path)
         if found is not None and found.document is not None and found.metadata is not None:
-            return self.lens.put_copies(found.stored or found.metadata, documents, in_image=found.in_image)
+            return self.lens.within(found.in_image).put_copies(found.stored or found.metadata, documents)
         stored = await edit.documents_in(path)
         name = next((name for name in (ZARRAY, ZGROUP) if name in documents), None)
         if not edit.is_new or name is None or ZARRAY in stored or ZGROUP in stored:
             raise RefusedError("it is not stored as Zarr v3, and cannot have a copy here")
-        texts = _texts(documents)
-        return self.lens.new(name, texts[name], texts, in_image=(found or edit.node).in_image)
+        texts = {each: encode_json(document) for each, document in documents.items()}
+        return self.lens.within((found or edit.node).in_image).new(name, texts[name], texts)
 
 
 class NpyView(View):
@@ -372,8 +311,6 @@ class NpyView(View):
         self.source_name = url.rstrip("/").rpartition("/")[2] or "root"
         self.nopened: Counter[str] = Counter()
         self.ahead: OrderedDict[NpyHandle, Ahead] = OrderedDict()
-        self._arrays: WeakKeyDictionary[Node, NpyArray] = WeakKeyDictionary()
-        self._told: set[str] = set()
 
     def chunk_view(self, node: Node) -> None:
         """Return None: chunks are not shown."""
@@ -386,23 +323,9 @@ class NpyView(View):
         """Whether *name* is a document of Zarr v3, which would say what is not there."""
         return name == DOCUMENT and node.metadata is not None
 
-    def array(self, node: Node) -> NpyArray | None:
-        """Return the array of *node* as it is shown; None if it is none, or has no .npy form."""
-        found = self._arrays.get(node)
-        form = self.shown(node).npy if found is None else None
-        if form is not None and node.any_array is not None:
-            found = self._arrays[node] = NpyArray(node.any_array, form)
-        return found
-
     def attributes(self, node: Node) -> bytes | None:
         """Return the attributes of *node* as JSON text; None if it has none, or is not shown."""
         return self.shown(node).documents.get(ATTRIBUTES)
-
-    def tell_once(self, message: str) -> None:
-        """Say something in the log, if it was not said before."""
-        if message not in self._told:
-            self._told.add(message)
-            log.warning("%s", message)
 
 
 def make_view(
@@ -413,23 +336,12 @@ def make_view(
     *decoded*: chunks are decoded; *separator* joins the chunk keys of v2, "." if it is None; if not *fills_missing*, v2
     shows the stored fill values, and no file for what is not stored.
     """
-    if name == "npy":
-        return NpyView(store.url)
-    return make_editable_view(name, decoded=decoded, separator=separator, fills_missing=fills_missing)
-
-
-def make_editable_view(
-    name: str, *, decoded: bool = False, separator: str | None = None, fills_missing: bool = True
-) -> EditableView:
-    """Return the view "v3" or "v2", through which a dataset may be changed."""
     match name:
+        case "npy":
+            return NpyView(store.url)
         case "v3":
             return ZarrV3(decoded=decoded)
         case "v2":
             return ZarrV2(separator or ".", decoded=decoded, fills_missing=fills_missing)
         case _:
-            raise UsageError(f"there is no view {name!r} that can be written to")
-
-
-def _texts(documents: Mapping[str, Json]) -> dict[str, bytes]:
-    return {name: encode_json(document) for name, document in documents.items()}
+            raise UsageError(f"there is no view {name!r}")

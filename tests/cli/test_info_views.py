@@ -206,18 +206,6 @@ def test_info_names_arrays_of_which_some_axes_have_no_name(tmp_path: Path) -> No
     assert info_json(write(tmp_path / "named", "named", "image"))[0]["caveat"] is None
 
 
-def test_what_the_npy_view_hides_is_named(tmp_path: Path) -> None:
-    write(tmp_path, "image", "text")
-    (tmp_path / "image.npy").write_text("notes")
-    by_path = {item["path"]: item for item in info_json("--view", "npy", tmp_path)}
-    assert by_path.keys() == {"image", "text", "image.npy"}
-    assert "image" in by_path["image.npy"]["left_out"]
-    assert by_path["image.npy"]["tools"] == []
-    told = f"image.npy\n  shown               not at all\n  left out            {by_path['image.npy']['left_out']}\n"
-    assert told in info("--view", "npy", tmp_path)
-    assert {item["path"] for item in info_json(tmp_path)} == {"image", "text"}
-
-
 def test_a_group_that_cannot_be_listed_is_named_beside_the_others(tmp_path: Path) -> None:
     write(tmp_path, "image")
     (write(tmp_path / "denied", "image") / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')

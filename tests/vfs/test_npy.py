@@ -15,11 +15,9 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, StaleError, StoreError
 from shardfs.stores.local.tree import LocalStore
 from shardfs.vfs.chunk_cache import ChunkCache
-from shardfs.vfs.entries.npy import npy_problems
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import FileHandle
 from shardfs.vfs.inodes import ROOT
@@ -283,25 +281,3 @@ async def test_listings_go_on_behind_any_name(tmp_path: Path) -> None:
     assert [row[0] for row in rows] == [b"a.json", b"a.npy", b"b.json", b"b.npy", b"c.json", b"c.npy", b"plain"]
     for i, row in enumerate(rows):
         assert await list_directory(fs, ROOT, row[3]) == rows[i + 1 :]
-
-
-@in_trio
-async def test_all_that_is_not_shown_is_reported(tmp_path: Path) -> None:
-    root = tmp_path / "data.zarr"
-    for name in ("a", "group/b", "plain/c"):
-        store(root / name, array((4,), (4,), sharding((2,))))
-    store(root / "group/opaque", array((4,), (4,), sharding((2,), LITTLE, extension("example.invert"))))
-    store(root / "data.zarr", array((4,), (4,), sharding((2,)), attributes={"x": 1}))
-    write(root, {**GROUP, "attributes": {"y": 1}})
-    write(root / "group", GROUP)
-    write(root / "group/b.npy", GROUP)
-    (root / "a.npy").write_text("stored")
-    (root / "plain/c.npy").mkdir()
-    found = {path: reason async for path, reason in npy_problems(Source.of(LocalStore(str(root))), NpyView(str(root)))}
-    assert found == {
-        "data.zarr.json": "data.zarr.json is a file of data.zarr, not of the source itself",
-        "a.npy": "a file of that name stands for a",
-        "group/opaque": "the codec 'example.invert' cannot be decoded",
-        "group/b.npy": "a file of that name stands for group/b",
-        "plain/c.npy": "a file of that name stands for plain/c",
-    }

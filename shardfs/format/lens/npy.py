@@ -93,15 +93,6 @@ class NpyFile:
         """How many elements further the next one along each axis of a chunk lies."""
         return _strides(self.chunk_shape)
 
-    @property
-    def nchunks_at_once(self) -> int:
-        """How many chunks have to be kept for a reader in file order to fetch each chunk once."""
-        axis = 0  # the first one along which a chunk has several elements: those before it are never come back to
-        while axis < len(self.shape) and min(self.shape[axis], self.chunk_shape[axis]) == 1:
-            axis += 1
-        rest = self.shape[axis + 1 :]
-        return math.prod(-(-n // length) for n, length in zip(rest, self.chunk_shape[axis + 1 :], strict=True))
-
     def boundary(self, start: int, stop: int) -> int:
         """Return a good end, at most *stop*, for a read of elements from byte *start* on.
 

@@ -19,7 +19,6 @@ from shardfs.format.lens.npy import NpyFile
 from shardfs.format.lens.unsharded import Unsharded, UnshardedArray, describe
 from shardfs.format.lens.v2 import V2
 from shardfs.format.lens.v2_attributes import (
-    SEPARATOR,
     FillValues,
     fill_values,
     has_missing_value,
@@ -177,20 +176,17 @@ class V2Shower:
         """What messages call the view."""
         return "decoded v2" if self.lens.decodes else "v2"
 
-    def key_encoding(self, in_image: bool) -> ChunkKeyEncoding:
-        """Return the names of chunks of an array."""
-        return ChunkKeyEncoding("v2", SEPARATOR if in_image else self.lens.separator)
-
     def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
         """Show the v2 documents of a node, and for chunks that are absent those that readers would not guess."""
-        documents = _texts(self.lens.documents(stored, in_image=context.in_image))
+        lens = self.lens.within(context.in_image)
+        documents = {name: encode_json(document) for name, document in lens.documents(stored).items()}
         if array is None:
             return Shown(documents)
         if not context.in_image:
             array = replace(array, document=naming_no_axes(array.document))
-        codec = codec_of(array) if self.lens.decodes else None
+        codec = codec_of(array) if lens.decodes else None
         fill, caveat = self._fill(array, context.in_image)
-        return Shown(documents, ChunkForm(self.key_encoding(context.in_image), codec, fill), caveat=caveat)
+        return Shown(documents, ChunkForm(ChunkKeyEncoding("v2", lens.separator), codec, fill), caveat=caveat)
 
     def show_broken(self, reason: str) -> Shown:
         """Leave it out: what is stored beside it is not v2."""
@@ -297,10 +293,6 @@ def _npy_form(array: UnshardedArray) -> NpyForm:
     codec = codec_of(array)
     file = NpyFile.of(codec.data_type, tuple(array.document["shape"]), codec.chunk_shape)
     return NpyForm(file, codec, fill_element(array.document["data_type"], array.document["fill_value"]))
-
-
-def _texts(documents: Mapping[str, Json]) -> dict[str, bytes]:
-    return {name: encode_json(document) for name, document in documents.items()}
 
 
 def _without_bulk(document: Document) -> dict[str, Json]:

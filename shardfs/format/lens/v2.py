@@ -98,13 +98,21 @@ def can_show_missing(stored: ArrayMetadata) -> bool:
 class V2:
     """The lens of Zarr v2, with chunk keys joined by *separator*, and decoded chunks if it *decodes*.
 
-    With *fills_missing* the fill value of an array that may have missing values is those, as xarray takes it.  Nodes
-    *in_image* belong to an OME-Zarr image: their arrays have the separator "/", and no missing values.
+    With *fills_missing* the fill value of an array that may have missing values is those, as xarray takes it.  See
+    `within` for nodes *in_image*.
     """
 
     separator: str = "."
     decodes: bool = False
     fills_missing: bool = True
+    in_image: bool = False
+
+    def within(self, in_image: bool) -> "V2":
+        """Return the lens of nodes of an OME-Zarr image, or of others if not *in_image*.
+
+        Arrays of images have the separator "/", and no missing values.
+        """
+        return replace(self, separator=SEPARATOR, fills_missing=False, in_image=True) if in_image else self
 
     def get(self, stored: ArrayMetadata) -> Document:
         """Return the unsharded v3 document that a copy of a group stands for, of an array that has a v2 form."""
@@ -116,15 +124,16 @@ class V2:
         """Return the stored document of the array whose unsharded v3 document is *shown*."""
         return reshard(stored, accept_decoded(describe(stored), shown) if self.decodes else shown)
 
-    def documents(self, stored: Metadata, *, in_image: bool = False) -> dict[str, dict[str, Any]]:
+    def documents(self, stored: Metadata) -> dict[str, dict[str, Any]]:
         """Return the v2 documents of a node by name; raises `NotShownError` or `NotUnshardable` if it has none.
 
         A group has a `.zmetadata` if it is consolidated, with the copies that have a v2 form, unless the paths of
         copies within copies would make it many times as long as the group's own document.
         """
         if isinstance(stored, ArrayMetadata):
-            stored = _naming_no_axes(stored, in_image)
-            return array_documents(self._shown(stored), **self._options(stored, in_image))
+            stored = self._named(stored)
+            shows_missing = self._shows_missing(stored)
+            return array_documents(self._shown(stored), self.separator, shows_missing=shows_missing)
         documents = _with_attributes({ZGROUP: {"zarr_format": 2}}, stored.document)
         if inline_copies(stored.document) is None:
             return documents
@@ -138,18 +147,12 @@ class V2:
             if is_relative_path(path):
                 parts = path.split("/")
                 groups = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
-                for name, document in self._copied(copy, in_image or not images.isdisjoint(groups)).items():
+                for name, document in self.within(not images.isdisjoint(groups))._copied(copy).items():
                     metadata.setdefault(f"{path}/{name}", document)
         return {**documents, ZMETADATA: {"zarr_consolidated_format": 1, "metadata": metadata}}
 
     def edit(
-        self,
-        stored: Metadata,
-        name: str,
-        written: bytes | None,
-        *,
-        in_image: bool = False,
-        beside: Mapping[str, bytes] | None = None,
+        self, stored: Metadata, name: str, written: bytes | None, beside: Mapping[str, bytes] | None = None
     ) -> Metadata:
         """Return the v3 metadata that a node shows by after its document *name* was *written*, or removed (None).
 
@@ -161,80 +164,68 @@ class V2:
             return edit_group(stored, name, written)
         if name not in (ZARRAY, ZATTRS):
             raise RefusedError("an array is stored there")
-        named = _naming_no_axes(stored, in_image)
-        options = self._options(named, in_image)
-        edited = edit_array(self._shown(named), name, written, **options)
+        named = self._named(stored)
+        shows_missing = self._shows_missing(named)
+        edited = edit_array(self._shown(named), name, written, self.separator, shows_missing=shows_missing)
         if beside is not None:
-            edited = edit_array(edited, ZATTRS, beside.get(ZATTRS), **options)
+            edited = edit_array(edited, ZATTRS, beside.get(ZATTRS), self.separator, shows_missing=shows_missing)
         if "dimension_names" in stored.document or "dimension_names" not in named.document:
             return edited
         document = {member: value for member, value in edited.document.items() if member != "dimension_names"}
         return replace(edited, document=document)
 
-    def new(self, name: str, written: bytes, beside: Mapping[str, bytes], *, in_image: bool = False) -> Metadata:
+    def new(self, name: str, written: bytes, beside: Mapping[str, bytes]) -> Metadata:
         """Return the v3 metadata of a node that begins with a `.zarray` or `.zgroup`; *beside* may have more of it."""
         zattrs = beside.get(ZATTRS)
         if name == ZGROUP:
             _parse(ZGROUP, written)
             document = {"zarr_format": 3, "node_type": "group", "attributes": {}}
             return parse_group(with_attributes(document, None, _parse(ZATTRS, zattrs)))
-        separator = SEPARATOR if in_image else self.separator
-        array = new_array(written, zattrs, separator, fills_missing=self.fills_missing and not in_image)
+        array = new_array(written, zattrs, self.separator, fills_missing=self.fills_missing)
         if self.decodes:
             require_decoded(array)
         return array
 
-    def put_copies(
-        self, stored: Metadata, documents: Mapping[str, dict[str, Json]], *, in_image: bool = False
-    ) -> Metadata:
+    def put_copies(self, stored: Metadata, documents: Mapping[str, dict[str, Json]]) -> Metadata:
         """Return *stored* with the attributes of its copies in a `.zmetadata`, if its own are on their way still.
 
         Raises `RefusedError` for a copy that says anything else than is stored.
         """
-        copied, named = stored, stored
-        shown = stored
-        if isinstance(stored, ArrayMetadata):
-            named = _naming_no_axes(stored, in_image)
-            shown = self._shown(named)
+        copied = stored
+        named, shown = (
+            (self._named(stored), self._shown(stored)) if isinstance(stored, ArrayMetadata) else (stored, stored)
+        )
         for name, copy in documents.items():
-            if name == ZATTRS and not v2_attributes(shown.document):
-                if isinstance(named, ArrayMetadata):
-                    copied = edit_attributes(named, copy, shows_missing=self._options(named, in_image)["shows_missing"])
-                else:
-                    copied = parse_group(with_attributes(stored.document, None, copy))
-                continue
-            text = encode_json(copy)
-            if isinstance(shown, ArrayMetadata) and isinstance(named, ArrayMetadata):
-                edited: Metadata = edit_array(shown, name, text, **self._options(named, in_image))
-            elif isinstance(shown, GroupMetadata):
-                edited = edit_group(shown, name, text)
-            if canonical(edited.document) != canonical(shown.document):
-                raise RefusedError(f"its {name} is not what is there")
+            if name != ZATTRS or v2_attributes(named.document):
+                if canonical(self.edit(stored, name, encode_json(copy)).document) != canonical(shown.document):
+                    raise RefusedError(f"its {name} is not what is there")
+            elif isinstance(named, ArrayMetadata):
+                copied = edit_attributes(named, copy, shows_missing=self._shows_missing(named))
+            else:
+                copied = parse_group(with_attributes(stored.document, None, copy))
         return copied
+
+    def _named(self, stored: ArrayMetadata) -> ArrayMetadata:
+        """Return the metadata of an array with what xarray does not say of one without axes."""
+        return stored if self.in_image else replace(stored, document=naming_no_axes(stored.document))
 
     def _shown(self, stored: ArrayMetadata) -> ArrayMetadata:
         """Return the unsharded v3 document that the v2 documents are made from."""
         shown = describe(stored)
         return parse_array(decoded_document(shown) if self.decodes else shown.document)
 
-    def _options(self, stored: ArrayMetadata, in_image: bool) -> dict[str, Any]:
-        shows_missing = self.fills_missing and not in_image and can_show_missing(stored)
-        return {"separator": SEPARATOR if in_image else self.separator, "shows_missing": shows_missing}
+    def _shows_missing(self, stored: ArrayMetadata) -> bool:
+        return self.fills_missing and can_show_missing(stored)
 
-    def _copied(self, copy: Json, in_image: bool) -> dict[str, dict[str, Any]]:
+    def _copied(self, copy: Json) -> dict[str, dict[str, Any]]:
         """Return the documents of a copy, without a `.zmetadata` of its own; none if it has no v2 form."""
         try:
             node = parse_node(copy)
             if isinstance(node, GroupMetadata):
                 return _with_attributes({ZGROUP: {"zarr_format": 2}}, node.document)
-            return self.documents(node, in_image=in_image)
+            return self.documents(node)
         except (MetadataError, NotShownError, NotUnshardable):
             return {}
-
-
-def _naming_no_axes(stored: ArrayMetadata, in_image: bool) -> ArrayMetadata:
-    """Return the metadata of an array with what xarray does not say of one without axes."""
-    return stored if in_image else replace(stored, document=naming_no_axes(stored.document))
 
 
 def _zarray(array: ArrayMetadata, separator: str, shows_missing: bool) -> dict[str, Any]:

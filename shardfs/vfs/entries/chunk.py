@@ -29,11 +29,10 @@ from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, Owner, absent, new_file
 from shardfs.vfs.chunk_cache import DecodedChunk
 from shardfs.vfs.chunk_listing import list_chunks
+from shardfs.vfs.chunk_view import ChunkView, FillChunk
 from shardfs.vfs.entries.base import Entry, NewAttributes, Published, mode_of
 from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle
 from shardfs.vfs.inodes import MISSING, ArrayNumbers, in_table
-from shardfs.vfs.missing import FillChunk
-from shardfs.vfs.views import ChunkView
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
@@ -197,7 +196,7 @@ class ChunkTree:
             missing = self.chunk_view.shown_missing
             if missing is None:
                 return absent(ttl), None
-            chunk = await missing.stored()
+            chunk = await missing.chunk()
             ino = self.numbers.ino(MISSING, self.numbering.of_chunk(coords))
             return Attributes(ino, chunk.nbytes, ttl, status or UNKNOWN_FILE), chunk
         if status is None:
@@ -427,7 +426,7 @@ class Chunk(Published):
             chunks.removed_again.add(self.coords)
         else:
             number = self.fs.inodes.reserve()
-            await self._put(await (await missing.shown()).content(), handle.attributes.status, number, None)
+            await self._put(await (await missing.chunk(removed=True)).content(), handle.attributes.status, number, None)
             chunks.keep_version(number, self.coords)
             chunks.refilled[self.coords] = number
 

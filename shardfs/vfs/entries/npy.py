@@ -1,128 +1,52 @@
 """The npy view: directories, an .npy file for each array, a .json file for the attributes of arrays and groups.
 
-Generated names hide stored ones, and so does what belongs to an array: its directory and its chunks.
+Generated names hide stored ones, and so does what belongs to an array: its directory and its chunks.  Any range of an
+.npy file is put together from the chunks that it touches.
 """
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
-from shardfs.dataset.maintenance.walk import walk_nodes
-from shardfs.dataset.source import Source
-from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError
-from shardfs.format.grid import ChunkKeyEncoding, parse_coordinate
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata
-from shardfs.stores.base import Kind, Store, is_reserved, join_key
+import numpy as np
+import trio
+
+from shardfs.dataset.array import Array, Extent
+from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.dataset.quick_lock import QuickLock
+from shardfs.dataset.shard import OpenShard
+from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError, StoreError
+from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.lens.npy import Copy
+from shardfs.format.lens.show import NpyForm
+from shardfs.format.metadata import ArrayMetadata
+from shardfs.format.sharding import Coords
+from shardfs.stores.base import Buffer, Kind, is_reserved, join_key
 from shardfs.vfs.at_once import for_each
 from shardfs.vfs.attributes import Attributes
+from shardfs.vfs.chunk_cache import DecodedChunk, VersionKey
 from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.passthrough import Directory
 from shardfs.vfs.handles import Batch, DocumentHandle, FileHandle
-from shardfs.vfs.npy_file import NpyArray, NpyHandle
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
     from shardfs.vfs.views import NpyView
 
-NPY: Final = ".npy"
-JSON: Final = ".json"
 _AT_ONCE: Final = 16
 _MAX_NAME_NBYTES: Final = 255  # what Linux takes
+_MAX_COPIES: Final = 2**9
+_MANY: Final = 2**8  # chunks from which on a listing tells sooner which are absent than asking for each
+_TURN_SECONDS: Final = 0.005  # after which others get a turn
+_MAX_AHEAD_NBYTES: Final = 2**20
+_MAX_AHEAD: Final = 16
+_MAX_KNOWN: Final = 2**14
+_MAX_RANGE_NBYTES: Final = 64 * 2**20
 
-
-class Generated(NamedTuple):
-    """A file that stands for the array of *node*, or for the attributes of *node*, as its *suffix* says."""
-
-    node: Node
-    suffix: str
-
-
-@dataclass(frozen=True)
-class NpyNames:
-    """What a directory shows: *generated* files by name, beside what is stored there and not *hidden*.
-
-    *problems* are the reasons why something is not to be seen, by its stored name or path.
-    """
-
-    generated: Mapping[str, Generated]
-    hidden: frozenset[str]
-    problems: Mapping[str, str] = field(default_factory=dict)
-
-
-def files_of(view: "NpyView", node: Node, name: str) -> dict[str, Generated]:
-    """Return the files that stand for *node*, which is called *name*."""
-    metadata = node.metadata
-    if not isinstance(metadata, ArrayMetadata | GroupMetadata) or view.left_out(node) is not None:
-        return {}
-    files = {name + NPY: Generated(node, NPY)} if isinstance(metadata, ArrayMetadata) else {}
-    if view.attributes(node) is not None:
-        files[name + JSON] = Generated(node, JSON)
-    return files
-
-
-def is_chunk_name(node: Node, name: str) -> bool:
-    """Whether *name*, in the directory of an array, belongs to its chunks."""
-    metadata = node.metadata
-    if not isinstance(metadata, ArrayMetadata):
-        return False
-    try:
-        encoding = ChunkKeyEncoding.parse(metadata.chunk_key_encoding)
-    except MetadataError:
-        return False
-    root = encoding.root(metadata.ndim)
-    if root:
-        return name == root
-    if encoding.is_nested(metadata.ndim):
-        return parse_coordinate(name) is not None
-    return encoding.decode(name, metadata.ndim) is not None
-
-
-async def child(hierarchy: Hierarchy, node: Node, name: str) -> Node | None:
-    """Return the node *name* in the directory of *node*, None if there is none."""
-    if name in ("", ".", "..") or is_reserved(name) or isinstance(node.metadata, ArrayMetadata):
-        return None
-    try:
-        return await hierarchy.node(join_key(node.path, name))
-    except (NotFoundError, NotADirectoryHereError):
-        return None
-
-
-async def names_in(view: "NpyView", hierarchy: Hierarchy, store: Store, node: Node) -> NpyNames:
-    """Look at the directory of *node*, and at all nodes in it."""
-    entries = [entry for entry in await store.list(node.path) if not is_reserved(entry.name)]
-    children: dict[str, Node] = {}
-
-    async def look(name: str) -> None:
-        try:
-            found = await child(hierarchy, node, name)
-        except ShardfsError:  # which comes again when somebody looks at the name
-            found = hierarchy.last_seen(join_key(node.path, name))
-        if found is not None:
-            children[name] = found
-
-    kinds = (Kind.DIRECTORY, Kind.SYMLINK)
-    await for_each(sorted(entry.name for entry in entries if entry.kind in kinds), look, _AT_ONCE)
-    hidden = {entry.name for entry in entries if view.hides(node, entry.name) or is_chunk_name(node, entry.name)}
-    hidden |= {name for name, each in children.items() if isinstance(each.metadata, ArrayMetadata)}
-    own = files_of(view, node, view.source_name) if not node.path else {}
-    below = {name: file for each in sorted(children) for name, file in files_of(view, children[each], each).items()}
-    problems = {
-        name: f"{view.source_name}{file.suffix} is a file of {below[name].node.path}, not of the source itself"
-        for name, file in own.items()
-        if name in below
-    }
-    generated = own | below
-    for name in [name for name in generated if len(os.fsencode(name)) > _MAX_NAME_NBYTES]:
-        problems[join_key(node.path, name)] = f"its name is longer than the {_MAX_NAME_NBYTES} bytes that one can have"
-        del generated[name]
-    for entry in entries:
-        if entry.name in generated and entry.name not in hidden:
-            of = generated[entry.name].node.path or "the source"
-            problems[join_key(node.path, entry.name)] = f"a file of that name stands for {of}"
-    return NpyNames(generated, frozenset(hidden | generated.keys()), problems)
+Elements = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 
 class NpyDirectory(Directory):
@@ -132,32 +56,51 @@ class NpyDirectory(Directory):
 
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of a generated file, or of what is stored."""
-        node = await self._node()
-        generated = await self._generated(node, name)
-        if generated is not None:
-            return self._attributes_of(generated)
-        if self._view.hides(node, name) or is_chunk_name(node, name):
+        node, view = await self._node(), _view_of(self)
+        for suffix in _KINDS:
+            if name.endswith(suffix):
+                base = name.removesuffix(suffix)
+                below = await self._child(node, base)
+                files = self._files_of(below, base) if below is not None else {}
+                if name not in files and not self.path:
+                    files = self._files_of(node, view.source_name)
+                if name in files:
+                    return files[name]
+        if view.hides(node, name) or _is_of_chunks(node, name):
             return self.fs.stored.nothing()
         attributes = await self.fs.stored.lookup(self.path, name)
         if attributes.status.kind in (Kind.DIRECTORY, Kind.SYMLINK):
-            below = await child(self.fs.hierarchy, node, name)
+            below = await self._child(node, name)
             if below is not None and isinstance(below.metadata, ArrayMetadata):
                 return self.fs.stored.nothing()
         return attributes
 
     async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield generated files, then stored names."""
-        node = await self._node()
-        names = await names_in(self._view, self.fs.hierarchy, self.fs.store, node)
-        for path, problem in names.problems.items():
-            self._view.tell_once(f"{path} is not shown: {problem}")
-        generated = {name: self._attributes_of(names.generated[name]) for name in sorted(names.generated)}
-        async for batch in self.fs.stored.list(self.path, cookie, generated, names.hidden.__contains__):
-            yield batch
+        node, view = await self._node(), _view_of(self)
+        children: dict[str, Node] = {}
 
-    @property
-    def _view(self) -> "NpyView":
-        return _view_of(self)
+        async def look(name: str) -> None:
+            try:
+                found = await self._child(node, name)
+            except ShardfsError:  # which comes again when somebody looks at the name
+                found = self.fs.hierarchy.last_seen(join_key(self.path, name))
+            if found is not None:
+                children[name] = found
+
+        kinds = (Kind.DIRECTORY, Kind.SYMLINK)
+        entries = await self.fs.store.list(self.path)
+        await for_each(sorted(entry.name for entry in entries if entry.kind in kinds), look, _AT_ONCE)
+        generated = {} if self.path else self._files_of(node, view.source_name)
+        for name, below in children.items():
+            generated |= self._files_of(below, name)
+
+        def hides(name: str) -> bool:
+            is_array = name in children and isinstance(children[name].metadata, ArrayMetadata)
+            return is_array or name in generated or view.hides(node, name) or _is_of_chunks(node, name)
+
+        async for batch in self.fs.stored.list(self.path, cookie, dict(sorted(generated.items())), hides):
+            yield batch
 
     async def _node(self) -> Node:
         node = await self.node()
@@ -165,25 +108,36 @@ class NpyDirectory(Directory):
             raise StaleError(f"{self.path} is an array by now, and shown as a file")
         return node
 
-    async def _generated(self, node: Node, name: str) -> Generated | None:
-        for suffix in (NPY, JSON):
-            if not name.endswith(suffix):
-                continue
-            base = name.removesuffix(suffix)
-            below = await child(self.fs.hierarchy, node, base)
-            files = files_of(self._view, below, base) if below is not None else {}
-            if name not in files and not self.path:
-                files = files_of(self._view, node, self._view.source_name)
-            return files.get(name)
-        return None
+    async def _child(self, node: Node, name: str) -> Node | None:
+        """Return the node *name* in this directory, whose node is *node*; None if there is none."""
+        if name in ("", ".", "..") or is_reserved(name) or isinstance(node.metadata, ArrayMetadata):
+            return None
+        try:
+            return await self.fs.hierarchy.node(join_key(self.path, name))
+        except (NotFoundError, NotADirectoryHereError):
+            return None
 
-    def _attributes_of(self, generated: Generated) -> Attributes:
-        node = generated.node
-        assert node.document_stat is not None
-        kind = NpyNode if generated.suffix == NPY else AttributesNode
-        file = kind(self.fs, node.path, node.document_stat.version)
-        file.ino = self.fs.inodes.keyed((kind, node.path, file.identity), kind, file)
-        return file.attributes_in(node)
+    def _files_of(self, node: Node, name: str) -> dict[str, Attributes]:
+        """Return the files that stand for *node*, which is called *name*."""
+        if node.metadata is None or node.document_stat is None or _view_of(self).left_out(node) is not None:
+            return {}
+        files: dict[str, Attributes] = {}
+        for suffix, kind in _KINDS.items():
+            file = kind(self.fs, node.path, node.document_stat.version)
+            if file.nbytes_in(node) is not None and len(os.fsencode(name + suffix)) <= _MAX_NAME_NBYTES:
+                file.ino = self.fs.inodes.keyed((kind, node.path, file.identity), kind, file)
+                files[name + suffix] = file.attributes_in(node)
+        return files
+
+
+def _is_of_chunks(node: Node, name: str) -> bool:
+    """Whether *name*, in the directory of an array, belongs to its chunks."""
+    if not isinstance(node.metadata, ArrayMetadata):
+        return False
+    try:
+        return ChunkKeyEncoding.parse(node.metadata.chunk_key_encoding).begins(name, node.metadata.ndim)
+    except MetadataError:
+        return False
 
 
 class NodeFile(Entry, ABC):
@@ -215,13 +169,14 @@ class NodeFile(Entry, ABC):
 
     def attributes_in(self, node: Node) -> Attributes:
         """Return the attributes as *node* is now."""
-        assert node.document_stat is not None
-        ttl = self.fs.hierarchy.remaining(self.path)
-        return Attributes(self.ino, self.nbytes_in(node), ttl, node.document_stat)
+        nbytes = self.nbytes_in(node)
+        if nbytes is None or node.document_stat is None:
+            raise StaleError(f"{self.path or 'the source'} has no such form any more")
+        return Attributes(self.ino, nbytes, self.fs.hierarchy.remaining(self.path), node.document_stat)
 
     @abstractmethod
-    def nbytes_in(self, node: Node) -> int:
-        """Return the size of the file, as *node* is now."""
+    def nbytes_in(self, node: Node) -> int | None:
+        """Return the size of the file, as *node* is now; None if it has none."""
 
     async def node(self, *, fresh: bool = False) -> Node:
         """Return the node; raises `StaleError` if its document has another version now."""
@@ -234,14 +189,31 @@ class NodeFile(Entry, ABC):
         return node
 
 
+class AttributesNode(NodeFile):
+    """The attributes of an array or a group as a JSON file."""
+
+    __slots__ = ()
+
+    def nbytes_in(self, node: Node) -> int | None:
+        """Return the size of the text."""
+        text = _view_of(self).attributes(node)
+        return len(text) if text is not None else None
+
+    async def open(self) -> FileHandle:
+        """Open the text as it is now."""
+        node = await self.node(fresh=True)
+        return DocumentHandle(self.attributes_in(node), _view_of(self).attributes(node) or b"")
+
+
 class NpyNode(NodeFile):
     """An array as an .npy file."""
 
     __slots__ = ()
 
-    def nbytes_in(self, node: Node) -> int:
+    def nbytes_in(self, node: Node) -> int | None:
         """Return the size of the file."""
-        return self._shown_in(node).file.nbytes
+        form = _view_of(self).shown(node).npy
+        return form.file.nbytes if form is not None and node.any_array is not None else None
 
     @property
     def nopened(self) -> int:
@@ -251,67 +223,241 @@ class NpyNode(NodeFile):
     async def open(self) -> FileHandle:
         """Open the array as it is now."""
         node = await self.node(fresh=True)
-        shown = self._shown_in(node)
-        shown.array.listing.forget()
+        attributes = self.attributes_in(node)
         _view_of(self).nopened[self.path] += 1
-        room = self.fs.chunk_cache.max_nbytes
-        if shown.at_once_nbytes > room:
-            _view_of(self).tell_once(
-                f"{self.path or 'the source'}: reading it in order decodes chunks more than once; "
-                f"--decode-cache {-(-shown.at_once_nbytes // 2**20)}M keeps what is needed again"
-            )
-        return NpyHandle(self, self.attributes_in(node), shown, _view_of(self).ahead)
+        return NpyHandle(self, attributes, self.shown_in(node), _view_of(self).ahead)
 
-    async def shown(self) -> NpyArray:
-        """Return the array as it is now, whatever the version of its document."""
-        try:
-            return self._shown_in(await self.fs.hierarchy.node(self.path))
-        except NotFoundError:
-            raise StaleError(f"{self.path} is gone") from None
-
-    def _shown_in(self, node: Node) -> NpyArray:
-        shown = _view_of(self).array(node)
-        if shown is None:
+    def shown_in(self, node: Node) -> "NpyArray":
+        """Return the array of *node*, whatever the version of its document."""
+        form = _view_of(self).shown(node).npy
+        if form is None or node.any_array is None:
             raise StaleError(f"{self.path or 'the source'} is no array with an .npy form any more")
-        return shown
+        return NpyArray(node.any_array, form)
 
 
-class AttributesNode(NodeFile):
-    """The attributes of an array or a group as a JSON file."""
+class NpyArray(NamedTuple):
+    """An array that is shown in this *form*."""
 
-    __slots__ = ()
+    array: Array
+    form: NpyForm
 
-    def nbytes_in(self, node: Node) -> int:
-        """Return the size of the text."""
-        return len(_view_of(self).attributes(node) or b"")
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """What is equal if elements that both arrays have are in the same place: one may have another shape."""
+        grid = self.array.grid
+        edges = [dimension.runs for dimension in grid.shards.dimensions]
+        return edges, grid.chunk_shape, grid.levels, self.array.layout.key_encoding, self.form.codec, self.form.fill
 
-    async def open(self) -> FileHandle:
-        """Open the text as it is now."""
-        node = await self.node(fresh=True)
-        return DocumentHandle(self.attributes_in(node), _view_of(self).attributes(node) or b"")
+
+_KINDS: Final[dict[str, type[AttributesNode | NpyNode]]] = {".json": AttributesNode, ".npy": NpyNode}
+
+
+class Ahead(NamedTuple):
+    """Bytes of the elements of an array, from *start* to *stop* − 1, that were put together for who reads on."""
+
+    start: int
+    stop: int
+    data: memoryview
+
+
+class NpyHandle(FileHandle):
+    """An open .npy file, with the shape that it had when it was opened.
+
+    A chunk is looked for as it is when it is first read, and is the same again for as long as it is kept.  When the
+    file is opened again, all is looked for again: the kernel keeps one copy of a file, and what a reader from before
+    gets is what the new one finds there.
+
+    For who reads in order up to 1 MiB more is put together: a few requests of the kernel.  *all_ahead* has that of all
+    open files, those read last.
+    """
+
+    def __init__(
+        self, node: NpyNode, attributes: Attributes, shown: NpyArray, all_ahead: "OrderedDict[NpyHandle, Ahead]"
+    ) -> None:
+        super().__init__(attributes)
+        self._node = node
+        self._layout = shown.layout
+        self._source, (self._file, self._codec, fill) = shown
+        self._source.listing.forget()
+        self._array = self._source.layout
+        self._chunks = node.fs.chunk_cache
+        self._item = self._file.item
+        self._source_strides = tuple(n * self._item.itemsize for n in self._file.chunk_strides)
+        self._fill: Elements = np.frombuffer(fill, self._item)
+        self._known: dict[Coords, VersionKey | None] = {}  # None: the chunk is absent
+        self._large: tuple[Coords, DecodedChunk] | None = None
+        self._all_ahead = all_ahead
+        self._reading_on = QuickLock()
+        self._end = 0
+        self._in_order = 0
+        self._valid_until = float("-inf")
+        self._nopened = node.nopened
+        self._turn_began = 0.0
+        store = node.fs.store
+        self._is_local = store.root is not None
+        # What is not decoded, and lies on this machine, comes at once.
+        self._limit = 1 if self._codec.is_identity and not store.rewrites else _AT_ONCE
+        # Elements that can always be read with one plan: many chunks of one element would make it long.
+        last = min((*self._file.shape[-1:], *self._file.chunk_shape[-1:]), default=1)
+        self._max_planned = _MAX_COPIES * max(1, last)
+
+    async def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return up to *nbytes* bytes from *offset*; raises `StaleError` when the array became another one."""
+        file = self._file
+        stop = min(offset + nbytes, file.nbytes)
+        if stop <= max(offset, len(file.header)):
+            return file.header[offset:stop]
+        self._turn_began = perf_counter()
+        await self._check()
+        in_order = self._in_order if offset == self._end else None
+        self._end, self._in_order = stop, stop - offset + (in_order or 0)
+        start, end = max(offset - len(file.header), 0), stop - len(file.header)
+        data = await (self._gather(start, end) if in_order is None else self._read_on(start, end, in_order))
+        return data if offset >= len(file.header) else file.header[offset:] + bytes(data)
+
+    async def _read_on(self, start: int, stop: int, in_order: int) -> Buffer:
+        """Return the bytes *start* to *stop* − 1 of the elements to who has read *in_order* bytes before them."""
+        parts = []
+        async with self._reading_on:
+            while start < stop:
+                ahead = self._all_ahead.pop(self, None)
+                if ahead is None or not ahead.start <= start < ahead.stop:
+                    ahead = await self._put_together(start, stop, in_order)
+                parts.append(ahead.data[start - ahead.start : stop - ahead.start])
+                if ahead.stop > stop and self._nopened == self._node.nopened:
+                    self._all_ahead[self] = ahead
+                    if len(self._all_ahead) > _MAX_AHEAD:
+                        self._all_ahead.popitem(last=False)
+                start = ahead.stop
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _put_together(self, start: int, stop: int, in_order: int) -> Ahead:
+        """Return what is asked for, and up to as much more as was read before: it costs less than piece by piece."""
+        file = self._file
+        end = file.boundary(start, start + min(in_order, _MAX_AHEAD_NBYTES))
+        if end > stop and file.ncopies(start // file.item_nbytes, -(-end // file.item_nbytes)) <= _MAX_COPIES:
+            try:
+                return Ahead(start, end, await self._gather(start, end, is_in_order=True))
+            except ShardfsError:
+                self._in_order = 0  # what was asked for may be sound
+        return Ahead(start, stop, await self._gather(start, stop, is_in_order=True))
+
+    async def _gather(self, start: int, stop: int, *, is_in_order: bool = False) -> memoryview:
+        """Return the bytes *start* to *stop* − 1 of the elements."""
+        file = self._file
+        first, last = start // file.item_nbytes, -(-stop // file.item_nbytes)
+        out = np.empty(last - first, self._item)
+        at = first
+        while at < last:
+            behind = last
+            while behind - at > self._max_planned and file.ncopies(at, behind) > _MAX_COPIES:
+                behind = at + (behind - at) // 2
+            await self._fill_in(out[at - first : behind - first], file.plan(at, behind), is_in_order)
+            at = behind
+        skipped = start - first * file.item_nbytes
+        return out.view(np.uint8).data[skipped : skipped + stop - start]
+
+    async def _give_way(self) -> None:
+        """Let other requests have a turn where this one has taken long."""
+        if perf_counter() - self._turn_began > _TURN_SECONDS:
+            await trio.lowlevel.checkpoint()
+            self._turn_began = perf_counter()
+
+    async def _check(self) -> None:
+        """Raise `StaleError` if the chunks are not those of the array any more that was opened."""
+        if self._nopened != self._node.nopened:
+            self._nopened = self._node.nopened
+            self._known.clear()
+            self._large = None
+            self._all_ahead.pop(self, None)
+            self._source.listing.forget()
+        hierarchy = self._node.fs.hierarchy
+        if hierarchy.clock() < self._valid_until:
+            return
+        try:
+            now = self._node.shown_in(await hierarchy.node(self._node.path))
+        except NotFoundError:
+            raise StaleError(f"{self._node.path} is gone") from None
+        if now.layout != self._layout:
+            raise StaleError(f"the array {self._array.path or 'at the root'} has changed")
+        self._valid_until = hierarchy.clock() + hierarchy.remaining(self._array.path)
+
+    async def _fill_in(self, out: Elements, plan: dict[Coords, list[Copy]], is_in_order: bool) -> None:
+        await self._give_way()
+        if len(self._known) + len(plan) > _MAX_KNOWN:
+            self._known.clear()
+        if len(plan) >= _MANY:
+            out[...] = self._fill[0]
+            if self._is_local:
+                unknown = [coords for coords in plan if coords not in self._known]
+                self._known.update(dict.fromkeys(await self._source.uncovered(unknown)))
+        missing = {}
+        for coords, copies in plan.items():
+            version = self._known.get(coords)
+            data = self._chunks.known(version, self._codec) if version is not None else None
+            if data is None and (version is not None or coords not in self._known):
+                missing[coords] = copies
+            elif data is not None or len(plan) < _MANY:
+                self._copy(copies, data, 0, out)
+
+        async def fetch(coords: Coords) -> None:
+            await self._fetch(coords, missing[coords], out, is_in_order)
+            await self._give_way()
+
+        await for_each(missing, fetch, self._limit)
+
+    async def _fetch(self, coords: Coords, copies: list[Copy], out: Elements, is_in_order: bool) -> None:
+        nopened = self._nopened
+        try:
+            extent = (await self._source.find(coords, fresh=coords not in self._known))[1]
+            first, data = await self._bytes_of(coords, extent, copies, is_in_order)
+        except StaleError:  # what was believed is out of date; no byte of it was given
+            self._large = None
+            extent = (await self._source.find(coords, fresh=True))[1]
+            first, data = await self._bytes_of(coords, extent, copies, is_in_order)
+        if nopened == self._nopened:  # else it may be out of date, for who has opened the file meanwhile
+            self._known[coords] = VersionKey.of(self._array, coords, extent) if extent is not None else None
+        self._copy(copies, data, first, out)
+
+    async def _bytes_of(
+        self, coords: Coords, extent: Extent | None, copies: list[Copy], is_in_order: bool
+    ) -> tuple[int, Buffer | None]:
+        """Return decoded bytes of a chunk with all that *copies* want, and how many bytes of it stand before them.
+
+        There are none of a chunk that is absent.
+        """
+        if extent is None:
+            return 0, None
+        if is_in_order and isinstance(extent.shard, OpenShard):
+            extent.shard.expect()
+        chunk = DecodedChunk(self._chunks, self._array, coords, extent, self._codec)
+        if self._codec.is_identity:
+            first = min(copy.source for copy in copies) * self._item.itemsize
+            last = max(map(self._stop, copies))
+            if last - first > _MAX_RANGE_NBYTES:
+                raise StoreError(f"a chunk of {self._array.path or 'the array'} is too large: {chunk.nbytes} bytes")
+            return first, await chunk.read(first, last - first)
+        if chunk.nbytes > self._chunks.max_nbytes:
+            if self._large is None or self._large[0] != coords:
+                self._large = coords, chunk
+            chunk = self._large[1]
+        return 0, await chunk.get()
+
+    def _stop(self, copy: Copy) -> int:
+        """Return where in the decoded bytes of a chunk the last element of *copy* ends."""
+        steps = sum((n - 1) * stride for n, stride in zip(copy.shape, self._source_strides, strict=True))
+        return (copy.source + 1) * self._item.itemsize + steps
+
+    def _copy(self, copies: list[Copy], data: Buffer | None, first: int, out: Elements) -> None:
+        nbytes = self._item.itemsize
+        for shape, source, target, target_strides in copies:
+            strides = [n * nbytes for n in target_strides]
+            part: Elements = np.ndarray(shape, self._item, out, target * nbytes, strides)
+            if data is None:
+                part[...] = self._fill[0]
+            else:
+                part[...] = np.ndarray(shape, self._item, data, source * nbytes - first, self._source_strides)
 
 
 def _view_of(node: Entry) -> "NpyView":
     return cast("NpyView", node.fs.view)
-
-
-async def npy_problems(source: Source, view: "NpyView") -> AsyncIterator[tuple[str, str]]:
-    """Yield path and reason of everything below *source* that the view does not show; the source itself is "".
-
-    These are arrays without an .npy form, and stored names that the name of a generated file hides.
-    """
-    seen: set[str] = set()
-    async for node in walk_nodes(source):
-        reason = view.left_out(node)
-        if reason is not None:
-            yield node.path, reason
-        directory = node.path.rpartition("/")[0]
-        for path in {directory, node.path if isinstance(node.metadata, GroupMetadata) else directory} - seen:
-            seen.add(path)
-            try:
-                above = await source.hierarchy.node(path)
-                problems = (await names_in(view, source.hierarchy, source.store, above)).problems
-            except ShardfsError:  # a directory that cannot be listed is reported as a node
-                continue
-            for name, problem in problems.items():
-                yield name, problem

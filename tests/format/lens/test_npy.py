@@ -121,17 +121,3 @@ def test_a_plan_copies_what_slicing_gives(layout: tuple[tuple[int, ...], tuple[i
             assert not target.any()
             target[...] = source
     assert out.tolist() == list(range(first + 1, last + 1))
-
-
-@given(chunked())
-def test_reading_in_order_never_needs_more_chunks_again_than_it_says(
-    layout: tuple[tuple[int, ...], tuple[int, ...]],
-) -> None:
-    shape, chunk_shape = layout
-    file = NpyFile(b"", shape, chunk_shape, 1)
-    uses: dict[tuple[int, ...], list[int]] = {}
-    for element in range(math.prod(shape)):
-        for coords in file.plan(element, element + 1):
-            uses.setdefault(coords, []).append(element)
-    kept = [sum(u[0] <= element <= u[-1] for u in uses.values()) for element in range(math.prod(shape))]
-    assert max(kept) <= file.nchunks_at_once
