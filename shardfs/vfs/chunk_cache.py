@@ -4,7 +4,7 @@ import os
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Hashable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -15,7 +15,7 @@ from shardfs.dataset.array import Extent
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.queue import PendingBytes
 from shardfs.dataset.statistics import Statistics
-from shardfs.errors import ConflictError, CorruptionError, RefusedError, ShardfsError, StoreError
+from shardfs.errors import ConflictError, CorruptionError, RefusedError, StoreError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords
 from shardfs.stores.base import Buffer, Content
@@ -60,16 +60,6 @@ class LargeChunk:
     data: memoryview | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _Decoding:
-    """A decoding that others may wait for; *data* or *error* is there when it is *done*, unless it was cancelled."""
-
-    codec: ChunkCodec
-    done: trio.Event = field(default_factory=trio.Event)
-    data: memoryview | None = None
-    error: ShardfsError | None = None
-
-
 class ChunkCache:
     """The decoded chunks of all arrays of a mount; those used last stay, up to *max_nbytes* bytes.
 
@@ -82,7 +72,7 @@ class ChunkCache:
         self._statistics = statistics
         self._nbytes = 0
         self._chunks: OrderedDict[VersionKey, _Decoded] = OrderedDict()
-        self._decodings: dict[VersionKey, _Decoding] = {}
+        self._turns: WeakValueDictionary[VersionKey, trio.Lock] = WeakValueDictionary()
         self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self._room = _Room(in_flight_nbytes)
         self._large: WeakValueDictionary[VersionKey, LargeChunk] = WeakValueDictionary()
@@ -90,26 +80,27 @@ class ChunkCache:
     async def get(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
         """Return the decoded bytes of the version *extent* of the chunk at *coords*.
 
-        Tasks that want the same one at the same time wait for one decoding.  Raises `CorruptionError`, naming the
-        chunk, if it does not decode.
+        Tasks that want the same one at the same time wait for each other, so that it is decoded once.  Raises
+        `CorruptionError`, naming the chunk, if it does not decode.
         """
         if codec.is_identity:
             check_decoded_size(array, coords, extent, codec)
             return memoryview(await extent.read(0, extent.nbytes))
         key = VersionKey.of(array, coords, extent)
-        while True:
-            known = self.known(key, codec)
-            if known is not None:
-                return known
-            decoding = self._decodings.get(key)
-            if decoding is None or decoding.codec != codec:
-                return await self._decode_once(key, array, extent, codec)
-            await decoding.done.wait()
-            if decoding.error is not None:
-                raise decoding.error.with_traceback(None)
-            if decoding.data is not None:
-                self._statistics.decode_hits += 1
-                return decoding.data
+        data = self.known(key, codec)
+        if data is not None:
+            return data
+        turn = self._turns.get(key)
+        if turn is None:
+            turn = self._turns[key] = trio.Lock()
+        async with turn:
+            data = self.known(key, codec)
+            if data is None:
+                data = await self._decode(array, coords, extent, codec)
+                self._statistics.decoded_chunks += 1
+                self._statistics.decoded_bytes += len(data)
+                self._remember(key, codec, data)
+            return data
 
     def known(self, key: VersionKey, codec: ChunkCodec) -> memoryview | None:
         """Return the decoded bytes of a version of a chunk that was decoded before, None if they are not here."""
@@ -145,26 +136,6 @@ class ChunkCache:
             large = self._large[key] = LargeChunk(codec)
         return large
 
-    async def _decode_once(self, key: VersionKey, array: ArrayLayout, extent: Extent, codec: ChunkCodec) -> memoryview:
-        """Decode a chunk and remember it; those that want it too wait, and try themselves if this is cancelled."""
-        decoding = self._decodings[key] = _Decoding(codec)
-        try:
-            data = decoding.data = await self._decode(array, key.coords, extent, codec)
-        except ShardfsError as error:
-            decoding.error = error
-            raise
-        finally:
-            if self._decodings.get(key) is decoding:
-                del self._decodings[key]
-            decoding.done.set()
-        self._statistics.decoded_chunks += 1
-        self._statistics.decoded_bytes += len(data)
-        if len(data) > self.max_nbytes:
-            self._remember_large(key, codec, data)
-        else:
-            self._remember(key, _Decoded(codec, data))
-        return data
-
     async def _decode(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
         if codec.nbytes > MAX_DECODED_NBYTES:
             raise StoreError(f"{_name(array, coords)} is too large to decode: {codec.nbytes} bytes")
@@ -180,23 +151,21 @@ class ChunkCache:
             except CorruptionError as error:
                 raise CorruptionError(f"{_name(array, coords)} does not decode: {error}") from None
 
-    def _remember(self, key: VersionKey, decoded: _Decoded) -> None:
-        before = self._chunks.pop(key, None)
-        self._nbytes -= len(before.data) if before is not None else 0
-        self._chunks[key] = decoded
-        self._nbytes += len(decoded.data)
-        while self._nbytes > self.max_nbytes:
-            self._nbytes -= len(self._chunks.popitem(last=False)[1].data)
-
-    def _remember_large(self, key: VersionKey, codec: ChunkCodec, data: memoryview) -> None:
+    def _remember(self, key: VersionKey, codec: ChunkCodec, data: memoryview) -> None:
+        if len(data) <= self.max_nbytes:
+            before = self._chunks.pop(key, None)
+            self._nbytes += len(data) - (len(before.data) if before is not None else 0)
+            self._chunks[key] = _Decoded(codec, data)
+            while self._nbytes > self.max_nbytes:
+                self._nbytes -= len(self._chunks.popitem(last=False)[1].data)
+            return
         large = self._large.get(key)
-        if large is None or large.codec != codec:
-            return  # nobody has it open, or as something else
-        large.data = data
-        self._large[key] = self._large.pop(key)  # as the last of them
-        kept = [large for large in self._large.values() if large.data is not None]
-        for large in kept[:-_MAX_LARGE]:
-            large.data = None
+        if large is not None and large.codec == codec:  # else nobody has it open, or as something else
+            large.data = data
+            self._large[key] = self._large.pop(key)  # as the last of them
+            kept = [large for large in self._large.values() if large.data is not None]
+            for large in kept[:-_MAX_LARGE]:
+                large.data = None
 
 
 class DecodedChunk:

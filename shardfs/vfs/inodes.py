@@ -12,6 +12,7 @@ from itertools import accumulate
 from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import StaleError, StoreError
@@ -36,18 +37,17 @@ def in_table(ino: int) -> bool:
     return ino < _FIRST
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Name:
     """A path that rows have or had, or that leads to such: a name below its parent, so that a directory is moved alone.
 
-    *row* is the one that has it now; *nrows* counts those whose path it is.
+    *row* is the one that has it now.  It lives for as long as a row refers to it, or to one of its *children*.
     """
 
     parent: "_Name | None"
     text: str
-    children: "dict[str, _Name]" = field(default_factory=dict)
+    children: "WeakValueDictionary[str, _Name] | None" = None
     row: "Row | None" = None
-    nrows: int = 0
 
     @property
     def path(self) -> str:
@@ -116,7 +116,7 @@ class Inodes:
             self._let_go(row)
         row.kind, row.identity, row.entry = kind, identity, entry
         if path is not None:
-            self._point(row, self._at(path))
+            row.name = self._at(path)
 
     def number(self, kind: Hashable, path: str, identity: object, *, nlink: int = 1, key: Hashable = None) -> int:
         """Return the number of what was found under *path*: one for all names of a file, which its *key* identifies."""
@@ -163,7 +163,7 @@ class Inodes:
         todo = [(name, path)] if name is not None else []
         while todo:
             name, path = todo.pop()
-            for text, child in name.children.items():
+            for text, child in list(name.children.items()) if name.children is not None else ():
                 below = f"{path}/{text}" if path else text
                 todo.append((child, below))
                 if child.row is not None:
@@ -185,7 +185,7 @@ class Inodes:
         if row.nlink <= 0:
             self._retire(row)
         if row.names:
-            self._point(row, row.names[-1])
+            row.name = row.names[-1]
 
     def retire(self, key: Hashable) -> None:
         """Give the number of what *key* identifies, and is gone, to nothing else."""
@@ -215,15 +215,12 @@ class Inodes:
         name = self._find(old)
         if name is None or name.parent is None:
             return
-        replaced = self._find(new)
-        if replaced is not None and replaced.parent is not None:
-            del replaced.parent.children[replaced.text]  # what was below it is stale, under its old path
         parent, _, text = new.rpartition("/")
-        before = name.parent
-        del before.children[name.text]
-        name.parent, name.text = self._at(parent), text
-        name.parent.children[text] = name
-        self._tidy(before)
+        above = self._at(parent)
+        assert name.parent.children is not None
+        del name.parent.children[name.text]
+        name.parent, name.text = above, text
+        _children(above)[text] = name  # in place of another: what was below that is stale, under its old path
 
     def retain(self, ino: int) -> None:
         """Count one more reference of the kernel."""
@@ -254,19 +251,20 @@ class Inodes:
     def _find(self, path: str) -> _Name | None:
         name = self._top
         for text in path.split("/") if path else ():
-            child = name.children.get(text)
+            child = name.children.get(text) if name.children is not None else None
             if child is None:
                 return None
             name = child
         return name
 
     def _at(self, path: str) -> _Name:
-        """Return the name of *path*, which goes when nothing has it; see `_tidy`."""
+        """Return the name of *path*."""
         name = self._top
         for text in path.split("/") if path else ():
-            child = name.children.get(text)
+            children = _children(name)
+            child = children.get(text)
             if child is None:
-                child = name.children[text] = _Name(name, text)
+                child = children[text] = _Name(name, text)
             name = child
         return name
 
@@ -279,28 +277,11 @@ class Inodes:
             row.names.append(name)
             while len(row.names) > max(row.nlink, 1):
                 self._unbind(row, row.names[0])
-        self._point(row, name)
+        row.name = name
 
     def _unbind(self, row: Row, name: _Name) -> None:
         name.row = None
         row.names.remove(name)
-        self._tidy(name)
-
-    def _point(self, row: Row, name: _Name | None) -> None:
-        """Let *name* be the path of *row*, whether it has it or not."""
-        before, row.name = row.name, name
-        if name is not None:
-            name.nrows += 1
-        if before is not None:
-            before.nrows -= 1
-            self._tidy(before)
-
-    def _tidy(self, name: _Name) -> None:
-        """Forget a path that no row needs, and those above it."""
-        while name.parent is not None and not (name.children or name.nrows or name.row):
-            if name.parent.children.get(name.text) is name:
-                del name.parent.children[name.text]
-            name = name.parent
 
     def _retire(self, row: Row) -> None:
         if row.key is not None:
@@ -317,12 +298,18 @@ class Inodes:
         row.key = None
         for name in list(row.names):
             self._unbind(row, name)
-        self._point(row, None)
+        row.name = None
 
     def _drop(self, row: Row) -> None:
         self._new.discard(row.ino)
         del self._rows[row.ino]
         self._let_go(row)
+
+
+def _children(name: _Name) -> "WeakValueDictionary[str, _Name]":
+    if name.children is None:
+        name.children = WeakValueDictionary()
+    return name.children
 
 
 @dataclass(frozen=True, slots=True)

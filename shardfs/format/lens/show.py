@@ -3,9 +3,10 @@
 Pure, from bytes to values that can be sent to another process: large documents are worked on there.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
 from shardfs.format.codecs import ChunkCodec
@@ -100,21 +101,18 @@ class Shown:
         return sum(map(len, self.documents.values()))
 
 
-class Shower(Protocol):
-    """The pure side of a view."""
+class Shower(ABC):
+    """The pure side of a view, which messages call *name*.
 
-    @property
-    def name(self) -> str:
-        """What messages call the view."""
+    *translates*: arrays are shown in another form, unsharded ones too, and some perhaps not at all.  *looks_above*:
+    what a node is shown as depends on the groups above it.
+    """
 
-    @property
-    def translates(self) -> bool:
-        """Whether arrays are shown in another form: unsharded ones too, and some perhaps not at all."""
+    name: str
+    translates = True
+    looks_above = False
 
-    @property
-    def looks_above(self) -> bool:
-        """Whether what a node is shown as depends on the groups above it."""
-
+    @abstractmethod
     def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
         """Return what is shown of a node; *array* is its description if it is an array.
 
@@ -122,59 +120,38 @@ class Shower(Protocol):
         """
 
     def show_broken(self, reason: str) -> Shown:
-        """Return what is shown of a node whose document cannot be read for this *reason*."""
+        """Return what is shown of a node whose document cannot be read for this *reason*: what is stored."""
+        return Shown()
 
 
-@dataclass(frozen=True)
-class V3Shower:
+class V3Shower(Shower):
     """Zarr v3 without sharding codecs; if it *decodes*, chunks are decoded, of unsharded arrays too."""
 
-    decodes: bool = False
-    looks_above = False
-
-    @property
-    def name(self) -> str:
-        """What messages call the view."""
-        return "decoded v3" if self.decodes else "v3"
-
-    @property
-    def translates(self) -> bool:
-        """Whether unsharded arrays are shown in another form, too."""
-        return self.decodes
-
-    @property
-    def lens(self) -> Lens:
-        """How documents of arrays are shown."""
-        return Decoded() if self.decodes else Unsharded()
+    def __init__(self, decodes: bool = False) -> None:
+        self.name = "decoded v3" if decodes else "v3"
+        self.translates = decodes
+        self.lens: Lens = Decoded() if decodes else Unsharded()
 
     def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
         """Show the unsharded document of an array, or a group's with its consolidated copies unsharded."""
         if isinstance(stored, GroupMetadata):
             document = Consolidated(self.lens, context.as_stored).get(stored.document)
             return Shown({} if document is stored.document else {ZARR_JSON: encode_json(document)})
-        if array is None or not (self.decodes or stored.is_sharded):
+        if array is None or not (self.translates or stored.is_sharded):
             return Shown()
-        codec = codec_of(array) if self.decodes else None
-        shown = decoded_document(array) if self.decodes else array.document
+        codec = codec_of(array) if self.translates else None
+        shown = decoded_document(array) if self.translates else array.document
         return Shown({ZARR_JSON: encode_json(shown)}, ChunkForm(array.key_encoding, codec))
 
-    def show_broken(self, reason: str) -> Shown:
-        """Show it as it is stored."""
-        return Shown()
 
-
-@dataclass(frozen=True)
-class V2Shower:
+class V2Shower(Shower):
     """Zarr v2, by *lens*: OME-Zarr images are those of version 0.4, and what is stored as v2 passes through."""
 
-    lens: V2
-    translates = True
     looks_above = True
 
-    @property
-    def name(self) -> str:
-        """What messages call the view."""
-        return "decoded v2" if self.lens.decodes else "v2"
+    def __init__(self, lens: V2) -> None:
+        self.name = "decoded v2" if lens.decodes else "v2"
+        self.lens = lens
 
     def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
         """Show the v2 documents of a node, and for chunks that are absent those that readers would not guess."""
@@ -208,13 +185,10 @@ class V2Shower:
         return values if values.codec is not None else None, odd_missing_value(array.document)
 
 
-@dataclass(frozen=True)
-class NpyShower:
+class NpyShower(Shower):
     """Arrays as .npy files, and attributes as JSON."""
 
     name = "npy"
-    translates = True
-    looks_above = False
 
     def show(self, stored: Metadata, array: UnshardedArray | None, context: Context) -> Shown:
         """Show the file of an array, and the attributes of a node, which have no name of their own."""
@@ -224,10 +198,6 @@ class NpyShower:
             attributes = {**attributes, **v2_attributes(stored.document)}
         documents = {ATTRIBUTES: encode_json(attributes)} if attributes else {}
         return Shown(documents, npy=None if array is None else _npy_form(array))
-
-    def show_broken(self, reason: str) -> Shown:
-        """Show it as it is stored."""
-        return Shown()
 
 
 class Contents(NamedTuple):
