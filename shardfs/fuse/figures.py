@@ -64,7 +64,7 @@ class Figures:
             log=_log_file(),
             uptime_seconds=time.monotonic() - self._begun,
             memory_bytes=_resident_nbytes(),
-            open_files=len(self._fs.files()),
+            open_files=len(self._fs.open_files),
             pending_chunks=pending.nchunks,
             pending_bytes=pending.nbytes,
             pending_age_seconds=pending.age,
