@@ -13,7 +13,7 @@ from shardfs.cli.options import command, json_option
 from shardfs.dataset.statistics import Snapshot
 from shardfs.errors import UnfinishedError, printable
 from shardfs.fuse import control
-from shardfs.fuse.mounts import Mount, is_near, list_daemons, list_mounts, pid_of
+from shardfs.fuse.mounts import Mount, find_daemon, is_near, list_daemons, list_mounts, pid_of
 from shardfs.fuse.progress import pending
 
 _PATIENCE: Final = 5.0
@@ -85,7 +85,8 @@ def _row(mount: Mount) -> Row:
         row = _row_of(figures, "serving", pid_of(figures))
         return replace(row, mountpoint=mount.path, user=mount.owner, source=row.source or mount.source)
     access = "read-write" if mount.is_writable else "read-only"
-    return Row(mount.path, state, mount.owner, None, access, source=mount.source, note=note)
+    pid = find_daemon(mount.path) if state == "silent" else None
+    return Row(mount.path, state, mount.owner, pid, access, source=mount.source, note=note)
 
 
 def _row_of(figures: Snapshot, state: str, pid: int | None, note: str = "") -> Row:

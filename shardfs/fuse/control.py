@@ -91,8 +91,8 @@ def explain(mountpoint: str, error: OSError) -> str:
     mount = find_mount(mountpoint)
     if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
         return f"its daemon died; mount it again, or run: shardfs umount {mountpoint}"
-    if error.errno == errno.EACCES and mount is not None and mount.uid != os.getuid():
-        return f"it is a mount of {mount.owner}, and only {mount.owner} and root may ask it"
+    if error.errno == errno.EACCES and mount is not None and os.geteuid() not in (0, mount.uid):
+        return mount.privacy
     return error.strerror or str(error)
 
 

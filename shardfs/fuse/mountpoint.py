@@ -55,7 +55,7 @@ def check_fuse() -> None:
         ) from None
     except OSError as error:
         raise FuseUnavailableError(
-            f"/dev/fuse cannot be opened: {error.strerror}; ask for access to it (`shardfs refs` needs none)"
+            f"/dev/fuse cannot be opened: {error.strerror}; as root: chmod 666 /dev/fuse (`shardfs refs` needs none)"
         ) from None
     _fusermount()
     _check_rights()

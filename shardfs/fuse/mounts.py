@@ -41,6 +41,11 @@ class Mount:
         except KeyError:
             return f"user {self.uid}"
 
+    @property
+    def privacy(self) -> str:
+        """Whose it is, and who else may touch it, as the end of a message to those who may not."""
+        return f"it is a mount of {self.owner}, for {self.owner if self.uid == 0 else f'{self.owner} and root'} alone"
+
 
 def list_mounts() -> list[Mount]:
     """Return the mounts that this process sees, those that lie below others first."""

@@ -43,9 +43,7 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], stack:
     """Unmount what lies on top at *path*."""
     mount = find_mount(path)
     if mount is not None and os.geteuid() not in (0, mount.uid):
-        raise MountPointError(
-            f"{path} cannot be unmounted: it is a mount of {mount.owner}, and only {mount.owner} and root may do that"
-        )
+        raise MountPointError(f"{path} cannot be unmounted: {mount.privacy}")
     try:
         figures = control.ask(path, timeout)
     except OSError as error:

@@ -1,0 +1,179 @@
+"""`shardfs doctor`: what keeps a machine from mounting, or a source from being mounted, and the way out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Background
+from tests.support.commands import FAILED, MACHINE, one_line_of, run
+from tests.support.corpus import array, sharding
+from tests.support.daemons import kill_daemon
+from tests.support.datasets import store
+from tests.support.mounting import environment
+from tests.support.s3_server import Bucket, credentials
+from tests.support.users import AS_NOBODY, shared_directory
+
+
+def findings(*arguments: str | Path, status: int, prefix: tuple[str, ...] = (), **variables: str) -> list[Any]:
+    done = run("doctor", "--json", *arguments, prefix=prefix, **variables)
+    assert done.returncode == status, done.stdout + done.stderr
+    found: list[Any] = json.loads(done.stdout)
+    assert any(each["kind"] == "problem" for each in found) == (status == FAILED)
+    return found
+
+
+def one(found: list[Any], text: str) -> dict[str, str]:
+    (each,) = (each for each in found if text in each["what"])
+    return dict(each)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What other tests leave, or have mounted, is no finding of these."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def without(*hidden: str) -> tuple[str, ...]:
+    """What runs a command where the mounts of other tests are not seen, after these commands of the shell."""
+    steps = ["umount -a -l -t fuse.shardfs 2>/dev/null", *hidden, 'exec "$@"']
+    prefix = ("unshare", "--mount", "sh", "-c", "; ".join(steps), "sh")
+    if subprocess.run([*prefix, "/bin/true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace can be made here")
+    return prefix
+
+
+SMALL_DEV = ("mount -t tmpfs none /dev", "mknod /dev/fuse c 10 229", "mknod /dev/null c 1 3", "chmod 666 /dev/*")
+
+
+def test_of_a_sound_machine_it_says_so_in_lines(source: Path) -> None:
+    done = run("doctor", "--write", source, prefix=without())
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert all(line.startswith(("ok       ", "note     ", "         → ")) for line in lines)
+    assert lines[0].startswith("ok       shardfs ")
+    assert "ok       /dev/fuse can be opened, and mounting is allowed" in lines
+    assert lines[-2:] == [f"ok       {source} can be read", f"ok       {source} can be written"]
+    assert not (source / ".shardfs").exists()
+
+
+@pytest.mark.parametrize(
+    ("steps", "way_out"),
+    [
+        (["mount -t tmpfs none /dev"], "modprobe fuse"),
+        (["PATH=/nowhere"], "apt-get install fuse3"),
+        (['set -- setpriv --bounding-set=-sys_admin "$@"'], "--cap-add SYS_ADMIN"),
+        ([*SMALL_DEV, "chmod 600 /dev/fuse", f'set -- {" ".join(AS_NOBODY)} "$@"'], "chmod 666 /dev/fuse"),
+        ([*SMALL_DEV, f'set -- {" ".join(AS_NOBODY)} --no-new-privs "$@"'], "NoNewPrivileges="),
+    ],
+    ids=["no-device", "no-fusermount3", "no-capability", "no-access", "no-new-privileges"],
+)
+def test_what_keeps_a_machine_from_mounting_has_its_way_out_and_mount_says_the_same(
+    steps: list[str], way_out: str
+) -> None:
+    with shared_directory() as directory:
+        store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
+        (directory / "place").mkdir()
+        prefix = without(*steps)
+        found = findings(status=FAILED, prefix=prefix)
+        assert [way_out in each["way_out"] for each in found if each["kind"] == "problem"] == [True]
+        line = one_line_of(run("mount", directory / "source", directory / "place", prefix=prefix), MACHINE)
+        assert way_out in line
+
+
+def test_a_library_that_was_built_for_another_system_is_to_be_built_again(tmp_path: Path) -> None:
+    (tmp_path / "libraries").mkdir()
+    (tmp_path / "libraries/pyfuse3.py").write_text("raise ImportError('libfuse3.so.3: cannot open shared object file')")
+    path = f"{tmp_path}/libraries:{environment().get('PYTHONPATH', '')}"
+    problem = one(findings(status=FAILED, prefix=without(), PYTHONPATH=path), "libfuse3.so.3: cannot open")
+    assert "apt-get install fuse3 libfuse3-dev pkg-config gcc python3-dev" in problem["way_out"]
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_whether_users_may_let_others_in_is_a_note(tmp_path: Path, is_allowed: bool) -> None:
+    (tmp_path / "fuse.conf").write_text("user_allow_other\n" if is_allowed else "#user_allow_other\n")
+    prefix = without(f"mount --bind '{tmp_path}/fuse.conf' /etc/fuse.conf")
+    found = one(findings(status=0, prefix=prefix), "--allow-other")
+    assert found["kind"] == ("ok" if is_allowed else "note")
+
+
+def test_a_dead_mount_is_a_problem(background: Background, source: Path, place: Path) -> None:
+    assert background(source, place).returncode == 0
+    kill_daemon(place)
+    problem = one(findings(status=FAILED), f"the mount at {place} is dead")
+    assert problem["way_out"].endswith(f"shardfs umount {place}")
+
+
+def test_what_is_wrong_with_a_source_has_the_way_out(
+    background: Background, source: Path, place: Path, tmp_path: Path
+) -> None:
+    prefix = without()
+    assert "does not exist" in findings(tmp_path / "missing", status=FAILED, prefix=prefix)[-1]["what"]
+    assert background("--write", source, place).returncode == 0
+    found = one(findings("--write", source, status=0, prefix=prefix), "is written by process")
+    assert found["kind"] == "note"
+    (place / "c/0/0").write_bytes(b"n" * 24)
+    kill_daemon(place)
+    assert run("umount", place).returncode == 0
+    found_all = findings("--write", source, status=FAILED, prefix=prefix)
+    problem = one(found_all, "has a journal of chunks that are not in their shards")
+    assert f"`shardfs recover {source}`" in problem["way_out"]
+    assert one(found_all, "was not tried")["kind"] == "note"
+
+
+def test_a_bucket_is_read_and_written_as_a_mount_does_and_left_as_it_was(s3_bucket: Bucket, source: Path) -> None:
+    s3_bucket.upload(source, "data.zarr")
+    before = s3_bucket.keys()
+    found = findings("--write", s3_bucket.url("data.zarr"), status=0, prefix=without(), **s3_bucket.environment)
+    assert [each["what"].partition(" with ")[0] for each in found[-3:]] == [
+        "the clock agrees",
+        f"{s3_bucket.url('data.zarr')} can be read",
+        f"{s3_bucket.url('data.zarr')} can be written, by several hosts at a time",
+    ]
+    assert s3_bucket.keys() == before
+
+
+def test_a_server_that_ignores_conditions_and_one_that_is_not_there(unconditional_bucket: Bucket, source: Path) -> None:
+    unconditional_bucket.upload(source, "data.zarr")
+    url = unconditional_bucket.url("data.zarr")
+    problem = findings("--write", url, status=FAILED, prefix=without(), **unconditional_bucket.environment)[-1]
+    assert "does not honour conditions" in problem["what"]
+    assert "--single-writer" in problem["what"] + problem["way_out"]
+    nobody = unconditional_bucket.environment | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+    found = findings(url, status=FAILED, prefix=without(), **nobody)
+    assert "cannot be compared" in found[-2]["what"]
+    assert "cannot be reached" in found[-1]["what"]
+
+
+class _Tomorrow(BaseHTTPRequestHandler):
+    """A server whose clock is a day ahead, and that refuses everything."""
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(int(time.time()) + 86400)
+
+    def do_HEAD(self) -> None:
+        self.send_error(403)
+
+    def do_GET(self) -> None:
+        self.send_error(403)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_clock_that_is_wrong_is_told_even_where_the_server_refuses_everything() -> None:
+    with HTTPServer(("127.0.0.1", 0), _Tomorrow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        variables = credentials() | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}
+        found = findings("s3://bucket/data.zarr", status=FAILED, prefix=without(), **variables)
+        server.shutdown()
+    problem = one(found, "the clock here is 86")
+    assert " s behind that of http://127.0.0.1:" in problem["what"]
+    assert "timedatectl" in problem["way_out"]

@@ -1,0 +1,141 @@
+"""`shardfs mounts`, and mounts of other users: what is mounted, by whom, and how it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Background
+from tests.support.commands import MOUNT_POINT, one_line_of, run, run_json
+from tests.support.corpus import array, sharding
+from tests.support.daemons import daemon_of, end_mounts_below, has_ended, kill_daemon
+from tests.support.datasets import store
+from tests.support.locking import kept_busy
+from tests.support.mounting import PATIENCE, command, environment, mount_points
+from tests.support.users import AS_NOBODY, MOUNT_OF_NOBODY, NOBODY, shared_directory
+
+
+def rows_below(directory: Path, *, prefix: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
+    """What is said of the mounts below a directory, by the name of the place: other tests have mounts too."""
+    done = run("mounts", "--json", prefix=prefix)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return {Path(row["mountpoint"]).name: row for row in found if row["mountpoint"].startswith(f"{directory}/")}
+
+
+def test_all_are_listed_the_dead_and_the_silent_and_those_that_commit_still(
+    background: Background, source: Path, tmp_path: Path
+) -> None:
+    places = {name: tmp_path / name for name in ("serving", "dead", "silent", "ending")}
+    for name, place in places.items():
+        place.mkdir()
+        options = ["--write"] if name == "ending" else ["--view", "v2"]
+        assert background(*options, source, place).returncode == 0
+    daemons = {name: daemon_of(place) for name, place in places.items()}
+    ends = os.pidfd_open(daemons["ending"])
+    kill_daemon(places["dead"])
+    (places["ending"] / "c/0/0").write_bytes(b"n" * 24)
+    os.kill(daemons["silent"], signal.SIGSTOP)
+    try:
+        with kept_busy(source / "c/0/0"):
+            subprocess.run(["fusermount3", "-u", places["ending"]], check=True)
+            rows = rows_below(tmp_path)
+            text = run("mounts").stdout
+    finally:
+        os.kill(daemons["silent"], signal.SIGCONT)
+    assert has_ended(ends, PATIENCE)
+    os.close(ends)
+    assert {name: row["state"] for name, row in rows.items()} == {name: name for name in places}
+    assert {name: row["pid"] for name, row in rows.items()} == daemons | {"dead": None}
+    serving = rows["serving"]
+    assert (serving["source"], serving["view"], serving["access"]) == (str(source), "v2", "read-only")
+    assert (serving["user"], serving["pending_chunks"], serving["note"]) == ("root", 0, "")
+    assert rows["dead"]["note"].endswith(f"run: shardfs umount {places['dead']}")
+    assert f"`kill -CONT {daemons['silent']}` wakes it" in rows["silent"]["note"]
+    assert rows["ending"]["note"].startswith("1 chunk is pending (24 B, since ")
+    lines = text.splitlines()
+    assert lines[0].split() == ["MOUNTPOINT", "STATE", "USER", "PID", "ACCESS", "VIEW", "PENDING", "SOURCE"]
+    (index,) = (i for i, line in enumerate(lines) if line.startswith(f"{places['dead']} "))
+    assert lines[index].split()[1:] == ["dead", "root", "-", "read-only", "-", "-", str(source)]
+    assert lines[index + 1] == f"  {rows['dead']['note']}"
+
+
+def test_a_daemon_in_another_mount_namespace_is_listed(background: Background, source: Path, place: Path) -> None:
+    prefix = ["unshare", "--mount"]
+    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace can be made here")
+    with subprocess.Popen(
+        [*prefix, *command("mount", "--foreground", source, place)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as daemon:
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline()
+        assert str(place) not in mount_points()
+        row = rows_below(place.parent)["place"]
+        daemon.terminate()
+    assert (row["state"], row["pid"]) == ("elsewhere", daemon.pid)
+
+
+@pytest.fixture
+def of_nobody() -> Iterator[Path]:
+    """A writing mount that is another user's."""
+    with shared_directory() as directory:
+        store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
+        os.chown(directory / "source", NOBODY, NOBODY)
+        (directory / "place").mkdir()
+        state = {"XDG_STATE_HOME": str(directory / "state")}
+        done = run("mount", "--write", directory / "source", directory / "place", prefix=MOUNT_OF_NOBODY, **state)
+        assert done.returncode == 0, done.stderr
+        yield directory / "place"
+        subprocess.run(["fusermount3", "-u", "-z", directory / "place"], capture_output=True, check=False)
+        end_mounts_below(directory)
+
+
+def test_root_can_do_everything_with_the_mount_of_another_user(of_nobody: Path) -> None:
+    figures = run_json("stats", "--json", of_nobody)
+    assert figures["mountpoint"] == str(of_nobody)
+    row = rows_below(of_nobody.parent)["place"]
+    assert (row["state"], row["user"], row["pid"]) == ("serving", "nobody", figures["pid"])
+    assert run("flush", of_nobody).returncode == 0
+    daemon = os.pidfd_open(figures["pid"])
+    done = run("umount", of_nobody)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert has_ended(daemon)
+    os.close(daemon)
+
+
+def test_another_user_is_told_whose_mount_it_is(background: Background) -> None:
+    with shared_directory() as directory:
+        store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
+        (directory / "place").mkdir()
+        place = directory / "place"
+        assert background("--write", directory / "source", place).returncode == 0
+        for name in ("stats", "flush", "umount"):
+            done = run(name, place, prefix=AS_NOBODY)
+            assert "it is a mount of root, for root alone" in done.stderr, name
+            assert done.returncode in (1, MOUNT_POINT)
+            assert done.stderr.count("\n") == 1
+        row = rows_below(directory, prefix=AS_NOBODY)["place"]
+        assert (row["state"], row["user"], row["source"]) == ("private", "root", str(directory / "source"))
+        assert run("umount", place).returncode == 0
+
+
+def test_one_who_may_read_the_mount_of_another_cannot_unmount_it(background: Background) -> None:
+    with shared_directory() as directory:
+        store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
+        (directory / "place").mkdir()
+        place = directory / "place"
+        assert background("--allow-other", directory / "source", place).returncode == 0
+        assert run("stats", place, prefix=AS_NOBODY).returncode == 0
+        line = one_line_of(run("umount", place, prefix=AS_NOBODY), MOUNT_POINT)
+        assert line == f"{place} cannot be unmounted: it is a mount of root, for root alone"
+        assert run("umount", place).returncode == 0

@@ -1,0 +1,33 @@
+"""Another user of this machine, by its number; it can do what is needed to run shardfs from this checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+NOBODY = 65534
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+MOUNT_OF_NOBODY = ("setpriv", f"--ruid={NOBODY}", f"--rgid={NOBODY}", "--keep-groups")
+"""As root, since `/dev/fuse` may be closed to others; to the kernel the mount is that of the real user."""
+
+
+@contextmanager
+def shared_directory() -> Iterator[Path]:
+    """A directory that another user can read, as that of a test is not."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    can = subprocess.run(
+        [*AS_NOBODY, sys.executable, "-P", "-m", "shardfs", "--version"], capture_output=True, check=False
+    )
+    if can.returncode:
+        pytest.skip(f"another user cannot run this: {can.stderr.decode()[-200:]}")
+    with tempfile.TemporaryDirectory(prefix="shardfs-shared-") as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory)
