@@ -1,10 +1,12 @@
-"""Which ranges of an object are fetched for those that are wanted, so that few requests are made: pure planning.
+"""Ranges of objects: which are there, and which are fetched for those that are wanted, so that few requests are made.
 
 A request costs about as much time as a quarter of a MiB takes to arrive: small gaps are fetched along.
 """
 
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 MAX_GAP: Final = 256 * 2**10
@@ -31,6 +33,43 @@ class Span(NamedTuple):
     def holds(self, position: int) -> bool:
         """Whether the byte at *position* is one of them."""
         return self.start <= position < self.stop
+
+
+@dataclass(slots=True)
+class Spans:
+    """Spans of which none lies within another: in order by their beginnings, they are so by their ends too."""
+
+    spans: list[Span] = field(default_factory=list)
+
+    def at(self, position: int) -> Span | None:
+        """Return the span that goes on longest from *position*; None if none holds it."""
+        place = bisect_right(self.spans, (position, math.inf))
+        found = self.spans[place - 1] if place else None
+        return found if found is not None and found.holds(position) else None
+
+    def next_start(self, position: int) -> float:
+        """Return where the first span behind *position* begins; infinity if there is none."""
+        place = bisect_right(self.spans, (position, math.inf))
+        return self.spans[place].start if place < len(self.spans) else math.inf
+
+    def add(self, span: Span) -> Sequence[Span]:
+        """Take in a span; return those that are not there because of others: what lies within it, or itself."""
+        around = self.at(span.start)
+        if around is not None and around.stop >= span.stop:
+            return [] if around == span else [span]
+        first = last = bisect_left(self.spans, (span.start,))
+        while last < len(self.spans) and self.spans[last].stop <= span.stop:
+            last += 1
+        within = self.spans[first:last]
+        self.spans[first:last] = [span]
+        return within
+
+    def discard(self, span: Span) -> bool:
+        """Remove a span; return whether it was there."""
+        place = bisect_left(self.spans, span)
+        is_there = self.spans[place : place + 1] == [span]
+        del self.spans[place : place + is_there]
+        return is_there
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """Bytes of objects: few requests for many readers, and each byte once.
 
-What is wanted is looked for in memory, among the ranges in flight, and on the local disk.  Those who miss something at
-about the same time, or while all connections are busy, make one plan of it.  No task works for itself: of the readers
-that wait for a range in flight, one makes the request, and another takes over if that one is cancelled.
+What is wanted is looked for in memory, among the ranges in flight, and on the local disk.  Of what several miss at
+about the same time, or while all connections are busy, one plan is made.  What is in flight lands, whoever waits.
 """
 
 import copy
@@ -21,10 +20,10 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from shardfs.errors import ConflictError, IsADirectoryHereError, NotFoundError, ShardfsError, StaleError, StoreError
+from shardfs.errors import ConflictError, IsADirectoryHereError, NotFoundError, StaleError, StoreError
 from shardfs.stores.base import Address, Buffer, Kind, Stat
 from shardfs.stores.disk_cache import DiskCache
-from shardfs.stores.ranges import WINDOW_NBYTES, Reads, Span, merge, window
+from shardfs.stores.ranges import WINDOW_NBYTES, Reads, Span, Spans, merge, window
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.heads import Heads, not_found
 from shardfs.stores.s3.location import Location
@@ -41,9 +40,6 @@ _CACHE_THREADS: Final = 8
 _AHEAD_NBYTES: Final = 2**20
 """What is read from the disk at most beyond what is wanted, of what is read in order: one thread for many reads."""
 
-_AHEAD_PIECES: Final = 4
-"""How many of these are held: few, for they are quickly read again, and memory that was used before is faster."""
-
 _DOWNLOAD_NBYTES: Final = 16 * 2**20
 
 _VersionId = tuple[str, str]
@@ -51,93 +47,66 @@ _VersionId = tuple[str, str]
 
 
 @dataclass(slots=True, eq=False)
-class _Segment:
-    """*data* from *start* on of *version*."""
-
-    version: _VersionId
-    start: int
-    data: memoryview
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.data.nbytes
-
-
-@dataclass(slots=True, eq=False)
 class _Memory:
     """Ranges of versions of objects, those used last, up to *max_nbytes* and the one that was added last.
 
-    A version is whatever names it.  Ranges of one version do not overlap but in passing.  What was read stays, too: who
-    reads the same object in order a little later finds it.
+    What was read stays, too: who reads the same object in order a little later finds it.
     """
 
     max_nbytes: int
     nbytes: int = 0
-    _by_use: OrderedDict[_Segment, None] = field(default_factory=OrderedDict)
-    _by_version: dict[_VersionId, list[_Segment]] = field(default_factory=dict)
+    _by_use: OrderedDict[tuple[_VersionId, Span], memoryview] = field(default_factory=OrderedDict)
+    _spans: dict[_VersionId, Spans] = field(default_factory=dict)
 
     def add(self, version: _VersionId, start: int, data: memoryview) -> None:
         """Keep *data*, and let go what is too much."""
-        if not data.nbytes:
+        span = Span(start, start + data.nbytes)
+        if not data.nbytes or self.has(version, span):
             return
-        segments = self._by_version.setdefault(version, [])
-        for held in [held for held in segments if start <= held.start and held.stop <= start + data.nbytes]:
-            self._drop(held)
-        segment = _Segment(version, start, data)
-        self._by_version.setdefault(version, []).append(segment)
-        self._by_use[segment] = None
+        for within in self._spans.setdefault(version, Spans()).add(span):
+            self.nbytes -= self._by_use.pop((version, within)).nbytes
+        self._by_use[version, span] = data
         self.nbytes += data.nbytes
         while self.nbytes > self.max_nbytes and len(self._by_use) > 1:
-            self._drop(next(iter(self._by_use)))
+            (oldest, span), data = self._by_use.popitem(last=False)
+            self.nbytes -= data.nbytes
+            self._spans[oldest].discard(span)
+            if not self._spans[oldest].spans:
+                del self._spans[oldest]
+
+    def spans(self, version: _VersionId) -> Spans:
+        """Return what is here of a version."""
+        return self._spans.get(version) or Spans()
+
+    def has(self, version: _VersionId, span: Span) -> bool:
+        """Whether all bytes of *span* are here in one range, or there are none to be."""
+        around = self.spans(version).at(span.start)
+        return not span.nbytes or (around is not None and around.stop >= span.stop)
 
     def read(self, version: _VersionId, start: int, stop: int) -> memoryview | None:
         """Return bytes from *start* on, up to *stop*, as far as one range has them; None if none has the first."""
-        for segment in self._by_version.get(version, ()):
-            if segment.start <= start < segment.stop:
-                self._by_use.move_to_end(segment)
-                return segment.data[start - segment.start : stop - segment.start]
-        return None
-
-    def next_start(self, version: _VersionId, position: int) -> int | None:
-        """Return where the first range behind *position* begins."""
-        starts = [segment.start for segment in self._by_version.get(version, ()) if segment.start > position]
-        return min(starts, default=None)
-
-    def overlaps(self, version: _VersionId, start: int, stop: int) -> bool:
-        """Whether any byte from *start* to before *stop* is there."""
-        return any(held.start < stop and start < held.stop for held in self._by_version.get(version, ()))
-
-    def holds(self, version: _VersionId, start: int, stop: int) -> bool:
-        """Whether all bytes from *start* to before *stop* are in one range, or there are none to be."""
-        segments = self._by_version.get(version, ())
-        return start >= stop or any(held.start <= start and stop <= held.stop for held in segments)
-
-    def _drop(self, segment: _Segment) -> None:
-        del self._by_use[segment]
-        self.nbytes -= segment.data.nbytes
-        segments = self._by_version[segment.version]
-        segments.remove(segment)
-        if not segments:
-            del self._by_version[segment.version]
+        span = self.spans(version).at(start)
+        if span is None:
+            return None
+        self._by_use.move_to_end((version, span))
+        return self._by_use[version, span][start - span.start : stop - span.start]
 
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """One range that is fetched; *users* wait for it.  Who has the lock makes the request.
-
-    If *is_ahead*, there is more than its users want now, and it stays in memory.
-    """
+    """One range that is fetched; if it *is_ahead*, there is more than is wanted now, and it stays in memory."""
 
     span: Span
     is_ahead: bool
-    users: int
-    lock: trio.Lock = field(default_factory=trio.Lock)
+    landed: trio.Event = field(default_factory=trio.Event)
     data: memoryview | None = None
-    error: ShardfsError | None = None
+    error: Exception | None = None
 
-    def view(self, start: int, stop: int) -> memoryview:
-        """Return what was fetched from *start* on, up to *stop*."""
-        assert self.data is not None
+    async def view(self, start: int, stop: int) -> memoryview:
+        """Wait for what is fetched, and return it from *start* on, up to *stop*."""
+        await self.landed.wait()
+        if self.data is None:
+            raise copy.copy(self.error) if self.error is not None else StoreError("nothing was fetched")
         return self.data[start - self.span.start : stop - self.span.start]
 
 
@@ -149,10 +118,6 @@ class _Gathering:
     ahead: list[Span] = field(default_factory=list)
     departed: trio.Event = field(default_factory=trio.Event)
     flights: list[_Flight] = field(default_factory=list)
-
-    def flight(self, wanted: Span) -> _Flight:
-        """Return the flight that brings the beginning of *wanted*."""
-        return next(flight for flight in self.flights if flight.span.holds(wanted.start))
 
 
 class _Version:
@@ -189,16 +154,15 @@ class _Version:
 
     def is_in_memory(self, span: Span) -> bool:
         """Whether reading *span* takes neither a request nor a look at the disk."""
-        return self._objects.memory.holds(self._id, *span)
+        return self._objects.memory.has(self._id, span)
 
     async def is_at_hand(self, span: Span) -> bool:
         """Whether reading *span* takes no request."""
-        if self.is_in_memory(span):
-            return True
-        found = await self._objects.find_on_disk(self._id, span)
-        if found is not None:
-            self._objects.memory.add(self._id, span.start, found)
-        return found is not None
+        if not self.is_in_memory(span):
+            found = await self._objects.find_on_disk(self._id, span)
+            if found is not None:
+                self._objects.memory.add(self._id, span.start, found)
+        return self.is_in_memory(span)
 
     async def add(self, offset: int, data: memoryview) -> None:
         """Keep what came with the reply that told of this version."""
@@ -212,67 +176,49 @@ class _Version:
         itself.
         """
         views: list[memoryview] = []
-        used = [flight for flight in self._flights if flight.span.start < span.stop and span.start < flight.span.stop]
-        for flight in used:
-            flight.users += 1
         start = span.start
-        try:
-            while start < span.stop:
-                view = await self._view(start, span.stop, unit, used)
-                views.append(view)
-                start += view.nbytes
-        finally:
-            for flight in used:
-                self._leave(flight)
-        if len(views) == 1:
-            return views[0]
-        joined = b"".join(views)
-        # The disk gives what lies in one entry only, and here the parts are of several.
-        await self._objects.add_to_disk(self._id, span.start, joined)
-        return joined
+        while start < span.stop:
+            view = await self._view(start, span.stop, unit)
+            views.append(view)
+            start += view.nbytes
+        return views[0] if len(views) == 1 else b"".join(views)
 
-    async def _view(self, start: int, stop: int, unit: Span | None, used: list[_Flight]) -> memoryview:
-        """Return bytes from *start* on, at least one, at most up to *stop*; *used* are the reader's flights."""
-        view, flight = self._at_hand(start, stop, used)
+    async def _view(self, start: int, stop: int, unit: Span | None) -> memoryview:
+        """Return bytes from *start* on, at least one, at most up to *stop*."""
+        view, flight = self._at_hand(start, stop)
         if view is None and flight is None:
-            wanted = Span(start, self._covered_from(start, stop))
-            ahead = self._ahead(wanted, unit)[0]
-            more = 0 if ahead is None else max(0, min(ahead.stop - wanted.stop, _AHEAD_NBYTES))
-            found = await self._objects.find_on_disk(self._id, wanted, ahead_nbytes=more)
-            if found is not None:
-                if unit is not None:
-                    self._read_end = max(unit.stop, start + found.nbytes)
-                return found[: wanted.nbytes]
-            view, flight = self._at_hand(start, stop, used)  # something may have landed meanwhile
+            view = await self._from_disk(Span(start, self._covered_from(start, stop)), unit)
+            if view is None:  # something may have landed meanwhile
+                view, flight = self._at_hand(start, stop)
         if view is not None:
             return view
         if flight is None:
             flight = await self._join(Span(start, self._covered_from(start, stop)), unit)
-            used.append(flight)
-        is_mine = await self._land(flight)
+        view = await flight.view(start, stop)
         if unit is not None:
             self._read_end = max(unit.stop, flight.span.stop)
-        view = self._objects.memory.read(self._id, start, stop) or flight.view(start, stop)
-        if is_mine:
-            await self._objects.add_to_disk(self._id, flight.span.start, flight.view(*flight.span))
         return view
 
-    def _at_hand(self, start: int, stop: int, used: list[_Flight]) -> tuple[memoryview | None, _Flight | None]:
-        """Return what is in memory, or a flight that will bring it and is one of *used* from now on."""
-        view = self._objects.memory.read(self._id, start, stop) or self._objects.find_read_ahead(self._id, start, stop)
-        if view is not None:
-            return view, None
-        flight = next((flight for flight in [*used, *self._flights] if flight.span.holds(start)), None)
-        if flight is not None and flight not in used:
-            flight.users += 1
-            used.append(flight)
-        return None, flight
+    def _at_hand(self, start: int, stop: int) -> tuple[memoryview | None, _Flight | None]:
+        """Return what is in memory from *start* on, up to *stop*, or the flight that will bring it."""
+        flight = next((flight for flight in self._flights if flight.span.holds(start)), None)
+        return self._objects.memory.read(self._id, start, stop), flight
+
+    async def _from_disk(self, wanted: Span, unit: Span | None) -> memoryview | None:
+        """Return bytes from the beginning of *wanted* on, as far as they are on the disk together."""
+        ahead = self._ahead(wanted, unit)[0]
+        stop = wanted.stop if ahead is None else max(wanted.stop, min(ahead.stop, wanted.stop + _AHEAD_NBYTES))
+        found = await self._objects.find_on_disk(self._id, Span(wanted.start, stop))
+        if found is not None and unit is not None:
+            self._read_end = max(unit.stop, wanted.start + found.nbytes)
+        if found is not None and found.nbytes > wanted.nbytes:
+            self._objects.memory.add(self._id, wanted.start, found)
+        return None if found is None else found[: wanted.nbytes]
 
     def _covered_from(self, start: int, stop: int) -> int:
         """Return where, from *start* to *stop*, bytes begin that are in memory or in flight."""
         starts = [flight.span.start for flight in self._flights if flight.span.start > start]
-        held = self._objects.memory.next_start(self._id, start)
-        return min([stop, *starts] if held is None else [stop, held, *starts])
+        return int(min([stop, self._objects.memory.spans(self._id).next_start(start), *starts]))
 
     def _ahead(self, wanted: Span, unit: Span | None) -> tuple[Span | None, bool]:
         """Return what to fetch along with *wanted*, and whether that is because objects are read in order.
@@ -293,78 +239,52 @@ class _Version:
         return (None if whole == wanted else whole), False
 
     def _is_covered(self, start: int, stop: int) -> bool:
-        """Whether any byte from *start* to before *stop* is in memory or in flight, or the last came from the disk."""
-        if start < stop and self._objects.find_read_ahead(self._id, stop - 1, stop) is not None:
-            return True
+        """Whether any byte from *start* to before *stop* is in memory or in flight."""
+        held = self._objects.memory.spans(self._id)
         in_flight = any(flight.span.start < stop and start < flight.span.stop for flight in self._flights)
-        return in_flight or self._objects.memory.overlaps(self._id, start, stop)
+        return start < stop and (in_flight or held.at(start) is not None or held.next_start(start) < stop)
 
     async def _join(self, wanted: Span, unit: Span | None) -> _Flight:
-        """Return the flight that is planned for *wanted*, which its caller uses."""
+        """Return the flight that is planned for *wanted*."""
         ahead, is_in_order = self._ahead(wanted, unit)
         if ahead is not None and is_in_order:
             self._window_end = ahead.stop
-        gathering, leads = self._gathering, self._gathering is None
-        if gathering is None:
-            gathering = self._gathering = _Gathering()
+        if self._gathering is None:
+            self._gathering = _Gathering()
+            trio.lowlevel.spawn_system_task(self._depart, self._gathering)
+        gathering = self._gathering
         gathering.spans.append(wanted)
         if ahead is not None:
             gathering.ahead.append(ahead)
-        try:
-            if leads:
-                await trio.sleep(GATHER_SECONDS)
-                async with self._objects.connections:
-                    pass  # while there is none free, more comes together
-            else:
-                await gathering.departed.wait()
-        except BaseException:
-            if gathering.departed.is_set():
-                self._leave(gathering.flight(wanted))
-            else:
-                gathering.spans.remove(wanted)
-                if ahead is not None:
-                    gathering.ahead.remove(ahead)
-            raise
-        finally:
-            if leads:
-                self._gathering = None
-                self._depart(gathering)
-        return gathering.flight(wanted)
+        await gathering.departed.wait()
+        return next(flight for flight in gathering.flights if flight.span.holds(wanted.start))
 
-    def _depart(self, gathering: _Gathering) -> None:
+    async def _depart(self, gathering: _Gathering) -> None:
+        await trio.sleep(GATHER_SECONDS)
+        async with self._objects.connections:
+            self._gathering = None  # while there was none free, more came together
         for span in merge([*gathering.spans, *gathering.ahead]):
             is_ahead = any(span.start <= ahead.start and ahead.stop <= span.stop for ahead in gathering.ahead)
-            users = sum(span.holds(wanted.start) for wanted in gathering.spans)
-            gathering.flights.append(_Flight(span, is_ahead, users))
+            gathering.flights.append(_Flight(span, is_ahead))
+            trio.lowlevel.spawn_system_task(self._fetch, gathering.flights[-1])
         self._flights.extend(gathering.flights)
         gathering.departed.set()
 
-    async def _land(self, flight: _Flight) -> bool:
-        """Wait until *flight* has its bytes, and return whether it was the caller who fetched them."""
-        async with flight.lock:
-            if flight.error is not None:
-                raise copy.copy(flight.error)
-            if flight.data is not None:
-                return False
-            try:
-                async with self._objects.connections:
-                    part = Range(flight.span.start, flight.span.nbytes)
-                    fetched = await self._objects.client.get(self._key, part, etag=self._id[1])
-                _require_all(self._key, part.nbytes, fetched.data)
-            except ShardfsError as error:
-                flight.error = error
-                self._flights.remove(flight)
-                raise
-            flight.data = fetched.data
-            self._flights.remove(flight)
+    async def _fetch(self, flight: _Flight) -> None:
+        start, nbytes = flight.span.start, flight.span.nbytes
+        try:
+            async with self._objects.connections:
+                fetched = await self._objects.client.get(self._key, Range(start, nbytes), etag=self._id[1])
+            _require_all(self._key, nbytes, fetched.data)
             if flight.is_ahead:
-                self._objects.memory.add(self._id, flight.span.start, fetched.data)
-            return True
-
-    def _leave(self, flight: _Flight) -> None:
-        flight.users -= 1
-        if not flight.users and flight in self._flights:
+                self._objects.memory.add(self._id, start, fetched.data)
+            await self._objects.add_to_disk(self._id, start, fetched.data)
+            flight.data = fetched.data
+        except Exception as error:  # it is for those who wait
+            flight.error = error
+        finally:
             self._flights.remove(flight)
+            flight.landed.set()
 
 
 class _Redirect(NamedTuple):
@@ -399,7 +319,6 @@ class Objects:
         self.connections = trio.Semaphore(max_connections)
         self._cache = cache
         self._threads = trio.CapacityLimiter(_CACHE_THREADS)
-        self._read_ahead: deque[tuple[_VersionId, Span, memoryview]] = deque(maxlen=_AHEAD_PIECES)
         self._versions: WeakValueDictionary[tuple[str, str], _Version] = WeakValueDictionary()
         self._redirects: OrderedDict[tuple[str, str], _Redirect] = OrderedDict()
         self._changing: dict[str, trio.Event] = {}
@@ -414,6 +333,7 @@ class Objects:
 
         A name that no listing showed as a directory is taken for a missing file: to tell would take another request.
         """
+        part = Range(-tail_nbytes, tail_nbytes) if tail_nbytes else Range(0, head_nbytes)
         known = self.heads.find(key)
         if known is not None:
             if known.is_directory:
@@ -421,12 +341,11 @@ class Objects:
             if known.stat is None:
                 raise not_found(key)
             snapshot = self.snapshot(key, known.stat)
-            part = (Range(-tail_nbytes, tail_nbytes) if tail_nbytes else Range(0, head_nbytes)).within(known.stat.size)
-            if await snapshot.version.is_at_hand(Span(part.offset, part.offset + part.nbytes)):
+            offset, nbytes = part.within(known.stat.size)
+            if await snapshot.version.is_at_hand(Span(offset, offset + nbytes)):
                 return snapshot
-        if not head_nbytes and not tail_nbytes:
+        if not part.nbytes:
             return self.snapshot(key, await self.heads.head(key))
-        part = Range(-tail_nbytes, tail_nbytes) if tail_nbytes else Range(0, head_nbytes)
         fetched = await self.heads.get(key, part)
         snapshot = self.snapshot(key, fetched.stat)
         await snapshot.version.add(fetched.offset, fetched.data)
@@ -445,22 +364,12 @@ class Objects:
             self._versions[key, stat.etag] = version
         return version
 
-    async def find_on_disk(self, version: _VersionId, span: Span, *, ahead_nbytes: int = 0) -> memoryview | None:
-        """Return bytes that are in the cache on the local disk, and up to *ahead_nbytes* more; None if they are not."""
+    async def find_on_disk(self, version: _VersionId, span: Span) -> memoryview | None:
+        """Return bytes from the beginning of *span* on, as far as the cache has them together; None if it has none."""
         if self._cache is None:
             return None
-        find = partial(self._cache.find, *version, span.start, span.nbytes, ahead_nbytes=ahead_nbytes)
-        found = await trio.to_thread.run_sync(find, limiter=self._threads)
-        if found is not None and found.nbytes > span.nbytes:
-            self._read_ahead.append((version, Span(span.start, span.start + found.nbytes), found))
-        return found
-
-    def find_read_ahead(self, version: _VersionId, start: int, stop: int) -> memoryview | None:
-        """Return bytes from *start* on, up to *stop*, that came from the disk with others; None if they did not."""
-        for held, span, data in self._read_ahead:
-            if held == version and span.holds(start):
-                return data[start - span.start : stop - span.start]
-        return None
+        find = partial(self._cache.find, *version, span.start, span.nbytes)
+        return await trio.to_thread.run_sync(find, limiter=self._threads)
 
     async def add_to_disk(self, version: _VersionId, offset: int, data: Buffer) -> None:
         """Keep bytes in the cache on the local disk."""
@@ -537,22 +446,11 @@ class S3Snapshot:
             return await self.version.read(span, unit)
         while True:
             state = self._latest(span.stop)
-            version = self.version if state.etag == self.object.etag else self._objects.version(self._key, state)
             try:
-                return await version.read(span, unit)
+                return await self._objects.version(self._key, state).read(span, unit)
             except (ConflictError, NotFoundError):
                 await self._objects.settled(self._key)
-                if self._latest(span.stop).etag != state.etag:
-                    continue
-                if state.etag == self.object.etag:
-                    raise self._stale() from None
-            # Another host may have brought this version back: then what leads away from it is over.
-            try:
-                data = await self.version.read(span, unit)
-            except (ConflictError, NotFoundError):
-                raise self._stale() from None
-            self._objects.is_back(self._key, self.object)
-            return data
+                self._look_elsewhere(state, span.stop)
 
     def content(self, offset: int, nbytes: int) -> "S3Content":
         """Return *nbytes* bytes from *offset*, which are read later."""
@@ -601,25 +499,24 @@ class S3Snapshot:
             try:
                 data = self._objects.client.get_blocking(full, Range(offset, nbytes), etag=state.etag).data
             except (ConflictError, NotFoundError):
-                if self._latest(stop).etag != state.etag:
-                    continue
-                if state.etag == self.object.etag:
-                    raise self._stale() from None
-                try:
-                    data = self._objects.client.get_blocking(full, Range(offset, nbytes), etag=self.object.etag).data
-                except (ConflictError, NotFoundError):
-                    raise self._stale() from None
-            _require_all(full, nbytes, data)
-            return data
+                self._look_elsewhere(state, stop)
+            else:
+                _require_all(full, nbytes, data)
+                return data
 
     def _latest(self, stop: int) -> ObjectStat:
         """Return the version that has the bytes up to *stop* now, as far as is known; this one if none has them all."""
         state, kept_nbytes = self._objects.latest(self._key, self.object)
         return state if stop <= kept_nbytes else self.object
 
-    def _stale(self) -> StaleError:
-        self._objects.heads.forget(self._key)
-        return StaleError(f"{self._key} was replaced while it was open")
+    def _look_elsewhere(self, missed: ObjectStat, stop: int) -> None:
+        """Have the next try made with another version than *missed*; raises `StaleError` if none may have the bytes."""
+        if self._latest(stop).etag == missed.etag:
+            if missed.etag == self.object.etag:
+                self._objects.heads.forget(self._key)
+                raise StaleError(f"{self._key} was replaced while it was open")
+            # Another host may have brought this version back: then what leads away from it is over.
+            self._objects.is_back(self._key, self.object)
 
 
 @dataclass(slots=True, eq=False)

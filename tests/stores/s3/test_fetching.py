@@ -12,7 +12,7 @@ from shardfs.errors import StoreError
 from shardfs.stores.base import Buffer
 from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.ranges import WINDOW_NBYTES
-from shardfs.stores.s3.objects import GATHER_SECONDS, S3Snapshot
+from shardfs.stores.s3.objects import S3Snapshot
 from shardfs.stores.s3.requests import Counts
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import LATENCY, get, on_mock_clock, pattern, reader_of
@@ -60,17 +60,6 @@ async def test_neighbours_that_are_wanted_at_the_same_time_are_one_request() -> 
     ranges = [(start + i * CHUNK, start + (i + 1) * CHUNK) for i in range(8)]
     assert [bytes(found) for found in await read_all(snapshot, *ranges)] == [LARGE[a:b] for a, b in ranges]
     assert fake.take_log() == [get("k", start, start + 8 * CHUNK, etag)]
-
-
-@on_mock_clock
-async def test_what_is_far_apart_is_fetched_in_parallel() -> None:
-    fake, snapshot, etag = await opened(LARGE)
-    before = trio.current_time()
-    ranges = [(i * 4 * MIB, i * 4 * MIB + CHUNK) for i in range(8)]
-    await read_all(snapshot, *ranges)
-    assert sorted(fake.take_log()) == sorted(get("k", start, stop, etag) for start, stop in ranges)
-    assert fake.most_in_flight == 8
-    assert trio.current_time() - before == pytest.approx(LATENCY + GATHER_SECONDS)
 
 
 @on_mock_clock
@@ -146,14 +135,6 @@ async def test_parallel_readers_in_order_take_no_more_requests_than_one() -> Non
         for _ in range(4):
             nursery.start_soon(reader)
     assert fetched(fake.take_log()) == [(0, len(LARGE))]
-
-
-@on_mock_clock
-async def test_the_second_read_in_order_fetches_ahead_when_nothing_was_expected() -> None:
-    fake, snapshot, etag = await opened(LARGE[:MIB])
-    for i in range(4):
-        await snapshot.read(i * CHUNK, CHUNK, (i * CHUNK, CHUNK))
-    assert fake.take_log() == [get("k", 0, CHUNK, etag), get("k", CHUNK, MIB, etag)]
 
 
 @pytest.mark.parametrize("nbytes", [2 * CHUNK, MIB, 4 * MIB])
@@ -265,7 +246,6 @@ async def test_a_failure_reaches_all_who_asked_each_as_an_error_of_its_own_and_i
 @pytest.mark.parametrize("place", [0, 1])
 @on_mock_clock
 async def test_a_reader_that_is_cancelled_breaks_no_other(when: float, place: int) -> None:
-    """Whoever gathers, or makes the request, may go: another reader does it then."""
     fake, snapshot, etag = await opened(LARGE)
     found = []
     scopes = [trio.CancelScope() for _ in range(3)]
@@ -281,58 +261,6 @@ async def test_a_reader_that_is_cancelled_breaks_no_other(when: float, place: in
         scopes[place].cancel()
     assert found == [LARGE[MIB : MIB + CHUNK]] * 2
     assert set(fake.take_log()) == {get("k", MIB, MIB + CHUNK, etag)}
-
-
-@on_mock_clock
-async def test_what_nobody_wants_any_more_is_not_fetched() -> None:
-    fake, snapshot, etag = await opened(LARGE)
-    with trio.move_on_after(0.0005):
-        await snapshot.read(8 * MIB, CHUNK)
-    with trio.move_on_after(LATENCY / 2):
-        await snapshot.read(16 * MIB, CHUNK)
-    assert fake.take_log() == [get("k", 16 * MIB, 16 * MIB + CHUNK, etag)]
-    for start in (8 * MIB + 10, 16 * MIB + 10):
-        await snapshot.read(start, 10)
-        assert fake.take_log() == [get("k", start, start + 10, etag)]
-
-
-@on_mock_clock
-async def test_a_reader_that_is_cancelled_at_any_moment_leaves_nothing_to_be_fetched() -> None:
-    """Readers are woken in random order: when the plan is made, the one that is cancelled may be in it, or not."""
-    fake, snapshot, etag = await opened(LARGE)
-
-    async def cancel(scope: trio.CancelScope, steps: int) -> None:
-        await trio.sleep(GATHER_SECONDS)
-        for _ in range(steps):
-            await trio.lowlevel.checkpoint()
-        scope.cancel()
-
-    async def read(scope: trio.CancelScope) -> None:
-        with scope:
-            await snapshot.read(16 * MIB, CHUNK)
-
-    for i in range(40):
-        scope = trio.CancelScope()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(snapshot.read, 8 * MIB, CHUNK)
-            nursery.start_soon(read, scope)
-            nursery.start_soon(cancel, scope, i % 4)
-        await snapshot.read(16 * MIB + 10, 10)
-        assert fake.take_log()[-1] == get("k", 16 * MIB + 10, 16 * MIB + 20, etag)
-
-
-@on_mock_clock
-async def test_a_read_elsewhere_does_not_end_reading_in_order() -> None:
-    fake, snapshot, etag = await opened(LARGE)
-    snapshot.expect(0, 16 * MIB)
-    await snapshot.read(0, 8 * MIB)
-    await snapshot.read(20 * MIB, CHUNK)
-    await snapshot.read(8 * MIB, CHUNK)
-    assert fake.take_log() == [
-        get("k", 0, 8 * MIB, etag),
-        get("k", 20 * MIB, 20 * MIB + CHUNK, etag),
-        get("k", 8 * MIB, 16 * MIB, etag),
-    ]
 
 
 @on_mock_clock

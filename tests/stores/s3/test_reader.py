@@ -147,23 +147,6 @@ async def test_a_version_that_was_removed_is_stale() -> None:
 
 
 @on_mock_clock
-async def test_a_version_is_current_as_far_as_is_believed() -> None:
-    fake, store, _ = stored()
-    snapshot = await store.open("k")
-    fake.store("k", NEW)
-    fake.take_log()
-    assert await snapshot.is_current()
-    assert fake.take_log() == []
-    await trio.sleep(TTL)
-    assert not await snapshot.is_current()
-    assert fake.take_log() == [HEAD]
-    again = await store.open("k")
-    assert await again.is_current()
-    assert not await snapshot.is_current()
-    assert fake.take_log() == []
-
-
-@on_mock_clock
 async def test_content_is_read_in_large_pieces_of_one_version() -> None:
     data = pattern(MIB) * 20
     fake, store, stat = stored(data)
@@ -207,16 +190,6 @@ async def test_what_our_own_changes_kept_is_read_on_from_the_new_version() -> No
 
 
 @on_mock_clock
-async def test_what_a_version_has_in_memory_outlasts_our_own_change_of_it() -> None:
-    fake, store, first = stored()
-    snapshot = await store.open("k", tail_nbytes=100)
-    store.objects.changed("k", first, fake.store("k", NEW), PLAIN, 0)
-    assert bytes(await snapshot.read(900, 100)) == OLD[900:]
-    with pytest.raises(StaleError):
-        await snapshot.read(899, 10)
-
-
-@on_mock_clock
 async def test_a_reader_that_finds_our_own_change_waits_until_it_is_known() -> None:
     fake, store, first = stored()
     snapshot = await store.open("k")
@@ -231,23 +204,6 @@ async def test_a_reader_that_finds_our_own_change_waits_until_it_is_known() -> N
         nursery.start_soon(change)
         await trio.sleep(LATENCY)
         assert bytes(await snapshot.read(0, 1000)) == OLD
-
-
-@on_mock_clock
-async def test_a_reader_that_waits_for_a_change_that_was_not_ours_is_stale() -> None:
-    fake, store, _ = stored()
-    snapshot = await store.open("k")
-    fake.store("k", NEW)
-
-    async def fail() -> None:
-        with store.objects.changing("k"):
-            await trio.sleep(5 * LATENCY)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(fail)
-        await trio.sleep(LATENCY)
-        with pytest.raises(StaleError):
-            await snapshot.read(0, 1000)
 
 
 @pytest.mark.parametrize("kept_nbytes", [0, 1000])
