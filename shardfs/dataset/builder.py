@@ -17,8 +17,8 @@ from shardfs.format.codecs import encode
 from shardfs.format.index import IndexLayout
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords, Place, ShardGrid, ShardingLevel
 from shardfs.format.update import Added, CopiedRange, Index, Padding, WritePlan, plan_empty, plan_write
-from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Kept, Splice
-from shardfs.stores.memory import MemoryContent
+from shardfs.stores.base import APPEND_NBYTES, Content, Kept, Splice
+from shardfs.stores.memory import JoinedContent, MemoryContent
 
 _BREATH: Final = 256  # chunks that are located without letting others run
 
@@ -33,25 +33,6 @@ class NewShard:
     splice: Splice | None
     index: bytes = b""
     is_append: bool = False
-
-
-class _Joined:
-    """Several contents, one behind the other."""
-
-    def __init__(self, parts: Sequence[Content]) -> None:
-        self._parts = parts
-        self.nbytes = sum(part.nbytes for part in parts)
-
-    def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return *nbytes* bytes from *offset*."""
-        found = bytearray()
-        for part in self._parts:
-            if len(found) == nbytes:
-                break
-            if offset < part.nbytes:
-                found += part.read(offset, min(part.nbytes - offset, nbytes - len(found)))
-            offset = max(offset - part.nbytes, 0)
-        return found
 
 
 class _Change(NamedTuple):
@@ -74,7 +55,7 @@ class _Planned(NamedTuple):
                 parts.append(old.content(piece.offset, piece.nbytes))
             else:
                 parts.append(self.new(piece))
-        return _Joined(parts)
+        return JoinedContent(parts)
 
     def new(self, piece: Added | Padding | Index) -> Content:
         """Return the bytes of a piece that is not copied."""

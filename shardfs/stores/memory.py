@@ -1,10 +1,12 @@
-"""Bytes in memory behind the protocols `Snapshot` and `Content`: shards that had to be decoded whole."""
+"""Contents in memory, and made of others; snapshots of shards that had to be decoded whole."""
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
-from shardfs.stores.base import Buffer, Stat
+from shardfs.stores.base import Buffer, Content, Stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,31 @@ class MemoryContent:
     def read(self, offset: int, nbytes: int) -> Buffer:
         """Return *nbytes* bytes from *offset*."""
         return self.data[offset : offset + nbytes]
+
+
+class JoinedContent:
+    """Contents one behind the other."""
+
+    def __init__(self, contents: Sequence[Content]) -> None:
+        self._contents = contents
+        self._starts = [0, *accumulate(content.nbytes for content in contents)]
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return self._starts[-1]
+
+    def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return *nbytes* bytes from *offset*; blocks."""
+        parts: list[Buffer] = []
+        stop, place = offset + nbytes, bisect_right(self._starts, offset) - 1
+        while offset < stop:
+            count = min(stop, self._starts[place + 1]) - offset
+            if count:
+                parts.append(self._contents[place].read(offset - self._starts[place], count))
+            offset += count
+            place += 1
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

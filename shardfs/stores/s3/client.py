@@ -43,8 +43,6 @@ log = logging.getLogger(__name__)
 _PIECE: Final = 2**20
 """How much of a body is read at a time; that much is sent as it is, without asking the server first."""
 
-_GET_ATTEMPTS: Final = 3
-
 
 def _pause(seconds: float) -> None:
     with suppress(RuntimeError):  # outside of trio's threads nobody can cancel
@@ -127,7 +125,6 @@ class S3Client:
     ) -> Fetched:
         """Do as `get`, in a worker thread."""
         request = self._request("GetObject", key, is_conditional=etag is not None)
-        reason = "the server does not give what the object has"
 
         def attempt() -> Fetched | Failure:
             try:
@@ -137,23 +134,19 @@ class S3Client:
                     return error.failure
                 raise
 
-        for _ in range(_GET_ATTEMPTS):
-            if part is None or part.nbytes > 0:
-                fetched = self._send(request, attempt)
-                if isinstance(fetched, Fetched):
-                    self._count(received=fetched.data.nbytes)
-                    return fetched
-                if fetched is NOT_PARTIAL:
-                    reason = NOT_PARTIAL.reason
-            reply = self._head(key, etag)
-            stat = stat_of(reply)
-            if etag is not None and stat.etag != etag:  # of a server that ignores conditions
-                raise ConflictError(f"{request.target} was replaced")
-            found = (part or Range(0, stat.size)).within(stat.size)
-            if not found.nbytes:
-                return Fetched(stat, found.offset, memoryview(b""), Properties.of(reply))
-            # It was replaced, or made, between the two requests.
-        raise StoreError(f"{request.target}: {reason}")
+        fetched = self._send(request, attempt) if part is None or part.nbytes else None
+        if isinstance(fetched, Fetched):
+            self._count(received=fetched.data.nbytes)
+            return fetched
+        reply = self._head(key, etag)
+        stat = stat_of(reply)
+        if etag is not None and stat.etag != etag:  # of a server that ignores conditions
+            raise ConflictError(f"{request.target} was replaced")
+        found = (part or Range(0, stat.size)).within(stat.size)
+        if found.nbytes:
+            reason = NOT_PARTIAL.reason if fetched is NOT_PARTIAL else "the server does not give what the object has"
+            raise StoreError(f"{request.target}: {reason}")
+        return Fetched(stat, found.offset, memoryview(b""), Properties.of(reply))
 
     async def head(self, key: str) -> tuple[ObjectStat, Properties]:
         """Return state and properties of an object.

@@ -72,15 +72,6 @@ class Slice:
         return self.content.read(self.start + offset, nbytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """One request for *nbytes* old bytes from *offset*, for the sake of the ranges *kept* among them."""
-
-    offset: int
-    nbytes: int
-    kept: tuple[Kept, ...]
-
-
 def plan_parts(splice: Splice, old_nbytes: int, limits: Limits = S3_LIMITS) -> tuple[Part, ...]:
     """Return the parts that make *splice* of an object of *old_nbytes* bytes; a single one that is sent is the object.
 
@@ -88,7 +79,7 @@ def plan_parts(splice: Splice, old_nbytes: int, limits: Limits = S3_LIMITS) -> t
     """
     if splice.nbytes > limits.max_object:
         raise StoreError(f"{splice.nbytes} bytes are more than the {limits.max_object} that an object of S3 may have")
-    pieces = list(_joined(splice.pieces, old_nbytes))
+    pieces = _joined(splice.pieces, old_nbytes)
     smallest = limits.min_part
     while True:
         parts = tuple(part for run in _runs(pieces, smallest, limits.min_part) for part in _cut(run, limits.max_part))
@@ -97,19 +88,18 @@ def plan_parts(splice: Splice, old_nbytes: int, limits: Limits = S3_LIMITS) -> t
         smallest *= 2  # fewer parts by sending more
 
 
-def plan_fetches(pieces: Sequence[Piece]) -> Iterator[Fetch]:
-    """Return the requests for the old bytes among *pieces*, in order; near ones are fetched together."""
+def plan_fetches(pieces: Sequence[Piece]) -> Iterator[Sequence[Kept]]:
+    """Yield the old ranges among *pieces* in order, those together that one request fetches, with what is between."""
     group: list[Kept] = []
     for kept in (part for piece in pieces if isinstance(piece, Kept) for part in _slices(piece, _MAX_FETCH)):
         if group:
-            stop = group[-1].offset + group[-1].nbytes
-            is_near = stop <= kept.offset <= stop + _MAX_GAP
-            if not is_near or kept.offset + kept.nbytes - group[0].offset > _MAX_FETCH:
-                yield _fetch(group)
+            gap = kept.offset - group[-1].offset - group[-1].nbytes
+            if not 0 <= gap <= _MAX_GAP or kept.offset + kept.nbytes - group[0].offset > _MAX_FETCH:
+                yield group
                 group = []
         group.append(kept)
     if group:
-        yield _fetch(group)
+        yield group
 
 
 def kept_prefix(splice: Splice) -> int:
@@ -138,16 +128,10 @@ class _Run:
     def copy(self, kept: Kept, *, is_last: bool) -> None:
         """Plan a part of *kept*, which is large enough for one, without what the part before it lacks."""
         missing = max(self.min_part - self.nbytes, 0) if self.nbytes else 0
-        from_kept = min(missing, kept.nbytes if is_last else kept.nbytes - self.min_part)
-        before = self.parts[-1] if self.parts else None
-        from_before = missing - from_kept
-        if from_before and (not isinstance(before, Copied) or before.nbytes - from_before < self.min_part):
+        if not is_last and kept.nbytes < missing + self.min_part:
             self.send(kept)
             return
-        if from_before and isinstance(before, Copied):
-            start = before.nbytes - from_before
-            self.parts[-1] = Copied(before.offset, start)
-            self.pieces.insert(0, Kept(before.offset + start, from_before))
+        from_kept = min(missing, kept.nbytes)
         if from_kept:
             self.send(Kept(kept.offset, from_kept))
         self.close()
@@ -179,22 +163,19 @@ def _cut(part: Part, max_part: int) -> Iterator[Part]:
         yield part
         return
     bounds = [part.nbytes * i // count for i in range(count + 1)]
-    if isinstance(part, Copied):
-        yield from (Copied(part.offset + start, stop - start) for start, stop in pairwise(bounds))
-        return
-    pieces: list[Piece] = []
-    position, place = 0, 1
-    for piece in part.pieces:
-        done = 0
-        while done < piece.nbytes:
-            nbytes = min(piece.nbytes - done, bounds[place] - position)
-            pieces.append(_slice(piece, done, nbytes))
-            done += nbytes
-            position += nbytes
-            if position == bounds[place]:
-                yield Sent(tuple(pieces))
-                pieces = []
-                place += 1
+    for start, stop in pairwise(bounds):
+        if isinstance(part, Copied):
+            yield Copied(part.offset + start, stop - start)
+        else:
+            yield Sent(tuple(_between(part.pieces, start, stop)))
+
+
+def _between(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[Piece]:
+    for piece in pieces:
+        first, last = max(start, 0), min(stop, piece.nbytes)
+        if first < last:
+            yield _slice(piece, first, last - first)
+        start, stop = start - piece.nbytes, stop - piece.nbytes
 
 
 def _slice(piece: Piece, start: int, nbytes: int) -> Piece:
@@ -208,29 +189,15 @@ def _slices(kept: Kept, max_nbytes: int) -> Iterator[Kept]:
         yield Kept(kept.offset + start, min(max_nbytes, kept.nbytes - start))
 
 
-def _fetch(group: Sequence[Kept]) -> Fetch:
-    offset, last = group[0].offset, group[-1]
-    return Fetch(offset, last.offset + last.nbytes - offset, tuple(group))
-
-
-def _joined(pieces: Sequence[Piece], old_nbytes: int) -> Iterator[Piece]:
+def _joined(pieces: Sequence[Piece], old_nbytes: int) -> Sequence[Piece]:
     """Return the pieces that are not empty, with old ranges joined that adjoin in both versions."""
-    pending: Kept | None = None
+    joined: list[Piece] = []
     for piece in pieces:
-        if isinstance(piece, Kept):
-            if piece.offset < 0 or piece.nbytes < 0 or piece.offset + piece.nbytes > old_nbytes:
-                raise ValueError(f"a splice keeps more than the {old_nbytes} bytes that there are")
-            if not piece.nbytes:
-                continue
-            if pending is not None and pending.offset + pending.nbytes == piece.offset:
-                pending = Kept(pending.offset, pending.nbytes + piece.nbytes)
-                continue
-        elif not piece.nbytes:
-            continue
-        if pending is not None:
-            yield pending
-        pending = piece if isinstance(piece, Kept) else None
-        if pending is None:
-            yield piece
-    if pending is not None:
-        yield pending
+        last = joined[-1] if joined else None
+        if isinstance(piece, Kept) and not 0 <= piece.offset <= piece.offset + piece.nbytes <= old_nbytes:
+            raise ValueError(f"a splice keeps more than the {old_nbytes} bytes that there are")
+        if isinstance(piece, Kept) and isinstance(last, Kept) and last.offset + last.nbytes == piece.offset:
+            joined[-1] = Kept(last.offset, last.nbytes + piece.nbytes)
+        elif piece.nbytes:
+            joined.append(piece)
+    return joined

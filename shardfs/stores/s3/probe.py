@@ -21,7 +21,6 @@ from shardfs.errors import (
     ShardfsError,
     SourceError,
     StoreError,
-    UnknownOutcomeError,
     UnsupportedError,
     printable,
 )
@@ -38,7 +37,6 @@ _PATIENCE: Final = 15.0
 """For how many seconds a source may be silent before it is said to be out of reach, while a user waits."""
 
 _FEW: Final = 10  # objects, of which the smallest is read
-_ATTEMPTS: Final = 4
 _ABSENT: Final = Condition(None)
 _OTHER: Final = Condition('"00000000000000000000000000000000"')
 _BODY: Final = MemoryContent(memoryview(b"shardfs finds out what conditions this endpoint honours\n"))
@@ -166,36 +164,22 @@ async def probe(client: S3Client, location: Location, uploads: Uploads) -> Condi
 async def _make(client: S3Client, key: str) -> bool:
     """Store the object on the condition that there is none; return whether that can be said."""
     try:
-        await _until_known(lambda: client.put(key, _BODY, _PROPERTIES, condition=_ABSENT))
+        await client.put(key, _BODY, _PROPERTIES, condition=_ABSENT)
     except UnsupportedError:
         await client.put(key, _BODY, _PROPERTIES)
         return False
-    except ConflictError:  # an attempt without a reply has made it
-        return True
     return True
 
 
 async def _is_refused(attempt: Callable[[], Awaitable[object]]) -> bool:
     """Whether a request whose condition does not hold is refused for that reason."""
     try:
-        await _until_known(attempt)
+        await attempt()
     except ConflictError:
         return True
     except UnsupportedError:
         return False
     return False
-
-
-async def _until_known(attempt: Callable[[], Awaitable[object]]) -> None:
-    """Make a request, again while it has no reply."""
-    for _ in range(_ATTEMPTS):
-        try:
-            await attempt()
-        except UnknownOutcomeError as error:
-            reason = error
-        else:
-            return
-    raise StoreError(f"what conditions are honoured cannot be found out: {reason}")
 
 
 async def _remove(client: S3Client, key: str) -> None:

@@ -11,11 +11,9 @@ import re
 import secrets
 import tempfile
 import time
-from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import IO, Final, NamedTuple
 
 import trio
@@ -31,6 +29,7 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Buffer, Content, Kept, Splice, Stat
 from shardfs.stores.local.syscalls import changing, translated
+from shardfs.stores.memory import JoinedContent
 from shardfs.stores.s3.client import Backoff, S3Client
 from shardfs.stores.s3.objects import Objects, S3Snapshot, file_stat
 from shardfs.stores.s3.parts import S3_LIMITS, Copied, Part, Sent, kept_prefix, plan_fetches, plan_parts
@@ -105,7 +104,6 @@ class S3Edit:
     append_alignment: int = field(init=False, default=1)
     written_nbytes: int = field(init=False, default=0)
     commit_id: str = field(init=False, default_factory=lambda: secrets.token_hex(8))
-    _is_begun: bool = field(init=False, default=False)
 
     async def splice(self, splice: Splice, properties: Properties | None = None) -> Stat:
         """Store the new version: as a whole if nothing of it can be copied, else in parts.
@@ -175,10 +173,7 @@ class S3Edit:
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
-        """Make the one change that an edit makes; what is known of the key is forgotten if it fails."""
-        if self._is_begun:
-            raise ValueError("an edit makes one change")
-        self._is_begun = True
+        """Make the change; what is known of the key is forgotten if it fails."""
         try:
             yield
         except ShardfsError:
@@ -322,7 +317,7 @@ class S3Edit:
         return etags
 
     @asynccontextmanager
-    async def _body(self, part: Sent) -> AsyncIterator["_Body"]:
+    async def _body(self, part: Sent) -> AsyncIterator[Content]:
         """Have what is sent for *part*, with the old bytes in it.
 
         These are fetched before the request begins: that the version is gone is then known before anything is sent, and
@@ -337,16 +332,17 @@ class S3Edit:
                     position += piece.nbytes
                 else:
                     contents.append(piece)
-            for fetch in plan_fetches(part.pieces):
-                wanted = Range(fetch.offset, fetch.nbytes)
-                fetched = await self._client.get(self._object_key, wanted, etag=self._etag)
-                if fetched.data.nbytes != fetch.nbytes:
-                    raise StoreError(f"{self._url}: {fetch.nbytes} bytes came as {fetched.data.nbytes}")
+            for group in plan_fetches(part.pieces):
+                first, last = group[0].offset, group[-1]
+                wanted = Range(first, last.offset + last.nbytes - first)
+                data = (await self._client.get(self._object_key, wanted, etag=self._etag)).data
+                if data.nbytes != wanted.nbytes:
+                    raise StoreError(f"{self._url}: {wanted.nbytes} bytes came as {data.nbytes}")
                 with changing(self.writing.scratch):
-                    for kept in fetch.kept:
-                        start = kept.offset - fetch.offset
-                        await trio.to_thread.run_sync(file.write, fetched.data[start : start + kept.nbytes])
-            yield _Body(contents)
+                    for kept in group:
+                        start = kept.offset - first
+                        await trio.to_thread.run_sync(file.write, data[start : start + kept.nbytes])
+            yield JoinedContent(contents)
 
     async def _condition(self, honoured: bool) -> Condition | None:
         """Return the condition to send; where it would be ignored, look whether it holds, as well as that can be."""
@@ -362,33 +358,6 @@ class S3Edit:
 
     def _changed(self) -> ConflictError:
         return ConflictError(f"{self._url} was changed by another program")
-
-
-class _Body:
-    """Contents one behind the other."""
-
-    def __init__(self, contents: Sequence[Content]) -> None:
-        self._contents = contents
-        self._starts = [0, *accumulate(content.nbytes for content in contents)]
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes there are."""
-        return self._starts[-1]
-
-    def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return exactly *nbytes* bytes from *offset*; blocks."""
-        parts: list[Buffer] = []
-        stop = offset + nbytes
-        place = bisect_right(self._starts, offset) - 1
-        while offset < stop:
-            start = self._starts[place]
-            count = min(stop, self._starts[place + 1]) - offset
-            if count:
-                parts.append(self._contents[place].read(offset - start, count))
-            offset += count
-            place += 1
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class _Fetched(NamedTuple):

@@ -6,27 +6,27 @@ has a small file from before it begins until it is over; what a crash leaves is 
 
 import json
 import logging
-import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import trio
 
-from shardfs.errors import AccessDeniedError, ShardfsError, UnsupportedError, printable
-from shardfs.stores.local.openat import open_directory
-from shardfs.stores.local.syscalls import Syscalls, changing
+from shardfs.errors import AccessDeniedError, NotFoundError, ShardfsError, UnsupportedError, printable
+from shardfs.stores.base import join_key
+from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.location import Location
 from shardfs.stores.s3.requests import Counts, Properties, Upload
 
 log = logging.getLogger(__name__)
 
-_DISK: Final = Syscalls()
-_SUFFIX: Final = ".json"
+UPLOADS: Final = ".shardfs/uploads"
+"""The directory of these files, in that of the mount."""
+
 _MAX_NBYTES: Final = 65_536
 _BEFORE: Final = 5.0
 _AFTER: Final = 60.0
@@ -59,23 +59,20 @@ class Begun:
 
 
 class Uploads:
-    """The uploads to *location* of this process, in files in *directory*, which is made when it is needed.
+    """The uploads to *location* of this process, in files in `UPLOADS` of the local store *side*."""
 
-    No other process may use the directory at the same time.
-    """
-
-    def __init__(self, directory: str, location: Location, counts: Counts, disk: Syscalls = _DISK) -> None:
-        self._directory = directory
+    def __init__(self, side: LocalStore, location: Location, counts: Counts) -> None:
+        self._side = side
         self._location = location
         self._counts = counts
-        self._disk = disk
 
     @asynccontextmanager
     async def begun(self, client: S3Client, key: str, properties: Properties) -> AsyncIterator[Begun]:
         """Begin an upload; it is aborted unless the block completes it and says so."""
-        name = secrets.token_hex(8) + _SUFFIX
+        name = join_key(UPLOADS, secrets.token_hex(8))
         record = _Record(key, time.time())
-        await trio.to_thread.run_sync(self._write, name, record)
+        await self._side.make_directories(UPLOADS)
+        await self._write(name, record)
         upload: Begun | None = None
         retries = self._counts.retries
         try:
@@ -86,7 +83,7 @@ class Uploads:
                 raise
             # Retries of other requests do no harm here: they cost a listing that finds nothing.
             record = replace(record, upload_id=upload.upload_id, is_certain=self._counts.retries == retries)
-            await trio.to_thread.run_sync(self._write, name, record)
+            await self._write(name, record)
             yield upload
         finally:
             with trio.CancelScope(shield=True):
@@ -96,9 +93,16 @@ class Uploads:
 
     async def clean(self, client: S3Client) -> None:
         """Abort what an earlier process has left; what cannot be aborted is logged, and kept for the next time."""
-        below = self._location.directory_prefix("")
-        for name, record in await trio.to_thread.run_sync(self._read_all):
-            if record.key.startswith(below):
+        try:
+            names = sorted(entry.name for entry in await self._side.list(UPLOADS))
+        except NotFoundError:
+            return
+        for name in (join_key(UPLOADS, name) for name in names):
+            record = await self._read(name)
+            if record is None:  # it was not complete when its process ended
+                with suppress(ShardfsError):
+                    await self._side.unlink(name)
+            elif record.key.startswith(self._location.directory_prefix("")):
                 await self._give_up(client, name, record)
             else:
                 log.warning("an upload of %s stays: that is not in %s", printable(record.key), self._location.url)
@@ -113,53 +117,17 @@ class Uploads:
                 for upload in await client.list_uploads(record.key):
                     if record.may_be(upload):
                         await client.abort_upload(upload.key, upload.upload_id)
-            await trio.to_thread.run_sync(self._remove, name)
+            await self._side.unlink(name)
         except ShardfsError as error:
             log.warning("an unfinished upload of %s stays until the next mount: %s", printable(record.key), error)
 
-    def _write(self, name: str, record: _Record) -> None:
-        with changing(self._directory):
-            os.makedirs(self._directory, mode=0o700, exist_ok=True)
-            directory, temporary = open_directory(self._directory), name + ".tmp"
-            fd = self._disk.create(temporary, os.O_WRONLY | os.O_TRUNC, 0o600, directory.fd)
-            try:
-                self._disk.pwrite(fd, [json.dumps(asdict(record)).encode()], 0)
-                self._disk.sync(fd)
-            finally:
-                os.close(fd)
-            self._disk.rename(temporary, name, directory.fd, directory.fd)
-            self._disk.sync_directory(directory.fd)
+    async def _write(self, name: str, record: _Record) -> None:
+        await self._side.replace(name, json.dumps(asdict(record)).encode())
 
-    def _remove(self, name: str) -> None:
-        with changing(self._directory):
-            directory = open_directory(self._directory)
-            self._disk.unlink(name, directory.fd)
-        with suppress(OSError):  # there are others
-            os.rmdir(self._directory)
-
-    def _read_all(self) -> Sequence[tuple[str, _Record]]:
-        """Return what is remembered, and remove what holds nothing."""
-        records: list[tuple[str, _Record]] = []
-        names: Sequence[str] = ()
-        with suppress(OSError):
-            names = sorted(os.listdir(self._directory))
-        for name in names:
-            record = _parse(os.path.join(self._directory, name)) if name.endswith(_SUFFIX) else None
-            if record is not None:
-                records.append((name, record))
-                continue
-            with suppress(ShardfsError):
-                self._remove(name)
-        return records
-
-
-def _parse(path: str) -> _Record | None:
-    try:
-        with open(path, "rb") as file:
-            fields = json.loads(file.read(_MAX_NBYTES))
-        record = _Record(**{name: fields[name] for name in ("key", "begun", "upload_id", "is_certain")})
-    except (OSError, ValueError, KeyError, TypeError):
+    async def _read(self, name: str) -> _Record | None:
+        with suppress(ShardfsError, ValueError, KeyError, TypeError):
+            snapshot = await self._side.open(name)
+            note = json.loads(bytes(await snapshot.read(0, min(snapshot.size, _MAX_NBYTES))))
+            upload_id = None if note["upload_id"] is None else str(note["upload_id"])
+            return _Record(str(note["key"]), float(note["begun"]), upload_id, bool(note["is_certain"]))
         return None
-    is_sound = isinstance(record.key, str) and isinstance(record.begun, float)
-    is_sound = is_sound and isinstance(record.upload_id, str | None) and isinstance(record.is_certain, bool)
-    return record if is_sound else None

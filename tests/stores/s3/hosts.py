@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 import trio
 
 from shardfs.stores.base import Splice, Stat
+from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.client import Backoff, S3Client
 from shardfs.stores.s3.location import Location, S3Options
 from shardfs.stores.s3.objects import S3Snapshot
@@ -18,7 +19,7 @@ from shardfs.stores.s3.requests import Counts
 from shardfs.stores.s3.session import Timeouts
 from shardfs.stores.s3.shards import S3Edit, Writing
 from shardfs.stores.s3.store import S3Store
-from shardfs.stores.s3.uploads import Uploads
+from shardfs.stores.s3.uploads import UPLOADS, Uploads
 from tests.support.s3_server import Bucket
 
 HONOURED: Final = Conditions(put=True, copy=True, complete=True, delete=True)
@@ -54,7 +55,7 @@ class Host:
     @property
     def remembered(self) -> list[Path]:
         """The files in which uploads are remembered."""
-        return sorted(self.directory.glob("uploads/*"))
+        return sorted((self.directory / UPLOADS).glob("*"))
 
     async def found(self, key: str) -> S3Snapshot | None:
         """The object as a change finds it."""
@@ -89,6 +90,6 @@ def host(
     location = Location(bucket.name, PREFIX)
     reader = S3Store(client, location, counts)
     reader.heads.keeps_properties = True
-    uploads = Uploads(str(directory / "uploads"), location, counts)
+    uploads = Uploads(LocalStore(str(directory)), location, counts)
     writing = Writing(reader.objects, uploads, conditions, single_writer, str(directory))
     return Host(writing, reader, counts, directory)

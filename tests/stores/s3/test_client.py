@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 import pytest
@@ -216,89 +215,6 @@ def test_encryption_is_sent_as_it_is_found() -> None:
     properties = Properties.of({**reply, "ContentType": "a/b", "ContentLength": 5, "Metadata": {"a": "b"}})
     encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "arn", "BucketKeyEnabled": True}
     assert properties.to_arguments() == {**encryption, "ContentType": "a/b", "Metadata": {"a": "b"}}
-
-
-def test_conditions_of_put_hold(s3_bucket: Bucket, tried: Tried) -> None:
-    async def main() -> None:
-        put = partial(tried.client.put, "key")
-        first = await put(Memory(b"1"), PLAIN, condition=Condition(None))
-        with pytest.raises(ConflictError):
-            await put(Memory(b"2"), PLAIN, condition=Condition(None))
-        second = await put(Memory(b"3"), PLAIN, condition=Condition(first))
-        with pytest.raises(ConflictError):
-            await put(Memory(b"4" * (3 * MIB)), PLAIN, condition=Condition(first))
-        with pytest.raises(ConflictError):
-            await tried.client.put("absent", Memory(b"5"), PLAIN, condition=Condition(second))
-        with pytest.raises(ConflictError):
-            await tried.client.delete("key", condition=Condition(first))
-        await tried.client.delete("key", condition=Condition(second))
-        await tried.client.delete("key")
-
-    trio.run(main)
-    assert s3_bucket.keys() == []
-    assert tried.counts.conflicts == 4
-
-
-def test_an_upload_is_made_of_old_and_new_bytes(s3_bucket: Bucket, tried: Tried) -> None:
-    old, new = os.urandom(6 * MIB), os.urandom(MIB + 5)
-    etag = s3_bucket.put("key", old)
-
-    async def main() -> None:
-        client = tried.client
-        upload = await client.create_upload("key", PROPERTIES)
-        with pytest.raises(ConflictError):
-            await client.copy_part("key", upload, 1, 0, 5 * MIB, condition=Condition('"other"'))
-        parts = [await client.copy_part("key", upload, 1, 0, 5 * MIB + 7, condition=Condition(etag))]
-        parts.append(await client.upload_part("key", upload, 2, Memory(new)))
-        with pytest.raises(ConflictError):
-            await client.complete_upload("key", upload, parts, condition=Condition('"other"'))
-        done = await client.complete_upload("key", upload, parts, condition=Condition(etag))
-        assert (await client.head("key"))[0].etag == done
-
-    trio.run(main)
-    assert s3_bucket.get("key") == old[: 5 * MIB + 7] + new
-    assert tried.counts.bytes_sent == len(new)
-    assert tried.counts.bytes_received == 0
-
-
-def test_uploads_under_way_are_listed_and_given_up(s3_bucket: Bucket, tried: Tried) -> None:
-    async def main() -> None:
-        client = tried.client
-        keys = ["data/a", "data/ü b+%20", "other"]
-        uploads = {key: await client.create_upload(key, PLAIN) for key in keys}
-        found = await client.list_uploads("data/")
-        assert {upload.key: upload.upload_id for upload in found} == {key: uploads[key] for key in keys[:2]}
-        assert all(upload.initiated > 1.7e9 for upload in found)
-        for key, upload_id in uploads.items():
-            await client.abort_upload(key, upload_id)
-            await client.abort_upload(key, upload_id)
-        assert await client.list_uploads("") == []
-        with pytest.raises(ConflictError):
-            await client.upload_part("other", uploads["other"], 1, Memory(b"x"))
-
-    trio.run(main)
-
-
-def test_listings_come_in_pages(s3_bucket: Bucket, tried: Tried) -> None:
-    names = [f"d/{i}" for i in range(5)]
-    etags = {key: s3_bucket.put(key, key.encode()) for key in [*names, "d/sub/x", "d/sub/y", "e"]}
-
-    async def main() -> None:
-        page = await tried.client.list_page("d/", limit=2)
-        objects, prefixes = list(page.objects), list(page.prefixes)
-        while page.token is not None:
-            page = await tried.client.list_page("d/", token=page.token, limit=2)
-            objects += page.objects
-            prefixes += page.prefixes
-        assert tried.counts.requests["ListObjectsV2"] == 3
-        assert {key: stat.etag for key, stat in objects} == {key: etags[key] for key in names}
-        assert [stat.size for _, stat in objects] == [3] * 5
-        assert prefixes == ["d/sub/"]
-        everything = await tried.client.list_page("d/", delimiter="")
-        assert [key for key, _ in everything.objects] == [*names, "d/sub/x", "d/sub/y"]
-        assert objects[0][1] == (await tried.client.head("d/0"))[0]
-
-    trio.run(main)
 
 
 def test_no_more_requests_than_connections_are_under_way(s3_bucket: Bucket, s3_proxy: S3Proxy) -> None:

@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from shardfs.errors import (
-    AccessDeniedError,
     ConflictError,
     NotFoundError,
     ShardfsError,
@@ -17,12 +16,10 @@ from shardfs.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
-from shardfs.stores.s3.client import Backoff, S3Client
-from shardfs.stores.s3.location import S3Options
-from shardfs.stores.s3.requests import Condition, Counts, Range
+from shardfs.stores.s3.client import Backoff
+from shardfs.stores.s3.requests import Condition, Range
 from tests.stores.s3.clients import HASTY, PLAIN, Memory, Tried, client_of, run
 from tests.support.s3_faults import (
-    Before,
     Fault,
     Hang,
     HangMidBody,
@@ -205,12 +202,6 @@ def test_a_conditional_change_without_a_reply_is_sent_once_and_its_outcome_is_un
     assert changed == (isinstance(fault, LostReply) or (isinstance(fault, Reply) and fault.forwarded))
 
 
-def test_a_completed_upload_has_an_unknown_outcome_without_a_condition_too(s3_proxy: S3Proxy, tried: Tried) -> None:
-    s3_proxy.fail("CompleteMultipartUpload", LostReply())
-    with pytest.raises(UnknownOutcomeError):
-        run(partial(_complete, tried, None))
-
-
 @pytest.mark.parametrize(
     ("code", "error"),
     [
@@ -228,46 +219,6 @@ def test_an_error_in_a_reply_of_success_is_an_error(
     with pytest.raises(error):
         run(partial(_complete, tried, Condition(etag)))
     assert tried.counts.requests["CompleteMultipartUpload"] == 1
-
-
-@conditional_changes
-@pytest.mark.parametrize(
-    "fault", [Reply(503, "SlowDown"), Reply(503, "ServiceUnavailable"), Reply(400, "RequestTimeout")], ids=str
-)
-def test_a_conditional_change_that_was_refused_for_now_is_sent_again(
-    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, change: object, operation: str, fault: Fault
-) -> None:
-    etag = s3_bucket.put("key", b"old")
-    s3_proxy.fail(operation, fault, times=2)
-    run(partial(change, tried, Condition(etag)))
-    assert tried.counts.requests[operation] == 3
-    assert tried.counts.retries == 2
-
-
-@conditional_changes
-@pytest.mark.parametrize(
-    ("status", "code"),
-    [
-        (412, "PreconditionFailed"),
-        (409, "ConditionalRequestConflict"),
-        (409, "OperationAborted"),
-        (404, "NoSuchKey"),
-        (404, "NoSuchUpload"),
-    ],
-)
-def test_that_somebody_else_was_first_is_a_conflict_at_once(
-    s3_proxy: S3Proxy, tried: Tried, change: object, operation: str, status: int, code: str
-) -> None:
-    s3_proxy.fail(operation, Reply(status, code))
-    with pytest.raises(ConflictError, match=r"s3://.*/key was changed by somebody else"):
-        run(partial(change, tried, Condition('"etag"')))
-    assert (tried.counts.conflicts, tried.counts.retries) == (1, 0)
-
-
-def test_an_unconditional_change_that_meets_another_is_sent_again(s3_proxy: S3Proxy, tried: Tried) -> None:
-    s3_proxy.fail("PutObject", Reply(409, "OperationAborted"))
-    run(partial(_put, tried, None))
-    assert (tried.counts.conflicts, tried.counts.retries) == (0, 1)
 
 
 @ids
@@ -293,46 +244,6 @@ def test_a_server_that_ignores_ranges_is_noticed(s3_bucket: Bucket, s3_proxy: S3
             run(partial(tried.client.get, key, part))
     s3_bucket.put(key, b"")
     assert bytes(run(partial(tried.client.get, key, Range(-3, 3))).data) == b""
-
-
-def test_an_object_that_grows_while_it_is_asked_for_is_asked_for_again(
-    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried
-) -> None:
-    s3_bucket.put("key", b"0123")
-    s3_proxy.fail("HeadObject", Before(lambda: s3_bucket.put("key", b"0123456789")))
-    assert bytes(run(partial(tried.client.get, "key", Range(5, 2))).data) == b"56"
-
-
-@ids
-@pytest.mark.parametrize(
-    ("reply", "error", "words"),
-    [
-        (Reply(403, "AccessDenied"), AccessDeniedError, "AccessDenied 403.*no permission"),
-        (Reply(403, "InvalidAccessKeyId"), AccessDeniedError, "credentials are wrong"),
-        (Reply(403, "SignatureDoesNotMatch"), AccessDeniedError, "credentials are wrong"),
-        (Reply(403, "RequestTimeTooSkewed"), StoreError, "the clock of this machine is wrong"),
-        (Reply(403, "InvalidObjectState"), StoreError, "archived"),
-        (Reply(301, "PermanentRedirect"), StoreError, "another region.*--region"),
-        (Reply(400, "AuthorizationHeaderMalformed"), StoreError, "another region.*--region"),
-        (Reply(404, "NoSuchBucket"), StoreError, "bucket .* does not exist"),
-        (Reply(404, "NoSuchKey"), NotFoundError, "does not exist"),
-        (Reply(400, "SomethingElse"), StoreError, "SomethingElse 400"),
-    ],
-    ids=lambda value: value.code if isinstance(value, Reply) else "",
-)
-def test_a_refusal_is_said_at_once_and_in_our_words(
-    s3_proxy: S3Proxy, tried: Tried, key: str, reply: Reply, error: type[ShardfsError], words: str
-) -> None:
-    for operation, call in (
-        ("GetObject", partial(tried.client.get, key)),
-        ("PutObject", partial(tried.client.put, key, Memory(b"x"), PLAIN)),
-    ):
-        s3_proxy.fail(operation, reply)
-        with pytest.raises(error, match=words) as failed:
-            run(call)
-        assert type(failed.value) is error
-        assert "made by the test" not in str(failed.value)
-    assert tried.counts.retries == 0
 
 
 @ids
@@ -416,26 +327,6 @@ def test_a_change_is_finished_when_it_is_cancelled(s3_bucket: Bucket, s3_proxy: 
     assert s3_bucket.get("key") == b"x"
 
 
-def test_what_is_cancelled_is_not_sent_again(s3_bucket: Bucket, s3_proxy: S3Proxy) -> None:
-    s3_proxy.fail("PutObject", Reply(503, "SlowDown"))
-    counts = Counts()
-
-    async def main() -> None:
-        with trio.CancelScope() as scope:
-
-            def cancel(*_: float) -> float:
-                trio.from_thread.run_sync(scope.cancel)
-                return 0.0
-
-            options = S3Options(endpoint_url=s3_proxy.url)
-            client = S3Client(s3_bucket.name, options, counts, backoff=Backoff(jitter=cancel))
-            await client.put("key", Memory(b"x"), PLAIN)
-        assert scope.cancelled_caught
-
-    trio.run(main)
-    assert counts.requests == {"PutObject": 1}
-
-
 @ids
 @pytest.mark.parametrize("nbytes", [None, 0, 100])
 def test_a_server_that_stays_silent_is_given_up_after_the_second_time(
@@ -448,13 +339,3 @@ def test_a_server_that_stays_silent_is_given_up_after_the_second_time(
         run(partial(hasty.client.get, key))
     assert hasty.counts.requests == {"GetObject": 2}
     fault.release()
-
-
-def test_other_failures_between_do_not_make_up_for_silence(s3_proxy: S3Proxy, hasty: Tried) -> None:
-    first, second = Hang(), Hang()
-    rules = [s3_proxy.fail("GetObject", fault) for fault in (first, Reply(503, "SlowDown"), LostRequest(), second)]
-    with pytest.raises(UnreachableError, match="failed 4 times: no answer in time"):
-        run(partial(hasty.client.get, "key"))
-    rules[-1].wait()  # a slow proxy may read the last one after it was given up
-    first.release()
-    second.release()

@@ -24,11 +24,6 @@ def changed(properties: Properties, count: int) -> tuple[Properties, list[str]]:
     return properties, ids
 
 
-def test_the_last_sixteen_are_kept_in_order() -> None:
-    properties, ids = changed(Properties(), 20)
-    assert commit_ids(properties) == ids[-16:]
-
-
 def test_what_a_user_says_of_an_object_stays() -> None:
     old = Properties({"ContentType": "x/y"}, {"owner": "me"})
     properties, _ = changed(old, 3)
@@ -44,8 +39,3 @@ def test_no_more_is_said_than_s3_takes(used: int) -> None:
     kept = commit_ids(properties)
     assert kept == ids[len(ids) - len(kept) :]
     assert len(kept) == 16 or nbytes(properties) + 17 + (0 if kept else len(COMMIT_IDS) - 1) > MAX_METADATA
-
-
-def test_what_else_is_in_its_place_is_dropped() -> None:
-    properties = with_commit_id(Properties({}, {COMMIT_IDS: "nonsense, 12"}), "0123456789abcdef")
-    assert properties.metadata == {COMMIT_IDS: "0123456789abcdef"}

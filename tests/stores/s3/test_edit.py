@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import trio
 
-from shardfs.errors import ConflictError, StaleError, StoreError, UnsupportedError
+from shardfs.errors import ConflictError, StoreError, UnsupportedError
 from shardfs.stores.base import Buffer, Kept, Splice
 from shardfs.stores.s3.parts import MIB
 from shardfs.stores.s3.shards import COMMIT_IDS, S3Edit
@@ -89,19 +88,6 @@ def test_any_splice_gives_the_bytes_that_it_says(s3_bucket: Bucket, here: Host, 
     assert no_trace(s3_bucket, here)
 
 
-def test_a_new_object_is_stored_with_one_request(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
-    async def main() -> None:
-        edit = await here.edit(KEY)
-        assert edit.snapshot is None
-        s3_proxy.log.clear()
-        await edit.splice(Splice((content(SMALL),)))
-        assert edit.written_nbytes == len(SMALL)
-
-    run(main)
-    assert operations(s3_proxy) == ["PutObject"]
-    assert s3_bucket.get(OBJECT) == SMALL
-
-
 @pytest.mark.parametrize(
     ("old", "expected"),
     [
@@ -125,12 +111,6 @@ def test_many_chunks_are_appended_with_few_requests_besides_that_for_the_index(
     assert s3_bucket.get(OBJECT) == appended(old, *chunks)
     assert sorted(operations(s3_proxy)) == expected
     assert written == (200_100 if old is LARGE else len(old) + 200_000)
-
-
-@pytest.mark.parametrize(("key", "kind"), [(KEY, "application/octet-stream"), ("a/zarr.json", "application/json")])
-def test_a_new_object_has_the_content_type_of_its_name(s3_bucket: Bucket, here: Host, key: str, kind: str) -> None:
-    run(lambda: here.splice(key, Splice((content(b"{}"),))))
-    assert s3_bucket.head(f"{PREFIX}/{key}")["ContentType"] == kind
 
 
 def test_content_type_storage_class_and_user_metadata_survive(s3_bucket: Bucket, here: Host) -> None:
@@ -163,68 +143,6 @@ def test_the_last_sixteen_transactions_are_listed(s3_bucket: Bucket, here: Host)
     last = [chain[-1] for chain in seen]
     assert len(set(last)) == 20
     assert seen[-1] == last[-16:]
-
-
-def test_a_change_of_what_was_written_before_needs_no_other_request(
-    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy
-) -> None:
-    s3_bucket.put(OBJECT, LARGE, ContentType="application/x-shard")
-
-    async def main() -> None:
-        await here.splice(KEY, append(LARGE, b"new"))
-        s3_proxy.log.clear()
-        edit = S3Edit(here.writing, KEY, await here.reader.open(KEY))
-        await edit.splice(append(appended(LARGE, b"new"), b"newer"))
-
-    run(main)
-    assert sorted(operations(s3_proxy)) == [
-        "CompleteMultipartUpload",
-        "CreateMultipartUpload",
-        "UploadPart",
-        "UploadPartCopy",
-    ]
-    assert s3_bucket.head(OBJECT)["ContentType"] == "application/x-shard"
-
-
-def test_what_was_open_reads_on_what_was_kept_and_nothing_else(s3_bucket: Bucket, here: Host) -> None:
-    s3_bucket.put(OBJECT, LARGE)
-
-    async def main() -> None:
-        opened = await here.reader.open(KEY, tail_nbytes=10)
-        await here.splice(KEY, append(LARGE, b"new"))
-        assert bytes(await opened.read(5, 20)) == LARGE[5:25]
-        with pytest.raises(StaleError):
-            await opened.read(len(LARGE) - 150, 100)
-
-    run(main)
-
-
-def test_who_reads_what_is_kept_waits_until_it_is_known_what_became_of_a_change(
-    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy
-) -> None:
-    s3_bucket.put(OBJECT, LARGE)
-    settling = Hang()
-
-    async def main() -> None:
-        opened = await here.reader.open(KEY, tail_nbytes=10)
-        s3_proxy.fail("CompleteMultipartUpload", LostReply())
-        looked = s3_proxy.fail("HeadObject", settling)
-        refused = s3_proxy.fail("GetObject", Before(lambda: None))
-        read: list[bytes] = []
-
-        async def reader() -> None:
-            read.append(bytes(await opened.read(5, 20)))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(here.splice, KEY, append(LARGE, b"new"))
-            await trio.to_thread.run_sync(looked.wait)
-            nursery.start_soon(reader)
-            await trio.to_thread.run_sync(refused.wait)
-            await trio.to_thread.run_sync(lambda: until(lambda: 412 in [request.status for request in s3_proxy.log]))
-            settling.release()
-        assert read == [LARGE[5:25]]
-
-    run(main)
 
 
 # Who was first
@@ -398,38 +316,6 @@ def test_what_cannot_be_told_is_said(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_p
     run(main)
 
 
-def test_a_change_that_never_arrives_ends_in_an_error(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
-    s3_bucket.put(OBJECT, LARGE)
-    s3_proxy.fail("CompleteMultipartUpload", LostRequest(), times=None)
-
-    async def main() -> None:
-        with pytest.raises(StoreError, match="was not made") as caught:
-            await here.splice(KEY, append(LARGE, b"ours"))
-        assert not isinstance(caught.value, ConflictError)
-
-    run(main)
-    assert s3_bucket.get(OBJECT) == LARGE
-    assert no_trace(s3_bucket, here)
-
-
-@pytest.mark.parametrize("operation", ["CreateMultipartUpload", "UploadPart", "UploadPartCopy", "GetObject"])
-@pytest.mark.parametrize("fault", [LostReply(), Reply(503, "SlowDown")], ids=repr)
-def test_everything_before_is_tried_again(
-    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str, fault: LostReply
-) -> None:
-    old = SMALL if operation == "GetObject" else LARGE
-    s3_bucket.put(OBJECT, old)
-
-    async def main() -> None:
-        edit = await here.edit(KEY)
-        s3_proxy.fail(operation, fault)
-        await edit.splice(append(old, b"ours"))
-
-    run(main)
-    assert s3_bucket.get(OBJECT) == appended(old, b"ours")
-    assert no_trace(s3_bucket, here)
-
-
 def test_content_that_cannot_be_read_is_what_the_change_fails_with(s3_bucket: Bucket, here: Host) -> None:
     class Broken:
         nbytes = 3 * MIB
@@ -447,14 +333,6 @@ def test_content_that_cannot_be_read_is_what_the_change_fails_with(s3_bucket: Bu
     run(main)
     assert s3_bucket.get(OBJECT) == LARGE
     assert no_trace(s3_bucket, here)
-
-
-def test_many_old_bytes_that_are_sent_are_held_on_disk(s3_bucket: Bucket, here: Host) -> None:
-    old = LARGE * 5
-    s3_bucket.put(OBJECT, old)
-    ranges = [Kept(i * 3 * MIB, 2 * MIB) for i in range(10)]
-    run(lambda: here.splice(KEY, Splice((*ranges, content(INDEX)), 100)))
-    assert s3_bucket.get(OBJECT) == b"".join(old[k.offset : k.offset + k.nbytes] for k in ranges) + INDEX
 
 
 # Deleting
@@ -482,17 +360,6 @@ def test_an_object_is_not_deleted_where_the_condition_would_be_ignored(s3_bucket
 
     run(main)
     assert s3_bucket.get(OBJECT) == SMALL
-
-
-def test_a_deletion_whose_reply_is_lost_is_made(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
-    s3_bucket.put(OBJECT, SMALL)
-    s3_proxy.fail("DeleteObject", LostReply())
-
-    async def main() -> None:
-        await (await here.edit(KEY)).delete()
-
-    run(main)
-    assert s3_bucket.keys() == []
 
 
 # A single writer, where conditions are ignored

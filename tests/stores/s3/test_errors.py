@@ -174,11 +174,6 @@ def test_only_another_region_than_ours_is_told() -> None:
         assert failed.value.failure.region == told
 
 
-def test_errors_that_are_not_of_the_libraries_pass() -> None:
-    with pytest.raises(StoreError, match="ours"), failures(ENDPOINT, "us-east-1"):
-        raise StoreError("ours")
-
-
 def reply(status: int, code: str = "", region: str | None = None) -> Failure:
     return Failure(Cause.REPLY, f"{code} {status}", status, code, region)
 

@@ -62,11 +62,3 @@ def test_keys_of_a_store_lie_below_its_prefix() -> None:
     assert location.directory_prefix("c") == "a/data.zarr/c/"
     assert location.url_of("c/0") == "s3://bucket/a/data.zarr/c/0"
     assert location.url == "s3://bucket/a/data.zarr"
-
-
-def test_keys_of_a_whole_bucket_are_those_of_the_store() -> None:
-    location = Location("bucket", "")
-    assert location.object_key("c/0") == "c/0"
-    assert location.object_key("") == location.directory_prefix("") == ""
-    assert location.directory_prefix("c") == "c/"
-    assert location.url == "s3://bucket"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -110,8 +111,10 @@ def test_an_endpoint_that_knows_no_conditional_put_is_found_out(
     "operation", ["PutObject", "CreateMultipartUpload", "UploadPartCopy", "CompleteMultipartUpload", "DeleteObject"]
 )
 def test_a_lost_reply_does_not_mislead(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str) -> None:
+    """It may be an error, as the request may have been carried out, and never a wrong answer."""
     s3_proxy.fail(operation, LostReply())
-    assert probed(here).is_safe
+    with suppress(SourceError):
+        assert probed(here).is_safe
     assert nothing_is_left(s3_bucket, here)
 
 

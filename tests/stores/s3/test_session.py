@@ -126,11 +126,6 @@ def test_what_obstore_reads_from_the_environment_changes_nothing(
     assert not any("x-amz-request-payer" in request.headers for request in s3_proxy.log)
 
 
-def test_anonymous_requests_are_not_signed(s3_bucket: Bucket, s3_proxy: S3Proxy, no_credentials: None) -> None:
-    both(client_of(s3_bucket.through(s3_proxy.url), anonymous=True).client)
-    assert [request.headers.get("authorization") for request in s3_proxy.log] == [None, None]
-
-
 def test_credentials_that_expired_are_taken_from_the_file_again(
     s3_bucket: Bucket, s3_proxy: S3Proxy, configuration: Path
 ) -> None:
@@ -180,18 +175,3 @@ def test_a_client_that_was_made_and_not_used_before_a_fork_works_after_it(s3_buc
     s3_bucket.put("key", b"data")
     environment = {**os.environ, **s3_bucket.environment}
     assert subprocess.run([sys.executable, "-c", FORK, s3_bucket.name], env=environment, timeout=60).returncode == 0
-
-
-def test_no_network_is_an_error_that_names_the_endpoint(s3_bucket: Bucket) -> None:
-    for endpoint, reason in (
-        ("http://127.0.0.1:1", "the connection is refused"),
-        ("http://nothing.invalid", "its name is not known"),
-        (
-            s3_bucket.endpoint_url.replace("http:", "https:"),
-            "it does not speak TLS",
-        ),
-    ):
-        client = client_of(s3_bucket.through(endpoint)).client
-        for call in (partial(client.get, "key"), partial(client.list_page, "")):
-            with pytest.raises(StoreError, match=f"{endpoint} cannot be reached: {reason}"):
-                run(call)
