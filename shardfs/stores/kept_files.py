@@ -54,7 +54,7 @@ class KeptFile:
 
     def remove(self) -> None:
         """Remove it."""
-        _remove(self.path)
+        remove_kept(self.path)
 
 
 class KeptFiles:
@@ -102,10 +102,6 @@ class KeptFiles:
         with suppress(OSError):
             os.unlink(self.path(name) + _SUFFIX)
 
-    def remove(self, path: str) -> None:
-        """Remove the file at *path*, and its note."""
-        _remove(path)
-
     def keep(self, key: str, content: Buffer, reason: str) -> str:
         """Keep *content*, which was written to *key* and not stored, durably; returns the path.
 
@@ -117,18 +113,6 @@ class KeptFiles:
             file.write(content)
         return self.settle(name, key, reason)
 
-    def take_in(self, directory: str, reason: str) -> None:
-        """Keep the files below *directory*, by their keys there."""
-        for parent, _, names in os.walk(directory, topdown=False):
-            for path in (os.path.join(parent, name) for name in names):
-                name, key = new_name(), os.path.relpath(path, directory)
-                self.note(name, key)
-                with changing(path):
-                    os.rename(path, self.path(name))
-                self.settle(name, key, reason)
-            with suppress(OSError):
-                os.rmdir(parent)
-
     def settle(self, name: str, key: str, reason: str) -> str:
         """Keep the file *name*, which was written to *key*, durably; returns the path, that of an equal one if any."""
         path = self.path(name)
@@ -136,7 +120,7 @@ class KeptFiles:
             if file.key == key and file.path != path and file.reason:
                 with suppress(OSError):
                     if filecmp.cmp(file.path, path, shallow=False):
-                        self.remove(path)
+                        remove_kept(path)
                         return file.path
         self.note(name, key, reason)
         return path
@@ -146,7 +130,7 @@ class KeptFiles:
         names = set(self._names())
         for name in names:
             if not name.endswith(_SUFFIX) and name + _SUFFIX not in names:
-                self.remove(self.path(name))
+                remove_kept(self.path(name))
 
     def _read(self, name: str) -> KeptFile:
         path = self.path(name)
@@ -164,7 +148,8 @@ class KeptFiles:
             return []
 
 
-def _remove(path: str) -> None:
+def remove_kept(path: str) -> None:
+    """Remove the file at *path*, and its note."""
     for found in (path, path + _SUFFIX):
         with suppress(OSError):
             os.unlink(found)

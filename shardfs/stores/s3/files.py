@@ -18,7 +18,7 @@ import trio
 
 from shardfs.errors import ConflictError, NoSpaceError, NotFoundError, ReadOnlyError, ShardfsError, StaleError
 from shardfs.stores.base import Buffer, Content, Snapshot, Splice, Stat, join_key
-from shardfs.stores.kept_files import KeptFiles, new_name
+from shardfs.stores.kept_files import KeptFiles, new_name, remove_kept
 from shardfs.stores.local.tree import LocalFile, LocalStore
 from shardfs.stores.memory import MemorySnapshot
 from shardfs.stores.s3.heads import split
@@ -35,8 +35,6 @@ _MAX_KEPT_NBYTES: Final = 2**30
 """With so many bytes kept that nobody stored or removed, nothing more is written."""
 
 _ENDED: Final = "its mount ended before it was stored"
-_FORMER: Final = ".shardfs/plain"
-"""Where earlier versions had files that were not sent yet, by their keys."""
 
 _PIECE_NBYTES: Final = 8 * 2**20
 
@@ -119,7 +117,7 @@ class Files:
         self.kept = KeptFiles(f"{side.root}/{SPOOLS}")
         self._writing = writing
         self._objects = writing.objects
-        self._heads = writing.objects.heads
+        self.heads = writing.objects.heads
         self._spools: dict[str, Spool] = {}
         self._kept_nbytes = 0
         self._kept_here: dict[str, list[str]] = {}
@@ -131,7 +129,6 @@ class Files:
     def resume(self) -> None:
         """Say what earlier mounts have kept; it is left alone."""
         self.kept.clean()
-        self.kept.take_in(f"{self.side.root}/{_FORMER}", _ENDED)
         for file in self.kept.find():
             self._kept_nbytes += file.nbytes
             if not file.reason:
@@ -178,34 +175,6 @@ class Files:
                 f"{self.kept.directory} keeps {self._kept_nbytes:,} bytes that are not stored; see `shardfs recover`"
             )
 
-    async def read(self, spool: Spool, offset: int, nbytes: int) -> Buffer:
-        """Return up to *nbytes* bytes from *offset*."""
-        if spool.file is not None:
-            return await spool.file.read(offset, nbytes)
-        if spool.snapshot is None:
-            return b""
-        if not spool.is_gone:
-            self._heads.note_shown(spool.key, spool.snapshot.object)
-        return await spool.snapshot.read_live(offset, nbytes)
-
-    async def write(self, spool: Spool, offset: int, data: Buffer) -> int:
-        """Write all of *data* at *offset*."""
-        async with spool.lock:
-            file = await self._local(spool)
-            try:
-                return await file.write(offset, data)
-            finally:
-                spool.changed(is_empty=False)
-
-    async def truncate(self, spool: Spool, nbytes: int) -> None:
-        """Give a file the size *nbytes*."""
-        async with spool.lock:
-            file = await self._local(spool, nbytes)
-            try:
-                await file.truncate(nbytes)
-            finally:
-                spool.changed(is_empty=nbytes == 0)
-
     async def flush(self, spool: Spool, *, also_empty: bool = False) -> None:
         """Store what is not stored; raises `StaleError` if another host was first."""
         async with spool.lock:
@@ -222,7 +191,7 @@ class Files:
 
     async def store(self, spool: Spool, key: str, expected: ObjectStat | None) -> None:
         """Store a spool, whose lock the caller holds, under *key*, where *expected* must be; raises as `put` does."""
-        file = await self._local(spool)
+        file = await self.local(spool)
         spool.state = _State.FAILED
         content = await self.side.open(join_key(SPOOLS, spool.name))
         try:
@@ -261,11 +230,11 @@ class Files:
         spool = self._spools.pop(key, None)
         if spool is not None:
             spool.is_gone = True
-            self.kept.remove(self.kept.path(spool.name))
+            remove_kept(self.kept.path(spool.name))
 
     async def take(self, spool: Spool, to: str, *, exclusive: bool) -> None:
         """Move the file of a spool, whose lock the caller holds, to *to* on the side; its users go on with that."""
-        await self._local(spool)
+        await self.local(spool)
         await self.side.rename(join_key(SPOOLS, spool.name), to, exclusive=exclusive)
         self.detach(spool.key)
 
@@ -276,7 +245,7 @@ class Files:
         try:
             await self.side.rename(join_key(SPOOLS, name), to, exclusive=exclusive)
         finally:
-            self.kept.remove(self.kept.path(name))
+            remove_kept(self.kept.path(name))
 
     async def keep(self, key: str, content: Buffer, reason: str) -> None:
         """Keep what cannot be stored under *key*."""
@@ -302,14 +271,14 @@ class Files:
                 own = await self._find_doubtful(key)
                 if own is None or own == expected:
                     raise
-                self._heads.note_replaced(key, expected, own)
+                self.heads.note_replaced(key, expected, own)
                 expected = own
             except BaseException:
-                self._heads.note_doubtful(key, edit.commit_id)
+                self.heads.note_doubtful(key, edit.commit_id)
                 raise
-        self._heads.note_doubtful(key, None)
-        self._heads.note_replaced(key, expected, new)
-        self._heads.directories.settle(split(key)[0])
+        self.heads.note_doubtful(key, None)
+        self.heads.note_replaced(key, expected, new)
+        self.heads.directories.settle(split(key)[0])
         for path in self._kept_here.pop(key, ()):
             self._supersede(key, path)
         return new
@@ -323,7 +292,7 @@ class Files:
 
         A file that somebody writes is found as it is in the bucket, or will be.
         """
-        shown, spool = self._heads.shown(key), self.here(key)
+        shown, spool = self.heads.shown(key), self.here(key)
         if shown is not None:
             return shown.state
         if spool is not None:
@@ -332,7 +301,7 @@ class Files:
 
     async def _find_doubtful(self, key: str) -> ObjectStat | None:
         """Return the state of an object if a change of ours made it whose reply was lost; None if there is another."""
-        doubtful = self._heads.doubtful(key)
+        doubtful = self.heads.doubtful(key)
         try:
             head = self._objects.client.head(self._objects.location.object_key(key)) if doubtful else None
             found = await head if head is not None else None
@@ -348,7 +317,7 @@ class Files:
         spool.is_gone = True
         is_void = spool.state is _State.REFUSED and not spool.stat().size
         if spool.file is None or spool.state is _State.STORED or is_void:
-            self.kept.remove(self.kept.path(spool.name))
+            remove_kept(self.kept.path(spool.name))
             return
         reason = spool.error or _ENDED
         with trio.CancelScope(shield=True):
@@ -371,7 +340,7 @@ class Files:
         older = f"what was written to {key} and is kept in {path} is older than what is stored"
         log.warning("%s: `recover` leaves it alone", older)
 
-    async def _local(self, spool: Spool, nbytes: int | None = None) -> LocalFile:
+    async def local(self, spool: Spool, nbytes: int | None = None) -> LocalFile:
         """Return the local file of a spool that is about to be changed, with its first *nbytes* bytes, or all."""
         if spool.file is not None:
             if spool.state is _State.STORED and not spool.is_gone:
@@ -384,16 +353,16 @@ class Files:
             if not spool.is_gone:
                 self.kept.note(spool.name, spool.key)
         except BaseException:  # what has no note is not kept after a kill
-            self.kept.remove(self.kept.path(spool.name))
+            remove_kept(self.kept.path(spool.name))
             raise
         spool.file, spool.snapshot = file, None
         if snapshot is not None:
             if nbytes and not spool.is_gone:  # what is written is a change of that, whatever was shown before
-                self._heads.note_shown(spool.key, snapshot.object)
-            shown = self._heads.shown(spool.key)
+                self.heads.note_shown(spool.key, snapshot.object)
+            shown = self.heads.shown(spool.key)
             spool.expected = shown.state if shown is not None else snapshot.object
         if spool.is_gone:
-            self.kept.remove(self.kept.path(spool.name))
+            remove_kept(self.kept.path(spool.name))
         return spool.file
 
     async def _fetch(self, name: str, snapshot: S3Snapshot | None, nbytes: int) -> LocalFile:
@@ -405,67 +374,23 @@ class Files:
                 for start in range(0, nbytes, _PIECE_NBYTES):
                     await file.write(start, await snapshot.read(start, min(_PIECE_NBYTES, nbytes - start)))
         except BaseException:
-            self.kept.remove(self.kept.path(name))
+            remove_kept(self.kept.path(name))
             raise
         return file
 
 
-class ObjectFile:
-    """An object that is open to be read: it keeps its version, or cannot be read any more."""
-
-    __slots__ = ("_key", "_snapshot")
-
-    def __init__(self, key: str, snapshot: S3Snapshot) -> None:
-        self._key = key
-        self._snapshot = snapshot
-
-    def stat(self) -> Stat:
-        """Return the state of the object when it was opened."""
-        return self._snapshot.stat
-
-    async def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return up to *nbytes* bytes from *offset*; raises `StaleError` if the object was replaced."""
-        return await self._snapshot.read_live(offset, nbytes)
-
-    async def write(self, offset: int, data: Buffer) -> int:
-        """Refuse: the file is open to be read."""
-        raise ReadOnlyError(f"{self._key} is open to be read")
-
-    async def truncate(self, nbytes: int) -> None:
-        """Refuse: the file is open to be read."""
-        raise ReadOnlyError(f"{self._key} is open to be read")
-
-    async def flush(self) -> None:
-        """Return: nothing was written."""
-
-    async def sync(self) -> None:
-        """Return: nothing was written."""
-
-    async def close(self) -> None:
-        """Return: there is nothing to let go of."""
-
-    def set_attributes(
-        self,
-        *,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        atime_ns: int | None = None,
-        mtime_ns: int | None = None,
-    ) -> Stat:
-        """Return the state: objects have no attributes that can be set."""
-        return self._snapshot.stat
-
-
 class SpoolFile:
-    """A spool, open; it has as many users as such files are open to write."""
+    """A spool, open; it has as many users as such files are open to write.
 
-    __slots__ = ("_files", "_is_writer", "_spool")
+    An object that nobody writes is open as one that *is_gone*: it keeps its version, or cannot be read any more.
+    """
 
-    def __init__(self, files: Files, spool: Spool, *, writable: bool) -> None:
+    __slots__ = ("_files", "_spool", "_writes")
+
+    def __init__(self, files: Files | None, spool: Spool, *, writable: bool) -> None:
         self._files = files
         self._spool = spool
-        self._is_writer = writable
+        self._writes = files if writable else None
         spool.users += writable
 
     def stat(self) -> Stat:
@@ -473,30 +398,51 @@ class SpoolFile:
         return self._spool.stat()
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return up to *nbytes* bytes from *offset*."""
-        return await self._files.read(self._spool, offset, nbytes)
+        """Return up to *nbytes* bytes from *offset*; raises `StaleError` if it is an object that was replaced."""
+        spool = self._spool
+        if spool.file is not None:
+            return await spool.file.read(offset, nbytes)
+        if spool.snapshot is None:
+            return b""
+        if not spool.is_gone and self._files is not None:
+            self._files.heads.note_shown(spool.key, spool.snapshot.object)
+        return await spool.snapshot.read_live(offset, nbytes)
 
     async def write(self, offset: int, data: Buffer) -> int:
         """Write all of *data* at *offset*."""
-        return await self._files.write(self._spool, offset, data)
+        files = self._writing()
+        async with self._spool.lock:
+            file = await files.local(self._spool)
+            try:
+                return await file.write(offset, data)
+            finally:
+                self._spool.changed(is_empty=False)
 
     async def truncate(self, nbytes: int) -> None:
         """Give the file the size *nbytes*."""
-        await self._files.truncate(self._spool, nbytes)
+        files = self._writing()
+        async with self._spool.lock:
+            file = await files.local(self._spool, nbytes)
+            try:
+                await file.truncate(nbytes)
+            finally:
+                self._spool.changed(is_empty=nbytes == 0)
 
     async def flush(self) -> None:
         """Store what was written; a file that is empty waits for what follows."""
-        await self._files.flush(self._spool)
+        if self._files is not None:
+            await self._files.flush(self._spool)
 
     async def sync(self) -> None:
         """Store what was written."""
-        await self._files.flush(self._spool, also_empty=True)
+        if self._files is not None:
+            await self._files.flush(self._spool, also_empty=True)
 
     async def close(self) -> None:
         """Let go of the file; what storing was not tried of is stored now."""
-        if self._is_writer:
-            self._is_writer = False
-            await self._files.close(self._spool)
+        if self._writes is not None:
+            files, self._writes = self._writes, None
+            await files.close(self._spool)
 
     def set_attributes(
         self,
@@ -511,6 +457,11 @@ class SpoolFile:
         if mtime_ns is not None and self._spool.is_here:
             self._spool.mtime_ns = mtime_ns
         return self._spool.stat()
+
+    def _writing(self) -> Files:
+        if self._writes is None:
+            raise ReadOnlyError(f"{self._spool.key} is open to be read")
+        return self._writes
 
 
 def object_of(state: Stat) -> ObjectStat:

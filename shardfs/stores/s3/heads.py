@@ -3,23 +3,21 @@
 `Heads` owns it.  A key has a record (what requests for that key alone have told), and a directory a listing (what LIST
 has told of all names in it); the later of the two counts.  `forget` is what invalidates them.  What programs were shown
 is kept apart: no number of other keys that are looked at may drop it, for what is written is compared with it.  Bounds:
-`_MAX_KEYS` records, as many files that were shown, `_MAX_PROPERTIES` properties, and `_MAX_NAMES` names in listings;
-those used least are dropped first.
+`_MAX_KEYS` records, as many files that were shown, `_MAX_PROPERTIES` properties, and `_MAX_NAMES` names in listings and
+listings; those used least are dropped first.
 """
 
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import trio
 
 from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, printable
-from shardfs.stores.base import join_key
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.location import DOCUMENT, Location
 from shardfs.stores.s3.requests import Fetched, ListPage, ObjectStat, Properties, Range
@@ -32,7 +30,7 @@ _MAX_PROPERTIES: Final = 1000
 _MAX_NAMES: Final = 1_000_000
 _LOOKUP_LIMIT: Final = 10  # names that may sort between an object and what lies below it: few
 _NEVER: Final = float("-inf")
-_NO_NAMES: Final[AbstractSet[str]] = frozenset()
+_T = TypeVar("_T")
 
 
 class Head(NamedTuple):
@@ -97,30 +95,28 @@ class _Replaceable:
 class Listing:
     """All names in a directory, each with the state of its object; None stands for a directory.
 
-    *has_marker*: an object stands for the directory itself, so that it may be empty.  *has_hidden*: there are names
-    that no file system can show.  The pages were asked for from *started* on, the last came at *time*.  What is
-    *doubtful* was forgotten since.
+    One that *may_be_empty* is there without them: an object stands for the directory itself, or there are names that no
+    file system can show.  The pages were asked for from *started* on, the last came at *time*.  What is *doubtful* was
+    forgotten since.
 
-    While pages are missing, *users* wait for it: who has the lock fetches the next one.  *changes* were made meanwhile.
+    While pages are missing, who has the lock fetches the next one.  *changes* were made meanwhile.
     """
 
     started: float
     names: dict[str, ObjectStat | None] = field(default_factory=dict)
-    has_marker: bool = False
-    has_hidden: bool = False
+    may_be_empty: bool = False
     time: float = _NEVER
     doubtful: set[str] = field(default_factory=set)
     is_complete: bool = False
     token: str | None = None
     npages: int = 0
-    users: int = 0
     changes: dict[str, Head] = field(default_factory=dict)
     lock: trio.Lock = field(default_factory=trio.Lock)
 
     @property
     def is_missing(self) -> bool:
         """Whether there is no such directory."""
-        return not (self.names or self.has_marker or self.has_hidden)
+        return not (self.names or self.may_be_empty)
 
     def find(self, name: str) -> Head | None:
         """Return what *name* is; None if that is doubtful."""
@@ -140,53 +136,29 @@ class Listing:
             self.names.pop(name, None)
 
 
-class Directories:
-    """Directories in which nothing is stored: a bucket has none, so this mount alone knows them, until it ends.
+class Directories(set[str]):
+    """Directories in which nothing is stored: a bucket has none, so this mount alone knows them, until it ends."""
 
-    A tree by key; above each directory all are in it.  The source itself is always there.
-    """
+    def children(self, key: str) -> Iterator[str]:
+        """Yield the names of the directories in *key* that are known here."""
+        for parent, name in map(split, self):
+            if parent == key:
+                yield name
 
-    def __init__(self) -> None:
-        self._names: dict[str, set[str]] = {}
-
-    def has(self, key: str) -> bool:
-        """Whether the directory *key* is known here."""
-        parent, name = split(key)
-        return name in self._names.get(parent, _NO_NAMES)
-
-    def children(self, key: str) -> AbstractSet[str]:
-        """Return the names of the directories in *key* that are known here."""
-        return self._names.get(key, _NO_NAMES)
-
-    def add(self, key: str) -> None:
+    def add_with_parents(self, key: str) -> None:
         """Know a directory, and all above it."""
-        while key and not self.has(key):
-            parent, name = split(key)
-            self._names.setdefault(parent, set()).add(name)
-            key = parent
-
-    def remove(self, key: str) -> None:
-        """Forget a directory with all below it; those above it stay."""
-        for name in list(self.children(key)):
-            self.remove(join_key(key, name))
-        parent, name = split(key)
-        names = self._names.get(parent, set())
-        names.discard(name)
-        if not names:
-            self._names.pop(parent, None)
+        self.update(filter(None, (key, *_ancestors(key))))
 
     def settle(self, key: str) -> None:
         """Forget a directory in which something is stored now, and those above it, which it stands for."""
-        while key and not self.children(key):
-            self.remove(key)
-            key = split(key)[0]
+        self.difference_update((key, *_ancestors(key)))
 
     def move(self, key: str, to: str) -> None:
         """Give a directory, with all below it, the name *to*."""
-        self.add(to)
-        for name in list(self.children(key)):
-            self.move(join_key(key, name), join_key(to, name))
-        self.remove(key)
+        below = {name for name in self if f"{name}/".startswith(f"{key}/")}
+        self.difference_update(below)
+        self.update(to + name[len(key) :] for name in below)
+        self.add_with_parents(to)
 
 
 class Heads:
@@ -227,11 +199,11 @@ class Heads:
 
     def find(self, key: str) -> Head | None:
         """Return what *key* is, without a request; None if that is not known."""
-        return _DIRECTORY if self.directories.has(key) else self.find_stored(key)
+        return _DIRECTORY if key in self.directories else self.find_stored(key)
 
     async def known(self, key: str) -> Head:
         """Return what *key* is, with a request if it is not known."""
-        return _DIRECTORY if self.directories.has(key) else await self.stored(key)
+        return _DIRECTORY if key in self.directories else await self.stored(key)
 
     def find_stored(self, key: str) -> Head | None:
         """Return what *key* is in the bucket, also by what is known of the directories above; None if unknown."""
@@ -311,7 +283,7 @@ class Heads:
         before = self._find(key)
         self._put(key, Head(stat, before is not None and before.is_directory is True))
         if stat is not None and properties is not None:
-            self._keep_properties(key, stat, properties)
+            _use(self._properties, key, (stat.etag, properties), _MAX_PROPERTIES)
         else:
             self._properties.pop(key, None)
         self._changed_above(key, exists=stat is not None)
@@ -320,7 +292,7 @@ class Heads:
         """Note that our own change made the object that stands for the directory *key* itself, or removed it."""
         listing = self._listing(key)
         if listing is not None:
-            listing.has_marker = exists
+            listing.may_be_empty = exists
         if exists or (listing is not None and listing.is_missing):
             self._put(key, _DIRECTORY if exists else _GONE)
             self._changed_above(key, exists=exists)
@@ -380,25 +352,11 @@ class Heads:
 
     def _record(self, key: str) -> _Record:
         """Return the record of *key*, an empty one if there is none; the one used least may go for it."""
-        record = self._records.setdefault(key, _Record())
-        self._records.move_to_end(key)
-        if len(self._records) > self._max_keys:
-            self._records.popitem(last=False)
-        return record
+        return _use(self._records, key, self._records.get(key) or _Record(), self._max_keys)
 
     def _replacing(self, key: str) -> _Replaceable:
         """Return what may be replaced of *key*, in the same way."""
-        found = self._replaceable.setdefault(key, _Replaceable())
-        self._replaceable.move_to_end(key)
-        if len(self._replaceable) > self._max_keys:
-            self._replaceable.popitem(last=False)
-        return found
-
-    def _keep_properties(self, key: str, stat: ObjectStat, properties: Properties) -> None:
-        self._properties[key] = stat.etag, properties
-        self._properties.move_to_end(key)
-        if len(self._properties) > _MAX_PROPERTIES:
-            self._properties.popitem(last=False)
+        return _use(self._replaceable, key, self._replaceable.get(key) or _Replaceable(), self._max_keys)
 
     async def _ask(self, key: str, ask: Callable[[], Awaitable[Fetched]]) -> Fetched:
         """Make a request for the object *key*, and note what it tells."""
@@ -410,7 +368,7 @@ class Heads:
             raise not_found(key) from None
         self._note(key, Head(reply.stat, None), now, serial)
         if reply.properties is not None:
-            self._keep_properties(key, reply.stat, reply.properties)
+            _use(self._properties, key, (reply.stat.etag, reply.properties), _MAX_PROPERTIES)
         return reply
 
     def _note(self, key: str, head: Head, time: float, serial: int) -> None:
@@ -528,7 +486,6 @@ class Heads:
 
     async def _walk(self, key: str, *, max_pages: int | None = None) -> Listing:
         listing = self._walks.setdefault(key, Listing(self._clock()))
-        listing.users += 1
         try:
             async with listing.lock:
                 while not listing.is_complete and (max_pages is None or listing.npages < max_pages):
@@ -538,8 +495,7 @@ class Heads:
                     if page.token is None:
                         self._complete(key, listing)
         finally:
-            listing.users -= 1
-            if self._walks.get(key) is listing and (listing.is_complete or not listing.users):
+            if self._walks.get(key) is listing and (listing.is_complete or not listing.lock.locked()):
                 del self._walks[key]
         return listing
 
@@ -548,14 +504,12 @@ class Heads:
         for full, name, stat in [*found, *((full, full[len(prefix) : -1], None) for full in page.prefixes)]:
             if _is_name(name):
                 listing.names[name] = stat
-            elif full == prefix and stat is not None:
-                listing.has_marker = True
-            else:
-                listing.has_hidden = True
-                if not self._has_hidden:
-                    self._has_hidden = True
-                    where = f"s3://{self._location.bucket}/{printable(full)}"
-                    log.warning("objects that no file system can show are hidden, as %s", where)
+                continue
+            listing.may_be_empty = True
+            if not self._has_hidden and (full != prefix or stat is None):
+                self._has_hidden = True
+                where = f"s3://{self._location.bucket}/{printable(full)}"
+                log.warning("objects that no file system can show are hidden, as %s", where)
         listing.token = page.token
         listing.npages += 1
 
@@ -566,14 +520,23 @@ class Heads:
         listing.is_complete = True
         self._drop(key)
         self._listings[key] = listing
-        self._nnames += len(listing.names)
+        self._nnames += 1 + len(listing.names)
         while self._nnames > self._max_names and len(self._listings) > 1:
             self._drop(next(iter(self._listings)))
 
     def _drop(self, key: str) -> None:
         listing = self._listings.pop(key, None)
         if listing is not None:
-            self._nnames -= len(listing.names)
+            self._nnames -= 1 + len(listing.names)
+
+
+def _use(cache: OrderedDict[str, _T], key: str, value: _T, limit: int) -> _T:
+    """Have *value* in a cache as what was used last; what was used least may go for it."""
+    cache[key] = value
+    cache.move_to_end(key)
+    if len(cache) > limit:
+        cache.popitem(last=False)
+    return value
 
 
 def split(key: str) -> tuple[str, str]:

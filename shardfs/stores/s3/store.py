@@ -52,8 +52,8 @@ from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.files import SPOOLS, Files, ObjectFile, SpoolFile, object_of
-from shardfs.stores.s3.heads import Heads, not_found, split
+from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, object_of
+from shardfs.stores.s3.heads import Head, Heads, not_found, split
 from shardfs.stores.s3.location import Location
 from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, file_stat
 from shardfs.stores.s3.probe import check, probe
@@ -205,18 +205,15 @@ class S3Store:
     @_routed
     async def is_absent(self, key: str) -> bool:
         """Whether *key* stands for nothing; False if that cannot be told."""
-        if self.files is not None and self.files.here(key) is not None:
-            return False
-        known = self.heads.find(key)
-        if known is not None:
-            return known.stat is None and not known.is_directory
-        try:
-            await self.heads.head(key)
-        except NotFoundError:
-            return True
-        except ShardfsError:
-            return False
-        return False
+        known = Head(None, True) if self._is_here(key) else self.heads.find(key)
+        if known is None:
+            try:
+                await self.heads.head(key)
+            except NotFoundError:
+                return True
+            except ShardfsError:
+                return False
+        return known is not None and known.stat is None and not known.is_directory
 
     @_routed
     async def list(self, key: str) -> Sequence[Entry]:
@@ -231,7 +228,7 @@ class S3Store:
         try:
             names = await self._stored_names(key)
         except NotFoundError:
-            if not here and not self.heads.directories.has(key):
+            if not here and key not in self.heads.directories:
                 raise
             names = {}
         stored = {name: Kind.FILE if stat is not None else Kind.DIRECTORY for name, stat in names.items()}
@@ -276,7 +273,7 @@ class S3Store:
         """Find out whether it is safe, and say what earlier mounts with the same *directory* have kept."""
         side = LocalStore(directory)
         await side.make_directories(SPOOLS)
-        uploads = Uploads(f"{side.root}/{_OWN}/uploads", self.location, self._counts)
+        uploads = Uploads(side, self.location, self._counts)
         await uploads.clean(self._client)
         before = self._counts.conflicts
         conditions = await probe(self._client, self.location, uploads)
@@ -381,7 +378,7 @@ class S3Store:
         except NotFoundError:
             await self._require_directory(key)
             if files.find(key) is None:
-                self.heads.directories.add(split(key)[0])
+                self.heads.directories.add_with_parents(split(key)[0])
                 return SpoolFile(files, files.begin(key, None), writable=True)
         else:
             if not exclusive:
@@ -398,10 +395,11 @@ class S3Store:
         if spool is None:
             snapshot = await self.objects.open(key)
             spool = files.find(key) if files is not None else None
-            if files is None or (spool is None and not writable):
-                return ObjectFile(key, snapshot)
-            spool = spool or files.begin(key, snapshot)
-        assert files is not None
+            if spool is None and writable and files is not None:
+                spool = files.begin(key, snapshot)
+            elif spool is None:
+                spool = Spool(key, snapshot)
+                spool.is_gone = True
         return SpoolFile(files, spool, writable=writable)
 
     @_changing
@@ -421,7 +419,7 @@ class S3Store:
             await self.stat(key)
         except NotFoundError:
             await self._require_directory(key)
-            self.heads.directories.add(key)
+            self.heads.directories.add_with_parents(key)
         else:
             raise ExistsError(f"{key or 'the source'} exists")
 
@@ -435,8 +433,8 @@ class S3Store:
         if await self.list(key):
             raise NotEmptyError(f"{key} is not empty")
         await self._delete_marker(key)
-        self.heads.directories.remove(key)
-        self.heads.directories.add(split(key)[0])
+        self.heads.directories.discard(key)
+        self.heads.directories.add_with_parents(split(key)[0])
 
     @_changing
     async def make_directories(self, key: str) -> None:
@@ -446,7 +444,7 @@ class S3Store:
         except NotFoundError:
             await self.make_directories(split(key)[0])
             self._check_key(key)
-            self.heads.directories.add(key)
+            self.heads.directories.add_with_parents(key)
         else:
             if status.kind is not Kind.DIRECTORY:
                 raise NotADirectoryHereError(f"{key} is no directory")
@@ -526,10 +524,7 @@ class S3Store:
     async def _check_target(self, key: str, status: Stat, to: str, *, exclusive: bool) -> Stat | None:
         """Return what *to* stands for; raises what keeps it from taking what *key* is."""
         is_directory = status.kind is Kind.DIRECTORY
-        if not _is_on_side(to):
-            self._check_key(to)
-        if (await self.stat(split(to)[0])).kind is not Kind.DIRECTORY:
-            raise NotADirectoryHereError(f"{to} is not in a directory")
+        await self._require_directory(to)
         if not key or not to or (is_directory and to.startswith(key + "/")):
             raise RefusedError(f"{key or 'the source'} cannot become {to or 'the source'}")
         try:
@@ -626,12 +621,7 @@ class S3Store:
     async def _delete(self, key: str) -> None:
         """Delete what *key* is in the bucket, if it is anything."""
         known = self.heads.find(key)
-        if known is None:
-            try:
-                await self.heads.head(key)
-            except NotFoundError:
-                return
-        elif known.stat is None:
+        if known is not None and known.stat is None:
             return
         await self._client.delete(self.location.object_key(key))
         self.heads.changed(key, None)
@@ -645,7 +635,7 @@ class S3Store:
     def _moved_away(self, key: str) -> None:
         """Note that this mount took *key* away; the directory in which it was stays."""
         self.heads.note_shown(key, None)
-        self.heads.directories.add(split(key)[0])
+        self.heads.directories.add_with_parents(split(key)[0])
 
     async def _stored_names(self, key: str) -> Mapping[str, ObjectStat | None]:
         """Return the names in a directory that are stored."""
@@ -665,7 +655,7 @@ class S3Store:
         """Whether *key* stands for something that is not in the bucket."""
         if self.files is not None and (_is_on_side(key) or self.files.here(key) is not None):
             return True
-        return self.heads.directories.has(key)
+        return key in self.heads.directories
 
     def _writable(self) -> Files:
         """Return the files; raises `ReadOnlyError` where nothing is changed."""
@@ -674,12 +664,12 @@ class S3Store:
         return self.files
 
     def _check_key(self, key: str) -> None:
-        """Raise `NameTooLongError`, or `RefusedError` for what is not UTF-8, if nothing can have the name *key*."""
+        """Raise `NameTooLongError`, or `RefusedError` for what is not UTF-8, if no object can have the name *key*."""
         try:
             nbytes = len(self.location.object_key(key).encode())
         except UnicodeEncodeError:
             raise RefusedError(f"{key} cannot be stored: it is not UTF-8, as all keys of S3 are") from None
-        if nbytes > _MAX_KEY_NBYTES:
+        if nbytes > _MAX_KEY_NBYTES and not _is_on_side(key):
             raise NameTooLongError(f"{key} cannot be stored: S3 has keys of {_MAX_KEY_NBYTES} bytes at most")
 
     async def _require_directory(self, key: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -27,11 +26,10 @@ from shardfs.stores.s3 import files as spooling
 from shardfs.stores.s3 import heads
 from shardfs.stores.s3 import store as stores
 from shardfs.stores.s3.files import SPOOLS
-from shardfs.stores.s3.requests import Properties
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock
-from tests.support.s3_writing import PREFIX, changes, names, objects, put_file, store_of, text, writing
+from tests.support.s3_writing import PREFIX, changes, objects, put_file, store_of, text, writing
 
 
 @pytest.fixture
@@ -130,20 +128,6 @@ async def test_what_was_cut_waits_for_what_follows(fake: FakeS3, tmp_path: Path)
 
 
 @on_mock_clock
-async def test_flush_stores_what_is_open(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    file = await store.create("open", 0o644, exclusive=True)
-    await file.write(0, b"half")
-    await store.flush()
-    assert objects(fake)["open"] == b"half"
-    assert spools(tmp_path) == [""], "nothing is left to store, so it has no note"
-    await file.write(4, b" more")
-    assert spools(tmp_path) == ["", ".json"]
-    await store.flush()
-    assert objects(fake)["open"] == b"half more"
-
-
-@on_mock_clock
 async def test_who_writes_while_the_file_is_stored_waits(fake: FakeS3, tmp_path: Path) -> None:
     store = await writing(fake, tmp_path)
     file = await store.create("f", 0o644, exclusive=True)
@@ -168,25 +152,6 @@ async def test_who_writes_while_the_file_is_stored_waits(fake: FakeS3, tmp_path:
 
 
 @on_mock_clock
-async def test_an_object_is_fetched_only_when_it_is_changed(fake: FakeS3, tmp_path: Path) -> None:
-    fake.store(f"{PREFIX}/f", b"0123456789")
-    store = await writing(fake, tmp_path)
-    first = await store.open_passthrough("f", writable=True)
-    second = await store.open_passthrough("f", writable=True)
-    assert bytes(await first.read(2, 3)) == b"234"
-    assert spools(tmp_path) == []
-    await first.write(3, b"abc")
-    assert bytes(await second.read(0, 100)) == b"012abc6789"
-    assert second.stat().size == 10
-    await second.truncate(4)
-    assert bytes(await first.read(0, 100)) == b"012a"
-    assert await text(store, "f") == b"012a"
-    await first.close()
-    await second.flush()
-    assert objects(fake)["f"] == b"012a"
-
-
-@on_mock_clock
 async def test_an_object_that_is_written_anew_is_not_fetched(fake: FakeS3, tmp_path: Path) -> None:
     fake.store(f"{PREFIX}/f", b"0123456789")
     store = await writing(fake, tmp_path)
@@ -199,29 +164,6 @@ async def test_an_object_that_is_written_anew_is_not_fetched(fake: FakeS3, tmp_p
     await file.flush()
     assert objects(fake)["f"] == b"new"
     assert [request.operation for request in fake.take_log()] == ["PutObject"]
-
-
-@on_mock_clock
-async def test_an_object_that_is_opened_and_not_written_stays(fake: FakeS3, tmp_path: Path) -> None:
-    fake.store(f"{PREFIX}/f", b"0123456789")
-    store = await writing(fake, tmp_path)
-    file = await store.create("f", 0o644, exclusive=False)
-    assert file.stat().size == 10
-    await file.flush()
-    await file.close()
-    assert changes(fake) == {}
-
-
-@on_mock_clock
-async def test_properties_of_an_object_survive_a_new_content(fake: FakeS3, tmp_path: Path) -> None:
-    properties = Properties({"ContentType": "text/x-notes"}, {"owner": "me"})
-    fake.store(f"{PREFIX}/f", b"old", properties)
-    store = await writing(fake, tmp_path)
-    await put_file(store, "f", b"new")
-    await put_file(store, "new.json", b"{}")
-    stored = fake.objects[f"{PREFIX}/f"].properties
-    assert (stored.headers, stored.metadata["owner"]) == (properties.headers, "me")
-    assert fake.objects[f"{PREFIX}/new.json"].properties.headers == {"ContentType": "application/json"}
 
 
 @on_mock_clock
@@ -454,28 +396,6 @@ async def test_what_another_host_changed_while_it_was_moved_stays_under_both_nam
     assert "f stays under its old name" in caplog.text
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-@on_mock_clock
-async def test_a_file_that_is_moved_keeps_its_properties(
-    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
-) -> None:
-    if is_large:
-        monkeypatch.setattr(stores, "COPIED_NBYTES", 3)
-    properties = Properties({"ContentType": "text/x-notes"}, {"owner": "me"})
-    fake.store(f"{PREFIX}/d/f", b"content", properties)
-    store = await writing(fake, tmp_path)
-    await store.rename("d/f", "g", exclusive=True)
-    upload = {"CreateMultipartUpload": 1, "UploadPartCopy": 1, "CompleteMultipartUpload": 1}
-    assert changes(fake) == {**(upload if is_large else {"PutObject": 1}), "DeleteObject": 1}
-    assert objects(fake) == {"zarr.json": b"{}", "g": b"content"}
-    stored = fake.objects[f"{PREFIX}/g"].properties
-    assert (stored.headers, stored.metadata["owner"]) == (properties.headers, "me")
-    assert (await store.stat("g")).size == 7
-    with pytest.raises(NotFoundError):
-        await store.stat("d/f")
-    assert await names(store, "d") == set()
-
-
 # What is not stored is kept
 
 
@@ -495,17 +415,6 @@ async def test_what_is_refused_is_kept_once_and_said(
     assert kept(tmp_path) == {"f": b"ours"}
     assert "f is kept in" in caplog.text
     assert await text(store, "f") == b"of another host"
-
-
-@on_mock_clock
-async def test_what_an_earlier_version_had_not_sent_is_kept_and_not_sent(fake: FakeS3, tmp_path: Path) -> None:
-    (tmp_path / ".shardfs/plain/a").mkdir(parents=True)
-    (tmp_path / ".shardfs/plain/a/f").write_bytes(b"not sent")
-    store = await writing(fake, tmp_path)
-    await store.flush()
-    assert kept(tmp_path) == {"a/f": b"not sent"}
-    assert not (tmp_path / ".shardfs/plain").exists()
-    assert objects(fake) == {"zarr.json": b"{}"}
 
 
 @on_mock_clock
@@ -570,34 +479,3 @@ async def test_what_cannot_be_stored_is_an_error_each_time_and_kept_in_the_end(f
     assert kept(tmp_path) == {"f": b"data"}
     with pytest.raises(NotFoundError):
         await store.stat("f")
-
-
-@on_mock_clock
-async def test_others_are_served_while_what_is_kept_is_compared_with_what_was_kept_before(
-    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.store(f"{PREFIX}/f", b"first")
-    store = await writing(fake, tmp_path)
-    store.note_shown("f", None, since=store.nchanges)
-    with pytest.raises(StaleError):
-        await put_file(store, "f", b"ours")
-    file = await store.create("f", 0o644, exclusive=False)
-    await file.truncate(0)
-    await file.write(0, b"ours")
-    with pytest.raises(StaleError):
-        await file.flush()
-    served = threading.Event()
-
-    def compare(*paths: str, shallow: bool) -> bool:
-        assert served.wait(30)
-        return True
-
-    monkeypatch.setattr(filecmp, "cmp", compare)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(file.close)
-        await trio.testing.wait_all_tasks_blocked()
-        served.set()
-    assert kept(tmp_path) == {"f": b"ours"}
-
-
-# Attributes

@@ -43,26 +43,6 @@ async def test_names_are_those_of_objects_and_of_prefixes() -> None:
 
 
 @on_mock_clock
-async def test_only_what_lies_below_the_source_is_listed() -> None:
-    fake = bucket("a/b/x", "a/bc/y", "a/b.txt", "a/b/c/z")
-    assert await names(reader_of(fake, prefix="a/b"), "") == [Entry("c", DIRECTORY), Entry("x", FILE)]
-    assert await names(reader_of(fake, prefix="a/b"), "c") == [Entry("z", FILE)]
-    assert fake.take_log() == lists("a/b/", "a/b/c/")
-
-
-@pytest.mark.parametrize("page_size", [1, 3, 10, 11])
-@on_mock_clock
-async def test_all_pages_are_read_each_once(page_size: int) -> None:
-    keys = [f"f{i}" for i in range(5)] + [f"d{i}/x" for i in range(5)]
-    fake = bucket(*keys, page_size=page_size)
-    assert await names(reader_of(fake), "") == [
-        *(Entry(f"d{i}", DIRECTORY) for i in range(5)),
-        *(Entry(f"f{i}", FILE) for i in range(5)),
-    ]
-    assert fake.take_log() == lists("") * -(-10 // page_size)
-
-
-@on_mock_clock
 async def test_a_name_that_is_an_object_and_a_directory_is_a_directory() -> None:
     fake = bucket("a", "a/b", page_size=1)
     store = reader_of(fake)
@@ -275,7 +255,7 @@ async def test_our_own_change_while_a_listing_is_on_its_way_is_not_lost() -> Non
 @on_mock_clock
 async def test_the_names_that_are_kept_are_bounded() -> None:
     fake = bucket(*(f"{directory}/{i}" for directory in "abc" for i in range(4)))
-    heads = Heads(fake.client, Location("bucket", ""), ttl=TTL, clock=trio.current_time, max_names=8)
+    heads = Heads(fake.client, Location("bucket", ""), ttl=TTL, clock=trio.current_time, max_names=10)
     for key in "abac":
         await heads.list(key)
     heads.changed("a/new", ObjectStat(1, '"e"', 1))
@@ -285,6 +265,9 @@ async def test_the_names_that_are_kept_are_bounded() -> None:
     assert fake.take_log() == []
     await heads.list("b")
     assert fake.take_log() == lists("b/")
+    for number in range(30):  # that there are no names is known too
+        await heads.list(f"none{number}")
+    assert len(heads._listings) <= 10
 
 
 @on_mock_clock

@@ -64,15 +64,6 @@ async def test_a_document_is_replaced_at_once_and_keeps_its_properties(fake: Fak
 
 
 @on_mock_clock
-async def test_a_document_that_was_replaced_is_replaced_again_in_one_request(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    await store.replace("zarr.json", b"1")
-    fake.take_log()
-    await store.replace("zarr.json", b"2")
-    assert operations(fake) == ["PutObject"]
-
-
-@on_mock_clock
 async def test_of_two_hosts_that_make_one_document_only_if_it_is_absent_one_wins(fake: FakeS3, tmp_path: Path) -> None:
     here, there = await writing(fake, tmp_path / "here"), await writing(fake, tmp_path / "there")
     for store in (here, there):
@@ -148,18 +139,6 @@ async def test_a_document_that_is_made_of_others_is_refused_if_another_host_was_
 
 
 # Shards
-
-
-@on_mock_clock
-async def test_an_edit_of_an_object_that_is_known_begins_without_a_request(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    await store.open("a/c/0", tail_nbytes=5)
-    fake.take_log()
-    async with store.edit("a/c/0", tail_nbytes=5) as edit:
-        assert fake.take_log() == []
-        status = await edit.splice(Splice((content(b"new"),)))
-    assert status == (await store.open("a/c/0")).stat == await store.stat("a/c/0")
-    assert objects(fake)["a/c/0"] == b"new"
 
 
 @on_mock_clock
@@ -290,16 +269,6 @@ async def test_a_directory_whose_last_file_was_removed_stays_until_it_is_removed
     assert await names(store, "a") == set()
     await store.rmdir("a")
     assert await names(store) == {"zarr.json"}
-
-
-@on_mock_clock
-async def test_a_directory_that_another_host_emptied_is_gone_after_a_while(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    await store.mkdir("d", 0o755)
-    await put_file(store, "d/f", b"x")
-    fake.remove(f"{PREFIX}/d/f")
-    await trio.sleep(2 * TTL)
-    assert await names(store) == {"a", "zarr.json"}
 
 
 @on_mock_clock
