@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from shardfs.cli.mount import Once, OneLine
+from shardfs.fuse.log import Once, OneLine
 
 
 def record(text: str) -> logging.LogRecord:

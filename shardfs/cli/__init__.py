@@ -3,14 +3,11 @@
 Each family of commands is a module; `options` has what they share, and `output` how they say things.
 """
 
-import io
-import logging
-import sys
-
 import click
 
 from shardfs import __version__
-from shardfs.cli import compact, doctor, info, mount, mounted, mounts, recover, refs, stats, verify
+from shardfs.cli import compact, doctor, info, mount, mount_helper, mounted, mounts, recover, refs, stats, verify
+from shardfs.cli.options import begin
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -44,14 +41,12 @@ for each in (
     refs.refs,
     recover.recover,
     compact.compact,
+    mount_helper.install_helper,
 ):
     cli.add_command(each)
 
 
 def main() -> None:
     """Run the command line."""
-    # Reports say what is wrong with a source; only a mount logs it, where `mount.log_to` says.
-    logging.getLogger("shardfs").addHandler(logging.NullHandler())
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # names are bytes
+    begin()
     cli(prog_name="shardfs")

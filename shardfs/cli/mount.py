@@ -1,13 +1,10 @@
 """`shardfs mount`, in the background and, as the daemon, in the foreground."""
 
-import logging
+import re
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import click
 
@@ -24,12 +21,10 @@ from shardfs.cli.options import (
 )
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
+from shardfs.fuse.log import FORMATS, log_to
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point
 from shardfs.fuse.options import DIMENSION_SEPARATORS, MountOptions
 from shardfs.stores.url import StoreOptions, open_store, resolve
-
-_AGAIN_SECONDS: Final = 60.0
-_MAX_REMEMBERED: Final = 1024
 
 
 def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -37,6 +32,15 @@ def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) 
         return None if value is None else parse_chunks_per_shard(value)
     except errors.UsageError as error:
         raise click.BadParameter(str(error)) from None
+
+
+_ID = click.IntRange(0, 2**32 - 2)
+
+
+def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    if value is not None and not re.fullmatch("0?[0-7]{1,3}", value):
+        raise click.BadParameter(f"{value!r} is no umask; write three octal digits, such as 022.")
+    return None if value is None else int(value, 8)
 
 
 @command(
@@ -85,6 +89,14 @@ def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) 
     help="For how long to believe what was seen of the source: 1 if it is on this machine, 60 for s3://.",
 )
 @click.option("--allow-other", is_flag=True, help="Let other users read the mount, as far as file modes allow.")
+@click.option("--uid", type=_ID, metavar="N", help="Show everything as owned by this user.")
+@click.option("--gid", type=_ID, metavar="N", help="Show everything as of this group.")
+@click.option(
+    "--umask",
+    callback=_octal,
+    metavar="MODE",
+    help="Show everything as if made with this umask: 022 lets all read, and the owner write.",
+)
 @click.option("--write", is_flag=True, help="Let chunks, metadata and plain files be written.")
 @click.option(
     "--shards",
@@ -109,6 +121,7 @@ def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) 
     show_default=True,
     help="How much to log.",
 )
+@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="What lines are.")
 @click.option("--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Where to log.")
 @click.option("--cache", cls=RemoteOption, metavar="DIR", help="Keep what was fetched here, also for later mounts.")
 @click.option(
@@ -133,12 +146,16 @@ def mount(
     foreground: bool,
     metadata_ttl: float | None,
     allow_other: bool,
+    uid: int | None,
+    gid: int | None,
+    umask: int | None,
     write: bool,
     chunks_per_shard: tuple[int, ...] | None,
     auto_compact: float | None,
     page_cache: bool,
     options: tuple[str, ...],
     log_level: str,
+    log_format: str,
     log_file: Path | None,
     store_options: StoreOptions,
     cache: str | None,
@@ -163,6 +180,9 @@ def mount(
     chosen = MountOptions(
         metadata_ttl=metadata_ttl,
         allow_other=allow_other,
+        uid=uid,
+        gid=gid,
+        umask=umask,
         page_cache=page_cache,
         write=write,
         view=view,
@@ -174,13 +194,15 @@ def mount(
     chosen = replace(chosen, chunks_per_shard=chunks_per_shard, auto_compact=auto_compact, single_writer=single_writer)
     store_options = replace(store_options, cache=cache, cache_nbytes=cache_size)
     if foreground:
-        _mount_in_foreground(source, mountpoint, chosen, store_options, log_level, log_file, ready_fd)
+        _mount_in_foreground(source, mountpoint, chosen, store_options, log_level, log_format, log_file, ready_fd)
         return
     url, root = resolve(source)
     check_fuse()
     place = check_mount_point(mountpoint, root, cache)
     log_file = (log_file or daemon.default_log_file(place)).absolute()
-    arguments = [url, place, *chosen.to_arguments(), *store_options.to_arguments(), f"--log-level={log_level}"]
+    name = source if "://" in source else url
+    how = [*chosen.to_arguments(), *store_options.to_arguments()]
+    arguments = [name, place, *how, f"--log-level={log_level}", f"--log-format={log_format}"]
     note = daemon.start_daemon(arguments, log_file)
     click.echo(errors.printable(f"{url} is mounted at {mountpoint}, {_how(chosen)} (log: {log_file})"))
     _say(url, note)
@@ -203,13 +225,14 @@ def _mount_in_foreground(
     options: MountOptions,
     store_options: StoreOptions,
     log_level: str,
+    log_format: str,
     log_file: Path | None,
     ready_fd: int | None,
 ) -> None:
     pipe = daemon.ReadyPipe(ready_fd) if ready_fd is not None else None
     try:
-        log_to(log_file, log_level)
-        _, root = resolve(source)
+        log_to(log_file, log_level, log_format)
+        url, root = resolve(source)
         check_fuse()
         place = check_mount_point(mountpoint, root, store_options.cache)
         store = open_store(source, store_options, ttl=options.metadata_ttl)
@@ -227,7 +250,8 @@ def _mount_in_foreground(
                         )
                     )
 
-        is_committed = serve(store, place, options, ready)
+        name = source if "://" in source else url
+        is_committed = serve(store, place, options, ready, name=name, store_options=store_options)
     except errors.ShardfsError as error:
         if pipe is None:
             raise
@@ -235,54 +259,3 @@ def _mount_in_foreground(
         sys.exit(1)
     if not is_committed:
         sys.exit(1)  # the log says why
-
-
-class Once(logging.Filter):
-    """Lets a line through once a minute: a program that copies a damaged array asks for each chunk several times."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._clock = clock
-        self._said: dict[str, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether *record* was not said within the last minute."""
-        text, now = record.getMessage(), self._clock()
-        if now - self._said.get(text, float("-inf")) < _AGAIN_SECONDS:
-            return False
-        if len(self._said) >= _MAX_REMEMBERED:
-            self._said.clear()
-        self._said[text] = now
-        return True
-
-
-class OneLine(logging.Formatter):
-    """Writes each message as one printable line, whatever names of a dataset it quotes."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of `logging`
-        """Format *record* without what would begin another line."""
-        record.message = errors.printable(record.message)
-        return super().formatMessage(record)
-
-
-def log_to(file: Path | None, level: str) -> None:
-    """Log to *file*, or to standard error, what is at least of *level*; raises `UsageError`.
-
-    Of other libraries only warnings are logged: what clients of remote stores say besides has credentials in it.
-    """
-    try:
-        handler = (
-            logging.StreamHandler()
-            if file is None
-            else logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
-        )
-    except OSError as error:
-        raise errors.UsageError(f"the log file {file} cannot be written: {error.strerror}") from None
-    handler.addFilter(Once())
-    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    chosen = logging.getLevelNamesMapping()[level.upper()]
-    logging.basicConfig(
-        level=max(chosen, logging.WARNING),
-        handlers=[handler],
-    )
-    logging.getLogger("shardfs").setLevel(chosen)

@@ -1,5 +1,7 @@
 """What commands have in common: errors as one line and an exit status, help with examples, arguments and options."""
 
+import io
+import logging
 import math
 import os
 import re
@@ -72,6 +74,14 @@ class Command(click.Command):
         with formatter.section("Examples"):
             for line in self.examples.strip().splitlines():
                 formatter.write(f"  {line.strip()}\n")
+
+
+def begin() -> None:
+    """Begin a process of the command line."""
+    # Reports say what is wrong with a source; only a mount logs it, where `fuse.log` says.
+    logging.getLogger("shardfs").addHandler(logging.NullHandler())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # names are bytes
 
 
 def command(examples: str) -> Callable[[Callable[..., None]], click.Command]:

@@ -37,7 +37,7 @@ from shardfs.dataset.source_lock import (
     try_lock,
 )
 from shardfs.dataset.state import StateDirectory, make_directory, sync_directory
-from shardfs.errors import ShardfsError, SourceError
+from shardfs.errors import ShardfsError, SourceError, UsageError
 from shardfs.stores.base import Address, Store
 from shardfs.stores.kept_files import KeptFile, KeptFiles
 from shardfs.stores.local.openat import READ
@@ -124,9 +124,12 @@ def kept_files(state: StateDirectory, *, in_use: bool = False) -> Sequence[KeptF
 
 
 def state_home() -> str:
-    """Return the directory of the user for what programs keep between two runs."""
+    """Return the directory of the user for what programs keep between two runs; raises `UsageError` if nobody knows."""
     home = os.environ.get("XDG_STATE_HOME", "")
-    return home if os.path.isabs(home) else os.path.expanduser("~/.local/state")
+    home = home if os.path.isabs(home) else os.path.expanduser("~/.local/state")
+    if not os.path.isabs(home):
+        raise UsageError("this user has no home directory: set XDG_STATE_HOME to where logs and state may be kept")
+    return home
 
 
 def _home() -> str:

@@ -12,6 +12,7 @@ from typing import Final
 import shardfs.errors
 from shardfs.dataset.slots import state_home
 from shardfs.errors import FuseUnavailableError, ShardfsError, UsageError
+from shardfs.fuse import notify
 
 _FILE_VARIABLES: Final = (
     "AWS_CA_BUNDLE",
@@ -49,8 +50,8 @@ class ReadyPipe:
 def start_daemon(arguments: list[str], log_file: Path) -> str | None:
     """Run `shardfs mount` with *arguments* in the background; return when the mount answers.
 
-    Returns what there is to say to the user.  What the process prints goes to the end of *log_file*.  Raises the error
-    that it died of.
+    Returns what there is to say to the user.  The log, and what else the process prints, goes to the end of
+    *log_file*.  Raises the error that it died of.
     """
     try:
         log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,7 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
         # Neither runs nor holds what lies in the user's working directory.
         command = [sys.executable, "-P", "-m", "shardfs"]
         process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
-            [*command, "mount", *arguments, "--foreground", f"--ready-fd={write_end}"],
+            [*command, "mount", *arguments, f"--log-file={log_file}", "--foreground", f"--ready-fd={write_end}"],
             cwd="/",
             env=_environment(),
             stdin=subprocess.DEVNULL,
@@ -86,8 +87,8 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
             details = ""
             if kind is FuseUnavailableError:  # libfuse prints what it has against it
                 log.seek(before)
-                said = log.read().decode(errors="replace").strip().splitlines()
-                details = f" ({said[-1].strip()})" if said else ""
+                said = re.findall(rb"^fuse.*", log.read(), re.MULTILINE)
+                details = f" ({said[-1].decode(errors='replace').strip()})" if said else ""
             raise kind(message["message"] + details)
         note: str | None = message.get("note")
         return note
@@ -100,6 +101,7 @@ def default_log_file(mountpoint: str) -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment as it is good in another working directory."""
+    """Return our environment as it is good in another working directory, and for who does not speak to systemd."""
     files = {name: os.environ[name] for name in _FILE_VARIABLES if os.environ.get(name)}
-    return os.environ | {name: os.path.abspath(os.path.expanduser(path)) for name, path in files.items()}
+    ours = {name: value for name, value in os.environ.items() if name not in notify.VARIABLES}
+    return ours | {name: os.path.abspath(os.path.expanduser(path)) for name, path in files.items()}

@@ -13,6 +13,7 @@ from shardfs import __version__
 from shardfs.dataset.queue import Pending, pending_in
 from shardfs.dataset.statistics import Snapshot, Statistics
 from shardfs.fuse.control import id_of
+from shardfs.fuse.log import path as log_path
 from shardfs.fuse.mounts import FIGURES_FILE, FIGURES_NBYTES, pid_namespace
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.progress import Progress
@@ -61,7 +62,7 @@ class Figures:
             view=options.view + (", decoded" if options.decode else ""),
             access="read-write" if options.write else "read-only",
             pid=os.getpid(),
-            log=_log_file(),
+            log=log_path(),
             uptime_seconds=time.monotonic() - self._begun,
             memory_bytes=_resident_nbytes(),
             open_files=len(self._fs.open_files),
@@ -112,14 +113,4 @@ class _LastError(logging.Handler):
 def _resident_nbytes() -> int | None:
     with suppress(OSError), open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
-def _log_file() -> str | None:
-    """Return the path of the file that this process logs to; None if it is a terminal or a pipe."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.StreamHandler):
-            with suppress(OSError, ValueError):
-                path = os.readlink(f"/proc/self/fd/{handler.stream.fileno()}")
-                return path if os.path.isfile(path) else None
     return None

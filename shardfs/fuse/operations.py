@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import stat
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
@@ -24,6 +25,7 @@ from pyfuse3 import (
 from shardfs.dataset.statistics import Snapshot, Statistics
 from shardfs.errors import RefusedError, ShardfsError
 from shardfs.fuse import control
+from shardfs.fuse.options import MountOptions
 from shardfs.stores.base import Kind, Stat, join_key
 from shardfs.stores.ttl import one_request
 from shardfs.vfs.attributes import Attributes, Owner
@@ -100,15 +102,15 @@ def request(
 class Operations(pyfuse3.Operations):
     """The read-only requests, answered by a filesystem; *pending* are those that have no answer yet.
 
-    *figures* tells how the mount fares.
-    *page_cache* lets the kernel keep chunk files too; without it they are read directly, in large pieces.
+    *figures* tells how the mount fares.  Of *options* they take owner and mode of what is shown, and whether the kernel
+    keeps chunk files too; without `page_cache` these are read directly, in large pieces.
     """
 
     supports_dot_lookup = False
     enable_writeback_cache = False
 
     def __init__(
-        self, fs: Filesystem, statistics: Statistics, figures: Callable[[], Snapshot], *, page_cache: bool
+        self, fs: Filesystem, statistics: Statistics, figures: Callable[[], Snapshot], options: MountOptions
     ) -> None:
         super().__init__()
         self.statistics = statistics
@@ -116,7 +118,7 @@ class Operations(pyfuse3.Operations):
         self.pending = 0
         self.fs = fs
         self._reading: Filesystem | Changes = fs
-        self._page_cache = page_cache
+        self._options = options
         self._entries: dict[int, tuple[Stat, pyfuse3.EntryAttributes]] = {}
 
     @request
@@ -138,7 +140,7 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         """Open a file; the kernel has refused to write already, as the mount is read-only."""
         number, handle = await self.fs.open(inode)
-        direct = handle.is_direct and not self._page_cache
+        direct = handle.is_direct and not self._options.page_cache
         return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=handle.is_direct)
 
     @request
@@ -236,7 +238,7 @@ class Operations(pyfuse3.Operations):
         if known is not None and known[0] is status:
             entry = known[1]
         else:
-            entry = _new_entry(status)
+            entry = _new_entry(status, self._options)
             if len(self._entries) >= _MAX_ENTRIES:
                 self._entries.clear()
             self._entries[id(status)] = (status, entry)
@@ -257,10 +259,9 @@ class WritingOperations(Operations):
         writing: Session,
         statistics: Statistics,
         figures: Callable[[], Snapshot],
-        *,
-        page_cache: bool,
+        options: MountOptions,
     ) -> None:
-        super().__init__(fs, statistics, figures, page_cache=page_cache)
+        super().__init__(fs, statistics, figures, options)
         self._reading = self._changes = writing.changes
 
     @request
@@ -277,7 +278,7 @@ class WritingOperations(Operations):
                 # The page cache would end at the size that the kernel knows, which may be that of what is being
                 # written, by now or later on.
                 return FileInfo(fh=FileHandleT(number), direct_io=True, keep_cache=False)
-            direct = handle.is_direct and not self._page_cache
+            direct = handle.is_direct and not self._options.page_cache
             return FileInfo(fh=FileHandleT(number), direct_io=direct, keep_cache=False)
         number, is_direct = await self._changes.open(inode, flags)
         return _opened_to_write(number, is_direct)
@@ -452,12 +453,15 @@ def _owner(ctx: RequestContext) -> Owner:
     return Owner(ctx.uid, ctx.gid)
 
 
-def _new_entry(status: Stat) -> pyfuse3.EntryAttributes:
+def _new_entry(status: Stat, options: MountOptions) -> pyfuse3.EntryAttributes:
     entry = pyfuse3.EntryAttributes()
     entry.st_mode = ModeT(status.mode)
+    if options.umask is not None:
+        is_run = status.kind is Kind.DIRECTORY or status.mode & 0o111
+        entry.st_mode = ModeT(stat.S_IFMT(status.mode) | (0o777 if is_run else 0o666) & ~options.umask)
     entry.st_nlink = 1 if status.kind is Kind.DIRECTORY else status.nlink  # the links of a directory are not counted
-    entry.st_uid = status.uid
-    entry.st_gid = status.gid
+    entry.st_uid = status.uid if options.uid is None else options.uid
+    entry.st_gid = status.gid if options.gid is None else options.gid
     entry.st_rdev = status.rdev
     entry.st_atime_ns = status.atime_ns
     entry.st_mtime_ns = status.mtime_ns

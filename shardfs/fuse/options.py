@@ -1,7 +1,7 @@
 """How to mount, as the command line, the Python interface and `-o` say it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from shardfs.errors import UsageError
@@ -12,13 +12,17 @@ VIEWS: Final = ("v3", "v2", "npy")
 DIMENSION_SEPARATORS: Final = (".", "/")
 """What can stand between the coordinates of a chunk in Zarr v2."""
 
+_ARGUMENTS: Final = {"chunks_per_shard": "shards", "decode_cache_nbytes": "decode-cache"}
+"""Options of the command line that have another name than here."""
+
 
 @dataclass(frozen=True)
 class MountOptions:
     """How to mount.
 
     *metadata_ttl* is for how many seconds what was seen is believed, None being what suits the source; *page_cache*
-    lets the kernel keep the bytes of chunk files; *fuse_options* go to libfuse as they are.  With *write* the mount may
+    lets the kernel keep the bytes of chunk files; *fuse_options* go to libfuse as they are.  *uid*, *gid* and *umask*,
+    where they are not None, are shown as owner, group and mode, in place of what is stored.  With *write* the mount may
     be written to; *chunks_per_shard* is how new arrays are sharded then, one number for all axes or one for each, and
     *auto_compact* from which share of dead bytes on a shard that was written is rewritten.  A *single_writer* promises
     that nobody else writes to a remote source, whose server then need not keep writers apart.
@@ -34,6 +38,9 @@ class MountOptions:
     metadata_ttl: float | None = None
     allow_other: bool = False
     page_cache: bool = False
+    uid: int | None = None
+    gid: int | None = None
+    umask: int | None = None
     fuse_options: tuple[str, ...] = ()
     write: bool = False
     chunks_per_shard: tuple[int, ...] | None = None
@@ -98,22 +105,21 @@ class MountOptions:
 
     def to_arguments(self) -> list[str]:
         """Return the options as arguments of `shardfs mount`."""
-        return [
-            *([f"--metadata-ttl={self.metadata_ttl}"] if self.metadata_ttl is not None else []),
-            *(["--allow-other"] if self.allow_other else []),
-            *(["--page-cache"] if self.page_cache else []),
-            *(["--write"] if self.write else []),
-            *([f"--shards={','.join(map(str, self.chunks_per_shard))}"] if self.chunks_per_shard else []),
-            *([f"--auto-compact={self.auto_compact}"] if self.auto_compact is not None else []),
-            *(["--single-writer"] if self.single_writer else []),
-            *([f"--view={self.view}"] if self.view != MountOptions.view else []),
-            *(["--decode"] if self.decode else []),
-            *([f"--dimension-separator={self.dimension_separator}"] if self.dimension_separator is not None else []),
-            *([] if self.fill_missing else ["--fill-missing=no"]),
-            *(
-                [f"--decode-cache={self.decode_cache_nbytes}"]
-                if self.decode_cache_nbytes != MountOptions.decode_cache_nbytes
-                else []
-            ),
-            *(f"-o{option}" for option in self.fuse_options),
-        ]
+        arguments = [f"-o{option}" for option in self.fuse_options]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            name = _ARGUMENTS.get(field.name, field.name.replace("_", "-"))
+            if value == field.default or field.name == "fuse_options":
+                continue
+            match field.name, value:
+                case _, True:
+                    arguments.append(f"--{name}")
+                case _, False:
+                    arguments.append(f"--{name}=no")
+                case _, tuple():
+                    arguments.append(f"--{name}={','.join(map(str, value))}")
+                case "umask", int():
+                    arguments.append(f"--{name}={value:03o}")
+                case _:
+                    arguments.append(f"--{name}={value}")
+        return arguments

@@ -17,10 +17,13 @@ from shardfs.dataset.source import Source
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
 from shardfs.fuse.figures import Figures
+from shardfs.fuse.log import is_on_a_terminal, reopen
+from shardfs.fuse.notify import Notifier
 from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
 from shardfs.stores.base import Store
+from shardfs.stores.url import StoreOptions
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.session import Session
@@ -35,16 +38,28 @@ leave room for those that need none.  Each has a buffer of 1 MiB, of which it to
 _GRACE_SECONDS: Final = 5.0
 """For how long a mount that is to end by a signal waits for answers, where nothing more can be committed."""
 _WAY_OUT: Final = "SIGKILL ends it now, and leaves that in the journal"
+_TOLD: Final = ("version", "source", "mountpoint", "access", "view", "pid")
+"""The figures with which the log begins."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str | None], None]) -> bool:
-    """Mount *store* at *path* and answer requests until it is unmounted, or a signal comes.
+def serve(
+    store: Store,
+    path: str,
+    options: MountOptions,
+    ready: Callable[[str | None], None],
+    *,
+    name: str,
+    store_options: StoreOptions,
+) -> bool:
+    """Mount *store*, opened with *store_options*, at *path*; answer requests until it is unmounted, or a signal comes.
 
+    *name* is what the table of mounts says is mounted: the source as it stands in fstab, so that it is found there.
     *ready* is called when the mount answers, with what there is to say if the source may not be what the user thinks.
     Returns whether everything that was written is in the shards.  Raises `SourceError` if it cannot be read, or is to
     be written to and another mount does, and what keeps a journal from being replayed.
     """
+    notifier = Notifier()
     entries = trio.run(store.check)  # before anybody sees a mount
     note = None if entries is None else foreign_format(entries)
     if note not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
@@ -72,7 +87,7 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
                 note = "; ".join(part for part in (left, note) if part)
             fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl)
             figures = Figures(fs, source.statistics, None, path, options)
-            operations = Operations(fs, source.statistics, figures.take, page_cache=options.page_cache)
+            operations = Operations(fs, source.statistics, figures.take, options)
         else:
             fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl, scratch=claim.state.scratch_key)
             writing = Session.open(
@@ -85,11 +100,18 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
                 single_writer=options.single_writer,
             )
             figures = Figures(fs, source.statistics, writing, path, options)
-            operations = WritingOperations(fs, writing, source.statistics, figures.take, page_cache=options.page_cache)
-        _mount(operations, path, options)
+            operations = WritingOperations(fs, writing, source.statistics, figures.take, options)
+        words = options.to_arguments() + store_options.to_arguments()
+        begun = figures.latest
+        log.info(
+            "shardfs %s mounts %s at %s, %s, view %s, process %d, with %s",
+            *(begun.version, begun.source, path, begun.access, begun.view, begun.pid, " ".join(words)),
+            extra={key: getattr(begun, key) for key in _TOLD} | {"options": words},
+        )
+        _mount(operations, path, options, name)
         clean = False
         try:
-            is_committed = trio.run(_run_to_the_end, operations.fs, writing, ready, note, figures)
+            is_committed = trio.run(_run_to_the_end, operations.fs, writing, ready, note, figures, notifier)
             clean = True
         except ShardfsError:
             clean = True  # it could not begin, and nobody has seen it
@@ -97,16 +119,23 @@ def serve(store: Store, path: str, options: MountOptions, ready: Callable[[str |
         finally:
             # A mount whose daemon failed is left to answer ENOTCONN: an empty directory would look like deleted data.
             pyfuse3.close(unmount=clean)
+        log.info("%s is not mounted at %s any more", store.url, path)
         return is_committed
 
 
-def _mount(operations: Operations, path: str, options: MountOptions) -> None:
-    # libfuse takes options in ASCII, with a backslash before what has a meaning in them.
-    name = operations.fs.store.url.encode("ascii", errors="backslashreplace").decode()
+class _Bytes(str):
+    """An option of libfuse, which pyfuse3 takes for ASCII, with a name of the file system in it."""
+
+    def encode(self, *_: str) -> bytes:
+        """Return the bytes of the name."""
+        return super().encode("utf-8", "surrogateescape")
+
+
+def _mount(operations: Operations, path: str, options: MountOptions, name: str) -> None:
     fuse_options = {
         "default_permissions",
         "rw" if options.write else "ro",
-        "fsname=shardfs:" + name.replace("\\", "\\\\").replace(",", "\\,"),
+        _Bytes("fsname=" + name.replace("\\", "\\\\").replace(",", "\\,")),  # as libfuse takes what has a meaning to it
         "subtype=shardfs",
         *options.fuse_options,
     }
@@ -128,28 +157,35 @@ class _End:
     """
 
     figures: Figures
+    notifier: Notifier
     has_begun: bool = False
     is_given_up: bool = False
 
     def begin(self) -> None:
         """Note, and say, that the mount ends."""
         self.has_begun = self.figures.is_ending = True
+        self.notifier.stopping()
 
 
 async def _run_to_the_end(
-    fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None, figures: Figures
+    fs: Filesystem,
+    writing: Session | None,
+    ready: Callable[[str | None], None],
+    note: str | None,
+    figures: Figures,
+    notifier: Notifier,
 ) -> bool:
     trio.lowlevel.spawn_system_task(figures.run)
+    trio.lowlevel.spawn_system_task(notifier.run, figures)
     try:
-        return await _run(fs, writing, ready, note, figures)
+        return await _run(fs, writing, ready, note, _End(figures, notifier))
     finally:
         await fs.worker.end()
 
 
 async def _run(
-    fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None, figures: Figures
+    fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None, end: _End
 ) -> bool:
-    end = _End(figures)
     await fs.start()
     if fs.store.root is not None and not fs.view.translates:  # a remote one would take a request
         note = note or unsharded(await fs.hierarchy.node(""))
@@ -160,7 +196,7 @@ async def _run(
             await watching.start(_end_on_signal, fs.store.url, writing, end, nursery)
             if writing is not None:
                 nursery.start_soon(writing.run)
-            nursery.start_soon(_announce, ready, note, fs.store.url)
+            nursery.start_soon(_announce, ready, note, fs.store.url, end.notifier)
             await pyfuse3.main(max_tasks=_MAX_REQUESTS)
             end.begin()
             nursery.cancel_scope.cancel()
@@ -170,7 +206,8 @@ async def _run(
     return is_committed
 
 
-async def _announce(ready: Callable[[str | None], None], note: str | None, url: str) -> None:
+async def _announce(ready: Callable[[str | None], None], note: str | None, url: str, notifier: Notifier) -> None:
+    notifier.ready()
     try:
         ready(note)
     except OSError:
@@ -181,14 +218,17 @@ async def _announce(ready: Callable[[str | None], None], note: str | None, url: 
 async def _end_on_signal(
     url: str, writing: Session | None, end: _End, requests: trio.Nursery, task_status: "trio.TaskStatus[None]"
 ) -> None:
-    hangup_is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as under nohup
-    ends = [number for number in _SIGNALS if not (number == signal.SIGHUP and hangup_is_ignored)]
-    with trio.open_signal_receiver(*ends) as signals:
+    # Who closes the terminal that the log goes to ends the mount; otherwise it means that the log was moved away.
+    ends_on_hangup = is_on_a_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    with trio.open_signal_receiver(*_SIGNALS) as signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         task_status.started()
         async for number in signals:
             name = signal.Signals(number).name
-            if end.has_begun:
+            if number == signal.SIGHUP and not ends_on_hangup:
+                reopen()
+                log.info("the log was opened again on SIGHUP")
+            elif end.has_begun:
                 log.info(
                     "the mount ends when what was written is in the shards: %s changes nothing, %s", name, _WAY_OUT
                 )

@@ -18,7 +18,20 @@ from tests.support.corpus import CASES, array, sharding, write_case
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, command, environment
 
-COMMANDS = ["mount", "umount", "flush", "info", "verify", "refs", "stats", "mounts", "doctor", "recover", "compact"]
+COMMANDS = [
+    "mount",
+    "umount",
+    "flush",
+    "info",
+    "verify",
+    "refs",
+    "stats",
+    "mounts",
+    "doctor",
+    "recover",
+    "compact",
+    "install-helper",
+]
 each_report = pytest.mark.parametrize("arguments", [["info", "--shards"], ["verify"], ["refs"]], ids=" ".join)
 
 

@@ -69,7 +69,7 @@ def test_the_daemon_gets_the_options_that_the_command_was_given(
     monkeypatch.setattr(mount, "_mount_in_foreground", lambda *arguments: seen.append(arguments))
     arguments = ["s3://bucket/data", "/mnt", "-f", *options.to_arguments(), *store.to_arguments()]
     mount.mount.main(arguments, standalone_mode=False)
-    assert seen == [("s3://bucket/data", "/mnt", options, store, "info", None, None)]
+    assert seen == [("s3://bucket/data", "/mnt", options, store, "info", "text", None, None)]
 
 
 def test_a_cache_is_in_the_directory_where_the_command_was_given(

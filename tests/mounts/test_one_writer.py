@@ -176,7 +176,7 @@ def test_recover_shows_a_journal_whatever_else_is_missing_beside_it(mount: Mount
     assert stored(source) == NEW
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_commit_and_unmount(mount: Mounter, source: Path, number: signal.Signals) -> None:
     mounted = mount(source, write=True)
     (mounted.path / "image/c/0/0").write_bytes(NEW)

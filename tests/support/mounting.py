@@ -234,8 +234,13 @@ def _await_line(mount: Mount) -> None:
 
 def mount_points() -> set[str]:
     """Where shardfs is mounted on this machine."""
-    rows = [line.split(b" ") for line in Path("/proc/self/mounts").read_bytes().split(b"\n")]
-    return {_unescaped(row[1]) for row in rows if row[2:3] == [b"fuse.shardfs"]}
+    return set(mounts_of("self"))
+
+
+def mounts_of(process: int | str) -> dict[str, str]:
+    """What shardfs has mounted, by mount point, as a process sees it."""
+    rows = [line.split(b" ") for line in Path(f"/proc/{process}/mounts").read_bytes().split(b"\n")]
+    return {_unescaped(row[1]): _unescaped(row[0]) for row in rows if row[2:3] == [b"fuse.shardfs"]}
 
 
 def _unescaped(path: bytes) -> str:

@@ -1,0 +1,118 @@
+"""The log of a mount: what of it is said, in which form, and where, also after its file was moved away."""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from pythonjsonlogger.json import JsonFormatter
+
+from shardfs.errors import UsageError, printable
+
+log = logging.getLogger(__name__)
+
+FORMATS: Final = ("text", "json")
+"""What lines of the log can be."""
+
+_AGAIN_SECONDS: Final = 60.0
+_MAX_REMEMBERED: Final = 1024
+
+
+class Once(logging.Filter):
+    """Lets a line through once a minute: a program that copies a damaged array asks for each chunk several times."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether *record* was not said within the last minute."""
+        text, now = record.getMessage(), self._clock()
+        if now - self._said.get(text, float("-inf")) < _AGAIN_SECONDS:
+            return False
+        if len(self._said) >= _MAX_REMEMBERED:
+            self._said.clear()
+        self._said[text] = now
+        return True
+
+
+class OneLine(logging.Formatter):
+    """Writes each message as one printable line, whatever names of a dataset it quotes."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of `logging`
+        """Format *record* without what would begin another line."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
+class _LogFile(logging.FileHandler):
+    """A file that may be moved away, as logrotate does."""
+
+    def reopen(self) -> None:
+        """Go on in the file that has the name now; what this process prints goes there too if it went here."""
+        try:
+            new = self._open()
+        except OSError as error:
+            log.warning("the log goes on in the old file: %s: %s", self.baseFilename, error.strerror)
+            return
+        old = self.setStream(new)
+        self.filters[:] = [Once()]  # the new file has said nothing yet
+        assert old is not None
+        for fd in (1, 2):
+            with suppress(OSError):
+                if os.path.sameopenfile(fd, old.fileno()):
+                    os.dup2(new.fileno(), fd)
+        old.close()
+
+
+def log_to(file: Path | None, level: str, form: str) -> None:
+    """Log to *file*, or to standard error, what is at least of *level*, in one of the `FORMATS`.
+
+    Raises `UsageError` if the file cannot be written.  Of other libraries only warnings are logged: what clients of
+    remote stores say besides has credentials in it.
+    """
+    try:
+        handler = (
+            logging.StreamHandler() if file is None else _LogFile(file, encoding="utf-8", errors="backslashreplace")
+        )
+    except OSError as error:
+        raise UsageError(f"the log file {file} cannot be written: {error.strerror}") from None
+    handler.addFilter(Once())
+    handler.setFormatter(
+        OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        if form == "text"
+        else JsonFormatter(
+            "%(levelname)s %(name)s %(message)s",
+            timestamp="time",
+            rename_fields={"levelname": "level", "name": "logger", "exc_info": "traceback"},
+        )
+    )
+    chosen = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(chosen, logging.WARNING), handlers=[handler])
+    logging.getLogger("shardfs").setLevel(chosen)
+
+
+def reopen() -> None:
+    """Open the log file again, if there is one."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _LogFile):
+            handler.reopen()
+
+
+def is_on_a_terminal() -> bool:
+    """Whether the log goes to a terminal."""
+    return any(isinstance(h, logging.StreamHandler) and h.stream.isatty() for h in logging.getLogger().handlers)
+
+
+def path() -> str | None:
+    """Return the path of the file that this process logs to; None if it is a terminal or a pipe."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            with suppress(OSError, ValueError):
+                file = os.readlink(f"/proc/self/fd/{handler.stream.fileno()}")
+                return file if os.path.isfile(file) else None
+    return None

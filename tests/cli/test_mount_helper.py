@@ -1,0 +1,210 @@
+"""mount(8), fstab and umount(8): the real ones, in a mount namespace where shardfs is installed."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+import shardfs
+from shardfs.errors import UsageError
+from shardfs.fuse.daemon import default_log_file
+from tests.cli.test_umount import NEW, kept_busy
+from tests.support.commands import FAILED, WRONG_USAGE
+from tests.support.datasets import files_below
+from tests.support.mounting import PATIENCE, Mounter, environment
+from tests.support.namespaces import Machine, machine
+from tests.support.s3_server import Bucket
+
+SCRIPTS = Path(sys.executable).parent
+CHUNK = "c/0/0"
+INSTALL = (SCRIPTS / "shardfs", "install-helper")
+NOBODY = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
+NOT_UNDERSTOOD, MOUNT_FAILED = 2, 32
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine with shardfs, a dataset at *source*, and a file like /etc/fstab; *env* is what programs get."""
+
+    machine: Machine
+    source: str
+    place: Path
+    fstab: Path
+    env: Mapping[str, str]
+
+    def describe(self, words: str, kind: str = "shardfs") -> None:
+        """Write the line of fstab."""
+        names = [str(name).replace(" ", "\\040") for name in (self.source, self.place)]
+        self.fstab.write_text(f"{' '.join(names)} {kind} {words} 0 0\n")
+
+    def mount(self, *options: str | Path, status: int = 0) -> str:
+        """Run `mount` with our fstab, and return what it said."""
+        done = self.machine.run("mount", "-T", self.fstab, *options, status=status, env=self.env)
+        return done.stdout + done.stderr
+
+    @property
+    def seen(self) -> Path:
+        return self.machine.see(self.place)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A machine on which the helpers are installed."""
+    with machine(tmp_path_factory.mktemp("machine")) as made:
+        made.run(*INSTALL)
+        yield made
+
+
+@pytest.fixture
+def host(installed: Machine, source: Path, tmp_path: Path) -> Iterator[Host]:
+    source = source.rename(tmp_path / "a source, é")
+    (tmp_path / "a place").mkdir()
+    env = {"PYTHONPATH": environment()["PYTHONPATH"], "XDG_STATE_HOME": str(tmp_path / "state")}
+    yield Host(installed, str(source), tmp_path / "a place", tmp_path / "fstab", env)
+    installed.run("sh", "-c", 'umount "$1" 2>/dev/null; true', "sh", tmp_path / "a place")
+
+
+@pytest.fixture
+def remote(host: Host, s3_bucket: Bucket) -> Host:
+    s3_bucket.upload(Path(host.source), "path/data, é.zarr")
+    return replace(host, source=s3_bucket.url("path/data, é.zarr"), env={**host.env, **s3_bucket.environment})
+
+
+@pytest.mark.parametrize("kind", ["shardfs", "fuse.shardfs"])
+@pytest.mark.parametrize("where", ["host", "remote"])
+def test_a_line_of_fstab_is_mounted_once_and_umount_returns_when_all_is_committed(
+    request: pytest.FixtureRequest, where: str, kind: str
+) -> None:
+    host: Host = request.getfixturevalue(where)
+    host.describe("defaults,_netdev,nofail,noatime,x-systemd.automount,write,metadata_ttl=5", kind)
+    assert host.mount("-a") == ""
+    assert host.machine.sources() == {str(host.place): host.source}
+    assert "already mounted" in host.mount("-a", "-v")
+    (host.seen / CHUNK).write_bytes(NEW)
+    done = host.machine.run("umount", host.place, env=host.env)
+    assert (done.stdout, done.stderr, host.machine.sources()) == ("", "", {})
+    assert host.mount(host.place) == ""
+    assert (host.seen / CHUNK).read_bytes() == NEW
+    host.machine.run("umount", host.place, env=host.env)
+
+
+def test_umount_waits_for_the_commit_unless_it_is_lazy(host: Host) -> None:
+    host.describe("write")
+    for options, waits in ([], True), (["-l"], False):
+        host.mount("-a")
+        (host.seen / CHUNK).write_bytes(NEW)
+        with kept_busy(Path(host.source, CHUNK)):
+            process = host.machine.start("umount", *options, host.place, env=host.env)
+            deadline = time.monotonic() + PATIENCE
+            while host.machine.sources():
+                assert time.monotonic() < deadline
+            if waits:
+                assert process.poll() is None
+            else:
+                assert process.wait(PATIENCE) == 0
+        assert process.communicate(timeout=PATIENCE) == ("", "")
+        if waits:
+            assert shardfs.open(host.source)[""].read_chunk((0, 0)) == NEW
+
+
+def test_it_is_read_only_unless_the_word_is_write(host: Host) -> None:
+    host.describe("rw")
+    host.mount("-a")
+    with pytest.raises(OSError, match="Read-only"):
+        (host.seen / CHUNK).write_bytes(NEW)
+    host.machine.run("umount", host.place)
+    host.describe("ro,write")
+    assert "-o ro contradicts --write" in host.mount("-a", status=MOUNT_FAILED)
+    assert host.machine.sources() == {}
+
+
+def test_at_boot_there_are_no_variables_at_all(host: Host, tmp_path: Path) -> None:
+    host.describe(f'write,view=v2,shards="2,2",log-file={tmp_path}/log,dimension-separator=/')
+    bare = {"PYTHONPATH": host.env["PYTHONPATH"]}  # where this shardfs is
+    replace(host, env=bare).mount("-a")
+    assert files_below(host.seen)[".zarray"]
+    assert "--view=v2" in (tmp_path / "log").read_text()
+    host.machine.run("umount", host.place, env=bare)
+
+
+def test_a_user_without_a_home_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", dict[int, None]().__getitem__)
+    with pytest.raises(UsageError, match="set XDG_STATE_HOME"):
+        default_log_file("/mnt")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("write,nonsense", NOT_UNDERSTOOD, "-o nonsense: there is no such option"),
+        ("write=yes", NOT_UNDERSTOOD, "-o write=yes: "),
+        ("cache", NOT_UNDERSTOOD, "-o cache: "),
+        ("foreground", NOT_UNDERSTOOD, "-o foreground: "),
+        ("umask=8", NOT_UNDERSTOOD, "'8' is no umask"),
+        ("view=v4", NOT_UNDERSTOOD, "'v4' is not one of"),
+        ("remount", NOT_UNDERSTOOD, "-o remount: "),
+        ("decode,view=npy", MOUNT_FAILED, "leave out --decode"),
+        ("cache=/tmp", MOUNT_FAILED, "--cache is for s3:// sources"),
+    ],
+)
+def test_a_word_that_is_not_understood_is_told(host: Host, words: str, status: int, said: str) -> None:
+    host.describe(words)
+    assert said in host.mount(host.place, status=status)
+    assert host.machine.sources() == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["-o", "rw,nonsense", "-s"], 0),
+        (["-sfnv", "-o", "rw"], 0),
+        (["-f", "-o", "rw,nonsense"], NOT_UNDERSTOOD),
+        (["-N", "/proc/self/ns/mnt", "-t", "fuse.shardfs", "-o", "rw"], 0),
+        (["-x"], FAILED),
+        (["too many"], FAILED),
+    ],
+    ids=str,
+)
+def test_it_is_called_as_mount_calls_its_helpers(host: Host, arguments: list[str], status: int) -> None:
+    helper = host.machine.sbin / "mount.shardfs"
+    done = host.machine.run(helper, host.source, host.place, *arguments, status=status, env=host.env)
+    assert bool(done.stderr) == bool(status)
+    is_mounted = status == 0 and "-sfnv" not in arguments
+    assert host.machine.sources() == ({str(host.place): host.source} if is_mounted else {})
+
+
+def test_helpers_are_linked_again_and_nothing_of_others_is_replaced(tmp_path: Path) -> None:
+    with machine(tmp_path) as here:
+        here.run(*INSTALL)
+        here.run(*INSTALL)
+        links = {link.name: os.readlink(link) for link in here.sbin.iterdir()}
+        mounts, umounts = f"{SCRIPTS}/mount.shardfs", f"{SCRIPTS}/umount.shardfs"
+        assert links == {"mount.shardfs": mounts, "mount.fuse.shardfs": mounts, "umount.fuse.shardfs": umounts}
+        assert "run this as root" in here.run(*NOBODY, *INSTALL, status=WRONG_USAGE).stderr
+        (here.sbin / "mount.shardfs").unlink()
+        (here.sbin / "mount.shardfs").write_text("of somebody else")
+        assert "remove it first" in here.run(*INSTALL, status=WRONG_USAGE).stderr
+
+
+def test_owner_and_mode_may_be_shown_as_told(mount: Mounter, source: Path) -> None:
+    (source / "program").write_text("#!/bin/sh")
+    (source / "program").chmod(0o700)
+    source.chmod(0o700)
+    shown = mount(source, arguments=["--uid=1234", "--gid=4321", "--umask=027"], write=True)
+    for name, mode in {"": 0o750, "c": 0o750, CHUNK: 0o640, "zarr.json": 0o640, "program": 0o750}.items():
+        status = (shown.path / name).stat()
+        assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (1234, 4321, mode), name
+    (shown.path / "new").write_text("new")
+    assert (source / "new").stat().st_uid == os.getuid()
+    shown.unmount()
+    as_stored = mount(source)
+    assert (as_stored.path / "program").stat().st_mode & 0o7777 == 0o700
