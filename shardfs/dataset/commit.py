@@ -23,12 +23,13 @@ from shardfs.dataset.queue import ShardQueue
 from shardfs.dataset.shard import OpenShard, index_place, open_shard
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.records import Change, Put, UndoRecord
+from shardfs.dataset.wal.records import Change, Put, UndoRecord, pack_ranges
 from shardfs.dataset.wal.shared import SharedLog
 from shardfs.dataset.wal.undo import take_back, undo_record
 from shardfs.errors import ConflictError, LockedError, ShardfsError, StoreError, UnreachableError
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Buffer, Content, ShardWriter, join_key
+from shardfs.stores.base import Content, ShardWriter, join_key
+from shardfs.stores.memory import MemoryContent
 
 log = logging.getLogger(__name__)
 
@@ -129,8 +130,10 @@ class GroupCommit:
         What is published meanwhile need not be.  Raises what keeps it from being committed; what is pending stays so.
         Raises `ConflictError` if something did not fit its array any more and was put aside.
         """
-        last, nconflicts = self.log.wal.last_sequence, self.conflict_log.count
-        for _ in range(_ATTEMPTS):
+        last, nconflicts, attempts = self.log.wal.last_sequence, self.conflict_log.count, _ATTEMPTS
+        for queue in self.pending:
+            queue.locked_since = None  # who asks for it is patient once more
+        while attempts:
             wanted = [
                 queue
                 for queue in self.pending
@@ -146,16 +149,11 @@ class GroupCommit:
                     )
                 return
             await trio.sleep_until(max(q.retry_at or 0.0 if q.error is None else 0.0 for q in wanted))
-            for queue in wanted:
-                queue.locked_since = None  # who asks for it is patient once more
             await self._commit(wanted)
-            async with trio.open_nursery() as nursery:
-                for queue in wanted:
-                    if queue.locked_since is not None and queue.error is None:
-                        nursery.start_soon(self._commit_when_unlocked, queue)
             for queue in wanted:
                 if queue.error is not None:
                     raise queue.error.with_traceback(None)
+            attempts -= all(queue.locked_since is None for queue in wanted)
         raise StoreError("shards are changed by another program again and again; what is pending stays so")
 
     async def rewrite(
@@ -165,16 +163,18 @@ class GroupCommit:
         contents: Mapping[Coords, Content | None] | None,
         *,
         compact: bool = False,
+        is_patient: bool = True,
     ) -> None:
         """Change chunks of one shard for which there are no records, or make it *compact*.
 
-        Without *contents* the shard goes, whatever is in it.  What is pending for the shard was committed before.
+        Without *contents* the shard goes, whatever is in it.  What is pending for the shard was committed before.  Who
+        is not patient does not try again where other programs have the shard locked, or change it.
         """
         queue = self.queue(layout, shard)
-        for _ in range(_ATTEMPTS):
+        queue.locked_since, attempts = None, _ATTEMPTS
+        while attempts:
             try:
-                # Whoever waits for the lock of another program keeps nobody waiting.
-                async with self._edit(queue) as edit, self._committing, queue.lock:
+                async with self._committing, queue.lock, self._edit(queue) as edit:
                     if compact and queue.changes:
                         return  # what is pending names entries that would move; its commit is followed by another turn
                     if edit.snapshot is not None:
@@ -182,8 +182,11 @@ class GroupCommit:
                         await self._announce([commit])
                         await self.log.release(await self._store(commit))
             except ConflictError as error:
+                queue.give_way(error)
+                if not is_patient:
+                    raise
+                attempts -= not isinstance(error, LockedError)
                 log.info("%s; once more", error)
-                queue.give_way()
                 await trio.sleep_until(queue.retry_at or 0.0)
             else:
                 queue.succeed()
@@ -200,27 +203,15 @@ class GroupCommit:
         async with self._committing:
             return is_busy
 
-    async def _commit_when_unlocked(self, queue: ShardQueue) -> None:
-        """Wait for the lock of a shard, while others are written and committed, and commit it."""
-        with self._failing(queue, []):
-            async with self._edit(queue) as edit:
-                if edit.snapshot is not None:
-                    await self._commit([queue], edit)
-                    return
-            await self._commit([queue])  # the edit of a new file has to know its owner
-
-    async def _commit(self, queues: Sequence[ShardQueue], edit: ShardWriter | None = None) -> None:
-        """Commit shards; with *edit*, it is one shard, which that has locked."""
+    async def _commit(self, queues: Sequence[ShardQueue]) -> None:
         unreachable: list[UnreachableError] = []
         for batch in _batches(queues):
             async with self._committing:
-                await self._commit_batch(batch, edit, unreachable)
+                await self._commit_batch(batch, unreachable)
             self.progress.set()
             self.progress = trio.Event()
 
-    async def _commit_batch(
-        self, queues: Sequence[ShardQueue], edit: ShardWriter | None, unreachable: list[UnreachableError]
-    ) -> None:
+    async def _commit_batch(self, queues: Sequence[ShardQueue], unreachable: list[UnreachableError]) -> None:
         """Commit some shards, which share one sync of the log; none if the store was found *unreachable*."""
         for path in {queue.layout.path for queue in queues}:
             self._source.store.forget(join_key(path, DOCUMENT))  # another host may have changed it a moment ago
@@ -236,7 +227,7 @@ class GroupCommit:
                     locked.add(queue.key)
                     await stack.enter_async_context(queue.lock)
                     with self._failing(queue, unreachable):
-                        commit = await self._prepare(queue, stack, edit)
+                        commit = await self._prepare(queue, stack)
                         if commit is not None:
                             commits.append(commit)
             try:
@@ -253,7 +244,7 @@ class GroupCommit:
                     else:
                         await self._execute(commit, unreachable)
 
-    async def _prepare(self, queue: ShardQueue, edits: AsyncExitStack, edit: ShardWriter | None) -> _Commit | None:
+    async def _prepare(self, queue: ShardQueue, edits: AsyncExitStack) -> _Commit | None:
         """Lock a shard and plan its next version; None if there is nothing to do."""
         records, conflicts = await self.conflict_log.sort_out(queue.layout, queue.changes)
         if conflicts:
@@ -262,9 +253,7 @@ class GroupCommit:
             return None
         first = next((record for record in records if isinstance(record, Put)), None)
         owner = {} if first is None else {"mode": first.mode, "uid": first.uid, "gid": first.gid}
-        if edit is None:
-            waited = 0.0 if queue.locked_since is None else trio.current_time() - queue.locked_since
-            edit = await edits.enter_async_context(self._edit(queue, waited, **owner))
+        edit = await edits.enter_async_context(self._edit(queue, **owner))
         queue.locked_since = None
         if edit.snapshot is None and first is None:
             await self._forget(queue, records)
@@ -273,9 +262,10 @@ class GroupCommit:
         return await self._plan(queue, contents, records, edit)
 
     @asynccontextmanager
-    async def _edit(self, queue: ShardQueue, waited: float | None = None, **owner: int) -> AsyncIterator[ShardWriter]:
+    async def _edit(self, queue: ShardQueue, **owner: int) -> AsyncIterator[ShardWriter]:
+        waited = 0.0 if queue.locked_since is None else trio.current_time() - queue.locked_since
         for undo in self._unsettled.get(queue.key, ()):  # attempts that failed, here or in an earlier process
-            if undo.inode is not None:
+            if undo.inode:
                 await take_back(self._source, undo, waited=waited)
         grid = queue.layout.grid
         place = index_place(grid.levels[0], grid.index_shape(queue.shard))
@@ -317,12 +307,11 @@ class GroupCommit:
 
         undos = await trio.to_thread.run_sync(lambda: [self._undo_record(commit) for commit in commits])
 
-        def append(wal: WriteAheadLog) -> None:
-            for commit, (undo, payload) in zip(commits, undos, strict=True):
-                commit.undo = wal.append(undo, payload)
-
         try:
-            await self.log.append(append, sum(len(piece) for _, payload in undos for piece in payload))
+            async with self.log.appending:
+                for commit, undo in zip(commits, undos, strict=True):
+                    named = pack_ranges(sorted(record.sequence for record in commit.records))
+                    commit.undo = self.log.wal.append(undo, MemoryContent(memoryview(named)))
         except ShardfsError:
             await self.log.release([commit.undo.sequence for commit in commits if commit.undo is not None])
             raise
@@ -332,13 +321,12 @@ class GroupCommit:
         if settled:
             await self.log.release(settled)
 
-    def _undo_record(self, commit: _Commit) -> tuple[UndoRecord, Sequence[Buffer]]:
+    def _undo_record(self, commit: _Commit) -> UndoRecord:
         queue, new = commit.queue, commit.new
-        index = new.index if new.is_append and not self._source.store.rewrites else None
-        sequences = [record.sequence for record in commit.records]
-        return undo_record(
-            queue.layout.path, queue.shard, commit.edit, queue.key, commit.old, new.splice, index, sequences
-        )
+        # An index at the start is replaced, so the store writes such a shard anew.
+        is_rewritten = self._source.store.rewrites or queue.layout.grid.levels[0].index_at_start
+        index = new.index if new.is_append and not is_rewritten else None
+        return undo_record(queue.layout.path, queue.shard, commit.edit, queue.key, commit.old, new.splice, index)
 
     async def _execute(self, commit: _Commit, unreachable: list[UnreachableError]) -> None:
         with self._failing(commit.queue, unreachable):
@@ -390,10 +378,8 @@ class GroupCommit:
         try:
             yield
         except ConflictError as error:
-            if isinstance(error, LockedError) and queue.locked_since is None:
-                queue.locked_since = trio.current_time()
             log.info("%s; its next commit takes it as it is then", error)
-            queue.give_way()
+            queue.give_way(error)
             self.failing.pop(queue, None)
         except ShardfsError as error:
             if isinstance(error, UnreachableError):
@@ -456,7 +442,7 @@ class GroupCommit:
                 return
             index = opened.index
             if index.shard_nbytes - index.live_nbytes >= self._auto_compact * index.shard_nbytes:
-                await self.rewrite(queue.layout, queue.shard, {}, compact=True)
+                await self.rewrite(queue.layout, queue.shard, {}, compact=True, is_patient=False)
         except ShardfsError as error:
             log.error("%s is not compacted: %s", queue.key, error)  # noqa: TRY400
 

@@ -31,10 +31,14 @@ class ConflictLog:
         """Keep changes durably, and finish their records in the journal that they come from."""
         if not conflicts:
             return
-        async with self._log.appending:
+
+        def write() -> None:
             for change in conflicts:
-                await trio.to_thread.run_sync(self._conflicts.copy, change)
-            await trio.to_thread.run_sync(self._conflicts.sync)
+                self._conflicts.copy(change)
+            self._conflicts.sync()
+
+        async with self._log.appending:
+            await trio.to_thread.run_sync(write)
         self.count += len(conflicts)
         await self._log.release([change.sequence for change in conflicts])
 

@@ -10,7 +10,7 @@ import trio
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.quick_lock import QuickLock
 from shardfs.dataset.wal.records import Change, Put
-from shardfs.errors import ShardfsError
+from shardfs.errors import ConflictError, LockedError, ShardfsError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer
 
@@ -21,7 +21,9 @@ _SMALL_IDLE: Final = 30.0
 _RETRY: Final = 5.0
 _FIRST_BACKOFF: Final = 0.02
 _LONGEST_BACKOFF: Final = 2.0
-"""Seconds after which a shard is tried again: after an error; at most, after others were faster to change it."""
+_LOCKED_BACKOFF: Final = 0.1
+"""Seconds after which a shard is tried again: after an error; at most, after others were faster to change it; at most,
+while another program has it locked."""
 
 
 class PendingBytes(NamedTuple):
@@ -110,12 +112,16 @@ class ShardQueue:
         """Note what keeps the shard from being committed."""
         self.error, self.retry_at = error, trio.current_time() + _RETRY
 
-    def give_way(self) -> None:
+    def give_way(self, error: ConflictError) -> None:
         """Leave the shard alone for a while, and by chance: who was faster to change it may have more to change."""
+        now = trio.current_time()
         self._nbeaten += 1
         self.error = None  # an earlier one is not why
         longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(self._nbeaten, 9))
-        self.retry_at = trio.current_time() + random.uniform(0, longest)  # noqa: S311 - nothing is kept secret
+        if isinstance(error, LockedError):
+            self.locked_since = now if self.locked_since is None else self.locked_since
+            longest = _LOCKED_BACKOFF
+        self.retry_at = now + random.uniform(0, longest)  # noqa: S311 - nothing is kept secret
 
     def succeed(self) -> None:
         """Note that nothing keeps the shard from being changed."""

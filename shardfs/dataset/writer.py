@@ -17,12 +17,15 @@ from shardfs.dataset.queue import ShardQueue
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Change, Erase, Payload, Put, Shrink
-from shardfs.dataset.wal.shared import IN_LOOP_NBYTES, SharedLog
+from shardfs.dataset.wal.shared import SharedLog
 from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
 
 log = logging.getLogger(__name__)
+
+_IN_LOOP_NBYTES: Final = 2**20
+"""Up to this size a payload goes to the page cache in about the time that a thread takes to begin and to end."""
 
 _FAILING: Final = 0.5  # of the log: what shards that cannot be committed may take, so that others go on
 _WORTH: Final = 1 / 16  # of the log: so much must be dead to be cleaned out where there is no other way to room
@@ -84,7 +87,8 @@ class Writer:
         What lies outside its new shape then is removed by `empty_outside`.
         """
         self.check()
-        record = await self.log.append(lambda wal: wal.append(Shrink(0, path, shape)))
+        async with self.log.appending:
+            record = self._wal.append(Shrink(0, path, shape))
         await self.log.sync()
         return record
 
@@ -111,7 +115,7 @@ class Writer:
                     if self._former(layout) is not None:
                         continue
                     self.check()
-                    is_large = nbytes > IN_LOOP_NBYTES
+                    is_large = nbytes > _IN_LOOP_NBYTES
                     change = await trio.to_thread.run_sync(append, superseded) if is_large else append(superseded)
                     self.commits.add(queue, change)
                     self.source.statistics.published += 1
@@ -180,7 +184,8 @@ class Writer:
             for _ in range(self._wal.nsegments):
                 if self._wal.dead_nbytes < before * _WORTH:
                     break
-                await self.log.carry_forward(self._payloads)
+                async with self.log.appending:
+                    await trio.to_thread.run_sync(self._wal.carry_forward, self._payloads())
         except ShardfsError as error:
             log.error("%s is not made smaller: %s", self._wal.where, error)  # noqa: TRY400
         return self._wal.nbytes < before

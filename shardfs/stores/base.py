@@ -479,12 +479,12 @@ class Store(Reader, FileTree, Protocol):
         mode: int | None = None,
         uid: int | None = None,
         gid: int | None = None,
-        waited: float | None = None,
+        waited: float = 0.0,
     ) -> AbstractAsyncContextManager[ShardWriter]:
         """Begin a change of a regular file, alone; *mode*, *uid* and *gid* are for a file that is new.
 
         *head_nbytes* and *tail_nbytes* are those of `open`.
         Modes are exact, without a umask; None is what the system gives.  Directories that a new file needs are made.
-        Raises `StoreError` if another program keeps the file locked for long.  Who has *waited* for so many seconds,
-        and tries again, does not wait here: until that is long, `LockedError` is raised.
+        Raises `LockedError` if another program has the file locked, and `StoreError` if it has after the caller has
+        *waited* for long, in seconds.
         """

@@ -18,19 +18,19 @@ from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import read_log
 from shardfs.dataset.wal.records import (
     HEADER_NBYTES,
-    MARK_NBYTES,
     Erase,
-    Marks,
     Put,
     Shrink,
     UndoRecord,
     pack_header,
     pack_ranges,
     pack_record,
+    salt_of,
 )
 from shardfs.stores.local.atomic_write import temporary_name
 from shardfs.stores.local.openat import open_directory
 from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.memory import MemoryContent
 from tests.cli.conftest import Background
 from tests.support.commands import FAILED, run, run_json
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, sharding, transpose
@@ -460,7 +460,8 @@ def test_the_removal_of_a_whole_shard_is_kept_while_its_array_is_away(
             for record in read_log(open_directory(str(group / ".shardfs/journal"))).records
             if isinstance(record, Erase)
         )
-        journal.append(replace(UNDO, shard=(1, 1), key="a/c/1/1", nranges=1), pack_ranges([removal.sequence]))
+        named = MemoryContent(memoryview(pack_ranges([removal.sequence])))
+        journal.append(replace(UNDO, shard=(1, 1), key="a/c/1/1"), named)
     (group / "a").rename(source)
     assert "conflict: the removal of chunk 3/3 of a" in run("recover", group).stdout
     assert run("recover", "--apply", group).returncode == FAILED
@@ -469,10 +470,12 @@ def test_the_removal_of_a_whole_shard_is_kept_while_its_array_is_away(
     assert read_zarr(group / "a")[6:8, 9:12].tolist() == [[0, 0, 0]] * 2
 
 
-UNDO = UndoRecord(0, "a", (0, 0), "a/c/0/0", None, 0, 0, 0, 0, 0, 0, b"", b"", False, "", 0)
+UNDO = UndoRecord(0, "a", (0, 0), "a/c/0/0", 0, 0, 0, 0, 0, 0, 0, b"", b"", "")
 AWAY = ["../out", "/etc", "link/out", "a/../../out", "nul\0", "a/c/0/0", "deep/" * 500 + "x"]
 BAD: dict[str, Callable[[WriteAheadLog, str], object]] = {
-    "new bytes": lambda journal, key: journal.append(Put(0, key, (0, 0), b"f" * 16, None, 1, 0o644, 0, 0), [b"bad"]),
+    "new bytes": lambda journal, key: journal.append(
+        Put(0, key, (0, 0), b"f" * 16, None, 1, 0o644, 0, 0), MemoryContent(memoryview(b"bad"))
+    ),
     "removal": lambda journal, key: journal.append(Erase(0, key, (0, 0), b"f" * 16, None, 1)),
     "removal of chunks outside": lambda journal, key: journal.append(Shrink(0, key, (99, 99))),
     "commit": lambda journal, key: journal.append(replace(UNDO, key=key)),
@@ -580,8 +583,8 @@ def test_a_record_of_an_unknown_kind_is_an_error_that_says_so_and_changes_nothin
 ) -> None:
     killed_mount(background, source, place, {"c/0/0": b"a" * 24})
     (segment,) = (source / ".shardfs/journal").iterdir()
-    data, salt = segment.read_bytes(), Marks.of(segment.name).salt
-    segment.write_bytes(data[:-MARK_NBYTES] + pack_record(salt, 99, 200, b"what nobody knows yet", 0, 0))
+    data, salt = segment.read_bytes(), salt_of(segment.name)
+    segment.write_bytes(data + pack_record(salt, 99, 200, b"what nobody knows yet", 0, 0))
     before = files_below(source)
     for arguments in (["recover"], ["recover", "--apply"], ["mount", "--write", source, place]):
         done = run(*arguments) if arguments[0] == "mount" else run(*arguments, source)

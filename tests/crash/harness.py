@@ -128,7 +128,8 @@ class Process:
     async def clean(self) -> None:
         """Give the room back that what is done takes up in the journal."""
         writer = self.writing.writer
-        await writer.log.carry_forward(writer._payloads)
+        async with writer.log.appending:
+            writer.log.wal.carry_forward(writer._payloads())
 
     async def commit(self) -> None:
         """Bring into the shards what was written."""

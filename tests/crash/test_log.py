@@ -43,12 +43,6 @@ STORIES = {
     "carried forward": [*CARRIED, put(0, seed=40), SYNC, CLEAN, COMMIT, put(1, seed=50)],
     "commit after commit": [put(0, seed=10), COMMIT, put(0, 1, seed=20), SYNC, COMMIT, put(0, 1, 5, seed=30), COMMIT],
 }
-USED_AGAIN = [
-    *(op for n in range(5) for op in (put(0, 1, 2, seed=10 * (n + 1)), COMMIT)),
-    *(put(0, 1, seed=100), SYNC, put(1, 2, seed=110), put(2, 3, seed=120), SYNC, COMMIT, put(0, 5, seed=130)),
-]
-"""Chunks of one size, so that new records lie where old ones were."""
-
 every_story = pytest.mark.parametrize("name", STORIES)
 
 
@@ -86,18 +80,6 @@ def test_what_is_carried_forward_is_there_wherever_it_stops(template: Path, tmp_
 
 def test_an_old_version_does_not_come_back_when_the_newer_one_is_gone(template: Path, tmp_path: Path) -> None:
     cut_often(crashes_of("old and new apart", template, tmp_path), COMMIT)
-
-
-def test_nothing_of_the_first_use_of_a_segment_comes_back_in_its_next(template: Path, tmp_path: Path) -> None:
-    crashes = Crashes(tmp_path, template, USED_AGAIN, random.Random(2))
-    machine, book = crashes.whole()
-    assert any(call.name == "rename" and call.files[1].startswith("2") for call in machine.calls)
-    for at in range(len(machine.calls) + 1):
-        after = crashes.after()
-        machine.after_kill(after, at, crashes.chance.choice([0, 1, 30, 3000]))
-        is_head = 0 < at < len(machine.calls) and machine.calls[at].offset < machine.calls[at - 1].offset
-        crashes.check(after, book.at(at), power_cut=False, left=(".damaged",) if is_head else ())
-    cut_often(crashes, put(0, 1, seed=100), 20 if IS_LONG else 4)
 
 
 def cut_often(crashes: Crashes, since: Operation, times: int = 12) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -445,7 +446,7 @@ def test_what_others_were_faster_to_change_is_left_alone_longer_each_time_but_no
             for _ in range(50):
                 queue.succeed()
                 for _ in range(times):
-                    queue.give_way()
+                    queue.give_way(ConflictError("another host was faster"))
                 assert queue.retry_at is not None
                 delays.append(queue.retry_at - trio.current_time())
             assert min(delays) >= 0
@@ -457,7 +458,7 @@ def test_what_others_were_faster_to_change_is_left_alone_longer_each_time_but_no
     trio.run(main, clock=MockClock())
 
 
-@pytest.mark.parametrize("how", ["flush", "rewrite", "in the background"])
+@pytest.mark.parametrize("how", ["flush", "rewrite", "in the background", "compaction"])
 def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being_committed(root: Path, how: str) -> None:
     async def main() -> None:
         process = await Process.start(root, QuickDisk())
@@ -470,17 +471,23 @@ def test_a_shard_that_another_program_has_locked_keeps_no_other_from_being_commi
             with locked_by_another_program(root / "end/c/0") as lock:
                 if how == "rewrite":
                     waiting.start_soon(lambda: commits.rewrite(array.layout, (0,), {}, compact=True))
+                elif how == "compaction":
+                    commits._auto_compact, commits._appended[commits.queue(array.layout, (0,))] = 0.0, None
+                    nursery.start_soon(commits.run)
                 else:
                     await put(process, 1, b"new")
                 if how == "flush":
                     waiting.start_soon(commits.flush)
-                await trio.sleep(1)
+                await trio.sleep(3)
                 with trio.fail_after(1):
                     await put(process, PER_SHARD + 1, b"new" * 1000)
-                    if how != "rewrite":
+                    if how in ("flush", "in the background"):
                         await put(process, 2, b"new" * 1000)
-                nursery.start_soon(commits.run)
-                await trio.sleep(5)
+                if how != "compaction":
+                    nursery.start_soon(commits.run)
+                for _ in range(50):
+                    await trio.sleep(0.1)
+                    await trio.to_thread.run_sync(time.sleep, 0.01)  # the disk needs some, whatever the clock says
                 assert (root / "end/c/1").read_bytes() != before, "it is committed"
                 assert not commits.failing
                 lock.unlink()

@@ -26,14 +26,13 @@ OWNER = {"mode": 0o644, "uid": os.geteuid(), "gid": os.getegid()}
 
 
 class FailingStore(LocalStore):
-    """A store that is no directory of this machine, as far as it says, and of which no shard can be opened."""
+    """A store of which no shard can be opened; unless *is_local*, it says that it is no directory of this machine."""
 
-    rewrites = True
-
-    def __init__(self, root: Path, error: ShardfsError) -> None:
+    def __init__(self, root: Path, error: ShardfsError, *, is_local: bool = False) -> None:
         super().__init__(str(root))
         self._error = error
-        self.root = None
+        if not is_local:
+            self.rewrites, self.root = True, None
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> Any:
         if key.endswith("zarr.json"):
@@ -86,6 +85,18 @@ async def test_a_journal_stays_while_the_store_fails(root: Path, caplog: pytest.
     assert (left(state.journal), left(state.conflicts)) == (1, 0)
     assert "stays for the next mount" in caplog.text
     assert "no network" in caplog.text
+    await bring_home(LocalStore(str(root)), [state])
+    assert await stored(root) == b"new"
+
+
+@in_trio
+async def test_what_the_disk_fails_to_read_waits_in_the_journal_for_the_next_mount(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = await leave(root)
+    await bring_home(FailingStore(root, StoreError("Input/output error"), is_local=True), [state])
+    assert (left(state.journal), left(state.conflicts)) == (1, 0)
+    assert "chunk 0 of end: end/c/0: Input/output error; it stays in the journal" in caplog.text
     await bring_home(LocalStore(str(root)), [state])
     assert await stored(root) == b"new"
 

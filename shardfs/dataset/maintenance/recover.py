@@ -123,6 +123,7 @@ async def _show_journal(source: Source, state: StateDirectory, found: Findings) 
     changes = [*(change for _, change in recovery.pending), *recovery.shrinks]
     found += [Finding("pending", f"journal: {describe_change(change)}", left=True) for change in changes]
     found += [Finding("conflict", f"conflict: {describe(conflict)}", left=True) for conflict in recovery.conflicts]
+    found += [Finding("pending", f"journal: {describe(unread)}", left=True) for unread in recovery.unread]
 
 
 async def _show_aside(source: Source, state: StateDirectory, found: Findings) -> None:
@@ -138,6 +139,8 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
         commits = journals.commits
         recovery = await replay(source, journals.contents, commits)
         _report_commits(recovery, found, "taken back", left=False)
+        lines = [f"it stays in the journal: {describe(unread)}" for unread in recovery.unread]
+        found += [Finding("pending", line, left=True) for line in lines]
         failure = await _flush(journals)
         brought = len(recovery.pending) - commits.npending
         if brought > 0:

@@ -4,46 +4,44 @@ What was appended survives the end of the process; what was appended before a `s
 cut.  The log is also the buffer of what was written: payloads are read back from it.  `shardfs.dataset.wal.records`
 says how its files are made.
 
-A segment is retired when all its records are released and none is older than it: first that is durable, then it gives
-up its name.  Each retirement is durable before the next, so that a power cut leaves the end of the history, never an
-old record without the newer one that replaced it.  A segment that was found damaged is kept under another name.
+A segment is removed when all its records are released and none is older than it: first that is durable, then the file
+goes.  Each removal is durable before the next, so that a power cut leaves the end of the history, never an old record
+without the newer one that replaced it.  A segment that was found damaged is kept under another name.
 
 So that one record that is live for long keeps no more than itself, the live records of the oldest segment can be
-carried forward: written once more behind the newest one, durably before the old segment goes.  They keep their
-sequences, which say in which order a chunk was changed; found in both places, they are one record.
+carried forward: written once more behind the newest one, durably before the old segment goes.
 
 One append, `release`, `carry_forward` or `close` at a time: the caller sees to that.  `sync` and reads of payloads may
 run beside them, in other threads.  All methods block; only an append of few bytes is quick.
 """
 
 import contextlib
-import dataclasses
+import copy
 import errno
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar, overload
+from typing import Final, TypeVar
 
-from shardfs.dataset.wal.reading import LogContents, Segment, live_records, read_log
+from shardfs.dataset.wal.reading import LogContents, Segment, live_heads, read_log
 from shardfs.dataset.wal.records import (
     HEADER_NBYTES,
-    MAX_NAMED,
+    MAX_RANGES,
     RECORD_NBYTES,
-    Change,
     Kind,
     Live,
     Payload,
     Put,
-    Shrink,
     UndoRecord,
+    checksum,
     damaged_name,
-    meta_of_carried,
     new_name,
     pack_header,
+    pack_meta,
     pack_ranges,
     pack_record,
+    salt_of,
 )
 from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
 from shardfs.stores.base import Buffer, Content, Descriptor
@@ -54,20 +52,10 @@ log = logging.getLogger(__name__)
 
 _PIECE_NBYTES: Final = 2**20
 _RESERVE_NBYTES: Final = 64 * 2**10  # of the disk: so much stays to note what is released
-_MAX_SPARES: Final = 4
-_SPARE: Final = ".spare"
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOTHING: Final = MemoryContent(memoryview(b""))
 
 R = TypeVar("R", bound=Live)
-
-
-class _Spare(NamedTuple):
-    """A segment that was retired, to be used again when nobody reads payloads by its descriptor of *before*."""
-
-    name: str
-    descriptor: Descriptor
-    nbytes: int
-    before: "weakref.ref[Descriptor]"
 
 
 class WriteAheadLog:
@@ -79,8 +67,8 @@ class WriteAheadLog:
 
     State, changed by one caller at a time under `_state`: the segments from the oldest on, of which the last one may be
     *active*, written to; what is released and not recorded as such yet (`_released`, and `_superseded` with what
-    replaced it), emptied by each checkpoint; live records that were carried forward, with the sequences of those that
-    carry them (`_carried`), as many as are live; retired segments (`_spares`), at most `_MAX_SPARES`.
+    replaced it), emptied by each checkpoint; live records that were carried forward, with the sequences that they have
+    in the files by now (`_carried`), as many as are live.
     """
 
     def __init__(
@@ -95,9 +83,6 @@ class WriteAheadLog:
         contents = contents or read_log(directory)
         try:
             self._directory = Descriptor(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory.fd))
-            for name in os.listdir(directory.path):
-                if name.endswith(_SPARE):  # of a process that was killed
-                    disk.unlink(name, self._directory.fd)
         except OSError as error:
             raise translate(error, "the journal") from None
         self._disk = disk
@@ -110,7 +95,6 @@ class WriteAheadLog:
         self._syncing = threading.Lock()
         self._segments = list(contents.segments)
         self._active: Segment | None = None
-        self._spares: list[_Spare] = []
         self._number = contents.last_number
         self._created = len(self._segments)  # counts names, *_synced_names* those that are durable
         self._synced_names = 0
@@ -120,7 +104,9 @@ class WriteAheadLog:
         """All records up to this one are durable."""
         self._released: list[int] = []
         self._superseded: list[tuple[int, int]] = []
-        self._carried = dict(contents.carried)
+        self._carried: dict[int, int] = {}
+        self.live_nbytes = sum(nbytes for segment in self._segments for nbytes in segment.live.values())
+        """Size of the records that are live."""
 
     @property
     def nbytes(self) -> int:
@@ -129,16 +115,10 @@ class WriteAheadLog:
             return sum(segment.end for segment in self._segments)
 
     @property
-    def live_nbytes(self) -> int:
-        """Size of the records that are live."""
-        with self._state:
-            return sum(segment.live_nbytes for segment in self._segments)
-
-    @property
     def live(self) -> int:
         """Number of records that are live."""
         with self._state:
-            return sum(segment.live for segment in self._segments)
+            return sum(len(segment.live) for segment in self._segments)
 
     @property
     def dead_nbytes(self) -> int:
@@ -176,34 +156,23 @@ class WriteAheadLog:
 
     def limit(self) -> int:
         """Return how large all segments may get; the disk must have as much room besides, for the shards."""
-        with self._state:
-            held = sum(max(segment.end, segment.nbytes) for segment in self._segments)
-        return min(self.max_nbytes, (self.room() + held + sum(spare.nbytes for spare in self._spares)) // 2)
+        return min(self.max_nbytes, (self.room() + self.nbytes) // 2)
 
-    def append(self, record: R, content: Content | Sequence[Buffer] = ()) -> R:
+    def append(self, record: R, content: Content = _NOTHING) -> R:
         """Append *record* with a payload of *content*; return it with the sequence and the payload that it got.
 
         Raises `NoSpaceError` and `StoreError` if that failed; the log is as it was then, and goes on.  Raises
         `ReadOnlyError` if the log takes nothing any more, `RefusedError` if a name is too long, and what reading
         *content* raises.
         """
-        if isinstance(content, Sequence):
-            content = MemoryContent(memoryview(b"".join(content)))
-        record.sequence, payload = self._append(record.kind, record.meta(), content)
+        record.sequence, payload = self._append(record.kind, pack_meta(record), content)
         if isinstance(record, Put | UndoRecord):
             record.payload = payload
         return record
 
-    @overload
-    def copy(self, change: Change) -> Change: ...
-    @overload
-    def copy(self, change: Shrink) -> Shrink: ...
-    @overload
-    def copy(self, change: Change | Shrink) -> Change | Shrink: ...
-    def copy(self, change: Change | Shrink) -> Change | Shrink:
-        """Append *change*, a record of this log or another one, once more; returns the new record."""
-        content = change.payload if isinstance(change, Put) else ()
-        return self.append(dataclasses.replace(change), content)
+    def copy(self, record: R) -> R:
+        """Append a record of this log or another one once more; returns the new record."""
+        return self.append(copy.copy(record), record.payload if isinstance(record, Put) else _NOTHING)
 
     def supersede(self, sequence: int, replacement: int) -> None:
         """Note that a record need not be remembered any more since *replacement*, a later one, is.
@@ -211,56 +180,48 @@ class WriteAheadLog:
         Nothing is written before the next `release`, and not before *replacement* is durable or released: after a
         power cut that loses the replacement the record must still be there.
         """
-        with self._state:
-            carried = self._carried.pop(sequence, sequence)
-            if any(segment.release([carried]) for segment in self._segments):
-                self._superseded += [(each, replacement) for each in {sequence, carried}]
+        sequence = self._carried.pop(sequence, sequence)
+        if self._forget(sequence):
+            self._superseded.append((sequence, self._carried.get(replacement, replacement)))
 
     def release(self, sequences: Iterable[int]) -> None:
-        """Record that records are in the store durably, and retire the segments that are not needed then.
+        """Record that records are in the store durably, and remove the segments that are not needed then.
 
         A disk that is full is no reason to fail: they are recorded together with the next ones.  Raises `StoreError`
         if a segment cannot be removed, and as `sync` does.
         """
         self._check()
-        found = []
         for sequence in sequences:
-            found.append(sequence)
-            if (carried := self._carried.pop(sequence, None)) is not None:  # it may still lie in its first place too
-                found.append(carried)
+            sequence = self._carried.pop(sequence, sequence)
+            if self._forget(sequence):
                 self._released.append(sequence)
-        found.sort()
-        with self._state:
-            for segment in self._segments:
-                self._released += segment.release(found)
         self._checkpoint()
-        self._retire_released()
-        if self._spares and self.room() < self.max_nbytes:
-            self._drop_spares()
+        self._remove_released()
 
     def carry_forward(self, payloads: Mapping[int, Payload]) -> None:
-        """Write the live records of the oldest segment behind the newest one, and retire their segment.
+        """Write the live records of the oldest segment behind the newest one, and remove their segment.
 
         *payloads*, by the sequences of their records, are read from there from then on; other references keep the disk
         from getting the room back.  Raises as `release` and `append` do, and `CorruptionError` if a record is not what
         it was; what was carried until then lies in the new place.
         """
         self._check()
-        if not self._segments or self.room() < self._segments[0].live_nbytes + _RESERVE_NBYTES:
+        if not self._segments or self.room() < sum(self._segments[0].live.values()) + _RESERVE_NBYTES:
             return  # what room there is serves to note what is released
         oldest = self._segments[0]
         if oldest is self._active:
             self._active = None
-        for head, record in live_records(oldest):
+        own = {carried: sequence for sequence, carried in self._carried.items()}
+        for head in live_heads(oldest):
             payload = Payload(oldest.descriptor, head.end - head.payload_nbytes, head.payload_nbytes)
-            meta = meta_of_carried(record.sequence, head.kind, head.meta)
-            sequence, moved = self._append(Kind.CARRIED, meta, payload)
-            with self._state:
-                oldest.release([head.sequence])
-                self._carried[record.sequence] = sequence
-                if record.sequence in payloads:
-                    payloads[record.sequence].move(moved)
-        self._retire_released()
+            carried, moved = self._append(Kind(head.kind), head.meta, payload)
+            self._forget(head.sequence)
+            self._superseded.append((head.sequence, carried))
+            sequence = own.get(head.sequence, head.sequence)
+            self._carried[sequence] = carried
+            if sequence in payloads:
+                payloads[sequence].move(moved)
+        self._remove_released()
 
     def sync(self) -> None:
         """Make durable what was appended before this call.
@@ -294,8 +255,7 @@ class WriteAheadLog:
                 self.sync()
                 self._checkpoint()
                 self._active = None
-                self._retire_released()
-                self._drop_spares()
+                self._remove_released()
         finally:
             with self._state:
                 self._segments.clear()
@@ -309,32 +269,32 @@ class WriteAheadLog:
         nbytes, found = content.nbytes, 0
         whole_nbytes = RECORD_NBYTES + len(meta) + nbytes
         segment = self._open_segment(whole_nbytes if may_rotate else None)
-        (salt, end_mark, checksum), sequence = segment.marks, self.last_sequence + 1
-        payload = Payload(segment.descriptor, segment.end + RECORD_NBYTES + len(meta), nbytes)
+        sequence = self.last_sequence + 1
+        payload_at = segment.end + RECORD_NBYTES + len(meta)
         try:
             piece: Buffer = b""
             for start in range(0, nbytes, _PIECE_NBYTES):
                 piece = _read_exactly(content, start, min(_PIECE_NBYTES, nbytes - start))
                 found = checksum(piece, found)
                 if nbytes > _PIECE_NBYTES:
-                    is_last = start + len(piece) == nbytes
-                    self._write(segment, [piece, end_mark] if is_last else [piece], payload.offset + start)
-            head = pack_record(salt, sequence, kind, meta, nbytes, found)
+                    self._write(segment, [piece], payload_at + start)
+            head = pack_record(salt_of(segment.name), sequence, kind, meta, nbytes, found)
             # Without its first bytes, which come last if they come apart, a record is none.
-            self._write(segment, [head] if nbytes > _PIECE_NBYTES else [head, piece, end_mark], segment.end)
+            self._write(segment, [head] if nbytes > _PIECE_NBYTES else [head, piece], segment.end)
         except BaseException:
             self.last_sequence = sequence  # which may have been written, and is not used again
-            # If that fails, the next record goes over it, and readers find the rest behind its end mark.
-            with contextlib.suppress(OSError):
+            try:
                 self._disk.truncate(segment.descriptor.fd, segment.end)
-                segment.nbytes = segment.end
+            except OSError:
+                self._active = None  # what is behind its end looks like what it is: an append that was not finished
             raise
         with self._state:
             if kind is not Kind.CHECKPOINT:
-                segment.add(sequence, whole_nbytes)
+                segment.live[sequence] = whole_nbytes
+                self.live_nbytes += whole_nbytes
             segment.end += whole_nbytes
             self.last_sequence = sequence
-        return sequence, payload
+        return sequence, Payload(segment.descriptor, payload_at, nbytes)
 
     def _write(self, segment: Segment, buffers: Sequence[Buffer], offset: int) -> None:
         try:
@@ -352,22 +312,12 @@ class WriteAheadLog:
             if nbytes is None or is_empty or segment.end + nbytes <= self._segment_nbytes:
                 return segment
         self._number += 1
-        segment = self._reuse(new_name(self._number, is_used_again=True)) or self._create(new_name(self._number))
+        segment = self._create(new_name(self._number))
         with self._state:
             self._segments.append(segment)
             self._created += 1
         self._active = segment
         return segment
-
-    def _reuse(self, name: str) -> Segment | None:
-        """Give a retired segment a new name, if there is one: its pages are in memory already."""
-        for spare in list(self._spares):
-            if spare.before() is None:
-                self._spares.remove(spare)
-                with contextlib.suppress(OSError):
-                    self._disk.rename(spare.name, name, self._directory.fd, self._directory.fd)
-                    return Segment(name, spare.descriptor, HEADER_NBYTES, spare.nbytes, is_ours=True)
-        return None
 
     def _create(self, name: str) -> Segment:
         try:
@@ -377,7 +327,7 @@ class WriteAheadLog:
             raise self._lost("has vanished") from None
         except OSError as error:
             raise self._explained(error) from None
-        segment = Segment(name, Descriptor(fd), HEADER_NBYTES, is_ours=True)
+        segment = Segment(name, Descriptor(fd), HEADER_NBYTES)
         try:
             self._disk.pwrite(fd, [pack_header()], 0)
         except OSError as error:
@@ -387,6 +337,15 @@ class WriteAheadLog:
         return segment
 
     # Releasing
+
+    def _forget(self, sequence: int) -> bool:
+        """Count a record as released; return False if there is none that is live."""
+        with self._state:
+            for segment in self._segments:
+                if nbytes := segment.live.pop(sequence, 0):
+                    self.live_nbytes -= nbytes
+                    return True
+        return False
 
     def _checkpoint(self) -> None:
         """Record what is released, if there is room for that."""
@@ -399,14 +358,14 @@ class WriteAheadLog:
                 waiting.append((sequence, replacement))
         sequences = sorted(released)
         with contextlib.suppress(NoSpaceError):
-            for start in range(0, len(sequences), MAX_NAMED):
-                ranges = b"".join(pack_ranges(sequences[start : start + MAX_NAMED]))
+            for start in range(0, len(sequences), MAX_RANGES):
+                ranges = pack_ranges(sequences[start : start + MAX_RANGES])
                 self._append(Kind.CHECKPOINT, b"", MemoryContent(memoryview(ranges)), may_rotate=False)
             self._released.clear()
             self._superseded = waiting[::-1]
 
-    def _retire_released(self) -> None:
-        """Retire segments from the oldest on, up to the first that is needed."""
+    def _remove_released(self) -> None:
+        """Remove segments from the oldest on, up to the first that is needed."""
         if not self._oldest_is_released():
             return
         self.sync()  # what is released stays so, if it can be recorded at all
@@ -414,7 +373,7 @@ class WriteAheadLog:
             segment = self._segments[0]
             if segment is self._active:
                 self._active = None
-            self._retire(segment)
+            self._remove(segment)
             with self._state:
                 del self._segments[0]
         if not self._segments:
@@ -428,19 +387,13 @@ class WriteAheadLog:
         segment = self._segments[0]
         return segment is not self._active or segment.end >= min(self._segment_nbytes, self.limit())
 
-    def _retire(self, segment: Segment) -> None:
-        """Take the name of a segment, durably; keep the file to be used again, if the disk has room for that."""
+    def _remove(self, segment: Segment) -> None:
+        """Remove a segment, durably; a damaged one is kept under another name."""
         directory = self._directory.fd
         segment.is_removed = True  # first: `_look` runs in other threads
         try:
             if segment.is_damaged:
                 self._disk.rename(segment.name, damaged_name(segment.name), directory, directory)
-            elif segment.is_ours and self._has_use_for(segment):
-                name = segment.name.partition(".")[0] + _SPARE
-                self._disk.rename(segment.name, name, directory, directory)
-                again = Descriptor(os.dup(segment.descriptor.fd))
-                held = max(segment.nbytes, segment.end)
-                self._spares.append(_Spare(name, again, held, weakref.ref(segment.descriptor)))
             else:
                 self._disk.unlink(segment.name, directory)
         except FileNotFoundError:
@@ -449,19 +402,6 @@ class WriteAheadLog:
             segment.is_removed = False
             raise self._explained(error) from None
         self._sync_names()
-
-    def _has_use_for(self, segment: Segment) -> bool:
-        """Whether to use a segment again: one of the usual size, while all files take half of the room at most."""
-        held = max(segment.nbytes, segment.end)
-        if len(self._spares) >= _MAX_SPARES or not self._segment_nbytes // 2 <= held <= self._segment_nbytes:
-            return False
-        spares = sum(spare.nbytes for spare in self._spares)
-        return self.nbytes + spares + held <= self.max_nbytes // 2 and self.room() > self.max_nbytes
-
-    def _drop_spares(self) -> None:
-        while self._spares:
-            with contextlib.suppress(OSError):
-                self._disk.unlink(self._spares.pop().name, self._directory.fd)
 
     # Failing
 
@@ -492,7 +432,6 @@ class WriteAheadLog:
 
     def _explained(self, error: OSError) -> ShardfsError:
         if error.errno in _NO_SPACE:
-            self._drop_spares()
             return NoSpaceError(f"no room for the journal in {self.where}: {error.strerror}")
         return translate(error, f"the journal in {self.where}")
 

@@ -13,12 +13,13 @@ taken for one.
 import logging
 import os
 import shlex
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
+
+import numpy as np
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.commit import GroupCommit
@@ -27,8 +28,8 @@ from shardfs.dataset.maintenance.shrink import empty_outside
 from shardfs.dataset.source import Source
 from shardfs.dataset.state import StateDirectory, shown
 from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.reading import Damage, LogContents, read_log
-from shardfs.dataset.wal.records import Change, Erase, Put, Shrink, damaged_name
+from shardfs.dataset.wal.reading import Damage, LogContents, are_within, read_log
+from shardfs.dataset.wal.records import Change, Erase, Put, Shrink, damaged_name, unpack_ranges
 from shardfs.dataset.wal.shared import SharedLog
 from shardfs.dataset.wal.undo import Outcome, Undone, check_name, is_lasting, undo_commits, while_it_changes
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError
@@ -57,12 +58,14 @@ class Conflict:
 class Recovery:
     """What was found in a log: commits with their outcomes, changes that are pending again, and conflicts.
 
-    The records *released* need not be remembered any more.
+    What is *unread* could not be compared with what is stored for now, and stays in the log for the next mount.  The
+    records *released* need not be remembered any more.
     """
 
     commits: Sequence[Undone]
     pending: list[tuple[Array, Change]] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
+    unread: list[Conflict] = field(default_factory=list)
     shrinks: list[Shrink] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
 
@@ -72,7 +75,7 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
     recovery = Recovery(commits, released=[undone.undo.sequence for undone in commits if undone.is_settled])
     changes = [record for record in contents.records if isinstance(record, Put | Erase)]
     complete = _named_by((undone for undone in commits if undone.outcome is Outcome.COMPLETE), changes)
-    unsettled = _named_by((undone for undone in commits if not undone.is_settled), changes)
+    unsettled = {undone.undo.key for undone in commits if not undone.is_settled}
     latest: dict[tuple[str, tuple[int, ...]], Change] = {}
     for change in changes:
         before = latest.pop((change.path, change.coords), None)
@@ -83,7 +86,13 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
         array: Array | None = None
         reason: str | None = None
         if change.sequence not in complete:
-            array, reason = await _judge(source, change, is_unsettled=change.sequence in unsettled)
+            try:
+                array, reason = await _judge(source, change, unsettled)
+            except ShardfsError as error:
+                if source.store.root is None:
+                    raise  # what a server fails to answer now, it answers when the log is replayed next
+                recovery.unread.append(Conflict(change, str(error)))
+                continue
         if reason is not None:
             recovery.conflicts.append(Conflict(change, reason))
         elif array is not None:
@@ -96,12 +105,11 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
 
 def _named_by(commits: Iterable[Undone], changes: Sequence[Change]) -> set[int]:
     """Return the sequences of those of *changes* that *commits* were to bring into their shards."""
-    sequences = [change.sequence for change in changes]  # they ascend
+    sequences = np.array([change.sequence for change in changes], np.uint64)
     found: set[int] = set()
     for undone in commits:
         with suppress(CorruptionError):  # an undo record cannot name what is behind it
-            for named in undone.undo.records():
-                found.update(sequences[bisect_left(sequences, named.start) : bisect_left(sequences, named.stop)])
+            found.update(sequences[are_within(sequences, unpack_ranges(undone.undo))].tolist())
     return found
 
 
@@ -127,6 +135,8 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
     await commits.log.sync()  # what was replaced is forgotten only when what replaced it is durable
     for array, change in recovery.pending:
         commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), change)
+    for unread in recovery.unread:
+        log.error("%s; it stays in the journal, for the next mount", describe(unread))
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
     await commits.conflict_log.keep([conflict.change for conflict in recovery.conflicts])
@@ -155,10 +165,11 @@ def describe_change(change: Change | Shrink) -> str:
     return f"{what} of chunk {'/'.join(map(str, change.coords))} of {where}"
 
 
-async def _judge(source: Source, change: Change, *, is_unsettled: bool = False) -> tuple[Array | None, str | None]:
+async def _judge(source: Source, change: Change, unsettled: Collection[str] = ()) -> tuple[Array | None, str | None]:
     """Return the array that *change* is for, and why it does not fit; neither if there is nothing to do.
 
-    If the commit of it *is_unsettled*, its shard may be damaged until that is taken back, before the next one.
+    Shards under the keys *unsettled* may be damaged until a commit is taken back, before the next one.  Raises what
+    keeps the shard from being read for now.
     """
     array: Array | None = None
     try:
@@ -170,9 +181,14 @@ async def _judge(source: Source, change: Change, *, is_unsettled: bool = False) 
             return array, "it lies outside the array now"
         return await while_it_changes(partial(_compare, array, change))
     except ShardfsError as error:
-        if source.store.root is None and not is_lasting(error):
-            raise  # what a server fails to answer now, it answers when the log is replayed next
-        if is_unsettled and isinstance(error, CorruptionError) and array and array.fingerprint == change.fingerprint:
+        if not is_lasting(error):
+            raise
+        if (
+            isinstance(error, CorruptionError)
+            and array is not None
+            and array.fingerprint == change.fingerprint
+            and array.layout.shard_key(array.grid.locate(change.coords).shard) in unsettled
+        ):
             return array, None
         return array, f"its {'array' if array is None else 'shard'} cannot be read: {error}"
 

@@ -1,7 +1,7 @@
 """What became of commits that were under way when a process ended, by their undo records.
 
 A commit is complete if the shard has the planned size and the bytes that it wrote have the planned checksum.  One that
-is torn, as only a change in place can be, is taken back.  Whatever else the shard is, it is left alone.
+is torn, as only an append can be, is taken back.  Whatever else the shard is, it is left alone.
 """
 
 import logging
@@ -12,14 +12,16 @@ from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
+import trio
 
 from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.reading import LogContents
-from shardfs.dataset.wal.records import UndoRecord, checksum_of, hash_of, pack_ranges, reversed_checksum
+from shardfs.dataset.wal.records import UndoRecord, checksum_of, hash_of, reversed_checksum
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
+    LockedError,
     MetadataError,
     NameTooLongError,
     NotADirectoryHereError,
@@ -39,6 +41,7 @@ log = logging.getLogger(__name__)
 
 _PIECE_NBYTES: Final = 2**20
 _ATTEMPTS: Final = 5
+_PAUSE: Final = 0.1  # seconds
 
 T = TypeVar("T")
 
@@ -99,23 +102,20 @@ def undo_record(
     old: OpenShard | None,
     splice: Splice | None,
     index: bytes | None,
-    records: Sequence[int],
-) -> tuple[UndoRecord, list[bytes]]:
-    """Return the record that is appended to the log before a shard is changed, and its payload; blocks.
+) -> UndoRecord:
+    """Return the record that is appended to the log before a shard is changed; blocks.
 
-    *records* are the sequences of what comes into the shard, *index* is its new index if the shard is changed in place,
-    by an append to *old*.
+    *index* is the new index if the shard is appended to, which is *old* then.
     """
     snapshot, pieces = edit.snapshot, splice.pieces if splice is not None else ()
     old_nbytes = snapshot.size if snapshot is not None else 0
     planned_nbytes = splice.nbytes if splice is not None else 0
-    ranges = pack_ranges(sorted(records))
     undo = UndoRecord(
         sequence=0,
         path=path,
         shard=shard,
         key=key,
-        inode=None,
+        inode=0,
         old_nbytes=old_nbytes,
         planned_nbytes=planned_nbytes,
         checked_from=planned_nbytes,
@@ -124,19 +124,16 @@ def undo_record(
         index_nbytes=0,
         old_index_hash=b"",
         new_index_hash=b"",
-        replaces_head=False,
         temporary=edit.temporary,
-        nranges=len(ranges),
     )
     if index is None or old is None or snapshot is None or snapshot.stat.file is None:
         if not any(isinstance(piece, Kept) for piece in pieces):
             undo.checked_from = 0
             undo.checksum = checksum_of(piece for piece in pieces if not isinstance(piece, Kept))
-        return undo, ranges
+        return undo
     undo.inode, undo.checked_from = snapshot.stat.file[1], old_nbytes
     undo.index_offset, undo.index_nbytes = old.index_offset, len(index)
     undo.old_index_hash, undo.new_index_hash = hash_of(old.index.encoded), hash_of(index)
-    undo.replaces_head = not isinstance(pieces[0], Kept)
     tail = MemoryContent(memoryview(old.index.encoded))  # what a range is a copy of that is kept behind the old end
     added: list[Content] = []
     position = 0
@@ -145,7 +142,7 @@ def undo_record(
             added.append(tail if isinstance(piece, Kept) else piece)
         position += piece.nbytes
     undo.checksum = checksum_of(added)
-    return undo, [*ranges, old.index.encoded, index] if undo.replaces_head else ranges
+    return undo
 
 
 async def undo_commits(source: Source, contents: LogContents, *, apply: bool) -> list[Undone]:
@@ -170,7 +167,7 @@ async def undo_commits(source: Source, contents: LogContents, *, apply: bool) ->
             if apply:
                 await _remove_temporaries(source, undos)
                 if outcome is Outcome.TORN:
-                    outcome = await take_back(source, last)
+                    outcome = await _patiently(partial(take_back, source, last))
         except ShardfsError as error:
             if source.store.root is None and not is_lasting(error):
                 raise
@@ -196,7 +193,16 @@ async def while_it_changes(look: Callable[[], Awaitable[T]]) -> T:
     return await look()
 
 
-async def take_back(source: Source, undo: UndoRecord, waited: float | None = None) -> Outcome:
+async def _patiently(attempt: Callable[[float], Awaitable[T]]) -> T:
+    """Return what *attempt* does; it is made again while another program has a lock, as long as `Store.edit` says."""
+    begun = trio.current_time()
+    while True:
+        with suppress(LockedError):
+            return await attempt(trio.current_time() - begun)
+        await trio.sleep(_PAUSE)
+
+
+async def take_back(source: Source, undo: UndoRecord, waited: float = 0.0) -> Outcome:
     """Make the shard of a commit what it was before, if that was torn; return what became of the commit.
 
     Whoever had the lock of the shard until now may have replaced it: what it is then decides.  *waited* is that of
@@ -207,9 +213,7 @@ async def take_back(source: Source, undo: UndoRecord, waited: float | None = Non
         if outcome is not Outcome.TORN:
             return outcome
         log.warning("an append to %s was torn; it is taken back, and done again", undo.key)
-        head = undo.old_head
-        kept = Kept(len(head), undo.old_nbytes - len(head))
-        await edit.splice(Splice((MemoryContent(memoryview(head)), kept) if head else (kept,)))
+        await edit.splice(Splice((Kept(0, undo.old_nbytes),)))
     array = await source.hierarchy.array(undo.path)
     if array is not None:
         source.shards.forget(array.layout, undo.shard)
@@ -229,10 +233,7 @@ async def _outcome(source: Source, undo: UndoRecord, snapshot: Snapshot | None) 
     if snapshot is None:
         return Outcome.UNTOUCHED
     size, file = snapshot.size, snapshot.stat.file
-    old_head, new_head = undo.old_head, undo.new_head
-    head = bytes(await snapshot.read(0, len(new_head))) if size >= len(new_head) else b""
-    is_told = undo.replaces_head or undo.checked_from < undo.planned_nbytes
-    if size == undo.planned_nbytes and head == new_head and is_told:
+    if undo.checked_from < size == undo.planned_nbytes:
         snapshot.expect(undo.checked_from, size - undo.checked_from)
         found = 0
         for start in range(undo.checked_from, size, _PIECE_NBYTES):
@@ -240,20 +241,8 @@ async def _outcome(source: Source, undo: UndoRecord, snapshot: Snapshot | None) 
         if found == undo.checksum:
             return Outcome.COMPLETE
     # The number of a device may be another one after a restart; that of an inode is not.
-    if (
-        undo.inode is None
-        or file is None
-        or file[1] != undo.inode
-        or not undo.old_nbytes <= size <= undo.planned_nbytes
-    ):
+    if not undo.inode or file is None or file[1] != undo.inode or not undo.old_nbytes < size <= undo.planned_nbytes:
         return Outcome.UNTOUCHED
-    if undo.old_nbytes < undo.index_nbytes:
-        return Outcome.UNCLEAR
-    if size == undo.old_nbytes and head == old_head:
-        return Outcome.UNTOUCHED
-    if undo.replaces_head:
-        is_ours = all(byte in (before, after) for byte, before, after in zip(head, old_head, new_head, strict=True))
-        return Outcome.TORN if is_ours else Outcome.UNTOUCHED
     return await _outcome_at_end(source, undo, snapshot)
 
 
@@ -318,7 +307,7 @@ async def _make_durable(source: Source, key: str) -> None:
     if source.store.rewrites:
         return  # a new version is durable when it is there
     with suppress(ShardfsError):  # who has it now removes it
-        async with source.store.edit(key, waited=0.0):
+        async with source.store.edit(key):
             pass
     with suppress(NotFoundError, NotADirectoryHereError):
         await (await source.store.open_passthrough(key, writable=False)).sync()

@@ -17,8 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-import trio
-
 from shardfs.errors import LockedError, StoreError
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.atomic_write import Rights
@@ -30,10 +28,8 @@ LOCK_SUFFIX: Final = ".__lock"
 
 _PATIENCE: Final = 30.0
 _LIFE: Final = 60.0
-_FIRST_PAUSE: Final = 0.001
-_LONGEST_PAUSE: Final = 0.02
-"""Seconds: how long a lock is waited for, how old a file is that nobody has locked if it is none of the mode `lockfile`
-that is in use, and how often either is tried."""
+"""Seconds: how long a lock is waited for, and how old a file is that nobody has locked if it is none of the mode
+`lockfile` that is in use."""
 
 _MODE: Final = stat.S_ISVTX | 0o666
 
@@ -71,38 +67,32 @@ class FileLock:
 
 
 async def lock(
-    syscalls: Syscalls, threads: Threads, directory: Descriptor, key: str, rights: Rights, waited: float | None = None
+    syscalls: Syscalls, threads: Threads, directory: Descriptor, key: str, rights: Rights, waited: float = 0.0
 ) -> FileLock | None:
     """Take the lock of the file *key*, which lies in *directory*; *rights* give the owner of the lock file.
 
-    None where nothing can be made in the directory, by this process.  Raises `StoreError` if others have the lock for
-    long, or have left it; and at once `LockedError` if they have it, where the caller has *waited* himself.
+    None where nothing can be made in the directory, by this process.  Raises `LockedError` if others have the lock, and
+    `StoreError` if they have it after the caller has *waited* for long, or have left it.
     """
     name = key.rpartition("/")[2] + LOCK_SUFFIX
-    begun = trio.current_time() - (waited or 0.0)
 
-    def attempt(passed: float) -> FileLock | None:
+    def attempt() -> FileLock | None:
         with suppress(FileExistsError):
             made = _make(syscalls, directory, name, rights)
             if made is not None:
                 return made
-        return _take(syscalls, directory, name, key, passed)
+        return _take(syscalls, directory, name, key, waited)
 
-    pause = _FIRST_PAUSE
-    while True:
-        with changing(key):
-            try:
-                taken = await threads.on_names(attempt, trio.current_time() - begun)
-            except OSError as error:
-                if error.errno in CANNOT_MAKE:
-                    return None
-                raise
-        if taken is not None:
-            return taken
-        if waited is not None:
-            raise LockedError(f"{key} is locked by another program, with {name}")
-        await trio.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+    with changing(key):
+        try:
+            taken = await threads.on_names(attempt)
+        except OSError as error:
+            if error.errno in CANNOT_MAKE:
+                return None
+            raise
+    if taken is None:
+        raise LockedError(f"{key} is locked by another program, with {name}")
+    return taken
 
 
 def _make(syscalls: Syscalls, directory: Descriptor, name: str, rights: Rights) -> FileLock | None:

@@ -1,9 +1,8 @@
 """Changes of local files: a new version is made from a `Splice` in place where it can be, else written anew.
 
-Memory is bounded by a batch and by the tail or head of the object.  A failed change in place is taken back.
+Memory is bounded by a batch and by the tail of the object.  A failed change in place is taken back.
 """
 
-import enum
 import errno
 import mmap
 import os
@@ -25,7 +24,7 @@ from shardfs.stores.local.snapshot import LocalSnapshot, to_stat
 from shardfs.stores.local.syscalls import BLOCK, Syscalls, changing
 
 BATCH_NBYTES: Final = 8 * 2**20
-"""What is written in one call at most, but for a head or a tail."""
+"""What is written in one call at most, but for a tail."""
 
 _STEP_NBYTES: Final = APPEND_NBYTES + BLOCK
 _READ_NBYTES: Final = 2**20
@@ -35,21 +34,11 @@ _NO_FILE: Final = -1
 Piece = Kept | Content
 
 
-class Form(enum.Enum):
-    """What becomes of the old file."""
-
-    APPENDED = enum.auto()
-    """It grows."""
-    HEADED = enum.auto()
-    """It may grow, and its first piece is replaced by one of the same length."""
-    CUT = enum.auto()
-    """It is shortened."""
-    WRITTEN_NEW = enum.auto()
-    """Another file takes its place."""
-
-
 class _Change:
-    """A splice of a file of *old_nbytes* bytes, whose *pieces* are not empty; `ValueError` if it keeps more."""
+    """A splice of a file of *old_nbytes* bytes, whose *pieces* are not empty; `ValueError` if it keeps more.
+
+    The file *is_appended* to, or *is_cut*; else another file takes its place.
+    """
 
     def __init__(self, splice: Splice, old_nbytes: int) -> None:
         self.pieces = tuple(piece for piece in splice.pieces if piece.nbytes)
@@ -57,20 +46,12 @@ class _Change:
         self.nbytes = splice.nbytes
         self.ends = splice.ends or (splice.nbytes,)
         self.old_nbytes = old_nbytes
-        kept = {place: piece for place, piece in enumerate(self.pieces) if isinstance(piece, Kept)}
-        for piece in kept.values():
-            if piece.offset < 0 or piece.nbytes < 0 or piece.offset + piece.nbytes > old_nbytes:
+        for piece in self.pieces:
+            if isinstance(piece, Kept) and not 0 <= piece.offset <= piece.offset + piece.nbytes <= old_nbytes:
                 raise ValueError(f"a splice keeps more than the {old_nbytes} bytes that there are")
-        first = self.pieces[0].nbytes if self.pieces else 0
-        self.form = Form.WRITTEN_NEW
-        if kept.get(0) == Kept(0, old_nbytes):
-            self.form = Form.APPENDED
-        elif len(self.pieces) > 1 and kept == {1: Kept(first, old_nbytes - first)}:
-            self.form = Form.HEADED
-        elif len(self.pieces) == 1 and kept == {0: Kept(0, first)}:
-            self.form = Form.CUT
-        self.overwritten = first if self.form is Form.HEADED else 0
-        """How many bytes at the beginning of the old file are overwritten."""
+        first = self.pieces[0] if self.pieces else None
+        self.is_appended = first == Kept(0, old_nbytes)
+        self.is_cut = not self.is_appended and self.pieces == (Kept(0, self.nbytes),)
 
 
 def change_in_place(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> int:
@@ -79,16 +60,11 @@ def change_in_place(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bo
     *at_once*: a direct write beyond the end of the file is seen as a whole or not at all.
     """
     grown = change.nbytes - change.old_nbytes
-    match change.form:
-        case Form.APPENDED if grown:
-            return grown + _append(syscalls, fd, change, at_once=at_once)
-        case Form.HEADED:
-            _replace_head(syscalls, fd, change)
-            return grown + change.overwritten
-        case Form.CUT:
-            syscalls.truncate(fd, change.nbytes)
-            syscalls.sync(fd)
-    return 0
+    if change.is_cut:
+        syscalls.truncate(fd, change.nbytes)
+        syscalls.sync(fd)
+        return 0
+    return grown + _append(syscalls, fd, change, at_once=at_once) if grown else 0
 
 
 def batches(pieces: Sequence[Piece], fd: int, start: int, stop: int) -> Iterator[list[memoryview]]:
@@ -167,20 +143,6 @@ def _append_through_cache(syscalls: Syscalls, fd: int, change: _Change) -> int:
     return change.tail_nbytes
 
 
-def _replace_head(syscalls: Syscalls, fd: int, change: _Change) -> None:
-    before, old_nbytes = os.fstat(fd), change.old_nbytes
-    old_head = _read(fd, 0, change.overwritten)
-    new_head = _gathered(change.pieces, fd, 0, change.overwritten)
-    with _taken_back_on_failure(syscalls, fd, old_nbytes):
-        if change.nbytes > old_nbytes:
-            _write(syscalls, fd, change.pieces, old_nbytes, change.nbytes)
-            syscalls.sync(fd)
-        with _taken_back_on_failure(syscalls, fd, old_nbytes, old_head):
-            syscalls.pwrite(fd, [new_head], 0)
-            _move_time(syscalls, fd, before)
-            syscalls.sync(fd)
-
-
 def _move_time(syscalls: Syscalls, fd: int, before: os.stat_result) -> None:
     """Give a file that was changed a time that nobody saw on what was there *before*, or on a part of the change.
 
@@ -196,14 +158,12 @@ def _move_time(syscalls: Syscalls, fd: int, before: os.stat_result) -> None:
 
 
 @contextmanager
-def _taken_back_on_failure(syscalls: Syscalls, fd: int, nbytes: int, head: bytes = b"") -> Iterator[None]:
-    """Give the file its old size and *head* again if the block fails."""
+def _taken_back_on_failure(syscalls: Syscalls, fd: int, nbytes: int) -> Iterator[None]:
+    """Give the file its old size again if the block fails."""
     try:
         yield
     except Exception as error:
         try:
-            if head:
-                syscalls.pwrite(fd, [head], 0)
             if os.fstat(fd).st_size != nbytes:
                 syscalls.truncate(fd, nbytes)
         except OSError as second:
@@ -298,16 +258,16 @@ class LocalEdit:
             self.append_alignment = BLOCK
 
     async def splice(self, splice: Splice) -> Stat:
-        """Store the new version: in place if it keeps the whole old one, with a new head or tail, else written anew.
+        """Store the new version: in place if it begins with the whole old one, or is its beginning, else written anew.
 
         What is appended where others would see a part of it is appended to a clone, if one can be had.
         """
         change = _Change(splice, self.snapshot.stat.size if self.snapshot else 0)
         async with self._made():
-            if change.form is Form.APPENDED and change.tail_nbytes and self.append_alignment == 1:
+            if change.is_appended and change.tail_nbytes and self.append_alignment == 1:
                 with suppress(NoCloneError):
                     return await self.store.threads.on_content(self._write_new, change, self.file)
-            if change.form is not Form.WRITTEN_NEW:
+            if change.is_appended or change.is_cut:
                 return await self._change_in_place(change)
             if self.snapshot is None:
                 await self.make_directories(self._parent)
@@ -347,8 +307,8 @@ class LocalEdit:
         fd, old, threads = self.file.fd, self.snapshot.stat, self.store.threads
         await threads.on_names(self._require_unchanged)
         held: list[LocalSnapshot] = []
-        if change.form is not Form.CUT:
-            held = [open_ for open_ in list(self.store.snapshots) if open_.hold(old, change.overwritten)]
+        if not change.is_cut:
+            held = [open_ for open_ in list(self.store.snapshots) if open_.hold(old)]
         try:
             make = partial(change_in_place, self.syscalls, fd, change, at_once=self.append_alignment > 1)
             self.written_nbytes = await threads.on_content(make)

@@ -24,7 +24,7 @@ class LocalSnapshot:
 
     A rename over the file, or its removal, leaves the snapshot as it is.  A change in place shows in the size or the
     modification time, which are compared after each read with what they were at the beginning.  A change that the store
-    itself makes in place moves no byte but those of a head: the store announces it, and tells how it ended.
+    itself makes in place moves no byte: the store announces it, and tells how it ended.
     """
 
     __slots__ = (
@@ -32,7 +32,6 @@ class LocalSnapshot:
         "_descriptor",
         "_is_held",
         "_key",
-        "_overwritten",
         "_root",
         "_state",
         "_threads",
@@ -47,7 +46,6 @@ class LocalSnapshot:
         self.stat = status
         self._state = status.size, status.mtime_ns
         self._is_held = False
-        self._overwritten = 0
 
     @property
     def size(self) -> int:
@@ -61,7 +59,7 @@ class LocalSnapshot:
         if done < nbytes:
             await self._threads.on_content(self._read_rest, buffer, offset, done)
         else:
-            self._check(offset)
+            self._check()
         return buffer
 
     def read_blocking(self, offset: int, nbytes: int) -> Buffer:
@@ -113,15 +111,11 @@ class LocalSnapshot:
                 return True
         return False
 
-    def hold(self, status: Stat, overwritten: int) -> bool:
-        """Serve on while the store changes the file in place, which was in the state *status*.
-
-        The first *overwritten* bytes are lost to this version.  Returns False if the snapshot is not of that state.
-        """
+    def hold(self, status: Stat) -> bool:
+        """Serve on while the store changes the file in place; return False if it was not in the state *status*."""
         if self.stat.identity != status.identity or self._state != (status.size, status.mtime_ns):
             return False
         self._is_held = True
-        self._overwritten = max(self._overwritten, overwritten)
         return True
 
     def settle(self, status: Stat) -> None:
@@ -150,9 +144,9 @@ class LocalSnapshot:
             if n == 0:
                 raise StaleError(f"{self._key} ended before byte {offset + len(buffer)}")
             done += n
-        self._check(offset)
+        self._check()
 
-    def _check(self, offset: int) -> None:
+    def _check(self) -> None:
         """Raise `StaleError` if the file was changed since it was opened; one look after the read is enough."""
         while True:
             expected = self._is_held, self._state
@@ -160,8 +154,7 @@ class LocalSnapshot:
             now = self._now()
             if expected == (self._is_held, self._state):  # else the store changed the file meanwhile
                 break
-        is_changed = now[0] < self.size if self._is_held else now != self._state
-        if is_changed or offset < self._overwritten:
+        if now[0] < self.size if self._is_held else now != self._state:
             raise StaleError(f"{self._key} was changed in place while it was open")
 
 

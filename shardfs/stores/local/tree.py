@@ -63,7 +63,7 @@ class LocalStore(LocalReader):
         mode: int | None = None,
         uid: int | None = None,
         gid: int | None = None,
-        waited: float | None = None,
+        waited: float = 0.0,
     ) -> AsyncIterator[LocalEdit]:
         """Begin a change of a regular file, alone."""
         rights = Rights(mode, uid, gid)

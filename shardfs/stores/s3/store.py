@@ -312,7 +312,7 @@ class S3Store:
         mode: int | None = None,
         uid: int | None = None,
         gid: int | None = None,
-        waited: float | None = None,
+        waited: float = 0.0,
     ) -> AsyncIterator[ShardWriter]:
         """Begin a change of an object, which nobody is kept from changing meanwhile; it has no mode and no owner."""
         files = self._writable()

@@ -114,12 +114,6 @@ CASES = {
         ("pwrite", "pwrite", "pwrite", "sync", "pwrite", "utime", "sync"),
     ),
     "large append without a tail": Case((WHOLE, Counted(9 * MIB)), 0, ("pwrite", "pwrite", "utime", "sync")),
-    "head": Case(
-        (content(b"h" * 50), Kept(50, len(OLD) - 50), content(b"one"), content(b"two")),
-        0,
-        ("pwrite", "sync", "pwrite", "utime", "sync"),
-    ),
-    "head only": Case((content(b"h" * 50), Kept(50, len(OLD) - 50)), 0, ("pwrite", "utime", "sync")),
     "cut": Case((Kept(0, 5000),), 0, ("truncate", "sync")),
     "compacted": Case(
         (Kept(5000, 100), content(b"one"), Kept(0, 10), content(b"t" * TAIL_NBYTES)),
