@@ -32,17 +32,6 @@ def commit(mounted: Mount) -> None:
     assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
 
 
-def test_what_a_killed_mount_published_is_there_after_the_next_one(host: Host) -> None:
-    host.leave(_0=NEW, _1=OTHER)
-    assert host.chunk(0, 0) != NEW
-    mounted = host.mount()
-    assert (mounted.path / "c/0/0").read_bytes() == NEW
-    assert host.chunk(0, 0) == NEW
-    assert host.chunk(0, 1) == OTHER
-    mounted.unmount()
-    assert host.recover() == []
-
-
 def test_one_mount_brings_home_what_several_left(host: Host) -> None:
     first, second = host.mount(), host.mount()
     publish(first, _0=NEW)
@@ -62,15 +51,6 @@ def test_what_another_host_changed_of_the_same_shard_is_kept(host: Host) -> None
     host.leave(_0=NEW)
     host.elsewhere().commit("c/0/1", OTHER)
     host.mount().unmount()
-    assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, OTHER)
-
-
-def test_two_mounts_of_one_machine_write_one_shard(host: Host) -> None:
-    first, second = host.mount(), host.mount()
-    publish(first, _0=NEW)
-    publish(second, _1=OTHER)
-    first.unmount()
-    second.unmount()
     assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, OTHER)
 
 

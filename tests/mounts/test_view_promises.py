@@ -129,32 +129,6 @@ def test_sizes_of_decoded_chunks_are_known_and_attributes_are_of_the_encoded_byt
     assert json.loads(os.getxattr(root, control.FIGURES))["decoded_chunks"] == 0
 
 
-@pytest.mark.parametrize("view", ["v2", "v3"])
-def test_decoded_chunks_are_in_c_order_and_little_endian_and_full_at_the_edge(
-    mount: Mounter, source: Path, view: str
-) -> None:
-    root = mount(source, arguments=[f"--view={view}", "--decode"]).path
-    for name in DOCUMENTS:
-        values, shape = values_of(name), chunk_shape_of(root / name, view)
-        coords = max(INNER[name])
-        plain = np.fromfile(root / name / key_of(coords, view), values.dtype.newbyteorder("<")).reshape(shape)
-        inside = values[tuple(slice(at * length, (at + 1) * length) for at, length in zip(coords, shape, strict=True))]
-        assert np.array_equal(plain[tuple(map(slice, inside.shape))], inside)
-
-
-def test_a_chunk_that_does_not_decode_is_an_error_and_its_neighbours_are_right(mount: Mounter, source: Path) -> None:
-    (coords, encoded), (other, _) = list(INNER["plane"].items())[3:5]
-    shard = next(path for path in (source / "plane/c").rglob("*") if path.is_file() and encoded in path.read_bytes())
-    shard.write_bytes(shard.read_bytes().replace(encoded, b"x" * len(encoded)))
-    mounted = mount(source, arguments=["--view=v2", "--decode"], expect=("plane",))
-    path = mounted.path / "plane" / ".".join(map(str, coords))
-    for _ in range(2):
-        with refused(errno.EIO):
-            path.read_bytes()
-    assert path.name in os.listdir(path.parent)
-    assert path.stat().st_size == len((path.parent / ".".join(map(str, other))).read_bytes())
-
-
 def test_documents_of_v2_are_written_by_their_own_rules(mount: Mounter, source: Path) -> None:
     mounted = mount(source, write=True, arguments=["--view=v2"], expect=("refused", "cannot"))
     root = mounted.path
