@@ -109,11 +109,11 @@ def test_what_a_killed_mount_of_another_host_left_is_replayed_when_that_is_asked
     listed = beta.run("recover")
     assert listed.returncode == FAILED
     (line,) = listed.stdout.splitlines()
-    assert "1 chunk of 24 bytes not in their shards yet; of process" in line
+    assert "chunks that are not in their shards yet; of process" in line
     assert "on alpha" in line
     way_out = line.partition("remove ")[2]
-    lock, _, command = way_out.partition(" and run here: ")
-    assert f"{lock}\n" in beta.run("recover", url).stdout
+    lock, _, command = way_out.partition(" and run it here: ")
+    assert f"remove {lock} and run it here\n" in beta.run("recover", url).stdout
     os.unlink(lock)
     assert beta.run(*shlex.split(command)[1:]).returncode == 0
     assert stored(s3_bucket)[0] == NEW
