@@ -113,6 +113,11 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     help="Rewrite shards that were appended to, when idle, from this share of dead bytes on.",
 )
 @click.option("--page-cache", is_flag=True, help="Let the kernel cache chunk files, and programs map them shared.")
+@click.option(
+    "--metrics",
+    metavar="ADDRESS:PORT",
+    help="Let Prometheus ask for the figures of `shardfs stats` there; a port alone is one of 127.0.0.1.",
+)
 @click.option("-o", "options", multiple=True, metavar="OPTIONS", help="FUSE options, separated by commas.")
 @click.option(
     "--log-level",
@@ -153,6 +158,7 @@ def mount(
     chunks_per_shard: tuple[int, ...] | None,
     auto_compact: float | None,
     page_cache: bool,
+    metrics: str | None,
     options: tuple[str, ...],
     log_level: str,
     log_format: str,
@@ -184,6 +190,7 @@ def mount(
         gid=gid,
         umask=umask,
         page_cache=page_cache,
+        metrics=metrics,
         write=write,
         view=view,
         decode=decode,

@@ -30,7 +30,7 @@ def umount(mountpoint: str, timeout: float) -> None:
     recover`. Exit status 6 if the daemon does not answer, or gets nothing done for --timeout seconds: it goes on then,
     and nothing is lost.
     """
-    with waiting() as say:
+    with waiting(mountpoint) as say:
         unmount(mountpoint, timeout, say)
 
 
@@ -48,7 +48,7 @@ def flush(mountpoint: str, timeout: float) -> None:
     """
     path = mounted_path(mountpoint)
     try:
-        with waiting() as say:
+        with waiting(mountpoint) as say:
             control.flush(path, timeout, say)
     except OSError as error:
         why, more = control.explain(mountpoint, error), ""

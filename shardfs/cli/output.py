@@ -1,6 +1,6 @@
 """How commands say things: counts, bars, JSON for programs and text for people."""
 
-import shutil
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +12,7 @@ import click
 from shardfs.errors import printable
 
 _LINE_SECONDS: Final = 10.0
+_WIDTH: Final = 80
 _ERASE: Final = "\r\x1b[K"
 
 
@@ -31,8 +32,8 @@ def bar(length: int, label: str, file: TextIO) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def waiting() -> Iterator[Callable[[str], None]]:
-    """Yield what says on standard error what a command waits for, as often as that is told.
+def waiting(mountpoint: str) -> Iterator[Callable[[str], None]]:
+    """Yield what says on standard error what a command waits for that ends, or flushes, a mount.
 
     On a terminal that is one line, which is gone at the end; elsewhere a line every ten seconds, after a while.
     """
@@ -41,12 +42,12 @@ def waiting() -> Iterator[Callable[[str], None]]:
 
     def say(text: str) -> None:
         nonlocal said
-        text = printable(f"shardfs: {text}")
         if is_terminal:
-            click.echo(_ERASE + text[: shutil.get_terminal_size().columns - 1], nl=False, err=True)
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or _WIDTH
+            click.echo(_ERASE + printable(text)[: width - 1], nl=False, err=True)
         elif time.monotonic() - said >= _LINE_SECONDS:
             said = time.monotonic()
-            click.echo(text, err=True)
+            click.echo(printable(f"shardfs: {mountpoint}: {text}"), err=True)
 
     try:
         yield say

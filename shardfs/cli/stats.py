@@ -1,6 +1,6 @@
 """`shardfs stats`: the figures of a mount, once or again and again."""
 
-import shutil
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ from shardfs.fuse.mountpoint import mounted_path
 from shardfs.fuse.progress import duration, size
 
 _PERIOD_SECONDS: Final = 1.0
+_HEIGHT: Final = 24
 _CLEAR: Final = "\x1b[H\x1b[J"
 
 
@@ -70,7 +71,7 @@ def stats(mountpoint: str, timeout: float, as_json: bool, prometheus: bool, watc
 
 def _show(lines: list[str], watch: bool) -> None:
     if watch and sys.stdout.isatty():
-        height = shutil.get_terminal_size().lines
+        height = os.get_terminal_size(sys.stdout.fileno()).lines or _HEIGHT
         click.echo(_CLEAR + "\n".join(lines[: height - 1]))
     else:
         click.echo("\n".join([*lines, ""] if watch else lines))

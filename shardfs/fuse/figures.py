@@ -15,7 +15,7 @@ from shardfs.dataset.statistics import Snapshot, Statistics
 from shardfs.fuse.control import id_of
 from shardfs.fuse.log import path as log_path
 from shardfs.fuse.mounts import FIGURES_FILE, FIGURES_NBYTES, pid_namespace
-from shardfs.fuse.options import MountOptions
+from shardfs.fuse.options import MountOptions, parse_address
 from shardfs.fuse.progress import Progress
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.session import Session
@@ -76,6 +76,22 @@ class Figures:
             counts=self._statistics.counts(),
             store=self._fs.store.statistics(),
         )
+
+    async def serve(self) -> str | None:
+        """Let Prometheus ask for the latest snapshot, if that is wanted; return what keeps it from that."""
+        if self._options.metrics is None:
+            return None
+        # Only here: it loads a library for a web server.
+        from shardfs.fuse.metrics import serve_metrics
+
+        host, port = parse_address(self._options.metrics)
+        try:
+            log.info("figures are at %s", await trio.to_thread.run_sync(serve_metrics, host, port, lambda: self.latest))
+        except OSError as error:
+            problem = f"no figures at {host}:{port}: {error.strerror}"
+            log.warning("%s", problem)
+            return problem
+        return None
 
     async def run(self) -> None:
         """Keep the latest snapshot up to date, for as long as this is not cancelled.

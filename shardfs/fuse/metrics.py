@@ -44,7 +44,7 @@ def serve_metrics(host: str, port: int, latest: Callable[[], Snapshot]) -> str:
     Raises `OSError` if nobody can listen there.
     """
     server, _ = start_http_server(port, host, registry=_registry(latest))
-    return f"http://{host}:{server.server_port}/metrics"
+    return f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
 
 
 def _registry(latest: Callable[[], Snapshot]) -> CollectorRegistry:

@@ -16,6 +16,14 @@ _ARGUMENTS: Final = {"chunks_per_shard": "shards", "decode_cache_nbytes": "decod
 """Options of the command line that have another name than here."""
 
 
+def parse_address(text: str) -> tuple[str, int]:
+    """Return host and port of ADDRESS:PORT, without an address those of this machine; raises `UsageError`."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) >= 2**16:
+        raise UsageError(f"--metrics takes ADDRESS:PORT, or a port of 127.0.0.1, and not {text!r}")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
 @dataclass(frozen=True)
 class MountOptions:
     """How to mount.
@@ -30,7 +38,7 @@ class MountOptions:
     *view*, one of `VIEWS`, is what arrays are shown as; with *decode* chunk files of the views v3 and v2 hold plain
     array bytes.  *dimension_separator* names the chunk files of the view v2, None being "."; with *fill_missing*, its
     fill values are missing values as xarray takes them.  Decoded chunks are kept for later reads up to
-    *decode_cache_nbytes*.
+    *decode_cache_nbytes*.  Prometheus may ask for figures at the address *metrics*, as `parse_address` reads it.
 
     Raises `UsageError` for options that contradict each other.
     """
@@ -51,12 +59,15 @@ class MountOptions:
     dimension_separator: str | None = None
     fill_missing: bool = True
     decode_cache_nbytes: int = 256 * 2**20
+    metrics: str | None = None
 
     def __post_init__(self) -> None:
         if not self.write and (self.chunks_per_shard is not None or self.auto_compact is not None):
             raise UsageError("--shards and --auto-compact are for a mount that is written to: add --write")
         if not self.write and self.single_writer:
             raise UsageError("--single-writer is for a mount that is written to: add --write")
+        if self.metrics is not None:
+            parse_address(self.metrics)
         self._check_view()
 
     def _check_view(self) -> None:

@@ -109,8 +109,8 @@ class _Ending:
                 )
             if now >= next_word:
                 latest = self._latest()
-                what = f"; {self._progress.tell(latest)}" if latest is not None else self._left("; ")
-                say(f"{self._path}: waiting for the daemon{who} to end{what}")
+                what = self._progress.tell(latest) if latest is not None else self._left("")
+                say("; ".join(part for part in (what, f"waiting for the daemon{who} to end") if part))
                 next_word = now + _WORD_SECONDS
 
     def check(self) -> None:

@@ -117,9 +117,8 @@ def test_it_says_what_it_waits_for_and_returns_when_that_is_in_the_shards(
         process = unmounting(place, "--timeout", "10")
         assert process.stderr is not None
         said = process.stderr.readline()
-        assert said.startswith(
-            f"shardfs: {place}: waiting for the daemon, process {written}, to end; 1 chunk is pending"
-        )
+        assert said.startswith(f"shardfs: {place}: 1 chunk is pending (24 B, since ")
+        assert said.endswith(f"; waiting for the daemon, process {written}, to end\n")
         assert process.poll() is None
     assert process.communicate(timeout=PATIENCE) == ("", "")
     assert (process.returncode, stored(source)) == (0, NEW)

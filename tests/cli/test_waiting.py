@@ -1,0 +1,104 @@
+"""`shardfs flush` and `umount` while they wait: what is pending, how fast it goes, and why it does not."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from shardfs.dataset.statistics import Snapshot
+from shardfs.fuse.progress import Progress, duration, size
+from tests.cli.conftest import Background
+from tests.support.locking import kept_busy
+from tests.support.mounting import PATIENCE, command, environment
+from tests.support.terminal import on_terminal
+
+LOCKED = "c/0/0 is locked by another program"
+
+
+@pytest.fixture
+def written(background: Background, source: Path, place: Path) -> Path:
+    """A mount with one chunk that is published and not committed."""
+    assert background("--write", source, place).returncode == 0
+    (place / "c/0/0").write_bytes(b"n" * 24)
+    return place
+
+
+@pytest.mark.parametrize("name", ["flush", "umount"])
+def test_a_terminal_has_one_line_that_is_gone_at_the_end(written: Path, source: Path, name: str) -> None:
+    with on_terminal(name, written, columns=300) as terminal:
+        with kept_busy(source / "c/0/0"):
+            shown = terminal.read_until(LOCKED)
+        assert terminal.end() == 0
+    assert "\r\x1b[K1 chunk is pending (24 B, since " in shown
+    assert terminal.shown.endswith("\r\x1b[K")
+    assert "\n" not in terminal.shown
+
+
+def test_a_line_is_no_longer_than_the_terminal(written: Path, source: Path) -> None:
+    with on_terminal("flush", written, columns=40) as terminal:
+        with kept_busy(source / "c/0/0"):
+            terminal.read_until("1 chunk is pending")
+            time.sleep(1.5)
+        assert terminal.end() == 0
+    assert {len(line) <= 39 for line in terminal.shown.split("\r\x1b[K")} == {True}
+
+
+def test_elsewhere_and_in_the_log_there_is_a_line_every_ten_seconds(
+    background: Background, written: Path, source: Path
+) -> None:
+    with subprocess.Popen(
+        command("umount", written), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        with kept_busy(source / "c/0/0"):
+            began = time.monotonic()
+            assert process.stderr is not None
+            assert LOCKED in process.stderr.readline()
+            assert LOCKED in process.stderr.readline()
+            assert time.monotonic() - began >= 10
+        assert process.communicate(timeout=PATIENCE) == ("", "")
+    (log,) = background.logs.glob("*.log")
+    lines = [line for line in log.read_text().splitlines() if line.endswith(LOCKED) and "pending" in line]
+    assert 1 <= len(lines) <= 3
+    assert f"{source}: 1 chunk is pending (24 B, since " in lines[0]
+
+
+def taken(seconds: float, npending: int, ncommitted: int, **more: object) -> Snapshot:
+    counts = {"committed_chunks": ncommitted, "committed_bytes": 1024 * ncommitted}
+    return Snapshot(
+        uptime_seconds=seconds, pending_chunks=npending, pending_bytes=1024 * npending, counts=counts, **more
+    )
+
+
+def test_the_rate_is_that_of_the_last_seconds() -> None:
+    progress = Progress()
+    assert progress.tell(taken(0, 5000, 0)) == "5,000 chunks are pending (4.9 MiB)"
+    said = progress.tell(taken(10, 4000, 1000, pending_age_seconds=70))
+    assert said == "4,000 chunks are pending (3.9 MiB, since 1 min 10 s); 100 chunks and 100 KiB per second, 40 s left"
+    for seconds in range(11, 40):
+        said = progress.tell(taken(seconds, 4000, 1000, pending_reason="c/0/0: No space left on device"))
+    assert said == "4,000 chunks are pending (3.9 MiB); 0 chunks and 0 B per second; c/0/0: No space left on device"
+    assert progress.tell(taken(50, 0, 5000)) == "nothing is pending"
+
+
+def test_what_a_store_was_sent_counts_before_an_object_is_complete() -> None:
+    progress = Progress()
+    progress.tell(taken(0, 1, 0, store={"bytes_sent": 0}))
+    assert "; 0 chunks and 8.0 MiB per second" in progress.tell(taken(2, 1, 0, store={"bytes_sent": 16 * 2**20}))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (61, "1 min 1 s"), (3600, "1 h 0 min"), (90_000, "1 d 1 h"), (1e7, "115 d 17 h")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (200 * 2**20, "200 MiB"), (2**50, "1,024.0 TiB")],
+)
+def test_sizes(nbytes: int, text: str) -> None:
+    assert size(nbytes) == text
