@@ -21,6 +21,9 @@ from shardfs.fuse.progress import Progress
 FIGURES: Final = "user.shardfs.stats"
 """The figures of the mount, as JSON: a `Snapshot`."""
 
+PID: Final = "user.shardfs.pid"
+"""Process id of the daemon, for scripts that send it a signal."""
+
 FLUSH: Final = "user.shardfs.flush"
 """Setting it commits everything that is pending; the call returns when that is in the shards."""
 

@@ -209,6 +209,8 @@ class Operations(pyfuse3.Operations):
         """Return an extended attribute; those of the root that control the mount are not listed."""
         if inode == pyfuse3.ROOT_INODE and name == control.FIGURES.encode():
             return self._figures().encode()
+        if inode == pyfuse3.ROOT_INODE and name == control.PID.encode():
+            return b"%d" % os.getpid()
         return await self._reading.ask(inode, lambda entry: entry.attribute(name))
 
     @request

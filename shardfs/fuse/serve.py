@@ -191,7 +191,7 @@ async def _run(
         note = note or unsharded(await fs.hierarchy.node(""))
     if writing is not None:
         note = "; ".join(part for part in (await writing.start(), note) if part) or None
-    note = "; ".join(part for part in (await figures.serve(), note) if part) or None
+    note = "; ".join(part for part in (await end.figures.serve(), note) if part) or None
     async with trio.open_nursery() as watching:  # until all is done: a signal would end it half-way
         async with trio.open_nursery() as nursery:
             await watching.start(_end_on_signal, fs.store.url, writing, end, nursery)
