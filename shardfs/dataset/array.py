@@ -4,11 +4,10 @@ The array is sharded, or each of its chunk files is taken for a shard of one chu
 """
 
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Mapping, Sequence
 from contextlib import aclosing
 from hashlib import blake2b
-from itertools import groupby, product
-from operator import itemgetter
+from itertools import product
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -221,16 +220,6 @@ class Array:
         stored = await self.listing.children(outer)
         for index in sorted({*stored, *pending}) if pending else stored:
             yield self.grid.covered(axis, index)
-
-    async def uncovered(self, wanted: Iterable[Coords]) -> list[Coords]:
-        """Return which of the chunks *wanted* are in no stored shard, as far as listings tell; nothing is pending."""
-        found: list[Coords] = []
-        for _, row in groupby(wanted, itemgetter(slice(-1))):
-            coords = list(row)
-            if self.grid.ndim:
-                stored = {*await self.listing.children(self.layout.locate(coords[0]).shard[:-1])}
-                found += [each for each in coords if self.layout.locate(each).shard[-1] not in stored]
-        return found
 
     async def lists(self, coords: Coords) -> bool:
         """Whether the directory above chunks whose path gives *coords* is listed in the one above it."""

@@ -2,23 +2,28 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 from weakref import ref
 
 from shardfs.dataset.hierarchy import Hierarchy, Node, is_below
+from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.worker import Worker
-from shardfs.errors import NotFoundError, ShardfsError, SourceError, StaleError
-from shardfs.stores.base import Store, join_key
-from shardfs.vfs.attributes import Attributes
+from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError, SourceError, StaleError
+from shardfs.stores.base import Entry as Listed
+from shardfs.stores.base import Kind, Stat, Store, is_reserved, join_key
+from shardfs.stores.local.file_lock import is_lock
+from shardfs.vfs.at_once import for_each
+from shardfs.vfs.attributes import Attributes, absent
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.chunk import ChunkDirectory, ChunkTree
-from shardfs.vfs.entries.document import DocumentText, TextCache
-from shardfs.vfs.entries.passthrough import Passthrough
-from shardfs.vfs.handles import Batch, DirectoryHandle, FileHandle
+from shardfs.vfs.entries.document import DocumentText, StoredDocument, TextCache
+from shardfs.vfs.entries.passthrough import Passthrough, Special
+from shardfs.vfs.handles import OTHERS, Batch, DirectoryHandle, FileHandle
 from shardfs.vfs.inodes import ROOT, ArrayRanges, ChunkNumbering, Inodes, Row, in_table
-from shardfs.vfs.stored_names import StoredNames
 from shardfs.vfs.views import View
 
 if TYPE_CHECKING:
@@ -27,6 +32,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MAX_RECENT: Final = 512
+_BATCH: Final = 256
+_MANY: Final = 1 << 40
+_AT_ONCE: Final = 16
 
 
 class Filesystem:
@@ -58,7 +66,6 @@ class Filesystem:
         self.view = view
         self.chunk_cache = chunk_cache
         self.ttl = ttl
-        self.stored = StoredNames(self)
         self.texts = TextCache()
         self.inodes = Inodes()
         self.ranges = ArrayRanges()
@@ -167,6 +174,136 @@ class Filesystem:
         """Take back references of the kernel to *ino*."""
         if in_table(ino):
             self.inodes.forget(ino, lookups)
+
+    # Names that are shown as they are stored, in plain directories and beside chunks.
+
+    def nothing(self) -> Attributes:
+        """Return what answers for a name that nothing is stored under."""
+        return absent(0.0 if self.is_writable else self.ttl)
+
+    async def stored_attributes(self, key: str) -> Attributes:
+        """Return the attributes of what is stored under *key*; raises `NotFoundError`."""
+        if is_reserved(key.rpartition("/")[2]):
+            raise NotFoundError(f"{key} is not shown")
+        return self.attributes_of(key, await self.store.stat(key))
+
+    async def lookup_stored(self, directory: str, name: str) -> Attributes:
+        """Return the attributes of *name* as it is stored in *directory*; number 0 if it is not."""
+        try:
+            return await self.stored_attributes(join_key(directory, name))
+        except (NotFoundError, NotADirectoryHereError):
+            return self.nothing()
+
+    def attributes_of(self, path: str, status: Stat) -> Attributes:
+        """Return the attributes of what is stored under *path*, and in this state."""
+        key, nlink = None, 1
+        if status.kind is Kind.DIRECTORY:
+            kind: type[Entry] = self.view.directory
+        elif status.kind is Kind.FILE and self.is_document(path):
+            kind = StoredDocument
+        else:
+            kind, nlink = Passthrough if status.kind is Kind.FILE else Special, status.nlink
+            if isinstance(status.identity, tuple):  # links are one file, where files are known
+                key = kind, status.identity  # of a link that is gone, a file may get the identity
+        ino = self.inodes.number(kind, path, status.identity, nlink=nlink, key=key)
+        return Attributes(ino, status.size, self.ttl, status)
+
+    async def lookup_beside_chunks(self, directory: str, name: str) -> Attributes:
+        """Return the attributes of *name*, which is no chunk's, in a directory of chunks.
+
+        What is stored under the name of a lock is about a shard, and not shown: see `place_beside_chunks`.
+        """
+        if is_lock(name) and self.scratch is None:
+            return self.nothing()
+        return await self.lookup_stored(await self.place_beside_chunks(directory, name), name)
+
+    async def place_beside_chunks(self, directory: str, name: str) -> str:
+        """Return the directory of the store that holds *name*, which is no chunk's and lies among chunks.
+
+        That is the directory of the same path for what has been stored there, else one among the scratch.  A lock that
+        a program takes on an inner chunk is always there: the stored file of that name would be the lock of a shard.
+        """
+        if self.scratch is not None and (is_lock(name) or not await self.is_stored(join_key(directory, name))):
+            return join_key(self.scratch, directory)
+        return directory
+
+    async def is_stored(self, key: str) -> bool:
+        """Whether anything is stored under *key*."""
+        try:
+            await self.store.stat(key)
+        except (NotFoundError, NotADirectoryHereError):
+            return False
+        return True
+
+    async def beside_chunks(self, directory: str, name: str) -> Passthrough:
+        """Return what *name*, which is no chunk's, stands for among chunks, to change it."""
+        place = await self.place_beside_chunks(directory, name)
+        return Passthrough(self, join_key(place, name), is_scratch=place != directory)
+
+    async def remove_scratch(self, directory: str) -> None:
+        """Remove the names beside chunks in a directory that is gone, and below it, where nothing shows them."""
+        scratch = join_key(self.scratch or "", directory)
+        with suppress(NotFoundError, NotADirectoryHereError):
+            async for key in walk_files(self.store, scratch):
+                await self.store.unlink(key)
+                self.inodes.removed(key)
+            await prune(self.store, scratch)
+
+    async def left_out(self, directory: str, names: Sequence[str]) -> Collection[str]:
+        """Return which of *names*, directories below *directory*, are of nodes that the view does not show."""
+        found: set[str] = set()
+
+        async def look(name: str) -> None:
+            with suppress(ShardfsError):  # which comes again when somebody looks into the directory
+                if self.view.left_out(await self.hierarchy.node(join_key(directory, name))) is not None:
+                    found.add(name)
+
+        if self.view.translates and not self.is_scratch(directory):
+            await for_each(names, look, _AT_ONCE)
+        return found
+
+    async def list_stored(
+        self,
+        directory: str,
+        cookie: int,
+        hides: Callable[[str], bool],
+        generated: Mapping[str, Attributes] = MappingProxyType({}),
+        *,
+        base: int = OTHERS,
+    ) -> AsyncGenerator[Batch, None]:
+        """Yield *generated* names, then those stored in *directory* that *hides* lets through, behind *cookie*.
+
+        Cookies are larger than *base*.
+        """
+        if 0 < cookie < OTHERS:
+            return
+        entries: Sequence[Listed] = ()
+        with suppress(NotFoundError, NotADirectoryHereError):
+            entries = await self.store.list(directory)
+        shown = [entry for entry in entries if not is_reserved(entry.name) and not hides(entry.name)]
+        left_out = await self.left_out(directory, [entry.name for entry in shown if entry.kind is Kind.DIRECTORY])
+        names = [*generated, *sorted(entry.name for entry in shown if entry.name not in left_out)]
+        for start in range(max(0, cookie - base), len(names), _BATCH):
+            part = names[start : start + _BATCH]
+            stored = [name for name in part if name not in generated]
+            states = dict(zip(stored, await self.store.stat_in(directory, stored), strict=True)) if stored else {}
+            for behind, name in enumerate(part, base + start + 1):
+                status = states.get(name)
+                attributes = generated.get(name)
+                if status is not None:
+                    attributes = self.attributes_of(join_key(directory, name), status)
+                if attributes is not None:
+                    row = os.fsencode(name), attributes.ino, attributes.size, behind
+                    yield Batch(attributes, [row], is_counted=True)
+
+    async def list_scratch(
+        self, directory: str, cookie: int, hides: Callable[[str], bool]
+    ) -> AsyncGenerator[Batch, None]:
+        """Yield names that are kept beside the chunks in *directory*: their cookies follow those of stored names."""
+        if self.scratch is not None:
+            scratch = join_key(self.scratch, directory)
+            async for batch in self.list_stored(scratch, cookie, hides, base=OTHERS + _MANY):
+                yield batch
 
     # Open files and directories.
 

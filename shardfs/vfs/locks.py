@@ -59,17 +59,23 @@ class _Lock:
 
 
 class _Held(AbstractAsyncContextManager[None]):
-    """Locks that are held in an `async with`: without a generator, as every request that changes something does it."""
+    """Locks that are held in an `async with`: without a generator, as every request that changes something does it.
+
+    They are those of *nodes*, each shared, or alone if it is True; None is the structure, alone.
+    """
 
     __slots__ = ("_held", "_locks", "_nodes")
 
-    def __init__(self, locks: "Locks", nodes: dict[str, bool]) -> None:
+    def __init__(self, locks: "Locks", nodes: dict[str, bool] | None) -> None:
         self._locks = locks
         self._nodes = nodes
-        self._held: list[tuple[str, _Lock]] = []
+        self._held: list[tuple[str, _Lock, bool]] = []
 
     async def __aenter__(self) -> None:
-        await self._locks.structure.acquire(alone=False)
+        await self._locks.structure.acquire(alone=self._nodes is None)
+        if self._nodes is None:
+            self._locks.turns += 1
+            return
         try:
             for path in sorted(self._nodes) if len(self._nodes) > 1 else self._nodes:
                 lock = self._locks.nodes.get(path)
@@ -81,7 +87,7 @@ class _Held(AbstractAsyncContextManager[None]):
                 except BaseException:
                     self._leave(path, lock)
                     raise
-                self._held.append((path, lock))
+                self._held.append((path, lock, self._nodes[path]))
         except BaseException:
             self._release()
             raise
@@ -92,34 +98,16 @@ class _Held(AbstractAsyncContextManager[None]):
         self._release()
 
     def _release(self) -> None:
-        for path, lock in self._held:
-            lock.release(alone=self._nodes[path])
+        for path, lock, alone in self._held:
+            lock.release(alone=alone)
             self._leave(path, lock)
-        self._locks.structure.release(alone=False)
+        self._locks.turns += self._nodes is None
+        self._locks.structure.release(alone=self._nodes is None)
 
     def _leave(self, path: str, lock: _Lock) -> None:
         lock.nusers -= 1
         if not lock.nusers:
             del self._locks.nodes[path]
-
-
-class _Structure(AbstractAsyncContextManager[None]):
-    """The structure of the mount, held alone in an `async with`."""
-
-    __slots__ = ("_locks",)
-
-    def __init__(self, locks: "Locks") -> None:
-        self._locks = locks
-
-    async def __aenter__(self) -> None:
-        await self._locks.structure.acquire(alone=True)
-        self._locks.turns += 1
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._locks.turns += 1
-        self._locks.structure.release(alone=True)
 
 
 class Locks:
@@ -138,9 +126,9 @@ class Locks:
         """
         return _Held(self, dict.fromkeys(shared, False) | dict.fromkeys(alone, True))
 
-    def of_structure(self) -> _Structure:
+    def of_structure(self) -> _Held:
         """Change what names stand for anywhere in the mount, while nobody works on any."""
-        return _Structure(self)
+        return _Held(self, None)
 
     def has_turned(self, turns: int) -> bool:
         """Whether the structure was taken at any time since `turns` was *turns*."""

@@ -88,11 +88,15 @@ class Entry(ABC):
 
     async def attribute(self, name: bytes) -> bytes:
         """Return an extended attribute."""
-        raise NoAttributeError(f"no attribute {name!r}")
+        key = self.stored_key()
+        if key is None:
+            raise NoAttributeError(f"no attribute {name!r}")
+        return await self.fs.store.attribute(key, name)
 
     async def attribute_names(self) -> Sequence[bytes]:
         """Return the names of the extended attributes."""
-        return []
+        key = self.stored_key()
+        return await self.fs.store.attributes(key) if key is not None else []
 
     async def successor(self) -> "ChunkHandle | DocumentHandle | PassthroughHandle | None":
         """Open what has the name by now, to read it under this number; None if there is nothing.
@@ -156,7 +160,13 @@ class Entry(ABC):
 
     async def set_attribute(self, name: bytes, value: bytes | None) -> None:
         """Set an extended attribute, or remove it if *value* is None."""
-        raise UnsupportedError("chunks have no extended attributes of their own")
+        key = self.stored_key()
+        if key is None:
+            raise UnsupportedError("chunks have no extended attributes of their own")
+        if value is None:
+            await self.fs.store.remove_attribute(key, name)
+        else:
+            await self.fs.store.set_attribute(key, name, value)
 
     async def sync(self) -> None:
         """Make the names in this directory durable."""

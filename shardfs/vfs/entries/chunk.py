@@ -463,18 +463,21 @@ class ChunkDirectory(Entry):
         await self.chunks.check()
         if self.chunks.owns(name):
             return await self.chunks.lookup(self.position, name)
-        return await self.fs.stored.lookup_beside_chunks(self.path, name)
+        return await self.fs.lookup_beside_chunks(self.path, name)
 
     async def child(self, name: str) -> Entry:
         """Return what *name* in the directory stands for."""
         if self.chunks.owns(name):
             return await self.chunks.entry(self.position, name)
-        return await self.fs.stored.beside_chunks(self.path, name)
+        return await self.fs.beside_chunks(self.path, name)
 
     async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield stored names that are no chunks', then chunks."""
+        fs, owns = self.fs, self.chunks.owns
         await self.chunks.check()
-        async for batch in self.fs.stored.list_beside_chunks(self.path, cookie, self.chunks.owns):
+        async for batch in fs.list_stored(self.path, cookie, lambda name: owns(name) or is_lock(name)):
+            yield batch
+        async for batch in fs.list_scratch(self.path, cookie, owns):
             yield batch
         async for batch in list_chunks(self.chunks, self.coords, cookie):
             yield batch
@@ -492,7 +495,7 @@ class ChunkDirectory(Entry):
         if not await chunks.is_empty(self.coords):
             raise NotEmptyError("there are chunks in the directory")
         await self._require_no_scratch()
-        await self.fs.stored.remove_scratch(self.path)
+        await self.fs.remove_scratch(self.path)
         chunks.array.layout.remove_directory(self.coords)
         chunks.removals[self.position] += 1
         if not self.coords and chunks.root:

@@ -1,7 +1,6 @@
 """Metadata documents: generated from what is stored, or shown as they are stored."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -170,14 +169,6 @@ class Document(Published):
         await self.fs.hierarchy.node(self.node_path, fresh=True)
         return await self.fs.view.directory(self.fs, self.node_path).lookup(self.name)
 
-    async def attribute(self, name: bytes) -> bytes:
-        """Return an extended attribute of the stored document."""
-        return await self.fs.store.attribute(self.stored_key() or "", name)
-
-    async def attribute_names(self) -> Sequence[bytes]:
-        """Return the names of its extended attributes."""
-        return await self.fs.store.attributes(self.stored_key() or "")
-
     async def makes_node(self) -> bool:
         """Whether names in its directory stand for something else when it is published.
 
@@ -260,10 +251,7 @@ class Document(Published):
 
     async def set_attribute(self, name: bytes, value: bytes | None) -> None:
         """Set an extended attribute of the stored document, or remove it."""
-        if value is None:
-            await self.fs.store.remove_attribute(self.stored_key() or "", name)
-        else:
-            await self.fs.store.set_attribute(self.stored_key() or "", name, value)
+        await super().set_attribute(name, value)
         await self._follow()
 
     async def moved_with(self, old: str, new: str) -> "Document | None":

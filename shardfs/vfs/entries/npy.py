@@ -7,8 +7,7 @@ Generated names hide stored ones, and so does what belongs to an array: its dire
 import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
-from time import perf_counter
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 16
 _MAX_NAME_NBYTES: Final = 255  # what Linux takes
 _MAX_COPIES: Final = 2**9
-_MANY: Final = 2**8  # chunks from which on a listing tells sooner which are absent than asking for each
-_TURN_SECONDS: Final = 0.005  # after which others get a turn
 _MAX_AHEAD_NBYTES: Final = 2**20
 _MAX_AHEAD: Final = 16
 _MAX_KNOWN: Final = 2**14
@@ -67,12 +64,12 @@ class NpyDirectory(Directory):
                 if name in files:
                     return files[name]
         if view.hides(node, name) or _is_of_chunks(node, name):
-            return self.fs.stored.nothing()
-        attributes = await self.fs.stored.lookup(self.path, name)
+            return self.fs.nothing()
+        attributes = await self.fs.lookup_stored(self.path, name)
         if attributes.status.kind in (Kind.DIRECTORY, Kind.SYMLINK):
             below = await self._child(node, name)
             if below is not None and isinstance(below.metadata, ArrayMetadata):
-                return self.fs.stored.nothing()
+                return self.fs.nothing()
         return attributes
 
     async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
@@ -99,7 +96,7 @@ class NpyDirectory(Directory):
             is_array = name in children and isinstance(children[name].metadata, ArrayMetadata)
             return is_array or name in generated or view.hides(node, name) or _is_of_chunks(node, name)
 
-        async for batch in self.fs.stored.list(self.path, cookie, dict(sorted(generated.items())), hides):
+        async for batch in self.fs.list_stored(self.path, cookie, hides, dict(sorted(generated.items()))):
             yield batch
 
     async def _node(self) -> Node:
@@ -159,13 +156,9 @@ class NodeFile(Entry, ABC):
         """Return the attributes of the stored document, with the size of the file that is shown."""
         return self.attributes_in(await self.node())
 
-    async def attribute(self, name: bytes) -> bytes:
-        """Return an extended attribute of the stored document."""
-        return await self.fs.store.attribute(join_key(self.path, DOCUMENT), name)
-
-    async def attribute_names(self) -> Sequence[bytes]:
-        """Return the names of its extended attributes."""
-        return await self.fs.store.attributes(join_key(self.path, DOCUMENT))
+    def stored_key(self) -> str | None:
+        """Return the key of the stored document."""
+        return join_key(self.path, DOCUMENT)
 
     def attributes_in(self, node: Node) -> Attributes:
         """Return the attributes as *node* is now."""
@@ -292,11 +285,8 @@ class NpyHandle(FileHandle):
         self._in_order = 0
         self._valid_until = float("-inf")
         self._nopened = node.nopened
-        self._turn_began = 0.0
-        store = node.fs.store
-        self._is_local = store.root is not None
         # What is not decoded, and lies on this machine, comes at once.
-        self._limit = 1 if self._codec.is_identity and not store.rewrites else _AT_ONCE
+        self._limit = 1 if self._codec.is_identity and not node.fs.store.rewrites else _AT_ONCE
         # Elements that can always be read with one plan: many chunks of one element would make it long.
         last = min((*self._file.shape[-1:], *self._file.chunk_shape[-1:]), default=1)
         self._max_planned = _MAX_COPIES * max(1, last)
@@ -307,7 +297,6 @@ class NpyHandle(FileHandle):
         stop = min(offset + nbytes, file.nbytes)
         if stop <= max(offset, len(file.header)):
             return file.header[offset:stop]
-        self._turn_began = perf_counter()
         await self._check()
         in_order = self._in_order if offset == self._end else None
         self._end, self._in_order = stop, stop - offset + (in_order or 0)
@@ -357,12 +346,6 @@ class NpyHandle(FileHandle):
         skipped = start - first * file.item_nbytes
         return out.view(np.uint8).data[skipped : skipped + stop - start]
 
-    async def _give_way(self) -> None:
-        """Let other requests have a turn where this one has taken long."""
-        if perf_counter() - self._turn_began > _TURN_SECONDS:
-            await trio.lowlevel.checkpoint()
-            self._turn_began = perf_counter()
-
     async def _check(self) -> None:
         """Raise `StaleError` if the chunks are not those of the array any more that was opened."""
         if self._nopened != self._node.nopened:
@@ -383,26 +366,20 @@ class NpyHandle(FileHandle):
         self._valid_until = hierarchy.clock() + hierarchy.remaining(self._array.path)
 
     async def _fill_in(self, out: Elements, plan: dict[Coords, list[Copy]], is_in_order: bool) -> None:
-        await self._give_way()
+        await trio.lowlevel.checkpoint()  # so that others have a turn
         if len(self._known) + len(plan) > _MAX_KNOWN:
             self._known.clear()
-        if len(plan) >= _MANY:
-            out[...] = self._fill[0]
-            if self._is_local:
-                unknown = [coords for coords in plan if coords not in self._known]
-                self._known.update(dict.fromkeys(await self._source.uncovered(unknown)))
         missing = {}
         for coords, copies in plan.items():
             version = self._known.get(coords)
             data = self._chunks.known(version, self._codec) if version is not None else None
             if data is None and (version is not None or coords not in self._known):
                 missing[coords] = copies
-            elif data is not None or len(plan) < _MANY:
+            else:
                 self._copy(copies, data, 0, out)
 
         async def fetch(coords: Coords) -> None:
             await self._fetch(coords, missing[coords], out, is_in_order)
-            await self._give_way()
 
         await for_each(missing, fetch, self._limit)
 

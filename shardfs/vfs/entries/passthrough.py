@@ -88,14 +88,6 @@ class Passthrough(Entry):
         """Return the target of a symbolic link."""
         return await self.fs.store.read_link(self.path)
 
-    async def attribute(self, name: bytes) -> bytes:
-        """Return an extended attribute."""
-        return await self.fs.store.attribute(self.path, name)
-
-    async def attribute_names(self) -> Sequence[bytes]:
-        """Return the names of the extended attributes."""
-        return await self.fs.store.attributes(self.path)
-
     async def successor(self) -> PassthroughHandle | None:
         """Open the file that has the name by now.
 
@@ -118,11 +110,7 @@ class Passthrough(Entry):
 
     async def exists(self) -> bool:
         """Whether anything is stored under the name."""
-        try:
-            await self.fs.store.stat(self.path)
-        except NotFoundError:
-            return False
-        return True
+        return await self.fs.is_stored(self.path)
 
     async def create(self, mode: int, flags: int, owner: Owner) -> PassthroughHandle:
         """Open the stored file, made or not."""
@@ -135,7 +123,7 @@ class Passthrough(Entry):
             file, is_new = await fs.store.create(self.path, mode, exclusive=False), False
         if is_new and os.geteuid() == 0 and owner != (0, 0):
             file.set_attributes(uid=owner.uid, gid=owner.gid)
-        ino = fs.stored.attributes_of(self.path, file.stat()).ino
+        ino = fs.attributes_of(self.path, file.stat()).ino
         is_direct = is_new and self.is_scratch
         handle = PassthroughHandle(ino, self.path, file, fs.ttl, is_writable=True, is_direct=is_direct)
         return handle if is_new else await _cut(handle, flags)
@@ -161,14 +149,11 @@ class Passthrough(Entry):
         except StaleError:
             if self.identity != GONE or not self.fs.is_scratch(self.path):
                 raise
-            return PassthroughHandle(self.ino, "", await self._nameless(), self.fs.ttl, is_writable=True)
+            copy = self._copy()
+            file = await self.fs.store.create(copy, 0o600, exclusive=True)
+            await self.fs.store.unlink(copy)
+            return PassthroughHandle(self.ino, "", file, self.fs.ttl, is_writable=True)
         return await _cut(handle, flags)
-
-    async def _nameless(self) -> OpenFile:
-        copy = self._copy()
-        file = await self.fs.store.create(copy, 0o600, exclusive=True)
-        await self.fs.store.unlink(copy)
-        return file
 
     def _copy(self) -> str:
         """Return a key under which a file can be made before it gets its name."""
@@ -176,7 +161,7 @@ class Passthrough(Entry):
 
     async def content(self) -> tuple[Attributes, Content]:
         """Return attributes and content of the stored file."""
-        attributes = await self.fs.stored.attributes(self.path)
+        attributes = await self.fs.stored_attributes(self.path)
         if attributes.status.kind is Kind.DIRECTORY:
             raise IsADirectoryHereError(f"{self.path} is a directory")
         snapshot = await self.fs.store.open(self.path)
@@ -209,7 +194,8 @@ class Passthrough(Entry):
         """Make the directory."""
         await self._make_parents()
         await self.fs.store.mkdir(self.path, mode)
-        await self._own(owner)
+        if os.geteuid() == 0 and owner != (0, 0):
+            await self.fs.store.set_attributes(self.path, uid=owner.uid, gid=owner.gid)
         self.fs.hierarchy.forget(self.path)
 
     async def remove_directory(self) -> None:
@@ -220,12 +206,12 @@ class Passthrough(Entry):
         if emptied is not None:
             if node.document is not None or not await emptied.is_empty():
                 raise NotEmptyError(f"{self.path} is not empty")
-            async for batch in fs.stored.list_scratch(self.path, 0, lambda name: not emptied.is_scratch(name)):
+            async for batch in fs.list_scratch(self.path, 0, lambda name: not emptied.is_scratch(name)):
                 raise NotEmptyError(f"{os.fsdecode(batch.rows[0][0])} is in the directory")
             await fs.changes.publisher.prune(node)
         await fs.store.rmdir(self.path)
         fs.inodes.removed(self.path)
-        await fs.stored.remove_scratch(self.path)
+        await fs.remove_scratch(self.path)
         fs.hierarchy.abandon(self.path)
 
     async def make_link(self, target: bytes) -> None:
@@ -278,22 +264,10 @@ class Passthrough(Entry):
                     return
             raise
 
-    async def set_attribute(self, name: bytes, value: bytes | None) -> None:
-        """Set an extended attribute, or remove it."""
-        if value is None:
-            await self.fs.store.remove_attribute(self.path, name)
-        else:
-            await self.fs.store.set_attribute(self.path, name, value)
-
     async def _make_parents(self) -> None:
         """Make the directory of a name beside chunks, which is nowhere yet."""
         if self.is_scratch:
             await self.fs.store.make_directories(self.path.rpartition("/")[0])
-
-    async def _own(self, owner: Owner) -> None:
-        """Give what is new to who asked for it, where we may."""
-        if os.geteuid() == 0 and owner != (0, 0):
-            await self.fs.store.set_attributes(self.path, uid=owner.uid, gid=owner.gid)
 
 
 async def _cut(handle: PassthroughHandle, flags: int) -> PassthroughHandle:
@@ -312,12 +286,7 @@ class Special(Passthrough):
 
     __slots__ = ()
 
-    async def open(self) -> FileHandle:
-        """Say that this is no file."""
-        raise IsADirectoryHereError(f"{self.path} is no regular file")
-
-    async def open_to_write(self, flags: int) -> PassthroughHandle:
-        """Say that this is no file."""
+    async def _open(self, *, writable: bool) -> PassthroughHandle:
         raise IsADirectoryHereError(f"{self.path} is no regular file")
 
     async def successor(self) -> None:
@@ -343,12 +312,12 @@ class Directory(Special):
         if chunks is not None and chunks.owns_in_array(name):
             return await chunks.lookup(None, name)
         if chunks is not None and chunks.is_scratch(name):
-            return await fs.stored.lookup_beside_chunks(self.path, name)
+            return await fs.lookup_beside_chunks(self.path, name)
         if self.hides(node, chunks, name):
-            return fs.stored.nothing()
-        attributes = await fs.stored.lookup(self.path, name)
-        if attributes.status.kind is Kind.DIRECTORY and await fs.stored.left_out(self.path, [name]):
-            return fs.stored.nothing()
+            return fs.nothing()
+        attributes = await fs.lookup_stored(self.path, name)
+        if attributes.status.kind is Kind.DIRECTORY and await fs.left_out(self.path, [name]):
+            return fs.nothing()
         return attributes
 
     async def child(self, name: str) -> Entry:
@@ -361,7 +330,7 @@ class Directory(Special):
         if chunks is not None and chunks.owns_in_array(name):
             return await chunks.entry(None, name)
         if chunks is not None and chunks.is_scratch(name):
-            return await fs.stored.beside_chunks(self.path, name)
+            return await fs.beside_chunks(self.path, name)
         if self.hides(node, chunks, name):
             raise NotPermittedError(f"{path} is not shown, and cannot be written, in this view")
         return Passthrough(fs, path, is_scratch=fs.is_scratch(self.path))
@@ -377,10 +346,10 @@ class Directory(Special):
         def hides(name: str) -> bool:
             return name in generated or self.hides(node, chunks, name)
 
-        async for batch in fs.stored.list(self.path, cookie, generated, hides):
+        async for batch in fs.list_stored(self.path, cookie, hides, generated):
             yield batch
         if chunks is not None:
-            async for batch in fs.stored.list_scratch(self.path, cookie, lambda name: not chunks.is_scratch(name)):
+            async for batch in fs.list_scratch(self.path, cookie, lambda name: not chunks.is_scratch(name)):
                 yield batch
             async for batch in chunks.list_in_array(cookie):
                 yield batch
