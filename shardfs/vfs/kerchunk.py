@@ -21,6 +21,7 @@ from shardfs.format.lens.v2 import ZMETADATA
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import join_key
 from shardfs.vfs.chunk_view import ChunkView
+from shardfs.vfs.inodes import ChunkNumbering
 from shardfs.vfs.views import View
 
 Reference = str | list[str | int]
@@ -86,7 +87,8 @@ async def _with_missing(
         async for chunk in stored:
             yield chunk
         return
-    every = _all_of(chunk_view.array.grid.grid_shape)
+    numbering = ChunkNumbering.of(chunk_view.array.grid.grid_shape, nested=False)  # one axis may have more than fit
+    every = (numbering.coords(position) for position in range(numbering.bases[-1], numbering.count))
     room, text = _MAX_INLINE_NBYTES, ""
 
     async def inline(coords: Coords) -> str:
@@ -111,16 +113,6 @@ async def _with_missing(
         yield found, reference
     for coords in every:
         yield coords, await inline(coords)
-
-
-def _all_of(grid_shape: tuple[int, ...]) -> Iterator[Coords]:
-    """Yield all coordinates of a grid in C order, in no memory: one axis alone may have more than fit."""
-    if not grid_shape:
-        yield ()
-        return
-    for first in range(grid_shape[0]):
-        for rest in _all_of(grid_shape[1:]):
-            yield (first, *rest)
 
 
 async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, Reference]]:

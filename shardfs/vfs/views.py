@@ -28,8 +28,8 @@ from shardfs.format.document import Json, encode_json
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import Lens
 from shardfs.format.lens.consolidated import every_copy, inline_copies
-from shardfs.format.lens.decoded import require_decoded
 from shardfs.format.lens.show import ATTRIBUTES, NpyShower, Shower, Shown, V2Shower, V3Shower, shown_by
+from shardfs.format.lens.unsharded import require_decoded
 from shardfs.format.lens.v2 import (
     V2,
     V2_NAMES,

@@ -55,67 +55,58 @@ class BufferBytes:
         if not data:
             return
         end = offset + len(data)
-        if self._file is None and (end > _SPILL_NBYTES or self._space.memory + end > _MAX_MEMORY):
+        if end > _SPILL_NBYTES or self._space.memory + end > _MAX_MEMORY:
             self._spill()
-        if self._file is None and self.nbytes == offset == 0:
-            self._account(end)
-            self._buffer = bytes(data)
-        elif self._file is not None:
+        if self._file is not None:
             with changing("a write buffer"):
                 _write(self._file.fd, data, offset)
+            self.nbytes = max(self.nbytes, end)
+        elif self.nbytes == offset == 0:
+            self._hold(bytes(data))
         else:
             buffer = self._writable()
-            if offset > len(buffer):
-                buffer.extend(bytes(offset - len(buffer)))
+            buffer.extend(bytes(max(0, offset - len(buffer))))
             buffer[offset:end] = data
-            self._account(len(buffer))
-        self.nbytes = max(self.nbytes, end)
+            self._hold(buffer)
 
     def truncate(self, nbytes: int) -> None:
         """Cut the content to *nbytes*, or extend it with zeros."""
-        if self._file is None and nbytes > _SPILL_NBYTES:
+        if nbytes > _SPILL_NBYTES:
             self._spill()
         if self._file is not None:
             with changing("a write buffer"):
                 os.ftruncate(self._file.fd, nbytes)
-        elif nbytes == 0:
-            self._buffer = b""
-            self._account(0)
+            self.nbytes = nbytes
         else:
             buffer = self._writable()
-            if nbytes < len(buffer):
-                del buffer[nbytes:]
-            else:
-                buffer.extend(bytes(nbytes - len(buffer)))
-            self._account(nbytes)
-        self.nbytes = nbytes
+            del buffer[nbytes:]
+            buffer.extend(bytes(nbytes - len(buffer)))
+            self._hold(buffer)
 
     def clear(self) -> None:
         """Let go of all bytes."""
-        self._account(0)
-        self._buffer = b""
         self._file = None
-        self.nbytes = 0
+        self._hold(b"")
 
     def _writable(self) -> bytearray:
-        if not isinstance(self._buffer, bytearray):
-            self._buffer = bytearray(self._buffer)
-        return self._buffer
+        return self._buffer if isinstance(self._buffer, bytearray) else bytearray(self._buffer)
 
-    def _account(self, nbytes: int) -> None:
-        self._space.memory += nbytes - self._accounted
-        self._accounted = nbytes
+    def _hold(self, buffer: bytes | bytearray) -> None:
+        """Let *buffer*, in memory, be the content."""
+        self._space.memory += len(buffer) - self._accounted
+        self._buffer, self._accounted, self.nbytes = buffer, len(buffer), len(buffer)
 
     def _spill(self) -> None:
+        if self._file is not None:
+            return
+        nbytes = self.nbytes
         with changing("the directory of write buffers"):
             fd, path = tempfile.mkstemp(dir=self._space.directory)
             file = Descriptor(fd)
             os.unlink(path)
             _write(fd, self._buffer, 0)
-            os.ftruncate(fd, self.nbytes)
-        self._account(0)
-        self._buffer = b""
-        self._file = file
+        self._hold(b"")
+        self._file, self.nbytes = file, nbytes
 
 
 class State(enum.Enum):

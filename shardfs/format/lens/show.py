@@ -15,9 +15,8 @@ from shardfs.format.dtype import fill_element
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens import Lens, consolidated, v2
 from shardfs.format.lens.consolidated import Consolidated
-from shardfs.format.lens.decoded import Decoded, codec_of, decoded_document
 from shardfs.format.lens.npy import NpyFile
-from shardfs.format.lens.unsharded import Unsharded, UnshardedArray, describe
+from shardfs.format.lens.unsharded import Decoded, Unsharded, UnshardedArray, codec_of, decoded_document, describe
 from shardfs.format.lens.v2 import V2
 from shardfs.format.lens.v2_attributes import (
     FillValues,

@@ -1,5 +1,7 @@
 """Sharded arrays shown unsharded: the document with inner chunks as chunks, the shards behind it, and the way back.
 
+Chunks may be decoded, as `--decode` has them: the document says so.
+
 An array that is stored unsharded is the one-entry case of the same: each of its chunk files is a shard of one chunk.
 
 In what is shown a program may change attributes, dimension names, the fill value, the shape, and members that need not
@@ -8,13 +10,13 @@ chunk grid follows a new shape where it has to.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from shardfs.errors import MetadataError, NotUnshardable, RefusedError, UsageError
-from shardfs.format.codecs import SHARDING, composed_order, parse_chain, split_chain
-from shardfs.format.document import MAX_NDIM, Document, Extension, Json, brief, canonical
-from shardfs.format.dtype import item_nbytes
+from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError, UsageError
+from shardfs.format.codecs import SHARDING, ChunkCodec, composed_order, parse_chain, split_chain
+from shardfs.format.document import MAX_NDIM, Document, Extension, Json, brief, canonical, parse_codecs
+from shardfs.format.dtype import DataType, item_nbytes
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import ENTRY_NBYTES
 from shardfs.format.metadata import ArrayMetadata, parse_array
@@ -73,6 +75,18 @@ class Unsharded:
     def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
         """Return the stored document that shows as *shown*."""
         return reshard(stored, shown)
+
+
+class Decoded:
+    """The lens that shows arrays, sharded or not, with decoded chunks."""
+
+    def get(self, stored: ArrayMetadata) -> Document:
+        """Return the document that says that chunks are decoded."""
+        return decoded_document(describe(stored))
+
+    def put(self, stored: ArrayMetadata, shown: ArrayMetadata) -> Document:
+        """Return the stored document of the array that shows as *shown*."""
+        return reshard(stored, accept_decoded(describe(stored), shown))
 
 
 def fault_of(array: ArrayMetadata) -> str | None:
@@ -263,6 +277,50 @@ def _check_shown(document: dict[str, Any], shown: UnshardedArray, shape: tuple[i
 def _text(value: Json) -> str:
     text = canonical(value)
     return text if len(text) <= _TEXT_LENGTH else text[:_TEXT_LENGTH] + "…"
+
+
+def codec_of(shown: UnshardedArray) -> ChunkCodec:
+    """Return the codec of the chunks; raises `NotShownError` with the reason why they cannot be decoded."""
+    return ChunkCodec.parse(shown.document["data_type"], shown.grid.chunk_shape, shown.codecs)
+
+
+def decoded_document(shown: UnshardedArray) -> dict[str, Any]:
+    """Return the document of *shown* that says that chunks are decoded: little-endian `bytes` and no other codec.
+
+    Raises `NotShownError` with the reason why they cannot be decoded.
+    """
+    return {**shown.document, "codecs": [_bytes_codec(codec_of(shown).data_type).to_json()]}
+
+
+def accept_decoded(shown: UnshardedArray, edited: ArrayMetadata) -> ArrayMetadata:
+    """Return *edited*, which was written over `decoded_document(shown)`, as an edit of the document of *shown*.
+
+    Raises `RefusedError` if it says anything but that chunks are decoded.
+    """
+    require_decoded(edited)
+    codecs: Json = shown.document["codecs"]
+    return replace(edited, document={**edited.document, "codecs": codecs}, codecs=parse_codecs(codecs, "codecs"))
+
+
+def require_decoded(edited: ArrayMetadata) -> None:
+    """Raise `RefusedError` if the chunks of a new array are not decoded: what is written would be taken so."""
+    data_type = edited.document["data_type"]
+    try:
+        expected = normal_codecs([_bytes_codec(DataType.parse(data_type))], data_type)
+        # One that need not be understood has no place in the normal form, but a writer may apply it.
+        if len(edited.codecs) == 1 and canonical(normal_codecs(edited.codecs, data_type)) == canonical(expected):
+            return
+    except (MetadataError, NotShownError) as error:
+        raise RefusedError(str(error)) from None
+    names = ", ".join(codec.name for codec in edited.codecs)
+    raise RefusedError(
+        f"codecs {names}: chunks are decoded here; make the array without compressor and filters, little-endian "
+        "and in C order"
+    )
+
+
+def _bytes_codec(data_type: DataType) -> Extension:
+    return Extension("bytes", {"endian": "little"} if data_type.nbytes > 1 else {})
 
 
 def parse_chunks_per_shard(text: str) -> tuple[int, ...]:

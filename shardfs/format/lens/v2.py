@@ -42,8 +42,7 @@ from shardfs.format.dtype import (
     v3_fill_value,
 )
 from shardfs.format.lens.consolidated import MAX_PATH_LENGTH, every_copy, inline_copies
-from shardfs.format.lens.decoded import accept_decoded, decoded_document, require_decoded
-from shardfs.format.lens.unsharded import describe, reshard
+from shardfs.format.lens.unsharded import accept_decoded, decoded_document, describe, require_decoded, reshard
 from shardfs.format.lens.v2_attributes import (
     FILL_VALUE,
     SAYS,

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from shardfs.errors import RefusedError
 from shardfs.format.document import Json
 from shardfs.format.lens.consolidated import Consolidated
-from shardfs.format.lens.decoded import Decoded
-from shardfs.format.lens.unsharded import Unsharded, unshard
+from shardfs.format.lens.unsharded import Decoded, Unsharded, unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import (
     BASE,

@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 
 from shardfs.errors import NotShownError, RefusedError
-from shardfs.format.lens.decoded import accept_decoded, codec_of, decoded_document, require_decoded
-from shardfs.format.lens.unsharded import UnshardedArray, describe, reshard
+from shardfs.format.lens.unsharded import (
+    UnshardedArray,
+    accept_decoded,
+    codec_of,
+    decoded_document,
+    describe,
+    require_decoded,
+    reshard,
+)
 from shardfs.format.metadata import ArrayMetadata, parse_document, parse_node
 from tests.support.corpus import (
     BASE,

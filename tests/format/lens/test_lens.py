@@ -13,8 +13,7 @@ from shardfs.errors import NotShownError, NotUnshardable, RefusedError
 from shardfs.format.document import canonical
 from shardfs.format.lens import Lens
 from shardfs.format.lens.consolidated import Consolidated, every_copy
-from shardfs.format.lens.decoded import Decoded
-from shardfs.format.lens.unsharded import Unsharded
+from shardfs.format.lens.unsharded import Decoded, Unsharded
 from shardfs.format.lens.v2 import V2
 from shardfs.format.metadata import parse_array
 from tests.support.corpus import CASES, LITTLE, array
