@@ -200,7 +200,6 @@ class DecodedChunk:
         """Return up to *nbytes* bytes from *offset* of the decoded chunk: fewer at its end, none behind it."""
         if self._codec.is_identity:
             self._check()
-            check_decoded_size(self._array, self._coords, self.extent, self._codec)
             return await self.extent.read(offset, nbytes)
         return (await self.get())[offset : offset + nbytes]
 
@@ -208,7 +207,6 @@ class DecodedChunk:
         """Return the decoded bytes as content that can be stored."""
         if self._codec.is_identity:
             self._check()
-            check_decoded_size(self._array, self._coords, self.extent, self._codec)
             return await self.extent.content()
         return MemoryContent(await self.get())
 
@@ -220,13 +218,17 @@ class DecodedChunk:
         return await self._chunks.get(self._array, self._coords, self.extent, self._codec)
 
     def _check(self) -> None:
-        """Raise `ConflictError` for a pending chunk that *codec* is not the codec of: it was published for another."""
+        """Raise `ConflictError` for a pending chunk that *codec* is not the codec of: it was published for another.
+
+        And `CorruptionError` for one that is stored as array bytes and has not as many.
+        """
         shard = self.extent.shard
-        if self._fingerprint is None or not isinstance(shard, PendingBytes):
-            return
-        if shard.put.fingerprint != self._fingerprint:
+        wanted = self._fingerprint
+        if wanted is not None and isinstance(shard, PendingBytes) and shard.put.fingerprint != wanted:
             name = _name(self._array, self._coords)
             raise ConflictError(f"{name} was published for metadata that another program has changed")
+        if self._codec.is_identity:
+            check_decoded_size(self._array, self._coords, self.extent, self._codec)
 
 
 class _Room:

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from copy import copy
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Final, NamedTuple, Self
 
 from shardfs.dataset.array import Extent
 from shardfs.errors import StaleError
@@ -170,21 +170,14 @@ class Batch(NamedTuple):
     """Whether the kernel's references to these inodes are counted: those of chunk trees are not."""
 
 
-class Listing(Protocol):
-    """Starts a listing."""
-
-    def __call__(self, cookie: int) -> AsyncGenerator[Batch, None]:
-        """Yield what follows *cookie*; 0 is the beginning."""
-
-
 class DirectoryHandle:
-    """An open directory.
+    """An open directory; *listing* yields what follows a cookie, 0 being the beginning.
 
     The kernel may drop the end of a reply that its caller had no room for, and ask again from the last name that was
     taken; so what was produced is kept until the next request shows how far the last one came.
     """
 
-    def __init__(self, ino: int, listing: Listing) -> None:
+    def __init__(self, ino: int, listing: Callable[[int], AsyncGenerator[Batch, None]]) -> None:
         self.ino = ino
         self._listing = listing
         self._source: AsyncGenerator[Batch, None] | None = None

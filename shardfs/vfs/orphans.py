@@ -86,18 +86,16 @@ class OrphanChunks:
             keys = [key async for key in walk_files(self._store, place)]
         except (NotFoundError, NotADirectoryHereError):
             return
-        await self._make_directories(path, place)
-        for key in keys:
-            if await self._is_of_chunk(path, key[len(place) + 1 :]):
-                if self.has(key):
-                    await self.absorb_file(key, again=again)
-            else:
-                await self._keep_beside(path, key, key[len(place) + 1 :])
-        await prune(self._store, place)
-
-    async def _is_of_chunk(self, path: str, name: str) -> bool:
         array = (await self._hierarchy.node(path)).any_array
-        return array is None or _coords_of(array, name) is not None
+        if array is not None:
+            await self._make_directories(array, place)
+        for key in keys:
+            name = key[len(place) + 1 :]
+            if array is not None and _coords_of(array, name) is None:
+                await self._keep_beside(path, key, name)
+            elif self.has(key):
+                await self.absorb_file(key, again=again)
+        await prune(self._store, place)
 
     async def _keep_beside(self, path: str, key: str, name: str) -> None:
         """Keep a file that is no chunk, such as one that is about to be renamed, where names beside chunks are."""
@@ -107,11 +105,8 @@ class OrphanChunks:
         for old in (key, join_key(path, name)):
             self._fs.changes.moved(old, beside)
 
-    async def _make_directories(self, path: str, place: str) -> None:
-        """Let the array at *path* have the directories that are below *place*, also those without a file."""
-        array = (await self._hierarchy.node(path)).any_array
-        if array is None:
-            return
+    async def _make_directories(self, array: Array, place: str) -> None:
+        """Let *array* have the directories that are below *place*, also those without a file."""
         root, pending = array.layout.key_encoding.root(array.grid.ndim), [place]
         while pending:
             directory = pending.pop()
@@ -160,11 +155,8 @@ class OrphanChunks:
         if status.nlink == 1:
             self._fs.inodes.retire((Passthrough, status.identity))
 
-    async def resume(self) -> None:
-        """Publish what an earlier mount put aside and did not come to publish."""
-        await self._resume("")
-
-    async def _resume(self, path: str) -> None:
+    async def resume(self, path: str = "") -> None:
+        """Publish what an earlier mount put aside and did not come to publish, for the arrays at *path* and below."""
         try:
             entries = await self._store.list(join_key(self.directory, path) if path else self.directory)
         except (NotFoundError, NotADirectoryHereError):
@@ -173,14 +165,10 @@ class OrphanChunks:
             if entry.name == _CHUNKS:
                 await self._resume_array(path)
             elif entry.kind is Kind.DIRECTORY:
-                await self._resume(join_key(path, entry.name))
+                await self.resume(join_key(path, entry.name))
 
     async def _resume_array(self, path: str) -> None:
-        try:
-            array = (await self._hierarchy.node(path)).any_array
-        except NotFoundError:
-            array = None
-        if array is not None:
+        if await self._hierarchy.array(path) is not None:
             await self.absorb(path, again=True)
             return
         place = self.place(path)  # its document never came

@@ -30,7 +30,7 @@ from shardfs.errors import (
     StoreError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, encode_json
-from shardfs.format.lens.consolidated import Consolidated, copies_told, copies_told_in, put_text
+from shardfs.format.lens.consolidated import Consolidated, copies_told, put_text
 from shardfs.format.lens.show import says_the_same
 from shardfs.format.lens.unsharded import check_resized, shard_new
 from shardfs.format.lens.v2 import ZATTRS
@@ -93,12 +93,11 @@ class Publisher:
         publication = _Publication(entry, written, mode, exclusive)
         try:
             node = await self._without_emptied(node, entry, written)
-            told = None
             if len(written) > LARGE_NBYTES and entry.name == DOCUMENT:
-                told = await self._fs.worker.call(copies_told_in, written)
-            if told is not None:
-                await self._publish_group(node, written, told, publication)
-                return
+                told = await self._fs.worker.call(copies_told, written)
+                if told is not None:
+                    await self._publish_group(node, written, told, publication)
+                    return
             edited = await self._edit(node, entry, written)
             if edited is None:
                 await self._store_as_written(node, publication)
@@ -192,7 +191,7 @@ class Publisher:
         if isinstance(edited, GroupMetadata):
             is_v3 = publication.entry.name == DOCUMENT
             text = publication.written if is_v3 else encode_json(edited.document)
-            await self._publish_group(node, text, copies_told(edited.document), publication)
+            await self._publish_group(node, text, copies_told(text) or {}, publication)
         elif edited.is_sharded:
             await self._require_no_chunks(node, "a sharded array")
             self._fs.hierarchy.show_as_stored(node.path)
@@ -385,10 +384,9 @@ class Publisher:
         hierarchy = self._fs.hierarchy
         for attempt in range(_ATTEMPTS):
             node = await (hierarchy.look_again if attempt else hierarchy.node)(path)
-            group = node.stored
-            if not isinstance(group, GroupMetadata) or node.document is None:
+            if not isinstance(node.metadata, GroupMetadata) or node.document is None:
                 return
-            nodes = await self._nodes_told(path, copies_told(group.document))
+            nodes = await self._nodes_told(path, copies_told(node.document) or {})
             content = await self._with_copies(path, None, node.document, nodes)
             if content == node.document:
                 return

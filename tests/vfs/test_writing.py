@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
-from shardfs.errors import StaleError
+from shardfs.errors import ExistsError, StaleError
 from shardfs.stores.base import Kind
 from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.attributes import Attributes, Owner
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.entries.chunk import Chunk
-from shardfs.vfs.entries.document import TextCache
+from shardfs.vfs.entries.document import Document, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.handles import ChunkHandle
 from shardfs.vfs.inodes import ROOT, Inodes
@@ -274,7 +276,7 @@ async def test_a_file_with_the_identity_of_a_link_that_is_gone_is_a_file(tmp_pat
     process = await Process.start(root, Syscalls())
     fs, changes = process.fs, process.writing.changes
     link = await changes.lookup(ROOT, b"name")
-    file = fs.stored.attributes_of("name", link.status._replace(kind=Kind.FILE))
+    file = fs.attributes_of("name", link.status._replace(kind=Kind.FILE))
     assert file.ino != link.ino
     assert type(await fs.entry(file.ino)) is Passthrough
 
@@ -324,3 +326,55 @@ async def test_a_chunk_that_is_moved_while_its_array_is_loses_no_write(
         await changes.rename(ROOT, b"unchecked", ROOT, b"moved", exclusive=False)
     await changes.close(writing)
     assert await read_file(fs, (await changes.lookup(array, b"c.1")).ino) == b"second"
+
+
+@in_trio
+async def test_a_chunk_that_is_made_only_if_there_is_none_replaces_none(tmp_path: Path) -> None:
+    """Another program may have stored one since it was made."""
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, Syscalls())
+    files, shard = process.writing.changes, root / "unchecked/c/0"
+    await process.write("unchecked", 0, b"theirs")
+    await process.commit()
+    theirs = shard.read_bytes()
+    await process.remove("unchecked", 0)
+    await process.commit()
+    directory = (await find(process.fs, "unchecked/c")).ino
+    handle, _, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWNER)
+    await process.fs.open_files[handle].write(0, b"ours")
+    shard.parent.mkdir(parents=True, exist_ok=True)
+    shard.write_bytes(theirs)
+    with pytest.raises(ExistsError):
+        await process.fs.open_files[handle].flush()
+    assert await read_file(process.fs, (await find(process.fs, "unchecked/c/0")).ino) == b"theirs"
+
+
+@in_trio
+async def test_a_chunk_that_waits_to_be_moved_while_its_array_is_resized_brings_nothing_old(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, Syscalls())
+    fs, changes = process.fs, process.writing.changes
+    fs.hierarchy._ttl = 3600.0
+    await process.write("unchecked", 0, b"old")
+    directory = (await find(fs, "unchecked/c")).ino
+
+    async def move() -> None:
+        with suppress(StaleError):  # the kernel looks at the names again
+            await changes.rename(directory, b"0", ROOT, b"moved", exclusive=False)
+
+    async with trio.open_nursery() as nursery, changes._locks.hold(alone=["unchecked"]):
+        nursery.start_soon(move)
+        await trio.testing.wait_all_tasks_blocked()
+        document = json.loads(await read_file(fs, (await find(fs, "unchecked/zarr.json")).ino))
+        resized = json.dumps({**document, "shape": [document["shape"][0] * 2]}).encode()
+        await changes.publisher.publish(Document(fs, "unchecked/zarr.json"), resized, mode=0o644)
+        tree = fs.chunk_tree(await fs.hierarchy.node("unchecked"))
+        assert tree is not None
+        chunk = Chunk(tree, (0,))
+        handle = await chunk.current()
+        assert handle is not None
+        await chunk.replace(MemoryContent(memoryview(b"new")), handle.attributes, None)
+    found = [await find(fs, path) for path in ("unchecked/c/0", "moved")]
+    assert [await read_file(fs, each.ino) for each in found if each.ino] == [b"new"]

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
@@ -160,21 +161,20 @@ def every_copy(document: Document) -> Iterator[tuple[str, Json]]:
                 groups.append((f"{path}/", copy))
 
 
-def copies_told(document: Document) -> dict[str, bool]:
-    """Return, by path, of which nodes a group's document tells, and whether it says that they are sharded arrays."""
-    told: dict[str, bool] = {}
-    for path, copy in every_copy(document):
+def copies_told(written: bytes) -> dict[str, bool] | None:
+    """Return, by path, of which nodes a group's document tells, and whether it says that they are sharded arrays.
+
+    None is for the document of an array.
+    """
+    group, told = parse_document(written), dict[str, bool]()
+    if isinstance(group, ArrayMetadata):
+        return None
+    for path, copy in every_copy(group.document):
         told[path] = False
         with suppress(MetadataError):
             node = parse_node(copy)
             told[path] = isinstance(node, ArrayMetadata) and node.is_sharded
     return told
-
-
-def copies_told_in(written: bytes) -> dict[str, bool] | None:
-    """Return what `copies_told` does of the text of a document; None for that of an array."""
-    node = parse_document(written)
-    return None if isinstance(node, ArrayMetadata) else copies_told(node.document)
 
 
 def put_text(group: Consolidated, stored: bytes | None, written: bytes, nodes: Mapping[str, bytes]) -> bytes:
@@ -188,26 +188,20 @@ def put_text(group: Consolidated, stored: bytes | None, written: bytes, nodes: M
 def says_the_same(one: Json, other: Json) -> bool:
     """Whether two documents of a node, copies in them included, say the same, in whatever spelling."""
     try:
-        return _says_the_same(one, other, {})
+        return _says_the_same(one, other)
     except (MetadataError, RecursionError):
         return False
 
 
-def _says_the_same(one: Json, other: Json, alike: dict[tuple[str, str], bool]) -> bool:
-    """Do what `says_the_same` does; *alike* remembers spellings that were compared: most copies share a few."""
+def _says_the_same(one: Json, other: Json) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         if one.get("node_type") == other.get("node_type") == "array":
-            if canonical(_rest(one)) != canonical(_rest(other)):
-                return False
-            places = _place(one), _place(other)
-            if places not in alike:
-                alike[places] = _lie_alike(*places)
-            return alike[places]
+            return canonical(_rest(one)) == canonical(_rest(other)) and _lie_alike(_place(one), _place(other))
         copies, others = inline_copies(one), inline_copies(other)
         if copies is not None and others is not None:
             is_same = canonical(_with_copies(one, {})) == canonical(_with_copies(other, {}))
             is_same = is_same and copies.keys() == others.keys()
-            return is_same and all(_says_the_same(copy, others[path], alike) for path, copy in copies.items())
+            return is_same and all(_says_the_same(copy, others[path]) for path, copy in copies.items())
     return canonical(one) == canonical(other)
 
 
@@ -220,8 +214,9 @@ def _place(array: Document) -> str:
     return canonical({member: array[member] for member in _FINGERPRINTED if array.get(member)})
 
 
+@lru_cache(maxsize=64)
 def _lie_alike(one: str, other: str) -> bool:
-    """Whether arrays at these places have one fingerprint."""
+    """Whether arrays at these places have one fingerprint; most copies share a few spellings."""
     if one == other:
         return True
     arrays = [parse_node({**_ANY_ARRAY, **json.loads(place)}) for place in (one, other)]

@@ -14,6 +14,7 @@ from shardfs.dataset.maintenance.walk import walk_files
 from shardfs.dataset.shard_cache import ShardState
 from shardfs.dataset.wal.records import Put
 from shardfs.errors import (
+    ExistsError,
     MetadataError,
     NoAttributeError,
     NotADirectoryHereError,
@@ -332,6 +333,8 @@ class Chunk(Published):
 
     async def publish(self, buffer: "WriteBuffer") -> None:
         """Make what was written the content of the chunk."""
+        if buffer.is_exclusive and self.coords not in self.chunks.refilled and await self.current() is not None:
+            raise ExistsError(f"{self.path} exists by now")
         ino = buffer.ino if buffer.is_new else self.fs.inodes.reserve()
         buffer.mtime_ns = await self._put(buffer.content, buffer.status, ino, buffer.mtime_ns)
         buffer.version = ino
