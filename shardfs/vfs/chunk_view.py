@@ -14,7 +14,6 @@ from shardfs.format.codecs import ChunkCodec
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens.v2_attributes import FillValues
 from shardfs.stores.base import Buffer, Content
-from shardfs.stores.memory import MemoryContent
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +72,12 @@ class Missing:
         element = self._values.shown if removed else self._values.stored
         known = self._chunks.get(element)
         if known is None:
-            known = self._chunks[element] = FillChunk(await self._encode(element))
+            pattern, fill_codec = element, self._values.codec
+            nbytes = self._codec.nbytes if self._codec is not None else 0
+            if self._codec is None and fill_codec is not None:
+                pattern, nbytes = await trio.to_thread.run_sync(fill_codec.chunk, element)
+            known = self._chunks[element] = FillChunk(_Repeated(pattern, nbytes))
         return known
-
-    async def _encode(self, element: bytes) -> Content:
-        fill_codec = self._values.codec
-        assert fill_codec is not None
-        if self._codec is not None:
-            return _Repeated(element, self._codec.nbytes)
-        pattern = fill_codec.pattern(element)
-        if fill_codec.is_repeated:
-            return _Repeated(pattern, len(pattern) * fill_codec.count)
-        return MemoryContent(memoryview(await trio.to_thread.run_sync(fill_codec.encode, element)))
 
 
 class ChunkView(NamedTuple):

@@ -305,20 +305,19 @@ class FillCodec:
             raise NotShownError(str(error)) from None
         return found
 
-    @property
-    def is_repeated(self) -> bool:
-        """Whether an encoded chunk is nothing but repetitions of `pattern`."""
-        return not self.after and not self.header
+    def chunk(self, element: bytes) -> tuple[bytes, int]:
+        """Return an encoded chunk of *element*, little-endian or of any size: a pattern, and the size that it fills.
 
-    def pattern(self, element: bytes) -> bytes:
-        """Return *element*, little-endian or of any size, as it is stored."""
+        Raises `RefusedError` if a codec does not hold that much.
+        """
         if self.header:
-            return struct.pack("<I", len(element)) + element
-        return element if self.swapped is None else np.frombuffer(element, self.swapped).byteswap().tobytes()
-
-    def encode(self, element: bytes) -> bytes:
-        """Return an encoded chunk of *element*; raises `RefusedError` if a codec does not hold that much."""
-        return encode(self.after, self.header + self.pattern(element) * self.count)
+            element = struct.pack("<I", len(element)) + element
+        elif self.swapped is not None:
+            element = np.frombuffer(element, self.swapped).byteswap().tobytes()
+        if not self.after and not self.header:
+            return element, len(element) * self.count
+        encoded = encode(self.after, self.header + element * self.count)
+        return encoded, len(encoded)
 
 
 @dataclass(frozen=True)
