@@ -11,6 +11,7 @@ from shardfs.dataset.writer import Writer
 from shardfs.errors import CrossDeviceError, ExistsError, NotFoundError, NotPermittedError, StaleError
 from shardfs.stores.base import Kind, is_reserved, join_key
 from shardfs.vfs.attributes import ABSENT, Attributes, Owner
+from shardfs.vfs.documents import Documents
 from shardfs.vfs.entries.base import Entry, NewAttributes, Published
 from shardfs.vfs.entries.chunk import ChunkDirectory
 from shardfs.vfs.entries.document import Document
@@ -19,7 +20,6 @@ from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import FileHandle, PassthroughHandle
 from shardfs.vfs.locks import Locks
 from shardfs.vfs.orphans import OrphanChunks
-from shardfs.vfs.publisher import Publisher
 from shardfs.vfs.write_buffer import PIECE_NBYTES, BufferSpace, State, WriteBuffer, WriteBuffers, WriteHandle
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Changes:
             BufferSpace(buffers), lambda: fs.ttl, self._publish, writer.log.sync, self._check_writable
         )
         self.orphans = OrphanChunks(fs, writer, orphans)
-        self.publisher = Publisher(fs, writer, self.orphans, chunks_per_shard=chunks_per_shard)
+        self.documents = Documents(fs, writer, self.orphans, chunks_per_shard=chunks_per_shard)
         fs.changes = self
 
     # Looking at what is there, and at what is being written.

@@ -11,11 +11,18 @@ from weakref import ref
 from shardfs.dataset.hierarchy import Hierarchy, Node, is_below
 from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.worker import Worker
-from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError, SourceError, StaleError
+from shardfs.errors import (
+    IsADirectoryHereError,
+    NotADirectoryHereError,
+    NotFoundError,
+    ShardfsError,
+    SourceError,
+    StaleError,
+)
+from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.stores.base import Entry as Listed
 from shardfs.stores.base import Kind, Stat, Store, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
-from shardfs.vfs.at_once import for_each
 from shardfs.vfs.attributes import Attributes, absent
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.entries.base import Entry
@@ -24,6 +31,7 @@ from shardfs.vfs.entries.document import DocumentText, StoredDocument, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough, Special
 from shardfs.vfs.handles import OTHERS, Batch, DirectoryHandle, FileHandle
 from shardfs.vfs.inodes import ROOT, ArrayRanges, ChunkNumbering, Inodes, Row, in_table
+from shardfs.vfs.parallel import for_each
 from shardfs.vfs.views import View
 
 if TYPE_CHECKING:
@@ -304,6 +312,21 @@ class Filesystem:
             scratch = join_key(self.scratch, directory)
             async for batch in self.list_stored(scratch, cookie, hides, base=OTHERS + _MANY):
                 yield batch
+
+    async def stored_documents(self, path: str) -> Mapping[str, bytes]:
+        """Return the view's documents in the directory *path* that are stored as they were written."""
+        found: dict[str, bytes] = {}
+        for name in self.view.document_names:
+            with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):
+                snapshot = await self.store.open(join_key(path, name))
+                if snapshot.size <= MAX_DOCUMENT_NBYTES:
+                    found[name] = bytes(await snapshot.read(0, snapshot.size))
+        return found
+
+    async def stored_directories(self, path: str) -> Sequence[str]:
+        """Return the names of the directories that are stored in the directory *path*."""
+        entries = await self.store.list(path)
+        return [entry.name for entry in entries if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name)]
 
     # Open files and directories.
 

@@ -7,14 +7,15 @@ read (`format.lens.show`); here it meets the arrays, and what a program wrote is
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import trio
 
-from shardfs.dataset.hierarchy import DOCUMENT, Hierarchy, Node
+from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.errors import (
     MetadataError,
     NotADirectoryHereError,
@@ -45,6 +46,9 @@ from shardfs.stores.base import Store, join_key
 from shardfs.vfs.chunk_view import ChunkView, Missing
 from shardfs.vfs.entries.npy import Ahead, NpyDirectory, NpyHandle
 from shardfs.vfs.entries.passthrough import Directory
+
+if TYPE_CHECKING:
+    from shardfs.vfs.filesystem import Filesystem
 
 log = logging.getLogger(__name__)
 
@@ -104,27 +108,21 @@ class View:
         return False
 
 
-async def _nothing_in(path: str) -> Mapping[str, bytes]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Edit:
     """A document that a program wrote, or removed: then *written* is None.
 
     *node* is what is stored.  If it has no document of v3, *beside* are other documents of its directory, stored as
-    they were written, and *documents_in* gives those of another directory; *directories_in* gives the names of the
-    directories in one.  *is_new*: a node that begins with this one, or that it tells of and that is not there yet,
+    they were written.  *is_new*: a node that begins with this one, or that it tells of and that is not there yet,
     becomes v3.
     """
 
+    fs: "Filesystem"
     node: Node
     name: str
     written: bytes | None
     beside: Mapping[str, bytes] = field(default_factory=dict)
     is_new: bool = False
-    documents_in: Callable[[str], Awaitable[Mapping[str, bytes]]] = _nothing_in
-    directories_in: Callable[[str], Awaitable[Iterable[str]]] = _nothing_in
 
 
 class EditableView(View, ABC):
@@ -140,7 +138,7 @@ class EditableView(View, ABC):
         """Return the names that chunks have of an array that a program makes of *node*, with the document *new*."""
 
     @abstractmethod
-    async def edit(self, hierarchy: Hierarchy, edit: Edit) -> Metadata | None:
+    async def edit(self, edit: Edit) -> Metadata | None:
         """Return the unsharded v3 document of a node after an edit of one of its documents.
 
         None is for a document that is stored as it is written, and for a node that goes with the one that was removed.
@@ -163,7 +161,7 @@ class ZarrV3(EditableView):
         """Return what the document says."""
         return ChunkKeyEncoding.parse(new.chunk_key_encoding)
 
-    async def edit(self, hierarchy: Hierarchy, edit: Edit) -> Metadata | None:
+    async def edit(self, edit: Edit) -> Metadata | None:
         """Return what was written."""
         if edit.written is None:
             return None
@@ -198,7 +196,7 @@ class ZarrV2(EditableView):
         """Return the v2 names."""
         return ChunkKeyEncoding("v2", self.lens.within(node.in_image).separator)
 
-    async def edit(self, hierarchy: Hierarchy, edit: Edit) -> Metadata | None:
+    async def edit(self, edit: Edit) -> Metadata | None:
         """Return the v3 document of a node with what a program changed in one of its v2 documents."""
         node, name, written = edit.node, edit.name, edit.written
         is_main = name in (ZARRAY, ZGROUP)
@@ -206,16 +204,16 @@ class ZarrV2(EditableView):
             return None
         stored, is_stored = node.stored, node.document is not None
         if isinstance(stored, GroupMetadata) and name == ZMETADATA and is_stored and written is not None:
-            return await self._consolidate(hierarchy, edit, stored, written)
+            return await self._consolidate(edit, stored, written)
         if stored is not None and (is_stored or (is_main and isinstance(stored, ArrayMetadata))):
             beside = None if is_stored else edit.beside
             return self.lens.within(node.in_image).edit(stored, name, written, beside)
         if written is None:
             return None
         check_document(name, written)
-        return await self._begin(hierarchy, edit, written) if edit.is_new and is_main else None
+        return await self._begin(edit, written) if edit.is_new and is_main else None
 
-    async def _begin(self, hierarchy: Hierarchy, edit: Edit, written: bytes) -> Metadata:
+    async def _begin(self, edit: Edit, written: bytes) -> Metadata:
         """Return the v3 document of a new node, consolidated if its `.zmetadata` came first."""
         if edit.name == ZGROUP and ZARRAY in edit.beside:  # which would go, as what is in the document does
             raise RefusedError("an array is stored there")
@@ -226,14 +224,12 @@ class ZarrV2(EditableView):
         if consolidated is None or not isinstance(new, GroupMetadata):
             return new
         try:
-            return await self._consolidate(hierarchy, edit, new, consolidated)
+            return await self._consolidate(edit, new, consolidated)
         except (MetadataError, RefusedError) as reason:
             log.warning("%s is not consolidated any more: %s", edit.node.path or "the source", reason)
             return new
 
-    async def _consolidate(
-        self, hierarchy: Hierarchy, edit: Edit, group: GroupMetadata, written: bytes
-    ) -> GroupMetadata:
+    async def _consolidate(self, edit: Edit, group: GroupMetadata, written: bytes) -> GroupMetadata:
         """Return the group's document with copies of the nodes that *written* has copies of, as they are stored."""
         copies: dict[str, Json] = {}
         given = parse_consolidated(written)
@@ -243,16 +239,16 @@ class ZarrV2(EditableView):
                 if not path:
                     self.lens.put_copies(group, documents)
                 else:
-                    copied = await self._copied(hierarchy, edit, join_key(edit.node.path, path), documents)
+                    copied = await self._copied(edit, join_key(edit.node.path, path), documents)
                     copies[path] = copied.document
             except (MetadataError, NotShownError, NotUnshardable, RefusedError) as error:
                 raise RefusedError(f"the copy of {path or 'the group'}: {error}") from None
-        copies |= await self._not_given(hierarchy, edit, group, given)
+        copies |= await self._not_given(edit, group, given)
         consolidated = {"kind": "inline", "must_understand": False, "metadata": copies}
         return parse_group({**group.document, "consolidated_metadata": consolidated})
 
     async def _not_given(
-        self, hierarchy: Hierarchy, edit: Edit, group: GroupMetadata, given: Mapping[str, Mapping[str, Json]]
+        self, edit: Edit, group: GroupMetadata, given: Mapping[str, Mapping[str, Json]]
     ) -> dict[str, Json]:
         """Return the stored documents, by path, of nodes that have no v2 form and so are not among those *given*.
 
@@ -268,28 +264,26 @@ class ZarrV2(EditableView):
             key = join_key(edit.node.path, path) if path else edit.node.path
             if path not in given and is_relative_path(path):
                 try:
-                    node = await hierarchy.node(key)
+                    node = await edit.fs.hierarchy.node(key)
                 except (NotFoundError, NotADirectoryHereError):
                     continue
                 if self.left_out(node) is not None:
                     found |= {} if node.metadata is None else {path: (node.stored or node.metadata).document}
                     continue
-                if node.document is not None or {ZARRAY, ZGROUP} & (await edit.documents_in(key)).keys():
+                if node.document is not None or {ZARRAY, ZGROUP} & (await edit.fs.stored_documents(key)).keys():
                     raise RefusedError(f"it leaves {path} out, which its readers would not find any more")
             if consolidated is None and ZARRAY not in given.get(path, {}):
-                pending += [f"{path}/{name}".lstrip("/") for name in await edit.directories_in(key)]
+                pending += [f"{path}/{name}".lstrip("/") for name in await edit.fs.stored_directories(key)]
         return found
 
-    async def _copied(
-        self, hierarchy: Hierarchy, edit: Edit, path: str, documents: Mapping[str, dict[str, Json]]
-    ) -> Metadata:
+    async def _copied(self, edit: Edit, path: str, documents: Mapping[str, dict[str, Json]]) -> Metadata:
         """Return the stored document of the node at *path*, or the one of a new node that is on its way there."""
         found: Node | None = None
         with suppress(NotFoundError, NotADirectoryHereError):
-            found = await hierarchy.node(path)
+            found = await edit.fs.hierarchy.node(path)
         if found is not None and found.document is not None and found.metadata is not None:
             return self.lens.within(found.in_image).put_copies(found.stored or found.metadata, documents)
-        stored = await edit.documents_in(path)
+        stored = await edit.fs.stored_documents(path)
         name = next((name for name in (ZARRAY, ZGROUP) if name in documents), None)
         if not edit.is_new or name is None or ZARRAY in stored or ZGROUP in stored:
             raise RefusedError("it is not stored as Zarr v3, and cannot have a copy here")

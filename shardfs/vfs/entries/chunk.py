@@ -503,7 +503,7 @@ class ChunkDirectory(Entry):
         chunks.removals[self.position] += 1
         if not self.coords and chunks.root:
             node = await self.fs.hierarchy.node(chunks.path)
-            await self.fs.changes.publisher.prune(node)
+            await self.fs.changes.documents.prune(node)
             if node.document is None:  # nothing is left of the array
                 self.fs.hierarchy.abandon(node.path)
 

@@ -196,7 +196,7 @@ class Document(Published):
         """Make what was written the document."""
         content = buffer.content
         text = bytes(content.read(0, content.nbytes))
-        await self.fs.changes.publisher.publish(self, text, mode=mode_of(buffer.status), exclusive=buffer.is_exclusive)
+        await self.fs.changes.documents.publish(self, text, mode=mode_of(buffer.status), exclusive=buffer.is_exclusive)
         if buffer.mtime_ns is not None:
             await self._set_time(buffer.mtime_ns)
 
@@ -207,7 +207,7 @@ class Document(Published):
         text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
         changes = self.fs.changes
         async with changes.buffers.lock(self):
-            await changes.publisher.publish(self, text, mode=mode_of(attributes.status), exclusive=exclusive)
+            await changes.documents.publish(self, text, mode=mode_of(attributes.status), exclusive=exclusive)
             changes.buffers.detach(self)
         await self._set_time(attributes.own_mtime_ns)
 
@@ -216,7 +216,7 @@ class Document(Published):
         changes = self.fs.changes
         async with changes.buffers.lock(self):
             try:
-                await changes.publisher.remove(self)
+                await changes.documents.remove(self)
             except NotFoundError:
                 if changes.buffers.unpublished(self.path) is None:
                     raise

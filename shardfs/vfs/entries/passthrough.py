@@ -208,7 +208,7 @@ class Passthrough(Entry):
                 raise NotEmptyError(f"{self.path} is not empty")
             async for batch in fs.list_scratch(self.path, 0, lambda name: not emptied.is_scratch(name)):
                 raise NotEmptyError(f"{os.fsdecode(batch.rows[0][0])} is in the directory")
-            await fs.changes.publisher.prune(node)
+            await fs.changes.documents.prune(node)
         await fs.store.rmdir(self.path)
         fs.inodes.removed(self.path)
         await fs.remove_scratch(self.path)

@@ -3,7 +3,7 @@
 import logging
 import stat
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,13 +29,13 @@ from shardfs.errors import (
     StaleError,
     StoreError,
 )
-from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, encode_json
+from shardfs.format.document import Document, encode_json
 from shardfs.format.lens.consolidated import Consolidated, copies_told, put_text
 from shardfs.format.lens.show import says_the_same
 from shardfs.format.lens.unsharded import check_resized, shard_new
 from shardfs.format.lens.v2 import ZATTRS
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata
-from shardfs.stores.base import Expected, Kind, is_reserved, join_key
+from shardfs.stores.base import Expected, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.entries.document import NO_ATTRIBUTES, DocumentText
 from shardfs.vfs.entries.document import Document as DocumentEntry
@@ -46,7 +46,6 @@ from shardfs.vfs.views import Edit, EditableView
 log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 5
-_NOT_THERE: Final = (NotFoundError, NotADirectoryHereError, IsADirectoryHereError)
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class _Publication:
     exclusive: bool
 
 
-class Publisher:
+class Documents:
     """The documents of a tree that may be changed, as the view shows them.
 
     *chunks_per_shard* is how new arrays are sharded; None stores them as they are written.
@@ -112,7 +111,7 @@ class Publisher:
         fs = self._fs
         node = await fs.hierarchy.look_again(entry.node_path)
         documents = fs.documents(node)
-        edited = await self._view.edit(fs.hierarchy, Edit(node, entry.name, None))
+        edited = await self._view.edit(Edit(fs, node, entry.name, None))
         if edited is not None and entry.name in documents:
             mode = stat.S_IMODE(node.document_stat.mode) if node.document_stat is not None else 0o644
             await self._publish(node, edited, _Publication(entry, b"", mode, exclusive=False))
@@ -161,29 +160,13 @@ class Publisher:
 
     async def _edit(self, node: Node, entry: DocumentEntry, written: bytes) -> Metadata | None:
         """Return the unsharded v3 document that was written; None if it is stored as it is."""
-        beside = await self._documents_in(node.path) if node.document is None else {}
+        beside = await self._fs.stored_documents(node.path) if node.document is None else {}
         is_new = self._chunks_per_shard is not None and entry.name not in beside
-        edit = Edit(node, entry.name, written, beside, is_new, self._documents_in, self._directories_in)
         try:
-            return await self._view.edit(self._fs.hierarchy, edit)
+            return await self._view.edit(Edit(self._fs, node, entry.name, written, beside, is_new))
         except NotUnshardable as reason:
             log.warning("%s is stored as it is written: %s", node.path or "the array", reason)
             return None
-
-    async def _documents_in(self, path: str) -> Mapping[str, bytes]:
-        """Return the documents in the directory *path* that are stored as they were written."""
-        found: dict[str, bytes] = {}
-        for name in self._view.document_names:
-            with suppress(*_NOT_THERE):
-                snapshot = await self._fs.store.open(join_key(path, name))
-                if snapshot.size <= MAX_DOCUMENT_NBYTES:
-                    found[name] = bytes(await snapshot.read(0, snapshot.size))
-        return found
-
-    async def _directories_in(self, path: str) -> Sequence[str]:
-        """Return the names of the directories that are stored in the directory *path*."""
-        entries = await self._fs.store.list(path)
-        return [entry.name for entry in entries if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name)]
 
     async def _publish(self, node: Node, edited: Metadata, publication: _Publication) -> None:
         chunk_view = self._view.chunk_view(node)
@@ -280,7 +263,7 @@ class Publisher:
         fs, entry, key = self._fs, publication.entry, join_key(node.path, DOCUMENT)
         exclusive = publication.exclusive and node.document is None
         # What these say will be in the document.
-        beside = {} if entry.name == DOCUMENT or node.document is not None else await self._documents_in(node.path)
+        beside = {} if entry.name == DOCUMENT or node.document is not None else await fs.stored_documents(node.path)
         texts: dict[str, DocumentText] = {}
         fs.store.note_shown(key, node.document_stat)
         try:
