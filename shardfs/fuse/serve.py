@@ -111,7 +111,7 @@ def serve(
         _mount(operations, path, options, name)
         clean = False
         try:
-            is_committed = trio.run(_run_to_the_end, operations.fs, writing, ready, note, figures, notifier)
+            is_committed = trio.run(_run_to_the_end, operations.fs, writing, ready, note, _End(figures, notifier))
             clean = True
         except ShardfsError:
             clean = True  # it could not begin, and nobody has seen it
@@ -151,7 +151,7 @@ def _mount(operations: Operations, path: str, options: MountOptions, name: str) 
 
 @dataclass(slots=True)
 class _End:
-    """How a mount ends; *is_given_up*: it was told to, and what is pending could not be committed.
+    """How a mount ends, and who is told; *is_given_up*: it was told to, and what is pending could not be committed.
 
     *has_begun*: it was told to, or unmounted; a signal changes nothing any more.
     """
@@ -168,17 +168,12 @@ class _End:
 
 
 async def _run_to_the_end(
-    fs: Filesystem,
-    writing: Session | None,
-    ready: Callable[[str | None], None],
-    note: str | None,
-    figures: Figures,
-    notifier: Notifier,
+    fs: Filesystem, writing: Session | None, ready: Callable[[str | None], None], note: str | None, end: _End
 ) -> bool:
-    trio.lowlevel.spawn_system_task(figures.run)
-    trio.lowlevel.spawn_system_task(notifier.run, figures)
+    trio.lowlevel.spawn_system_task(end.figures.run)
+    trio.lowlevel.spawn_system_task(end.notifier.run, end.figures)
     try:
-        return await _run(fs, writing, ready, note, _End(figures, notifier))
+        return await _run(fs, writing, ready, note, end)
     finally:
         await fs.worker.end()
 
