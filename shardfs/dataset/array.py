@@ -19,7 +19,7 @@ from shardfs.dataset.shard_cache import ShardCache, ShardState
 from shardfs.dataset.shard_listing import ShardListing
 from shardfs.dataset.wal.records import Change, Erase, Put
 from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
-from shardfs.format.index import EntryRun
+from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import Coords, Segment, ShardGrid
 from shardfs.stores.base import Buffer, Content, Kind, Stat
@@ -64,7 +64,7 @@ class ListedRun(NamedTuple):
     length: int
     state: ShardState
     shard: OpenShard | None = None
-    entries: EntryRun | None = None
+    entries: Entries | None = None
     error: ShardfsError | None = None
     pending: Mapping[int, int | None] = {}
     nbytes: int | None = None
@@ -93,15 +93,15 @@ class ListedRun(NamedTuple):
             return numbers, [self.nbytes] * len(numbers), None
         if self.error is None and self.shard is None:
             return [], [], None
-        if self.entries is None:
+        if self.entries is None or self.shard is None:
             return numbers, [0] * len(numbers), [True] * len(numbers)
-        entries = self.entries.part(start, stop)
-        sound = entries.sound
+        entries = self.entries[start:stop]
+        sound = are_sound(entries, self.shard.index.shard_nbytes)
         if sound.all():
-            return numbers, entries.nbytes.tolist(), None
-        present = sound | ~entries.empty
+            return numbers, entries[:, 1].tolist(), None
+        present = sound | ~are_empty(entries)
         numbers = (np.flatnonzero(present) + self.first + start).tolist()
-        sizes = np.where(sound, entries.nbytes, 0)[present].tolist()
+        sizes = np.where(sound, entries[:, 1], 0)[present].tolist()
         damaged = ~sound[present]
         return numbers, sizes, damaged.tolist() if damaged.any() else None
 
@@ -140,7 +140,7 @@ class Array:
         """Do what `find` does, of what is in the shard, whatever is pending."""
         state, shard, entry = await self._look_up(coords, fresh=fresh)
         found = shard.index.range(entry) if shard is not None else None
-        return state, Extent(shard, found.offset, found.nbytes) if shard is not None and found is not None else None
+        return state, Extent(shard, *found) if shard is not None and found is not None else None
 
     async def _look_up(self, coords: Coords, *, fresh: bool) -> tuple[ShardState, OpenShard | None, int]:
         """Return the outermost and the innermost shard around a chunk, and its entry there."""
@@ -301,7 +301,8 @@ class Array:
             return ListedRun(segment.first, segment.length, state, error=error, pending=pending)
         if shard is None:
             return ListedRun(segment.first, segment.length, state, pending=pending) if pending else None
-        entries = shard.index.run(place.entries[-1], segment.stride, segment.length)
+        start, stride = place.entries[-1], segment.stride
+        entries = shard.index.entries[start : start + stride * (segment.length - 1) + 1 : stride]
         return ListedRun(segment.first, segment.length, state, shard, entries, pending=pending)
 
     def _pending(self, prefix: Coords, segment: Segment) -> Mapping[int, int | None]:

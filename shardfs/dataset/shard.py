@@ -183,8 +183,8 @@ async def open_inner_shard(
     found = outer.index.range(entry)
     if found is None:
         return None
-    start = outer.offset + found.offset
-    return await _open(level, shape, outer.snapshot, outer.outermost or outer, start, found.nbytes, cache)
+    offset, nbytes = found
+    return await _open(level, shape, outer.snapshot, outer.outermost or outer, outer.offset + offset, nbytes, cache)
 
 
 async def _open(

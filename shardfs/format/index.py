@@ -7,7 +7,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +28,8 @@ from shardfs.format.document import Extension
 EMPTY: Final = 2**64 - 1
 ENTRY_NBYTES: Final = 16
 _EMPTY: Final = np.uint64(EMPTY)
+Entries = npt.NDArray[np.uint64]  # rows of `offset` and `nbytes`
 _DTYPES: Final[dict[str, np.dtype[np.uint64]]] = {"little": np.dtype("<u8"), "big": np.dtype(">u8")}
-
-
-class ByteRange(NamedTuple):
-    """*nbytes* bytes from *offset*; both within the shard that they were checked against."""
-
-    offset: int
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +131,15 @@ class ShardIndex:
         """Number of entries, empty ones included."""
         return len(self.values) // 2
 
-    def range(self, entry: int) -> ByteRange | None:
-        """Return where inner chunk *entry* lies in the shard; None if it is empty.
+    def range(self, entry: int) -> tuple[int, int] | None:
+        """Return offset and length of inner chunk *entry*, which lies within the shard; None if it is empty.
 
         Raises `CorruptionError` for a half-empty entry and for one that reaches beyond the shard.
         """
         offset = self.values[2 * entry]
         nbytes = self.values[2 * entry + 1]
         if offset + nbytes <= self.shard_nbytes:
-            return ByteRange(offset, nbytes)
+            return offset, nbytes
         if offset == EMPTY and nbytes == EMPTY:
             return None
         raise CorruptionError(
@@ -156,67 +150,45 @@ class ShardIndex:
     @property
     def first_live_byte(self) -> int:
         """Where the first inner chunk begins; the end of the shard if there is none."""
-        entries = self.run(0, 1, self.nentries)
-        return int(entries.offsets[entries.sound].min(initial=np.uint64(self.shard_nbytes)))
+        return int(self.entries[self.sound, 0].min(initial=np.uint64(self.shard_nbytes)))
 
     @property
     def live_nbytes(self) -> int:
         """Bytes of inner chunks and of the index, as if no two entries shared any."""
-        entries = self.run(0, 1, self.nentries)
-        return int(entries.nbytes[entries.sound].sum()) + len(self.encoded)
+        return int(self.entries[self.sound, 1].sum()) + len(self.encoded)
 
     def entry(self, entry: int) -> tuple[int, int] | None:
         """Return offset and length of inner chunk *entry* as they stand there, unchecked; None if it is empty."""
         offset, nbytes = self.values[2 * entry], self.values[2 * entry + 1]
         return None if offset == EMPTY and nbytes == EMPTY else (offset, nbytes)
 
-    def run(self, start: int, stride: int, count: int) -> "EntryRun":
-        """Return *count* entries from *start* on, each *stride* after the other."""
-        pairs = self.entries()[start : start + stride * (count - 1) + 1 : stride]
-        return EntryRun(pairs, self.shard_nbytes)
-
-    def entries(self) -> npt.NDArray[np.uint64]:
-        """Return a view of all entries as rows of `offset` and `nbytes`, which cannot be written to."""
+    @property
+    def entries(self) -> Entries:
+        """A view of all entries, which cannot be written to."""
         return np.frombuffer(self.values.toreadonly(), dtype=np.uint64).reshape(-1, 2)
-
-
-class EntryRun:
-    """Entries of a shard of *shard_nbytes* bytes: the same judgement as `ShardIndex.range`, for many at once.
-
-    There may be a size for each entry.
-    """
-
-    __slots__ = ("_pairs", "_shard_nbytes")
-
-    def __init__(self, pairs: npt.NDArray[np.uint64], shard_nbytes: int | np.uint64 | npt.NDArray[np.uint64]) -> None:
-        self._pairs = pairs
-        self._shard_nbytes = np.uint64(shard_nbytes)
 
     @property
     def sound(self) -> npt.NDArray[np.bool_]:
-        """Which entries name bytes that lie within the shard."""
-        offsets, nbytes, size = self.offsets, self.nbytes, self._shard_nbytes
-        # A sum that overflows is no danger: one of its parts is too large by itself.
-        return np.asarray((offsets <= size) & (nbytes <= size) & (offsets + nbytes <= size))
+        """Which entries name bytes of the shard."""
+        return are_sound(self.entries, self.shard_nbytes)
 
-    @property
-    def empty(self) -> npt.NDArray[np.bool_]:
-        """Which entries say that there is no inner chunk; those that are neither sound nor empty are damaged."""
-        return np.asarray((self.offsets == _EMPTY) & (self.nbytes == _EMPTY))
 
-    @property
-    def offsets(self) -> npt.NDArray[np.uint64]:
-        """Offset of every entry."""
-        return self._pairs[:, 0]
+def are_sound(entries: Entries, shard_nbytes: int) -> npt.NDArray[np.bool_]:
+    """Tell which entries name bytes that lie within a shard of *shard_nbytes* bytes."""
+    offsets, nbytes, size = entries[:, 0], entries[:, 1], np.uint64(shard_nbytes)
+    # A sum that overflows is no danger: one of its parts is too large by itself.
+    return np.asarray((offsets <= size) & (nbytes <= size) & (offsets + nbytes <= size))
 
-    @property
-    def nbytes(self) -> npt.NDArray[np.uint64]:
-        """Length of every entry."""
-        return self._pairs[:, 1]
 
-    def part(self, start: int, stop: int) -> "EntryRun":
-        """Return the entries from *start* to before *stop*."""
-        return EntryRun(self._pairs[start:stop], self._shard_nbytes)
+def are_empty(entries: Entries) -> npt.NDArray[np.bool_]:
+    """Tell which entries say that there is no inner chunk."""
+    return np.asarray((entries == _EMPTY).all(axis=1))
+
+
+def damaged(entries: Entries, shard_nbytes: int) -> list[int]:
+    """Return which entries of a shard of *shard_nbytes* bytes are neither sound nor empty."""
+    found: list[int] = np.flatnonzero(~(are_sound(entries, shard_nbytes) | are_empty(entries))).tolist()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

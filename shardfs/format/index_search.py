@@ -16,7 +16,7 @@ from numcodecs.checksum32 import CRC32C
 
 from shardfs.errors import CorruptionError
 from shardfs.format.codecs import Buffer
-from shardfs.format.index import ENTRY_NBYTES, IndexLayout
+from shardfs.format.index import ENTRY_NBYTES, IndexLayout, damaged
 
 _ROW: Final = 2048  # positions that follow each other in a block; the rows of a block are worked on side by side
 _ROWS: Final = 1024
@@ -51,8 +51,7 @@ def _is_index(layout: IndexLayout, shard: npt.NDArray[np.uint8], offset: int) ->
         index = layout.codecs.decode(encoded, layout.chunks_per_shard, shard_nbytes=offset)
     except CorruptionError:
         return False
-    entries = index.run(0, 1, index.nentries)
-    return bool((entries.sound | entries.empty).all())
+    return not damaged(index.entries, offset)
 
 
 class _Window:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardfs.errors import CorruptionError
-from shardfs.format.index import EMPTY, EntryRun, IndexLayout, ShardIndex
+from shardfs.format.index import EMPTY, IndexLayout, ShardIndex, are_sound, damaged
 
 _EMPTY: Final = np.uint64(EMPTY)
 
@@ -103,15 +103,14 @@ def plan_write(
     """
     if old is None or len(puts) == layout.nentries:
         return _lay_out(layout, np.full((layout.nentries, 2), _EMPTY), puts)
-    values = old.entries().copy()
+    values = old.entries.copy()
     values[list(erases)] = _EMPTY
     if not compact:
         if layout.at_start:
             alignment = 1
         return _append(layout, values, puts, old.shard_nbytes, drop_index, alignment, at_once)
     values[list(puts)] = _EMPTY
-    run = EntryRun(values, old.shard_nbytes)
-    for entry in np.flatnonzero(~(run.sound | run.empty))[:1].tolist():
+    for entry in damaged(values, old.shard_nbytes):
         old.range(entry)  # raises
     return _lay_out(layout, values, puts)
 
@@ -137,7 +136,7 @@ def _append(
     kept_nbytes = shard_nbytes
     if drop_index and not layout.at_start:
         without = shard_nbytes - layout.nbytes
-        if not (EntryRun(values, shard_nbytes).sound & ~EntryRun(values, without).sound).any():
+        if not (are_sound(values, shard_nbytes) & ~are_sound(values, without)).any():
             kept_nbytes = without
     tail_nbytes = 0 if layout.at_start else layout.nbytes
     nbytes = kept_nbytes
@@ -157,7 +156,7 @@ def _append(
         nbytes += padding + step_nbytes + tail_nbytes
         ends.append(nbytes)
     # The new end must not lend sense to an entry that named bytes beyond the old one: they would be another's.
-    values[EntryRun(values, nbytes).sound & ~EntryRun(values, kept_nbytes).sound, 0] = _EMPTY
+    values[are_sound(values, nbytes) & ~are_sound(values, kept_nbytes), 0] = _EMPTY
     values[entries, 0] = offsets
     values[entries, 1] = sizes
     if (values == _EMPTY).all():
@@ -166,8 +165,8 @@ def _append(
     if not layout.at_start:
         before = [CopiedRange(0, kept_nbytes)] if kept_nbytes else []
         return WritePlan((*before, *added, Index(index)), index, nbytes, is_append=True, ends=tuple(ends))
-    kept = EntryRun(values, shard_nbytes)
-    for entry in np.flatnonzero(kept.sound & (kept.offsets < layout.nbytes) & (kept.nbytes > 0))[:1].tolist():
+    is_within = (values[:, 0] < layout.nbytes) & (values[:, 1] > 0)
+    for entry in np.flatnonzero(is_within & are_sound(values, shard_nbytes))[:1].tolist():
         raise CorruptionError(f"entry {entry} of the shard index names bytes of the index itself, which is replaced")
     rest = [CopiedRange(len(index), shard_nbytes - len(index))] if shard_nbytes > len(index) else []
     return WritePlan((Index(index), *rest, *added), index, nbytes, is_append=True)

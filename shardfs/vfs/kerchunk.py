@@ -16,6 +16,7 @@ from shardfs.dataset.maintenance.walk import walk_files
 from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, NotShownError, NotUnshardable
 from shardfs.format.document import encode_json, parse_json
+from shardfs.format.index import are_sound
 from shardfs.format.lens.consolidated import without_copies
 from shardfs.format.lens.v2 import ZMETADATA
 from shardfs.format.sharding import Coords
@@ -136,6 +137,6 @@ async def _chunks(source: Source, array: Array) -> AsyncIterator[tuple[Coords, R
                 for number in numbers:
                     yield (*prefix, number), [url]
             elif run.shard is not None and run.entries is not None:
-                offsets = run.entries.offsets[run.entries.sound].tolist()
+                offsets = run.entries[are_sound(run.entries, run.shard.index.shard_nbytes), 0].tolist()
                 for number, offset, size in zip(numbers, offsets, sizes, strict=True):
                     yield (*prefix, number), [url, run.shard.offset + offset, size]

@@ -21,7 +21,7 @@ from tests.support.damage import ENTRY_FAULTS, edit
 from tests.support.datasets import files_below, store
 from tests.support.encoder import Layout
 from tests.support.mounting import PATIENCE, Mounter
-from tests.support.readers import READERS, assert_same, read_zarr
+from tests.support.readers import assert_same, read_zarr
 
 SHARD = "c/0/0"
 WASTEFUL = Layout(gaps=True, order="reversed")
@@ -93,33 +93,6 @@ def test_of_nested_shards_those_within_are_moved_as_they_are(tmp_path: Path) -> 
     files = files_below(tmp_path)
     assert compact(tmp_path, "--threshold", "0", "--force") == ["0 shards compacted, 0 dead bytes removed"]
     assert files_below(tmp_path) == files
-
-
-def test_values_are_the_same_natively_and_the_file_gets_smaller_by_its_dead_bytes(tmp_path: Path) -> None:
-    changing = ChangingArray(tmp_path / "a")
-    path = tmp_path / "a"
-    new = changing.chunks(2)
-    for key, entry in (("c/0/0", 0), ("c/0/1", 1), ("c/0/0", 0), ("c/1/1", 3)):
-        changing.append(SHARD, entry, new[key])
-    values = {name: read(path) for name, read in READERS.items()}
-    before = use_of(tmp_path)
-    untouched = (path / "c/1/0").stat()
-    dead = before["a/c/0/0"]["dead"]
-    assert dead > 0
-    assert compact(tmp_path, "--threshold", "0.01") == [f"1 shard compacted, {dead:,} dead bytes removed"]
-    after = use_of(tmp_path)
-    assert after["a/c/0/0"]["dead"] == 0
-    assert after["a/c/0/0"]["size"] == before["a/c/0/0"]["size"] - dead
-    for name, read in READERS.items():
-        assert_same(read(path), values[name])
-    # In C order: the payloads follow each other as their entries do.
-    shard = (path / SHARD).read_bytes()
-    offsets = np.frombuffer(shard[-68:-4], "<u8").reshape(4, 2)
-    assert offsets[0, 0] == 0
-    assert (offsets[1:, 0] == offsets[:-1].sum(axis=1)).all()
-    assert (path / "c/1/0").stat().st_ino == untouched.st_ino
-    assert not (tmp_path / ".shardfs").exists()
-    assert compact(tmp_path, "--threshold", "0.01") == ["0 shards compacted, 0 dead bytes removed"]
 
 
 def test_only_shards_from_the_threshold_on_are_rewritten(tmp_path: Path) -> None:
@@ -195,15 +168,6 @@ def test_a_shard_with_a_damaged_entry_is_left_as_it_is(tmp_path: Path) -> None:
         assert (tmp_path / name / SHARD).read_bytes() == before[f"{name}/{SHARD}"]
         assert (tmp_path / name / "c/0/1").read_bytes() != before[f"{name}/c/0/1"]  # its neighbour is compacted
     assert lines[-1].startswith(f"{len(ENTRY_FAULTS)} shards compacted, ")
-
-
-def test_a_torn_shard_is_left_as_it_is(tmp_path: Path) -> None:
-    store(tmp_path, document(), layout=Layout(gaps=True))
-    with open(tmp_path / SHARD, "ab") as file:
-        file.write(b"torn")
-    before = (tmp_path / SHARD).read_bytes()
-    compact(tmp_path, "--threshold", "0", "--force")
-    assert (tmp_path / SHARD).read_bytes() == before
 
 
 @pytest.mark.parametrize("after", [(GZIP,), (CRC32C,)], ids=["gzip", "crc32c"])
@@ -292,14 +256,3 @@ def test_a_source_that_is_written_is_refused_and_so_is_one_with_a_journal(
     assert after == before
     assert run("recover", "--apply", source).returncode == 0
     assert compact(source, "--threshold", "0.01")[-1].startswith("1 shard compacted")
-
-
-def test_an_array_that_is_shown_as_stored_is_not_touched(tmp_path: Path) -> None:
-    store(tmp_path / "sharded", document(), layout=C_ORDER)
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "plain/zarr.json").write_text("{}")
-    (tmp_path / "plain/c").mkdir()
-    (tmp_path / "plain/c/0").write_bytes(b"\0" * 1000)
-    before = files_below(tmp_path)
-    assert compact(tmp_path, "--threshold", "0", "--force") == ["0 shards compacted, 0 dead bytes removed"]
-    assert files_below(tmp_path) == before

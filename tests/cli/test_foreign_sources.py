@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Background
-from tests.support.commands import SOURCE, one_line_of, run, run_json
+from tests.support.commands import SOURCE, one_line_of, run
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import store
 
@@ -131,7 +131,3 @@ def test_a_file_is_refused_by_what_it_is(background: Background, place: Path, tm
     make(tmp_path / name)
     for done in (run("info", tmp_path / name), background(tmp_path / name, place)):
         assert text in one_line_of(done, SOURCE)
-
-
-def test_json_of_nothing_is_an_empty_list(tmp_path: Path) -> None:
-    assert run_json("info", "--json", tmp_path) == []

@@ -36,7 +36,7 @@ from tests.support.commands import FAILED, run, run_json
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, sharding, transpose
 from tests.support.daemons import kill_daemon
 from tests.support.datasets import files_below, store
-from tests.support.encoder import EMPTY, Layout, encode_array, named
+from tests.support.encoder import EMPTY, encode_array, named
 from tests.support.mounting import Mounter
 from tests.support.readers import READERS, read_zarr
 
@@ -189,22 +189,6 @@ def test_the_report_for_people_says_what_is_cut_off_and_where_it_is_kept(tmp_pat
     assert done.stdout.startswith(f"repaired: {SHARD}: its last {tail} bytes are in .shardfs/torn/")
 
 
-@pytest.mark.parametrize("nbytes", [1, 67, 3000])
-def test_garbage_behind_a_shard_is_cut_off(tmp_path: Path, nbytes: int) -> None:
-    store(tmp_path, document())
-    old = (tmp_path / SHARD).read_bytes()
-    values = read_zarr(tmp_path)
-    new = PLAIN.appended(old, {0: old[24:48]})  # a whole append: its index is the last one
-    garbage = RANDOM.bytes(nbytes)
-    (tmp_path / SHARD).write_bytes(new + garbage)
-    found = torn_of(run_json("recover", "--apply", "--json", tmp_path))[SHARD]
-    assert (tmp_path / found["path"]).read_bytes() == garbage
-    assert (tmp_path / SHARD).read_bytes() == new
-    values[0:2, 0:3] = values[0:2, 3:6]
-    for read in READERS.values():
-        assert np.array_equal(read(tmp_path), values)
-
-
 def test_a_second_run_changes_nothing_and_a_second_tear_does_not_overwrite_the_first_tail(tmp_path: Path) -> None:
     store(tmp_path, document(), absent=[ABSENT])
     old = (tmp_path / SHARD).read_bytes()
@@ -282,19 +266,6 @@ def test_what_cannot_be_repaired_is_reported_with_the_reason_and_left_as_it_is(t
     assert not (tmp_path / ".shardfs").exists()
 
 
-def test_a_whole_rewrite_that_was_killed_half_way_is_reported_not_repaired(tmp_path: Path) -> None:
-    """As by a library that writes the new shard over the old one; the old index was overwritten, or its bytes were."""
-    store(tmp_path, document(), layout=Layout(order="reversed"))
-    old = (tmp_path / SHARD).read_bytes()
-    store(tmp_path / "new", document(), values=np.arange(1000, 1072).reshape(4, 18).astype(np.int32))
-    new = (tmp_path / "new" / SHARD).read_bytes()
-    assert len(new) == len(old)
-    (tmp_path / SHARD).write_bytes(new[:-30])  # truncated first, as by open(..., "wb")
-    found = torn_of(run_json("recover", "--apply", "--json", tmp_path, status=FAILED))
-    assert "there is no valid index in it" in found[SHARD]["message"]
-    assert (tmp_path / SHARD).read_bytes() == new[:-30]
-
-
 def test_a_repaired_array_reads_as_before_and_can_be_written(tmp_path: Path, mount: Mounter) -> None:
     store(tmp_path / "a", document())
     values = read_zarr(tmp_path / "a")
@@ -346,20 +317,6 @@ def test_the_journal_of_a_killed_mount_is_shown_and_applied(background: Backgrou
     assert not (source / ".shardfs").exists()
     done = run("recover", "--apply", source)
     assert (done.returncode, done.stdout) == (0, "nothing to recover\n")
-
-
-def test_the_last_of_several_versions_of_a_chunk_is_applied(background: Background, source: Path, place: Path) -> None:
-    assert background("--write", source, place).returncode == 0
-    for number in range(3):
-        (place / "c/0/0").write_bytes(bytes([number]) * 24)
-    (place / "c/0/1").unlink()
-    (place / "c/0/1").write_bytes(b"again" * 3)
-    kill_daemon(place)
-    assert run("umount", place).returncode == 0
-    assert run("recover", source).stdout.count("\n") == 2
-    assert run("recover", "--apply", source).stdout == "2 chunks were brought into their shards\n"
-    assert read_zarr_chunk(source, "c/0/0") == bytes([2]) * 24
-    assert read_zarr_chunk(source, "c/0/1") == b"again" * 3
 
 
 def read_zarr_chunk(source: Path, key: str) -> bytes:
@@ -637,17 +594,6 @@ def test_a_shrink_that_was_killed_is_kept_while_its_array_is_away(
     assert sorted(files_below(group / "a/c")) == ["0/0"]
 
 
-def test_apply_applies_a_conflict_at_once_too(background: Background, source: Path, place: Path) -> None:
-    killed_mount(background, source, place, {"c/0/0": b"a" * 24})
-    shard = (source / SHARD).read_bytes()
-    (source / SHARD).write_bytes(Index((LITTLE, CRC32C), (2, 2)).appended(shard, {0: b"c" * 24}))
-    done = run("recover", "--apply", source)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "applied: the new bytes of chunk 0/0" in done.stdout
-    assert read_zarr_chunk(source, "c/0/0") == b"a" * 24
-    assert run("recover", source).stdout == "nothing to recover\n"
-
-
 def test_what_cannot_be_applied_is_kept_and_named_every_time(background: Background, source: Path, place: Path) -> None:
     killed_mount(background, source, place, {"c/0/0": b"a" * 24})
     stored = (source / "zarr.json").read_text()
@@ -666,19 +612,6 @@ def test_what_cannot_be_applied_is_kept_and_named_every_time(background: Backgro
     assert read_zarr_chunk(source, "c/0/0") == b"a" * 24
 
 
-def test_a_journal_and_a_torn_shard_are_both_repaired(background: Background, source: Path, place: Path) -> None:
-    killed_mount(background, source, place, {"c/2/0": b"a" * 24})
-    old = (source / SHARD).read_bytes()
-    with open(source / SHARD, "ab") as file:
-        file.write(b"torn by another program")
-    report = run_json("recover", "--json", source, status=FAILED)
-    assert [found["kind"] for found in report["findings"]] == ["pending", "torn"]
-    report = run_json("recover", "--apply", "--json", source)
-    assert not report["left"]
-    assert (source / SHARD).read_bytes() == old
-    assert read_zarr_chunk(source, "c/2/0") == b"a" * 24
-
-
 def test_it_repairs_a_torn_shard_that_the_journal_has_changes_for(
     background: Background, source: Path, place: Path
 ) -> None:
@@ -690,17 +623,6 @@ def test_it_repairs_a_torn_shard_that_the_journal_has_changes_for(
     assert done.returncode == 0, done.stdout
     assert read_zarr_chunk(source, "c/0/0") == b"a" * 24
     assert run("recover", source).stdout == "nothing to recover\n"
-
-
-def test_a_source_that_is_mounted_to_read_is_repaired(mount: Mounter, source: Path) -> None:
-    old = (source / SHARD).read_bytes()
-    with open(source / SHARD, "ab") as file:
-        file.write(b"torn")
-    mounted = mount(source, expect=("unreadable shard", "open: ", "lookup: ", "c/0/0"), metadata_ttl=3600)
-    with pytest.raises(OSError, match="Input/output error"):
-        (mounted.path / "c/0/0").read_bytes()
-    assert run("recover", "--apply", source).returncode == 0
-    assert (mounted.path / "c/0/0").read_bytes() == old[:24]
 
 
 def test_a_read_only_mount_says_that_there_is_a_journal_and_leaves_it_alone(

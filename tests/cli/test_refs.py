@@ -17,8 +17,8 @@ import xarray
 import zarr
 
 from tests.support.clients import KERCHUNK, ZARR2
-from tests.support.commands import FAILED, SOURCE, WRONG_USAGE, one_line_of, run
-from tests.support.corpus import CASES, GZIP, LITTLE, array, extension, rectilinear, sharding, transpose, write_case
+from tests.support.commands import FAILED, SOURCE, one_line_of, run
+from tests.support.corpus import CASES, GZIP, LITTLE, array, sharding, transpose, write_case
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
 from tests.support.datasets import age, by_key, store
 from tests.support.encoder import SHARDING, Encoded, named
@@ -146,14 +146,6 @@ def test_paths_of_any_name_are_found_by_fsspec(tmp_path: Path) -> None:
         assert_same(read(refs, name), values)
 
 
-def test_an_array_at_the_root_and_a_relative_source(tmp_path: Path) -> None:
-    chunks = store(tmp_path / "array", array((4, 6), (4, 6), sharding((2, 3))))
-    done = run("refs", "array", cwd=tmp_path)
-    refs = json.loads(done.stdout)["refs"]
-    assert {key: resolve(reference) for key, reference in refs.items() if key != "zarr.json"} == chunks
-    assert all(reference[0].startswith("file:///") for key, reference in refs.items() if key != "zarr.json")
-
-
 def test_a_shard_that_is_encoded_as_a_whole_has_no_references(tmp_path: Path) -> None:
     store(tmp_path / "whole", document(after=(GZIP,)))
     store(tmp_path / "bare", document())
@@ -174,15 +166,6 @@ def error_of(done: Any) -> str:
     last = str(done.stderr.splitlines()[-1])
     assert last.startswith("shardfs: ")
     return last
-
-
-@pytest.mark.parametrize(
-    "fault", ["cut-in-half", "empty", "bit-in-the-index", "beyond-the-end", "overflow", "half-empty-offset"]
-)
-def test_damage_is_an_error_and_never_a_hole(tmp_path: Path, fault: str) -> None:
-    store(tmp_path / "array", document())
-    edit(tmp_path / "array" / SHARD, (SHARD_FAULTS | ENTRY_FAULTS)[fault])
-    assert "c/0/" in error_of(run("refs", tmp_path / "array"))
 
 
 def write_group(directory: Path, **documents: dict[str, Any]) -> None:
@@ -278,29 +261,6 @@ numpy.savez(found, t=read["t"].values, x=read["x"].values)
         assert np.array_equal(found["x"], written["x"].values)
 
 
-FOUND_BY = {
-    "zarr 2": (ZARR2, 'fsspec.get_mapper("reference://", fo=references), engine="zarr", consolidated=False'),
-    "kerchunk": (KERCHUNK, 'references, engine="kerchunk"'),
-}
-
-
-def read_by(client: str, tmp_path: Path, file: Path, names: list[str], *, decoded: bool) -> dict[str, np.ndarray]:
-    """What xarray finds in references of v2, with missing values as NaN if *decoded*, else as they are."""
-    if client == "zarr 3":
-        filesystem = fsspec.filesystem("reference", fo=str(file), asynchronous=True)
-        stored = zarr.storage.FsspecStore(filesystem, read_only=True)
-        read = xarray.open_dataset(stored, engine="zarr", zarr_format=2, consolidated=False, mask_and_scale=decoded)
-        return {name: np.asarray(read[name].values) for name in names}
-    environment, arguments = FOUND_BY[client]
-    program = f"""
-import json, sys, fsspec, numpy, xarray
-found, references, names = sys.argv[1:]
-read = xarray.open_dataset({arguments}, mask_and_scale={decoded})
-numpy.savez(found, **{{name: read[name].values for name in json.loads(names)}})
-"""
-    return environment.arrays(program, tmp_path, file, json.dumps(names))
-
-
 def store_with_missing_chunks(path: Path) -> dict[str, np.ndarray]:
     """Arrays with named axes, of which only some chunks are stored; returns their values as they are stored."""
     minus_one = {"_FillValue": "AAAAAAAA8L8="}  # as xarray writes it to v3
@@ -329,26 +289,6 @@ def store_with_missing_chunks(path: Path) -> dict[str, np.ndarray]:
             assert isinstance(array, zarr.Array)
             array[4:8, 4:8] = 7
     return {name: np.asarray(array[...]) for name, array in group.arrays()}
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("client", ["zarr 3", *FOUND_BY])
-def test_missing_chunks_that_the_v2_view_shows_are_in_its_references(tmp_path: Path, client: str) -> None:
-    """Their values are not those that readers of the `.zarray` take for what is not there."""
-    values = store_with_missing_chunks(tmp_path / "data.zarr")
-    file = tmp_path / "references.json"
-    done = run("refs", "--view", "v2", "-o", file, tmp_path / "data.zarr")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    refs = json.loads(file.read_text())["refs"]
-    inline = {key.partition("/")[0] for key, reference in refs.items() if reference[:7] == "base64:"}
-    assert inline == {"zero", "other", "large", "scalar"}
-    assert {key for key in refs if key.startswith("same/")} == {"same/.zarray", "same/.zattrs", "same/1.1"}
-    for decoded in (True, False):
-        found = read_by(client, tmp_path, file, list(values), decoded=decoded)
-        for name, expected in values.items():
-            if decoded and name == "same":
-                expected = np.where(expected == -1, np.nan, expected)
-            np.testing.assert_array_equal(found[name], expected)
 
 
 def test_the_references_of_missing_chunks_are_the_bytes_that_a_mount_shows(mount: Mounter, tmp_path: Path) -> None:
@@ -400,17 +340,6 @@ def test_documents_of_the_references_are_those_of_a_mount(mount: Mounter, tmp_pa
     assert "image/0/0/0" in refs
 
 
-def test_an_array_that_cannot_be_unsharded_is_referenced_as_stored(tmp_path: Path) -> None:
-    store(tmp_path, document())
-    spiral = document() | {"example.note": {"must_understand": False}}
-    spiral["codecs"] = [extension("numcodecs.delta", dtype="<i4"), *spiral["codecs"]]
-    (tmp_path / "zarr.json").write_text(json.dumps(spiral))
-    refs = references(tmp_path)
-    assert json.loads(refs["zarr.json"]) == spiral
-    assert {key for key in refs if key != "zarr.json"} == {"c/0/0", "c/0/1"}
-    assert resolve(refs[SHARD]) == (tmp_path / SHARD).read_bytes()
-
-
 def test_a_document_that_is_refused_is_referenced_with_all_that_is_stored_or_not_at_all(tmp_path: Path) -> None:
     """A reader that is less strict would take missing chunks for fill values."""
     store(tmp_path, document())
@@ -419,13 +348,6 @@ def test_a_document_that_is_refused_is_referenced_with_all_that_is_stored_or_not
     refs = json.loads(done.stdout)["refs"]
     assert "zarr.json" not in refs or {"c/0/0", "c/0/1"} <= refs.keys()
     assert refs or "unknown member" in error_of(done)
-
-
-def test_a_document_of_any_bytes_is_kept_or_told(tmp_path: Path) -> None:
-    (tmp_path / "zarr.json").write_bytes(b'{"text": "latin-\xe9"}')
-    done = run("refs", tmp_path)
-    assert "Traceback" not in done.stderr
-    assert done.returncode == 0 or error_of(done)
 
 
 def test_the_output_file_is_replaced_when_all_is_written_and_untouched_otherwise(tmp_path: Path) -> None:
@@ -443,20 +365,6 @@ def test_the_output_file_is_replaced_when_all_is_written_and_untouched_otherwise
     assert os.listdir(file.parent) == [file.name]
     assert "does not exist" in one_line_of(run("refs", "-o", file, tmp_path / "nowhere"), SOURCE)
     assert file.read_bytes() == first
-
-
-@pytest.mark.parametrize("output", ["nowhere/file", "array/zarr.json/file"])
-def test_an_output_file_that_cannot_be_written_is_told(tmp_path: Path, output: str) -> None:
-    store(tmp_path / "array", document())
-    said = one_line_of(run("refs", "-o", output, "array", cwd=tmp_path), WRONG_USAGE)
-    assert f"{output} cannot be written" in said
-
-
-def test_an_array_of_lengths_that_vary_is_referenced_like_any_other(tmp_path: Path) -> None:
-    varying = array((12, 9), rectilinear([2, 6, 4], [6, 3]), sharding((2, 3)))
-    chunks = store(tmp_path, varying)
-    refs = references(tmp_path)
-    assert {key: resolve(reference) for key, reference in refs.items() if key != "zarr.json"} == chunks
 
 
 def test_a_chunk_that_is_a_link_is_no_hole(tmp_path: Path) -> None:

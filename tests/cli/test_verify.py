@@ -9,17 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.commands import SOURCE, one_line_of, run, run_json
 from tests.support.corpus import (
-    BLOSC,
-    BROKEN,
     CASES,
-    CRC32C,
-    GZIP,
     LITTLE,
-    ZSTD,
     array,
     extension,
     sharding,
@@ -84,15 +77,6 @@ def test_each_kind_of_damage_is_named_with_its_shard_and_chunk(tmp_path: Path) -
     assert lines[-1] == f"{len(expected)} arrays, {2 * len(expected)} shards: {len(expected)} problems"
 
 
-def test_one_thing_is_counted_as_one(tmp_path: Path) -> None:
-    store(tmp_path / "image", document())
-    store(tmp_path / "plain", array((4, 6), (2, 3), LITTLE))
-    edit(tmp_path / "image" / SHARD, SHARD_FAULTS["cut-by-one"])
-    (tmp_path / "image/c/0/1").unlink()
-    said = run("verify", tmp_path).stdout.splitlines()[-1]
-    assert said == "1 array, 1 shard: 1 problem; 1 array not checked"
-
-
 def test_what_is_no_readable_file_is_named_as_its_shard(tmp_path: Path) -> None:
     for name, make in {
         "directory": lambda path: path.mkdir(),
@@ -120,43 +104,6 @@ def test_a_damaged_enclosed_shard_is_named_and_its_neighbours_are_looked_into(tm
     lines = run("verify", tmp_path).stdout.splitlines()
     (message,) = [line.partition("chunk c/0/0: ")[2] for line in lines if "chunk c/0/0: " in line]
     assert "shard" in message  # that it is not the one chunk alone
-
-
-@pytest.mark.parametrize("after", [GZIP, ZSTD, BLOSC, CRC32C], ids=lambda codec: codec["name"])
-def test_a_bit_in_a_shard_that_is_encoded_as_a_whole_is_found(tmp_path: Path, after: dict[str, Any]) -> None:
-    store(tmp_path, document(after=(after,)))
-    edit(tmp_path / SHARD, flip(3))
-    assert problems_of(tmp_path) == [(SHARD, None)]
-
-
-def test_every_document_that_is_shown_as_stored_is_named(tmp_path: Path) -> None:
-    for broken in BROKEN:
-        (tmp_path / broken.name).mkdir()
-        (tmp_path / broken.name / "zarr.json").write_text(json.dumps(broken.document))
-    (tmp_path / "cut").mkdir()
-    (tmp_path / "cut/zarr.json").write_text('{"zarr_format": 3')
-    report = run_json("verify", "--json", tmp_path, status=1)
-    damaged = {problem["document"] for problem in report["problems"]}
-    unchecked = {item["array"] for item in report["unchecked"]}
-    assert len(damaged) + len(unchecked) == len(damaged | unchecked)
-    assert damaged | unchecked == {"cut", *(broken.name for broken in BROKEN)}
-    assert {"cut", "document-list", "zarr_format-2", "shape-negative", "fill_value-missing"} <= damaged
-    assert {"transformers-used", "transformers-short"} <= unchecked
-    assert {"codecs-delta-before", "codecs-unknown-after", "index_codecs-unknown", "grid-unknown"} <= unchecked
-    text = run("verify", tmp_path).stdout
-    for problem in report["problems"]:
-        assert f"damaged: {problem['document']}: {problem['message']}\n" in text
-    for item in report["unchecked"]:
-        assert f"not checked: {item['array']}: {item['reason']}\n" in text
-
-
-def test_a_valid_array_that_cannot_be_unsharded_is_not_checked_and_no_damage(tmp_path: Path) -> None:
-    store(tmp_path, document())
-    delta = extension("numcodecs.delta", dtype="<i4")
-    (tmp_path / "zarr.json").write_text(json.dumps(array((8, 12), (8, 6), delta, sharding((4, 3)))))
-    done = run("verify", tmp_path)
-    assert done.stdout.startswith("not checked: (root): the codec numcodecs.delta before sharding_indexed")
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_array_that_is_not_checked_is_named_with_the_reason(tmp_path: Path) -> None:

@@ -64,47 +64,9 @@ async def test_rows_list_what_is_there_with_its_size(stored: StoredCorpus, case:
 
 @every_case
 @in_trio
-async def test_covered_coordinates_hold_every_chunk(stored: StoredCorpus, case: Case) -> None:
-    _, array = await opened(stored, case)
-    for coords in stored.encoded[case.name].inner:
-        for axis in range(array.grid.ndim):
-            covered = [i async for part in array.covered(coords[:axis]) for i in part]
-            assert coords[axis] in covered
-            assert covered == sorted(set(covered))
-            assert all(i < array.grid.grid_shape[axis] for i in covered)
-
-
-@every_case
-@in_trio
 async def test_whether_anything_is_stored_is_known(stored: StoredCorpus, case: Case) -> None:
     _, array = await opened(stored, case)
     assert await array.has_shards() == bool(stored.encoded[case.name].files)
-
-
-@every_case
-@in_trio
-async def test_each_index_is_loaded_once_and_kept(stored: StoredCorpus, case: Case) -> None:
-    source, array = await opened(stored, case)
-    order = all_coords(array) * max(1, 50 // max(1, len(all_coords(array))))
-    inner = stored.encoded[case.name].inner
-
-    async def read(coords: Coords) -> None:
-        assert await whole(await array.extent(coords)) == inner.get(coords)
-
-    async with trio.open_nursery() as nursery:
-        for coords in order:
-            nursery.start_soon(read, coords)
-    levels = len(array.grid.levels)
-    files = len(stored.encoded[case.name].files)
-    places = {array.grid.locate(coords) for coords in all_coords(array)}
-    most = sum(len({(place.shard, place.entries[:depth]) for place in places}) for depth in range(levels))
-    loads = source.statistics.index_loads
-    assert loads <= most
-    if levels == 1 and not case.layout.store_beyond:
-        assert loads == files
-    for coords in order:
-        await read(coords)
-    assert source.statistics.index_loads == loads
 
 
 @every_case

@@ -20,8 +20,6 @@ from tests.support.opened import Opened, in_trio, open_source
 
 LINE = array((160,), (16,), sharding((2,)))
 """Ten shards of eight chunks; an index has 132 bytes."""
-NESTED = array((32, 32), (32, 32), sharding((8, 8), sharding((2, 2))))
-"""One shard that holds sixteen enclosed shards of sixteen chunks."""
 
 
 @pytest.fixture(autouse=True)
@@ -81,15 +79,6 @@ async def test_fifty_readers_load_each_index_once(tmp_path: Path, document: dict
 
 
 @in_trio
-async def test_fifty_readers_load_each_enclosed_index_once(tmp_path: Path) -> None:
-    source, nested = await opened(tmp_path, NESTED)
-    async with trio.open_nursery() as nursery:
-        for i in range(50):
-            nursery.start_soon(read_all, nested, [(i % 16, j) for j in range(16)])
-    assert source.statistics.index_loads == 1 + 16
-
-
-@in_trio
 async def test_a_reader_that_gives_up_does_not_take_the_others_with_it(tmp_path: Path) -> None:
     source, line = await opened(tmp_path, array((160,), (16,), sharding((2,)), GZIP))
     async with trio.open_nursery() as nursery:
@@ -109,14 +98,6 @@ async def test_shards_that_are_used_stay_open(tmp_path: Path) -> None:
     assert source.statistics.index_loads == 6
     await read_all(line, shard(1))
     assert source.statistics.index_loads == 7
-
-
-@in_trio
-async def test_enclosed_shards_that_are_used_stay_open(tmp_path: Path) -> None:
-    source, nested = await opened(tmp_path, NESTED, max_open=3)
-    for number in (0, 1, 0, 2, 0, 3, 0, 4, 0):
-        await read_all(nested, enclosed(number))
-    assert source.statistics.index_loads == 1 + 5
 
 
 @in_trio
@@ -164,24 +145,6 @@ async def test_a_shard_that_was_overwritten_cannot_be_decoded_again(tmp_path: Pa
     with pytest.raises(StaleError):
         await read(first)
     assert await read(second) == bytes(8)
-
-
-@in_trio
-async def test_a_decoded_shard_is_counted_once_however_many_lie_in_it(tmp_path: Path) -> None:
-    """32 × 32 elements of 4 bytes, and sixteen indexes: less than 20 KB in all."""
-    document = array((32, 32), (32, 32), sharding((8, 8), sharding((2, 2))), GZIP)
-    source, nested = await opened(tmp_path, document, max_nbytes=40_000)
-    for _ in range(3):
-        for number in range(16):
-            await read_all(nested, enclosed(number))
-    assert source.statistics.index_loads == 1 + 16
-
-
-@in_trio
-async def test_shards_that_are_decoded_whole_are_counted(tmp_path: Path) -> None:
-    source, line = await opened(tmp_path, array((160,), (16,), sharding((2,)), GZIP))
-    await read_all(line, [*shard(0), *shard(1), *shard(0)])
-    assert source.statistics.whole_shard_decodes == 2
 
 
 @in_trio

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import trio
 
 from shardfs.format.metadata import ArrayMetadata
-from tests.support.corpus import BASE, BROKEN, edited
+from tests.support.corpus import BASE, BROKEN
 from tests.support.documents import later, write
 from tests.support.gated import GatedStore
 from tests.support.opened import in_trio, open_source
@@ -71,19 +70,6 @@ async def test_documents_that_cannot_be_read_are_a_reason(root: Path, kind: str)
         node = await open_source(root).hierarchy.node("a")
     assert node.array is None
     assert node.reason
-
-
-@in_trio
-async def test_a_document_behind_a_link_is_followed(root: Path) -> None:
-    os.rename(root / "a" / "zarr.json", root / "document")
-    os.symlink("../document", root / "a" / "zarr.json")
-    source = open_source(root)
-    before = await source.array("a")
-    (root / "document").write_text(json.dumps(edited(("attributes",), {"changed": 1})))
-    after = (await later(source)).array
-    assert after is not None
-    assert after.document["attributes"] == {"changed": 1}
-    assert after.layout is before.layout
 
 
 @in_trio

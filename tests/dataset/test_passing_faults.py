@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -90,17 +89,6 @@ async def test_a_document_that_stays_broken_is_a_verdict(root: Path) -> None:
     node = await source.hierarchy.node("a")
     assert node.array is None
     assert node.reason
-
-
-@in_trio
-async def test_a_broken_document_of_tomorrow_is_a_verdict_too(root: Path) -> None:
-    source = open_source(root)
-    await source.array("a")
-    document = root / "a" / "zarr.json"
-    document.write_text("{")
-    os.utime(document, (time.time() + 86400,) * 2)
-    source.clock.now += 1
-    assert (await source.hierarchy.node("a")).reason
 
 
 @in_trio

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
-from shardfs.dataset.array import Extent
-from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.shrink import empty_outside
 from shardfs.errors import CorruptionError, ShardfsError, StaleError
 from shardfs.stores.local.tree import LocalStore
 from tests.support.commands import run
-from tests.support.corpus import BASE, rectilinear
-from tests.support.datasets import age, store
+from tests.support.datasets import age
 from tests.support.documents import GROUP, write
 from tests.support.fake_s3 import FakeS3
 from tests.support.lossy_disk import QuickDisk
 from tests.support.opened import in_trio, open_source
 from tests.support.s3_writing import PREFIX, changes, objects, writing
-from tests.support.whole import FLAT, PATH, Life, store_document, whole_document
+from tests.support.whole import PATH, Life, store_document, whole_document
 
 
 def local(root: Path) -> LocalStore:
@@ -44,46 +40,11 @@ def root(tmp_path: Path) -> Path:
 
 
 @in_trio
-async def test_a_node_has_its_array_as_sharded_or_as_whole(tmp_path: Path) -> None:
-    documents = {"whole": whole_document((4,), (2,)), "varying": whole_document((5,), rectilinear([2, 3]))}
-    for path, document in documents.items():
-        write(tmp_path / path, document)
-    store(tmp_path / "sharded", BASE)
-    source = open_source(tmp_path)
-    whole, varying, sharded = [await source.hierarchy.node(path) for path in ("whole", "varying", "sharded")]
-    assert (whole.array, whole.reason) == (None, None)
-    assert whole.any_array is whole.unsharded is not None
-    assert await source.hierarchy.array("whole") is whole.unsharded
-    assert (varying.any_array, varying.reason) == (None, None)
-    assert sharded.any_array is sharded.array is not None
-    assert sharded.unsharded is None
-
-
-@in_trio
 async def test_a_chunk_is_its_file_and_one_without_bytes_is_there(root: Path, tmp_path: Path) -> None:
     life = await Life.begin(local(root), tmp_path)
     assert [await life.read((n,)) for n in range(8)] == [b"zero", b"", None, None, None, b"five" * 1000, None, None]
     assert await life.listed() == {(0,): 4, (1,): 0, (5,): 4000}
     assert not await (await life.array()).is_empty()
-
-
-@pytest.mark.parametrize("members", [{}, FLAT], ids=["nested", "flat"])
-@pytest.mark.parametrize("shape", [(), (3,), (3, 2, 2)])
-@in_trio
-async def test_arrays_of_any_rank_and_keys_are_read(tmp_path: Path, shape: tuple[int, ...], members: Any) -> None:
-    write(tmp_path / PATH, whole_document(shape, (1,) * len(shape), **members))
-    life = await Life.begin(local(tmp_path), tmp_path / "state")
-    array = await life.array()
-    last = tuple(n - 1 for n in shape)
-    assert await array.is_empty()
-    await life.put(last, b"last")
-    assert await life.read(last) == b"last"
-    await life.writer.commits.flush()
-    assert (tmp_path / array.layout.shard_key(last)).read_bytes() == b"last"
-    assert not await array.is_empty()
-    if shape:
-        assert await life.listed() == {last: 4}
-        assert [coords async for coords in array.chunks_of(last)] == [last]
 
 
 @in_trio
@@ -153,30 +114,6 @@ async def test_what_stands_in_place_of_a_chunk_is_listed_and_cannot_be_read(root
     assert found[4] == (range(4, 5), [4], None)
     assert found[6] == (range(6, 7), [0], [True])
     assert found[5] == (range(5, 6), [4000], None)
-
-
-@in_trio
-async def test_a_huge_file_is_read_where_it_is_asked_for(root: Path, tmp_path: Path) -> None:
-    nbytes = 2**40
-    path = root / PATH / "c/7"
-    path.touch()
-    os.truncate(path, nbytes)
-    life = await Life.begin(local(root), tmp_path)
-    assert (await life.listed())[7,] == nbytes
-    extent = await (await life.array()).extent((7,))
-    assert extent is not None
-    assert (extent.nbytes, bytes(await extent.read(nbytes - 3, 10))) == (nbytes, b"\0\0\0")
-
-
-@in_trio
-async def test_the_bytes_of_an_extent_are_content_that_can_be_stored(root: Path, tmp_path: Path) -> None:
-    life = await Life.begin(local(root), tmp_path)
-    await life.put((2,), b"pending")
-    for number, data in ((5, b"five" * 1000), (2, b"pending"), (1, b"")):
-        extent = await (await life.array()).extent((number,))
-        assert isinstance(extent, Extent)
-        content = await extent.content()
-        assert (content.nbytes, bytes(content.read(0, content.nbytes))) == (len(data), data)
 
 
 @in_trio
@@ -275,19 +212,6 @@ async def test_only_so_many_versions_of_chunks_are_remembered(root: Path) -> Non
     for number in range(8):
         await array.extent((number,))
         assert len(array.layout.versions) <= 4
-
-
-@in_trio
-async def test_to_note_another_chunk_of_a_shard_copies_none_of_those_that_are_noted(root: Path) -> None:
-    source = open_source(root)
-    array = (await source.hierarchy.node(PATH)).unsharded
-    assert array is not None
-    versions = array.layout.versions
-    source.shards.own(array.layout, (0,), (0,), OwnVersion(100, 1))
-    noted = versions[0,].own
-    source.shards.own(array.layout, (0,), (1,), OwnVersion(101, 1))
-    assert versions[0,].own is noted
-    assert noted == {(0,), (1,)}
 
 
 S3_ARRAY = whole_document((100,), (1,))

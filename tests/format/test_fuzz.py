@@ -18,7 +18,7 @@ from shardfs.format.lens.unsharded import Unsharded, unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import BASE, CASES, GZIP, LITTLE, array, edited, extension, rectilinear, sharding
 from tests.support.encoder import chunk_edges
-from tests.support.json_values import json_values, mutated_documents
+from tests.support.json_values import mutated_documents
 
 
 def outcome(data: bytes) -> dict[str, Any] | str:
@@ -40,16 +40,6 @@ def outcome(data: bytes) -> dict[str, Any] | str:
             assert grid.coords(place) == coords
             assert all(0 <= i < math.prod(shape) for i, shape in zip(place.entries, place.shapes, strict=True))
     return unsharded.document
-
-
-@given(st.binary(max_size=60))
-def test_arbitrary_bytes_are_judged(data: bytes) -> None:
-    outcome(data)
-
-
-@given(json_values)
-def test_arbitrary_json_is_judged(value: Any) -> None:
-    outcome(json.dumps(value).encode())
 
 
 @given(mutated_documents())

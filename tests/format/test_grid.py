@@ -96,13 +96,6 @@ def test_equal_arrangements_are_equal_however_they_are_read() -> None:
     assert parsed(rectilinear([4, 4]), (8,)) != parsed(rectilinear(4), (8,))
 
 
-@pytest.mark.parametrize("extent", [0, 1, 5, 6])
-def test_edges_must_cover_the_extent(extent: int) -> None:
-    parsed(rectilinear([2, [2, 2]]), (extent,))
-    with pytest.raises(MetadataError):
-        parsed(rectilinear([2, [2, 2]]), (extent + 7,))
-
-
 @pytest.mark.parametrize(
     "grid",
     [
@@ -187,15 +180,6 @@ def test_a_key_has_one_spelling(encoding: ChunkKeyEncoding, key: str, ndim: int)
 )
 def test_other_spellings_of_numbers_are_no_coordinates(text: str) -> None:
     assert parse_coordinate(text) is None
-
-
-def test_an_array_without_axes_has_one_key() -> None:
-    assert {str(e): (e.encode(()), e.root(0), e.is_nested(0)) for e in ENCODINGS} == {
-        str(e): ("c" if e.name == "default" else "0", "", False) for e in ENCODINGS
-    }
-    for encoding in ENCODINGS:
-        for key in ("", "c/", "c/0", "0/0", "1", "c.0"):
-            assert encoding.decode(key, 0) is None
 
 
 @pytest.mark.parametrize(

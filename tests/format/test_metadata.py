@@ -13,7 +13,7 @@ from shardfs.errors import MetadataError
 from shardfs.format import document as document_module
 from shardfs.format.document import Extension, brief, encode_json, parse_json
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
-from tests.support.corpus import BASE, LITTLE, edited, extension
+from tests.support.corpus import BASE, edited
 from tests.support.json_values import json_values
 
 GROUP = {"zarr_format": 3, "node_type": "group"}
@@ -47,22 +47,6 @@ def test_members_that_mean_nothing_here_are_kept_as_they_are(member: str, value:
     array = parsed(edited((member,), value))
     shown = encode_json(array.document).decode()
     assert json.dumps(json.loads(shown)[member]) == json.dumps(value)
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        GROUP,
-        GROUP | {"attributes": {"a": 1}},
-        GROUP | {"consolidated_metadata": None},
-        GROUP | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {}}},
-        GROUP | {"example.note": {"must_understand": False}},
-    ],
-)
-def test_groups_are_accepted(document: dict[str, Any]) -> None:
-    group = parsed(document)
-    assert isinstance(group, GroupMetadata)
-    assert group.document == document
 
 
 @pytest.mark.parametrize(
@@ -147,11 +131,6 @@ def test_deep_nesting_does_not_multiply_the_size_of_the_text() -> None:
     assert nbytes < 20 * len(text)
 
 
-def test_a_long_text_is_not_indented() -> None:
-    text = b'{"a": ' + b"[" * 20 + b"1" + b",1" * 200_000 + b"]" * 20 + b"}"
-    assert len(encode_json(parse_json(text))) < 2 * len(text)
-
-
 def test_an_array_has_at_most_32_axes() -> None:
     def with_axes(ndim: int) -> dict[str, Any]:
         return BASE | {"shape": [1] * ndim}
@@ -159,21 +138,6 @@ def test_an_array_has_at_most_32_axes() -> None:
     assert isinstance(parsed(with_axes(32)), ArrayMetadata)
     with pytest.raises(MetadataError, match="33 axes"):
         parsed(with_axes(33))
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("bytes", Extension("bytes", {})),
-        ({"name": "bytes"}, Extension("bytes", {})),
-        (LITTLE, Extension("bytes", {"endian": "little"})),
-        (extension("x") | {"must_understand": False}, Extension("x", {}, must_understand=False)),
-    ],
-)
-def test_extensions_have_a_long_and_a_short_form(value: Any, expected: Extension) -> None:
-    assert Extension.parse(value, "here") == expected
-    assert Extension.parse(expected.to_json(), "here") == Extension(expected.name, expected.configuration)
-    assert "must_understand" not in expected.to_json()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, ExistsError, StaleError
-from shardfs.format.index import IndexLayout, ShardIndex
+from shardfs.format.index import IndexLayout, ShardIndex, damaged
 from shardfs.format.index_search import find_last_index
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kept, Snapshot, Splice, join_key
@@ -86,8 +86,7 @@ def _is_no_index(array: Array, index: ShardIndex) -> bool:
     level = array.grid.levels[0]
     if level.after or level.index_at_start or level.index_codecs.checksums:
         return False
-    entries = index.run(0, 1, index.nentries)
-    return not bool((entries.sound | entries.empty).all())
+    return bool(damaged(index.entries, index.shard_nbytes))
 
 
 async def _last_stop(array: Array, shard: Coords, snapshot: Snapshot) -> tuple[int | None, str]:

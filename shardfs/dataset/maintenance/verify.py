@@ -14,6 +14,7 @@ from shardfs.errors import CorruptionError, MetadataError, OversizedDataError, S
 from shardfs.format.codecs import MAX_CHUNK_NBYTES, decode, is_decodable, split_chain
 from shardfs.format.document import Extension
 from shardfs.format.dtype import item_nbytes
+from shardfs.format.index import are_empty, damaged
 from shardfs.format.sharding import Coords, Place
 
 _PIECE_NBYTES: Final = 64 * 2**20
@@ -111,10 +112,9 @@ async def measure(array: Array, coords: Coords) -> ShardUse:
         encoded = encoded or shard.decoded is not None
         ranges.append(np.array([[shard.index_offset, len(shard.index.encoded)]], dtype=np.uint64))
         if len(place.shapes) == len(array.grid.levels):
-            entries = shard.index.run(0, 1, shard.index.nentries)
-            sound = entries.sound
-            chunks += int(np.count_nonzero(~entries.empty))
-            ranges.append(np.stack([entries.offsets[sound] + np.uint64(shard.offset), entries.nbytes[sound]], axis=1))
+            entries = shard.index.entries
+            chunks += int(np.count_nonzero(~are_empty(entries)))
+            ranges.append(entries[shard.index.sound] + np.array([shard.offset, 0], np.uint64))
     return ShardUse(
         key=array.layout.shard_key(coords),
         size=state.stat.size if state.stat else 0,
@@ -132,13 +132,15 @@ async def check(array: Array, coords: Coords, decoder: ChunkDecoder | None) -> A
             yield problems.pop(0)
         if len(place.shapes) < len(array.grid.levels):
             continue
-        entries = shard.index.run(0, 1, shard.index.nentries)
-        suspects = ~entries.empty if decoder is not None else ~(entries.empty | entries.sound)
-        for entry in np.flatnonzero(suspects).tolist():
+        entries = shard.index.entries
+        suspects = damaged(entries, shard.index.shard_nbytes)
+        if decoder is not None:
+            suspects = np.flatnonzero(~are_empty(entries)).tolist()
+        for entry in suspects:
             try:
                 found = shard.index.range(entry)
                 if found is not None and decoder is not None:
-                    await decoder.check(shard, found.offset, found.nbytes)
+                    await decoder.check(shard, *found)
             except ShardfsError as error:
                 yield _problem(array, _entered(place, entry), error)
     for problem in problems:

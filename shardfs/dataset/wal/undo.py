@@ -32,7 +32,7 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.format.index import ShardIndex
+from shardfs.format.index import are_empty, damaged
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Content, Kept, ShardWriter, Snapshot, Splice, is_reserved
 from shardfs.stores.memory import MemoryContent
@@ -277,13 +277,12 @@ def _is_index_of_others(grid: ShardGrid, undo: UndoRecord, end: bytes, old: byte
         return False
     if codecs.checksums:
         return True
-    run = found.run(0, 1, found.nentries)
+    entries, is_empty = found.entries, are_empty(found.entries)
     if old is None:
-        return bool((run.sound | run.empty).all())
-    before: ShardIndex = codecs.decode(old, shape, undo.old_nbytes)
-    is_same = (found.entries() == before.entries()).all(axis=1)
-    is_new = run.sound & (run.offsets >= np.uint64(undo.old_nbytes)) & (run.nbytes > 0)
-    return bool((is_same | is_new | run.empty).all() and (~run.empty).any())
+        return not damaged(entries, size)
+    is_same = (entries == codecs.decode(old, shape, undo.old_nbytes).entries).all(axis=1)
+    is_new = found.sound & (entries[:, 0] >= np.uint64(undo.old_nbytes)) & (entries[:, 1] > 0)
+    return bool((is_same | is_new | is_empty).all() and (~is_empty).any())
 
 
 async def _remove_temporaries(source: Source, undos: Sequence[UndoRecord]) -> None:
