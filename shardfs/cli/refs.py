@@ -1,11 +1,9 @@
 """`shardfs refs`: kerchunk references, for machines that cannot mount."""
 
 import json
-import logging
 import shutil
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TextIO
@@ -23,8 +21,6 @@ from shardfs.format.metadata import GroupMetadata
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.kerchunk import Reference, array_references, document_references
 from shardfs.vfs.views import View, make_view
-
-log = logging.getLogger(__name__)
 
 
 @command(
@@ -54,7 +50,6 @@ def refs(source: str, store_options: StoreOptions, output: Path | None, view: st
     the file of --output stays as it was; what is printed has all other arrays.
     """
     opened = open_source(source, store_options)
-    log.addHandler(_Complaints())
     shown = make_view(view, opened.store)
     if output is None:
         if trio.run(write_references, opened, sys.stdout, shown, skip_encoded):
@@ -77,12 +72,11 @@ def refs(source: str, store_options: StoreOptions, output: Path | None, view: st
 async def write_references(source: Source, file: TextIO, view: View, skip_encoded: bool) -> int:
     """Write kerchunk references to what *view* shows as JSON, one line each.
 
-    Returns how many arrays are left out, with a warning each, as they could not be read or referenced.  Not counted are
-    those that the view does not show and, if *skip_encoded*, those whose shards are encoded as a whole.
+    Returns how many arrays are left out, with a line each on standard error, as they could not be read or referenced.
+    Not counted are those that the view does not show and, if *skip_encoded*, those whose shards are encoded as a whole.
     """
     source.hierarchy.looks_above = view.shower.looks_above
-    lines = _Lines(file)
-    groups, left_out, failed, has_arrays = [], set(), 0, False
+    groups, left_out, failed, has_arrays, separator = [], set(), 0, False, "\n"
     file.write('{"version": 1, "refs": {')
     async for node in walk_nodes(source):
         if isinstance(node.metadata, GroupMetadata):
@@ -93,12 +87,13 @@ async def write_references(source: Source, file: TextIO, view: View, skip_encode
             if node.metadata is None:
                 raise MetadataError(str(node.reason))
             with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as aside:
-                array_lines = _Lines(aside, lines.separator)
+                before = separator
                 async for key, reference in array_references(source, view, node):
-                    array_lines.write(key, reference)
+                    aside.write(f"{before}{_line(key, reference)}")
+                    before = ",\n"
                 aside.seek(0)
                 shutil.copyfileobj(aside, file)
-                lines.separator = array_lines.separator
+                separator = before
             continue
         except NotShownError as error:
             reason = str(error)
@@ -109,30 +104,16 @@ async def write_references(source: Source, file: TextIO, view: View, skip_encode
             failed += 1
             reason = str(error)
         left_out.add(node.path)
-        log.warning("%s cannot be referenced: %s", node.path or "the source", reason)
+        complain(f"{node.path or 'the source'} cannot be referenced: {reason}")
     if not has_arrays:
-        log.warning("there are no Zarr v3 arrays here: %s", await what_else(source))
+        complain(f"there are no Zarr v3 arrays here: {await what_else(source)}")
     for path in groups:  # at last, when it is known which arrays their copies would tell of for nothing
         for key, text in document_references(view, await source.hierarchy.node(path), left_out):
-            lines.write(key, text)
+            file.write(f"{separator}{_line(key, text)}")
+            separator = ",\n"
     file.write("\n}}\n")
     return failed
 
 
-@dataclass
-class _Lines:
-    """The members of an object of JSON, one line each, in a file that has some already if there is a *separator*."""
-
-    file: TextIO
-    separator: str = "\n"
-
-    def write(self, key: str, reference: Reference) -> None:
-        self.file.write(f"{self.separator}{json.dumps(key)}: {json.dumps(reference)}")
-        self.separator = ",\n"
-
-
-class _Complaints(logging.Handler):
-    """Says what is logged as a line like any other of the command line."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        complain(record.getMessage())
+def _line(key: str, reference: Reference) -> str:
+    return f"{json.dumps(key)}: {json.dumps(reference)}"

@@ -5,7 +5,7 @@ The array is sharded, or each of its chunk files is taken for a shard of one chu
 
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Container, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from hashlib import blake2b
 from itertools import product
 from typing import Final, NamedTuple
@@ -23,6 +23,7 @@ from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import Coords, Segment, ShardGrid
 from shardfs.stores.base import Buffer, Content, Kind, Stat
+from shardfs.stores.memory import MemoryContent
 
 _BATCH: Final = 256  # chunk files whose states are asked for at once
 
@@ -48,7 +49,9 @@ class Extent(NamedTuple):
         """Return the bytes as content that can be stored."""
         if isinstance(self.shard, PendingBytes):
             return self.shard.put.payload
-        return self.shard.content(self.offset, self.nbytes)
+        if self.shard.decoded is not None:  # a part of all that is decoded would keep that in memory
+            return MemoryContent(memoryview(await self.read(0, self.nbytes)))
+        return await self.shard.content(self.offset, self.nbytes)
 
 
 class ListedRun(NamedTuple):
@@ -80,10 +83,9 @@ class ListedRun(NamedTuple):
         found = dict(zip(numbers, zip(sizes, damaged or [False] * len(sizes), strict=True), strict=True))
         for number in range(self.first + start, self.first + stop):
             if number in self.pending:
-                size = self.pending[number]
-                found[number] = (size or 0, False)
-                if size is None:
-                    del found[number]
+                found.pop(number, None)
+                if (size := self.pending[number]) is not None:
+                    found[number] = (size, False)
         numbers = sorted(found)
         return numbers, [found[n][0] for n in numbers], [found[n][1] for n in numbers] if damaged else None
 
@@ -266,7 +268,9 @@ class Array:
             batch = numbers[first : first + _BATCH]
             directory, _, _ = self.layout.shard_key((*prefix, 0)).rpartition("/")
             names = [self.layout.shard_key((*prefix, n)).rpartition("/")[2] for n in batch]
-            stats = await self._stat_in(directory, names)
+            stats: Sequence[Stat | None] = [None] * len(names)
+            with suppress(NotFoundError, NotADirectoryHereError):
+                stats = await self._shards.store.stat_in(directory, names)
             for number, stat in zip(batch, stats, strict=True):
                 if stat is None or stat.kind is Kind.FILE:
                     found = self._listed((*prefix, number), stat)
@@ -274,12 +278,6 @@ class Array:
                     found = await self._run(prefix, next(self.grid.row(prefix, range(number, number + 1))))
                 if found is not None:
                     yield found
-
-    async def _stat_in(self, directory: str, names: Sequence[str]) -> Sequence[Stat | None]:
-        try:
-            return await self._shards.store.stat_in(directory, names)
-        except (NotFoundError, NotADirectoryHereError):
-            return [None] * len(names)
 
     def _listed(self, coords: Coords, stat: Stat | None) -> ListedRun | None:
         change = self.layout.pending.changes.get(coords)
@@ -291,30 +289,23 @@ class Array:
 
     async def _run(self, prefix: Coords, segment: Segment) -> ListedRun | None:
         place = segment.place
-        state = await self._shards.state(self.layout, place.shard)
-        pending = self._pending(prefix, segment)
-        if state.error is not None:
-            return ListedRun(segment.first, segment.length, state, error=state.error, pending=pending)
+        state = await self.shard(place.shard)
+        pending, changes = {}, self.layout.pending.changes
+        if place.shard in self.layout.pending.shards:
+            numbers = range(segment.first, segment.first + segment.length)
+            pending = {n: _nbytes(changes[*prefix, n]) for n in numbers if (*prefix, n) in changes}
+        shard, error = None, state.error
         try:
-            shard = (await self._shards.innermost(self.layout, state, place)).shard
-        except ShardfsError as error:
-            return ListedRun(segment.first, segment.length, state, error=error, pending=pending)
+            if error is None:
+                shard = (await self._shards.innermost(self.layout, state, place)).shard
+        except ShardfsError as damage:
+            error = damage
         if shard is None:
-            return ListedRun(segment.first, segment.length, state, pending=pending) if pending else None
+            run = ListedRun(segment.first, segment.length, state, error=error, pending=pending)
+            return run if pending or error is not None else None
         start, stride = place.entries[-1], segment.stride
         entries = shard.index.entries[start : start + stride * (segment.length - 1) + 1 : stride]
         return ListedRun(segment.first, segment.length, state, shard, entries, pending=pending)
-
-    def _pending(self, prefix: Coords, segment: Segment) -> Mapping[int, int | None]:
-        changes = self.layout.pending.changes
-        if segment.place.shard not in self.layout.pending.shards:
-            return {}
-        found = {}
-        for number in range(segment.first, segment.first + segment.length):
-            change = changes.get((*prefix, number))
-            if change is not None:
-                found[number] = _nbytes(change)
-        return found
 
 
 def _nbytes(change: Change) -> int | None:

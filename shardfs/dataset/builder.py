@@ -46,13 +46,13 @@ class _Planned(NamedTuple):
     plan: WritePlan
     contents: Mapping[int, Content]
 
-    def join(self, old: OpenShard | None) -> Content:
+    async def join(self, old: OpenShard | None) -> Content:
         """Return all bytes of the shard."""
         parts: list[Content] = []
         for piece in self.plan.pieces:
             if isinstance(piece, CopiedRange):
                 assert old is not None
-                parts.append(old.content(piece.offset, piece.nbytes))
+                parts.append(await old.content(piece.offset, piece.nbytes))
             else:
                 parts.append(self.new(piece))
         return JoinedContent(parts)
@@ -97,7 +97,7 @@ async def build(
         plan = plan_empty(IndexLayout(level.index_codecs, shape, level.index_at_start))
         planned = _Planned(plan, {})
     if level.after:
-        whole = await _encoded(level, planned.join(old))
+        whole = await _encoded(level, await planned.join(old))
         return NewShard(Splice((MemoryContent(memoryview(whole)),)))
     pieces = tuple(
         Kept(piece.offset, piece.nbytes) if isinstance(piece, CopiedRange) else planned.new(piece)
@@ -153,7 +153,7 @@ async def _inner(
     planned = await _plan(grid, depth, shape, old, changes, compact=True)
     if planned.plan.is_empty:
         return None
-    joined = planned.join(old)
+    joined = await planned.join(old)
     return MemoryContent(memoryview(await _encoded(level, joined))) if level.after else joined
 
 

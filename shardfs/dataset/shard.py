@@ -14,6 +14,7 @@ from shardfs.format.codecs import decode
 from shardfs.format.index import ShardIndex
 from shardfs.format.sharding import MAX_DECODED_NBYTES, ShardingLevel
 from shardfs.stores.base import Buffer, Content, Snapshot
+from shardfs.stores.memory import MemoryContent
 
 _THREAD_NBYTES: Final = 2**20  # a larger index is checked in a thread, so that others are served meanwhile
 _LARGE_AT_ONCE: Final = 2
@@ -80,27 +81,6 @@ class DecodedShard:
                 self.data = data
         return data
 
-    def load_blocking(self) -> Buffer:
-        """Do as `load`, in a worker thread."""
-        data = self.data
-        if data is None:
-            encoded = self._outer.content(self._offset, self._nbytes).read(0, self._nbytes)
-            data = decode(self._level.after, encoded, self._level.max_nbytes)
-        return data
-
-
-@dataclass(frozen=True, slots=True)
-class _DecodedContent:
-    """*nbytes* bytes from *offset* of a decoded shard."""
-
-    shard: DecodedShard
-    offset: int
-    nbytes: int
-
-    def read(self, offset: int, nbytes: int) -> Buffer:
-        start = self.offset + offset
-        return memoryview(self.shard.load_blocking())[start : start + nbytes]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenShard:
@@ -138,11 +118,12 @@ class OpenShard:
                 raise
             return await shard.snapshot.read(offset, nbytes, extent)
 
-    def content(self, offset: int, nbytes: int) -> Content:
-        """Return *nbytes* bytes from *offset* of the shard, to be read later and stored."""
+    async def content(self, offset: int, nbytes: int) -> Content:
+        """Return *nbytes* bytes from *offset* of the shard, to be stored; what is not decoded is read later."""
+        start = self.offset + offset
         if self.decoded is not None:
-            return _DecodedContent(self.decoded, self.offset + offset, nbytes)
-        return self.snapshot.content(self.offset + offset, nbytes)
+            return MemoryContent(memoryview(await self.decoded.load())[start : start + nbytes])
+        return self.snapshot.content(start, nbytes)
 
     def expect(self) -> None:
         """Say that the chunks are likely to be read soon, in order: somebody lists them."""
