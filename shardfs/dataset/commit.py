@@ -339,7 +339,7 @@ class GroupCommit:
         undo = [commit.undo] if commit.undo is not None else []
         statistics, shards, edit = self._source.statistics, self._source.shards, commit.edit
         layout, shard = commit.queue.layout, commit.queue.shard
-        with shards.changing(layout, shard, edit.snapshot.stat if edit.snapshot is not None else None):
+        with shards.generations.changing(layout, shard, edit.snapshot.stat if edit.snapshot is not None else None):
             try:
                 stat = None
                 if commit.new.splice is not None:
@@ -356,7 +356,7 @@ class GroupCommit:
             except ShardfsError:
                 self._unsettled.setdefault(commit.queue.key, []).extend(undo)  # it may not have been undone
                 raise
-            shards.committed(layout, shard, stat, is_new=edit.snapshot is None)
+            shards.generations.committed(layout, shard, stat, is_new=edit.snapshot is None)
         statistics.commits += 1
         statistics.last_commit_timestamp_seconds = time.time()
         statistics.committed_chunks += commit.nchunks

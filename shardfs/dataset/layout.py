@@ -1,7 +1,8 @@
 """Where the chunks of one array lie, and which versions of them this mount has seen and made."""
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import ReferenceType, ref
@@ -132,11 +133,13 @@ class InodeGenerations:
     """The versions of shards and chunks that inode numbers and modification times hang on; each layout has its own.
 
     Up to *max_own* chunks have versions of their own; then the chunks of the shard that got its first look changed
-    once.  Of chunk files of unsharded arrays twice as many are remembered.
+    once.  Of chunk files of unsharded arrays twice as many are remembered.  *forget* is called for a shard that has to
+    be looked at again.
     """
 
-    def __init__(self, statistics: Statistics, *, max_own: int) -> None:
+    def __init__(self, statistics: Statistics, forget: Callable[[ArrayLayout, Coords], None], *, max_own: int) -> None:
         self._statistics = statistics
+        self._forget = forget
         self._changing: set[tuple[ArrayLayout, Coords]] = set()
         self._max_own = max_own
         self._nown = 0
@@ -158,10 +161,8 @@ class InodeGenerations:
             self._supersede(layout, version)
         return version
 
-    def own(
-        self, layout: ArrayLayout, shard: Coords, coords: Coords, own: OwnVersion
-    ) -> list[tuple[ArrayLayout, Coords]]:
-        """Note the version of a chunk; return the shards whose chunks lost theirs to make room for it."""
+    def own(self, layout: ArrayLayout, shard: Coords, coords: Coords, own: OwnVersion) -> None:
+        """Note the version of the chunk at *coords* of *shard* that was published through this mount."""
         version = self._see(layout, shard)
         chunks = version.own if isinstance(version.own, set) else set()
         if not chunks:
@@ -171,7 +172,6 @@ class InodeGenerations:
             self._nown += 1
         version.own = chunks
         layout.own[coords] = own
-        lost = []
         for _ in range(len(self._with_own)):
             if self._nown <= self._max_own:
                 break
@@ -180,28 +180,35 @@ class InodeGenerations:
                 self._with_own.append((oldest, at))
             elif (superseded := oldest.versions.get(at)) is not None:
                 self._supersede(oldest, superseded)
-                lost.append((oldest, at))
-        return lost
+                self._forget(oldest, at)
 
-    def begin_change(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> None:
-        """Let a change of the shard at *coords*, now in the state *stat*, make no new version until `end_change`."""
+    @contextmanager
+    def changing(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> Iterator[None]:
+        """Commit in the block: changes of the shard at *coords*, now in the state *stat*, make no new versions.
+
+        Readers see a commit of our own before it is `committed`; chunks that it does not touch keep number and time.
+        """
         if stat is not None:
             self.of(layout, coords, stat)
         self._changing.add((layout, coords))
+        try:
+            yield
+        finally:
+            self._changing.discard((layout, coords))
+            self._forget(layout, coords)
 
-    def end_change(self, layout: ArrayLayout, coords: Coords) -> None:
-        """Count changes of the shard at *coords* as those of other programs again."""
-        self._changing.discard((layout, coords))
+    def committed(self, layout: ArrayLayout, coords: Coords, stat: Stat | None, *, is_new: bool) -> None:
+        """Note that a commit of our own left the shard at *coords* in the state *stat*, None if it is gone.
 
-    def committed(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> None:
-        """Note that a commit of our own left the shard at *coords* in the state *stat*, None if it is gone."""
+        *is_new* says that there was no such shard before.
+        """
         version = self._see(layout, coords)
-        if stat is None:
-            version.stored = None
-            return
-        if version.stored is None or layout.grid.is_unsharded:
+        if stat is not None and (version.stored is None or layout.grid.is_unsharded):
             version.mtime_ns = stat.mtime_ns
-        version.stored = hash(stat.version)
+        version.stored = hash(stat.version) if stat is not None else None
+        if is_new or stat is None:
+            layout.listing += 1
+        self._forget(layout, coords)
 
     def _see(self, layout: ArrayLayout, coords: Coords) -> ShardVersion:
         """Return what is remembered of the version of the shard at *coords*, from now on if nothing was."""

@@ -2,14 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from shardfs.dataset.cache import Cache
-from shardfs.dataset.layout import ArrayLayout, InodeGenerations, OwnVersion
+from shardfs.dataset.layout import ArrayLayout, InodeGenerations
 from shardfs.dataset.shard import DecodedBytes, OpenShard, index_place, open_inner_shard, open_shard
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import (
@@ -40,7 +40,6 @@ class ShardState:
     be opened.
     """
 
-    key: _Key
     checked: float
     generation: int = 0
     stored_key: str = ""
@@ -81,7 +80,7 @@ class ShardCache:
             lambda state: state.shard.index.nbytes if state.shard else 0, max_nbytes, max_open, self._dropped
         )
         self._decoded = DecodedBytes(statistics, max_nbytes)
-        self._generations = InodeGenerations(statistics, max_own=max_own)
+        self.generations = InodeGenerations(statistics, self.forget, max_own=max_own)
 
     def remaining(self, state: ShardState) -> float:
         """Return for how many seconds *state* may be trusted still."""
@@ -116,7 +115,7 @@ class ShardCache:
             level, entry = layout.grid.levels[depth], place.entries[depth - 1]
             shard = await open_inner_shard(level, place.shapes[depth], outer, entry, self._decoded)
             self._count_load(shard)
-            return ShardState(key, state.checked, snapshot=state.snapshot, shard=shard)
+            return ShardState(state.checked, snapshot=state.snapshot, shard=shard)
 
         return await self._states.get(key, is_current, load)
 
@@ -141,7 +140,7 @@ class ShardCache:
     async def _load(self, state_key: _Key) -> ShardState:
         layout, coords, _ = state_key
         key = layout.shard_key(coords)
-        state = ShardState(state_key, derived_at(self.clock()), stored_key=key)
+        state = ShardState(derived_at(self.clock()), stored_key=key)
         level, shape = layout.grid.levels[0], layout.grid.index_shape(coords)
         is_large = layout.grid.is_large(shape) and not level.after  # what is decoded waits for its turn by itself
         for attempt in range(_ATTEMPTS):
@@ -170,7 +169,7 @@ class ShardCache:
             hint = "; `shardfs recover` tells whether it can be repaired" if is_damaged else ""
             log.error("unreadable shard: %s%s", state.error, hint)
         if state.stat is not None:
-            version = self._generations.of(layout, coords, state.stat)
+            version = self.generations.of(layout, coords, state.stat)
             state.generation = version.generation
             state.stat = state.stat._replace(mtime_ns=version.mtime_ns)
         return state
@@ -184,39 +183,9 @@ class ShardCache:
         if stat is not None:
             stat = stat._replace(nlink=1)
             if coords in layout.versions:
-                version = self._generations.of(layout, coords, stat)
+                version = self.generations.of(layout, coords, stat)
                 generation, stat = version.generation, stat._replace(mtime_ns=version.mtime_ns)
-        return ShardState(
-            (layout, coords, ()), derived_at(self.clock()), generation, layout.shard_key(coords), stat=stat
-        )
-
-    def own(self, layout: ArrayLayout, shard: Coords, coords: Coords, own: OwnVersion) -> None:
-        """Note the version of the chunk at *coords* of *shard* that was published through this mount."""
-        for oldest, at in self._generations.own(layout, shard, coords, own):
-            self.forget(oldest, at)
-
-    @contextmanager
-    def changing(self, layout: ArrayLayout, coords: Coords, stat: Stat | None) -> Iterator[None]:
-        """Commit in the block: changes of the shard at *coords*, now in the state *stat*, make no new versions.
-
-        Readers see a commit of our own before it is `committed`; chunks that it does not touch keep number and time.
-        """
-        self._generations.begin_change(layout, coords, stat)
-        try:
-            yield
-        finally:
-            self._generations.end_change(layout, coords)
-            self.forget(layout, coords)
-
-    def committed(self, layout: ArrayLayout, coords: Coords, stat: Stat | None, *, is_new: bool) -> None:
-        """Note that a commit of our own left the shard at *coords* in the state *stat*, None if it is gone.
-
-        *is_new* says that there was no such shard before.
-        """
-        self._generations.committed(layout, coords, stat)
-        if is_new or stat is None:
-            layout.listing += 1
-        self.forget(layout, coords)
+        return ShardState(derived_at(self.clock()), generation, layout.shard_key(coords), stat=stat)
 
     def forget(self, layout: ArrayLayout, coords: Coords) -> None:
         """Look at the shard at *coords* again when it is wanted next."""

@@ -150,7 +150,7 @@ class OrphanChunks:
             gid=status.gid,
         )
         shards, shard = self._writer.source.shards, array.grid.locate(coords).shard
-        shards.own(array.layout, shard, coords, OwnVersion(self._fs.inodes.reserve(), status.mtime_ns))
+        shards.generations.own(array.layout, shard, coords, OwnVersion(self._fs.inodes.reserve(), status.mtime_ns))
         await self._store.unlink(key)
         if status.nlink == 1:
             self._fs.inodes.retire((Passthrough, status.identity))

@@ -391,7 +391,7 @@ class Chunk(Published):
     def _own(self, version: OwnVersion) -> None:
         layout = self.chunks.array.layout
         shard = layout.locate(self.coords).shard
-        self.fs.changes.writer.source.shards.own(layout, shard, self.coords, version)
+        self.fs.changes.writer.source.shards.generations.own(layout, shard, self.coords, version)
 
     async def _put(self, content: Content, status: Stat, ino: int, mtime_ns: int | None) -> int:
         """Publish *content* as the version *ino*, and return its time: now, unless it brings one."""
