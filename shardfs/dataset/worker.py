@@ -38,6 +38,12 @@ class Worker:
         self._turn = trio.Lock()
         self._process: trio.Process | None = None
 
+    async def work(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a function returns that works on documents: in the worker if one of its arguments is large."""
+        if any(isinstance(arg, bytes) and len(arg) > LARGE_NBYTES for arg in args):
+            return await self.call(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
     async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what *function*, of a module, returns; raises the `ShardfsError` that it raises.
 

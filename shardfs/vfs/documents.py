@@ -286,12 +286,7 @@ class Documents:
             generated = shown.get(name, NO_ATTRIBUTES if name == ZATTRS and shown else None)
             if text is None:
                 continue
-            if generated is None:
-                is_same = False
-            elif len(generated) > LARGE_NBYTES:
-                is_same = await fs.worker.call(says_the_same, name, generated, text.text)
-            else:
-                is_same = says_the_same(name, generated, text.text)
+            is_same = generated is not None and await fs.worker.work(says_the_same, name, generated, text.text)
             fs.texts.keep(join_key(path, name), text, shown.get(name), is_same=is_same)
 
     async def _store_as_written(self, node: Node, publication: _Publication) -> None:
@@ -349,9 +344,7 @@ class Documents:
             for relative, node in nodes.items()
             if node.metadata is not None
         }
-        if len(written) > LARGE_NBYTES:
-            return await self._fs.worker.call(put_text, lens, stored, written, texts)
-        return put_text(lens, stored, written, texts)
+        return await self._fs.worker.work(put_text, lens, stored, written, texts)
 
     async def _refresh_copies(self, path: str) -> None:
         """Bring copies of an array that was sharded on its way, in the groups above it, to what is stored now."""
@@ -369,7 +362,8 @@ class Documents:
             node = await (hierarchy.look_again if attempt else hierarchy.node)(path)
             if not isinstance(node.metadata, GroupMetadata) or node.document is None:
                 return
-            nodes = await self._nodes_told(path, copies_told(node.document) or {})
+            told = await self._fs.worker.work(copies_told, node.document)
+            nodes = await self._nodes_told(path, told or {})
             content = await self._with_copies(path, None, node.document, nodes)
             if content == node.document:
                 return
