@@ -9,7 +9,6 @@ import trio
 
 from shardfs.cli.options import command, no_nan, open_checked, single_writer_option, source_options
 from shardfs.cli.output import bar, counted
-from shardfs.dataset.maintenance.compact import compact as compact_shard
 from shardfs.dataset.maintenance.compact import find_wasteful
 from shardfs.dataset.slots import hold
 from shardfs.dataset.source import Source
@@ -71,7 +70,7 @@ async def compact_source(
                         lines.append(f"left as it is: {candidate.use.key}: {candidate.reason} (--force compacts it)")
                         continue
                     try:
-                        await compact_shard(journals.commits, candidate)
+                        await journals.commits.rewrite(candidate.array.layout, candidate.shard, {}, compact=True)
                     except ShardfsError as error:
                         lines.append(f"left as it is: {candidate.use.key}: {error}")
                         continue

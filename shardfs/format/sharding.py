@@ -269,16 +269,13 @@ def _parse_level(
             raise MetadataError(f"the codec {codec.name} after sharding_indexed is not known")
     codec, configuration = chain.serializer, chain.serializer.configuration
     codec.expect("chunk_shape", "codecs", "index_codecs", "index_location")
-    for member in ("chunk_shape", "codecs", "index_codecs"):
-        if member not in configuration:
-            raise MetadataError(f"sharding_indexed has no {member}")
     chunk_shape = codec.lengths("chunk_shape", len(edges))
     for axis, (length, outer) in enumerate(zip(chunk_shape, permute(edges, order), strict=True)):
         if any(edge % length for edge in outer):
             raise MetadataError(f"inner chunks of length {length} do not divide shards of length {outer} (axis {axis})")
     location = codec.choice("index_location", "end", ("start", "end"))
-    index_codecs = IndexCodecs.parse(parse_codecs(configuration["index_codecs"], "index_codecs"), len(edges))
-    codecs = parse_chain(parse_codecs(configuration["codecs"], "codecs"), "codecs of sharding_indexed")
+    index_codecs = IndexCodecs.parse(parse_codecs(configuration.get("index_codecs"), "index_codecs"), len(edges))
+    codecs = parse_chain(parse_codecs(configuration.get("codecs"), "codecs"), "codecs of sharding_indexed")
     max_nbytes = MAX_DECODED_NBYTES
     if item_nbytes is not None:
         # Payloads and indexes; a generous share for gaps, and for chunks that encoding made larger.

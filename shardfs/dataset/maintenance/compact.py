@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.maintenance.verify import ShardUse, measure
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.shard import OpenShard
@@ -49,11 +48,6 @@ async def find_wasteful(source: Source, threshold: float, *, force: bool) -> Asy
             is_foreign = not force and await _has_foreign_prefix(node.array, shard, opened)
             reason = "it begins with bytes that are no chunk's: another format may own them" if is_foreign else None
             yield Candidate(node.array, shard, use, reason)
-
-
-async def compact(commits: GroupCommit, candidate: Candidate) -> None:
-    """Write a shard anew without dead bytes; raises `CorruptionError` if that would lose a damaged entry."""
-    await commits.rewrite(candidate.array.layout, candidate.shard, {}, compact=True)
 
 
 async def _has_foreign_prefix(array: Array, shard: Coords, opened: OpenShard) -> bool:
