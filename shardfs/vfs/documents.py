@@ -174,7 +174,8 @@ class Documents:
         if isinstance(edited, GroupMetadata):
             is_v3 = publication.entry.name == DOCUMENT
             text = publication.written if is_v3 else encode_json(edited.document)
-            await self._publish_group(node, text, copies_told(text) or {}, publication)
+            told = await self._fs.worker.work(copies_told, text)
+            await self._publish_group(node, text, told or {}, publication)
         elif edited.is_sharded:
             await self._require_no_chunks(node, "a sharded array")
             self._fs.hierarchy.show_as_stored(node.path)
