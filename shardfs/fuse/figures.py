@@ -23,13 +23,14 @@ from shardfs.vfs.session import Session
 log = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 1.0
+_IDLE_SECONDS: Final = 10.0
 _LINE_SECONDS: Final = 10.0
 
 
 class Figures:
     """The figures of one mount; other threads, and `mounts.read_figures`, may read the latest snapshot at any time.
 
-    *is_ending*: it was told to end, and commits what is pending.
+    *ending* is set when it is told to end, and commits what is pending.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Figures:
         self._options = options
         self._begun = time.monotonic()
         self._descriptor = os.memfd_create(FIGURES_FILE)
-        self.is_ending = False
+        self.ending = trio.Event()
         self.latest = self.take()
         logging.getLogger("shardfs").addHandler(_LastError(statistics))
 
@@ -105,13 +106,20 @@ class Figures:
             with suppress(OSError):
                 # In one call, and of one length: others read it at any time.
                 os.pwrite(self._descriptor, self.latest.encode().ljust(FIGURES_NBYTES), 0)
-            if self.is_ending and self.latest.pending_chunks:
+            is_ending = self.ending.is_set()
+            if is_ending and self.latest.pending_chunks:
                 said, now = progress.tell(self.latest), trio.current_time()
                 next_line = min(next_line, now + _LINE_SECONDS)
                 if now >= next_line:
                     log.info("%s: %s", self.latest.source, said)
                     next_line = now + _LINE_SECONDS
-            await trio.sleep(_PERIOD_SECONDS)
+            if is_ending:
+                await trio.sleep(_PERIOD_SECONDS)
+                continue
+            # A mount that nobody asks, and that has nothing to do, is not to keep a processor awake.
+            is_wanted = self.latest.pending_chunks or self._options.metrics is not None
+            with trio.move_on_after(_PERIOD_SECONDS if is_wanted else _IDLE_SECONDS):
+                await self.ending.wait()
 
 
 class _LastError(logging.Handler):

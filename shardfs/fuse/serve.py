@@ -163,7 +163,8 @@ class _End:
 
     def begin(self) -> None:
         """Note, and say, that the mount ends."""
-        self.has_begun = self.figures.is_ending = True
+        self.has_begun = True
+        self.figures.ending.set()
         self.notifier.stopping()
 
 
