@@ -1,8 +1,9 @@
 """Ranges of remote objects on the local disk, for this mount, later ones, and several at a time.
 
 Mounts share a directory without speaking to each other.  An entry is a file that appears complete, is never changed,
-and may be gone at any moment; its modification time tells when it was last used.  Entries lie in *drawers*, directories
-of which a process knows what it saw when it listed them: again after a miss, if the drawer was changed since.
+and may be gone at any moment; its times tell when it was last used, as well as the file system knows.  Entries lie in
+*drawers*, directories of which a process knows what it saw when it listed them: again after a miss, if the drawer was
+changed since.
 
 Nothing is made durable: what a power cut left of an entry is found out by its checksums.  A file is, with numbers in
 little endian:
@@ -52,7 +53,6 @@ _VERSION_NBYTES: Final = 16
 _CHECKSUM_NBYTES: Final = 4
 _MAX_ENTRY_NBYTES: Final = 2**30  # one system call reads less than twice as much
 _LISTING_SECONDS: Final = 1.0
-_TOUCH_SECONDS: Final = 60.0
 _PAUSE_SECONDS: Final = 60.0
 _ABANDONED_SECONDS: Final = 3600.0  # for which nobody writes one entry
 _NEVER: Final = -math.inf
@@ -263,7 +263,7 @@ class DiskCache:
                 with self._lock:
                     self._room = 0
                     self._drawers.clear()
-            self._add(entry, [entry.head(identity), _checksums(view), view], now)
+            self._add(entry, [entry.head(identity), _checksums(view), view])
             self._failed = _NEVER
         except (OSError, UsageError) as error:
             if self._failed == _NEVER:
@@ -271,7 +271,7 @@ class DiskCache:
                 log.warning("the cache %s takes nothing in for now: %s", printable(self._path), reason)
             self._failed = now
 
-    def _add(self, entry: Entry, content: Sequence[Buffer], now: float) -> None:
+    def _add(self, entry: Entry, content: Sequence[Buffer]) -> None:
         temporary = _NEW + secrets.token_hex(8)
         file = Descriptor(self._disk.create(temporary, os.O_RDWR | os.O_EXCL, 0o600, self._root.fd))
         try:
@@ -280,7 +280,6 @@ class DiskCache:
             with suppress(FileExistsError):
                 self._disk.mkdir(entry.drawer, 0o700, self._root.fd)
             self._disk.rename(temporary, entry.path, self._root.fd, self._root.fd)
-            self._mark_used(file, now)
         except BaseException:
             with suppress(OSError):
                 self._disk.unlink(temporary, self._root.fd)
@@ -296,21 +295,13 @@ class DiskCache:
     def _read(self, entry: Entry, identity: bytes, wanted: Span) -> memoryview:
         try:
             file = Descriptor(os.open(entry.path, READ, dir_fd=self._root.fd))
-            status = os.fstat(file.fd)
-            entry.require(status)
+            entry.require(os.fstat(file.fd))
             data = entry.read(file.fd, identity, wanted)
         except OSError as error:
             if error.errno in _DAMAGE:
                 raise CorruptionError(str(error.strerror)) from None
             raise
-        now = self._clock()
-        if abs(now - status.st_mtime) >= _TOUCH_SECONDS:
-            with suppress(OSError):
-                self._mark_used(file, now)
         return data
-
-    def _mark_used(self, file: Descriptor, now: float) -> None:
-        self._disk.utime(file.fd, (int(now * 1e9), int(now * 1e9)))
 
     def _drawer(self, entry: Entry) -> _Drawer:
         return self._drawers.setdefault(entry.drawer, _Drawer())
@@ -367,7 +358,7 @@ class DiskCache:
                 except CorruptionError as error:
                     self._give_up(entry, str(error))
                     continue
-                found[entry] = status.st_mtime, status.st_blocks * _DISK_BLOCK_NBYTES, entry
+                found[entry] = max(status.st_atime, status.st_mtime), status.st_blocks * _DISK_BLOCK_NBYTES, entry
                 useless += [Entry(entry.version, span) for span in drawer.spans(entry.version).add(entry.span)]
         with self._lock:
             self._drawers[name] = drawer

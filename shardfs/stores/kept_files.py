@@ -4,7 +4,6 @@ A note comes with the first change of a file and goes when that is stored, so wh
 here by its note.  What the store refused stays, with the reason, until somebody asks to store it.
 """
 
-import filecmp
 import json
 import os
 import secrets
@@ -76,8 +75,11 @@ class KeptFiles:
         """Return the path of the file *name*."""
         return os.path.join(self.directory, name)
 
-    def note(self, name: str, key: str, reason: str = "", *, is_superseded: bool = False) -> None:
-        """Say that the file *name* was written to *key*, and if there is a *reason*, do so durably, with its bytes."""
+    def note(self, name: str, key: str, reason: str = "", *, is_superseded: bool = False) -> str:
+        """Say that the file *name* was written to *key*; returns its path.
+
+        If there is a *reason*, it is said durably, and the bytes are durable.
+        """
         path = self.path(name)
         with changing(path):
             with open(path + _NEW, "wb") as file:
@@ -90,6 +92,7 @@ class KeptFiles:
             os.replace(path + _NEW, path + _SUFFIX)
             if reason:
                 _sync(self.directory)
+        return path
 
     def supersede(self, path: str) -> None:
         """Say of the file at *path* that a later version is stored; it stays until somebody removes it."""
@@ -103,27 +106,12 @@ class KeptFiles:
             os.unlink(self.path(name) + _SUFFIX)
 
     def keep(self, key: str, content: Buffer, reason: str) -> str:
-        """Keep *content*, which was written to *key* and not stored, durably; returns the path.
-
-        What a program tries to store again and again is kept once.
-        """
+        """Keep *content*, which was written to *key* and not stored, durably; returns the path."""
         name = new_name()
         path = self.path(name)
         with changing(path), open(path, "xb") as file:
             file.write(content)
-        return self.settle(name, key, reason)
-
-    def settle(self, name: str, key: str, reason: str) -> str:
-        """Keep the file *name*, which was written to *key*, durably; returns the path, that of an equal one if any."""
-        path = self.path(name)
-        for file in self.find():
-            if file.key == key and file.path != path and file.reason:
-                with suppress(OSError):
-                    if filecmp.cmp(file.path, path, shallow=False):
-                        remove_kept(path)
-                        return file.path
-        self.note(name, key, reason)
-        return path
+        return self.note(name, key, reason)
 
     def clean(self) -> None:
         """Remove what has no note: it was stored, or nobody wrote it."""

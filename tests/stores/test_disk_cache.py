@@ -237,24 +237,6 @@ def test_a_foreign_name_in_a_drawer_is_left_alone(make: Make, directory: Path, c
 # Eviction
 
 
-def test_what_was_not_used_for_longest_goes_first(make: Make, clock: Clock) -> None:
-    ours, theirs = make(MIB), make(MIB)
-    for i in range(25):
-        ours.add(f"{i}", ETAG, 0, bytes(30_000))
-        clock.pass_by(100)
-    for i in (0, 7):
-        assert theirs.find(f"{i}", ETAG, 0, 100) is not None
-        clock.pass_by(100)
-    for i in range(25, 35):
-        ours.add(f"{i}", ETAG, 0, bytes(30_000))
-        clock.pass_by(100)
-    kept = {i for i in range(35) if ours.find(f"{i}", ETAG, 0, 1) is not None}
-    assert {0, 7} <= kept
-    others = sorted(kept - {0, 7})
-    assert others == [i for i in range(others[0], 35) if i != 7]
-    assert others[0] > 1
-
-
 def test_several_mounts_exceed_the_size_by_a_tenth_each_at_most(make: Make, directory: Path) -> None:
     mounts = [make(4 * MIB) for _ in range(3)]
     for i in range(300):

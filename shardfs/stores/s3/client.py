@@ -98,15 +98,11 @@ class S3Client:
         """Raise `SourceError` for what is known at once: a profile that does not exist, no credentials."""
         self._bucket = bucket
         self._session = Session(bucket, options, timeouts)
+        self.endpoint_url = self._session.endpoint_url
         self._counts = counts
         self._backoff = backoff
         self._lock = threading.Lock()
         self._limiter = trio.CapacityLimiter(options.max_connections)
-
-    @property
-    def endpoint_url(self) -> str:
-        """The server that is asked, whoever named it."""
-        return self._session.endpoint_url
 
     async def get(
         self, key: str, part: Range | None = None, *, etag: str | None = None, with_properties: bool = False

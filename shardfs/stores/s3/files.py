@@ -9,7 +9,7 @@ import enum
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, cast
@@ -110,7 +110,7 @@ class Spool:
 
 
 class Files:
-    """The spools of a store, with their local files in `SPOOLS` of the local store *side*, and how they are stored."""
+    """The *spools* of a store by key, with their local files in `SPOOLS` of the local store *side*."""
 
     def __init__(self, side: LocalStore, writing: Writing) -> None:
         self.side = side
@@ -118,13 +118,9 @@ class Files:
         self._writing = writing
         self._objects = writing.objects
         self.heads = writing.objects.heads
-        self._spools: dict[str, Spool] = {}
+        self.spools: dict[str, Spool] = {}
         self._kept_nbytes = 0
         self._kept_here: dict[str, list[str]] = {}
-
-    def __iter__(self) -> Iterator[Spool]:
-        """Return those that have a name."""
-        return iter(list(self._spools.values()))
 
     def resume(self) -> None:
         """Say what earlier mounts have kept; it is left alone."""
@@ -135,21 +131,17 @@ class Files:
                 self.kept.note(os.path.basename(file.path), file.key, _ENDED)
             log.warning("kept of an earlier mount: %s; `shardfs recover` shows it", file)
 
-    def find(self, key: str) -> Spool | None:
-        """Return the spool of *key*; None if nobody has that open to write."""
-        return self._spools.get(key)
-
     def here(self, key: str) -> Spool | None:
-        """Return the same, if it is what *key* stands for, and not the object."""
-        spool = self._spools.get(key)
+        """Return the spool of *key*, if it is what that stands for, and not the object."""
+        spool = self.spools.get(key)
         return spool if spool is not None and spool.is_here else None
 
     @asynccontextmanager
     async def alone(self, key: str) -> AsyncIterator[None]:
         """Keep what is written to *key* from being stored while something else takes the name."""
-        while (spool := self._spools.get(key)) is not None:
+        while (spool := self.spools.get(key)) is not None:
             async with spool.lock:
-                if self._spools.get(key) is spool:
+                if self.spools.get(key) is spool:
                     yield
                     return
         yield
@@ -163,7 +155,7 @@ class Files:
     def begin(self, key: str, snapshot: S3Snapshot | None) -> Spool:
         """Have a spool for *key*, which is the object *snapshot*, or nothing."""
         self.require_room()
-        spool = self._spools[key] = Spool(key, snapshot)
+        spool = self.spools[key] = Spool(key, snapshot)
         return spool
 
     def require_room(self) -> None:
@@ -214,20 +206,20 @@ class Files:
                 if not spool.users and spool.state in (_State.EMPTY, _State.CHANGED):
                     await self._flush(spool)
             finally:
-                if not spool.users and self._spools.get(spool.key) is spool:
+                if not spool.users and self.spools.get(spool.key) is spool:
                     await self._end(spool)
 
     def rename(self, spool: Spool, to: str) -> None:
         """Give a spool another name."""
-        del self._spools[spool.key]
+        del self.spools[spool.key]
         spool.key = to
-        self._spools[to] = spool
+        self.spools[to] = spool
         if spool.file is not None and spool.state is not _State.STORED:
             self.kept.note(spool.name, to)
 
     def detach(self, key: str) -> None:
         """Let go of the name of a spool: who has it open goes on with a file without a name, which is not stored."""
-        spool = self._spools.pop(key, None)
+        spool = self.spools.pop(key, None)
         if spool is not None:
             spool.is_gone = True
             remove_kept(self.kept.path(spool.name))
@@ -285,7 +277,7 @@ class Files:
 
     def change(self, key: str, expected: ObjectStat | None) -> S3Edit:
         """Begin a change of an object that must be the version *expected*, or nothing."""
-        return S3Edit(self._writing, key, self._objects.snapshot(key, expected) if expected is not None else None)
+        return S3Edit(self._writing, key, S3Snapshot(self._objects, key, expected) if expected is not None else None)
 
     def expected(self, key: str, found: Stat | None) -> ObjectStat | None:
         """Return what must be there when *key* is replaced: what was shown, or if that is not known, what was *found*.
@@ -313,7 +305,7 @@ class Files:
 
     async def _end(self, spool: Spool) -> None:
         """Forget a spool, and its file if that is stored, or has no bytes where another program has stored some."""
-        del self._spools[spool.key]
+        del self.spools[spool.key]
         spool.is_gone = True
         is_void = spool.state is _State.REFUSED and not spool.stat().size
         if spool.file is None or spool.state is _State.STORED or is_void:
@@ -321,8 +313,8 @@ class Files:
             return
         reason = spool.error or _ENDED
         with trio.CancelScope(shield=True):
-            settle = partial(self.kept.settle, spool.name, spool.key, reason)
-            await self._keep(spool.key, spool.stat().size, reason, settle)
+            note = partial(self.kept.note, spool.name, spool.key, reason)
+            await self._keep(spool.key, spool.stat().size, reason, note)
 
     async def _keep(self, key: str, nbytes: int, reason: str, keep: Callable[[], str]) -> None:
         """Keep what was written to *key* by *keep*, which blocks and returns the path."""
@@ -406,7 +398,8 @@ class SpoolFile:
             return b""
         if not spool.is_gone and self._files is not None:
             self._files.heads.note_shown(spool.key, spool.snapshot.object)
-        return await spool.snapshot.read_live(offset, nbytes)
+        nbytes = max(0, min(nbytes, spool.snapshot.size - offset))
+        return await spool.snapshot.read(offset, nbytes, (offset, nbytes))
 
     async def write(self, offset: int, data: Buffer) -> int:
         """Write all of *data* at *offset*."""

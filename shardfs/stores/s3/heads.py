@@ -47,14 +47,9 @@ class Head(NamedTuple):
         """Whether it is known what the key stands for."""
         return self.stat is not None or self.is_directory is not None
 
-    @property
-    def is_absent(self) -> bool:
-        """Whether the key certainly stands for nothing."""
-        return self.stat is None and self.is_directory is False
-
 
 _UNKNOWN: Final = Head(None, None)
-_GONE: Final = Head(None, False)
+GONE: Final = Head(None, False)
 _DIRECTORY: Final = Head(None, True)
 
 
@@ -123,7 +118,7 @@ class Listing:
         if name in self.doubtful:
             return None
         if name not in self.names:
-            return _GONE
+            return GONE
         stat = self.names[name]
         return Head(stat, stat is None)
 
@@ -211,7 +206,7 @@ class Heads:
         if found is None:
             above = map(self._find, _ancestors(key))
             if any(head is not None and head.is_directory is False for head in above):
-                return _GONE
+                return GONE
         return found
 
     async def stored(self, key: str) -> Head:
@@ -240,15 +235,6 @@ class Heads:
         """Return a range of the object *key* and its state, by one request; raises `NotFoundError`."""
         full, with_properties = self._location.object_key(key), self.keeps_properties
         return await self._ask(key, lambda: self._client.get(full, part, with_properties=with_properties))
-
-    async def is_version(self, key: str, etag: str) -> bool:
-        """Whether *key* has the version *etag*; takes a request if that is not known."""
-        known = self.find(key)
-        try:
-            stat = await self.head(key) if known is None else known.stat
-        except NotFoundError:
-            return False
-        return stat is not None and stat.etag == etag
 
     async def properties(self, key: str, etag: str) -> Properties:
         """Return the properties of the version *etag* of *key*; raises `ConflictError` if it has another one.
@@ -294,7 +280,7 @@ class Heads:
         if listing is not None:
             listing.may_be_empty = exists
         if exists or (listing is not None and listing.is_missing):
-            self._put(key, _DIRECTORY if exists else _GONE)
+            self._put(key, _DIRECTORY if exists else GONE)
             self._changed_above(key, exists=exists)
         elif listing is None:
             self.forget(key)
@@ -331,8 +317,8 @@ class Heads:
         """Return what *key* is in the bucket, as far as its record and listings tell."""
         if not key:
             return _DIRECTORY
-        if not is_shown(key):
-            return _GONE
+        if not all(map(_is_name, key.split("/"))):
+            return GONE
         parent, name = split(key)
         listing = self._listing(parent)
         listed = listing.find(name) if listing is not None else None
@@ -403,7 +389,7 @@ class Heads:
             elif listing is None:
                 self.forget(above)
             elif listing.is_missing:
-                self._put(above, _GONE)
+                self._put(above, GONE)
             else:
                 break
 
@@ -548,11 +534,6 @@ def split(key: str) -> tuple[str, str]:
 def not_found(key: str) -> NotFoundError:
     """Return the error that *key* stands for nothing."""
     return NotFoundError(f"{key} does not exist")
-
-
-def is_shown(key: str) -> bool:
-    """Whether a file system can show *key*."""
-    return not key or all(map(_is_name, key.split("/")))
 
 
 def _is_name(name: str) -> bool:

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import trio
 
 from shardfs.errors import ConflictError, IsADirectoryHereError, NotFoundError, StaleError, StoreError
-from shardfs.stores.base import Address, Buffer, Kind, Stat
+from shardfs.stores.base import Buffer, Kind, Stat
 from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.ranges import WINDOW_NBYTES, Reads, Span, Spans, merge, window
 from shardfs.stores.s3.client import S3Client
@@ -315,6 +315,7 @@ class Objects:
         self.client = client
         self.location = location
         self.heads = heads
+        self.address = location.address(client.endpoint_url)
         self.memory = _Memory(memory_nbytes)
         self.connections = trio.Semaphore(max_connections)
         self._cache = cache
@@ -322,11 +323,6 @@ class Objects:
         self._versions: WeakValueDictionary[tuple[str, str], _Version] = WeakValueDictionary()
         self._redirects: OrderedDict[tuple[str, str], _Redirect] = OrderedDict()
         self._changing: dict[str, trio.Event] = {}
-
-    @property
-    def address(self) -> Address:
-        """What names the source for good, however it was reached."""
-        return self.location.address(self.client.endpoint_url)
 
     async def open(self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0) -> "S3Snapshot":
         """Open an object, with no request if it is known and the bytes are at hand, else with one.
@@ -340,20 +336,16 @@ class Objects:
                 raise IsADirectoryHereError(f"{key or 'the source'} is a directory")
             if known.stat is None:
                 raise not_found(key)
-            snapshot = self.snapshot(key, known.stat)
+            snapshot = S3Snapshot(self, key, known.stat)
             offset, nbytes = part.within(known.stat.size)
             if await snapshot.version.is_at_hand(Span(offset, offset + nbytes)):
                 return snapshot
         if not part.nbytes:
-            return self.snapshot(key, await self.heads.head(key))
+            return S3Snapshot(self, key, await self.heads.head(key))
         fetched = await self.heads.get(key, part)
-        snapshot = self.snapshot(key, fetched.stat)
+        snapshot = S3Snapshot(self, key, fetched.stat)
         await snapshot.version.add(fetched.offset, fetched.data)
         return snapshot
-
-    def snapshot(self, key: str, state: ObjectStat) -> "S3Snapshot":
-        """Return the version *state* of *key*, with no request."""
-        return S3Snapshot(self, key, state)
 
     def version(self, key: str, stat: ObjectStat) -> _Version:
         """Return a version of *key*, one and the same for all who read it."""
@@ -422,19 +414,15 @@ class S3Snapshot:
     change is read on as far as the new version begins with the same bytes.
     """
 
-    __slots__ = ("__weakref__", "_key", "_objects", "object", "stat", "version")
+    __slots__ = ("__weakref__", "_key", "_objects", "object", "size", "stat", "version")
 
     def __init__(self, objects: Objects, key: str, state: ObjectStat) -> None:
         self._objects = objects
         self._key = key
         self.object = state
         self.stat = file_stat(key, state)
+        self.size = state.size
         self.version = objects.version(key, state)
-
-    @property
-    def size(self) -> int:
-        """Size of the object in bytes."""
-        return self.object.size
 
     async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
         """Return exactly *nbytes* bytes from *offset*."""
@@ -480,16 +468,16 @@ class S3Snapshot:
 
     async def is_current(self) -> bool:
         """Whether the name still stands for this version; takes a request if that is not known."""
-        return await self._objects.heads.is_version(self._key, self.object.etag)
+        known = self._objects.heads.find(self._key)
+        try:
+            state = await self._objects.heads.head(self._key) if known is None else known.stat
+        except NotFoundError:
+            return False
+        return state is not None and state.etag == self.object.etag
 
     async def accept_growth(self, offset: int, content: Buffer) -> bool:
         """Return False: an object does not grow, it is replaced."""
         return False
-
-    async def read_live(self, offset: int, nbytes: int) -> Buffer:
-        """Return up to *nbytes* bytes from *offset* of this version, which is the only one that it can read."""
-        nbytes = max(0, min(nbytes, self.size - offset))
-        return await self.read(offset, nbytes, (offset, nbytes))
 
     def read_blocking(self, offset: int, nbytes: int) -> Buffer:
         """Do as `read` with one request, in a worker thread."""

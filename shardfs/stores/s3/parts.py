@@ -173,15 +173,12 @@ def _cut(part: Part, max_part: int) -> Iterator[Part]:
 def _between(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[Piece]:
     for piece in pieces:
         first, last = max(start, 0), min(stop, piece.nbytes)
-        if first < last:
-            yield _slice(piece, first, last - first)
+        nbytes = last - first
+        if nbytes == piece.nbytes:
+            yield piece
+        elif nbytes > 0:
+            yield Kept(piece.offset + first, nbytes) if isinstance(piece, Kept) else Slice(piece, first, nbytes)
         start, stop = start - piece.nbytes, stop - piece.nbytes
-
-
-def _slice(piece: Piece, start: int, nbytes: int) -> Piece:
-    if nbytes == piece.nbytes:
-        return piece
-    return Kept(piece.offset + start, nbytes) if isinstance(piece, Kept) else Slice(piece, start, nbytes)
 
 
 def _slices(kept: Kept, max_nbytes: int) -> Iterator[Kept]:

@@ -141,7 +141,9 @@ class Session:
             options["if_match"] = etag
         with self._sending() as libraries:
             libraries.frozen()  # what goes wrong is clearer here than through obstore
-            result = obstore.get(self._obstore_of(libraries), key, options=options)
+            with self._lock:  # made when it is first needed: one that came through a fork would hang
+                store = libraries.store = libraries.store or self._make_store(libraries.session)
+            result = obstore.get(store, key, options=options)
             data = memoryview(result.bytes())
         meta = result.meta
         return Fetched(
@@ -191,13 +193,6 @@ class Session:
         credentials = None if self._options.anonymous else _credentials(session)
         silence, work = self._timeouts.silence, self._timeouts.work
         return _Libraries(session, credentials, self._client(session, silence), self._client(session, work))
-
-    def _obstore_of(self, libraries: "_Libraries") -> ObjectStore:
-        """Return the store of obstore, made when it is first needed: one that came through a fork would hang."""
-        with self._lock:
-            if libraries.store is None:
-                libraries.store = self._make_store(libraries.session)
-            return libraries.store
 
     def _make_store(self, session: boto3.session.Session) -> ObjectStore:
         timeouts = self._timeouts

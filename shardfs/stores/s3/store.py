@@ -35,7 +35,6 @@ from shardfs.errors import (
     UnsupportedError,
 )
 from shardfs.stores.base import (
-    Address,
     Capacity,
     Entry,
     Expected,
@@ -53,7 +52,7 @@ from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, object_of
-from shardfs.stores.s3.heads import Head, Heads, not_found, split
+from shardfs.stores.s3.heads import GONE, Head, Heads, not_found, split
 from shardfs.stores.s3.location import Location
 from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, file_stat
 from shardfs.stores.s3.probe import check, probe
@@ -129,6 +128,8 @@ class S3Store:
     ) -> None:
         self.ttl = ttl
         self.location = location
+        self.url = location.url
+        self.address = location.address(client.endpoint_url)
         self.directory_stat = directory_stat()
         self.heads = Heads(client, location, ttl=ttl, clock=clock)
         self.objects = Objects(
@@ -137,16 +138,6 @@ class S3Store:
         self._client = client
         self._counts = counts
         self._renaming = trio.Lock()
-
-    @property
-    def url(self) -> str:
-        """The source, as a user may write it."""
-        return self.location.url
-
-    @property
-    def address(self) -> Address:
-        """What names the source for good, however it was reached."""
-        return self.objects.address
 
     @property
     def nchanges(self) -> int:
@@ -219,7 +210,7 @@ class S3Store:
     async def list(self, key: str) -> Sequence[Entry]:
         """Return the names in a directory."""
         here = dict.fromkeys(self.heads.directories.children(key), Kind.DIRECTORY)
-        for spool in self.files or ():
+        for spool in self._open_spools():
             parent, name = split(spool.key)
             if spool.is_here and spool.key == key:
                 raise NotADirectoryHereError(f"{key} is no directory")
@@ -288,7 +279,7 @@ class S3Store:
     async def flush(self) -> None:
         """Store what was written to files that are open; raises `StoreError` if one cannot be stored."""
         failures: list[str] = []
-        for spool in self.files or ():
+        for spool in self._open_spools():
             try:
                 await self._writable().flush(spool, also_empty=True)
             except ShardfsError as error:
@@ -377,7 +368,7 @@ class S3Store:
             status = await self.stat(key)
         except NotFoundError:
             await self._require_directory(key)
-            if files.find(key) is None:
+            if files.spools.get(key) is None:
                 self.heads.directories.add_with_parents(split(key)[0])
                 return SpoolFile(files, files.begin(key, None), writable=True)
         else:
@@ -391,10 +382,10 @@ class S3Store:
     async def open_passthrough(self, key: str, *, writable: bool) -> OpenFile:
         """Open a file that passes through; an object that is read keeps its version, or cannot be read any more."""
         files = self._writable() if writable else self.files
-        spool = files.find(key) if files is not None else None
+        spool = files.spools.get(key) if files is not None else None
         if spool is None:
             snapshot = await self.objects.open(key)
-            spool = files.find(key) if files is not None else None
+            spool = files.spools.get(key) if files is not None else None
             if spool is None and writable and files is not None:
                 spool = files.begin(key, snapshot)
             elif spool is None:
@@ -555,7 +546,7 @@ class S3Store:
                 files.detach(to)
                 await files.side.unlink(key)
                 return
-            spool = files.find(key)
+            spool = files.spools.get(key)
             if spool is not None and spool.is_here:
                 source = spool.expected
                 await files.store(spool, to, expected)
@@ -642,7 +633,7 @@ class S3Store:
         known = self.heads.find_stored(key)
         if known is not None and known.stat is not None and known.is_directory is False:
             raise NotADirectoryHereError(f"{key} is no directory")
-        if known is not None and known.is_absent:
+        if known == GONE:
             raise not_found(key)
         listing = await self.heads.list(key)
         if key and listing.is_missing:
@@ -650,6 +641,9 @@ class S3Store:
                 raise NotADirectoryHereError(f"{key} is no directory")
             raise not_found(key)
         return listing.names
+
+    def _open_spools(self) -> Sequence[Spool]:
+        return list(self.files.spools.values()) if self.files is not None else []
 
     def _is_here(self, key: str) -> bool:
         """Whether *key* stands for something that is not in the bucket."""

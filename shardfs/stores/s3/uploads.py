@@ -20,7 +20,7 @@ from shardfs.stores.base import join_key
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.requests import Counts, Properties, Upload
+from shardfs.stores.s3.requests import Counts, Properties
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +44,6 @@ class _Record:
     begun: float
     upload_id: str | None = None
     is_certain: bool = False
-
-    def may_be(self, upload: Upload) -> bool:
-        """Whether *upload* was begun for it, as far as is known."""
-        return upload.key == self.key and -_BEFORE <= upload.initiated - self.begun <= _AFTER
 
 
 @dataclass(slots=True)
@@ -115,7 +111,7 @@ class Uploads:
             if not record.is_certain:
                 # Should one be another host's, that host commits again, as it would after this change of the object.
                 for upload in await client.list_uploads(record.key):
-                    if record.may_be(upload):
+                    if upload.key == record.key and -_BEFORE <= upload.initiated - record.begun <= _AFTER:
                         await client.abort_upload(upload.key, upload.upload_id)
             await self._side.unlink(name)
         except ShardfsError as error:

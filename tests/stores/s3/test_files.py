@@ -84,13 +84,13 @@ async def test_what_is_stored_while_an_earlier_version_is_put_aside_replaces_it(
     fake.store(f"{PREFIX}/f", b"first")
     store = await writing(fake, tmp_path)
     assert store.files is not None
-    settle, is_stored = store.files.kept.settle, threading.Event()
+    note, is_stored = store.files.kept.note, threading.Event()
 
-    def settle_late(name: str, key: str, reason: str) -> str:
-        assert is_stored.wait(10)
-        return settle(name, key, reason)
+    def note_late(name: str, key: str, reason: str = "", **options: bool) -> str:
+        assert not reason or is_stored.wait(10)
+        return note(name, key, reason, **options)
 
-    monkeypatch.setattr(store.files.kept, "settle", settle_late)
+    monkeypatch.setattr(store.files.kept, "note", note_late)
     await show(store, "f")
     file = await store.open_passthrough("f", writable=True)
     await file.write(0, b"refused")
@@ -400,9 +400,7 @@ async def test_what_another_host_changed_while_it_was_moved_stays_under_both_nam
 
 
 @on_mock_clock
-async def test_what_is_refused_is_kept_once_and_said(
-    fake: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_is_refused_is_kept_and_said(fake: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fake.store(f"{PREFIX}/f", b"first")
     store = await writing(fake, tmp_path)
     await show(store, "f")
