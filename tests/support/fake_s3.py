@@ -184,13 +184,9 @@ class FakeS3:
         await self._pass(Request("AbortMultipartUpload", key))
         self._uploads.pop(upload_id, None)
 
-    async def list_uploads(self, prefix: str) -> Sequence[Upload]:
-        await self._pass(Request("ListMultipartUploads", prefix))
-        return [
-            Upload(upload.key, upload_id, upload.initiated)
-            for upload_id, upload in self._uploads.items()
-            if upload.key.startswith(prefix)
-        ]
+    async def list_uploads(self, key: str) -> Sequence[Upload]:
+        await self._pass(Request("ListMultipartUploads", key))
+        return [Upload(upload_id, upload.initiated) for upload_id, upload in self._uploads.items() if upload.key == key]
 
     async def _pass(self, request: Request) -> None:
         self.log.append(request)

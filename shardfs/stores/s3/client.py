@@ -10,11 +10,11 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote_plus
 
 import trio
@@ -246,25 +246,17 @@ class S3Client:
         with suppress(ConflictError, NotFoundError):
             await self._make(self._change("AbortMultipartUpload", key), UploadId=upload_id)
 
-    async def list_uploads(self, prefix: str) -> Sequence[Upload]:
-        """Return the multipart uploads under way whose keys begin with *prefix*."""
-        uploads: list[Upload] = []
-        markers: dict[str, str] = {}
-        while True:
-            request = self._request("ListMultipartUploads")
-            reply = await self._read(partial(self._call, request, Prefix=prefix, EncodingType="url", **markers))
-            decode = unquote_plus if reply.get("EncodingType") == "url" else str
-            uploads += [
-                Upload(decode(entry["Key"]), entry["UploadId"], entry["Initiated"].timestamp())
-                for entry in reply.get("Uploads", ())
-            ]
-            following = {
-                "KeyMarker": decode(reply.get("NextKeyMarker", "")),
-                "UploadIdMarker": reply.get("NextUploadIdMarker", ""),
-            }
-            if not reply.get("IsTruncated") or following == markers:
-                return uploads
-            markers = following
+    async def list_uploads(self, key: str) -> Sequence[Upload]:
+        """Return the multipart uploads of an object that are under way, as far as one page has them."""
+        reply = await self._read(
+            partial(self._call, self._request("ListMultipartUploads"), Prefix=key, EncodingType="url")
+        )
+        decode = unquote_plus if reply.get("EncodingType") == "url" else str
+        return [
+            Upload(entry["UploadId"], entry["Initiated"].timestamp())
+            for entry in reply.get("Uploads", ())
+            if decode(entry["Key"]) == key
+        ]
 
     def _head(self, key: str, etag: str | None = None) -> Mapping[str, Any]:
         request = self._request("HeadObject", key, is_conditional=etag is not None)
@@ -296,13 +288,21 @@ class S3Client:
         )
 
     async def _send_body(self, request: Request, content: Content, **arguments: object) -> Mapping[str, Any]:
-        body = _Body(content)
-
         def attempt() -> Mapping[str, Any]:
-            with body.rewound() as file:
+            body = _Body(content)
+            file = io.BufferedReader(body, _PIECE)
+            try:
                 return self._session.call(
-                    request.operation, Key=request.key, Body=file, ContentLength=content.nbytes, **arguments
+                    request.operation,
+                    Key=request.key,
+                    Body=file.read() if content.nbytes <= _PIECE else file,
+                    ContentLength=content.nbytes,
+                    **arguments,
                 )
+            except Exception:  # boto3 says of all that the connection broke
+                if body.failure is not None:
+                    raise body.failure from None
+                raise
 
         reply = await trio.to_thread.run_sync(self._send, request, attempt, limiter=self._limiter)
         self._count(sent=content.nbytes)
@@ -348,27 +348,13 @@ class S3Client:
 
 
 class _Body(io.RawIOBase):
-    """A content as a file that boto3 sends, and reads again from its beginning."""
+    """A content as a file that boto3 sends; *failure* is what kept it from being read."""
 
     def __init__(self, content: Content) -> None:
         super().__init__()
         self._content = content
         self._position = 0
-        self._failure: Exception | None = None
-
-    @contextmanager
-    def rewound(self) -> Iterator[bytes | BinaryIO]:
-        """Have what to give to boto3, and raise what kept it from being read: boto3 says that the connection broke."""
-        self._position, self._failure = 0, None
-        file = io.BufferedReader(self, _PIECE)
-        try:
-            yield file.read() if self._content.nbytes <= _PIECE else file
-        except Exception:
-            if self._failure is not None:
-                raise self._failure from None
-            raise
-        finally:
-            file.detach()  # else it would close this one
+        self.failure: Exception | None = None
 
     def readable(self) -> bool:
         return True
@@ -388,11 +374,11 @@ class _Body(io.RawIOBase):
         try:
             data = memoryview(self._content.read(self._position, count))
         except Exception as error:
-            self._failure = error
+            self.failure = error
             raise
         if data.nbytes != count:
-            self._failure = StoreError(f"{count} bytes that were to be stored came as {data.nbytes}")
-            raise self._failure
+            self.failure = StoreError(f"{count} bytes that were to be stored came as {data.nbytes}")
+            raise self.failure
         buffer[:count] = data
         self._position += count
         return count

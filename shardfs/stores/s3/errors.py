@@ -192,6 +192,12 @@ _HINTS: Final[dict[str, tuple[type[ShardfsError], str]]] = {
 
 _BROKEN: Final = "the connection was broken"
 _NONSENSE: Final = "the reply makes no sense"
+_WITHOUT_REPLY: Final = (
+    ((boto.ReadTimeoutError, urllib3.exceptions.TimeoutError), SILENT),
+    ((boto.IncompleteReadError, boto.ResponseStreamingError), TRUNCATED),
+    ((boto.HTTPClientError, boto.ConnectionError, urllib3.exceptions.HTTPError), Failure(Cause.NO_REPLY, _BROKEN)),
+    ((ResponseParserError,), Failure(Cause.NO_REPLY, _NONSENSE)),
+)
 _CREDENTIALS: Final = (
     boto.NoCredentialsError,
     boto.NoAuthTokenError,
@@ -230,14 +236,9 @@ def of_boto3(error: Exception, endpoint: str) -> Failure:
         return _not_connected(endpoint, str(error), Cause.NO_REPLY)
     if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)):
         return _not_connected(endpoint, str(error.kwargs.get("error")), Cause.NOT_SENT)
-    if isinstance(error, (boto.ReadTimeoutError, urllib3.exceptions.TimeoutError)):
-        return SILENT
-    if isinstance(error, (boto.IncompleteReadError, boto.ResponseStreamingError)):
-        return TRUNCATED
-    if isinstance(error, (boto.HTTPClientError, boto.ConnectionError, urllib3.exceptions.HTTPError)):
-        return Failure(Cause.NO_REPLY, _BROKEN)
-    if isinstance(error, ResponseParserError):
-        return Failure(Cause.NO_REPLY, _NONSENSE)
+    for kinds, failure in _WITHOUT_REPLY:
+        if isinstance(error, kinds):
+            return failure
     return Failure(Cause.REPLY, "a name or a property is none that S3 takes", 400)
 
 
@@ -253,12 +254,9 @@ def of_obstore(error: Exception, endpoint: str) -> Failure:
         code = _CODE.search(body[1]) if body else None
         region = _REGION.search(body[1]) if body else None
         return reply_failure(int(found[1]), code[1] if code else "", region[1] if region else None)
-    if _BARE_REDIRECT.search(dump):
-        return reply_failure(301, "PermanentRedirect", None)
-    if _NOT_PARTIAL.search(dump):
-        return NOT_PARTIAL
-    if _UNEXPECTED_RANGE.search(dump):
-        return OTHER_RANGE
+    for pattern, failure in _REPLIES:
+        if pattern.search(dump):
+            return failure
     kind = _KIND.search(dump)
     if kind is None:
         return Failure(Cause.NO_REPLY, _NONSENSE)
@@ -343,9 +341,14 @@ _STATUS: Final = re.compile(r"^ +status: (\d{3}),$", re.MULTILINE)
 _BODY: Final = re.compile(r"^ +body: Some\(\n *(.*)$", re.MULTILINE)
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]+)</Code>")
 _REGION: Final = re.compile(r"<Region>([a-z0-9-]+)</Region>")
-_BARE_REDIRECT: Final = re.compile(r"^ +inner: BareRedirect,$", re.MULTILINE)
-_NOT_PARTIAL: Final = re.compile(r"^ +source: (?:NotPartial|NoContentRange|ParseContentRange)\b", re.MULTILINE)
-_UNEXPECTED_RANGE: Final = re.compile(r"^ +source: UnexpectedRange \{$", re.MULTILINE)
 _KIND: Final = re.compile(r"HttpError \{\n +kind: (\w+),$", re.MULTILINE)
 _IS_CODE: Final = re.compile(r"[A-Za-z0-9.]{1,64}")
 _IS_REGION: Final = re.compile(r"[a-z0-9-]{1,32}")
+_REPLIES: Final = tuple(
+    (re.compile(pattern, re.MULTILINE), failure)
+    for pattern, failure in (
+        (r"^ +inner: BareRedirect,$", reply_failure(301, "PermanentRedirect", None)),
+        (r"^ +source: (?:NotPartial|NoContentRange|ParseContentRange)\b", NOT_PARTIAL),
+        (r"^ +source: UnexpectedRange \{$", OTHER_RANGE),
+    )
+)

@@ -5,7 +5,7 @@ neighbouring old bytes are sent with it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -112,48 +112,33 @@ def kept_prefix(splice: Splice) -> int:
     return stop
 
 
-@dataclass(slots=True)
-class _Run:
-    """Parts that are planned, of any size, and the one that is being gathered to be sent."""
-
-    min_part: int
-    parts: list[Part] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
-    nbytes: int = 0
-
-    def send(self, piece: Piece) -> None:
-        self.pieces.append(piece)
-        self.nbytes += piece.nbytes
-
-    def copy(self, kept: Kept, *, is_last: bool) -> None:
-        """Plan a part of *kept*, which is large enough for one, without what the part before it lacks."""
-        missing = max(self.min_part - self.nbytes, 0) if self.nbytes else 0
-        if not is_last and kept.nbytes < missing + self.min_part:
-            self.send(kept)
-            return
-        from_kept = min(missing, kept.nbytes)
-        if from_kept:
-            self.send(Kept(kept.offset, from_kept))
-        self.close()
-        if from_kept < kept.nbytes:
-            self.parts.append(Copied(kept.offset + from_kept, kept.nbytes - from_kept))
-
-    def close(self) -> None:
-        if self.pieces:
-            self.parts.append(Sent(tuple(self.pieces)))
-            self.pieces, self.nbytes = [], 0
-
-
 def _runs(pieces: Sequence[Piece], smallest: int, min_part: int) -> Sequence[Part]:
-    """Return parts, each as large as it gets; ranges of *smallest* bytes and more are copied."""
-    run = _Run(min_part)
-    for place, piece in enumerate(pieces):
-        if isinstance(piece, Kept) and piece.nbytes >= smallest:
-            run.copy(piece, is_last=place == len(pieces) - 1)
-        else:
-            run.send(piece)
-    run.close()
-    return run.parts or [Sent(())]
+    """Return parts, each as large as it gets; ranges of *smallest* bytes and more are copied.
+
+    What is gathered to be sent before one lacks bytes for a part: these are sent from its beginning, or all of it if it
+    would be too small then.
+    """
+    parts: list[Part] = []
+    gathered: list[Piece] = []
+    nbytes = 0
+    for place, piece in enumerate(pieces, 1):
+        missing = max(min_part - nbytes, 0) if gathered else 0
+        is_enough = place == len(pieces) or piece.nbytes >= missing + min_part
+        if not isinstance(piece, Kept) or piece.nbytes < smallest or not is_enough:
+            gathered.append(piece)
+            nbytes += piece.nbytes
+            continue
+        from_kept = min(missing, piece.nbytes)
+        if from_kept:
+            gathered.append(Kept(piece.offset, from_kept))
+        if gathered:
+            parts.append(Sent(tuple(gathered)))
+            gathered, nbytes = [], 0
+        if from_kept < piece.nbytes:
+            parts.append(Copied(piece.offset + from_kept, piece.nbytes - from_kept))
+    if gathered:
+        parts.append(Sent(tuple(gathered)))
+    return parts or [Sent(())]
 
 
 def _cut(part: Part, max_part: int) -> Iterator[Part]:

@@ -114,7 +114,6 @@ class ListPage(NamedTuple):
 class Upload(NamedTuple):
     """A multipart upload under way; *initiated* in seconds since 1970."""
 
-    key: str
     upload_id: str
     initiated: float
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -58,6 +57,7 @@ _NO_ENDPOINT: Final = (
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+)")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_IP_ADDRESS: Final = re.compile(r"[0-9.]+|.*:.*")
 
 _WORKS_ALONE: Final = frozenset({"CompleteMultipartUpload", "CopyObject", "UploadPartCopy"})
 """Operations for which the server moves bytes by itself, while it says nothing."""
@@ -82,10 +82,6 @@ class _Libraries:
     quick: BaseClient
     patient: BaseClient
     store: ObjectStore | None = None
-
-    def frozen(self) -> object:
-        """Return what requests are signed with; libraries renew it where they can."""
-        return self.credentials and self.credentials.get_frozen_credentials()
 
 
 class Session:
@@ -140,7 +136,8 @@ class Session:
         if etag is not None:
             options["if_match"] = etag
         with self._sending() as libraries:
-            libraries.frozen()  # what goes wrong is clearer here than through obstore
+            if libraries.credentials is not None:  # what goes wrong is clearer here than through obstore
+                libraries.credentials.get_frozen_credentials()
             with self._lock:  # made when it is first needed: one that came through a fork would hang
                 store = libraries.store = libraries.store or self._make_store(libraries.session)
             result = obstore.get(store, key, options=options)
@@ -288,21 +285,12 @@ def _checked(endpoint_url: str, is_virtual: bool) -> str:
         is_server = False
     if not is_server or parts.query or parts.fragment:
         raise SourceError(_NO_ENDPOINT)
-    if is_virtual and _is_number(parts.hostname or ""):
+    if is_virtual and _IP_ADDRESS.fullmatch(parts.hostname or ""):
         raise SourceError(
             "the AWS profile has addressing_style = virtual, for which the S3 endpoint must have a name and not an IP "
             "address; write addressing_style = path"
         )
     return endpoint_url
-
-
-def _is_number(host: str) -> bool:
-    """Whether a host is named by its IP address."""
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _session(options: S3Options) -> boto3.session.Session:

@@ -111,8 +111,8 @@ class Uploads:
             if not record.is_certain:
                 # Should one be another host's, that host commits again, as it would after this change of the object.
                 for upload in await client.list_uploads(record.key):
-                    if upload.key == record.key and -_BEFORE <= upload.initiated - record.begun <= _AFTER:
-                        await client.abort_upload(upload.key, upload.upload_id)
+                    if -_BEFORE <= upload.initiated - record.begun <= _AFTER:
+                        await client.abort_upload(record.key, upload.upload_id)
             await self._side.unlink(name)
         except ShardfsError as error:
             log.warning("an unfinished upload of %s stays until the next mount: %s", printable(record.key), error)

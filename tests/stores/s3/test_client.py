@@ -181,35 +181,6 @@ def test_content_that_is_shorter_than_it_says_is_not_stored(s3_bucket: Bucket, t
     assert s3_bucket.keys() == []
 
 
-PROPERTIES = Properties(
-    {
-        "ContentType": "application/x-test",
-        "CacheControl": "no-store",
-        "ContentDisposition": "attachment",
-        "ContentEncoding": "identity",
-        "ContentLanguage": "de",
-        "Expires": "Wed, 21 Oct 2015 07:28:00 GMT",
-        "StorageClass": "STANDARD_IA",
-    },
-    {"name": "value", "shardfs-transactions": "0123 4567"},
-)
-
-
-def test_properties_survive_every_way_to_make_an_object(tried: Tried) -> None:
-    async def main() -> None:
-        client = tried.client
-        await client.put("put", Memory(b"data"), PROPERTIES)
-        upload = await client.create_upload("uploaded", PROPERTIES)
-        part = await client.upload_part("uploaded", upload, 1, Memory(b"data"))
-        await client.complete_upload("uploaded", upload, [part], condition=None)
-        for key in ("put", "uploaded"):
-            stat, properties = await client.head(key)
-            assert properties == PROPERTIES, key
-            assert stat == (await client.get(key)).stat
-
-    trio.run(main)
-
-
 def test_encryption_is_sent_as_it_is_found() -> None:
     reply = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "arn", "BucketKeyEnabled": True, "ExpiresString": "soon"}
     properties = Properties.of({**reply, "ContentType": "a/b", "ContentLength": 5, "Metadata": {"a": "b"}})

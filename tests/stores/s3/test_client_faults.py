@@ -16,7 +16,6 @@ from shardfs.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
-from shardfs.stores.s3.client import Backoff
 from shardfs.stores.s3.requests import Condition, Range
 from tests.stores.s3.clients import HASTY, PLAIN, Memory, Tried, client_of, run
 from tests.support.s3_faults import (
@@ -131,11 +130,6 @@ def test_after_six_attempts_one_error_says_what_failed(
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
-def test_pauses_do_not_grow_beyond_a_bound() -> None:
-    backoff = Backoff(attempts=10, jitter=max)
-    assert [backoff.delay(attempt) for attempt in range(1, 10)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
-
-
 def test_a_server_that_is_down_is_a_failure_and_never_a_missing_key(
     s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried
 ) -> None:
@@ -236,17 +230,6 @@ def test_a_server_that_ignores_conditions_of_reads_is_noticed(
 
 
 @ids
-def test_a_server_that_ignores_ranges_is_noticed(s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, key: str) -> None:
-    s3_bucket.put(key, b"0123456789")
-    s3_proxy.fail("GetObject", Ignore("Range"), times=None)
-    for part in (Range(2, 3), Range(-3, 3)):
-        with pytest.raises(StoreError, match="asked for a range, the server gives the whole object"):
-            run(partial(tried.client.get, key, part))
-    s3_bucket.put(key, b"")
-    assert bytes(run(partial(tried.client.get, key, Range(-3, 3))).data) == b""
-
-
-@ids
 @pytest.mark.parametrize("code", ["", "404 page not found", "NotFound"])
 def test_a_404_that_is_not_in_the_words_of_s3_is_no_absence(
     s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, key: str, code: str
@@ -262,19 +245,6 @@ def test_a_404_that_is_not_in_the_words_of_s3_is_no_absence(
     s3_proxy.fail("HeadBucket", Reply(404, code))
     with pytest.raises(StoreError, match=r"bucket .* does not exist"):
         run(partial(tried.client.get, key))
-
-
-@pytest.mark.parametrize("reply", [Reply(404, "NoSuchBucket"), Reply(500, "InternalError")], ids=str)
-def test_no_key_is_missing_while_the_bucket_is_not_there(s3_proxy: S3Proxy, tried: Tried, reply: Reply) -> None:
-    s3_proxy.fail("HeadBucket", reply, times=None)
-    with pytest.raises(StoreError):
-        run(partial(tried.client.head, "nothing"))
-
-
-def test_a_key_is_missing_in_a_bucket_that_may_not_be_listed(s3_proxy: S3Proxy, tried: Tried) -> None:
-    s3_proxy.fail("HeadBucket", Reply(403, "AccessDenied"))
-    with pytest.raises(NotFoundError):
-        run(partial(tried.client.head, "nothing"))
 
 
 def test_no_credential_is_said(

@@ -113,24 +113,6 @@ def test_many_chunks_are_appended_with_few_requests_besides_that_for_the_index(
     assert written == (200_100 if old is LARGE else len(old) + 200_000)
 
 
-def test_content_type_storage_class_and_user_metadata_survive(s3_bucket: Bucket, here: Host) -> None:
-    properties = {
-        "ContentType": "application/x-shard",
-        "CacheControl": "max-age=60",
-        "StorageClass": "STANDARD_IA",
-        "Metadata": {"owner": "me"},
-    }
-    for old in (SMALL, LARGE):
-        s3_bucket.put(OBJECT, old, **properties)
-        run(lambda old=old: here.splice(KEY, append(old, b"new")))
-        here.reader.forget(KEY)
-        head = s3_bucket.head(OBJECT)
-        assert head["ContentType"] == "application/x-shard"
-        assert head["CacheControl"] == "max-age=60"
-        assert head["StorageClass"] == "STANDARD_IA"
-        assert head["Metadata"]["owner"] == "me"
-
-
 def test_the_last_sixteen_transactions_are_listed(s3_bucket: Bucket, here: Host) -> None:
     async def main() -> list[str]:
         seen: list[str] = []
@@ -205,24 +187,6 @@ def test_a_host_that_is_faster_at_the_last_moment_wins(
     assert no_trace(s3_bucket, here)
 
 
-@pytest.mark.parametrize(("status", "code"), [(409, "ConditionalRequestConflict"), (412, "PreconditionFailed")])
-@pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
-def test_refusals_are_conflicts_and_leave_nothing_behind(
-    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str, status: int, code: str
-) -> None:
-    old = SMALL if operation == "PutObject" else LARGE
-    s3_bucket.put(OBJECT, old)
-    s3_proxy.fail(operation, Reply(status, code))
-
-    async def main() -> None:
-        with pytest.raises(ConflictError):
-            await here.splice(KEY, append(old, b"ours"))
-
-    run(main)
-    assert s3_bucket.get(OBJECT) == old
-    assert no_trace(s3_bucket, here)
-
-
 # Replies that are lost
 
 
@@ -262,24 +226,6 @@ def test_a_lost_reply_is_success_though_another_host_has_changed_the_object_sinc
 
     run(main)
     assert s3_bucket.get(OBJECT) == appended(old, b"ours", b"theirs")
-
-
-@pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
-def test_a_lost_request_is_a_conflict_if_another_host_was_first(
-    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str
-) -> None:
-    old = SMALL if operation == "PutObject" else LARGE
-    s3_bucket.put(OBJECT, old)
-    s3_proxy.fail(operation, LostRequest())
-    s3_proxy.fail("HeadObject", Before(lambda: s3_bucket.put(OBJECT, b"theirs")), after=1)
-
-    async def main() -> None:
-        with pytest.raises(ConflictError):
-            await here.splice(KEY, append(old, b"ours"))
-
-    run(main)
-    assert s3_bucket.get(OBJECT) == b"theirs"
-    assert no_trace(s3_bucket, here)
 
 
 @pytest.mark.parametrize("operation", ["PutObject", "CompleteMultipartUpload"])
@@ -335,21 +281,6 @@ def test_content_that_cannot_be_read_is_what_the_change_fails_with(s3_bucket: Bu
     assert no_trace(s3_bucket, here)
 
 
-# Deleting
-
-
-def test_an_object_is_deleted_if_it_is_the_one_that_was_found(s3_bucket: Bucket, here: Host) -> None:
-    s3_bucket.put(OBJECT, SMALL)
-
-    async def main() -> None:
-        edit = await here.edit(KEY)
-        await edit.delete()
-        assert await here.reader.is_absent(KEY)
-
-    run(main)
-    assert s3_bucket.keys() == []
-
-
 def test_an_object_is_not_deleted_where_the_condition_would_be_ignored(s3_bucket: Bucket, tmp_path: Path) -> None:
     s3_bucket.put(OBJECT, SMALL)
     here = host(s3_bucket, tmp_path, conditions=IGNORED)
@@ -394,18 +325,3 @@ def test_a_single_writer_looks_whether_it_is_alone(unconditional_bucket: Bucket,
 
     run(main)
     assert unconditional_bucket.get(OBJECT) == b"theirs"
-
-
-@pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
-def test_a_single_writer_finds_an_object_deleted(unconditional_bucket: Bucket, tmp_path: Path, old: bytes) -> None:
-    here = host(unconditional_bucket, tmp_path, conditions=IGNORED, single_writer=True)
-    unconditional_bucket.put(OBJECT, old)
-
-    async def main() -> None:
-        edit = await here.edit(KEY)
-        unconditional_bucket.delete(OBJECT)
-        with pytest.raises(ConflictError):
-            await edit.splice(append(old, b"ours"))
-
-    run(main)
-    assert unconditional_bucket.keys() == []

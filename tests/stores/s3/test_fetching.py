@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -174,14 +173,6 @@ async def test_a_second_chunk_in_order_fetches_ahead_and_an_index_before_a_chunk
 
 
 @on_mock_clock
-async def test_a_chunk_that_is_large_is_fetched_in_windows() -> None:
-    fake, snapshot, etag = await opened(LARGE)
-    for i in range(4):
-        await snapshot.read(MIB + i * CHUNK, CHUNK, (MIB, 20 * MIB))
-    assert fake.take_log() == [get("k", MIB, MIB + WINDOW_NBYTES, etag)]
-
-
-@on_mock_clock
 async def test_reads_in_order_of_an_expected_chunk_stay_within_it() -> None:
     fake, snapshot, etag = await opened(LARGE)
     snapshot.expect(MIB, 3 * MIB)
@@ -261,17 +252,6 @@ async def test_a_reader_that_is_cancelled_breaks_no_other(when: float, place: in
         scopes[place].cancel()
     assert found == [LARGE[MIB : MIB + CHUNK]] * 2
     assert set(fake.take_log()) == {get("k", MIB, MIB + CHUNK, etag)}
-
-
-@on_mock_clock
-async def test_nothing_is_kept_of_a_version_that_nobody_has_open() -> None:
-    fake = FakeS3()
-    fake.store("k", SMALL)
-    store = reader_of(fake)
-    await (await store.open("k")).read(0, 10)
-    gc.collect()
-    assert not store.objects._versions
-    assert store.objects.memory.nbytes == 0
 
 
 def cache_in(directory: Path) -> DiskCache:

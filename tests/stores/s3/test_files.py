@@ -13,7 +13,6 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from shardfs.errors import (
-    ExistsError,
     NoSpaceError,
     NotFoundError,
     StaleError,
@@ -127,43 +126,7 @@ async def test_what_was_cut_waits_for_what_follows(fake: FakeS3, tmp_path: Path)
         assert objects(fake)[key] == b"all"
 
 
-@on_mock_clock
-async def test_who_writes_while_the_file_is_stored_waits(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    file = await store.create("f", 0o644, exclusive=True)
-    other = await store.open_passthrough("f", writable=True)
-    await file.write(0, b"one")
-    async with trio.open_nursery() as nursery:
-
-        async def write(request: Request) -> None:
-            fake.before = None
-            nursery.start_soon(other.write, 3, b"two")
-            await trio.testing.wait_all_tasks_blocked()
-
-        fake.before = write
-        await file.flush()
-        assert objects(fake)["f"] == b"one"
-    await file.close()
-    await other.flush()
-    assert objects(fake)["f"] == b"onetwo"
-
-
 # What is in the bucket already
-
-
-@on_mock_clock
-async def test_an_object_that_is_written_anew_is_not_fetched(fake: FakeS3, tmp_path: Path) -> None:
-    fake.store(f"{PREFIX}/f", b"0123456789")
-    store = await writing(fake, tmp_path)
-    file = await store.open_passthrough("f", writable=True)
-    opened = fake.take_log()
-    await file.truncate(0)
-    await file.write(0, b"new")
-    assert fake.take_log() == []
-    assert [request.operation for request in opened] == ["HeadObject"]
-    await file.flush()
-    assert objects(fake)["f"] == b"new"
-    assert [request.operation for request in fake.take_log()] == ["PutObject"]
 
 
 @on_mock_clock
@@ -363,19 +326,6 @@ async def test_what_is_added_to_a_file_is_added_to_what_is_there(fake: FakeS3, t
     await file.write(7, b" three")
     await file.flush()
     assert objects(fake)["f"] == b"one two three"
-
-
-@on_mock_clock
-async def test_a_name_that_is_taken_only_if_it_is_free_is_not_taken_from_another_host(
-    fake: FakeS3, tmp_path: Path
-) -> None:
-    store = await writing(fake, tmp_path)
-    await put_file(store, "f", b"ours")
-    assert await store.is_absent("g")
-    fake.store(f"{PREFIX}/g", b"of another host")
-    with pytest.raises(ExistsError):
-        await store.rename("f", "g", exclusive=True)
-    assert objects(fake) == {"zarr.json": b"{}", "f": b"ours", "g": b"of another host"}
 
 
 @on_mock_clock

@@ -7,7 +7,7 @@ import logging
 import pytest
 import trio
 
-from shardfs.errors import NotADirectoryHereError, NotFoundError, StoreError
+from shardfs.errors import NotFoundError, StoreError
 from shardfs.stores.base import Entry, Kind
 from shardfs.stores.s3.heads import Heads
 from shardfs.stores.s3.location import Location
@@ -31,36 +31,6 @@ async def names(store: S3Store, key: str) -> list[Entry]:
 
 
 @on_mock_clock
-async def test_names_are_those_of_objects_and_of_prefixes() -> None:
-    fake = bucket("zarr.json", "c/0/0", "c/0/1", "c/1/0", "d.txt")
-    assert await names(reader_of(fake), "") == [
-        Entry("c", DIRECTORY),
-        Entry("d.txt", FILE),
-        Entry("zarr.json", FILE),
-    ]
-    assert await names(reader_of(fake), "c/0") == [Entry("0", FILE), Entry("1", FILE)]
-    assert fake.take_log() == lists("", "c/0/")
-
-
-@on_mock_clock
-async def test_a_name_that_is_an_object_and_a_directory_is_a_directory() -> None:
-    fake = bucket("a", "a/b", page_size=1)
-    store = reader_of(fake)
-    assert await names(store, "") == [Entry("a", DIRECTORY)]
-    assert (await store.stat("a")).kind is DIRECTORY
-    assert (await reader_of(fake).stat("a")).kind is DIRECTORY
-
-
-@on_mock_clock
-async def test_an_object_can_stand_for_a_directory_that_is_empty() -> None:
-    fake = bucket("a/", "b/", "b/c")
-    store = reader_of(fake)
-    assert await names(store, "") == [Entry("a", DIRECTORY), Entry("b", DIRECTORY)]
-    assert await names(store, "a") == []
-    assert await names(store, "b") == [Entry("c", FILE)]
-
-
-@on_mock_clock
 async def test_names_that_no_file_system_can_show_are_hidden_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     fake = bucket("a//b", "./x", "../y", "a/..", "n\0ul", "ok", "//z", ".hidden", "...")
     store = reader_of(fake)
@@ -79,24 +49,6 @@ async def test_names_that_no_file_system_can_show_are_hidden_and_said_once(caplo
             await store.stat(key)
         with pytest.raises(NotFoundError):
             await store.open(key)
-    assert fake.take_log() == []
-
-
-@on_mock_clock
-async def test_a_missing_directory_is_not_found_and_a_file_is_none() -> None:
-    fake = bucket("a", "b/c")
-    store = reader_of(fake)
-    with pytest.raises(NotFoundError):
-        await store.list("x")
-    assert fake.take_log() == lists("x/", "x")
-    with pytest.raises(NotFoundError):
-        await store.list("x/y")
-    assert fake.take_log() == []
-    with pytest.raises(NotADirectoryHereError):
-        await store.list("a")
-    assert fake.take_log() == lists("a/", "")  # the second name in the same directory
-    with pytest.raises(NotADirectoryHereError):
-        await store.list("a")
     assert fake.take_log() == []
 
 

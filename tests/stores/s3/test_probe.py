@@ -9,8 +9,8 @@ import pytest
 
 from shardfs.errors import SourceError
 from shardfs.stores.s3.probe import Conditions, probe
-from tests.stores.s3.hosts import HONOURED, Host, host, run
-from tests.support.s3_faults import Fault, Ignore, LostReply, Reply
+from tests.stores.s3.hosts import Host, host, run
+from tests.support.s3_faults import Ignore, LostReply, Reply
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 
@@ -118,39 +118,8 @@ def test_a_lost_reply_does_not_mislead(s3_bucket: Bucket, here: Host, s3_proxy: 
     assert nothing_is_left(s3_bucket, here)
 
 
-def test_no_permission_to_write_is_said(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
-    s3_proxy.fail("PutObject", Reply(403, "AccessDenied"), times=None)
-    with pytest.raises(SourceError, match=r"^s3://.*/data/x.zarr cannot be written: "):
-        probed(here)
-
-
 def test_whoever_may_not_delete_may_write(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
     s3_proxy.fail("DeleteObject", Reply(403, "AccessDenied"), times=None)
     conditions = probed(here)
     assert conditions.is_safe
     assert not conditions.delete
-
-
-@pytest.mark.parametrize("fault", [Reply(500, "InternalError"), Reply(400, "InvalidRequest")], ids=repr)
-@pytest.mark.parametrize("operation", ["CreateMultipartUpload", "UploadPartCopy", "UploadPart"])
-def test_a_failure_leaves_nothing_behind(
-    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, operation: str, fault: Fault
-) -> None:
-    s3_proxy.fail(operation, fault, times=None)
-    with pytest.raises(SourceError):
-        probed(here)
-    assert not s3_bucket.keys()
-    assert not s3_bucket.uploads()
-
-
-def test_what_is_missing_is_said_in_one_line_with_the_way_out() -> None:
-    line = Conditions(put=True, copy=False, complete=False, delete=True).missing("s3://bucket/x.zarr")
-    assert line == (
-        "the endpoint of s3://bucket/x.zarr does not honour conditions on part copy, complete: with several writers "
-        "changes would be lost; mount with --single-writer if this is the only one"
-    )
-
-
-def test_an_endpoint_without_conditional_delete_is_safe() -> None:
-    assert Conditions(put=True, copy=True, complete=True, delete=False).is_safe
-    assert HONOURED.is_safe

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import trio
 
 from shardfs.errors import (
-    ConflictError,
-    IsADirectoryHereError,
     NotFoundError,
     StaleError,
     StoreError,
 )
-from shardfs.stores.base import Kind
 from shardfs.stores.ranges import WINDOW_NBYTES
 from shardfs.stores.s3.requests import ObjectStat, Properties
 from shardfs.stores.s3.store import S3Store
@@ -74,37 +69,6 @@ async def test_opening_is_one_request() -> None:
     store.forget("k")
     await store.open("k", tail_nbytes=100)
     assert fake.take_log() == [Request("GetObject", "k", "-100")]
-
-
-@on_mock_clock
-async def test_opening_again_is_free_while_the_version_is_believed_and_its_bytes_are_at_hand() -> None:
-    fake, store, _ = stored()
-    await store.open("k", tail_nbytes=100)
-    fake.take_log()
-    gc.collect()
-    again = await store.open("k", tail_nbytes=50)
-    assert bytes(await again.read(950, 50)) == OLD[950:]
-    await store.open("k")
-    assert fake.take_log() == []
-    await store.open("k", tail_nbytes=200)
-    assert fake.take_log() == [Request("GetObject", "k", "-200")]
-    await trio.sleep(TTL)
-    await store.open("k", tail_nbytes=50)
-    assert fake.take_log() == [Request("GetObject", "k", "-50")]
-
-
-@on_mock_clock
-async def test_a_missing_object_may_still_be_a_directory() -> None:
-    fake, store, _ = stored(key="a/b")
-    with pytest.raises(NotFoundError):
-        await store.open("a")
-    assert (await store.stat("a")).kind is Kind.DIRECTORY
-    with pytest.raises(IsADirectoryHereError):
-        await store.open("a")
-    assert not await store.is_absent("a")
-    assert fake.take_log() == [Request("HeadObject", "a"), *lists("a")]
-    with pytest.raises(IsADirectoryHereError):
-        await store.open("")
 
 
 @on_mock_clock
@@ -250,20 +214,3 @@ async def test_our_own_change_is_believed_whatever_an_older_reply_says() -> None
     with pytest.raises(NotFoundError):
         await store.stat("k")
     assert await store.is_absent("k")
-
-
-@on_mock_clock
-async def test_properties_are_asked_for_once_for_a_version() -> None:
-    fake = FakeS3()
-    properties = Properties({"ContentType": "x/y"}, {"a": "b"})
-    first = fake.store("k", OLD, properties)
-    store = reader_of(fake)
-    assert await store.heads.properties("k", first.etag) == properties
-    assert await store.heads.properties("k", first.etag) == properties
-    assert fake.take_log() == [HEAD]
-    second = fake.store("k", NEW)
-    store.heads.changed("k", second, Properties({"ContentType": "z"}))
-    assert await store.heads.properties("k", second.etag) == Properties({"ContentType": "z"})
-    assert fake.take_log() == []
-    with pytest.raises(ConflictError):
-        await store.heads.properties("k", first.etag)

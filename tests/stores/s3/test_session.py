@@ -55,12 +55,6 @@ def test_without_credentials_the_ways_out_are_named(no_credentials: None) -> Non
     assert all(way in said for way in ("aws configure", "--profile", "--anonymous"))
 
 
-def test_a_profile_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refusal(profile="nobody") == "there is no AWS profile nobody; `aws configure` makes one"
-    monkeypatch.setenv("AWS_PROFILE", "no-one")
-    assert refusal() == "there is no AWS profile no-one; `aws configure` makes one"
-
-
 @pytest.mark.parametrize("endpoint", ["minio:9000", "ftp://minio", "http://", "http://a b", "http://host/?x=1", "-"])
 def test_an_endpoint_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     assert "is no URL of a server" in refusal(endpoint_url=endpoint)
@@ -73,11 +67,6 @@ def test_a_password_in_an_endpoint_is_refused_and_not_repeated(monkeypatch: pyte
     said = refusal()
     assert "holds a password" in said
     assert "hush" not in said
-
-
-def test_certificates_that_cannot_be_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_CA_BUNDLE", "/nothing/here.pem")
-    assert refusal() == "the certificates in /nothing/here.pem cannot be read: No such file or directory"
 
 
 def both(client: S3Client) -> None:

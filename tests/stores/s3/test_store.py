@@ -17,17 +17,14 @@ from shardfs.errors import (
     NotADirectoryHereError,
     NotEmptyError,
     NotFoundError,
-    NotPermittedError,
     ReadOnlyError,
     RefusedError,
     SourceError,
     StaleError,
-    UnknownOutcomeError,
-    UnsupportedError,
 )
-from shardfs.stores.base import Expected, Kind, Splice, Store
+from shardfs.stores.base import Expected, Splice, Store
 from shardfs.stores.s3.files import SPOOLS
-from shardfs.stores.s3.requests import Condition, Properties
+from shardfs.stores.s3.requests import Condition
 from tests.stores.local.splices import content
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock
@@ -44,20 +41,6 @@ def fake() -> FakeS3:
 
 def operations(fake: FakeS3) -> list[str]:
     return [request.operation for request in fake.take_log()]
-
-
-@on_mock_clock
-async def test_a_document_is_replaced_at_once_and_keeps_its_properties(fake: FakeS3, tmp_path: Path) -> None:
-    properties = Properties({"ContentType": "text/plain", "CacheControl": "no-cache"}, {"owner": "me"})
-    fake.store(f"{PREFIX}/zarr.json", b"{}", properties)
-    store = await writing(fake, tmp_path)
-    status = await store.replace("zarr.json", b"[1]")
-    assert objects(fake)["zarr.json"] == b"[1]"
-    stored = fake.objects[f"{PREFIX}/zarr.json"].properties
-    assert (stored.headers, stored.metadata["owner"]) == (properties.headers, "me")
-    assert status == await store.stat("zarr.json") == (await store.open("zarr.json")).stat
-    await store.replace("a/zarr.json", b"{}")
-    assert fake.objects[f"{PREFIX}/a/zarr.json"].properties.headers == {"ContentType": "application/json"}
 
 
 # Documents
@@ -86,24 +69,6 @@ async def test_of_two_hosts_that_make_one_document_only_if_it_is_absent_one_wins
     for store in (here, there):
         with pytest.raises(ExistsError):
             await store.replace("b/zarr.json", b"x", exclusive=True)
-
-
-@on_mock_clock
-async def test_a_document_that_was_made_and_not_confirmed_is_made(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    await store.mkdir("b", 0o755)
-    real = fake.put
-
-    async def lose_reply(*args: Any, condition: Condition | None = None) -> str:
-        fake.put = real  # type: ignore[method-assign]
-        await real(*args, condition=condition)
-        raise UnknownOutcomeError("no reply")
-
-    fake.put = lose_reply  # type: ignore[method-assign]
-    await store.replace("b/zarr.json", b"{}", exclusive=True)
-    assert objects(fake)["b/zarr.json"] == b"{}"
-    assert fake.objects[f"{PREFIX}/b/zarr.json"].properties.headers == {"ContentType": "application/json"}
-    assert [r.operation for r in fake.take_log()].count("PutObject") == 1
 
 
 @on_mock_clock
@@ -233,30 +198,6 @@ async def test_a_file_is_not_removed_or_moved_while_it_is_stored(fake: FakeS3, t
 
 
 @on_mock_clock
-async def test_a_made_directory_is_there_until_it_is_removed_and_takes_no_change(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    await store.mkdir("d", 0o755)
-    await store.mkdir("d/e", 0o755)
-    assert await store.stat("d/e") == store.directory_stat
-    assert await names(store, "d") == {"e"}
-    assert [s and s.kind for s in await store.stat_in("", ["d", "a", "x"])] == [Kind.DIRECTORY, Kind.DIRECTORY, None]
-    await trio.sleep(2 * TTL)
-    assert await names(store) == {"a", "d", "zarr.json"}
-    with pytest.raises(NotEmptyError):
-        await store.rmdir("d")
-    await store.rmdir("d/e")
-    await store.rmdir("d")
-    with pytest.raises(NotFoundError):
-        await store.stat("d")
-    for key, error in (("a", ExistsError), ("zarr.json", ExistsError), ("x/y", NotFoundError)):
-        with pytest.raises(error):
-            await store.mkdir(key, 0o755)
-    with pytest.raises(NotADirectoryHereError):
-        await store.mkdir("zarr.json/d", 0o755)
-    assert changes(fake) == {}
-
-
-@on_mock_clock
 async def test_a_directory_whose_last_file_was_removed_stays_until_it_is_removed(fake: FakeS3, tmp_path: Path) -> None:
     store = await writing(fake, tmp_path)
     with pytest.raises(NotEmptyError):
@@ -309,26 +250,6 @@ async def test_a_directory_moves_only_if_s3_has_nothing_of_it(fake: FakeS3, tmp_
             await store.rename("taken", to, exclusive=False)
     await file.flush()
     assert objects(fake)["taken/e/f"] == b"open"
-
-
-# What S3 has not
-
-
-@on_mock_clock
-async def test_what_objects_do_not_have_is_refused_as_other_file_systems_do(fake: FakeS3, tmp_path: Path) -> None:
-    store = await writing(fake, tmp_path)
-    with pytest.raises(NotPermittedError):
-        await store.link("zarr.json", "second")
-    with pytest.raises(NotPermittedError):
-        await store.symlink("link", b"zarr.json")
-    with pytest.raises(UnsupportedError):
-        await store.set_attribute("zarr.json", b"user.x", b"1")
-    with pytest.raises(UnsupportedError):
-        await store.remove_attribute("zarr.json", b"user.x")
-    assert await store.attributes("zarr.json") == []
-    before = await store.stat("zarr.json")
-    assert await store.set_attributes("zarr.json", mode=0o600, uid=1, gid=1, mtime_ns=1) == before
-    assert changes(fake) == {}
 
 
 @on_mock_clock

@@ -6,7 +6,6 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,9 +14,8 @@ from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.requests import Properties
 from shardfs.stores.s3.uploads import UPLOADS, Uploads
-from tests.stores.local.splices import content
 from tests.stores.s3.hosts import PREFIX, Host, host, run
-from tests.support.s3_faults import Before, Fault, LostReply, Reply
+from tests.support.s3_faults import Fault, LostReply, Reply
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 
@@ -48,19 +46,6 @@ def remember(one: Host, key: str, upload_id: str | None, *, begun: float | None 
     return path
 
 
-def test_it_is_remembered_before_it_begins(here: Host, s3_proxy: S3Proxy) -> None:
-    found: list[Any] = []
-    look = Before(lambda: found.extend(json.loads(path.read_bytes()) for path in here.remembered))
-    s3_proxy.fail("CreateMultipartUpload", look)
-
-    async def main() -> None:
-        async with here.writing.uploads.begun(here.client, OBJECT, Properties()):
-            pass
-
-    run(main)
-    assert [(each["key"], each["upload_id"]) for each in found] == [(OBJECT, None)]
-
-
 @pytest.mark.parametrize("fault", [Reply(403, "AccessDenied"), Reply(500, "InternalError"), LostReply()], ids=str)
 def test_what_did_not_begin_is_not_remembered_and_not_left(
     s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, fault: Fault
@@ -71,16 +56,6 @@ def test_what_did_not_begin_is_not_remembered_and_not_left(
         with pytest.raises(ShardfsError):
             async with here.writing.uploads.begun(here.client, OBJECT, Properties()):
                 pass
-
-    run(main)
-    assert s3_bucket.uploads() == []
-    assert here.remembered == []
-
-
-def test_an_upload_that_is_not_completed_is_aborted(s3_bucket: Bucket, here: Host) -> None:
-    async def main() -> None:
-        async with here.writing.uploads.begun(here.client, OBJECT, Properties()) as upload:
-            await here.client.upload_part(OBJECT, upload.upload_id, 1, content(b"x"))
 
     run(main)
     assert s3_bucket.uploads() == []
