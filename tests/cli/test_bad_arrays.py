@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.support.commands import run, run_json
-from tests.support.corpus import BLOSC, GZIP, LITTLE, array, extension, sharding, transpose
+from tests.support.corpus import GZIP, LITTLE, array, extension, sharding
 from tests.support.datasets import files_below, store
-from tests.support.json_values import mutated_documents, places, replaced, scalars
 from tests.support.mounting import Mounter
 
 VIEWS = [["--view=v3"], ["--view=v3", "--decode"], ["--view=v2"], ["--view=v2", "--decode"], ["--view=npy"]]
 SOUND = array((8, 12), (4, 6), sharding((2, 3)), dimension_names=["y", "x"])
-PLAIN = array((8, 12), (4, 6), transpose(1, 0), LITTLE, BLOSC, dimension_names=["y", "x"], attributes={"a": 1})
 FROM_FORTRAN = extension("transpose", order="F")
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "order-F": (array((8, 12), (4, 6), FROM_FORTRAN, LITTLE), "order must be a list"),
@@ -93,35 +88,3 @@ def test_a_mount_shows_the_others(mount: Mounter, source: Path, view: list[str])
     mounted.expect(r"(is left out of the|is shown as stored)")
     files_below(mounted.path)
     assert (mounted.path / ("sound.npy" if "--view=npy" in view else "sound")).exists()
-
-
-@st.composite
-def bad_documents(draw: st.DrawFn) -> Any:
-    """A document of an array that is not sharded, or another one, with some part replaced."""
-    if draw(st.booleans()):
-        return draw(mutated_documents())
-    document: Any = PLAIN
-    for _ in range(draw(st.integers(1, 3))):
-        document = replaced(document, draw(st.sampled_from(places(document)[1:])), draw(scalars))
-    return document
-
-
-@given(st.lists(bad_documents(), min_size=60, max_size=60))
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large])
-def test_no_document_keeps_the_commands_from_the_others(tmp_path: Path, documents: list[Any]) -> None:
-    shutil.rmtree(tmp_path / "source", ignore_errors=True)
-    store(tmp_path / "source/sound", SOUND)
-    for number, document in enumerate(documents):
-        (tmp_path / f"source/{number}").mkdir()
-        (tmp_path / f"source/{number}/zarr.json").write_text(json.dumps(document))
-    for view in VIEWS:
-        described = run_json("info", "--json", "--shards", *view, tmp_path / "source")
-        assert "sound" in {item["path"] for item in described}
-        assert run("info", *view, tmp_path / "source").returncode == 0
-    done = run("verify", "--data", "--json", tmp_path / "source")
-    assert json.loads(done.stdout)["arrays"] >= 1
-    for chosen in ("v3", "v2"):
-        done = run("refs", "--view", chosen, "--skip-encoded", tmp_path / "source")
-        assert "Traceback" not in done.stderr
-        keys = json.loads(done.stdout)["refs"].keys()
-        assert len([key for key in keys if key.startswith("sound/")]) == 16 + (1 if chosen == "v3" else 2)

@@ -64,18 +64,6 @@ def test_with_nothing_pending_it_changes_nothing(mount: Mounter, source: Path) -
     assert {path: path.stat().st_ctime_ns for path in before} == before
 
 
-def test_what_is_not_published_yet_is_not_committed(mount: Mounter, source: Path) -> None:
-    root = mount(source, write=True).path
-    before = (source / "c/0/0").read_bytes()
-    with open(root / "c/0/0", "r+b", buffering=0) as file:
-        file.write(b"1" * 24)
-        # A command would close the file too: each process that inherits a file closes it, which publishes.
-        os.setxattr(root, "user.shardfs.flush", b"")
-        assert (source / "c/0/0").read_bytes() == before
-    assert run("flush", root).returncode == 0
-    assert (source / "c/0/0").read_bytes() != before
-
-
 def test_a_mount_that_cannot_be_written_to_is_told(mount: Mounter, source: Path) -> None:
     root = mount(source).path
     said = one_line_of(run("flush", root), FAILED)

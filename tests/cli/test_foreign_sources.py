@@ -12,8 +12,6 @@ import pytest
 
 from tests.cli.conftest import Background
 from tests.support.commands import SOURCE, one_line_of, run
-from tests.support.corpus import LITTLE, array, sharding
-from tests.support.datasets import store
 
 
 def _folder(*names: str) -> Callable[[Path], None]:
@@ -65,16 +63,6 @@ def test_info_and_mount_say_what_a_folder_is_and_what_to_do(
     assert sorted(os.listdir(place)) == sorted(os.listdir(source))  # as it is stored
 
 
-def test_a_view_that_cannot_show_a_folder_is_refused(background: Background, place: Path, tmp_path: Path) -> None:
-    for name in ("zarr-v2-group", "icechunk", "n5"):
-        make, text = FOLDERS[name]
-        make(tmp_path / name)
-        for view in (["--view=npy"], ["--view=v2", "--decode"]):
-            said = one_line_of(background(*view, tmp_path / name, place), SOURCE)
-            assert said.startswith(f"{tmp_path / name} cannot be shown so: ")
-            assert text in said
-
-
 def test_a_folder_to_be_filled_is_as_it_should_be(background: Background, place: Path, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     done = background("--write", "--shards=2", tmp_path / "new", place)
@@ -91,23 +79,6 @@ def test_a_folder_of_other_formats_is_named_by_one_of_them(tmp_path: Path) -> No
     assert "no zarr.json is in it or below it" in run("info", tmp_path / "nothing").stdout
     (tmp_path / "nothing/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     assert "a Zarr v3 group without arrays" in run("info", tmp_path / "nothing").stdout
-
-
-def test_an_array_that_is_not_sharded_needs_no_mount(background: Background, place: Path, tmp_path: Path) -> None:
-    store(tmp_path / "plain", array((4, 6), (2, 3), LITTLE))
-    assert (
-        "Nothing here is sharded: programs that read Zarr v3 read it without a mount."
-        in run("info", tmp_path / "plain").stdout
-    )
-    done = background(tmp_path / "plain", place)
-    assert done.returncode == 0
-    assert "the array is not sharded; programs that read Zarr v3 read it without a mount" in done.stderr
-    run("umount", place)
-    done = background("--view=v2", tmp_path / "plain", place)  # which is a reason to mount it
-    assert (done.returncode, done.stderr) == (0, "")
-    store(tmp_path / "both/sharded", array((4, 6), (4, 6), sharding((2, 3))))
-    store(tmp_path / "both/plain", array((4, 6), (2, 3), LITTLE))
-    assert "Nothing here is sharded" not in run("info", tmp_path / "both").stdout
 
 
 def _zip(path: Path) -> None:

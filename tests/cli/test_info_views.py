@@ -107,32 +107,6 @@ def test_each_array_is_shown_or_left_out_with_the_reason(stored: Path, options: 
             assert item["left_out"] or item["reason"]
 
 
-def test_the_text_says_why_and_with_what_it_would_be_shown(tmp_path: Path) -> None:
-    write(tmp_path, "image", "turned")
-    shown, left_out = re.findall(r"^  shown +(.*)$", info("--view", "v2", tmp_path), re.MULTILINE)
-    assert shown == "as Zarr v2"
-    assert left_out == "not at all"
-    (why,) = re.findall(r"^  left out +(.*)\n  views +(.*)$", info("--view", "v2", tmp_path), re.MULTILINE)
-    assert "transpose" in why[0]
-    assert V2_DECODED in why[1].split(", ")
-    text = {options: info(*shlex.split(options), tmp_path) for options in (V3_DECODED, V2_DECODED, NPY)}
-    for options, shown in ((V3_DECODED, "decoded"), (V2_DECODED, "as Zarr v2, decoded"), (NPY, "as a .npy file")):
-        assert text[options].count(f"  shown               {shown}\n") == 2
-
-
-def test_the_last_lines_are_what_to_type_for_each_tool(stored: Path, tmp_path: Path) -> None:
-    source = write(tmp_path / "data set.zarr", "solid")
-    table = info(source).split("\n\n")[-1].splitlines()
-    assert len(table) == 1 + len(TOOLS)
-    for line, tool in zip(table[1:], TOOLS, strict=True):
-        assert line.startswith(tool.name)
-        words = shlex.split(line.removeprefix(tool.name))
-        assert words == ["shardfs", "mount", str(source), "MNT", *shlex.split(tool.views[0].text)]
-        cli.commands["mount"].make_context("mount", words[2:])
-    text = info(stored)
-    assert "more, which --json names" in text
-
-
 def test_what_to_type_has_the_options_that_reach_the_source(tmp_path: Path) -> None:
     source = Source.of(open_store(str(write(tmp_path, "solid"))))
     options = ["--anonymous", "--region=eu-west-1"]

@@ -18,7 +18,7 @@ import zarr
 
 from tests.support.clients import KERCHUNK, ZARR2
 from tests.support.commands import FAILED, SOURCE, one_line_of, run
-from tests.support.corpus import CASES, GZIP, LITTLE, array, sharding, transpose, write_case
+from tests.support.corpus import CASES, GZIP, LITTLE, array, sharding, write_case
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
 from tests.support.datasets import age, by_key, store
 from tests.support.encoder import SHARDING, Encoded, named
@@ -211,23 +211,6 @@ def test_a_damaged_array_is_named_and_left_out_with_its_copies_and_all_others_ar
     written = tmp_path / "references.json"
     assert f"{written} is left as it was" in error_of(run("refs", "--skip-encoded", "-o", written, tmp_path))
     assert not written.exists()
-
-
-def test_references_of_the_v2_view_are_the_same_bytes_under_the_names_of_v2(tmp_path: Path) -> None:
-    store(tmp_path / "image", document())
-    store(tmp_path / "plain", array((4, 6), (2, 3), LITTLE))
-    store(tmp_path / "turned", array((4, 6, 4), (4, 6, 4), sharding((2, 3, 2), transpose(1, 0, 2), LITTLE)))
-    done = run("refs", "--view", "v2", tmp_path)
-    assert done.returncode == 0
-    assert done.stderr.splitlines() == [
-        "shardfs: turned cannot be referenced: Zarr v2 has no transpose to [1, 0, 2]; --decode shows the array"
-    ]
-    v2, v3 = json.loads(done.stdout)["refs"], references(tmp_path)
-    assert {key.partition("/")[0] for key in v2} == {"image", "plain"}
-    for name, shape in (("image", (2, 4)), ("plain", (2, 2))):
-        assert json.loads(v2[f"{name}/.zarray"])["zarr_format"] == 2
-        for i, j in np.ndindex(*shape):
-            assert resolve(v2[f"{name}/{i}.{j}"]) == resolve(v3[f"{name}/c/{i}/{j}"])
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

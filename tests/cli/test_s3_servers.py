@@ -17,7 +17,7 @@ from tests.support.canned_s3 import canned, listing
 from tests.support.certificates import Authority
 from tests.support.commands import SOURCE, one_line_of
 from tests.support.corpus import LITTLE, array, sharding
-from tests.support.datasets import files_below, store
+from tests.support.datasets import store
 from tests.support.mounting import Mounter
 from tests.support.s3_faults import Ignore, Reply
 from tests.support.s3_proxy import S3Proxy
@@ -124,38 +124,6 @@ def test_a_server_that_does_not_speak_tls_is_told(bucket: Bucket) -> None:
     assert "it does not speak TLS; is its URL one of http://?" in said
 
 
-def test_a_bundle_of_several_authorities_is_trusted_by_both_libraries(
-    bucket: Bucket, mount: Mounter, tmp_path: Path, authority: Authority, local: Path
-) -> None:
-    other = Authority.make(tmp_path, "other")
-    bundle = tmp_path / "bundle.pem"
-    bundle.write_bytes(other.path.read_bytes() + authority.path.read_bytes())
-    with S3Proxy(bucket.endpoint_url, tls=authority.server(tmp_path)) as proxy:
-        variables = bucket.through(proxy.url).environment | {"AWS_CA_BUNDLE": str(bundle)}
-        mounted = mount(bucket.url(PREFIX), env=variables)
-        assert len(files_below(mounted.path / "image")) == 16
-        mounted.unmount()
-
-
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_proxy_that_is_dead_is_named_and_not_the_server(
-    bucket: Bucket, background: Background, place: Path, scheme: str
-) -> None:
-    url = f"{scheme}://s3.example.test:9000"
-    variables = bucket.through(url).environment | {f"{scheme.upper()}_PROXY": "http://user:hush@127.0.0.1:9"}
-    for done in (
-        commands.run("info", bucket.url(PREFIX), **variables),
-        background(bucket.url(PREFIX), place, **variables),
-    ):
-        said = one_line_of(done, SOURCE) if done.stderr.count("\n") == 1 else done.stderr.splitlines()[-1]
-        assert (
-            f"the proxy 127.0.0.1:9 ({scheme.upper()}_PROXY), through which {url} is asked, cannot be reached" in said
-        )
-        assert "hush" not in done.stderr
-    with pytest.raises(StoreError, match=r"the proxy 127\.0\.0\.1:9"):  # obstore
-        monkeypatched(variables, lambda: run(partial(client_of(bucket.through(url)).client.get, "key")))
-
-
 def test_a_proxy_that_is_not_for_the_server_is_not_asked(bucket: Bucket) -> None:
     dead = {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
     assert commands.run("info", bucket.url(PREFIX), **bucket.environment | dead).returncode == 0
@@ -182,29 +150,6 @@ def test_the_addressing_style_of_the_profile_is_that_of_both_libraries(
     else:
         assert hosts == {"s3.example.test:9000"}
         assert paths == ["bucket", "bucket/key", "bucket/key"]
-
-
-@pytest.mark.parametrize(
-    ("style", "said"),
-    [
-        ("virtual", "must have a name and not an IP address; write addressing_style = path"),
-        ("pth", "addressing_style = pth, which is none of auto, path, virtual"),
-    ],
-)
-def test_an_addressing_style_that_cannot_work_is_one_line_with_the_way_out(
-    bucket: Bucket, background: Background, place: Path, tmp_path: Path, style: str, said: str
-) -> None:
-    (tmp_path / "config").write_text(f"[default]\ns3 =\n    addressing_style = {style}\n")
-    variables = bucket.environment | {"AWS_CONFIG_FILE": str(tmp_path / "config")}
-    assert said in one_line_of(commands.run("info", bucket.url(PREFIX), **variables), SOURCE)
-    assert said in one_line_of(background(bucket.url(PREFIX), place, **variables), SOURCE)
-
-
-def test_a_bundle_without_a_certificate_is_named(bucket: Bucket, tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_text("junk\n")
-    variables = bucket.environment | {"AWS_CA_BUNDLE": str(tmp_path / "ca.pem")}
-    said = one_line_of(commands.run("info", bucket.url(PREFIX), **variables), SOURCE)
-    assert f"no certificates in {tmp_path / 'ca.pem'}" in said
 
 
 def test_what_may_be_read_and_not_listed_is_mounted_by_its_documents(

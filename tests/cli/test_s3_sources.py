@@ -111,20 +111,6 @@ def test_it_is_read_without_a_mount(remote: Remote) -> None:
         shardfs.open(remote.url, store_options=options)
 
 
-def test_it_is_mounted_for_the_length_of_a_block_and_keeps_what_it_fetched(remote: Remote, tmp_path: Path) -> None:
-    if not os.path.exists("/dev/fuse"):
-        pytest.skip("this machine has no /dev/fuse")
-    options = shardfs.StoreOptions(endpoint_url=remote.bucket.endpoint_url, cache=str(tmp_path / "cache"))
-    for _ in range(2):
-        with shardfs.mount(remote.url, store_options=options) as path:
-            assert (path / "c/1/1").read_bytes() == shardfs.open(remote.local)[""].read_chunk((1, 1))
-            counts = run_json("stats", "--json", path)["store"]
-    assert counts["cache_hits"] > 0
-
-
-COMMANDS = (["info"], ["verify"], ["refs"], ["recover"], ["compact"], ["mount"], ["mount", "-f"], ["mount", "--write"])
-
-
 def failed(background: Background, place: Path, words: list[str], source: str, **variables: str) -> str:
     """What a command says that cannot read *source*."""
     if words[0] == "mount":
@@ -142,14 +128,6 @@ def failed(background: Background, place: Path, words: list[str], source: str, *
         assert secret not in said
         assert all(secret not in log.read_text() for log in background.logs.glob("*.log"))
     return said
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_bucket_that_does_not_exist(background: Background, remote: Remote, place: Path, words: list[str]) -> None:
-    """What else can be wrong is in `tests/faults/test_s3_mount_errors.py`."""
-    said = failed(background, place, words, "s3://no-such-bucket/data.zarr")
-    assert "no-such-bucket" in said
-    assert "does not exist" in said
 
 
 @pytest.mark.parametrize("words", [["info"], ["mount"]], ids=" ".join)

@@ -18,7 +18,7 @@ from tests.support.commands import FAILED, MOUNT_POINT, UNFINISHED, one_line_of,
 from tests.support.daemons import daemon_of, has_ended
 from tests.support.datasets import files_below
 from tests.support.locking import kept_busy
-from tests.support.mounting import PATIENCE, command, environment, mount_command, mount_points
+from tests.support.mounting import PATIENCE, command, environment, mount_points
 
 NEW = b"n" * 24
 """What tests write as a chunk; its bytes are nobody's business but the reader's."""
@@ -150,28 +150,6 @@ def test_a_daemon_that_is_killed_at_its_end_is_told_by_what_it_left(source: Path
     assert stored(source) != NEW
     assert run("recover", "--apply", source).returncode == 0
     assert stored(source) == NEW
-
-
-def test_it_waits_for_a_daemon_in_another_pid_namespace(source: Path, place: Path) -> None:
-    prefix = ["unshare", "--pid", "--fork", "--kill-child"]
-    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no PID namespace can be made here")
-    with subprocess.Popen(
-        [*prefix, *mount_command(source, place, write=True)],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as daemon:
-        assert daemon.stdout is not None
-        assert daemon.stdout.readline()
-        assert daemon_of(place) == 1  # which is another process here
-        (place / "c/0/0").write_bytes(NEW)
-        with kept_busy(source / "c/0/0"):
-            process = unmounting(place)
-            assert process.poll() is None
-        assert process.communicate(timeout=PATIENCE) == ("", "")
-        assert (process.returncode, stored(source)) == (0, NEW)
-        assert daemon.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize("is_other", [False, True])

@@ -103,25 +103,6 @@ def test_a_chunk_of_more_bytes_than_are_decoded_is_named_and_no_damage(tmp_path:
     assert run_json("verify", "--json", tmp_path)["sound"] is True  # whose indexes are
 
 
-def test_a_large_chunk_without_compression_is_read_to_its_end(tmp_path: Path) -> None:
-    long = 2**24
-    store(tmp_path, document(LITTLE))
-    data = (tmp_path / SHARD).read_bytes()
-    nbytes = 48 * long
-    (tmp_path / "zarr.json").write_text(json.dumps(array((8 * long, 12), (8 * long, 6), sharding((4 * long, 3)))))
-    (tmp_path / "c/0/1").unlink()
-    with (tmp_path / SHARD).open("r+b") as file:  # 768 MiB, most of it a hole
-        tail = data
-        for number in range(4):
-            tail = index(number, 2**64 - 1, 2**64 - 1)(tail)
-        file.truncate(nbytes)
-        file.seek(nbytes)
-        file.write(index(1, 0, nbytes)(tail)[-68:])
-    done = run("verify", "--data", tmp_path, prefix=("prlimit", f"--as={6 * 2**30}"))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "1 array, 1 shard: no damage found\n"
-
-
 def test_chunks_of_unknown_codecs_are_named_as_not_looked_into(tmp_path: Path) -> None:
     store(tmp_path / "sound", document(LITTLE, GZIP))
     store(tmp_path / "opaque", document(LITTLE, extension("example.invert")))

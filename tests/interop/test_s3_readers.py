@@ -7,7 +7,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from itertools import cycle
 from pathlib import Path
 
 import dask.array
@@ -15,12 +14,9 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.interop.test_readers import REFUSED
 from tests.interop.test_samples import SAMPLES, SHARDED
-from tests.support.corpus import CASES, Case
-from tests.support.datasets import Corpus, files_below
+from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
-from tests.support.parametrize import each
 from tests.support.readers import READERS, assert_same, read_zarr
 from tests.support.s3_mounts import Remote
 from tests.support.s3_proxy import S3Proxy
@@ -35,24 +31,7 @@ def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
         yield proxy
 
 
-@pytest.fixture(scope="module")
-def stored(corpus: Corpus, s3_server: S3Server, proxy: S3Proxy, module_mount: Mounter) -> Path:
-    """The corpus in a bucket, mounted."""
-    remote = Remote(s3_server.make_bucket(), proxy, module_mount, Path(corpus.mount.source))
-    remote.upload("")
-    return remote.mount()
-
-
-IN_TURN = [
-    (case, reader) for case, reader in zip(CASES, cycle(READERS), strict=False) if case.name not in REFUSED[reader]
-]
 """Each array with one reader: the files are those on disk, which all readers read in `test_readers`."""
-
-
-@each("turn", IN_TURN, lambda turn: f"{turn[0].name}-{turn[1]}")
-def test_a_reader_sees_the_values_bit_for_bit(stored: Path, corpus: Corpus, turn: tuple[Case, str]) -> None:
-    case, reader = turn
-    assert_same(READERS[reader](stored / case.name), corpus.encoded[case.name].values)
 
 
 @pytest.fixture(scope="module")

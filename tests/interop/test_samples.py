@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
 from tests.support.readers import READERS, assert_same, read_zarr
 
@@ -53,22 +52,9 @@ def test_a_sample_reads_as_natively(samples: Path, path: Path, reader: str) -> N
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize(("name", "twin"), TWINS.items())
-def test_a_sample_reads_as_its_unsharded_twin(samples: Path, name: str, twin: str, reader: str) -> None:
-    assert_same(READERS[reader](samples / ZARRITA / name), read_zarr(SAMPLES / ZARRITA / twin))
-
-
-@pytest.mark.parametrize("reader", READERS)
 def test_an_index_at_the_start_or_at_the_end_makes_no_difference(samples: Path, reader: str) -> None:
     directory = samples / "zarr_java" / "sharding_index_location"
     start, end = (READERS[reader](directory / location) for location in ("start", "end"))
     assert start.shape == (16, 16, 16)
     assert_same(start, end)
     assert np.unique(start).size > 1
-
-
-def test_what_is_not_sharded_passes_through(samples: Path) -> None:
-    found = files_below(samples)
-    for name, data in files_below(SAMPLES).items():
-        if not any(Path(name).is_relative_to(path) for path in SHARDED):
-            assert found[name] == data

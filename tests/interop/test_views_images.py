@@ -168,15 +168,3 @@ def test_what_is_edited_is_of_version_0_5_again_only_where_that_is_stored(
     assert np.array_equal(zarr.open_array(str(source / "image" / "0"))[...], values)
     assert np.array_equal(zarr.open_array(str(source / "image" / "new"))[:8, 8:16], values[24:, 24:])
     assert_sound(source)
-
-
-def test_a_group_that_becomes_an_image_shows_its_arrays_as_those_of_one(
-    mount: Mounter, source: Path, tmp_path: Path
-) -> None:
-    mounted = mount(source, metadata_ttl=0, arguments=["--view=v2"])
-    assert (mounted.path / "beside" / "0.0").exists()
-    root = zarr.open_group(str(source), use_consolidated=False)
-    write_group(root, multiscales=[])
-    assert not (mounted.path / "beside" / "0.0").exists()
-    zarray = json.loads((mounted.path / "beside" / ".zarray").read_text())
-    assert (zarray["dimension_separator"], zarray["fill_value"]) == ("/", 0)

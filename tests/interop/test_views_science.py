@@ -20,8 +20,6 @@ from tests.support.science import (
     decoded,
     natively,
     stored,
-    write_dataset,
-    write_tree,
 )
 from tests.support.writers import assert_sound, document_of
 
@@ -71,31 +69,6 @@ def test_netcdf_reads_the_values_that_are_stored(mount: Mounter, tmp_path: Path,
         head = output_of("ncdump", "-h", netcdf_url(root))
         assert "floats:_FillValue = NaN ;" in head
         assert "counts:" not in head
-
-
-def test_an_array_that_is_mounted_alone_has_the_values_that_it_has_in_its_group(mount: Mounter, tmp_path: Path) -> None:
-    source = tmp_path / "data.zarr"
-    write_dataset(source)
-    age(source)
-    for name, values in stored(source).items():
-        root = mount(source / name, arguments=["--view=v2"]).path
-        assert_equal(read_zarr2(root.parent, [root.name], tmp_path), {root.name: values})
-
-
-def test_every_group_of_a_tree_reads_as_it_does_natively(mount: Mounter, tmp_path: Path) -> None:
-    source = tmp_path / "data.zarr"
-    write_tree(source)
-    age(source)
-    root = mount(source, arguments=["--view=v2"]).path
-    expected = xarray.open_datatree(source, engine="zarr", chunks=None, consolidated=False)
-    found = xarray.open_datatree(root, engine="zarr", zarr_format=2, chunks=None, consolidated=False)
-    assert (
-        [node.path for node in found.subtree]
-        == [node.path for node in expected.subtree]
-        == ["/", "/fine", "/fine/deep"]
-    )
-    for node in expected.subtree:
-        assert_equal(decoded(found[node.path].to_dataset()), decoded(node.to_dataset()))
 
 
 @pytest.mark.parametrize("consolidated", [False, True])

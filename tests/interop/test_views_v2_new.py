@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorstore
-import xarray
 import zarr
 
 from tests.support.clients import ZARR2
@@ -98,41 +97,6 @@ def test_a_consolidated_dataset_becomes_v3_in_whatever_order_its_files_come(
         assert {path for path, array in arrays.items() if array.shards is None} == {"scalar"}
         assert dict(arrays["a"].attrs) == {"unit": "m", "_FillValue": 0}, "as xarray takes the fill value of v2"
     assert_sound(source)
-
-
-XARRAY = """
-import sys, numpy, pandas, xarray
-root = sys.argv[1]
-heights = numpy.arange(240.0).reshape(4, 6, 10)
-dataset = xarray.Dataset(
-    {"height": (("time", "y", "x"), heights, {"unit": "m"}), "place": ((), 0)},
-    {"time": pandas.date_range("2020-01-01", periods=4), "x": numpy.arange(10), "name": ("y", list("abcdef"))},
-    {"title": "hills"},
-)
-chunks = {"time": 1, "y": 3, "x": 4}
-dataset.chunk(chunks).to_zarr(root)
-later = dataset.assign_coords(time=pandas.date_range("2020-01-05", periods=4)).drop_vars("place")
-later.chunk(chunks).to_zarr(root, append_dim="time")
-part = (dataset[["height"]].isel(time=slice(0, 2)) + 1000).drop_vars(["x", "name", "time"])
-part.chunk(chunks).to_zarr(root, region={"time": slice(2, 4), "y": slice(0, 6), "x": slice(0, 10)})
-expected = xarray.concat([dataset.drop_vars("place"), later], "time").assign(place=dataset["place"])
-expected["height"][2:4] = heights[0:2] + 1000
-xarray.testing.assert_equal(xarray.open_zarr(root).load(), expected)
-assert xarray.open_zarr(root).x.dtype == "int64"
-"""
-
-
-def test_an_old_xarray_reads_back_the_zeros_that_its_coordinates_begin_with(mount: Mounter, tmp_path: Path) -> None:
-    """Arrays that have other axes than shards are given for, or none, are v3 too."""
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="2,2,2", arguments=["--view=v2"])
-    ZARR2.run(XARRAY, mounted.path / "hills")
-    mounted.unmount()
-    with xarray.open_zarr(tmp_path / "source" / "hills") as hills:
-        assert list(hills["x"].values) == list(range(10))
-        assert str(hills["time"].values[0]).startswith("2020-01-01")
-        assert (hills["x"].attrs, hills["place"].item(), hills["height"].sizes["time"]) == ({}, 0, 8)
-    assert_sound(tmp_path / "source")
 
 
 def test_the_zarr_driver_of_tensorstore_creates_resizes_and_deletes(mount: Mounter, tmp_path: Path) -> None:

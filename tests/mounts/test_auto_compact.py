@@ -128,20 +128,6 @@ def test_a_foreign_prefix_stays(mount: Mounter, tmp_path: Path) -> None:
     assert (source / "foreign" / SHARD).read_bytes().startswith(foreign)
 
 
-def test_without_the_option_nothing_is_compacted(mount: Mounter, tmp_path: Path) -> None:
-    store(tmp_path / "with", document())
-    store(tmp_path / "without", document())
-    compacting = mount(tmp_path / "with", write=True, auto_compact=0.5)
-    other = mount(tmp_path / "without", write=True)
-    waste(other)
-    waste(compacting)
-    eventually(lambda: size(compacting) == SIZE)
-    wasted = size(other)
-    assert wasted >= SIZE + 4 * (24 + 68)
-    other.unmount()
-    assert size(other) == wasted
-
-
 def test_times_of_chunks_that_nobody_wrote_stay_those_of_the_shard(mount: Mounter, tmp_path: Path) -> None:
     store(tmp_path / "source", document())
     mounted = mount(tmp_path / "source", write=True, auto_compact=0.5, metadata_ttl=0)

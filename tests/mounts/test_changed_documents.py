@@ -171,12 +171,3 @@ def test_plain_files_follow_every_change(mounted: Place, stored: ChangingArray) 
     assert not shown.exists()
     os.mkdir(plain)
     assert shown.is_dir()
-
-
-@long_ttl
-def test_a_plain_file_is_looked_at_again_at_every_open(mounted: Place, stored: ChangingArray) -> None:
-    plain, shown = mounted.source / "plain", mounted.path / "plain"
-    plain.write_bytes(b"one")
-    assert shown.read_bytes() == b"one"
-    replace(plain, b"number two")
-    assert shown.read_bytes() == b"number two"

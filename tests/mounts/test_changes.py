@@ -176,16 +176,6 @@ def test_the_inode_number_names_a_version(dataset: Dataset) -> None:
         assert os.fstat(fd).st_ino == other
 
 
-def test_a_superseded_version_cannot_be_opened_again(dataset: Dataset) -> None:
-    with opened(dataset.root / KEY) as fd:
-        itself = Path(f"/proc/self/fd/{fd}")
-        assert itself.read_bytes() == dataset.array.chunks(1)[KEY]
-        dataset.array.replace(SHARD, 2)
-        with pytest.raises(OSError, match="Stale"):
-            itself.read_bytes()
-        assert os.read(fd, 10**6) == dataset.array.chunks(1)[KEY]
-
-
 def test_modification_time_and_mode_are_the_shards(dataset: Dataset) -> None:
     assert os.stat(dataset.root / KEY).st_mtime_ns == LONG_AGO
     dataset.array.replace(SHARD, 2)

@@ -149,15 +149,3 @@ def test_bombs_and_many_large_chunks_take_no_more_memory_than_a_few_of_them(moun
         assert set(readers.map(read_error, sound)) == {None}
     assert all(f"c/1 of {name} " in mounted.log for name in BOMBS)
     assert mounted.peak_memory() < 300 * MIB
-
-
-def test_other_requests_are_answered_while_a_large_chunk_is_decoded(mount: Mounter, tmp_path: Path) -> None:
-    nbytes = 64 * MIB
-    codec = sharding((nbytes,), extension("bytes"), extension("gzip", level=1))
-    store(tmp_path / "a", array((nbytes,), (nbytes,), codec, data_type="uint8"), np.ones(nbytes, "u1"))
-    mounted = mount(tmp_path / "a", arguments=["--decode"])
-    answered = 0
-    with subprocess.Popen(["head", "-c1", mounted.path / "c/0"], stdout=subprocess.DEVNULL):
-        while not (told := counts(mounted))["decoded_chunks"]:
-            answered += os.stat(mounted.path / "c/0").st_size == nbytes and told["requests"].get("read", 0) == 1
-    assert answered >= 3

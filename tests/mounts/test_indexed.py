@@ -15,7 +15,6 @@ from tests.support.commands import run, run_json
 from tests.support.corpus import indexed
 from tests.support.indexed import indexed_document, read_indexed, stored_below, write_indexed
 from tests.support.mounting import Mounter
-from tests.support.s3_server import Bucket
 
 SHAPE, CHUNKS, PER_SHARD = (21, 17), (4, 3), (2, 3)
 DOCUMENT = indexed_document(SHAPE, CHUNKS, PER_SHARD, attributes={"a": 1}, dimension_names=["y", "x"])
@@ -47,13 +46,6 @@ def opened(path: Path, **options: Any) -> zarr.Array[Any]:
     return found
 
 
-@pytest.mark.parametrize("options", [[], ["--decode"], ["--view=v2"], ["--view=v2", "--decode"]], ids=" ".join)
-def test_every_view_shows_the_values(mount: Mounter, source: Path, options: list[str]) -> None:
-    image = opened(mount(source, arguments=options).path, mode="r", zarr_format=2 if "--view=v2" in options else 3)
-    assert (image.chunks, image.shards, image.attrs["a"]) == (CHUNKS, None, 1)
-    assert np.array_equal(np.asarray(image[...]), made_values())
-
-
 def test_the_npy_view_shows_the_values(mount: Mounter, source: Path) -> None:
     assert np.array_equal(np.load(mount(source, arguments=["--view=npy"]).path / "image.npy"), made_values())
 
@@ -76,19 +68,6 @@ def test_what_is_written_and_resized_is_stored_in_such_shards(mount: Mounter, so
     assert document == {**DOCUMENT, "shape": [23, 20], "attributes": {"a": 1, "b": 2}}
     shown = zarr.open_array(str(mount(source).path / "image"), mode="r")
     assert np.array_equal(np.asarray(shown[...]), grown)
-
-
-def test_copies_of_the_group_are_stored_as_the_array_is(mount: Mounter, source: Path) -> None:
-    mounted = mount(source, write=True)
-    opened(mounted.path, mode="r+").attrs["b"] = 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        zarr.consolidate_metadata(str(mounted.path))
-    shown = json.loads((mounted.path / "zarr.json").read_text())["consolidated_metadata"]["metadata"]["image"]
-    assert shown.get("storage_transformers", []) == []
-    mounted.unmount()
-    copy = json.loads((source / "zarr.json").read_text())["consolidated_metadata"]["metadata"]["image"]
-    assert copy == {**DOCUMENT, "attributes": {"a": 1, "b": 2}}
 
 
 def test_a_new_array_is_shown_as_its_writer_writes_it_and_unsharded_by_the_next_mount(
@@ -127,16 +106,3 @@ def test_it_is_named_verified_and_compacted(mount: Mounter, source: Path) -> Non
     (source / "image/c/0/0").write_bytes(b"x" * 100)
     done = run("verify", source)
     assert (done.returncode, "image/c/0/0" in done.stdout) == (1, True)
-
-
-def test_in_s3_too(mount: Mounter, source: Path, s3_bucket: Bucket) -> None:
-    s3_bucket.upload(source, "data")
-    mounted = mount(s3_bucket.url("data"), env=s3_bucket.environment, write=True)
-    expected = made_values()
-    image = opened(mounted.path, mode="r+")
-    image[3:9, 2:8] = expected[3:9, 2:8] = 7
-    mounted.unmount()
-    files = {key.removeprefix("data/image/"): s3_bucket.get(key) for key in s3_bucket.keys("data/image")}
-    assert np.array_equal(read_indexed(files.get), expected)
-    shown = opened(mount(s3_bucket.url("data"), env=s3_bucket.environment).path, mode="r")
-    assert np.array_equal(np.asarray(shown[...]), expected)

@@ -79,17 +79,3 @@ def test_source_and_mount_point_may_have_any_name(mount: Mounter, source: Path, 
     mounted = mount(tmp_path / name, path=tmp_path / f"at {name}")
     assert (mounted.path / "c/0/0").stat().st_size == 24
     assert mounted.is_mounted
-
-
-def test_one_source_can_be_mounted_twice(mount: Mounter, source: Path) -> None:
-    first, second = mount(source), mount(source)
-    assert (first.path / "c/0/0").read_bytes() == (second.path / "c/0/0").read_bytes()
-    first.unmount()
-    assert (second.path / "c/0/1").stat().st_size == 24
-
-
-def assert_one_line(text: str, *parts: str) -> None:
-    assert text.endswith("\n")
-    assert text.count("\n") == 1
-    for part in parts:
-        assert part in text

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -29,12 +27,6 @@ def mounted(mount: Mounter, tmp_path: Path, request: pytest.FixtureRequest) -> M
 @pytest.fixture
 def root(mounted: Mount) -> Path:
     return mounted.path
-
-
-def tool(directory: Path, *line: str) -> tuple[int, str]:
-    """Run a program of the system; returns its status and what it says."""
-    done = subprocess.run(line, cwd=directory, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
 
 
 def links(root: Path) -> dict[str, tuple[bytes, int, set[str]]]:
@@ -64,45 +56,6 @@ def test_two_names_of_a_plain_file_are_one_file(root: Path) -> None:
     assert (root / "d/a").stat().st_ino == number
     (root / "b").unlink()
     assert ((root / "d/a").stat().st_ino, (root / "d/a").stat().st_nlink) == (number, 1)
-
-
-@pytest.mark.parametrize("line", [("cp", "a", "b"), ("mv", "a", "b"), ("ln", "-f", "a", "b"), ("cp", "-f", "b", "a")])
-def test_tools_know_that_two_names_are_one_file(root: Path, tmp_path: Path, line: tuple[str, ...]) -> None:
-    (tmp_path / "plain").mkdir()
-    for directory in (root, tmp_path / "plain"):
-        (directory / "a").write_bytes(b"one")
-        os.link(directory / "a", directory / "b")
-    assert tool(root, *line) == tool(tmp_path / "plain", *line)
-    assert links(root) == links(tmp_path / "plain")
-    assert (root / "a").read_bytes() == b"one"
-
-
-def test_git_clones_a_repository(root: Path) -> None:
-    if not shutil.which("git"):
-        pytest.skip("git is not installed")
-    (root / "repository").mkdir()
-    identity = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
-    for line in (("init", "-q"), ("add", "file"), (*identity, "commit", "-q", "-m", "one")):
-        (root / "repository/file").write_bytes(b"content\n")
-        assert tool(root / "repository", "git", *line) == (0, "")
-    assert tool(root, "git", "clone", "-q", "--local", "repository", "clone") == (0, "")
-    for line in (("git", "fsck", "--strict"), ("git", "gc", "-q"), ("git", "fsck", "--strict")):
-        assert tool(root / "clone", *line)[0] == 0
-    assert tool(root / "clone", "git", "status", "--porcelain") == (0, "")
-    assert tool(root, "rm", "-r", "repository", "clone") == (0, "")
-
-
-def test_a_link_that_another_program_makes_is_the_same_file(mounted: Mount) -> None:
-    (mounted.path / "a").write_bytes(b"one")
-    with (mounted.path / "a").open("rb") as file:
-        os.link(mounted.source / "a", mounted.source / "b")
-        assert (mounted.path / "b").stat().st_ino == os.fstat(file.fileno()).st_ino
-        assert (mounted.path / "b").stat().st_nlink == 2
-        os.unlink(mounted.source / "a")
-        os.rename(mounted.source / "b", mounted.source / "c")
-        assert (mounted.path / "c").stat().st_ino == os.fstat(file.fileno()).st_ino
-    (mounted.path / "c").write_bytes(b"two")
-    assert (mounted.source / "c").read_bytes() == b"two"
 
 
 def test_a_file_that_is_open_keeps_its_number_whatever_its_names(root: Path) -> None:

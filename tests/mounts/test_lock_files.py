@@ -93,24 +93,6 @@ def test_a_lock_that_was_left_beside_a_shard_is_told_and_the_changes_stay(mount:
     assert READERS["zarr"](tmp_path / "source/a")[0, 0] == 7
 
 
-def test_a_lock_that_is_left_keeps_the_directory_of_flat_keys_until_it_is_removed(
-    mount: Mounter, tmp_path: Path
-) -> None:
-    make(tmp_path / "source", ".").unlink()
-    array = mount(tmp_path / "source", write=True).path / "a"
-    (array / "c.1.1.__lock").write_bytes(b"of a program that was killed")
-    assert "c.1.1.__lock" in os.listdir(array)
-    for name in os.listdir(array):
-        if name != "c.1.1.__lock":
-            (array / name).unlink()
-    with pytest.raises(OSError, match="not empty"):
-        array.rmdir()
-    assert os.listdir(array) == ["c.1.1.__lock"]
-    (array / "c.1.1.__lock").unlink()
-    array.rmdir()
-    assert not (tmp_path / "source/a").exists()
-
-
 def test_what_programs_call_a_chunk_while_they_write_it_is_stored_in_a_directory(
     mount: Mounter, tmp_path: Path
 ) -> None:

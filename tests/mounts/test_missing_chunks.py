@@ -186,20 +186,6 @@ assert not opened[...].any()
         assert files_below(source / name).keys() == {"zarr.json"}, "nothing is stored"
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_tar_takes_names_anew_that_it_removes(mount: Mounter, source: Path, tmp_path: Path, order: int) -> None:
-    mounted = mount(source, write=True, arguments=["--view=v2"])
-    names = [f"{name}/{chunk}" for name in ("null", "other") for chunk in ("0.0", "1.1", "2.2")][::order]
-    content = {name: (mounted.path / name).read_bytes() for name in names}
-    tool("tar", "cf", tmp_path / "archive.tar", "-C", mounted.path, *names)
-    tool("tar", "xf", tmp_path / "archive.tar", "-C", mounted.path)
-    assert {name: (mounted.path / name).read_bytes() for name in names} == content
-    expected = values_of(source)
-    mounted.unmount()
-    for name, values in values_of(source).items():
-        assert np.array_equal(values, expected[name])
-
-
 def test_an_array_whose_chunks_cannot_be_made_is_as_stored_and_info_says_so(mount: Mounter, tmp_path: Path) -> None:
     source = tmp_path / "data.zarr"
     zarr.create_group(str(source))

@@ -312,12 +312,6 @@ def test_names_that_are_no_text_are_shown_and_names_that_are_too_long_are_not(tm
     assert r"broken\n is shown as stored: " in mounted.log
 
 
-def test_a_source_that_is_an_array_without_an_npy_form_is_not_mounted(tmp_path: Path, mount: Mounter) -> None:
-    store(tmp_path / "a", array((4,), (4,), sharding((2,), LITTLE, extension("example.invert"))))
-    with pytest.raises(AssertionError, match=r"the codec 'example\.invert' cannot be decoded"):
-        mount(tmp_path / "a", arguments=NPY)
-
-
 def test_attributes_have_the_missing_value_as_a_number_and_the_names_of_axes(source: Path, mount: Mounter) -> None:
     """What is stored is base64 of a float64."""
     for name, value in (("sparse", "AAAAAICHw8A="), ("cloudy", "AAAAAAAA+H8="), ("odd", "no number")):

@@ -88,17 +88,6 @@ def test_a_chunk_that_is_opened_before_and_read_after_is_the_new_version(remote:
             os.close(descriptor)
 
 
-def test_what_is_opened_after_the_metadata_ttl_is_the_new_version(remote: Remote) -> None:
-    stored = document(4096, GZIP)
-    root = None
-    for seed in range(3):
-        chunks = replace(remote, stored, seed)
-        root = root or remote.mount(metadata_ttl=0)
-        for name in sorted(CHUNKS):
-            assert (root / name).stat().st_size == len(chunks[name])
-            assert (root / name).read_bytes() == chunks[name]
-
-
 def test_a_chunk_that_has_another_size_now_fails_once_at_most(remote: Remote) -> None:
     stored = document(4096)
     replace(remote, stored, 1)

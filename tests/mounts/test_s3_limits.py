@@ -32,22 +32,6 @@ def test_modes_owners_and_times_of_objects_are_accepted_and_not_kept(host: Host)
         assert after.st_mtime == before.st_mtime
 
 
-def test_rsync_sends_what_has_other_times_again_unless_sizes_are_enough(host: Host, tmp_path: Path) -> None:
-    root = host.mount().path
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder/notes").write_bytes(b"plain")
-    os.utime(tmp_path / "folder/notes", (1, 1))
-
-    def sent(*options: str) -> str:
-        words = ["rsync", "-a", "-i", *options, f"{tmp_path}/folder/", f"{root}/folder/"]
-        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
-
-    assert "notes" in sent()
-    assert ">f" in sent()
-    assert ">f" not in sent("--size-only")
-    assert ">f" not in sent("--checksum")
-
-
 def test_objects_have_one_name_and_no_attributes(host: Host) -> None:
     root = host.mount(expect=("link: ", "symlink: ")).path
     (root / "notes").write_bytes(b"plain")
@@ -106,10 +90,3 @@ def test_a_chunk_that_another_host_replaced_is_not_read_in_its_old_version(host:
         except OSError as error:
             assert error.errno == errno.ESTALE  # noqa: PT017 - either is right
     assert (root / "c/0/0").read_bytes() == OTHER
-
-
-def test_what_a_killed_probe_left_is_not_shown(host: Host) -> None:
-    host.bucket.put(f"{PREFIX}/.shardfs-probe-0123456789abcdef", b"x")
-    root = host.mount(write=False).path
-    assert sorted(os.listdir(root)) == ["c", "zarr.json"]
-    assert not (root / ".shardfs-probe-0123456789abcdef").exists()

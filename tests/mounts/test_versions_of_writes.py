@@ -152,16 +152,6 @@ def test_the_time_of_each_version_is_later_than_that_of_the_one_before(root: Pat
     assert seen == sorted(set(seen))
 
 
-def test_the_time_is_later_also_where_the_shard_is_of_the_future(mounted: Mount) -> None:
-    root = new_array(mounted)
-    future = 4_000_000_000_000_000_000
-    os.utime(mounted.source / root.name / "c/0/0", ns=(future, future))
-    assert (root / KEY).read_bytes()
-    assert (root / KEY).stat().st_mtime_ns == future
-    (root / KEY).write_bytes(b"1" * NBYTES)
-    assert (root / KEY).stat().st_mtime_ns > future
-
-
 def test_a_rename_carries_time_and_number(root: Path, flush: Callable[[], None]) -> None:
     scratch = root / "c/0/0.0123456789abcdef.partial"
     scratch.write_bytes(b"1" * NBYTES)
@@ -188,13 +178,6 @@ def test_times_that_are_set_stay_through_a_commit_for_one_chunk_alone(root: Path
     assert (root / LAST).read_bytes() == content
     (root / KEY).write_bytes(b"2" * NBYTES)
     assert (root / KEY).stat().st_mtime_ns > 1_000_000_007
-
-
-def test_times_set_while_a_file_is_open_to_be_written_are_those_of_its_version(root: Path) -> None:
-    with opened(root / KEY, os.O_WRONLY | os.O_TRUNC) as fd:
-        os.write(fd, b"1" * NBYTES)
-        os.utime(fd, ns=(1, 1_000_000_007))
-    assert (root / KEY).stat().st_mtime_ns == 1_000_000_007
 
 
 def test_times_of_chunks_last_as_long_as_the_mount(mount: Mounter, tmp_path: Path) -> None:
@@ -429,40 +412,6 @@ def test_stat_tells_the_size_of_what_is_written_unless_somebody_reads(
     assert (root / KEY).stat().st_size == 100
 
 
-@pytest.mark.parametrize("name", ["zarr.json", "plain/zarr.json"], ids=["generated", "as-stored"])
-def test_a_document_that_is_open_keeps_its_text_and_size_while_somebody_writes(
-    mounted: Mount, root: Path, name: str
-) -> None:
-    source = mounted.source / root.name
-    (source / "plain").mkdir()
-    (source / "plain/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
-    old = (root / name).read_bytes()
-    with opened(root / name) as before, opened(root / name, os.O_WRONLY | os.O_TRUNC) as fd:
-        os.fstat(fd)
-        with opened(root / name) as after:
-            assert [os.fstat(reader).st_size for reader in (before, after)] == [len(old)] * 2
-            assert [os.pread(reader, len(old), 0) for reader in (before, after)] == [old] * 2
-            os.write(fd, old[:10])
-            assert [os.pread(reader, len(old), 0) for reader in (before, after)] == [old] * 2
-        os.pwrite(fd, old, 0)
-    assert (root / name).read_bytes() == old
-
-
-@pytest.mark.parametrize("name", [KEY, "zarr.json", "notes"])
-def test_a_number_that_is_out_of_date_opens_what_has_the_name_now(root: Path, name: str) -> None:
-    """As if the kernel had looked later: `/proc` stands for a writer that is faster each time it looks."""
-    (root / "notes").write_bytes(b"{notes")
-    old = (root / name).read_bytes()
-    with opened(root / name, os.O_PATH) as fd:
-        edited = b'{"attributes": {"a": 1}, ' + old[1:] if old[:1] == b"{" else b"12"
-        (root / "c/0/scratch").write_bytes(edited)
-        os.rename(root / "c/0/scratch", root / name)
-        new, itself = (root / name).read_bytes(), Path(f"/proc/self/fd/{fd}")
-        with opened(itself) as late:
-            assert os.fstat(late).st_size == itself.stat().st_size == len(new) != len(old)
-            assert os.pread(late, 10**6, 0) == new
-
-
 def test_writing_in_place_makes_another_version_that_open_files_do_not_see(root: Path) -> None:
     old, number = (root / KEY).read_bytes(), (root / KEY).stat().st_ino
     with opened(root / KEY) as reader:
@@ -538,18 +487,6 @@ def test_directories_of_chunks_are_there_and_go_when_they_are_empty(root: Path) 
     assert (root / "c/0").is_dir()  # not listed, but there all the same
 
 
-def test_a_removed_directory_of_chunks_is_written_in_while_the_old_one_is_open(root: Path) -> None:
-    with opened(root / "c/0"), opened(root / KEY):
-        for i, j in np.ndindex(4, 4):
-            (root / f"c/{i}/{j}").unlink()
-        for name in ("c/0", "c/1", "c/2", "c/3", "c"):
-            os.rmdir(root / name)
-        (root / KEY).write_bytes(b"1" * NBYTES)
-        assert (root / KEY).read_bytes() == b"1" * NBYTES
-        assert sorted(os.listdir(root / "c")) == ["0", "1"]
-        assert os.listdir(root / "c/0") == ["0"]
-
-
 def test_names_beyond_the_grid_are_refused(root: Path) -> None:
     for name in ("c/0/4", "c/4/0", "c/0/1000000000"):
         for make in (lambda path: path.write_bytes(b"1"), os.mkdir):
@@ -609,17 +546,6 @@ def test_scratch_goes_with_its_directory_also_beyond_the_shape(mounted: Mount, r
     subprocess.run(["rm", "-r", root], check=True)
     assert not (mounted.source / ".shardfs/scratch" / root.name).exists()
     assert not (mounted.source / root.name).exists()
-
-
-def test_scratch_that_is_listed_keeps_its_directory(root: Path) -> None:
-    (root / "c/1/temporary").write_bytes(b"1")
-    for i, j in np.ndindex(4, 4):
-        (root / f"c/{i}/{j}").unlink()
-    os.rmdir(root / "c/0")
-    with refuses(errno.ENOTEMPTY):
-        os.rmdir(root / "c")
-    (root / "c/1/temporary").unlink()
-    os.rmdir(root / "c")
 
 
 def test_the_directory_of_shardfs_is_not_shown_and_its_name_cannot_be_taken(mounted: Mount, root: Path) -> None:

@@ -36,33 +36,6 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_empty_zattrs_is_taken_however_it_comes_and_read_back(mount: Mounter, source: Path) -> None:
-    mounted = mount(source, write=True, arguments=["--view=v2"])
-    image = mounted.path / "image"
-    for take in (os.replace, os.rename, os.link):
-        (image / ".zattrs").write_text('{"a": 1}')
-        (image / "written").write_text("{}")
-        if take is os.link:
-            os.remove(image / ".zattrs")
-            assert not (image / ".zattrs").exists()
-        take(image / "written", image / ".zattrs")
-        (image / "written").unlink(missing_ok=True)
-        assert (image / ".zattrs").read_text() == "{}"
-        assert sorted(name for name in os.listdir(image) if not name[0].isdecimal()) == [".zarray", ".zattrs"]
-        assert json.loads((source / "image/zarr.json").read_text()).get("attributes", {}) == {}
-    with (image / "written").open("w") as file:
-        file.write("{}")
-        file.flush()
-        os.rename(image / "written", image / ".zattrs")
-        file.write(" ")
-    assert (image / ".zattrs").read_text() == "{} "
-    os.remove(image / ".zattrs")
-    assert not (image / ".zattrs").exists()
-    (image / ".zattrs").write_text("{}")
-    mounted.unmount()
-    assert not (mount(source, arguments=["--view=v2"]).path / "image/.zattrs").exists()
-
-
 def test_extended_attributes_of_a_document_are_those_of_the_stored_one(mount: Mounter, source: Path) -> None:
     image = mount(source, write=True, arguments=["--view=v2"]).path / "image"
     numbers = [(image / name).stat().st_ino for name in (".zarray", ".zattrs")]

@@ -18,7 +18,6 @@ import pytest
 import zarr
 
 from shardfs.fuse import control
-from tests.support.commands import SOURCE, one_line_of, run
 from tests.support.datasets import files_below
 from tests.support.encoder import encode
 from tests.support.mounting import Mounter
@@ -234,10 +233,3 @@ def test_an_open_npy_file_is_stale_when_its_array_becomes_another_one(mount: Mou
         with refused(errno.ESTALE):
             file.read()
     assert np.load(root / "image.npy").dtype == np.float16
-
-
-def test_a_source_that_is_an_array_without_a_form_in_the_view_is_refused(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "place").mkdir()
-    place, state = tmp_path / "place", str(tmp_path / "state")
-    said = one_line_of(run("mount", "--view=v2", source / "turned", place, XDG_STATE_HOME=state), SOURCE)
-    assert "transpose" in said

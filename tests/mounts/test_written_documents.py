@@ -90,23 +90,6 @@ def test_copies_of_arrays_that_are_shown_as_stored_say_what_their_documents_say(
     assert_consolidated(mount(source, write=True, shards=shards).path / "moved.zarr")
 
 
-def test_copies_of_an_array_that_is_removed_and_made_anew_follow_it(mount: Mounter, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    mounted = mount(source, write=True, shards="2")
-    path = mounted.path / "data.zarr"
-    make(path)
-    for shards in (None, (6,), None):
-        group = zarr.open_group(str(path), use_consolidated=False)
-        array = group.create_array("z", shape=(12,), chunks=(3,), shards=shards, dtype="i4", overwrite=True)
-        array[...] = VALUES
-        zarr.consolidate_metadata(str(path))
-        assert_consolidated(path)
-    mounted.unmount()
-    assert_consolidated(source / "data.zarr")
-    assert document_of(source / "data.zarr/z")["codecs"][0]["name"] == "sharding_indexed"
-
-
 @pytest.mark.parametrize("view", ["v3", "v3-decoded"])
 @pytest.mark.parametrize("shards", [None, "2"], ids=["plain", "shards"])
 @pytest.mark.parametrize("seed", range(3))
@@ -163,36 +146,6 @@ def respelled(document: Any) -> Any:
     if document == {"name": "default", "configuration": {"separator": "/"}}:
         return {"name": "default"}
     return {name: respelled(value) for name, value in reversed(document.items())}
-
-
-def test_copies_in_another_spelling_are_read_back_as_they_were_written(mount: Mounter, tmp_path: Path) -> None:
-    """As zarr-python 3.0 writes a group of zarr-python 3.1 of which it edits attributes."""
-    source = tmp_path / "source"
-    group = zarr.create_group(str(source))
-    for dtype in ("u1", "i4"):
-        array = group.create_array(dtype, shape=(12,), chunks=(3,), shards=(6,), dtype=dtype)
-        array[...] = VALUES.astype(dtype)
-    zarr.consolidate_metadata(str(source))
-    mounted = mount(source, write=True)
-    shown = (mounted.path / "zarr.json").read_text()
-    written = json.dumps(respelled(json.loads(shown)) | {"attributes": {"edited": 1}})
-    assert written.count("endian") == 2 > shown.count("endian")
-    (mounted.path / "zarr.json").write_text(written)
-    assert (mounted.path / "zarr.json").read_text() == written
-    assert (mounted.path / "zarr.json").stat().st_size == len(written)
-    array = zarr.open_array(str(mounted.path / "u1"), mode="r+")
-    array.attrs["another"] = 1
-    assert (mounted.path / "zarr.json").read_text() == written
-    (mounted.path / "u1/zarr.json").write_text(json.dumps(respelled(document_of(mounted.path / "u1"))))
-    (mounted.path / "zarr.json").write_text(shown)
-    assert (mounted.path / "zarr.json").read_text() == shown
-    mounted.unmount()
-    opened = zarr.open_group(str(source), mode="r")
-    for dtype in ("u1", "i4"):
-        assert document_of(source / dtype)["codecs"][0]["name"] == "sharding_indexed"
-        array = opened[dtype]
-        assert isinstance(array, zarr.Array)
-        assert np.array_equal(np.asarray(array[...]), VALUES)
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["new", "edited"])
@@ -445,16 +398,6 @@ def test_consolidated_metadata_of_v2_that_leaves_an_array_out_is_refused(
     text = consolidate({key: copy for key, copy in whole.items() if not key.startswith("a/")})
     assert (mounted.path / ".zmetadata").read_text() == text
     assert document_of(source)["consolidated_metadata"]["metadata"].keys() == {"group", "group/deep", "group/deep/b"}
-
-
-def test_an_array_that_is_stored_as_v2_is_not_left_out_either(mount: Mounter, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    zarr.create_group(str(source))
-    zarr.create_array(str(source / "folder/old"), shape=(4,), chunks=(2,), dtype="i4", zarr_format=2)
-    mounted = mount(source, write=True, arguments=["--view=v2"], expect=("leaves folder/old out",))
-    document = {"zarr_consolidated_format": 1, "metadata": {".zgroup": {"zarr_format": 2}}}
-    with pytest.raises(OSError, match="Invalid argument"):
-        (mounted.path / ".zmetadata").write_text(json.dumps(document))
 
 
 def test_a_shrink_whose_document_could_not_be_stored_is_not_finished_later(mount: Mounter, tmp_path: Path) -> None:

@@ -72,17 +72,6 @@ def write_as_before(source: Path) -> None:
 WRITERS = {"dataset": write_dataset, "bare": write_bare, "as-before": write_as_before}
 
 
-def write_tree(source: Path) -> None:
-    """Groups in groups: a missing value in the innermost, a scalar, and chunks that are nowhere."""
-    random = np.random.default_rng(3)
-    values = np.where(_mask(random), 1.5, np.nan)
-    coarse = xarray.Dataset({"a": (("y", "x"), values)}, coords={"y": np.arange(_SIDE) * 1.0, "level": 0.0})
-    deep = xarray.Dataset({"b": (("v", "u"), values.astype("f4")), "flag": (("v", "u"), _mask(random))})
-    tree = xarray.DataTree.from_dict({"/": coarse, "/fine": xarray.Dataset({"n": ("z", [0, 1])}), "/fine/deep": deep})
-    encoding = {"/": {"a": _PLANE}, "/fine/deep": {"b": {"_FillValue": np.float32(-1), **_PLANE}, "flag": _PLANE}}
-    tree.to_zarr(source, zarr_format=3, encoding=encoding, consolidated=False)
-
-
 def decoded(dataset: xarray.Dataset) -> Values:
     """What xarray makes of all variables: NaN for what is missing."""
     return {str(name): _plain(variable.values) for name, variable in dataset.load().variables.items()}
