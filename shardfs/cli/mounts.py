@@ -98,7 +98,9 @@ def _table(rows: Sequence[Row]) -> list[str]:
     header = ("MOUNTPOINT", "STATE", "USER", "PID", "ACCESS", "VIEW", "PENDING", "SOURCE")
     cells = [header, *(tuple("-" if cell in (None, "") else str(cell) for cell in _cells(row)) for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    lines = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip(" ") for line in cells
+    ]
     for number, row in reversed(list(enumerate(rows, 2))):
         if row.note:
             lines.insert(number, f"  {row.note}")

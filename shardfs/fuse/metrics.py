@@ -1,13 +1,17 @@
 """Figures for Prometheus: their exposition, and a thread that answers scrapes with the latest snapshot."""
 
+import socket
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shardfs.dataset.statistics import Snapshot
+from shardfs.errors import printable
 
 _LABELS: Final = ("version", "source", "mountpoint", "view", "access")
 """Texts that stay the same for as long as a mount lasts: the labels of `shardfs_mount_info`."""
@@ -21,7 +25,9 @@ class _Figures(Collector):
         """Yield the figures of one snapshot."""
         snapshot = self._latest()
         yield InfoMetricFamily(
-            "shardfs_mount", "What is mounted where.", {name: getattr(snapshot, name) or "" for name in _LABELS}
+            "shardfs_mount",
+            "What is mounted where.",
+            {name: printable(getattr(snapshot, name) or "") for name in _LABELS},
         )
         for figure, value in snapshot.figures():
             if not isinstance(value, str) and figure.kind != "text":
@@ -39,12 +45,29 @@ def exposition(snapshot: Snapshot) -> str:
 
 
 def serve_metrics(host: str, port: int, latest: Callable[[], Snapshot]) -> str:
-    """Answer scrapes in a thread, with the *latest* snapshot; returns the URL.
+    """Answer scrapes in a thread, one at a time, with the *latest* snapshot; returns the URL.
 
     Raises `OSError` if nobody can listen there.
     """
-    server, _ = start_http_server(port, host, registry=_registry(latest))
+    family, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][::4]
+    server = type("Server", (_Server,), {"address_family": family})((str(address[0]), port), _Handler)
+    server.set_app(make_wsgi_app(_registry(latest)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
+
+
+class _Server(WSGIServer):
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of clients that went away, or that said nothing."""
+
+
+class _Handler(WSGIRequestHandler):
+    """Waits for nobody for long: whoever can connect is to cost the mount one thread and one descriptor at most."""
+
+    timeout = 2.0
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing about each scrape."""
 
 
 def _registry(latest: Callable[[], Snapshot]) -> CollectorRegistry:

@@ -11,7 +11,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,20 @@ def test_it_is_the_same_as_stats_says_and_for_this_machine_alone(mount: Mounter,
     for other in others[:1]:
         with pytest.raises(OSError, match="refused"), socket.create_connection((other, port or 0), timeout=5):
             pass
+
+
+def test_who_connects_and_says_nothing_costs_the_mount_nothing(mount: Mounter, source: Path) -> None:
+    mounted = mount(source, arguments=["--metrics=0"])
+    url = url_in(mounted.log)
+    descriptors = Path(f"/proc/{mounted.process.pid}/fd")
+    before = len(list(descriptors.iterdir()))
+    with ExitStack() as silent:
+        for _ in range(3):
+            port = urllib.parse.urlsplit(url).port or 0
+            silent.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
+        time.sleep(0.5)
+        assert len(list(descriptors.iterdir())) <= before + 1
+        assert "shardfs_uptime_seconds" in scraped(url)
 
 
 @pytest.mark.parametrize("address", ["localhost:0", "[::1]:0", "0.0.0.0:0"])

@@ -220,3 +220,13 @@ def test_watching_in_json_is_an_object_a_line(mount: Mounter, dataset: Path) -> 
 def test_one_form_at_a_time(mount: Mounter, dataset: Path) -> None:
     done = run("stats", "--json", "--prometheus", mount(dataset).path)
     assert "--json contradicts --prometheus" in one_line_of(done, WRONG_USAGE)
+
+
+def test_names_that_are_not_utf_8_are_shown_somehow(mount: Mounter, dataset: Path, tmp_path: Path) -> None:
+    source = tmp_path / os.fsdecode(b"latin-\xe9\n")
+    dataset.rename(source)
+    root = mount(source).path
+    assert run_json("stats", "--json", root)["source"] == str(source)
+    for options in ([], ["--prometheus"]):
+        assert "latin-\\udce9\\n" in run("stats", *options, root).stdout.replace("\\\\", "\\")
+    assert "latin-\\udce9\\n" in run("mounts").stdout
