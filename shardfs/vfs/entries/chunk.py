@@ -127,8 +127,9 @@ class ChunkTree:
 
     async def lookup(self, position: int | None, name: str) -> Attributes:
         """Return the attributes of *name*, which belongs to the chunks, on the terms of `entry`."""
-        coords, shape = self._coords_of(position, name), self.array.grid.grid_shape
-        if len(coords) < self._ndim and all(i < n for i, n in zip(coords[-1:], shape[len(coords) - 1 :], strict=False)):
+        coords = self._coords_of(position, name)
+        depth = len(coords)
+        if depth < self._ndim and (not depth or coords[-1] < self.array.grid.grid_shape[depth - 1]):
             if not self.array.layout.has_directory(coords):
                 return absent(0.0)
             return await self.directory_attributes(self.numbering.of_directory(coords))
