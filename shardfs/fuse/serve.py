@@ -90,7 +90,7 @@ def serve(
             operations = Operations(fs, source.statistics, figures.take, options)
         else:
             fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl, scratch=claim.state.scratch_key)
-            writing = Session.open(
+            writing = Session(
                 source,
                 fs,
                 claim.state,

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -24,24 +23,16 @@ log = logging.getLogger(__name__)
 _DISK: Final = Syscalls()
 
 
-@dataclass(frozen=True)
 class Session:
-    """What a writing mount has that a read-only one has not; *contents* is what its journal held at the beginning."""
+    """What a writing mount has that a read-only one has not.
 
-    source: Source
-    state: StateDirectory
-    left: Sequence[StateDirectory]
-    single_writer: bool
-    contents: LogContents
-    aside: LogContents
-    journal: WriteAheadLog
-    conflicts: WriteAheadLog
-    writer: Writer
-    changes: Changes
+    The caller holds the lock of the directory *state*, which has the journal, and those of *left*, directories that
+    killed mounts of the source left.  *fs* has an `EditableView`.  *single_writer*: the user says that nobody else
+    writes to the source.  Raises `StoreError` for a journal that cannot be read.
+    """
 
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         source: Source,
         fs: Filesystem,
         state: StateDirectory,
@@ -51,37 +42,29 @@ class Session:
         left: Sequence[StateDirectory] = (),
         single_writer: bool = False,
         disk: Syscalls = _DISK,
-    ) -> "Session":
-        """Open the journal in the directory *state*, whose lock the caller holds; *fs* has an `EditableView`.
-
-        The caller also holds the locks of *left*, directories that killed mounts of the source left.  *single_writer*:
-        the user says that nobody else writes to the source.
-
-        Raises `StoreError` for a journal that cannot be read.
-        """
-        directory = open_directory(state.journal)
-        contents = read_log(directory)
-        journal = WriteAheadLog(directory, disk, contents)
-        directory_aside = open_directory(state.conflicts)
-        aside = read_log(directory_aside)
-        conflicts = WriteAheadLog(directory_aside, disk, aside)
-        writer = Writer(source, journal, conflicts, auto_compact=auto_compact)
-        changes = Changes(
+    ) -> None:
+        self.source = source
+        self.state = state
+        self._left = left
+        self._single_writer = single_writer
+        self._contents, self.journal = _open_log(state.journal, disk)
+        self._aside, self.conflicts = _open_log(state.conflicts, disk)
+        self.writer = Writer(source, self.journal, self.conflicts, auto_compact=auto_compact)
+        self.changes = Changes(
             fs,
-            writer,
+            self.writer,
             buffers=state.drafts,
             copies=state.drafts_key,
             orphans=state.staged_key,
             chunks_per_shard=chunks_per_shard,
         )
-        return cls(source, state, left, single_writer, contents, aside, journal, conflicts, writer, changes)
 
     async def start(self) -> str | None:
         """Bring into the store what earlier mounts published and did not commit; return what is wrong with it."""
-        await self.source.store.start_writing(self.state.root, single_writer=self.single_writer)
-        await bring_home(self.source.store, self.left)
-        ndamaged = log_damage(self.state.journal, self.contents) + log_damage(self.state.conflicts, self.aside)
-        recovery = await replay(self.source, self.contents, self.writer.commits)
+        await self.source.store.start_writing(self.state.root, single_writer=self._single_writer)
+        await bring_home(self.source.store, self._left)
+        ndamaged = log_damage(self.state.journal, self._contents) + log_damage(self.state.conflicts, self._aside)
+        recovery = await replay(self.source, self._contents, self.writer.commits)
         if recovery.pending:
             log.info("%d chunks of an earlier mount are brought into their shards", len(recovery.pending))
         await self.changes.orphans.resume()
@@ -132,3 +115,10 @@ class Session:
                 log.error("the journal in %s is left as it is: %s", journal.where, error)  # noqa: TRY400
                 is_committed = False
         return is_committed
+
+
+def _open_log(path: str, disk: Syscalls) -> tuple[LogContents, WriteAheadLog]:
+    """Open the log in the directory *path*; returns what it held at the beginning, too."""
+    directory = open_directory(path)
+    contents = read_log(directory)
+    return contents, WriteAheadLog(directory, disk, contents)

@@ -78,7 +78,7 @@ class Process:
             scratch=state.scratch_key,
         )
         await fs.start()
-        writing = Session.open(source, fs, state, disk=disk)
+        writing = Session(source, fs, state, disk=disk)
         await writing.start()
         return cls(writing, fs, v2)
 

@@ -68,7 +68,7 @@ async def opened(root: Path, *, journal: bool) -> AsyncIterator[Opened]:
             local, source.hierarchy, view, ChunkCache(0, source.statistics), ttl=1.0, scratch=state.scratch_key
         )
         await fs.start()
-        writing = Session.open(source, fs, state, disk=failing if journal else sound)
+        writing = Session(source, fs, state, disk=failing if journal else sound)
         await writing.start()
         array = (await source.hierarchy.node("")).array
         assert array is not None

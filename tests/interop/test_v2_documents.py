@@ -339,6 +339,13 @@ cases = {
     "crc32": (ints, dict(compressor=nc.CRC32())),
     "adler32": (ints, dict(compressor=nc.Adler32())),
     "fletcher32": (ints, dict(compressor=nc.Fletcher32())),
+    "delta": (ints, dict(filters=[nc.Delta("<i2")])),
+    "scaled delta": (ints.astype("f4"), dict(
+        filters=[nc.FixedScaleOffset(0, 10, "<f4", "<i4"), nc.Delta("<i4")], fill_value="NaN")),
+    "quantize": (ints.astype("f8"), dict(filters=[nc.Quantize(2, "<f8")], fill_value=float("inf"))),
+    "astype": (ints, dict(filters=[nc.AsType("<i4", "<i2")])),
+    "delta of bytes": (ints.astype("u1"), dict(filters=[nc.Delta("|u1")])),
+    "packed": (ints > 20, dict(filters=[nc.PackBits()])),
     "bool": (ints > 20, dict(fill_value=True)),
     "uint64": (ints.astype("u8"), dict(fill_value=2**64 - 1)),
     "complex": (ints.astype("c16"), dict(fill_value=1 + 2j)),

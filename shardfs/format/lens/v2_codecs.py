@@ -28,7 +28,7 @@ from shardfs.format.codecs import (
     parse_transpose,
 )
 from shardfs.format.document import Document, Extension, Json, brief, canonical
-from shardfs.format.dtype import VLEN_SERIALIZERS
+from shardfs.format.dtype import VLEN_SERIALIZERS, parse_v2_dtype
 from shardfs.format.normal_form import ENCODER_MEMBERS
 
 _PREFIX: Final = "numcodecs."
@@ -178,23 +178,36 @@ def v3_codecs(codecs: list[Codec], order: str, endian: str, elements: Elements) 
 
     Raises `NotUnshardable` with the reason why there are none.
     """
-    order_f = list(range(len(elements.chunk_shape)))[::-1]
-    is_transposed = order == "F" and not is_in_order(order_f, elements.chunk_shape)
-    for codec in codecs:
-        if codec["id"] in _ARRAY_FILTERS:
-            raise NotUnshardable(f"the filter {codec['id']} has no Zarr v3 form that every library reads alike")
-    serializer: dict[str, Any] = {"name": "bytes"}
+    ndim = len(elements.chunk_shape)
+    transposes: list[dict[str, Any]] = []
+    if order == "F" and not is_in_order(range(ndim)[::-1], elements.chunk_shape):
+        transposes = [{"name": "transpose", "configuration": {"order": list(range(ndim))[::-1]}}]
+    filters = [codec for codec in codecs if codec["id"] in _ARRAY_FILTERS]
+    if filters != codecs[: len(filters)]:
+        raise NotUnshardable(f"the filter {filters[-1]['id']} behind one that makes bytes has no Zarr v3 form")
+    rest = codecs[len(filters) :]
     if elements.dtype == "|O":
-        if is_transposed:
-            # zarr-python encodes these in the order of memory, which for a transposed chunk is not that of its axes.
-            raise NotUnshardable("objects of an array in order F have no Zarr v3 form that every library writes alike")
-        serializer, codecs = {"name": codecs[0]["id"]}, codecs[1:]
-    elif elements.nbytes > 1:
-        serializer["configuration"] = {"endian": endian}
+        serializer = {"name": rest.pop(0)["id"]}
+    elif elements.nbytes == 1:
+        serializer = {"name": "bytes"}
+    else:
+        serializer = {"name": "bytes", "configuration": {"endian": endian}}
+    if transposes and (filters or elements.dtype == "|O"):
+        # zarr-python encodes these in the order of memory, which for a transposed chunk is not that of its axes.
+        raise NotUnshardable("filters of an array in order F have no Zarr v3 form that every library writes alike")
+    if elements.nbytes == 1 and any(_is_wide(codec) for codec in filters):
+        # zarr-python gives the bytes codec no byte order then, and cannot read.
+        raise NotUnshardable("filters that widen elements of a byte have no Zarr v3 form that every library reads")
+    if not _follow_each_other(filters, elements):
+        # zarr-python 2 takes the bytes for whatever a filter says, zarr-python 3 does not.
+        raise NotUnshardable("filters of elements of another size have no Zarr v3 form that every library reads")
+    if filters and endian != "little":
+        raise NotUnshardable("filters of big-endian elements have no Zarr v3 form")
     return [
-        *([{"name": "transpose", "configuration": {"order": order_f}}] if is_transposed else []),
+        *transposes,
+        *(_v3_numcodec(codec) for codec in filters),
         serializer,
-        *(_bytes_codec(codec, elements, is_first=not i) for i, codec in enumerate(codecs)),
+        *(_bytes_codec(codec, elements, is_first=not i) for i, codec in enumerate(rest)),
     ]
 
 
@@ -225,11 +238,39 @@ def _bytes_codec(v2_codec: Codec, elements: Elements, *, is_first: bool) -> dict
         case "crc32c" if v2_codec.get("location", "end") == "end":
             return {"name": "crc32c"}
         case name if name in _BYTES_FILTERS:
-            given = {member: value for member, value in v2_codec.items() if member != "id"}
-            return {"name": _PREFIX + name, "configuration": given}
+            return _v3_numcodec(v2_codec)
         case name:
             raise NotUnshardable(f"the codec {brief(name)} has no Zarr v3 form")
     return {"name": codec.name, "configuration": configuration}
+
+
+def _v3_numcodec(codec: Codec) -> dict[str, Any]:
+    for member in _DTYPE_MEMBERS:
+        if str(codec.get(member, "")).startswith(">"):
+            raise NotUnshardable(f"the filter {codec['id']} of big-endian elements has no Zarr v3 form")
+    configuration = {member: value for member, value in codec.items() if member != "id"}
+    return {"name": _PREFIX + codec["id"], "configuration": configuration}
+
+
+def _follow_each_other(filters: list[Codec], elements: Elements) -> bool:
+    """Whether every filter takes elements of the size that the one before it makes, and packbits truth values only."""
+    dtype = parse_v2_dtype(elements.dtype)
+    for codec in filters:
+        if codec["id"] == "packbits" and dtype.kind != "b":
+            return False
+        takes, makes = ("decode_dtype", "encode_dtype") if codec["id"] == "astype" else ("dtype", "astype")
+        if codec.get(takes) is not None and parse_v2_dtype(codec[takes]).itemsize != dtype.itemsize:
+            return False
+        if codec.get(makes) is not None:
+            dtype = parse_v2_dtype(codec[makes])
+    return True
+
+
+def _is_wide(codec: Codec) -> bool:
+    """Whether a filter says, of what it makes or takes, that it has more than a byte."""
+    return any(
+        codec.get(member) is not None and parse_v2_dtype(codec[member]).itemsize > 1 for member in _DTYPE_MEMBERS
+    )
 
 
 def object_data_type(codecs: list[Codec]) -> str:

@@ -54,8 +54,8 @@ def text(document: Any) -> bytes:
         ),
         ({"compressor": {"id": "zlib", "level": 1}}, [LITTLE, extension("numcodecs.zlib", level=1)]),
         (
-            {"filters": [{"id": "zlib", "level": 2}], "compressor": {"id": "bz2", "level": 1}},
-            [LITTLE, extension("numcodecs.zlib", level=2), extension("numcodecs.bz2", level=1)],
+            {"filters": [{"id": "delta", "dtype": "<u2"}], "compressor": {"id": "bz2", "level": 1}},
+            [extension("numcodecs.delta", dtype="<u2"), LITTLE, extension("numcodecs.bz2", level=1)],
         ),
         ({"compressor": {"id": "crc32c"}}, [LITTLE, {"name": "crc32c"}]),
         (
@@ -122,8 +122,14 @@ def test_a_new_array_has_the_data_type_and_the_fill_value(
         ({"compressor": {"id": "gzip", "level": -1}}, "the level of gzip must be from 0 to 9, not -1"),
         ({"compressor": {"id": "blosc", "cname": "new"}}, "the cname of blosc must be "),
         ({"compressor": {"id": "zstd", "checksum": 1}}, "checksum"),
-        ({"filters": [{"id": "delta", "dtype": "<u2"}]}, "the filter delta"),
-        ({"filters": [{"id": "shuffle"}, {"id": "packbits"}]}, "the filter packbits"),
+        ({"filters": [{"id": "shuffle"}, {"id": "delta", "dtype": "<u2"}]}, "filter delta behind"),
+        ({"filters": [{"id": "delta", "dtype": "<u2"}], "order": "F"}, "order F"),
+        ({"filters": [{"id": "delta", "dtype": "|u1", "astype": "<i2"}], "dtype": "|u1"}, "widen"),
+        ({"filters": [{"id": "delta", "dtype": "<u2"}], "dtype": ">u2"}, "big-endian"),
+        ({"filters": [{"id": "delta", "dtype": "<u2"}], "dtype": "<f8"}, "another size"),
+        ({"filters": [{"id": "delta", "dtype": "<u2", "astype": "<u4"}] * 2}, "another size"),
+        ({"filters": [{"id": "packbits"}]}, "another size"),
+        ({"filters": [{"id": "delta", "dtype": ">u2"}]}, "big-endian"),
         ({"dtype": "|O", "filters": [{"id": "vlen-utf8"}], "order": "F"}, "order F"),
     ],
 )
