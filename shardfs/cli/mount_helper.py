@@ -5,11 +5,12 @@ options of `shardfs mount` without their dashes, beside those of every file syst
 `fuse.shardfs`, whatever type fstab gives it; so umount(8) looks for `umount.fuse.shardfs`.
 """
 
-import getopt
 import os
 import re
+import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Final, NoReturn
@@ -18,8 +19,8 @@ import click
 
 from shardfs.cli.mount import mount
 from shardfs.cli.mounted import umount
-from shardfs.cli.options import begin, command, complain
-from shardfs.errors import ShardfsError, UsageError
+from shardfs.cli.options import begin, command, mountpoint_argument
+from shardfs.errors import UsageError
 from shardfs.fuse.mountpoint import mounted_path, run_fusermount
 
 _LINKS: Final = {
@@ -37,42 +38,74 @@ _FOR_OTHERS: Final = re.compile(
 """What is meant for mount(8) and systemd, or is so anyway.  `rw` is always there, and does not mean `write`."""
 _FOR_FUSE: Final = {"ro", "nosuid", "nodev", "noexec", "sync", "dirsync"}
 _NOT_HERE: Final = {"foreground", "ready_fd"}
-_INVOCATION, _WORD, _FAILURE = 1, 2, 32
-"""Exit statuses: as mount(8) documents them, but 2 for a word that is not understood."""
+_FAILURE: Final = 32
+"""Exit status of mount(8) if it could not mount; a word that is not understood is wrong usage, 2."""
 
 
-def mount_main() -> None:
-    """Run `mount.shardfs`."""
+def _as_called(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that both helpers are called with."""
+    for letter, name in (("-n", "--no-mtab"), ("-v", "--verbose")):
+        function = click.option(letter, name, is_flag=True)(function)
+    return click.option("-N", "--namespace", help="Run in this mount namespace.")(
+        click.option("-t", "--types")(function)
+    )
+
+
+@command(
+    examples="""
+    mount.shardfs /data/image.zarr /mnt/image -o rw,view=v2,allow_other
+    """
+)
+@click.argument("source", metavar="SOURCE")
+@mountpoint_argument
+@_as_called
+@click.option("-s", "--sloppy", is_flag=True, help="Ignore words that are not understood.")
+@click.option("-f", "--fake", is_flag=True, help="Do nothing.")
+@click.option("-o", "words", multiple=True, metavar="WORDS", help="Options of `shardfs mount`, and for all mounts.")
+def mount_main(
+    source: str,
+    mountpoint: str,
+    words: tuple[str, ...],
+    sloppy: bool,
+    fake: bool,
+    verbose: bool,
+    namespace: str | None,
+    **_: object,
+) -> None:
+    """Mount SOURCE at MOUNTPOINT, for mount(8)."""
     begin()
-    options, (source, mountpoint) = _parse("SOURCE MOUNTPOINT [-sfnv] [-o WORDS]", "sfnvN:t:o:", 2)
-    try:
-        arguments = _arguments(options.get("-o", ""), is_sloppy="-s" in options)
-    except UsageError as error:
-        _fail(error, _WORD)
-    if "-f" in options:
-        return
-    try:
-        with open(os.devnull, "w") as nothing, redirect_stdout(sys.stdout if "-v" in options else nothing):
-            mount.main([*arguments, "--", source, mountpoint], prog_name="mount.shardfs", standalone_mode=False)
-    except click.ClickException as error:
-        _fail(error.format_message(), _WORD)
-    except SystemExit as end:
-        sys.exit(_FAILURE if end.code else 0)
+    if namespace is not None:
+        _enter(namespace)
+    arguments = _arguments(",".join(words), is_sloppy=sloppy)
+    if not fake:
+        with open(os.devnull, "w") as nothing, redirect_stdout(sys.stdout if verbose else nothing):
+            _run(mount, *arguments, "--", source, mountpoint)
+        if os.geteuid() == 0:
+            # To umount(8) of root every FUSE is the same, unless something is noted of it beside the kernel's table.
+            noted = "x-shardfs,_netdev" if "_netdev" in ",".join(words).split(",") else "x-shardfs"
+            note = ["mount", "--internal-only", "--fake", "--types", "fuse.shardfs", "--options", noted]
+            subprocess.run([*note, source, mountpoint], check=False)  # noqa: S603
 
 
-def umount_main() -> None:
-    """Run `umount.shardfs`, which returns when everything is in the shards, unless it is to be lazy."""
+@command(
+    examples="""
+    umount.shardfs /mnt/image
+    """
+)
+@mountpoint_argument
+@_as_called
+@click.option("-l", "--lazy", is_flag=True, help="Detach it at once, and wait for nothing.")
+@click.option("-f", "--force", is_flag=True, help="Changes nothing.")
+@click.option("-r", "--read-only", is_flag=True, help="Changes nothing.")
+def umount_main(mountpoint: str, lazy: bool, namespace: str | None, **_: object) -> None:
+    """Unmount MOUNTPOINT, for umount(8), and return when everything is in the shards."""
     begin()
-    options, (mountpoint,) = _parse("MOUNTPOINT [-flnrv]", "flnrvN:t:", 1)
-    try:
-        if "-l" in options:
-            run_fusermount("-u", "-z", mounted_path(mountpoint))
-        else:
-            umount.main(["--", mountpoint], prog_name="umount.shardfs", standalone_mode=False)
-    except ShardfsError as error:
-        _fail(error, _FAILURE)
-    except SystemExit as end:
-        sys.exit(_FAILURE if end.code else 0)
+    if namespace is not None:
+        _enter(namespace)
+    if lazy:
+        run_fusermount("-u", "-z", mounted_path(mountpoint))
+    else:
+        _run(umount, "--", mountpoint)
 
 
 @command(
@@ -106,21 +139,19 @@ def _script(name: str) -> Path:
     raise UsageError(f"there is no {name} beside this shardfs: install it again, with pip")
 
 
-def _parse(usage: str, letters: str, nplaces: int) -> tuple[dict[str, str], list[str]]:
-    """Return options and arguments of this process, in the mount namespace that they name."""
-    name = os.path.basename(sys.argv[0])
+def _run(program: click.Command, *arguments: str) -> None:
+    """Run a command of shardfs; a failure is one of mount(8)."""
     try:
-        options, places = getopt.gnu_getopt(sys.argv[1:], letters)
-    except getopt.GetoptError as error:
-        _fail(f"{error}; usage: {name} {usage}", _INVOCATION)
-    if len(places) != nplaces:
-        _fail(f"usage: {name} {usage}", _INVOCATION)
-    namespace = dict(options).get("-N")
-    if namespace is not None:
-        rest = [word for pair in options if pair[0] != "-N" for word in pair if word]
-        os.execvp("nsenter", ["nsenter", f"--mount={namespace}", "--", sys.argv[0], *rest, "--", *places])  # noqa: S606, S607
-    words = ",".join(value for option, value in options if option == "-o")
-    return dict(options) | {"-o": words}, places
+        program.main(arguments, prog_name=program.name, standalone_mode=False)
+    except SystemExit as end:
+        sys.exit(_FAILURE if end.code else 0)
+
+
+def _enter(namespace: str) -> NoReturn:
+    """Begin again in a mount namespace, given by a path."""
+    i = sys.argv.index("-N")
+    words = sys.argv[:i] + sys.argv[i + 2 :]
+    os.execvp("nsenter", ["nsenter", f"--mount={namespace}", "--", *words])  # noqa: S606, S607
 
 
 def _arguments(words: str, *, is_sloppy: bool) -> list[str]:
@@ -143,8 +174,3 @@ def _arguments(words: str, *, is_sloppy: bool) -> list[str]:
         elif not (is_sloppy or _FOR_OTHERS.fullmatch(word)):
             raise UsageError(f"-o {word}: there is no such option, with or without a value: see `shardfs mount --help`")
     return arguments
-
-
-def _fail(message: object, status: int) -> NoReturn:
-    complain(str(message))
-    sys.exit(status)
