@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import trio
 
@@ -14,8 +13,6 @@ from shardfs.dataset.wal.shared import SharedLog
 from shardfs.format.sharding import Coords
 
 log = logging.getLogger(__name__)
-
-_MAX_TOLD: Final = 10
 
 
 class ConflictLog:
@@ -58,11 +55,9 @@ class ConflictLog:
         if conflicts:
             log.error(
                 "%d chunks of %s were published for metadata that another program has changed or removed; they are "
-                "kept, and `shardfs recover` shows them: %s%s",
+                "kept, and `shardfs recover` shows them",
                 len(conflicts),
                 layout.path or "the array",
-                ", ".join("/".join(map(str, change.coords)) for change in conflicts[:_MAX_TOLD]),
-                ", …" if len(conflicts) > _MAX_TOLD else "",
             )
             await self.keep(conflicts)
         return fitting, conflicts

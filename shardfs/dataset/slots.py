@@ -26,7 +26,6 @@ from itertools import count
 from typing import Final
 
 from shardfs.dataset.source_lock import (
-    NO_LOCKS,
     Holder,
     find_holder,
     find_recorded,
@@ -36,12 +35,12 @@ from shardfs.dataset.source_lock import (
     tidy,
     try_lock,
 )
-from shardfs.dataset.state import StateDirectory, make_directory, sync_directory
+from shardfs.dataset.state import NO_LOCKS, StateDirectory, make_directory, needed, sync_directory
 from shardfs.errors import ShardfsError, SourceError, UsageError
-from shardfs.stores.base import Address, Store
+from shardfs.stores.base import Address, Descriptor, Store
 from shardfs.stores.kept_files import KeptFile, KeptFiles
 from shardfs.stores.local.openat import READ
-from shardfs.stores.local.syscalls import ofd_lock
+from shardfs.stores.local.syscalls import ofd_lock, ofd_unlock
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +114,9 @@ def all_slots() -> list[Slot]:
 
 def has_journal(store: Store) -> bool:
     """Whether a process that ended may have left changes that were published and are not in *store*."""
-    return any(slot.holder is None and slot.state.has_journal() for slot in slots_of(store))
+    with suppress(UsageError):  # there is no home, and nothing in it
+        return any(slot.holder is None and slot.state.has_journal() for slot in slots_of(store))
+    return False
 
 
 def kept_files(state: StateDirectory, *, in_use: bool = False) -> Sequence[KeptFile]:
@@ -156,17 +157,15 @@ def _claim(address: Address, held: ExitStack) -> Claim:
                 state.root,
                 holder,
             )
-        fd = try_lock(state, locks_reach=False) if _is_complete(state) else None
-        if fd is None:
+        file = try_lock(state, locks_reach=False) if _is_complete(state) else None
+        if file is None:
             used.add(number)
             continue
-        _tidy(state, fd)
+        _tidy(state, file)
         if os.path.isdir(state.path):
-            held.callback(_release, state, fd)
+            held.callback(_release, state, file)
             _require_source(state, address)
             left.append(state)
-        else:
-            os.close(fd)
     own = left.pop(0) if left else _make_slot(directory, used, address, held)
     for state in (own, *left):
         prepare(state)
@@ -181,18 +180,14 @@ def _make_slot(directory: str, used: set[int], address: Address, held: ExitStack
         root = os.path.join(directory, str(number))
         if number not in used:
             _make_directories(directory)
-            try:
+            with needed(root), suppress(FileExistsError):
                 os.mkdir(root, mode=0o700)
-            except FileExistsError:
-                continue
-            except OSError as error:
-                raise SourceError(f"{root} cannot be made, which is needed to write: {error.strerror}") from None
-            break
+                break
     state = StateDirectory(root)
-    fd = try_lock(state, locks_reach=False)
-    if fd is None:
+    file = try_lock(state, locks_reach=False)
+    if file is None:
         raise SourceError(f"{state.lock} is held by another process, which does not use it")
-    held.callback(_release, state, fd)
+    held.callback(_release, state, file)
     sync_directory(directory)
     _write_source(root, address)
     return state
@@ -205,15 +200,15 @@ def _is_complete(state: StateDirectory) -> bool:
     return any(names and names != ["lock"] for _, _, names in os.walk(state.path))
 
 
-def _release(state: StateDirectory, fd: int) -> None:
+def _release(state: StateDirectory, file: Descriptor) -> None:
     with suppress(ShardfsError), _alone():
-        _tidy(state, fd)
-    release(state, fd, Holder(host=Holder.own().host))
+        _tidy(state, file)
+    release(state, file, Holder(host=Holder.own().host))
 
 
-def _tidy(state: StateDirectory, fd: int) -> None:
-    """Remove a slot that *fd* has the lock of if nothing is in it."""
-    tidy(state, fd)
+def _tidy(state: StateDirectory, file: Descriptor) -> None:
+    """Remove a slot that *file* has the lock of if nothing is in it."""
+    tidy(state, file)
     if os.path.isdir(state.path):
         return
     with suppress(OSError):
@@ -227,33 +222,30 @@ def _tidy(state: StateDirectory, fd: int) -> None:
 def _alone() -> Iterator[None]:
     """Keep all other processes from claiming and leaving slots."""
     home = _home()
-    if not os.path.isabs(home):
-        raise SourceError("there is no home directory to keep a journal in; set XDG_STATE_HOME to an absolute path")
     _make_directories(home)
-    path = os.path.join(home, "lock")
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be made, which is needed to write: {error.strerror}") from None
-    try:
-        try:
-            ofd_lock(fd, wait=True)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            # Only processes of this host claim its slots, so a lock that only they see will do.
-            path = os.path.join(tempfile.gettempdir(), f"shardfs-{os.getuid()}.lock")
-            near = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            os.close(fd)
-            fd = near
-            ofd_lock(fd, wait=True)
-    except OSError as error:
-        os.close(fd)
-        raise SourceError(f"{path} cannot be locked, which is needed to write: {error.strerror}") from None
+    file = _locked(os.path.join(home, "lock"))
+    if file is None:
+        # Only processes of this host claim its slots, so a lock that only they see will do.
+        file = _locked(os.path.join(tempfile.gettempdir(), f"shardfs-{os.getuid()}.lock"))
+    if file is None:
+        raise SourceError(f"{home} cannot be locked, which is needed to write")
     try:
         yield
     finally:
-        os.close(fd)
+        ofd_unlock(file.fd)
+
+
+def _locked(path: str) -> Descriptor | None:
+    """Wait for the lock of a file; return None if its file system has no locks."""
+    with needed(path):
+        file = Descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        try:
+            ofd_lock(file.fd, wait=True)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            return None
+    return file
 
 
 def _make_directories(path: str) -> None:
@@ -296,14 +288,12 @@ def _require_source(state: StateDirectory, address: Address) -> None:
 
 def _write_source(root: str, address: Address) -> None:
     path = os.path.join(root, _SOURCE)
-    try:
+    with needed(path):
         with open(path + ".new", "wb") as file:
             file.write(json.dumps(address._asdict(), indent=2).encode())
             file.flush()
             os.fsync(file.fileno())
         os.replace(path + ".new", path)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be written, which is needed to write: {error.strerror}") from None
     sync_directory(root)
 
 

@@ -4,7 +4,6 @@ An open file description lock on a file in the state directory, so that it goes 
 that ends.  The file says who that is: where locks do not reach other hosts, that counts too.
 """
 
-import errno
 import json
 import os
 import socket
@@ -14,16 +13,13 @@ from typing import Final, NamedTuple
 
 from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.maintenance.walk import holds_chunks
-from shardfs.dataset.state import DIRECTORY, StateDirectory, make_directory, shown, sync_directory
+from shardfs.dataset.state import DIRECTORY, NO_LOCKS, StateDirectory, make_directory, needed, shown, sync_directory
 from shardfs.errors import ShardfsError, SourceError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.openat import READ
-from shardfs.stores.local.syscalls import is_local, is_ofd_locked, ofd_lock
-
-NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""What a file system without locks says, such as NFS without its lock service."""
+from shardfs.stores.local.syscalls import is_local, is_ofd_locked, ofd_lock, ofd_unlock
 
 _HOLDER_NBYTES: Final = 512
 
@@ -71,8 +67,8 @@ def locked(state: StateDirectory) -> Iterator[StateDirectory]:
     left changes that are not in the store, which only a mount of the same source may bring there.
     """
     root = state.root
-    fd = try_lock(state, locks_reach=_locks_reach(state))
-    if fd is None:
+    file = try_lock(state, locks_reach=_locks_reach(state))
+    if file is None:
         raise SourceError(_refusal(f"{root} is", state, _read_holder(state)))
     try:
         _require_in_place(state)
@@ -81,55 +77,43 @@ def locked(state: StateDirectory) -> Iterator[StateDirectory]:
         prepare(state)
         yield state
     finally:
-        release(state, fd)
+        release(state, file)
 
 
-def try_lock(state: StateDirectory, *, locks_reach: bool) -> int | None:
-    """Lock a directory of our own, which is made if there is none; return the descriptor that holds the lock.
+def try_lock(state: StateDirectory, *, locks_reach: bool) -> Descriptor | None:
+    """Lock a directory of our own, which is made if there is none; return the file that holds the lock.
 
     None if another process has it: one that holds the lock; or one that runs, or is of another host, where locks may
     not reach.  There, unless it is a source, a file system without locks will do.  Raises `SourceError` if the lock
     cannot be made.
     """
-    try:
+    with needed(state.lock, "; only what lies on a file system with locks can be written"):
         while True:
             make_directory(state.path)
-            fd = os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            file = Descriptor(os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
             try:
-                if not ofd_lock(fd):
-                    os.close(fd)
+                if not ofd_lock(file.fd):
                     return None
             except OSError as error:
                 if state.opened is not None or error.errno not in NO_LOCKS:
-                    os.close(fd)
                     raise
             with suppress(OSError):
-                if os.path.samestat(os.fstat(fd), os.stat(state.lock)):
-                    break
-            os.close(fd)  # whoever had it took it away
+                if os.path.samestat(os.fstat(file.fd), os.stat(state.lock)):
+                    break  # else whoever had it took it away
         before = _read_holder(state)
         if not locks_reach and (before.is_elsewhere or before.lives_here()):
-            os.close(fd)
             return None
-        try:
-            _write_holder(fd, Holder.own())
-        except OSError:
-            os.close(fd)
-            raise
-    except OSError as error:
-        way_out = "; only what lies on a file system with locks can be written" if error.errno in NO_LOCKS else ""
-        raise SourceError(
-            f"{shown(state.lock)} cannot be made, which is needed to write: {error.strerror}{way_out}"
-        ) from None
-    return fd
+        _write_holder(file.fd, Holder.own())
+    return file
 
 
-def release(state: StateDirectory, fd: int, last: Holder = NOBODY) -> None:
+def release(state: StateDirectory, file: Descriptor, last: Holder = NOBODY) -> None:
     """Tidy a directory, and let go of its lock, which says from now on who had it *last*."""
-    tidy(state, fd)
+    tidy(state, file)
     with suppress(OSError):
-        _write_holder(fd, last)
-    os.close(fd)
+        _write_holder(file.fd, last)
+    with suppress(OSError):  # there may be no locks
+        ofd_unlock(file.fd)
 
 
 def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
@@ -137,20 +121,15 @@ def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
 
     Raises `SourceError` if that cannot be told.
     """
+    is_locked = False
     try:
-        fd = os.open(state.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = Descriptor(os.open(state.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+        is_locked = is_ofd_locked(file.fd)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise SourceError(f"whether {state.root} is written cannot be told: {error.strerror}") from None
-    try:
-        is_locked = is_ofd_locked(fd)
-    except OSError as error:
         if locks_reach or error.errno not in NO_LOCKS:
             raise SourceError(f"whether {state.root} is written cannot be told: {error.strerror}") from None
-        is_locked = False
-    finally:
-        os.close(fd)
     holder = _read_holder(state)
     return holder if is_locked or (not locks_reach and (holder.is_elsewhere or holder.lives_here())) else None
 
@@ -260,10 +239,10 @@ def _is_array(directory: str) -> bool:
         return False
 
 
-def tidy(state: StateDirectory, fd: int) -> None:
-    """Remove what is empty of a directory that *fd* has the lock of, and the lock if nothing is left beside it."""
+def tidy(state: StateDirectory, file: Descriptor) -> None:
+    """Remove what is empty of a directory that *file* has the lock of, and the lock if nothing is left beside it."""
     with suppress(OSError):
-        if not os.path.samestat(os.fstat(fd), os.stat(state.lock)):
+        if not os.path.samestat(os.fstat(file.fd), os.stat(state.lock)):
             return  # somebody removed what was ours, and another process has made it anew
         for directory, _, _ in os.walk(state.path, topdown=False):
             with suppress(OSError):

@@ -6,14 +6,19 @@ It has the lock, the write-ahead log ("journal"), the conflict log, and files th
 import errno
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from shardfs.errors import SourceError
 from shardfs.stores.base import Descriptor
+from shardfs.stores.local.syscalls import Syscalls
 
 DIRECTORY: Final = ".shardfs"
+
+NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""What a file system without locks says, such as NFS without its lock service."""
 
 
 @dataclass(frozen=True)
@@ -90,29 +95,30 @@ class StateDirectory:
         return _has_segments(self.conflicts)
 
 
+@contextmanager
+def needed(path: str, way_out: str = "") -> Iterator[None]:
+    """Turn an error of the operating system, in the block, into a `SourceError` that names *path*."""
+    try:
+        yield
+    except OSError as error:
+        why = f"{error.strerror}{way_out if error.errno in NO_LOCKS else ''}"
+        raise SourceError(f"{shown(path)} cannot be made, which is needed to write: {why}") from None
+
+
 def make_directory(path: str) -> None:
     """Have a directory of our own; a link, which may come with a dataset and lead anywhere, is none."""
-    try:
+    with needed(path):
         with suppress(FileExistsError):
             os.mkdir(path, mode=0o700)
-        is_ours = stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError as error:
-        raise SourceError(f"{shown(path)} cannot be made, which is needed to write: {error.strerror}") from None
-    if not is_ours:
-        raise SourceError(f"{shown(path)}, which is needed to write, is no directory; move it away")
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise SourceError(f"{shown(path)}, which is needed to write, is no directory; move it away")
 
 
 def sync_directory(path: str) -> None:
     """Make the names in a directory durable; raises `SourceError`."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise SourceError(f"{shown(path)} cannot be made durable: {error.strerror}") from None
+    with needed(path):
+        directory = Descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        Syscalls().sync_directory(directory.fd)
 
 
 def shown(path: str) -> str:

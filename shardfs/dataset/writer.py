@@ -167,15 +167,10 @@ class Writer:
 
     def _full(self, queue: ShardQueue) -> ShardfsError:
         """Return why there is no room for a shard."""
-        if queue.error is not None:
-            return queue.error
         errors = [each.error for each in self.commits.failing if each.error is not None]
-        for error in errors:
-            if isinstance(error, NoSpaceError | UnreachableError):  # of the whole store
-                return error
-        if not errors:
-            return NoSpaceError("the journal is full of what no commit finishes; unmount, and mount again")
-        return NoSpaceError(f"the journal is full of what cannot be committed: {errors[0]}")
+        of_store = (error for error in errors if isinstance(error, NoSpaceError | UnreachableError))
+        why = f"cannot be committed: {errors[0]}" if errors else "no commit finishes; unmount, and mount again"
+        return queue.error or next(of_store, NoSpaceError(f"the journal is full of what {why}"))
 
     async def _clean(self) -> bool:
         """Carry live records forward while enough of the log is dead; returns whether it got smaller."""

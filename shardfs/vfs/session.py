@@ -63,7 +63,8 @@ class Session:
         """Bring into the store what earlier mounts published and did not commit; return what is wrong with it."""
         await self.source.store.start_writing(self.state.root, single_writer=self._single_writer)
         await bring_home(self.source.store, self._left)
-        ndamaged = log_damage(self.state.journal, self._contents) + log_damage(self.state.conflicts, self._aside)
+        log_damage(self.state.journal, self._contents)
+        log_damage(self.state.conflicts, self._aside)
         recovery = await replay(self.source, self._contents, self.writer.commits)
         if recovery.pending:
             log.info("%d chunks of an earlier mount are brought into their shards", len(recovery.pending))
@@ -71,7 +72,7 @@ class Session:
         await self.commit()
         count = len(recovery.conflicts)
         found = [f"{count} conflict{'' if count == 1 else 's'}"] if count else []
-        found += ["damage"] if ndamaged else []
+        found += ["damage"] if self._contents.damage or self._aside.damage else []
         return (
             f"its journal has {' and '.join(found)}; see `{recover_command(self.source.store.address)}`"
             if found

@@ -287,45 +287,6 @@ def test_segments_go_from_the_oldest_on(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_released_is_durable_before_a_segment_goes_and_each_goes_before_the_next(tmp_path: Path) -> None:
-    disk = LossyDisk(tmp_path)
-    log, sequences = one_per_segment(tmp_path, 3, disk)
-    log.sync()
-    before = len(disk.calls)
-    log.release(sequences[:2])
-    assert disk.names[before:] == ["pwrite", "sync", *2 * ["unlink", "sync_directory"]]
-
-
-def test_a_release_without_removal_is_one_small_write(tmp_path: Path) -> None:
-    disk = LossyDisk(tmp_path)
-    log = opened(tmp_path, disk)
-    sequences = [put(log).sequence for _ in range(100)]
-    before = len(disk.calls)
-    log.release(sequences)
-    assert disk.names[before:] == ["pwrite"]
-    assert len(disk.calls[-1].data) < 100
-
-
-def test_closing_with_live_records_leaves_them_durable(tmp_path: Path) -> None:
-    disk = LossyDisk(tmp_path)
-    log = opened(tmp_path, disk)
-    record = put(log)
-    log.close()
-    assert disk.names[-2:] == ["sync", "sync_directory"]
-    assert said_by(tmp_path) == [plain(record)]
-    with pytest.raises(ReadOnlyError, match="closed"):
-        put(log)
-
-
-def test_an_unused_log_leaves_no_trace(tmp_path: Path) -> None:
-    disk = LossyDisk(tmp_path)
-    log = opened(tmp_path, disk)
-    log.release([])
-    log.sync()
-    log.close()
-    assert disk.calls == []
-
-
 def test_a_log_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     old = opened(tmp_path, segment_nbytes=4096)
     records = [put(old, b"x" * 1500) for _ in range(5)]
@@ -460,15 +421,6 @@ def test_what_comes_while_a_sync_is_under_way_is_not_counted_as_durable(tmp_path
     assert disk.syncs == 2
 
 
-def test_a_sync_makes_new_names_durable_and_old_ones_not_again(tmp_path: Path) -> None:
-    disk = LossyDisk(tmp_path)
-    log = opened(tmp_path, disk)
-    for _ in range(3):
-        put(log)
-        log.sync()
-    assert [name for name in disk.names if name.startswith("sync")] == ["sync", "sync_directory", "sync", "sync"]
-
-
 @pytest.mark.parametrize("call", ["sync", "sync_directory"])
 def test_after_a_failed_sync_nothing_is_taken_any_more(tmp_path: Path, call: str) -> None:
     disk = LossyDisk(tmp_path)
@@ -524,7 +476,7 @@ def test_what_cannot_be_cut_off_again_is_never_read(tmp_path: Path) -> None:
     records = [first, put(log, b"second"), put(log, b"x" * 61)]
     contents = contents_of(tmp_path)
     assert [plain(record) for record in contents.records] == [plain(record) for record in records]
-    assert all(damage.is_torn for damage in contents.damage)
+    assert contents.damage == []
 
 
 @pytest.mark.parametrize("call", [0, 1], ids=["create", "header"])
@@ -548,18 +500,6 @@ def test_a_disk_that_is_too_full_to_note_what_is_released_is_emptied_all_the_sam
     log.release([sequences[3]])
     log.release([sequences[4]])  # which notes both
     assert [record.sequence for record in contents_of(tmp_path).records] == [sequences[2]]
-
-
-def test_a_segment_that_cannot_go_is_tried_again(tmp_path: Path) -> None:
-    disk = LossyDisk(tmp_path)
-    log, sequences = one_per_segment(tmp_path, 3, disk)
-    log.sync()
-    disk.faults[len(disk.calls) + 2] = full(number=errno.EBUSY)
-    with pytest.raises(StoreError, match=os.strerror(errno.EBUSY)):
-        log.release(sequences[:2])
-    assert numbers_of(tmp_path) == [1, 2, 3]
-    log.release([])
-    assert numbers_of(tmp_path) == [3]
 
 
 # Somebody else at the files

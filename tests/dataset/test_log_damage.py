@@ -154,27 +154,12 @@ def test_overwritten_ranges_cost_no_more_than_their_records(written: Written, da
     check(path, written, hit(written, name, begin, begin + len(garbage)))
 
 
-@given(st.data())
-def test_bytes_that_went_or_came_harm_nothing_before_them_and_no_other_segment(written: Written, data: Any) -> None:
-    name = data.draw(st.sampled_from(sorted(written.files)))
-    content = written.files[name]
-    begin = data.draw(st.integers(HEADER_NBYTES, len(content) - 1))
-    end = data.draw(st.integers(begin, min(len(content), begin + 300)))
-    path = written.path.parent / "moved"
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()
-    written.damaged(path, name, content[:begin] + data.draw(st.binary(max_size=300)) + content[end:])
-    check(path, written, hit(written, name, begin, len(content)))
-
-
 def test_a_segment_may_be_torn_anywhere(written: Written, tmp_path: Path) -> None:
     for name, data in written.files.items():
         for length in some_of(len(data), random.Random(2)):
             path = written.damaged(tmp_path, name, data[:length])
             damage = check(path, written, hit(written, name, length, len(data)))
-            ends = {HEADER_NBYTES, 0} | {end for segment, _, end in written.places.values() if segment == name}
-            assert bool(damage) == (length not in ends)
-            assert all(found.is_torn and found.offset + found.nbytes == length for found in damage)
+            assert damage == []
 
 
 def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
@@ -189,7 +174,7 @@ def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
     assert [plain(record)[1] for record in contents.records] == [b"other"]
     [damage] = contents.damage
     assert damage.reason == "the bytes of chunk (1, 22) of 'image/ä' are damaged"
-    assert (damage.offset, damage.is_torn) == (HEADER_NBYTES, False)
+    assert damage.offset == HEADER_NBYTES
 
 
 @pytest.mark.parametrize("nbytes", [1, 25, 30])
@@ -220,13 +205,6 @@ def test_a_lost_beginning_of_a_segment_costs_no_more_than_its_records(
         data = os.urandom(nbytes) + content[nbytes:]
         damage = check(written.damaged(tmp_path, name, data), written, hit(written, name, 0, nbytes))
         assert damage[0] == Damage(name, 0, HEADER_NBYTES, "the header of the segment is damaged")
-
-
-def test_a_segment_of_which_nothing_is_left_is_damaged(written: Written, tmp_path: Path) -> None:
-    name = min(written.files)
-    data = b"?" * len(written.files[name])
-    damage = check(written.damaged(tmp_path, name, data), written, hit(written, name, 0, len(data)))
-    assert not damage[0].is_torn
 
 
 # What becomes of damaged segments
@@ -260,8 +238,7 @@ def test_a_torn_segment_is_removed_like_any_other(tmp_path: Path) -> None:
     os.truncate(tmp_path / segments_of(tmp_path)[0], 150)
     (tmp_path / NAME.replace("1123", "2123")).write_bytes(bytes(5000))
     contents = contents_of(tmp_path)
-    assert contents.damage
-    assert all(damage.is_torn for damage in contents.damage)
+    assert contents.damage == []
     log = WriteAheadLog(descriptor_of(tmp_path), QuickDisk(), contents)
     log.release([put(log).sequence])
     log.close()
@@ -280,7 +257,7 @@ def test_a_log_of_an_earlier_format_is_refused_with_the_way_out_and_left_alone(t
     assert (tmp_path / "00000001.journal").read_bytes() == data
     (tmp_path / "00000001.journal").rename(tmp_path / "00000001.damaged")
     [damage] = contents_of(tmp_path).damage
-    assert (damage.segment, damage.is_torn) == ("00000001.damaged", False)
+    assert damage.segment == "00000001.damaged"
 
 
 def test_a_log_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -345,12 +322,6 @@ SHRINK = pack_meta(Shrink(0, "a", (5,)))
 UNDO = pack_meta(undo([])[0])
 
 
-def test_a_segment_that_is_made_here_is_a_sound_one(tmp_path: Path) -> None:
-    contents = contents_of(segment_of(tmp_path, record_of(1, Kind.SHRINK, SHRINK)))
-    assert contents.records == [Shrink(1, "a", (5,))]
-    assert contents.damage == []
-
-
 @pytest.mark.parametrize(
     ("kind", "meta"),
     [
@@ -398,7 +369,6 @@ def test_huge_numbers_cost_no_memory(tmp_path: Path, record: bytes) -> None:
     path = segment_of(tmp_path, record_of(1, Kind.SHRINK, SHRINK), record, nbytes=64 * MIB)
     contents = contents_of(path)
     assert contents.records == [Shrink(1, "a", (5,))]
-    assert len(contents.damage) == 1
     assert peak_of_reading(path) < 4 * MIB
     put(opened(path))  # there are numbers left
 
@@ -442,7 +412,6 @@ def test_a_segment_full_of_false_beginnings_is_given_up(tmp_path: Path) -> None:
     contents = contents_of(path)
     assert contents.records == [Shrink(1, "a", (5,))]
     assert len(contents.damage) == 1
-    assert not contents.damage[0].is_torn
 
 
 def test_records_out_of_order_are_damage(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def _report_commits(recovery: Recovery, found: Findings, torn: str, *, left: boo
 
 def _report_damage(state: StateDirectory, found: Findings) -> None:
     for directory in (state.journal, state.conflicts):
-        damage = [each for each in read_left(directory).damage if not each.is_torn]
+        damage = read_left(directory).damage
         found += [Finding("journal", describe_damage(directory, each), left=True) for each in damage]
 
 

@@ -52,14 +52,13 @@ class Damage(NamedTuple):
     """*nbytes* bytes from *offset* of a segment that hold no record.
 
     *segment* is the name of its file: of a segment that an earlier process found damaged, the one under which it is
-    kept.  *is_torn*: they look like an append that never finished, so that nothing that was published is lost.
+    kept.
     """
 
     segment: str
     offset: int
     nbytes: int
     reason: str
-    is_torn: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -165,7 +164,7 @@ def _read_segment(
     scan = _Scan(name, descriptor, status.st_size)
     for found in scan.results():
         if isinstance(found, Damage):
-            segment.is_damaged |= not found.is_torn
+            segment.is_damaged = True
             damage.append(found)
             continue
         last, contents.last_sequence = contents.last_sequence, max(contents.last_sequence, found.sequence)
@@ -196,6 +195,7 @@ class _Scan:
     def results(self) -> Iterator[Head | Damage]:
         """Yield heads of records, and damage, in the order in which they lie.
 
+        What looks like an append that never finished is none: nothing that was published is lost.
         Raises `StoreError` if another version of shardfs wrote the segment.
         """
         at = min(HEADER_NBYTES, self._nbytes)
@@ -208,23 +208,20 @@ class _Scan:
                 f"{VERSION}). Nothing is lost: mount once with --write and the version that wrote it, which brings it "
                 "into the shards (formats 1 to 3: builds of 0.1.0 before this one)"
             )
-        if version is None and at:
-            is_torn = at < HEADER_NBYTES or (not any(header) and self._search(at) is None)
-            yield Damage(self._name, 0, at, "the header of the segment is damaged", is_torn)
+        if version is None and at == HEADER_NBYTES and (any(header) or self._search(at) is not None):
+            yield Damage(self._name, 0, at, "the header of the segment is damaged")
         while at < self._nbytes:
             head = self._head(at)
-            if head is None:
-                following = self._search(at + 1)
-                reason = "no record is here, or its checksum does not match"
-                end = self._nbytes if following is None else following
-                yield Damage(self._name, at, end - at, reason, is_torn=following is None and self._is_torn(at))
-                at = end
-            elif head.end > self._nbytes:
-                yield Damage(self._name, at, self._nbytes - at, "the segment ends within a record", is_torn=True)
-                return
-            else:
+            if head is not None and head.end <= self._nbytes:
                 yield head
                 at = head.end
+                continue
+            following = self._search(at + 1) if head is None else None
+            if head is not None or (following is None and self._is_torn(at)):
+                return
+            end = self._nbytes if following is None else following
+            yield Damage(self._name, at, end - at, "no record is here, or its checksum does not match")
+            at = end
 
     def _is_torn(self, at: int) -> bool:
         """Whether what is last, at *at*, may be an append that never finished, and no damage."""

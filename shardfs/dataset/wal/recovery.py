@@ -283,15 +283,10 @@ def describe_damage(directory: str, damage: Damage) -> str:
     return f"{path} is damaged: {damage.nbytes} bytes at {damage.offset}: {damage.reason}; {end}"
 
 
-def log_damage(directory: str, contents: LogContents) -> int:
-    """Name in the log what is damaged in the journal in *directory*; return in how many places."""
+def log_damage(directory: str, contents: LogContents) -> None:
+    """Name in the log what is damaged in the journal in *directory*."""
     for damage in contents.damage:
-        if damage.is_torn:
-            path = shown(os.path.join(directory, damage.segment))
-            log.info("%s ends with %d bytes of a write that did not finish", path, damage.nbytes)
-        else:
-            log.error("%s", describe_damage(directory, damage))
-    return sum(not damage.is_torn for damage in contents.damage)
+        log.error("%s", describe_damage(directory, damage))
 
 
 @contextmanager

@@ -91,50 +91,6 @@ async def test_appends_of_many_tasks_and_stores_lose_nothing(source: Path) -> No
     assert sorted(found[len(OLD) :]) == list(range(30))
 
 
-def test_who_finds_it_locked_waits(source: Path) -> None:
-    order = []
-
-    async def main() -> None:
-        store = LocalStore(str(source))
-
-        async def second() -> None:
-            await append(store, b"second")
-            order.append("second")
-
-        async with trio.open_nursery() as nursery, store.edit("d/f") as edit:
-            nursery.start_soon(second)
-            await trio.sleep(20)
-            await edit.splice(Splice((content(b"first"),)))
-            order.append("first")
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.01))
-    assert order == ["first", "second"]
-    assert (source / "d" / "f").read_bytes() == b"firstsecond", "the second saw what the first had made"
-
-
-def test_patience_ends(source: Path) -> None:
-    async def main() -> None:
-        store = LocalStore(str(source))
-        async with store.edit("d/f"):
-            before = trio.current_time()
-            with pytest.raises(StoreError, match="locked"):
-                await append(store, b"never")
-            assert 25 < trio.current_time() - before < 40
-        await append(store, b"now")
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
-def test_processes_exclude_each_other(source: Path) -> None:
-    async def refused() -> None:
-        with pytest.raises(StoreError, match="locked"):
-            await append(LocalStore(str(source)), b"never")
-
-    with held_elsewhere(source):
-        trio.run(refused, clock=MockClock(autojump_threshold=0))
-    assert (source / "d" / "f").read_bytes() == OLD
-
-
 def test_a_lock_goes_with_its_process(source: Path) -> None:
     async def main(process: subprocess.Popen[bytes]) -> None:
         async with trio.open_nursery() as nursery:
@@ -234,27 +190,6 @@ async def test_where_nothing_can_be_made_a_file_is_changed_without_a_lock(source
 
     await append(LocalStore(str(source), Closed()), b"x")
     assert (source / "d" / "f").read_bytes() == OLD + b"x"
-
-
-@in_trio
-async def test_a_lock_ends_with_the_edit_though_its_snapshot_stays(source: Path) -> None:
-    store = LocalStore(str(source))
-    async with store.edit("d/f") as edit:
-        snapshot = edit.snapshot
-    assert snapshot is not None
-    with trio.fail_after(5):
-        await append(store, b"x")
-    assert bytes(await snapshot.read(0, 10)) == OLD[:10]
-
-
-@in_trio
-async def test_a_lock_ends_with_an_error_in_the_edit(source: Path) -> None:
-    store = LocalStore(str(source))
-    with pytest.raises(RuntimeError):
-        async with store.edit("d/f"):
-            raise RuntimeError
-    with trio.fail_after(5):
-        await append(store, b"x")
 
 
 @in_trio

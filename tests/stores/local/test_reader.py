@@ -21,7 +21,6 @@ from shardfs.errors import (
     NotADirectoryHereError,
     NotFoundError,
     SourceError,
-    StoreError,
 )
 from shardfs.stores.base import Descriptor, Entry, Kind
 from shardfs.stores.local import reader
@@ -62,25 +61,6 @@ async def test_states_are_those_of_the_names_themselves(store: LocalStore, tmp_p
         assert (status.atime_ns, status.mtime_ns, status.ctime_ns) == times
     kinds = [(await store.stat(key)).kind for key in ("", "d", "d/f", "link", "pipe")]
     assert kinds == [Kind.DIRECTORY, Kind.DIRECTORY, Kind.FILE, Kind.SYMLINK, Kind.SPECIAL]
-
-
-@in_trio
-async def test_directories_are_listed_with_kinds(store: LocalStore) -> None:
-    assert set(await store.list("")) == {
-        Entry("d", Kind.DIRECTORY),
-        Entry("empty", Kind.FILE),
-        Entry("link", Kind.SYMLINK),
-        Entry("dangling", Kind.SYMLINK),
-        Entry("pipe", Kind.SPECIAL),
-    }
-    assert await store.list("d") == [Entry("f", Kind.FILE)]
-
-
-@in_trio
-async def test_many_states_are_asked_for_at_once(store: LocalStore) -> None:
-    names = ["empty", "gone", "link", "d", "x" * 300]
-    states = await store.stat_in("", names)
-    assert states == [await store.stat("empty"), None, await store.stat("link"), await store.stat("d"), None]
 
 
 @pytest.mark.parametrize("place", ["tmp_path", "in_memory"])
@@ -160,14 +140,6 @@ async def test_names_need_not_be_utf8(tmp_path: Path) -> None:
     assert bytes(await (await store.open("\udcff\udcfe/\udc80")).read(0, 5)) == b"bytes"
     assert bytes(await (await store.open("link")).read(0, 5)) == b"bytes"
     assert await store.read_link("link") == b"\xff\xfe/\x80"
-
-
-@in_trio
-async def test_links_are_read_as_they_are(store: LocalStore) -> None:
-    assert await store.read_link("link") == b"d/f"
-    assert await store.read_link("dangling") == b"nowhere"
-    with pytest.raises(StoreError):
-        await store.read_link("empty")
 
 
 @pytest.mark.parametrize("name", ["gone", "empty", "pipe", "dangling", "d/f/x"])

@@ -40,29 +40,6 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
-@in_trio
-async def test_a_snapshot_survives_a_rename_over_it(path: Path) -> None:
-    snapshot = await opened(path)
-    assert await snapshot.is_current()
-    (path.parent / "new").write_bytes(NEW)
-    (path.parent / "new").rename(path)
-    assert await whole(snapshot) == OLD
-    assert not await snapshot.is_current()
-    assert await whole(await opened(path)) == NEW
-
-
-@in_trio
-async def test_a_snapshot_survives_removal_of_its_directory(tmp_path: Path) -> None:
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "f").write_bytes(OLD)
-    snapshot = await LocalStore(str(tmp_path)).open("d/f")
-    (tmp_path / "d" / "f").unlink()
-    (tmp_path / "d").rmdir()
-    (tmp_path / "d").write_bytes(b"")
-    assert await whole(snapshot) == OLD
-    assert not await snapshot.is_current()
-
-
 @pytest.mark.parametrize("change", ["touch", "overwrite", "append", "truncate", "empty", "shrink and grow"])
 @in_trio
 async def test_a_change_in_place_is_stale(path: Path, change: str) -> None:
@@ -138,24 +115,6 @@ async def test_what_did_not_grow_is_not_accepted(path: Path, size: int) -> None:
     assert not await snapshot.accept_growth(100, OLD[100:200])
     with pytest.raises(StaleError):
         await snapshot.read(0, 5)
-
-
-@in_trio
-async def test_versions_tell_files_apart(path: Path) -> None:
-    store = LocalStore(str(path.parent))
-    before = await store.stat("f")
-    assert (await store.open("f")).stat.version == before.version
-    (path.parent / "new").write_bytes(OLD)
-    os.utime(path.parent / "new", ns=(LONG_AGO, LONG_AGO))
-    (path.parent / "new").rename(path)
-    after = await store.stat("f")
-    assert after.version != before.version
-    assert after.identity != before.identity
-    overwrite(path, 0, b"x")
-    os.utime(path, ns=(LONG_AGO, LONG_AGO))
-    changed = await store.stat("f")
-    assert changed.identity == after.identity
-    assert changed.version != after.version
 
 
 def descriptors() -> int:

@@ -34,12 +34,12 @@ from shardfs.errors import (
     StoreError,
     UnsupportedError,
 )
-from shardfs.stores.base import Kind, Splice, is_reserved
+from shardfs.stores.base import Kind, Splice
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from tests.stores.local.splices import content, content_of, files
-from tests.support.lossy_disk import Fault, Killed, LossyDisk, newest, oldest
+from tests.support.lossy_disk import Fault, LossyDisk, newest, oldest
 from tests.support.opened import in_trio
 
 NOW = 1_700_000_000_123_456_789
@@ -75,20 +75,6 @@ def mode_of(path: Path) -> int:
 # Files that pass through
 
 
-@in_trio
-async def test_what_is_written_is_there_at_once(store: LocalStore, root: Path) -> None:
-    file = await store.create("d/new", 0o666, exclusive=True)
-    assert await file.write(3, b"abc") == 3
-    assert (root / "d" / "new").read_bytes() == b"\0\0\0abc"
-    assert bytes(await file.read(2, 100)) == b"\0abc"
-    large = os.urandom(1_000_000)
-    assert await file.write(6, memoryview(large)) == len(large)
-    await file.truncate(6 + 500_000)
-    await file.sync()
-    assert (root / "d" / "new").read_bytes() == b"\0\0\0abc" + large[:500_000]
-    assert file.stat() == await store.stat("d/new")
-
-
 @pytest.mark.parametrize("mode", [0o666, 0o640, 0o400, 0o7777 & ~0o111])
 @in_trio
 async def test_modes_are_exact_whatever_the_umask(store: LocalStore, root: Path, mode: int) -> None:
@@ -118,34 +104,6 @@ async def test_a_directory_takes_the_group_bit_of_the_one_above(store: LocalStor
     (root / "d").chmod(0o2775)
     await store.mkdir("d/e", 0o777)
     assert mode_of(root / "d" / "e") == 0o2777
-
-
-@in_trio
-async def test_a_file_is_opened_to_read_or_to_write(store: LocalStore, root: Path) -> None:
-    reader = await store.open_passthrough("link", writable=False)
-    writer = await store.open_passthrough("d/f", writable=True)
-    await writer.write(0, b"CON")
-    assert bytes(await reader.read(0, 100)) == b"CONtent"
-    with pytest.raises(StoreError):
-        await reader.write(0, b"x")
-    for writable in (True, False):
-        with pytest.raises(NotFoundError):
-            await store.open_passthrough("gone", writable=writable)
-        with pytest.raises(IsADirectoryHereError):
-            await store.open_passthrough("d", writable=writable)
-        with trio.fail_after(5), pytest.raises(ShardfsError):
-            await store.open_passthrough("pipe", writable=writable)
-
-
-@in_trio
-async def test_attributes_of_an_open_file_are_set(store: LocalStore, root: Path) -> None:
-    file = await store.open_passthrough("d/f", writable=True)
-    before = file.stat()
-    after = file.set_attributes(mtime_ns=NOW)
-    assert (after.mtime_ns, after.atime_ns, after.mode) == (NOW, before.atime_ns, before.mode)
-    assert file.set_attributes(mode=0o100600, atime_ns=NOW + 1).atime_ns == NOW + 1
-    assert mode_of(root / "d" / "f") == 0o600
-    assert file.stat() == await store.stat("d/f")
 
 
 @in_trio
@@ -229,17 +187,6 @@ async def test_a_document_is_old_or_new_whatever_happens(root: Path, exclusive: 
                 (root / key).write_bytes(b"content")
 
 
-@pytest.mark.parametrize("number", range(len(REPLACED)))
-@in_trio
-async def test_who_is_killed_leaves_the_document_old_or_new(root: Path, number: int) -> None:
-    os.chmod(root / "d" / "f", 0o600)
-    with pytest.raises(Killed):
-        await LocalStore(str(root), LossyDisk(root, {number: Fault(Killed(), 1)})).replace("d/f", b"new")
-    assert content_of(root / "d" / "f") == (b"new" if number == len(REPLACED) - 1 else b"content")
-    strays = files(root) - {"d/f", "link", "pipe"}
-    assert all(is_reserved(stray.rpartition("/")[2]) for stray in strays)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
 @in_trio
 async def test_what_is_replaced_leaves_its_mode_and_owner(store: LocalStore, root: Path) -> None:
@@ -285,36 +232,6 @@ async def test_a_link_is_replaced_and_not_what_it_leads_to(store: LocalStore, ro
 
 
 # Names
-
-
-@in_trio
-async def test_names_are_changed(store: LocalStore, root: Path) -> None:
-    await store.mkdir("e", 0o755)
-    await store.rename("d/f", "e/g", exclusive=False)
-    await store.link("e/g", "e/h")
-    await store.symlink("s", b"\xff/..//x")
-    assert (root / "e" / "h").read_bytes() == b"content"
-    assert await store.read_link("s") == b"\xff/..//x"
-    assert (await store.stat("s")).kind is Kind.SYMLINK
-    await store.unlink("s")
-    await store.unlink("link")
-    await store.rmdir("d")
-    assert set(os.listdir(root)) == {"e", "dlink", "pipe"}
-    await store.rename("e/h", "e/g", exclusive=False)
-    await store.rename("e", "moved", exclusive=True)
-    assert files(root / "moved") == {"g", "h"}, "two names of one file are left as they are, as POSIX has it"
-
-
-@in_trio
-async def test_changes_of_names_are_made_durable_where_that_is_asked(root: Path) -> None:
-    disk = LossyDisk(root)
-    store = LocalStore(str(root), disk)
-    await store.rename("d/f", "d/g", exclusive=False)
-    disk.after_power_cut(root.parent / "before", oldest)
-    await store.sync_directory("d")
-    disk.after_power_cut(root.parent / "after", oldest)
-    assert os.listdir(root.parent / "before" / "d") == ["f"]
-    assert os.listdir(root.parent / "after" / "d") == ["g"]
 
 
 @in_trio
@@ -533,18 +450,6 @@ async def test_a_final_link_is_not_written_through(store: LocalStore, root: Path
         await CHANGES[change](store, "l")
     assert (root.parent / "outside").read_bytes() == b"secret"
     assert (root / "d" / "f").read_bytes() == b"content"
-
-
-@in_trio
-async def test_links_within_the_source_lead_to_directories(store: LocalStore, root: Path) -> None:
-    await store.replace("dlink/f", b"new")
-    await (await store.create("dlink/g", 0o644, exclusive=True)).write(0, b"g")
-    await _splice(store, "dlink/h")
-    assert {name: (root / "d" / name).read_bytes() for name in os.listdir(root / "d")} == {
-        "f": b"new",
-        "g": b"g",
-        "h": b"x",
-    }
 
 
 UNPRIVILEGED = """
