@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 from shardfs.errors import SourceError
 from shardfs.stores.base import Descriptor
@@ -28,6 +28,13 @@ class StateDirectory:
     With *opened*, the descriptor of that directory, all paths lead through it: *root* may be another directory's
     meanwhile.
     """
+
+    # Keys in the store of names beside chunks, chunk files of arrays that are being made, large files that are being
+    # written, and what was cut off torn shards.
+    scratch_key: ClassVar[str] = f"{DIRECTORY}/scratch"
+    staged_key: ClassVar[str] = f"{DIRECTORY}/staged"
+    drafts_key: ClassVar[str] = f"{DIRECTORY}/drafts"
+    torn_key: ClassVar[str] = f"{DIRECTORY}/torn"
 
     root: str
     opened: Descriptor | None = field(default=None, compare=False, repr=False)
@@ -61,26 +68,6 @@ class StateDirectory:
     def lock(self) -> str:
         """The file that is locked by the process that writes."""
         return os.path.join(self.path, "lock")
-
-    @property
-    def scratch_key(self) -> str:
-        """The key in the store of the directory for names beside chunks."""
-        return f"{DIRECTORY}/scratch"
-
-    @property
-    def staged_key(self) -> str:
-        """The key in the store of the directory for chunk files of arrays that are being made."""
-        return f"{DIRECTORY}/staged"
-
-    @property
-    def drafts_key(self) -> str:
-        """The key in the store of the directory `drafts`."""
-        return f"{DIRECTORY}/drafts"
-
-    @property
-    def torn_key(self) -> str:
-        """The key in the store of the directory for what was cut off torn shards."""
-        return f"{DIRECTORY}/torn"
 
     def has_journal(self) -> bool:
         """Whether there may be changes that were published and are not in the store."""

@@ -226,13 +226,14 @@ Live = Put | Erase | Shrink | UndoRecord
 Record = Live | Checkpoint
 
 _CLASSES: Final[dict[int, type[Record]]] = {each.kind: each for each in (Put, Erase, Shrink, UndoRecord, Checkpoint)}
+_NAMES: Final = {each: [field.name for field in fields(each)[1:]] for each in _CLASSES.values()}
 
 
 def pack_meta(record: Record) -> bytes:
     """Return the meta bytes of a record; raises `RefusedError` if they are too many."""
     packed = b""
-    for field, how in zip(fields(record)[1:], record.FIELDS, strict=False):
-        value: Any = getattr(record, field.name)
+    for name, how in zip(_NAMES[type(record)], record.FIELDS, strict=False):
+        value: Any = getattr(record, name)
         if how in _INTEGERS:
             packed += value.to_bytes(_INTEGERS[how], "little", signed=how == "i")
             continue

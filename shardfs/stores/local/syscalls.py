@@ -10,8 +10,8 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from mmap import mmap
 from typing import Final
 
@@ -269,36 +269,22 @@ def _renameat2(dir_fd: int, name: bytes, new_dir_fd: int, new: bytes, flags: int
 
 
 @contextmanager
-def translated(key: str) -> Iterator[None]:
+def translated(key: str, *, errors: Mapping[int, type[ShardfsError]] = _ERRORS) -> Iterator[None]:
     """Turn errors of the operating system, in the block, into those of shardfs; *key* is named in them."""
     try:
         yield
     except OSError as error:
-        raise translate(error, key) from None
+        raise translate(error, key, errors) from None
     except ValueError:  # a NUL in the name
-        raise NotFoundError(f"{key!r} is no name") from None
+        kind = NotFoundError if errors is _ERRORS else RefusedError
+        raise kind(f"{key!r} is no name") from None
 
 
-@contextmanager
-def changing(key: str) -> Iterator[None]:
+def changing(key: str) -> AbstractContextManager[None]:
     """Do as `translated`, for a block that changes what *key* stands for."""
-    try:
-        yield
-    except OSError as error:
-        raise translate_of_change(error, key) from None
-    except ValueError:
-        raise RefusedError(f"{key!r} is no name") from None
+    return translated(key, errors=_ERRORS_OF_CHANGES)
 
 
-def translate(error: OSError, key: str) -> ShardfsError:
+def translate(error: OSError, key: str, errors: Mapping[int, type[ShardfsError]] = _ERRORS) -> ShardfsError:
     """Return the error of shardfs that says what *error* says, of *key*."""
-    return _as(_ERRORS.get(error.errno or 0, StoreError), error, key)
-
-
-def translate_of_change(error: OSError, key: str) -> ShardfsError:
-    """Return the error of shardfs that says what *error* says, of an attempt to change *key*."""
-    return _as(_ERRORS_OF_CHANGES.get(error.errno or 0, StoreError), error, key)
-
-
-def _as(kind: type[ShardfsError], error: OSError, key: str) -> ShardfsError:
-    return kind(f"{key or 'the source'}: {error.strerror}")
+    return errors.get(error.errno or 0, StoreError)(f"{key or 'the source'}: {error.strerror}")
