@@ -109,7 +109,7 @@ def test_what_a_killed_mount_of_another_host_left_is_replayed_when_that_is_asked
     listed = beta.run("recover")
     assert listed.returncode == FAILED
     (line,) = listed.stdout.splitlines()
-    assert "chunks that are not in their shards yet; of process" in line
+    assert "chunks that may not be in their shards yet; of process" in line
     assert "on alpha" in line
     way_out = line.partition("remove ")[2]
     lock, _, command = way_out.partition(" and run it here: ")

@@ -265,7 +265,7 @@ def list_slots(found: Findings) -> None:
         held = ["conflicts"] if state.has_conflicts() else []
         held += [f"{file.key}, which is not stored" for file in kept_files(state, in_use=holder is not None)]
         if state.has_pending() and not is_running:
-            held.insert(0, "chunks that are not in their shards yet")
+            held.insert(0, "chunks that may not be in their shards yet")
         if not held and not is_running:
             continue
         where, command = str(slot.address or state.root), None
