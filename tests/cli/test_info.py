@@ -69,14 +69,6 @@ def _ceil_div(length: int, by: int) -> int:
     return -(-length // by)
 
 
-def test_every_document_that_is_shown_as_stored_is_named_with_its_reason(stored: Path) -> None:
-    described = {item["path"]: item for item in run_json("info", "--json", stored / "broken")}
-    assert described.keys() == {broken.name for broken in BROKEN}
-    for name, item in described.items():
-        assert item["shown"] == "as stored"
-        assert item["reason"] or name == "codecs-empty"  # which names no sharding codec
-
-
 def test_a_valid_array_that_cannot_be_unsharded_is_described_all_the_same(tmp_path: Path) -> None:
     codecs = [extension("numcodecs.delta", dtype="<i4"), sharding((2, 3), LITTLE, GZIP)]
     store(tmp_path, array((7, 11), (4, 6), codecs[1]))

@@ -266,25 +266,6 @@ def test_what_cannot_be_repaired_is_reported_with_the_reason_and_left_as_it_is(t
     assert not (tmp_path / ".shardfs").exists()
 
 
-def test_a_repaired_array_reads_as_before_and_can_be_written(tmp_path: Path, mount: Mounter) -> None:
-    store(tmp_path / "a", document())
-    values = read_zarr(tmp_path / "a")
-    with open(tmp_path / "a" / SHARD, "ab") as file:
-        file.write(b"torn")
-    readonly = mount(tmp_path / "a", expect=("unreadable shard", "c/0/0", "read: ", "open: ", "lookup: "))
-    with pytest.raises(OSError, match="Input/output error"):
-        (readonly.path / "c/0/0").read_bytes()
-    assert "shardfs recover" in readonly.log
-    readonly.unmount()
-    assert run("recover", "--apply", tmp_path / "a").returncode == 0
-    written = mount(tmp_path / "a", write=True)
-    chunk = (written.path / "c/0/0").read_bytes()
-    (written.path / "c/0/1").write_bytes(chunk)
-    written.unmount()
-    values[0:2, 3:6] = values[0:2, 0:3]
-    assert np.array_equal(read_zarr(tmp_path / "a"), values)
-
-
 def killed_mount(background: Background, source: Path, place: Path, chunks: Mapping[str, bytes | None]) -> None:
     """Publish *chunks* (None removes one) through a mount whose daemon is killed before it commits them."""
     assert background("--write", source, place).returncode == 0

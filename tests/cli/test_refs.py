@@ -108,24 +108,6 @@ def test_zarr_reads_the_values_of_the_corpus_through_the_references(
         assert_same(read(refs, name), encoded[name].values)
 
 
-def test_a_whole_dataset_is_referenced_group_by_group(tmp_path: Path) -> None:
-    sharded = array((8, 12), (8, 6), sharding((4, 3), LITTLE, GZIP))
-    store(tmp_path / "data/image", sharded)
-    plain = array((4, 6), (2, 3), LITTLE)
-    store(tmp_path / "data/plain", plain)
-    group = {"zarr_format": 3, "node_type": "group", "attributes": {"name": "µ"}}
-    inline = {"kind": "inline", "must_understand": False, "metadata": {"image": sharded, "plain": plain}}
-    (tmp_path / "data/zarr.json").write_text(json.dumps(group | {"consolidated_metadata": inline}))
-    refs = references(tmp_path / "data")
-    assert {"zarr.json", "image/zarr.json", "image/c/0/3", "plain/zarr.json", "plain/c/1/1"} <= refs.keys()
-    assert len(refs) == 3 + 8 + 4
-    copies = json.loads(refs["zarr.json"])["consolidated_metadata"]["metadata"]
-    assert copies["image"] == json.loads(refs["image/zarr.json"])
-    assert copies["plain"] == plain
-    for name in ("image", "plain"):
-        assert_same(read(refs, name), np.asarray(zarr.open_array(str(tmp_path / "data" / name), mode="r")[...]))
-
-
 def test_paths_of_any_name_are_found_by_fsspec(tmp_path: Path) -> None:
     names = [
         "with space",

@@ -77,20 +77,6 @@ def test_each_kind_of_damage_is_named_with_its_shard_and_chunk(tmp_path: Path) -
     assert lines[-1] == f"{len(expected)} arrays, {2 * len(expected)} shards: {len(expected)} problems"
 
 
-def test_what_is_no_readable_file_is_named_as_its_shard(tmp_path: Path) -> None:
-    for name, make in {
-        "directory": lambda path: path.mkdir(),
-        "fifo": os.mkfifo,
-        "link-out": lambda path: path.symlink_to("/etc/passwd"),
-        "link-to-itself": lambda path: path.symlink_to(path.name),
-    }.items():
-        store(tmp_path / name, document())
-        (tmp_path / name / SHARD).unlink()
-        make(tmp_path / name / SHARD)
-    expected = [(f"{name}/{SHARD}", None) for name in ("directory", "fifo", "link-out", "link-to-itself")]
-    assert sorted(problems_of(tmp_path)) == expected
-
-
 def test_a_damaged_enclosed_shard_is_named_and_its_neighbours_are_looked_into(tmp_path: Path) -> None:
     nested = array((16, 12), (16, 12), sharding((8, 6), sharding((4, 3))))
     store(tmp_path, nested)

@@ -50,11 +50,6 @@ def shard(number: int) -> list[Coords]:
     return [(8 * number + i,) for i in range(8)]
 
 
-def enclosed(number: int) -> list[Coords]:
-    y, x = divmod(number, 4)
-    return [(4 * y + i, 4 * x + j) for i in range(4) for j in range(4)]
-
-
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -145,24 +140,6 @@ async def test_a_shard_that_was_overwritten_cannot_be_decoded_again(tmp_path: Pa
     with pytest.raises(StaleError):
         await read(first)
     assert await read(second) == bytes(8)
-
-
-@in_trio
-async def test_a_listing_loads_each_index_of_its_row_once(tmp_path: Path) -> None:
-    source, line = await opened(tmp_path, LINE, max_open=1)
-    runs = [run async for run in line.list_row((), 0)]
-    assert [(run.first, run.length) for run in runs] == [(8 * i, 8) for i in range(10)]
-    assert source.statistics.index_loads == 10
-
-
-@in_trio
-async def test_an_open_extent_outlives_the_cache(tmp_path: Path) -> None:
-    _, line = await opened(tmp_path, LINE, max_open=1)
-    first = await line.extent((0,))
-    assert first is not None
-    for number in range(10):
-        await read_all(line, shard(number))
-    assert len(await first.read(0, 100)) == 8
 
 
 @in_trio

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -90,32 +89,6 @@ async def test_the_arrangement_is_kept_while_chunks_lie_where_they_lay(root: Pat
     assert {key: after.document[key] for key in ("shape", "fill_value", "data_type")} == {
         key: edit[key] for key in ("shape", "fill_value", "data_type")
     }
-
-
-@in_trio
-async def test_what_is_open_stays_open_when_only_attributes_change(root: Path) -> None:
-    source = open_source(root)
-    before = await source.array("a")
-    extent = await before.extent((0, 0))
-    write(root / "a", edited(("attributes",), {"note": "text"}))
-    after = (await later(source)).array
-    assert after is not None
-    again = await after.extent((0, 0))
-    assert extent is not None
-    assert again is not None
-    assert (again.offset, again.shard) == (extent.offset, extent.shard)
-    assert source.statistics.index_loads == 1
-
-
-@in_trio
-async def test_an_array_without_its_document_is_a_plain_directory(root: Path) -> None:
-    source = open_source(root)
-    assert (await source.hierarchy.node("a")).array is not None
-    os.unlink(root / "a" / "zarr.json")
-    node = await later(source)
-    assert (node.array, node.metadata, node.document, node.reason) == (None, None, None, None)
-    write(root / "a", BASE)
-    assert (await later(source)).array is not None
 
 
 @in_trio

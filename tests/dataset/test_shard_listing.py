@@ -69,19 +69,6 @@ async def test_names_of_no_shard_of_the_grid_are_passed_over(tmp_path: Path, kin
 
 @every_encoding
 @in_trio
-async def test_a_listing_is_kept_for_the_ttl(tmp_path: Path, kind: str) -> None:
-    store(tmp_path, document(kind))
-    source = open_source(tmp_path)
-    array = await source.array()
-    assert await stored(array) == {0: [0, 1], 1: [0, 1]}
-    os.unlink(tmp_path / array.layout.shard_key((0, 1)))
-    assert await stored(array) == {0: [0, 1], 1: [0, 1]}
-    source.clock.now += 1
-    assert await stored(array) == {0: [0], 1: [0, 1]}
-
-
-@every_encoding
-@in_trio
 async def test_a_listing_is_kept_no_longer_than_the_ttl(tmp_path: Path, kind: str) -> None:
     """Also if it was asked for piece by piece."""
     store(tmp_path, document(kind))

@@ -67,43 +67,6 @@ async def read(found: Extent | None) -> bytes | None:
     return None if found is None else bytes(await found.read(0, 100))
 
 
-@every_document
-@in_trio
-async def test_a_replaced_shard_is_a_new_generation_and_open_extents_keep_the_old(tmp_path: Path, kind: str) -> None:
-    versions = Versions(tmp_path, kind)
-    source, array = await opened(tmp_path)
-    before, _ = await array.find((0, 0))
-    old = await extent(array)
-    versions.replace()
-    after, new = await array.find((0, 0), fresh=True)
-    assert after.generation == before.generation + 1
-    assert await read(new) == versions.new
-    assert await read(old) == versions.old
-    assert source.statistics.replaced_shards == 1
-    os.unlink(versions.shard)
-    assert await array.extent((0, 0)) is None
-    assert (await read(old), await read(new)) == (versions.old, versions.new)
-
-
-@every_document
-@in_trio
-async def test_a_change_is_seen_at_the_next_open_and_elsewhere_after_the_ttl(tmp_path: Path, kind: str) -> None:
-    versions = Versions(tmp_path, kind)
-    source, array = await opened(tmp_path, ttl=5.0)
-    state, _ = await array.find((0, 0))
-    assert array.remaining(state) == 5.0
-    source.clock.now += 2
-    assert array.remaining(state) == 3.0
-    versions.replace()
-    assert await read((await array.find((0, 0)))[1]) == versions.old
-    source.clock.now += 3
-    state, found = await array.find((0, 0))
-    assert await read(found) == versions.new
-    assert array.remaining(state) == 5.0
-    versions.shard.write_bytes(versions.old_shard)
-    assert await read(await extent(array)) == versions.old
-
-
 @in_trio
 async def test_a_shard_that_appears_or_goes_is_seen_in_time(tmp_path: Path) -> None:
     versions = Versions(tmp_path, "plain")

@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from shardfs.dataset.maintenance.shrink import empty_outside
-from shardfs.errors import CorruptionError, ShardfsError, StaleError
 from shardfs.stores.local.tree import LocalStore
 from tests.support.commands import run
 from tests.support.datasets import age
@@ -40,43 +39,6 @@ def root(tmp_path: Path) -> Path:
 
 
 @in_trio
-async def test_a_chunk_is_its_file_and_one_without_bytes_is_there(root: Path, tmp_path: Path) -> None:
-    life = await Life.begin(local(root), tmp_path)
-    assert [await life.read((n,)) for n in range(8)] == [b"zero", b"", None, None, None, b"five" * 1000, None, None]
-    assert await life.listed() == {(0,): 4, (1,): 0, (5,): 4000}
-    assert not await (await life.array()).is_empty()
-
-
-@in_trio
-async def test_a_listing_opens_no_file(root: Path, tmp_path: Path) -> None:
-    life = await Life.begin(local(root), tmp_path)
-    assert await life.listed() == {(0,): 4, (1,): 0, (5,): 4000}
-    assert life.source.statistics.index_loads == 0
-
-
-@in_trio
-async def test_an_open_chunk_keeps_its_version_or_is_stale(root: Path, tmp_path: Path) -> None:
-    life = await Life.begin(local(root), tmp_path)
-    array = await life.array()
-    replaced, grown, removed = [await array.extent((n,)) for n in (0, 5, 1)]
-    assert replaced is not None
-    assert grown is not None
-    assert removed is not None
-    (root / "new").write_bytes(b"NEWER")
-    (root / "new").rename(root / PATH / "c/0")
-    with (root / PATH / "c/5").open("ab") as file:
-        file.write(b"more")
-    (root / PATH / "c/1").unlink()
-    assert bytes(await replaced.read(0, 10)) == b"zero"
-    assert bytes(await removed.read(0, 10)) == b""
-    with pytest.raises(StaleError):  # what was appended may belong to another version of all of it
-        await grown.read(0, 4)
-    assert await life.read((0,)) == b"NEWER"
-    assert await life.read((5,)) == b"five" * 1000 + b"more"
-    assert await life.read((1,)) is None
-
-
-@in_trio
 async def test_a_replaced_chunk_is_another_version_and_a_commit_of_our_own_is_not(root: Path, tmp_path: Path) -> None:
     life = await Life.begin(local(root), tmp_path)
     array = await life.array()
@@ -94,26 +56,6 @@ async def test_a_replaced_chunk_is_another_version_and_a_commit_of_our_own_is_no
     assert states[0].generation == replaced.generation
     assert states[5].generation == beside.generation
     assert states[0].stat == replaced.stat
-
-
-@in_trio
-async def test_what_stands_in_place_of_a_chunk_is_listed_and_cannot_be_read(root: Path, tmp_path: Path) -> None:
-    (root / PATH / "c/2").mkdir()
-    (root / PATH / "c/3").symlink_to("nothing")
-    (root / PATH / "c/4").symlink_to("0")
-    (root / PATH / "c/6").symlink_to("/etc/passwd")
-    life = await Life.begin(local(root), tmp_path)
-    array = await life.array()
-    with pytest.raises(CorruptionError, match="a/c/2 is a directory where a chunk should be"):
-        await life.read((2,))
-    with pytest.raises(ShardfsError):
-        await life.read((6,))
-    assert await life.read((4,)) == b"zero"
-    found = {run.first: run.chunks(0, 1) async for run in array.list_row((), 0)}
-    assert found[2] == (range(2, 3), [0], [True])
-    assert found[4] == (range(4, 5), [4], None)
-    assert found[6] == (range(6, 7), [0], [True])
-    assert found[5] == (range(5, 6), [4000], None)
 
 
 @in_trio
@@ -189,17 +131,6 @@ async def test_a_document_that_goes_leaves_the_array_only_where_it_is_shown(root
         left = await hierarchy.node(PATH, fresh=True)
         assert (left.unsharded is not None, left.document) == (takes_unsharded, None)
         (root / "kept").rename(root / PATH / "zarr.json")
-
-
-@in_trio
-async def test_an_array_that_is_shown_keeps_its_arrangement_when_its_shape_stays(root: Path, tmp_path: Path) -> None:
-    life = await Life.begin(local(root), tmp_path)
-    before = await life.array()
-    write(root / PATH, whole_document((8,), (1,), attributes={"a": 1}))
-    life.source.hierarchy.forget(PATH)
-    after = await life.array()
-    assert after.document["attributes"] == {"a": 1}
-    assert after.layout is before.layout
 
 
 @in_trio

@@ -13,7 +13,7 @@ from shardfs.errors import MetadataError
 from shardfs.format import document as document_module
 from shardfs.format.document import Extension, brief, encode_json, parse_json
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, parse_document
-from tests.support.corpus import BASE, edited
+from tests.support.corpus import edited
 from tests.support.json_values import json_values
 
 GROUP = {"zarr_format": 3, "node_type": "group"}
@@ -123,21 +123,6 @@ def test_what_can_be_read_can_be_written(depth: int) -> None:
     except MetadataError:
         return
     encode_json(document)
-
-
-def test_deep_nesting_does_not_multiply_the_size_of_the_text() -> None:
-    text = b"[" * 400 + b"1" + b",1" * 10_000 + b"]" * 400
-    nbytes = len(encode_json(parse_json(text)))
-    assert nbytes < 20 * len(text)
-
-
-def test_an_array_has_at_most_32_axes() -> None:
-    def with_axes(ndim: int) -> dict[str, Any]:
-        return BASE | {"shape": [1] * ndim}
-
-    assert isinstance(parsed(with_axes(32)), ArrayMetadata)
-    with pytest.raises(MetadataError, match="33 axes"):
-        parsed(with_axes(33))
 
 
 @pytest.mark.parametrize(

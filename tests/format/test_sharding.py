@@ -12,9 +12,8 @@ import pytest
 from shardfs.errors import NotUnshardable
 from shardfs.format.lens.unsharded import unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document
-from shardfs.format.sharding import Coords, Place, ShardGrid
+from shardfs.format.sharding import Coords, ShardGrid
 from tests.support.corpus import GZIP, LITTLE, Case, array, extension, rectilinear, sharding, transpose
-from tests.support.encoder import encode
 from tests.support.parametrize import every_case
 
 
@@ -29,16 +28,6 @@ def all_coords(grid: ShardGrid) -> list[Coords]:
 
 
 @every_case
-def test_the_grid_covers_every_inner_chunk_that_is_stored(case: Case) -> None:
-    grid = grid_of(case.document)
-    extents = case.document["shape"]
-    assert grid.grid_shape == tuple(-(-n // length) for n, length in zip(extents, grid.chunk_shape, strict=True))
-    assert grid.nchunks == len(all_coords(grid))
-    present = encode(case.document, case.values, layout=case.layout).inner
-    assert set(present) == set(all_coords(grid))
-
-
-@every_case
 def test_every_inner_chunk_has_a_place_of_its_own(case: Case) -> None:
     grid = grid_of(case.document)
     places = set()
@@ -50,19 +39,6 @@ def test_every_inner_chunk_has_a_place_of_its_own(case: Case) -> None:
         assert grid.coords(place) == coords
         places.add((place.shard, place.entries))
     assert len(places) == grid.nchunks
-
-
-@every_case
-def test_a_shard_begins_with_the_first_of_its_chunks(case: Case) -> None:
-    grid = grid_of(case.document)
-    held: dict[Place, list[Coords]] = {}
-    for coords in all_coords(grid):
-        place = grid.locate(coords)
-        for depth in range(len(grid.levels)):
-            shard = Place(place.shard, place.entries[:depth], place.shapes[:depth])
-            held.setdefault(shard, []).append(coords)
-    for shard, coords_in_it in held.items():
-        assert grid.coords(shard) == min(coords_in_it)
 
 
 @every_case
