@@ -627,3 +627,28 @@ def test_only_looking_leaves_nothing_behind(source: Path) -> None:
     assert run("recover", source).stdout == "nothing to recover\n"
     assert run("recover", "--apply", source).stdout == "nothing to recover\n"
     assert sorted(source.rglob("*")) == before
+
+
+def test_the_last_of_several_versions_of_a_chunk_is_applied(background: Background, source: Path, place: Path) -> None:
+    assert background("--write", source, place).returncode == 0
+    for number in range(3):
+        (place / "c/0/0").write_bytes(bytes([number]) * 24)
+    (place / "c/0/1").unlink()
+    (place / "c/0/1").write_bytes(b"again" * 3)
+    kill_daemon(place)
+    assert run("umount", place).returncode == 0
+    assert run("recover", source).stdout.count("\n") == 2
+    assert run("recover", "--apply", source).stdout == "2 chunks were brought into their shards\n"
+    assert read_zarr_chunk(source, "c/0/0") == bytes([2]) * 24
+    assert read_zarr_chunk(source, "c/0/1") == b"again" * 3
+
+
+def test_apply_applies_a_conflict_at_once_too(background: Background, source: Path, place: Path) -> None:
+    killed_mount(background, source, place, {"c/0/0": b"a" * 24})
+    shard = (source / SHARD).read_bytes()
+    (source / SHARD).write_bytes(Index((LITTLE, CRC32C), (2, 2)).appended(shard, {0: b"c" * 24}))
+    done = run("recover", "--apply", source)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "applied: the new bytes of chunk 0/0" in done.stdout
+    assert read_zarr_chunk(source, "c/0/0") == b"a" * 24
+    assert run("recover", source).stdout == "nothing to recover\n"
