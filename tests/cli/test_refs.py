@@ -18,7 +18,7 @@ import zarr
 
 from tests.support.clients import KERCHUNK, ZARR2
 from tests.support.commands import FAILED, SOURCE, one_line_of, run
-from tests.support.corpus import CASES, GZIP, LITTLE, array, sharding, write_case
+from tests.support.corpus import CASES, GZIP, LITTLE, array, write_case
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
 from tests.support.datasets import age, by_key, store
 from tests.support.encoder import SHARDING, Encoded, named
