@@ -17,7 +17,7 @@ from tests.crash.crashes import IS_LONG, Crashes
 from tests.crash.histories import ARRAYS, INNER, SHAPE, Operation
 from tests.support.lossy_disk import oldest
 
-RANDOM_HISTORIES = 1500 if IS_LONG else 90
+RANDOM_HISTORIES = 1500 if IS_LONG else 50
 
 op = Operation
 

@@ -168,7 +168,6 @@ def ensure_committed(here: Writer) -> None:
 @pytest.mark.parametrize(
     ("large", "name"),
     [
-        (False, "lost-reply"),
         (False, "carried-out-and-500"),
         (False, "truncated"),
         (True, "lost-request"),

@@ -123,8 +123,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         image.unlink()
 
 
-@pytest.mark.parametrize("nchunks", [2**6, 2**12, 2**16])
-@pytest.mark.parametrize("place", ["", "xfs", "btrfs"], indirect=True)
+@pytest.mark.parametrize(
+    ("place", "nchunks"), [("", 2**6), ("", 2**16), ("xfs", 2**12), ("btrfs", 2**16)], indirect=["place"]
+)
 def test_native_readers_find_a_whole_index_at_every_moment(place: Path, mount: Mounter, nchunks: int) -> None:
     source, nbytes = place / "source", 16 * nchunks + 4
     zarr.create_array(source, shape=(8 * nchunks,), shards=(8 * nchunks,), chunks=(8,), dtype="u1", compressors=None)
@@ -135,7 +136,7 @@ def test_native_readers_find_a_whole_index_at_every_moment(place: Path, mount: M
         try:
             assert reader.stdout is not None
             assert reader.stdout.readline() == "ready\n"
-            for number in range(1, 60):
+            for number in range(1, 40):
                 (mounted.path / f"c/{number}").write_bytes(bytes([number]) * 8)
                 os.setxattr(mounted.path, FLUSH, b"")
             reads, torn = map(int, reader.communicate("", timeout=PATIENCE)[0].split())
@@ -145,4 +146,4 @@ def test_native_readers_find_a_whole_index_at_every_moment(place: Path, mount: M
     assert torn == 0
     mounted.unmount()
     for read in READERS.values():
-        assert read(source)[: 8 * 60].tolist() == [max(1, i // 8) for i in range(8 * 60)]
+        assert read(source)[: 8 * 40].tolist() == [max(1, i // 8) for i in range(8 * 40)]

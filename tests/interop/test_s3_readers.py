@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.interop.test_samples import SAMPLES, SHARDED
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
-from tests.support.readers import READERS, assert_same, read_zarr
+from tests.support.readers import read_zarr
 from tests.support.s3_mounts import Remote
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import S3Server
@@ -29,9 +28,6 @@ SHAPE, SHARDS, CHUNKS = (96, 80, 64), (48, 40, 32), (16, 8, 32)
 def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
     with S3Proxy(s3_server.endpoint_url) as proxy:
         yield proxy
-
-
-"""Each array with one reader: the files are those on disk, which all readers read in `test_readers`."""
 
 
 @pytest.fixture(scope="module")
@@ -97,18 +93,3 @@ def test_references_are_where_the_bytes_of_chunks_are(image: Remote) -> None:
         found[key] = part["Body"].read()
     shown = files_below(image.mounts[0].path)
     assert found == {name: data for name, data in shown.items() if not name.endswith("zarr.json")}
-
-
-@pytest.fixture(scope="module")
-def samples(s3_server: S3Server, proxy: S3Proxy, module_mount: Mounter) -> Path:
-    """Arrays that other people's software wrote, in a bucket, mounted."""
-    remote = Remote(s3_server.make_bucket(), proxy, module_mount, SAMPLES)
-    remote.upload("")
-    return remote.mount()
-
-
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason=f"the samples are not at {SAMPLES}")
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("path", SHARDED, ids=str)
-def test_a_sample_reads_as_natively(samples: Path, path: Path, reader: str) -> None:
-    assert_same(READERS[reader](samples / path), read_zarr(SAMPLES / path))

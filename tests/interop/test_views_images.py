@@ -89,7 +89,7 @@ numpy.savez(found, kinds=numpy.array([" ".join(kind) for kind in kinds]), **{
 """
 
 
-@pytest.mark.parametrize("arguments", [[], ["--decode"], ["--dimension-separator=."]])
+@pytest.mark.parametrize("arguments", [[], ["--decode", "--dimension-separator=."]])
 def test_ome_zarr_py_reads_images_labels_and_plates(
     mount: Mounter, source: Path, tmp_path: Path, values: np.ndarray, arguments: list[str]
 ) -> None:

@@ -93,7 +93,7 @@ def assert_group_is_packed(source: Path) -> None:
     assert_sound(source)
 
 
-@pytest.mark.parametrize("copy", [("cp", "-r"), ("cp", "-a"), ("rsync", "-a")], ids=" ".join)
+@pytest.mark.parametrize("copy", [("cp", "-a"), ("rsync", "-a")], ids=" ".join)
 def test_a_copier_packs_and_unpacks(mount: Mounter, tmp_path: Path, plain: Path, copy: tuple[str, str]) -> None:
     if not shutil.which(copy[0]):
         pytest.skip(f"{copy[0]} is not installed")
@@ -122,9 +122,17 @@ def assert_unpacked(copied: Path, plain: Path) -> None:
             assert document_of((copied / key).parent) == document_of((plain / key).parent), key
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-@pytest.mark.parametrize("way", ["rename", "in-place"])
-@pytest.mark.parametrize("order", ["shuffled", "documents-last", "children-first", "one-array-at-a-time"])
+@pytest.mark.parametrize(
+    ("order", "way", "workers"),
+    [
+        ("shuffled", "rename", 4),
+        ("shuffled", "in-place", 1),
+        ("documents-last", "rename", 1),
+        ("documents-last", "in-place", 4),
+        ("children-first", "rename", 4),
+        ("one-array-at-a-time", "in-place", 1),
+    ],
+)
 def test_files_may_come_in_any_order(
     mount: Mounter, tmp_path: Path, plain: Path, order: str, way: str, workers: int
 ) -> None:
@@ -164,7 +172,7 @@ def test_a_document_that_comes_meanwhile_hides_no_temporary_file(mount: Mounter,
             temporary.rename(path.with_name(str(number)))
 
     with ThreadPoolExecutor(3) as pool:
-        for number in range(15):
+        for number in range(6):
             array = mounted.path / f"array-{number}"
             (array / "c/0/0").mkdir(parents=True)
             copying = [pool.submit(copy, array / "c/0/0" / str(worker)) for worker in range(3)]

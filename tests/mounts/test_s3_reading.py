@@ -16,12 +16,10 @@ from pathlib import Path
 import pytest
 
 from shardfs.fuse.control import FIGURES
-from tests.mounts.test_attributes import PLACE, is_wrapped
 from tests.support.commands import run, run_json
-from tests.support.corpus import LITTLE, Case, array, sharding
-from tests.support.datasets import Corpus, by_key, files_below
+from tests.support.corpus import LITTLE, array, sharding
+from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
-from tests.support.parametrize import every_case
 from tests.support.s3_faults import Hang
 from tests.support.s3_mounts import PREFIX, Remote, bytes_of, fill
 from tests.support.s3_proxy import S3Proxy
@@ -44,66 +42,26 @@ ODD = [
 """Names that are something else in a URL, in XML, or in a shell."""
 
 
-@pytest.fixture(scope="module")
-def stored(corpus: Corpus, s3_server: S3Server, module_mount: Mounter) -> Iterator[Remote]:
-    """The corpus in a bucket, and mounted."""
-    with S3Proxy(s3_server.endpoint_url) as proxy:
-        remote = Remote(s3_server.make_bucket(), proxy, module_mount, Path(corpus.mount.source))
-        remote.upload("")
-        remote.mount()
-        yield remote
-
-
 @pytest.fixture
 def remote(s3_bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, tmp_path: Path) -> Remote:
     return Remote(s3_bucket, s3_proxy, mount, tmp_path / "local")
 
 
-@every_case
-def test_an_array_is_its_inner_chunks_and_its_document(stored: Remote, corpus: Corpus, case: Case) -> None:
-    path, chunks = stored.mounts[0].path / case.name, by_key(case.document, corpus.encoded[case.name])
-    found = files_below(path)
-    assert found.pop("zarr.json") == (corpus.path(case) / "zarr.json").read_bytes()
-    assert found == chunks
-    for key, data in chunks.items():
-        status = os.stat(path / key)
-        assert (status.st_size, status.st_blocks) == (len(data), -(-len(data) // 512))
-    shown = sorted(os.fsdecode(os.path.relpath(entry, path)) for entry in path.rglob("*"))
-    assert shown == sorted(os.path.relpath(entry, corpus.path(case)) for entry in corpus.path(case).rglob("*"))
-
-
-@every_case
-def test_a_chunk_tells_where_it_lies_in_its_object(stored: Remote, corpus: Corpus, case: Case) -> None:
-    chunks = by_key(case.document, corpus.encoded[case.name])
-    for key, data in chunks.items():
-        path = stored.mounts[0].path / case.name / key
-        told, here = (
-            {name: os.getxattr(at, name) for name in os.listxattr(at)} for at in (path, corpus.path(case) / key)
-        )
-        assert told == here
-        if not is_wrapped(case.document["codecs"]):  # else offsets are those in the decoded shard
-            shard, offset, nbytes = (os.fsdecode(told[name]) for name in PLACE)
-            content = (stored.local / shard).read_bytes()
-            assert content[int(offset) : int(offset) + int(nbytes)] == data
-
-
 @pytest.mark.parametrize("arguments", [["info", "--json", "--shards"], ["verify", "--json", "--data"]], ids=" ".join)
-def test_a_command_says_of_the_corpus_in_a_bucket_what_it_says_of_it_on_disk(
-    stored: Remote, arguments: list[str]
-) -> None:
-    here = run(*arguments, stored.local)
-    there = run(*arguments, stored.url, **stored.bucket.environment)
+def test_a_command_says_of_a_bucket_what_it_says_of_the_same_files_on_disk(mixed: Remote, arguments: list[str]) -> None:
+    here = run(*arguments, mixed.local)
+    there = run(*arguments, mixed.url, **mixed.bucket.environment)
     assert (there.returncode, there.stderr) == (here.returncode, here.stderr)
     # It ends with what to type, which has the source and the options that reach it.
-    options = re.compile(rf"(?<=shardfs mount )(.* )?{re.escape(stored.url)}")
-    assert options.sub(str(stored.local), there.stdout) == here.stdout
+    options = re.compile(rf"(?<=shardfs mount )(.* )?{re.escape(mixed.url)}")
+    assert options.sub(str(mixed.local), there.stdout) == here.stdout
 
 
-def test_references_are_those_on_disk_but_for_the_urls_of_shards(stored: Remote, tmp_path: Path) -> None:
-    here = run_json("refs", "--skip-encoded", stored.local)["refs"]
-    there = run_json("refs", "--skip-encoded", stored.url, **stored.bucket.environment)["refs"]
+def test_references_are_those_on_disk_but_for_the_urls_of_shards(mixed: Remote) -> None:
+    here = run_json("refs", mixed.local)["refs"]
+    there = run_json("refs", mixed.url, **mixed.bucket.environment)["refs"]
     assert there.keys() == here.keys()
-    prefix = (stored.local.as_uri(), stored.bucket.url(PREFIX))
+    prefix = (mixed.local.as_uri(), mixed.bucket.url(PREFIX))
     for key, reference in here.items():
         if isinstance(reference, list):
             reference[0] = reference[0].replace(*prefix, 1)

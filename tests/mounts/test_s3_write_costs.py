@@ -236,9 +236,19 @@ def test_any_number_of_chunks_is_committed_with_six_requests(shard: Shard, old: 
     assert shard.log.bytes_in("UploadPart") == count * shard.nbytes + INDEX, "nothing old is sent"
 
 
-@pytest.mark.parametrize("way", [by_rename, by_link, with_lock_file, as_zarr_2, as_zarr_3, as_rsync])
-@pytest.mark.parametrize("view", ["v3", "v2"])
-@pytest.mark.parametrize("encoding", ["default/", "default.", "v2."])
+@pytest.mark.parametrize(
+    ("way", "encoding", "view"),
+    [
+        (by_rename, "default/", "v3"),
+        (by_rename, "default.", "v2"),
+        (by_link, "default.", "v3"),
+        (with_lock_file, "v2.", "v2"),
+        (as_zarr_2, "v2.", "v2"),
+        (as_zarr_3, "default.", "v3"),
+        (as_rsync, "default/", "v2"),
+        (as_rsync, "v2.", "v3"),
+    ],
+)
 def test_names_beside_chunks_cost_two_requests_however_many_there_are(
     shard: Shard, way: Callable[[Shard, int], None], encoding: str, view: str
 ) -> None:
@@ -330,7 +340,7 @@ def test_every_further_commit_costs_as_little(shard: Shard) -> None:
         assert shard.log.bytes_in("UploadPart") == 2 * shard.nbytes + INDEX
 
 
-@pytest.mark.parametrize(("location", "count"), [("end", 100), ("start", 20)])
+@pytest.mark.parametrize(("location", "count"), [("end", 60), ("start", 20)])
 def test_appends_around_five_mebibytes_keep_every_byte(shard: Shard, location: str, count: int) -> None:
     shard.location = location
     shard.store(*range({"end": 30, "start": 140}[location]))  # with the index before it, 5 MiB are sent again

@@ -120,18 +120,6 @@ def test_what_a_killed_mount_of_another_host_left_is_replayed_when_that_is_asked
     assert beta.run("recover").stdout == "nothing to recover\n"
 
 
-def test_what_a_killed_mount_of_the_same_host_left_is_replayed_by_its_next_one(
-    hosts: tuple[Host, Host], s3_bucket: Bucket
-) -> None:
-    alpha, _ = hosts
-    url = s3_bucket.url(PREFIX)
-    first = alpha.mount(url)
-    (first / "c/0/0").write_bytes(NEW)
-    kill_daemon(first)
-    assert alpha.run("umount", alpha.mount(url)).returncode == 0
-    assert stored(s3_bucket)[0] == NEW
-
-
 def test_where_nothing_can_be_locked_mounts_of_one_host_keep_out_of_each_others_way(
     hosts: tuple[Host, Host], s3_bucket: Bucket
 ) -> None:

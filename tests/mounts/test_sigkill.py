@@ -21,7 +21,7 @@ import zarr
 from tests.support.mounting import PATIENCE, Mount, Mounter
 from tests.support.readers import READERS, assert_same
 
-ROUNDS = 200 if os.environ.get("SHARDFS_LONG") else 20
+ROUNDS = 200 if os.environ.get("SHARDFS_LONG") else 10
 SIDE, PER_SHARD, INNER = 8, 4, 48
 """Chunks per axis, chunks per shard and axis, and the length of a chunk: 4 shards of 16 chunks."""
 

@@ -92,9 +92,8 @@ def test_copies_of_arrays_that_are_shown_as_stored_say_what_their_documents_say(
 
 @pytest.mark.parametrize("view", ["v3", "v3-decoded"])
 @pytest.mark.parametrize("shards", [None, "2"], ids=["plain", "shards"])
-@pytest.mark.parametrize("seed", range(3))
 def test_sharded_arrays_are_copied_in_any_order_and_each_file_is_read_back(
-    mount: Mounter, tmp_path: Path, view: str, shards: str | None, seed: int
+    mount: Mounter, tmp_path: Path, view: str, shards: str | None
 ) -> None:
     native = tmp_path / "native.zarr"
     make(native)
@@ -107,7 +106,7 @@ def test_sharded_arrays_are_copied_in_any_order_and_each_file_is_read_back(
     arguments = ["--decode"] if view != "v3" else []
     mounted = mount(tmp_path / "source", write=True, shards=shards, arguments=arguments)
     files = list(files_below(native).items())
-    random.Random(seed).shuffle(files)
+    random.Random(0).shuffle(files)
     copied = {}
     for key, data in files:
         (mounted.path / key).parent.mkdir(parents=True, exist_ok=True)
@@ -204,8 +203,16 @@ def test_a_text_that_readers_would_take_for_something_else_is_not_shown(mount: M
     assert json.loads((array / ".zarray").read_text())["fill_value"] == 7
 
 
-@pytest.mark.parametrize("view", ["v2", "v3"])
-@pytest.mark.parametrize("copier", ["rsync -a", "rsync -a --checksum", "rsync -a --inplace", "rclone copy", "cp -a"])
+@pytest.mark.parametrize(
+    ("view", "copier"),
+    [
+        ("v2", "rsync -a"),
+        ("v2", "cp -a"),
+        ("v3", "rsync -a --checksum"),
+        ("v3", "rsync -a --inplace"),
+        ("v3", "rclone copy"),
+    ],
+)
 def test_a_copier_finds_what_it_has_copied(mount: Mounter, tmp_path: Path, view: str, copier: str) -> None:
     """Sizes, times and contents are those of the files that it copied, also of several documents of one node."""
     if not shutil.which(copier.split()[0]):
@@ -264,8 +271,7 @@ LATE = {
 }
 
 
-@pytest.mark.parametrize("shell", ["bash", "dash"])
-@pytest.mark.parametrize("view", ["v2", "v3"])
+@pytest.mark.parametrize(("view", "shell"), [("v2", "bash"), ("v3", "dash")])
 def test_who_empties_a_document_is_told_and_it_stays(mount: Mounter, tmp_path: Path, view: str, shell: str) -> None:
     if not shutil.which(shell):
         pytest.skip(f"{shell} is not installed")

@@ -52,29 +52,6 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path / "root")
 
 
-def test_every_call_is_remembered_in_order(scene: Scene) -> None:
-    fd = scene.create("new")
-    scene.disk.pwrite(fd, [b"abc", memoryview(b"def")], 5)
-    scene.disk.sync(fd)
-    scene.disk.rename("new", "newer", scene.here, scene.below)
-    scene.disk.sync_directory(scene.here)
-    assert scene.disk.names == ["create", "pwrite", "sync", "rename", "sync_directory"]
-    assert (scene.disk.calls[1].offset, scene.disk.calls[1].data) == (5, b"abcdef")
-    assert scene.disk.calls[3].files == ("new", "newer")
-    assert scene.disk.written == 6
-    assert (scene.root / "d" / "newer").read_bytes() == bytes(5) + b"abcdef"
-
-
-def test_a_fault_happens_in_place_of_its_call_and_only_then(scene: Scene) -> None:
-    scene.disk.faults = {1: Fault(OSError(errno.EIO, "broken"))}
-    scene.disk.mkdir("a", 0o755, scene.here)
-    with pytest.raises(OSError, match="broken"):
-        scene.disk.mkdir("b", 0o755, scene.here)
-    scene.disk.mkdir("c", 0o755, scene.here)
-    assert {path.name for path in scene.root.iterdir()} == {"old", "d", "a", "c"}
-    assert len(scene.disk.calls) == 3
-
-
 def test_a_write_may_fail_half_way(scene: Scene) -> None:
     scene.disk.faults = {0: Fault(OSError(errno.ENOSPC, "full"), written=4)}
     with pytest.raises(OSError, match="full"):
@@ -198,17 +175,6 @@ def test_a_rename_between_directories_is_certain_when_both_are_synced(scene: Sce
     assert scene.cut(oldest) == {"d/moved": OLD}
 
 
-def test_what_lies_in_a_directory_goes_with_its_name(scene: Scene) -> None:
-    scene.disk.mkdir("e", 0o755, scene.here)
-    inner = os.open(scene.root / "e", os.O_RDONLY)
-    fd = scene.disk.create("f", os.O_RDWR, 0o644, inner)
-    scene.disk.sync(fd)
-    scene.disk.sync_directory(inner)
-    assert {"e/f" in cut for cut in scene.cuts_at_random()} == {True, False}
-    scene.disk.sync_directory(scene.here)
-    assert "e/f" in scene.cut(oldest)
-
-
 def test_removed_names_may_come_back(scene: Scene) -> None:
     scene.disk.link("old", "second", scene.here, scene.here)
     scene.disk.symlink(b"old", "soft", scene.here)
@@ -227,18 +193,6 @@ def test_a_number_that_is_used_again_stands_for_another_file(scene: Scene) -> No
         os.close(fd)
         scene.disk.unlink("new", scene.here)
     assert {cut.get("new") for cut in scene.cuts_at_random()} >= {None, b"a", b"bb", b"ccc"}
-
-
-def test_files_may_keep_their_numbers(scene: Scene) -> None:
-    before = os.fstat(scene.old)
-    fd = scene.create("new")
-    scene.disk.pwrite(fd, [b"new"], 0)
-    scene.disk.sync(fd)
-    scene.disk.rename("new", "old", scene.here, scene.here)
-    directory = scene.root.parent / "cut"
-    scene.disk.after_power_cut(directory, oldest, keeps_inodes=True)
-    assert os.path.samestat((directory / "old").stat(), before)
-    assert (directory / "old").read_bytes() == OLD
 
 
 def test_what_a_kill_leaves_can_be_seen_at_every_call(scene: Scene) -> None:

@@ -29,14 +29,6 @@ def test_an_error_in_the_log_that_was_not_expected_fails_the_test(damaged: Path,
         touch(mount(damaged).path)
 
 
-def test_an_error_that_was_expected_does_not(damaged: Path, tmp_path: Path) -> None:
-    with mounter(tmp_path) as mount:
-        mounted = mount(damaged)
-        mounted.expect("unreadable shard: c/0/0: a shard of 0 bytes", "lookup: ")
-        touch(mounted.path)
-    assert mounted.process.returncode == 0
-
-
 def test_a_busy_mount_fails_the_test_and_is_taken_away_all_the_same(damaged: Path, tmp_path: Path) -> None:
     mounted, opened = [], []
 

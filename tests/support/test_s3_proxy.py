@@ -30,65 +30,6 @@ def bucket(s3_bucket: Bucket, s3_proxy: S3Proxy) -> Bucket:
     return s3_bucket.through(s3_proxy.url)
 
 
-def test_the_log_has_every_request_with_its_operation(bucket: Bucket, s3_proxy: S3Proxy) -> None:
-    etag = bucket.put("a/b", b"content", IfNoneMatch="*")
-    bucket.client.get_object(Bucket=bucket.name, Key="a/b", Range="bytes=-3", IfMatch=etag)["Body"].read()
-    bucket.head("a/b")
-    bucket.keys("a/")
-    bucket.client.copy_object(Bucket=bucket.name, Key="c", CopySource={"Bucket": bucket.name, "Key": "a/b"})
-    upload = bucket.client.create_multipart_upload(Bucket=bucket.name, Key="m")["UploadId"]
-    part = {"Bucket": bucket.name, "Key": "m", "UploadId": upload}
-    bucket.client.upload_part_copy(
-        **part, PartNumber=1, CopySource=f"{bucket.name}/a/b", CopySourceIfMatch=etag, CopySourceRange="bytes=0-3"
-    )
-    second = bucket.client.upload_part(**part, PartNumber=2, Body=b"more")["ETag"]
-    parts = bucket.client.list_parts(**part)["Parts"]
-    assert parts[1]["ETag"] == second
-    numbers = [{"ETag": row["ETag"], "PartNumber": row["PartNumber"]} for row in parts]
-    assert bucket.uploads() == ["m"]
-    bucket.client.complete_multipart_upload(**part, MultipartUpload={"Parts": numbers}, IfNoneMatch="*")
-    bucket.client.abort_multipart_upload(
-        Bucket=bucket.name,
-        Key="n",
-        UploadId=bucket.client.create_multipart_upload(Bucket=bucket.name, Key="n")["UploadId"],
-    )
-    bucket.delete("c")
-    log = s3_proxy.log
-    assert [request.operation for request in log] == [
-        "PutObject",
-        "GetObject",
-        "HeadObject",
-        "ListObjectsV2",
-        "CopyObject",
-        "CreateMultipartUpload",
-        "UploadPartCopy",
-        "UploadPart",
-        "ListParts",
-        "ListMultipartUploads",
-        "CompleteMultipartUpload",
-        "CreateMultipartUpload",
-        "AbortMultipartUpload",
-        "DeleteObject",
-    ]
-    put, get, head, listed, *_ = log
-    assert (put.method, put.bucket, put.key, put.status) == ("PUT", bucket.name, "a/b", 200)
-    assert (put.headers["if-none-match"], put.bytes_in, put.bytes_out) == ("*", 7, 0)
-    assert (get.range, get.headers["if-match"], get.status, get.bytes_out) == ("bytes=-3", etag, 206, 3)
-    assert (head.status, head.bytes_out) == (200, 0)
-    assert (listed.key, listed.query["prefix"]) == ("", "a/")
-    (copy,) = log.of("UploadPartCopy")
-    assert copy.headers["x-amz-copy-source"].removeprefix("/") == f"{bucket.name}/a/b"
-    assert copy.headers["x-amz-copy-source-range"] == "bytes=0-3"
-    assert copy.headers["x-amz-copy-source-if-match"] == etag
-    assert copy.query["partNumber"] == "1"
-    assert log.operations()["CreateMultipartUpload"] == 2
-    assert log.keys("GetObject", "UploadPart") == ["a/b", "m"]
-    assert log.max_in_flight() == 1
-    assert all(request.finished and request.started < request.finished for request in log)
-    log.clear()
-    assert list(log) == []
-
-
 def test_lost_requests_do_not_reach_the_server_and_lost_replies_do(
     bucket: Bucket, s3_bucket: Bucket, s3_proxy: S3Proxy
 ) -> None:

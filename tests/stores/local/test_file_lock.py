@@ -84,11 +84,11 @@ async def append(store: LocalStore, data: bytes) -> None:
 async def test_appends_of_many_tasks_and_stores_lose_nothing(source: Path) -> None:
     stores = [LocalStore(str(source)) for _ in range(3)]
     async with trio.open_nursery() as nursery:
-        for i in range(30):
+        for i in range(12):
             nursery.start_soon(append, stores[i % 3], bytes([i]))
     found = (source / "d" / "f").read_bytes()
     assert found.startswith(OLD)
-    assert sorted(found[len(OLD) :]) == list(range(30))
+    assert sorted(found[len(OLD) :]) == list(range(12))
 
 
 def test_a_lock_goes_with_its_process(source: Path) -> None:
