@@ -72,13 +72,6 @@ def test_the_daemon_gets_the_options_that_the_command_was_given(
     assert seen == [("s3://bucket/data", "/mnt", options, store, "info", "text", None, None)]
 
 
-def test_a_cache_is_in_the_directory_where_the_command_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert f"--cache={tmp_path}/kept" in StoreOptions(cache="kept").to_arguments()
-
-
 @pytest.mark.parametrize("foreground", [[], ["-f"]], ids=["background", "foreground"])
 @pytest.mark.parametrize("name", ["", "within"])
 def test_a_cache_in_the_mount_point_is_refused_and_not_made(place: Path, name: str, foreground: list[str]) -> None:
@@ -87,28 +80,7 @@ def test_a_cache_in_the_mount_point_is_refused_and_not_made(place: Path, name: s
     assert not list(place.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [
-        ("1", 1),
-        ("65536", 2**16),
-        ("4K", 2**12),
-        ("500M", 500 * 2**20),
-        ("10g", 10 * 2**30),
-        ("1.5GiB", 3 * 2**29),
-        ("2TiB", 2**41),
-        (" 7M ", 7 * 2**20),
-    ],
-)
-def test_sizes(monkeypatch: pytest.MonkeyPatch, text: str, nbytes: int) -> None:
-    seen: list[StoreOptions] = []
-    monkeypatch.setattr(mount, "_mount_in_foreground", lambda *arguments: seen.append(arguments[3]))
-    arguments = ["s3://bucket/data", "/mnt", "-f", "--cache=/kept", f"--cache-size={text}"]
-    mount.mount.main(arguments, standalone_mode=False)
-    assert seen == [StoreOptions(cache="/kept", cache_nbytes=nbytes)]
-
-
-@pytest.mark.parametrize("text", ["", "0", "0.0001K", "-1", "10GB", "10 bytes", "1e9", "G", "nan", "٣G", "9" * 5000])
+@pytest.mark.parametrize("text", ["", "0", "-1", "10GB", "1e9", "9" * 5000])
 def test_what_is_no_size_says_what_one_looks_like(text: str, place: Path) -> None:
     done = run_here("mount", "--cache", place, "--cache-size", text, "s3://bucket/data", place)
     assert (done.returncode, done.stdout) == (WRONG_USAGE, "")
@@ -176,7 +148,7 @@ def python(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[
 
 @pytest.mark.parametrize(
     ("command", "library"),
-    [("info", "boto3"), ("info", "botocore"), ("info", "obstore"), ("verify", "boto3"), ("recover", "obstore")],
+    [("info", "boto3"), ("recover", "obstore")],
 )
 def test_without_the_libraries_for_s3_the_command_says_how_to_get_them(command: str, library: str) -> None:
     program = f"import sys; sys.modules[{library!r}] = None; from shardfs.cli import main; main()"

@@ -17,7 +17,6 @@ from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.requests import Condition
 from tests.support.fake_s3 import FakeS3
 from tests.support.lossy_disk import QuickDisk
-from tests.support.memory_store import MemoryStore
 from tests.support.s3_writing import writing
 from tests.support.whole import FLAT, PATH, Coords, Life, store_document, whole_document
 
@@ -49,10 +48,6 @@ async def local(directory: Path) -> Store:
     return LocalStore(str(directory / "source"), QuickDisk())
 
 
-async def memory(_: Path) -> Store:
-    return MemoryStore()
-
-
 async def s3(directory: Path) -> Store:
     return await writing(FakeS3(), directory / "s3")
 
@@ -61,7 +56,7 @@ async def s3_without_conditions_on_delete(directory: Path) -> Store:
     return await writing(NoConditionOnDelete(), directory / "s3")
 
 
-BEGIN: list[Callable[[Path], Awaitable[Store]]] = [local, memory, s3, s3_without_conditions_on_delete]
+BEGIN: list[Callable[[Path], Awaitable[Store]]] = [local, s3, s3_without_conditions_on_delete]
 
 
 async def check(life: Life, model: dict[Coords, bytes]) -> None:

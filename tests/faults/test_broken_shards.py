@@ -21,7 +21,7 @@ from tests.support.encoder import EMPTY
 from tests.support.mounting import Mount, Mounter
 
 MAX_MEMORY = 250 * 2**20
-BROKEN, SOUND = "c/0/0", "c/0/1"
+BROKEN = "c/0/0"
 """Shards; each of them holds 2 × 2 inner chunks."""
 INSIDE = ["c/0/0", "c/0/1", "c/1/0", "c/1/1"]
 PLAIN = array((8, 12), (8, 6), sharding((4, 3), LITTLE, GZIP))

@@ -67,15 +67,14 @@ def hierarchy(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) -
     return module_mount(source).path
 
 
-@pytest.mark.parametrize("start", ["", "outer"])
-def test_consolidated_groups_are_read_by_zarr_python(hierarchy: Path, corpus: Corpus, start: str) -> None:
+def test_consolidated_groups_are_read_by_zarr_python(hierarchy: Path, corpus: Corpus) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        opened = zarr.open_group(str(hierarchy / start), mode="r", use_consolidated=True)
+        opened = zarr.open_group(str(hierarchy), mode="r", use_consolidated=True)
         assert opened.metadata.consolidated_metadata is not None
         half = len(GROUPED) // 2
         for position, case in enumerate(GROUPED):
-            path = ("" if start else "outer/") + ("" if position < half else "inner/") + case.name
+            path = ("outer/" if position < half else "outer/inner/") + case.name
             array = opened[path]
             assert isinstance(array, zarr.Array)
             assert array.shards is None
@@ -91,40 +90,3 @@ def test_consolidated_copies_say_what_the_arrays_documents_say(hierarchy: Path) 
             if copy["node_type"] == "array":
                 assert copy == json.loads((hierarchy / start / path / "zarr.json").read_text())
     assert json.loads((hierarchy / "zarr.json").read_text())["attributes"] == {"title": "kept"}
-
-
-def test_what_zarr_python_consolidates_itself_is_read_through_the_root(mount: Mounter, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    values = np.arange(24 * 36, dtype="f4").reshape(24, 36)
-    for path in ("a/image", "a/b/image"):
-        zarr.create_array(str(source), name=path, data=values, shards=(8, 12), chunks=(4, 3))
-    zarr.open_group(str(source), mode="a").require_group("a/b")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Consolidated metadata")
-        zarr.consolidate_metadata(str(source), path="a")
-        zarr.consolidate_metadata(str(source))
-    root = mount(source).path
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        opened = zarr.open_group(str(root), mode="r")
-        below = zarr.open_group(str(root / "a"), mode="r")
-        assert sorted(path for path, _ in opened.members(max_depth=None)) == ["a", "a/b", "a/b/image", "a/image"]
-        for array in (opened["a/image"], opened["a/b/image"], below["image"], below["b/image"]):
-            assert isinstance(array, zarr.Array)
-            assert (array.shards, array.chunks) == (None, (4, 3))
-            assert np.array_equal(np.asarray(array[...]), values)
-
-
-def test_a_group_lists_without_a_warning_about_stray_entries(mount: Mounter, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    plain = [case for case in CASES if case.name.startswith(("1d", "2d", "3d", "keys", "nested", "rectilinear"))]
-    for case in plain:
-        write_case(case, source / case.name)
-    (source / "zarr.json").write_text(group())
-    root = mount(source).path
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        members = dict(zarr.open_group(str(root), mode="r").members())
-    assert sorted(members) == sorted(case.name for case in plain)
-    for case in plain:
-        assert_same(np.asarray(members[case.name][...]), case.encode().values)

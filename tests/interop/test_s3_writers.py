@@ -27,7 +27,6 @@ from tests.support.writers import (
     assert_sound,
     document_of,
     flush,
-    resize_and_recreate,
     tool,
     write_zarr,
 )
@@ -169,20 +168,6 @@ def test_an_unsharded_array_becomes_a_sharded_one(remote: Remote, plain: Path, t
     assert (native / "image/notes.txt").read_text() == "plain\n"
 
 
-def test_an_array_is_copied_out_of_one_bucket_into_another_place_of_it(remote: Remote) -> None:
-    remote.put("a", BY_NAME["3d-ragged"].document)
-    mounted = remote.mount()
-    write_zarr(mounted.path / "a", BY_NAME["3d-ragged"].values)
-    tool("cp", "-r", mounted.path / "a", mounted.path / "b")
-    tool("mv", mounted.path / "a", mounted.path / "c")
-    assert sorted(os.listdir(mounted.path)) == ["b", "c", "zarr.json"]
-    mounted.unmount()
-    native = remote.native()
-    for name in ("b", "c"):
-        assert_same(READERS["zarr"](native / name), BY_NAME["3d-ragged"].values)
-    assert not remote.bucket.keys(f"{PREFIX}/a")
-
-
 def test_zarr_edits_and_resizes_through_the_document(remote: Remote) -> None:
     document = array((16, 16), (8, 8), sharding((2, 2), LITTLE, GZIP), fill_value=9)
     values = ramp((16, 16), "int32")
@@ -207,15 +192,6 @@ def test_zarr_edits_and_resizes_through_the_document(remote: Remote) -> None:
     for read in READERS.values():
         assert_same(read(native / "a"), expected)
     assert_sound(native)
-
-
-def test_tensorstore_creates_resizes_and_deletes(remote: Remote) -> None:
-    mounted = remote.mount(shards="2,4")
-    expected = resize_and_recreate(mounted.path)
-    mounted.unmount()
-    native = remote.native()
-    assert_packed(native, "a", expected)
-    assert sorted(files_below(native / "b")) == ["zarr.json"]
 
 
 def test_tensorstore_updates_parts_of_the_same_chunks_in_several_processes(remote: Remote) -> None:
@@ -247,13 +223,3 @@ def test_an_array_and_a_group_are_removed_with_all_their_objects(remote: Remote,
     mounted.unmount()
     assert not [key for key in remote.bucket.keys(PREFIX) if not key.startswith((f"{PREFIX}/kept/", f"{PREFIX}/zarr"))]
     assert_same(READERS["zarr"](remote.native() / "kept"), BY_NAME["3d-ragged"].values)
-
-
-def test_an_array_is_overwritten_by_another(remote: Remote) -> None:
-    mounted = remote.mount(shards="2,2")
-    for shape, value in (((9, 9), 1), ((6, 6), 3)):
-        zarr.create_array(str(mounted.path), name="a", data=np.full(shape, value, "u1"), chunks=(3, 3), overwrite=True)
-    mounted.unmount()
-    native = remote.native()
-    assert_packed(native, "a", np.full((6, 6), 3, "u1"))
-    assert sorted(files_below(native / "a")) == ["c/0/0", "zarr.json"]

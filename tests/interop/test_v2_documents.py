@@ -16,7 +16,6 @@ import zarr
 from shardfs.format.lens.v2 import array_documents, edit_array, new_array
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.clients import ZARR2, open_tensorstore_v2, read_zarr2
-from tests.support.readers import read_tensorstore
 
 SHAPE, CHUNK_SHAPE, SEPARATOR = (7, 6), (4, 3), "."
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -252,12 +251,6 @@ def test_zarr_python_3_reads_them_as_v2(converted: tuple[Path, dict[str, Any]]) 
     assert [name for name, array in found.items() if not same(array, values[name])] == []
 
 
-@pytest.mark.parametrize("name", TENSORSTORE_READS)
-def test_tensorstore_reads_numbers_as_v2(converted: tuple[Path, dict[str, Any]], name: str) -> None:
-    root, values = converted
-    assert same(open_tensorstore_v2(root / "v2" / name).read().result(), values[name])
-
-
 def assert_edited(directory: Path, shape: list[int], **attributes: Any) -> None:
     """Assert that the documents in *directory* are edits that change the shape and add *attributes*, and no more."""
     written = documents()[directory.name]
@@ -396,11 +389,3 @@ def test_zarr_python_3_reads_as_v3_what_zarr_python_2_wrote(unconverted: tuple[P
         assert [name for name, array in found.items() if not same(array[...], values[name])] == []
     assert {array.metadata.dimension_names for array in found.values()} == {("y", "x")}
     assert all(dict(array.attrs) == {"units": "mm"} for array in found.values())
-
-
-@pytest.mark.parametrize(
-    "name", ["default", "plain", "fortran", "big", "blosc", "bytes blosc", "checked", "bool", "uint64", "complex"]
-)
-def test_tensorstore_reads_as_v3_what_zarr_python_2_wrote(unconverted: tuple[Path, dict[str, Any]], name: str) -> None:
-    root, values = unconverted
-    assert same(read_tensorstore(root / "v3" / name), values[name])

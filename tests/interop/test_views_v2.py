@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import xarray
 
 from tests.support.clients import (
     ZARR2,
@@ -61,36 +60,6 @@ numpy.savez(found, **{name: consolidated[name][...] for name in names})
     found = ZARR2.arrays(program, tmp_path, viewed.root, attributes, *WITH_V2_FORM)
     for name in WITH_V2_FORM:
         assert np.array_equal(found[name], viewed.values[name]), name
-
-
-def test_an_old_xarray_reads_with_dask(viewed: Viewed, tmp_path: Path) -> None:
-    assert "No such file or directory: " in ZARR2.complaint(
-        "import sys, xarray; xarray.open_zarr(sys.argv[1])", viewed.source
-    )
-    program = """
-import sys, numpy, xarray
-found, root = sys.argv[1:]
-opened = xarray.open_zarr(root, consolidated=True, mask_and_scale=False)
-assert opened.sizes == {"z": 20, "y": 24, "x": 28} and opened.attrs == {"made by": "a test"}, opened
-assert opened["image"].chunks == ((8, 8, 4), (8, 8, 8), (4,) * 7), opened["image"].chunks
-assert int(opened["nested"].sum()) == int(opened["nested"].values.sum())
-numpy.savez(found, **{str(name): variable.values for name, variable in opened.items()})
-"""
-    found = ZARR2.arrays(program, tmp_path, viewed.root)
-    assert sorted(found) == sorted(WITH_V2_FORM)
-    for name in WITH_V2_FORM:
-        assert np.array_equal(found[name], viewed.values[name]), name
-
-
-@pytest.mark.parametrize("consolidated", [True, False])
-def test_xarray_reads_it_as_zarr_format_2(viewed: Viewed, consolidated: bool) -> None:
-    with xarray.open_zarr(viewed.root, zarr_format=2, consolidated=consolidated, mask_and_scale=False) as opened:
-        assert (opened.sizes, opened.attrs) == (SIZES, MADE_BY)
-        assert opened["image"].attrs == ATTRIBUTES, "zero is no missing value"
-        assert sorted(map(str, opened)) == sorted(WITH_V2_FORM)
-        for name, variable in opened.items():
-            assert variable.chunks is not None
-            assert np.array_equal(variable.values, viewed.values[str(name)]), name
 
 
 def test_gdal_reads_all_arrays_and_makes_a_tiff_of_a_plane(viewed: Viewed, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorstore
 import zarr
 
 from tests.support.clients import CLOUD_VOLUME, RASTERIO
@@ -104,9 +103,3 @@ def test_decoded_all_libraries_and_numpy_alone_read_every_array(decoded: Viewed)
         chunk = np.fromfile(path, values.dtype.newbyteorder("<")).reshape(chunk_shape)
         tail = values[tuple(slice(place * edge, None) for place, edge in zip(last, chunk_shape, strict=True))]
         assert np.array_equal(chunk[tuple(map(slice, tail.shape))], tail), name
-
-
-def test_decoded_a_spec_of_tensorstore_needs_no_codec(decoded: Viewed) -> None:
-    spec = {"driver": "zarr3", "kvstore": f"file://{decoded.root}/image/", "metadata": {"codecs": ["bytes"]}}
-    opened = tensorstore.open(spec, read=True).result()
-    assert np.array_equal(opened[5:18, 3:20, 1:27].read().result(), decoded.values["image"][5:18, 3:20, 1:27])

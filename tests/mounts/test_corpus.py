@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.corpus import CASES, Case
+from tests.support.corpus import Case
 from tests.support.datasets import Corpus, by_key, files_below
 from tests.support.encoder import SHARDING, chunk_key, named, with_codec
 from tests.support.parametrize import every_case
@@ -50,10 +50,6 @@ def test_the_document_is_the_stored_one_but_for_grid_keys_and_codecs(corpus: Cor
         assert isinstance(extension, dict)
         assert "must_understand" not in extension
     assert shown["chunk_grid"]["name"] == "regular"
-
-
-def test_the_root_lists_every_array(corpus: Corpus) -> None:
-    assert sorted(os.listdir(corpus.mount.path)) == sorted(case.name for case in CASES)
 
 
 def others(document: dict[str, Any]) -> dict[str, Any]:

@@ -118,21 +118,6 @@ def test_a_listing_resumes_behind_any_name(mounted: Mount, name: str) -> None:
         os.close(fd)
 
 
-@LARGE
-def test_two_listings_of_one_directory_do_not_disturb_each_other(mounted: Mount, name: str) -> None:
-    fds = [os.open(directory(mounted, name), os.O_RDONLY | os.O_DIRECTORY) for _ in range(2)]
-    found: list[list[str]] = [[], []]
-    more = [True, True]
-    while any(more):
-        for turn, (fd, size) in enumerate(zip(fds, (512, 2000), strict=True)):
-            names = getdents(fd, size)
-            more[turn] = bool(names)
-            found[turn] += [entry.text for entry in names]
-    for fd, names in zip(fds, found, strict=True):
-        os.close(fd)
-        assert sorted(names) == sorted(expected(name))
-
-
 @pytest.mark.parametrize("name", ["nested", "nested-v2"])
 def test_nested_directories_list_rows_and_columns(mounted: Mount, name: str) -> None:
     root = mounted.path / name / ("c" if name == "nested" else "")
@@ -156,18 +141,6 @@ def test_inode_numbers_and_kinds_in_a_listing_are_those_of_stat(mounted: Mount) 
         assert len(inodes) == len(os.listdir(mounted.path / path))
 
 
-def test_dot_and_dot_dot_lead_where_they_should(mounted: Mount) -> None:
-    for path in ("row/c", "nested/c", "nested/c/3", "flat", "nested-v2/3"):
-        here = mounted.path / path
-        assert os.path.samestat(os.stat(here / "."), os.stat(here))
-        assert os.path.samestat(os.stat(f"{here}/.."), os.stat(here.parent))
-        fd = os.open(here, os.O_RDONLY | os.O_DIRECTORY)
-        assert os.path.samestat(os.stat("..", dir_fd=fd), os.stat(here.parent))
-        os.close(fd)
-    outside = os.stat(f"{mounted.path}/..")
-    assert os.path.samestat(outside, os.stat(mounted.path.parent))
-
-
 def test_the_directories_of_chunks_that_no_shard_covers_are_found_but_not_listed(
     mount: Mounter, tmp_path: Path
 ) -> None:
@@ -178,13 +151,6 @@ def test_the_directories_of_chunks_that_no_shard_covers_are_found_but_not_listed
     assert os.path.isdir(root / "c/0")  # any prefix within the grid, so that mkdir answers EEXIST
     assert os.listdir(root / "c/0") == []
     assert not os.path.exists(root / "c/4")
-
-
-def test_an_array_without_a_shard_has_no_chunk_directory(mount: Mounter, tmp_path: Path) -> None:
-    absent = [(row, column) for row in range(4) for column in range(4)]
-    store(tmp_path / "source", array((8, 12), (4, 6), sharding((2, 3))), absent=absent)
-    root = mount(tmp_path / "source").path
-    assert os.listdir(root) == ["zarr.json"]
 
 
 @pytest.mark.parametrize("separator", ["/", "."])

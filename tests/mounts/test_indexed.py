@@ -46,10 +46,6 @@ def opened(path: Path, **options: Any) -> zarr.Array[Any]:
     return found
 
 
-def test_the_npy_view_shows_the_values(mount: Mounter, source: Path) -> None:
-    assert np.array_equal(np.load(mount(source, arguments=["--view=npy"]).path / "image.npy"), made_values())
-
-
 @pytest.mark.parametrize("options", [[], ["--decode"], ["--view=v2"]], ids=" ".join)
 def test_what_is_written_and_resized_is_stored_in_such_shards(mount: Mounter, source: Path, options: list[str]) -> None:
     mounted = mount(source, write=True, arguments=options)

@@ -58,24 +58,3 @@ def test_umount_takes_away_a_dead_mount(mount: Mounter, source: Path) -> None:
     done = run("umount", mounted.path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert not mounted.is_mounted
-
-
-NAMES = [
-    "with space",
-    "with,comma",
-    "back\\slash",
-    "new\nline",
-    "=equal",
-    "µ-日本",
-    "-dash",
-    os.fsdecode(b"latin-\xe9"),
-]
-
-
-@pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_source_and_mount_point_may_have_any_name(mount: Mounter, source: Path, tmp_path: Path, name: str) -> None:
-    source.rename(tmp_path / name)
-    (tmp_path / f"at {name}").mkdir()
-    mounted = mount(tmp_path / name, path=tmp_path / f"at {name}")
-    assert (mounted.path / "c/0/0").stat().st_size == 24
-    assert mounted.is_mounted

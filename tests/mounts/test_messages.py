@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.corpus import array, sharding
 from tests.support.datasets import store
-from tests.support.mounting import PATIENCE, Mounter, command, environment
+from tests.support.mounting import PATIENCE, command, environment
 
 STRICT = {"PYTHONIOENCODING": "utf-8:strict"}  # as in most locales of desktops
 NAME = os.fsdecode(b"latin-\xe9")
@@ -43,13 +43,3 @@ def test_odd_names_are_named_on_the_terminal_and_in_the_log(tmp_path: Path, name
     logged = file.read_text(encoding="utf-8", errors="replace")
     assert "Traceback" not in logged
     assert "is shown as stored: the document is not valid JSON" in logged
-
-
-def test_a_log_file_in_the_foreground_takes_any_name(mount: Mounter, tmp_path: Path) -> None:
-    (tmp_path / "source" / NAME).mkdir(parents=True)
-    (tmp_path / "source" / NAME / "zarr.json").write_text("{")
-    mounted = mount(tmp_path / "source", log_file=tmp_path / "log")
-    assert os.listdir(mounted.path / NAME) == ["zarr.json"]
-    mounted.unmount()
-    assert mounted.log == ""  # which is what it would complain on
-    assert "is shown as stored: the document" in (tmp_path / "log").read_text(encoding="utf-8", errors="replace")

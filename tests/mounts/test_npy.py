@@ -209,16 +209,6 @@ def test_reading_in_order_decodes_each_chunk_once_where_a_slab_fits(
         assert (mounted.path / "image.npy").read_bytes() == data
 
 
-def test_a_chunk_larger_than_the_cache_is_decoded_once_by_who_reads_on(tmp_path: Path, mount: Mounter) -> None:
-    values = np.arange(300_000, dtype="<i4")
-    store(tmp_path / "a", array((300_000,), (300_000,), sharding((150_000,), LITTLE, GZIP)), values)
-    mounted = mount(tmp_path / "a", arguments=[*NPY, "--decode-cache=1"])
-    with open(mounted.path / "a.npy", "rb", buffering=0) as file:
-        data = b"".join(iter(lambda: file.read(2**17), b""))
-    assert data == saved(values)
-    assert counts(mounted)["decoded_chunks"] <= 4  # the kernel may ask for both sides of the boundary in turns
-
-
 def test_transposes_nesting_and_byte_order_compose(tmp_path: Path, mount: Mounter) -> None:
     values = (np.arange(9 * 10 * 11) - 400.5).astype("<f8").reshape(9, 10, 11)
     nested = sharding((4, 8, 4), transpose(1, 2, 0), sharding((4, 2, 2), transpose(2, 1, 0), BIG, ZSTD))

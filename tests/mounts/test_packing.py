@@ -215,18 +215,6 @@ def test_chunks_without_a_document_wait_for_it_in_the_next_mount(mount: Mounter,
     assert_sound(tmp_path / "source")
 
 
-def test_zarr_python_creates_a_sharded_array_without_knowing(mount: Mounter, tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
-    created = zarr.create_array(str(mounted.path), name="a/b", data=VALUES, chunks=CHUNKS)
-    assert created.shards is None
-    assert_same(READERS["zarr"](mounted.path / "a" / "b"), VALUES)
-    mounted.unmount()
-    assert_native(tmp_path / "source" / "a" / "b")
-    assert_packed(tmp_path / "source", NCHUNKS, index_nbytes=INDEX_NBYTES)
-    assert_sound(tmp_path / "source")
-
-
 def test_an_array_of_another_rank_is_stored_as_written(mount: Mounter, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     values = np.arange(1, 13).reshape(3, 4)
@@ -272,22 +260,6 @@ def test_other_key_encodings_are_packed(mount: Mounter, tmp_path: Path, name: st
     assert_native(tmp_path / "source")
     assert_packed(tmp_path / "source", NCHUNKS, index_nbytes=INDEX_NBYTES)
     assert_sound(tmp_path / "source")
-
-
-def test_a_second_rsync_transfers_nothing(mount: Mounter, tmp_path: Path, plain: Path) -> None:
-    if not shutil.which("rsync"):
-        pytest.skip("rsync is not installed")
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
-    arguments = ("rsync", "-a", "--itemize-changes", f"{plain / 'image'}/", mounted.path / "image")
-    assert tool(*arguments).count(b">f+++") == NCHUNKS + 2
-    again = [line for line in tool(*arguments).decode().splitlines() if line.startswith((">f", "<f"))]
-    flush(mounted)
-    after = [line for line in tool(*arguments).decode().splitlines() if line.startswith((">f", "<f"))]
-    assert not again + after
-    mounted.unmount()
-    assert_native(tmp_path / "source" / "image")
-    assert_packed(tmp_path / "source", NCHUNKS, index_nbytes=INDEX_NBYTES)
 
 
 @pytest.mark.parametrize("first", ["zarr.json", "c"])

@@ -80,17 +80,6 @@ def test_every_range_around_both_ends_is_exact(dataset: Dataset) -> None:
         os.close(fd)
 
 
-def test_chunks_of_three_mebibytes_are_read_whole(dataset: Dataset) -> None:
-    for name, expected in dataset.files.items():
-        if name.startswith("large/"):
-            assert len(expected) == 3 * MIB + 4
-            assert (dataset.root / name).read_bytes() == expected
-            with open(dataset.root / name, "rb", buffering=0) as file:
-                buffer = bytearray(4 * MIB)
-                assert file.readinto(buffer) == len(expected)
-                assert buffer[: len(expected)] == expected
-
-
 def test_a_private_mapping_works_on_every_file(dataset: Dataset) -> None:
     for name, expected in dataset.files.items():
         with open(dataset.root / name, "rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as mapped:
@@ -107,18 +96,6 @@ def test_a_shared_mapping_works_on_plain_files_and_with_the_page_cache_on_chunks
             else:
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
                     assert mapped[:] == file.read()
-
-
-def test_a_second_reader_sees_the_same_through_every_handle(dataset: Dataset) -> None:
-    names = [name for name in dataset.files if name.startswith("nested/")] * 8
-    handles = [os.open(dataset.root / name, os.O_RDONLY) for name in names]
-    try:
-        for name, fd in zip(names, handles, strict=True):
-            assert os.fstat(fd).st_size == len(dataset.files[name])
-            assert os.read(fd, 10**6) == dataset.files[name]
-    finally:
-        for fd in handles:
-            os.close(fd)
 
 
 READ_AT_RANDOM = """

@@ -84,18 +84,6 @@ def test_a_second_mount_fetches_no_payload(remote: Remote, cache: Path) -> None:
     assert fetched(remote) == 0
 
 
-def test_single_chunks_come_from_the_cache_too(remote: Remote, cache: Path) -> None:
-    files = store(remote)
-    for expected in (3, 0):
-        root = mounted(remote, cache)
-        (root / "zarr.json").read_bytes()
-        remote.taken()
-        for name in ("c/14", "c/3", "c/8"):
-            assert (root / name).read_bytes() == files[name]
-        chunks = [request for request in remote.taken() if request.bytes_out == CHUNK]
-        assert len(chunks) == expected
-
-
 def test_two_mounts_share_what_the_other_fetched(remote: Remote, cache: Path) -> None:
     files = store(remote)
     first, second = mounted(remote, cache), mounted(remote, cache)

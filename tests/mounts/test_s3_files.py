@@ -28,8 +28,6 @@ from tests.support.s3_server import Bucket
 MIB = 2**20
 CHANGED = "was changed by another program"
 KEPT = "is kept in"
-SOON = 0.2
-"""A TTL with which what another host stored is seen at once, or nearly."""
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.support.corpus import GZIP, LITTLE, array, ramp, sharding
@@ -66,12 +65,6 @@ def test_cp_a_keeps_mode_and_time_of_the_shard(dataset: Dataset, tmp_path: Path)
     assert (copied.st_mode, copied.st_mtime_ns) == (shard.st_mode, shard.st_mtime_ns)
 
 
-def test_cmp_finds_no_difference(dataset: Dataset, tmp_path: Path) -> None:
-    for name, data in dataset.chunks.items():
-        (tmp_path / "expected").write_bytes(data)
-        dataset.run("cmp", name, tmp_path / "expected")
-
-
 def test_statfs_is_that_of_the_source(dataset: Dataset) -> None:
     shown, stored = os.statvfs(dataset.path), os.statvfs(dataset.source)
     for name in ("f_frsize", "f_blocks", "f_files", "f_namemax"):
@@ -79,10 +72,3 @@ def test_statfs_is_that_of_the_source(dataset: Dataset) -> None:
     for name in ("f_bfree", "f_bavail", "f_ffree"):  # others write to the same disk meanwhile
         assert getattr(shown, name) == pytest.approx(getattr(stored, name), rel=0.05)
     assert shown.f_flag & os.ST_RDONLY
-
-
-def test_values_survive_numpy_reading_a_chunk_file_by_hand(mount: Mounter, tmp_path: Path) -> None:
-    document = array((8, 6), (8, 6), sharding((4, 3)))
-    store(tmp_path / "source", document)
-    chunk = np.fromfile(mount(tmp_path / "source").path / "c/1/0", "<i4").reshape(4, 3)
-    assert np.array_equal(chunk, ramp((8, 6), "int32")[4:, :3])

@@ -15,7 +15,6 @@ import zarr
 
 from tests.support.commands import run, run_json
 from tests.support.mounting import PATIENCE, Mount
-from tests.support.readers import READERS, assert_same
 
 
 def write_zarr(path: Path, values: np.ndarray) -> None:
@@ -43,24 +42,6 @@ WRITERS: dict[str, Callable[[Path, np.ndarray], None]] = {
 def open_tensorstore(path: Path, **members: Any) -> tensorstore.TensorStore:
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}, **members}
     return tensorstore.open(spec, read=True, write=True).result()
-
-
-def resize_and_recreate(path: Path) -> np.ndarray:
-    """Let tensorstore make and resize the array `a` below *path*, and make `b` twice; returns what `a` is then."""
-    grid = {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}
-    metadata = {"shape": [10, 12], "data_type": "uint16", "chunk_grid": grid}
-    opened = open_tensorstore(path / "a", create=True, metadata=metadata)
-    values = np.arange(1, 121, dtype="u2").reshape(10, 12)
-    opened[...].write(values).result()
-    opened = opened.resize(exclusive_max=[4, 20]).result()
-    opened = opened.resize(exclusive_max=[10, 20]).result()
-    opened[9, 19].write(3).result()
-    expected = np.zeros((10, 20), "u2")
-    expected[:4, :12], expected[9, 19] = values[:4], 3
-    assert_same(READERS["tensorstore"](path / "a"), expected)
-    open_tensorstore(path / "b", create=True, metadata=metadata)[...].write(values).result()
-    open_tensorstore(path / "b", create=True, delete_existing=True, metadata=metadata)
-    return expected
 
 
 def tool(*arguments: str | Path, cwd: Path | None = None) -> bytes:

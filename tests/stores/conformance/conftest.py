@@ -15,10 +15,9 @@ from shardfs.stores.s3.location import Location, S3Options
 from shardfs.stores.s3.requests import Counts
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3
-from tests.support.memory_store import MemoryStore
 
 PREFIX = "data.zarr"
-STORES = ["memory", "local", "s3", "s3 server"]
+STORES = ["local", "s3", "s3 server"]
 
 
 @dataclass(frozen=True)
@@ -28,17 +27,6 @@ class Subject:
     name: str
     begin: Callable[[], Awaitable[Store]]
     again: Callable[[Store], Awaitable[Store]]
-
-
-async def _same(store: Store) -> Store:
-    return store
-
-
-def memory() -> Subject:
-    async def begin() -> Store:
-        return MemoryStore()
-
-    return Subject("memory", begin, _same)
 
 
 def local(directory: Path) -> Subject:
@@ -72,8 +60,6 @@ def s3(client: S3Client, directory: Path, name: str) -> Subject:
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
     """Each kind of store."""
     match request.param:
-        case "memory":
-            return memory()
         case "local":
             return local(tmp_path / "source")
         case "s3":

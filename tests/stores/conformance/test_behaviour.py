@@ -1,4 +1,4 @@
-"""What every store does, in memory, on a local disk and on S3."""
+"""What every store does, on a local disk and on S3."""
 
 from __future__ import annotations
 
