@@ -59,7 +59,7 @@ def list_mounts() -> list[Mount]:
                 found.append(
                     Mount(
                         _unescaped(place.split()[4]),
-                        _unescaped(source).removeprefix("shardfs:"),
+                        _unescaped(source),
                         int(named.get("user_id", 0)),
                         int(named.get("group_id", 0)),
                         "rw" in named,
