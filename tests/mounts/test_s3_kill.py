@@ -161,6 +161,7 @@ def test_a_journal_stays_where_it_belongs(host: Host, s3_proxy: S3Proxy, what: s
     mounted.unmount()
     assert host.bucket.objects(PREFIX) == before
     (left,) = host.recover(status=FAILED)
-    assert (left["source"], left["endpoint"], left["chunks"]) == (host.url, host.bucket.endpoint_url, 1)
+    assert left["kind"] == "slot"
+    assert left["command"] == f"shardfs recover --apply --endpoint-url {host.bucket.endpoint_url} {host.url}"
     host.mount().unmount()
     assert host.chunk(0, 0) == NEW
