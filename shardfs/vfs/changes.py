@@ -181,6 +181,9 @@ class Changes:
         self.writer.check_room()
 
     async def _publish(self, buffer: WriteBuffer) -> None:
+        if buffer.is_changed and buffer.is_detached:
+            async with self._locks.hold(buffer.entry.node_path):
+                pass  # who moves its name gives it the new one before this
         while buffer.is_unpublished:
             entry = buffer.entry
             makes_node = await entry.makes_node()
@@ -414,6 +417,8 @@ class Changes:
         """Let those who write *buffer*, whose name became *new*, write that from now on."""
         if isinstance(new, Published):
             current = await new.current()
+            if not buffer.users:
+                return  # all have closed it meanwhile
             assert current is not None
             buffer.version = current.attributes.ino
             self.buffers.rename(buffer, new)

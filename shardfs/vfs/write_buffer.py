@@ -183,8 +183,8 @@ class WriteBuffer:
     async def write(self, offset: int | None, data: Buffer) -> None:
         """Write *data* at *offset*, None being the end."""
         self.buffers.check_room()
-        await self._begin_again()
         async with self.lock:
+            await self._begin_again()
             await self._load()
             offset = self.content.nbytes if offset is None else offset
             self.entry.check_size(offset + len(data))
@@ -193,8 +193,8 @@ class WriteBuffer:
 
     async def truncate(self, nbytes: int) -> None:
         """Give the file another size."""
-        await self._begin_again()
         async with self.lock:
+            await self._begin_again()
             self.entry.check_size(nbytes)
             if nbytes == 0:
                 self.base = None
@@ -214,11 +214,9 @@ class WriteBuffer:
     async def _begin_again(self) -> None:
         """Say what was published meanwhile, if nothing was written."""
         if self.state is State.OUTDATED:
-            base = await self.entry.current()
-            async with self.lock:
-                if self.state is State.OUTDATED:
-                    self.base, self.state = base, State.CLEAN
-                    self.content.clear()
+            self.base = await self.entry.current()
+            self.state = State.CLEAN
+            self.content.clear()
 
     def _changed(self) -> None:
         self.state = State.DIRTY
@@ -303,11 +301,11 @@ class WriteHandle(FileHandle):
         So is what was written after the descriptor was flushed: by a thread, while another one closed it.
         """
         buffer = self.buffer
-        buffer.users -= 1
         try:
-            if self.is_unflushed or (buffer.state is State.FRESH and not buffer.users):
+            if self.is_unflushed or (buffer.state is State.FRESH and buffer.users == 1):
                 await buffer.buffers.publish(buffer)
         finally:
+            buffer.users -= 1
             if not buffer.users:
                 buffer.buffers.end(buffer)
 

@@ -22,6 +22,7 @@ from shardfs.vfs.entries.document import Document, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.handles import ChunkHandle
 from shardfs.vfs.inodes import ROOT, Inodes
+from shardfs.vfs.write_buffer import WriteBuffer
 from tests.crash.harness import Process
 from tests.crash.histories import make_source
 from tests.support.opened import find, in_trio, read_file
@@ -378,3 +379,79 @@ async def test_a_chunk_that_waits_to_be_moved_while_its_array_is_resized_brings_
         await chunk.replace(MemoryContent(memoryview(b"new")), handle.attributes, None)
     found = [await find(fs, path) for path in ("unchecked/c/0", "moved")]
     assert [await read_file(fs, each.ino) for each in found if each.ino] == [b"new"]
+
+
+@in_trio
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_chunk_that_is_closed_while_it_is_moved_keeps_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """It is closed *before* or *after* the old name was removed: after all was published, or before."""
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, Syscalls())
+    fs, changes = process.fs, process.writing.changes
+    directory = (await find(fs, "unchecked/c")).ino
+    await write(changes, directory, b"0", b"first text")
+    writing, _ = await changes.open((await changes.lookup(directory, b"0")).ino, os.O_RDWR)
+    remove = Chunk.remove
+
+    async def end() -> None:
+        await fs.open_files[writing].write(0, b"FIRST")
+        await fs.open_files[writing].flush()
+        await changes.close(writing)
+
+    async def remove_meanwhile(chunk: Chunk) -> None:
+        monkeypatch.undo()
+        if when == "before":
+            await changes.close(writing)
+        await remove(chunk)
+        if when == "after":
+            nursery.start_soon(end)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+
+    if when == "before":
+        await fs.open_files[writing].write(0, b"FIRST")
+        await fs.open_files[writing].sync()
+    monkeypatch.setattr(Chunk, "remove", remove_meanwhile)
+    async with trio.open_nursery() as nursery:
+        await changes.rename(directory, b"0", directory, b"1", exclusive=False)
+    assert not changes.buffers
+    late, _ = await changes.open((await changes.lookup(directory, b"1")).ino, os.O_RDWR)
+    await fs.open_files[late].write(0, b"x")
+    await fs.open_files[late].flush()
+    await changes.close(late)
+    assert await read_file(fs, (await find(fs, "unchecked/c/1")).ino) == b"xIRST text"
+
+
+@in_trio
+async def test_a_write_while_another_is_published_is_made_on_top_of_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    process = await Process.start(root, Syscalls())
+    fs, changes = process.fs, process.writing.changes
+    directory = (await find(fs, "unchecked/c")).ino
+    await write(changes, directory, b"0", b"first")
+    ino = (await changes.lookup(directory, b"0")).ino
+    changing, _ = await changes.open(ino, os.O_RDWR)
+    writing, _ = await changes.open(ino, os.O_WRONLY | os.O_TRUNC)
+    await fs.open_files[writing].write(0, b"second")
+    await fs.open_files[writing].flush()
+    await fs.open_files[writing].write(0, b"third ")
+    publish = Chunk.publish
+
+    async def publish_late(chunk: Chunk, buffer: WriteBuffer) -> None:
+        monkeypatch.undo()
+        nursery.start_soon(fs.open_files[changing].write, 0, b"T")
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        await publish(chunk, buffer)
+
+    monkeypatch.setattr(Chunk, "publish", publish_late)
+    async with trio.open_nursery() as nursery:
+        await fs.open_files[writing].flush()
+    for number in (writing, changing):
+        await fs.open_files[number].flush()
+        await changes.close(number)
+    assert await read_file(fs, (await find(fs, "unchecked/c/0")).ino) == b"Third "
