@@ -15,6 +15,8 @@ Kind = Literal["text", "gauge", "counter", "detail"]
 Unit = Literal["", "bytes", "seconds", "time"]
 Value = float | str | Mapping[str, float]
 
+_MAX: Final = 2**63
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -107,11 +109,17 @@ class Snapshot:
     @classmethod
     def parse(cls, text: bytes) -> "Snapshot":
         """Return a snapshot that was encoded, perhaps by another version of shardfs; raises `ValueError`."""
-        found = json.loads(text)
-        if not isinstance(found, dict):
+        try:
+            found = json.loads(text)
+        except RecursionError:
+            raise ValueError("figures are not nested") from None
+        if not isinstance(found, dict) or not isinstance(found.setdefault("store", {}), dict):
             raise ValueError("figures are an object")  # noqa: TRY004 - as any other JSON that is none
         own = {each.name: found.pop(each.name) for each in fields(cls) if each.metadata and each.name in found}
-        return cls(**own, store=found.pop("store", {}), counts=found)
+        for each in fields(cls):
+            if each.name in own and not _is_of(own[each.name], each.type):
+                raise ValueError(f"figures have another {each.name}")
+        return cls(**own, store=found.pop("store"), counts=found)
 
     def figures(self) -> Iterator[tuple[Figure, Value]]:
         """Yield the rows of the table that have a value, but for details."""
@@ -122,6 +130,13 @@ class Snapshot:
                 value = self.counts.get(figure.name, getattr(self, figure.name, None))
             if value is not None and figure.kind != "detail":
                 yield figure, value
+
+
+def _is_of(value: object, kinds: Any) -> bool:  # noqa: ANN401 - the type of a field
+    """Whether *value* is of a type, where float means any number; none that cannot be shown."""
+    if isinstance(value, int | float):
+        return abs(value) < _MAX and (isinstance(value, kinds) or isinstance(1.0, kinds))
+    return isinstance(value, kinds)
 
 
 _STORE: Final = "store_"

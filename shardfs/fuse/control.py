@@ -66,7 +66,10 @@ def ask(mountpoint: str, timeout: float) -> Snapshot:
         _leave(process)
         raise UnfinishedError(_silence(mountpoint, timeout)) from None
     _check(process)
-    return Snapshot.parse(answer)
+    try:
+        return Snapshot.parse(answer)
+    except ValueError:
+        raise OSError(errno.EPROTO, os.strerror(errno.EPROTO)) from None  # any user can mount what says it is ours
 
 
 def flush(mountpoint: str, timeout: float, say: Callable[[str], None]) -> None:

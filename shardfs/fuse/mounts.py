@@ -53,12 +53,12 @@ def list_mounts() -> list[Mount]:
     with open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
         for line in lines:
             place, _, rest = line.partition(" - ")
-            kind, source, options = rest.split()
+            kind, source, options = rest.removesuffix("\n").split(" ")  # a source may be empty, or have other blanks
             if kind == _FILESYSTEM:
                 named = dict(option.partition("=")[::2] for option in options.split(","))
                 found.append(
                     Mount(
-                        _unescaped(place.split()[4]),
+                        _unescaped(place.split(" ")[4]),
                         _unescaped(source),
                         int(named.get("user_id", 0)),
                         int(named.get("group_id", 0)),
@@ -119,7 +119,7 @@ def open_figures(pid: int) -> int | None:
             path = f"/proc/{pid}/fd/{name}"
             with suppress(OSError):
                 if os.readlink(path).startswith(f"/memfd:{FIGURES_FILE} "):
-                    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     return None
 
 

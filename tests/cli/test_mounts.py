@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,19 @@ def test_all_are_listed_the_dead_and_the_silent_and_those_that_commit_still(
     assert lines[index + 1] == f"  {rows['dead']['note']}"
 
 
+def test_mounts_with_strange_names_are_read(background: Background, source: Path, tmp_path: Path) -> None:
+    place, other = tmp_path / "a\u00a0b\u3000c\u2028", tmp_path / "other"
+    place.mkdir()
+    other.mkdir()
+    assert background(source, place).returncode == 0
+    # The table has nothing for a source without a name.
+    prefix = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs "" {other} && exec "$@"', "sh")
+    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        prefix = ()
+    assert rows_below(tmp_path, prefix=prefix)[place.name]["state"] == "serving"
+    assert run("umount", place).returncode == 0
+
+
 def test_a_daemon_in_another_mount_namespace_is_listed(background: Background, source: Path, place: Path) -> None:
     prefix = ["unshare", "--mount"]
     if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
@@ -83,6 +97,55 @@ def test_a_daemon_in_another_mount_namespace_is_listed(background: Background, s
         row = rows_below(place.parent)["place"]
         daemon.terminate()
     assert (row["state"], row["pid"]) == ("elsewhere", daemon.pid)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        b"[" * 60_000,
+        b'{"pending_chunks": "many", "mountpoint": "x"}',
+        b'{"pending_chunks": 2, "pending_age_seconds": 1e999}',
+        b'{"pending_chunks": 2, "pending_age_seconds": -Infinity}',
+        b'{"pending_chunks": 2, "pending_bytes": 1%s}' % (b"0" * 4000),
+        b'{"pid": "../x"}',
+        b'{"store": 5}',
+    ],
+)
+def test_figures_of_others_that_say_nonsense_are_passed_over(figures: bytes) -> None:
+    file = os.memfd_create("shardfs-figures")
+    try:
+        os.pwrite(file, figures, 0)
+        done = run("mounts", "--json")
+        assert done.returncode == 0, done.stderr
+        assert os.getpid() not in [row["pid"] for row in json.loads(done.stdout)]
+    finally:
+        os.close(file)
+
+
+_BLOCKS = """
+import os, subprocess, sys
+os.chdir(sys.argv[1])
+os.mkfifo("memfd:shardfs-figures x")
+os.mkdir("old")
+subprocess.run(["pivot_root", ".", "old"], check=True)
+os.open("./memfd:shardfs-figures x", os.O_RDONLY | os.O_NONBLOCK)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_pipe_that_another_user_names_like_figures_is_not_waited_for(tmp_path: Path) -> None:
+    step = f'mount -t tmpfs none {tmp_path} && exec "$@"'
+    prefix = ["unshare", "--mount", "--propagation", "private", "sh", "-c", step, "sh"]
+    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace can be made here")
+    with subprocess.Popen(
+        [*prefix, sys.executable, "-c", _BLOCKS, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        assert run("mounts").returncode == 0
+        other.communicate()
 
 
 @pytest.fixture
