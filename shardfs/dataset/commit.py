@@ -87,6 +87,7 @@ class GroupCommit:
         self._committing = trio.Lock()  # one batch at a time
         self._next = math.inf  # when `run` looks again by itself
         self._unsettled: dict[str, list[UndoRecord]] = {}  # by the key of the shard, until its next commit
+        self._unread: dict[tuple[str, Coords], Change] = {}
         self._auto_compact = auto_compact
         self._appended: dict[ShardQueue, None] = {}
         self._begun: set[tuple[ArrayLayout, Coords]] = set()
@@ -104,7 +105,8 @@ class GroupCommit:
         before = queue.add(change)
         if before is None:
             self.npending += 1
-        else:
+            before = self._unread.pop((change.path, change.coords), None)
+        if before is not None:
             self.log.wal.supersede(before.sequence, change.sequence)
         self.pending.setdefault(queue)
         if queue.due_at < self._next or self._is_urgent():
@@ -196,6 +198,10 @@ class GroupCommit:
     def keep_unsettled(self, undo: UndoRecord) -> None:
         """Remember a commit of which it is not known what came of it."""
         self._unsettled.setdefault(undo.key, []).append(undo)
+
+    def keep_unread(self, change: Change) -> None:
+        """Leave *change* to the next mount, unless its chunk is published before."""
+        self._unread[change.path, change.coords] = change
 
     async def wait_for_commit(self) -> bool:
         """Wait until the commit that is under way is done; returns whether there was one."""
@@ -312,14 +318,14 @@ class GroupCommit:
                 for commit, undo in zip(commits, undos, strict=True):
                     named = pack_ranges(sorted(record.sequence for record in commit.records))
                     commit.undo = self.log.wal.append(undo, MemoryContent(memoryview(named)))
+                # An earlier attempt on the same shard does not matter any more: this one found it whole.
+                for commit, undo in zip(commits, undos, strict=True):
+                    for earlier in self._unsettled.pop(commit.queue.key, []):
+                        self.log.wal.supersede(earlier.sequence, undo.sequence)
         except ShardfsError:
             await self.log.release([commit.undo.sequence for commit in commits if commit.undo is not None])
             raise
         await self.log.sync()
-        # An earlier attempt on the same shard does not matter any more: this one found it whole.
-        settled = [undo.sequence for commit in commits for undo in self._unsettled.pop(commit.queue.key, [])]
-        if settled:
-            await self.log.release(settled)
 
     def _undo_record(self, commit: _Commit) -> UndoRecord:
         queue, new = commit.queue, commit.new

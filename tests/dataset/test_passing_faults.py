@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 import trio
 import trio.testing
 
 from shardfs.dataset import hierarchy
+from shardfs.dataset.array import Array
 from shardfs.errors import AccessDeniedError, StoreError
 from shardfs.stores.local.snapshot import LocalSnapshot
 from shardfs.stores.local.tree import LocalStore
+from tests.crash.harness import Process
+from tests.crash.histories import make_source
 from tests.support.datasets import age
 from tests.support.gated import GatedStore
+from tests.support.lossy_disk import QuickDisk
 from tests.support.opened import in_trio, open_source
 
 
@@ -135,3 +140,23 @@ async def test_an_open_that_joins_an_older_load_asks_again(root: Path) -> None:
     expected = await (await open_source(root).array("a")).extent((0, 0))
     assert expected is not None
     assert found[-1] == bytes(await expected.read(0, expected.nbytes))
+
+
+@in_trio
+async def test_a_chunk_that_is_written_after_an_earlier_version_could_not_be_compared_stays_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+    await (await Process.start(root, QuickDisk())).write("end", 0, b"older")
+    with monkeypatch.context() as patched:
+        patched.setattr(Array, "stored_entry", AsyncMock(side_effect=StoreError("the disk did not answer")))
+        process = await Process.start(root, QuickDisk())
+    assert process.writing.journal.live == 1
+    await process.write("end", 0, b"newer")
+    await process.clean()
+    recovered = await Process.start(root, QuickDisk())
+    found = await (await recovered.array("end")).extent((0,))
+    assert found is not None
+    assert bytes(await found.read(0, found.nbytes)) == b"newer"
+    recovered.check_done()

@@ -15,6 +15,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from shardfs.dataset.wal.records import UndoRecord, unpack_ranges
+from shardfs.dataset.wal.recovery import read_left
+from shardfs.dataset.wal.shared import SharedLog
+from shardfs.errors import StoreError
 from shardfs.stores.base import Splice
 from shardfs.stores.local.shards import LocalEdit
 from tests.crash.harness import Process, stored
@@ -169,5 +173,38 @@ def test_a_complete_commit_is_known_though_its_records_were_not_released(
         document.write_text(json.dumps(json.loads(document.read_text()) | {"data_type": "int8"}))
         (await Process.start(root, QuickDisk())).check_done()
         assert (root / path / "c/0").read_bytes() == shard
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.002))
+
+
+def test_what_is_carried_forward_does_not_pass_for_a_later_commit_of_its_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "source"
+    make_source(root)
+
+    async def fails(*_: object) -> None:
+        raise StoreError("the disk did not answer")
+
+    async def clean_and_die(log: SharedLog) -> None:
+        for _ in range(2):  # the chunk, and the undo record of the commit that failed
+            log.wal.carry_forward({})
+        raise DiedError
+
+    async def main() -> None:
+        process = await Process.start(root, QuickDisk())
+        process.writing.journal._segment_nbytes = 1
+        await process.write("end", 0, payload_of("end", 10))
+        await process.commit()
+        await process.write("end", 1, payload_of("end", 21))
+        monkeypatch.setattr(LocalEdit, "splice", fails)
+        with pytest.raises(StoreError):
+            await process.commit()
+        await process.write("end", 2, payload_of("end", 32))
+        monkeypatch.setattr(SharedLog, "sync", clean_and_die)
+        with pytest.raises(DiedError):
+            await process.commit()
+        undos = [each for each in read_left(str(root / ".shardfs/journal")).records if isinstance(each, UndoRecord)]
+        assert [len(unpack_ranges(undo)) for undo in undos][-1] == 2, "the later commit was of two chunks"
 
     trio.run(main, clock=MockClock(autojump_threshold=0.002))

@@ -136,6 +136,8 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
     for array, change in recovery.pending:
         commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), change)
     for unread in recovery.unread:
+        if isinstance(unread.change, Put | Erase):
+            commits.keep_unread(unread.change)
         log.error("%s; it stays in the journal, for the next mount", describe(unread))
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
