@@ -1,5 +1,6 @@
 """`shardfs compact`: rewriting shards that have many dead bytes."""
 
+import shlex
 import sys
 from functools import partial
 from typing import TextIO
@@ -58,7 +59,9 @@ async def compact_source(
     lines = []
     with hold(store) as claim:
         if any(state.has_pending() for state in claim.directories):
-            raise SourceError(f"{store.url} has a journal; run `shardfs recover --apply {store.url}` first")
+            raise SourceError(
+                f"{store.url} has a journal; run `shardfs recover --apply {shlex.quote(store.url)}` first"
+            )
         await store.start_writing(claim.state.root, single_writer=single_writer)
         with opened(source, claim.state) as journals:
             candidates = [candidate async for candidate in find_wasteful(source, threshold, force=force)]

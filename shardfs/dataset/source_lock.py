@@ -6,6 +6,7 @@ that ends.  The file says who that is: where locks do not reach other hosts, tha
 
 import json
 import os
+import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -176,7 +177,7 @@ def _require_idle(root: str, other: StateDirectory) -> None:
     if other.has_journal():
         raise SourceError(
             f"{other.root}, which overlaps {root}, has a journal of chunks that are not in their shards yet; "
-            f"run `shardfs recover --apply {other.root}` first"
+            f"run `shardfs recover --apply {shlex.quote(other.root)}` first"
         )
 
 

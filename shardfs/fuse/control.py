@@ -7,6 +7,7 @@ kernel lets nobody else.
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -94,11 +95,14 @@ def flush(mountpoint: str, timeout: float, say: Callable[[str], None]) -> None:
 
 def explain(mountpoint: str, error: OSError) -> str:
     """Say what an error means that `ask` or `flush` raised, and the way out if there is one."""
-    mount = find_mount(mountpoint)
+    mount = find_mount(os.path.abspath(mountpoint))
     if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
-        return f"its daemon died; mount it again, or run: shardfs umount {mountpoint}"
-    if error.errno == errno.EACCES and mount is not None and os.geteuid() not in (0, mount.uid):
-        return mount.privacy
+        return f"its daemon died; mount it again, or run: shardfs umount {shlex.quote(mountpoint)}"
+    if mount is not None and os.geteuid() not in (0, mount.uid):
+        # That a mount is read-only is the answer to a write before the kernel looks whose it is.
+        refusals = (errno.EACCES,) if mount.is_shared else (errno.EACCES, errno.EROFS)
+        if error.errno in refusals:
+            return mount.privacy
     return error.strerror or str(error)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -109,7 +110,9 @@ def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
             os.statvfs(path)  # unlike the attributes, the kernel remembers no answer of a daemon that died
             return os.stat(path)
         except FileNotFoundError:
-            raise MountPointError(f"{mountpoint} does not exist; create it with: mkdir -p {mountpoint}") from None
+            raise MountPointError(
+                f"{mountpoint} does not exist; create it with: mkdir -p {shlex.quote(mountpoint)}"
+            ) from None
         except OSError as error:
             if error.errno != errno.ENOTCONN:
                 raise MountPointError(f"{mountpoint} cannot be used: {error.strerror}") from None
@@ -119,7 +122,7 @@ def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
 
 def _require_dead(mountpoint: str, path: str) -> None:
     """Raise `MountPointError` if the daemon of the shardfs at *path* is alive, which may be stopped and not answer."""
-    way_out = f"unmount it with: shardfs umount {mountpoint}"
+    way_out = f"unmount it with: shardfs umount {shlex.quote(mountpoint)}"
     try:
         control.ask(path, _PATIENCE)
     except UnfinishedError as silence:

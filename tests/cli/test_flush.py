@@ -70,11 +70,14 @@ def test_a_mount_that_cannot_be_written_to_is_told(mount: Mounter, source: Path)
     assert said == f"{root} could not be flushed: Read-only file system"
 
 
-def test_a_dead_mount_is_told(background: Background, source: Path, place: Path) -> None:
+def test_a_dead_mount_is_told_with_a_way_out_for_a_shell(background: Background, source: Path, place: Path) -> None:
+    place = place.with_name("a place")
+    place.mkdir()
     assert background("--write", source, place).returncode == 0
     kill_daemon(place)
     said = one_line_of(run("flush", place), FAILED)
-    assert said == f"{place} could not be flushed: its daemon died; mount it again, or run: shardfs umount {place}"
+    assert said == f"{place} could not be flushed: its daemon died; mount it again, or run: shardfs umount '{place}'"
+    assert run("umount", place).returncode == 0
 
 
 @contextmanager

@@ -192,6 +192,19 @@ def test_another_user_is_told_whose_mount_it_is(background: Background) -> None:
         assert run("umount", place).returncode == 0
 
 
+def test_another_user_is_told_whose_mount_it_is_where_it_is_named_from_here_and_read_only(
+    background: Background,
+) -> None:
+    with shared_directory() as directory:
+        store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
+        (directory / "place").mkdir()
+        assert background(directory / "source", directory / "place").returncode == 0
+        for name in ("stats", "flush"):
+            done = run(name, "place", cwd=directory, prefix=AS_NOBODY)
+            assert "it is a mount of root, for root alone" in done.stderr, name
+        assert run("umount", directory / "place").returncode == 0
+
+
 def test_one_who_may_read_the_mount_of_another_cannot_unmount_it(background: Background) -> None:
     with shared_directory() as directory:
         store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
