@@ -142,7 +142,7 @@ def _script(name: str) -> Path:
 def _run(program: click.Command, *arguments: str) -> None:
     """Run a command of shardfs; a failure is one of mount(8)."""
     try:
-        program.main(arguments, prog_name=program.name, standalone_mode=False)
+        program.main(arguments, prog_name=f"shardfs {program.name}", standalone_mode=False)
     except SystemExit as end:
         sys.exit(_FAILURE if end.code else 0)
 
@@ -172,5 +172,8 @@ def _arguments(words: str, *, is_sloppy: bool) -> list[str]:
         elif option is not None and option.is_flag != bool(equals):
             arguments.append(f"{name}{equals}{value}")
         elif not (is_sloppy or _FOR_OTHERS.fullmatch(word)):
-            raise UsageError(f"-o {word}: there is no such option, with or without a value: see `shardfs mount --help`")
+            raise UsageError(
+                f"-o {word}: there is no such option, with or without a value: see `shardfs mount --help`; "
+                'a value with commas is quoted, as in shards="8,8,8"'
+            )
     return arguments

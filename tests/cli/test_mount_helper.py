@@ -153,6 +153,8 @@ def test_a_user_without_a_home_is_told_what_is_missing(monkeypatch: pytest.Monke
         ("foreground", NOT_UNDERSTOOD, "-o foreground: "),
         ("umask=8", NOT_UNDERSTOOD, "'8' is no umask"),
         ("view=v4", NOT_UNDERSTOOD, "'v4' is not one of"),
+        ("view=v4", NOT_UNDERSTOOD, "Try 'shardfs mount --help'"),
+        ("write,shards=8,8", NOT_UNDERSTOOD, "a value with commas is quoted"),
         ("remount", NOT_UNDERSTOOD, "-o remount: "),
         ("decode,view=npy", MOUNT_FAILED, "leave out --decode"),
         ("cache=/tmp", MOUNT_FAILED, "--cache is for s3:// sources"),
