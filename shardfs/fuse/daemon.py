@@ -57,8 +57,10 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         log = log_file.open("ab+")
     except OSError as error:
-        message = f"the log file {log_file} cannot be written: {error.strerror}; choose another one with --log-file"
-        raise UsageError(message) from None
+        raise UsageError(
+            f"the log file {log_file} cannot be written: {error.strerror}; choose another one with --log-file, or set "
+            "XDG_STATE_HOME"
+        ) from None
     with log:
         before = log.tell()
         read_end, write_end = os.pipe()
