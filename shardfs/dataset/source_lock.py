@@ -124,7 +124,7 @@ def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
     """
     is_locked = False
     try:
-        file = Descriptor(os.open(state.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+        file = Descriptor(os.open(state.lock, READ))
         is_locked = is_ofd_locked(file.fd)
     except FileNotFoundError:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
 import time
@@ -177,3 +178,9 @@ def test_a_clock_that_is_wrong_is_told_even_where_the_server_refuses_everything(
     problem = one(found, "the clock here is 86")
     assert " s behind that of http://127.0.0.1:" in problem["what"]
     assert "timedatectl" in problem["way_out"]
+
+
+def test_a_pipe_in_place_of_the_lock_of_a_source_is_not_waited_for(source: Path) -> None:
+    (source / ".shardfs").mkdir(mode=0o700)
+    os.mkfifo(source / ".shardfs/lock")
+    assert one(findings(source, status=0, prefix=without()), "can be read")
