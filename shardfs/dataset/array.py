@@ -149,7 +149,7 @@ class Array:
         place = self.layout.locate(coords)
         state = await self._shards.state(self.layout, place.shard, fresh=fresh)
         state.check()
-        innermost = await self._shards.innermost(self.layout, state, place)
+        innermost = await self._shards.innermost(self.layout, state, place) if len(place.entries) > 1 else state
         return state, innermost.shard, place.entries[-1]
 
     async def extent(self, coords: Coords) -> Extent | None:

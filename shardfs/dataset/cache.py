@@ -36,6 +36,10 @@ class Cache(Generic[K, V]):
         """Return what is known, however old it is."""
         return self._values.get(key)
 
+    def touch(self, key: K) -> None:
+        """Note that a value was used, which is known."""
+        self._values.move_to_end(key)
+
     def known(self) -> list[K]:
         """Return the keys of what is known, and of what is being loaded."""
         return [*self._values, *self._loading]

@@ -89,6 +89,11 @@ class ShardCache:
     async def state(self, layout: ArrayLayout, coords: Coords, *, fresh: bool = False) -> ShardState:
         """Return what is known of the shard at *coords*; *fresh* asks the store whether it is still so."""
         key: _Key = (layout, coords, ())
+        known = self._states.peek(key)
+        if known is not None and not fresh and known.error is None and self.remaining(known):  # most are: be quick
+            self._states.touch(key)
+            self._statistics.index_hits += 1
+            return known
         return await self._states.get(key, partial(self._confirm, fresh=fresh), partial(self._load, key))
 
     async def innermost(self, layout: ArrayLayout, state: ShardState, place: Place) -> ShardState:
