@@ -124,7 +124,10 @@ class OrphanChunks:
         path, name = self.array_path(key), key.rpartition(f"{_CHUNKS}/")[2]
         node = await self._hierarchy.node(path)
         array, chunk_view = node.any_array, self._fs.view.chunk_view(node)
-        snapshot = await self._store.open(key)
+        try:
+            snapshot = await self._store.open(key)
+        except NotFoundError:
+            return  # the document came while the file was closed, and took it along
         coords = _coords_of(array, name) if array is not None else None
         if array is None or coords is None or not array.grid.contains(coords):
             log.warning("%s is no chunk of the array that it was put into, and stays in %s", join_key(path, name), key)
