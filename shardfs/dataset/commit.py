@@ -74,6 +74,8 @@ class GroupCommit:
         self.log = log
         self.conflict_log = ConflictLog(source.hierarchy, conflicts, log)
         self.pending: dict[ShardQueue, None] = {}
+        # By path and coordinates: what stays in the log for the next mount, unless its chunk is published before.
+        self.unread: dict[tuple[str, Coords], Change] = {}
         self.failing: dict[ShardQueue, None] = {}  # those of them that have an error
         self.npending = 0
         self.nwaiting = 0  # for room in the log
@@ -87,7 +89,6 @@ class GroupCommit:
         self._committing = trio.Lock()  # one batch at a time
         self._next = math.inf  # when `run` looks again by itself
         self._unsettled: dict[str, list[UndoRecord]] = {}  # by the key of the shard, until its next commit
-        self._unread: dict[tuple[str, Coords], Change] = {}
         self._auto_compact = auto_compact
         self._appended: dict[ShardQueue, None] = {}
         self._begun: set[tuple[ArrayLayout, Coords]] = set()
@@ -105,7 +106,7 @@ class GroupCommit:
         before = queue.add(change)
         if before is None:
             self.npending += 1
-            before = self._unread.pop((change.path, change.coords), None)
+            before = self.unread.pop((change.path, change.coords), None)
         if before is not None:
             self.log.wal.supersede(before.sequence, change.sequence)
         self.pending.setdefault(queue)
@@ -198,10 +199,6 @@ class GroupCommit:
     def keep_unsettled(self, undo: UndoRecord) -> None:
         """Remember a commit of which it is not known what came of it."""
         self._unsettled.setdefault(undo.key, []).append(undo)
-
-    def keep_unread(self, change: Change) -> None:
-        """Leave *change* to the next mount, unless its chunk is published before."""
-        self._unread[change.path, change.coords] = change
 
     async def wait_for_commit(self) -> bool:
         """Wait until the commit that is under way is done; returns whether there was one."""

@@ -189,6 +189,8 @@ async def _apply_conflict(source: Source, journals: OpenLogs, change: Change | S
             return "the metadata of the array has changed"
         if not array.grid.contains(change.coords):
             return "it lies outside the array now"
+        if (change.path, change.coords) in commits.unread:
+            return "the journal has a later one, which could not be compared with what is stored"
         entry = await array.stored_entry(change.coords)
     except ShardfsError as error:
         return str(error)

@@ -137,7 +137,7 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
         commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), change)
     for unread in recovery.unread:
         if isinstance(unread.change, Put | Erase):
-            commits.keep_unread(unread.change)
+            commits.unread[unread.change.path, unread.change.coords] = unread.change
         log.error("%s; it stays in the journal, for the next mount", describe(unread))
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
