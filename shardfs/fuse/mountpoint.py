@@ -24,8 +24,6 @@ def check_mount_point(mountpoint: str, source: str | None, cache: str | None) ->
     It lies apart from *source*, the path of what is to be mounted if that is on this machine, and from the directory
     *cache*, if there is one.  A dead mount that is there is detached.  Raises `MountPointError` with the way out.
     """
-    if not mountpoint:
-        raise MountPointError("MOUNTPOINT is empty; was a variable never set?")
     path = place_of(mountpoint)
     if source is not None and (Path(path).is_relative_to(source) or Path(source).is_relative_to(path)):
         raise MountPointError(f"{mountpoint} and the source {source} lie one inside the other; choose another place")
@@ -83,6 +81,8 @@ def _check_rights() -> None:
 
 def place_of(mountpoint: str) -> str:
     """Return the absolute path of a mount point without asking what is mounted there, which may never answer."""
+    if not mountpoint:
+        raise MountPointError("MOUNTPOINT is empty; was a variable never set?")
     parent, name = os.path.split(os.path.abspath(mountpoint))
     path = os.path.join(os.path.realpath(parent), name)
     return path if count_mounts(path) else os.path.realpath(mountpoint)

@@ -163,8 +163,17 @@ def test_umount_of_a_mount_of_someone_else_says_so_and_leaves_it(
     assert background(source, place).returncode == 0
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     said = one_line_of(run("umount", place, prefix=nobody), MOUNT_POINT)
-    assert "Permission denied" in said
+    assert "it is a mount of root, for root alone" in said
     assert os.listdir(place)
+
+
+@pytest.mark.parametrize("name", ["umount", "flush", "stats"])
+def test_no_name_is_not_the_mount_that_one_stands_in(
+    background: Background, source: Path, place: Path, name: str
+) -> None:
+    assert background(source, place).returncode == 0
+    said = one_line_of(run(name, "", cwd=place), MOUNT_POINT)
+    assert said == "MOUNTPOINT is empty; was a variable never set?"
 
 
 @pytest.mark.parametrize("name", ["carriage\rreturn", "line\nfeed", "tab\tstop", "back\\slash", "\x85 \u2028"])
