@@ -1,7 +1,7 @@
 """From what a user writes as SOURCE to a store."""
 
 from dataclasses import dataclass, fields
-from os.path import abspath
+from os.path import abspath, lexists
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -89,6 +89,9 @@ def _parse(source: str) -> str | Location:
     if not source:
         raise SourceError("SOURCE is empty; was a variable never set?")
     if "://" not in source:
+        if source.startswith(("s3:/", "file:/")) and not lexists(source):
+            url = source.replace(":/", "://", 1)
+            raise SourceError(f"{source} does not exist; if {url} is meant, note that a pathlib.Path is no URL")
         return source
     if source[: len(_S3)].lower() == _S3:
         return Location.parse(_S3 + source[len(_S3) :])

@@ -34,7 +34,7 @@ ANSWERS: dict[str, tuple[Fault, str]] = {
     "may-not-list": (Reply(403, "AccessDenied"), "AccessDenied 403): no permission"),
     "broken": (Reply(500, "InternalError"), "failed 6 times: InternalError 500"),
 }
-WAYS = ["info", "mount", "mount --write --foreground"]
+WAYS = ["info", "mount", "mount --write --foreground --log-level=warning"]
 every_way = pytest.mark.parametrize("way", WAYS)
 
 
@@ -141,12 +141,17 @@ def test_a_server_that_hangs_is_given_up(bucket: Bucket, s3_proxy: S3Proxy, tmp_
     [
         ("mount --write", "PutObject", Reply(403, "AccessDenied"), "cannot be written: PutObject of "),
         (
-            "mount --write --foreground",
+            "mount --write --foreground --log-level=warning",
             "CreateMultipartUpload",
             Reply(403, "AccessDenied"),
             "cannot be written: CreateMultipartUpload of ",
         ),
-        ("mount --write --foreground", "PutObject", Reply(500, "InternalError"), "InternalError 500"),
+        (
+            "mount --write --foreground --log-level=warning",
+            "PutObject",
+            Reply(500, "InternalError"),
+            "InternalError 500",
+        ),
         ("mount --write", "UploadPartCopy", Reply(500, "InternalError"), "InternalError 500"),
         ("mount --write", "CompleteMultipartUpload", Reply(500, "InternalError"), "InternalError 500"),
     ],
