@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from weakref import ReferenceType, ref
 
 from shardfs.dataset.statistics import Statistics
@@ -12,6 +12,8 @@ from shardfs.dataset.wal.records import Change
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords, Place, Segment, ShardGrid
 from shardfs.stores.base import Stat, join_key
+
+_MAX_RUNS: Final = 8192
 
 
 class PendingChanges:
@@ -93,16 +95,26 @@ class ArrayLayout:
     pending: PendingChanges = field(default_factory=PendingChanges)
     directories: dict[Coords, set[int]] | None = None
     listing: int = 0
-    _located: tuple[Coords, Segment] | None = None
+    _run_length: int = 0
+    _runs: dict[tuple[Coords, int], Segment] = field(default_factory=dict)
 
     def locate(self, coords: Coords) -> Place:
-        """Return where the inner chunk at *coords* lies: after one of them it is often the next in its row."""
+        """Return where the inner chunk at *coords*, which are within the grid, lies; remembers runs of its row."""
         if not coords:
             return self.grid.locate(coords)
-        row, last, found = coords[:-1], coords[-1], self._located
-        if found is None or found[0] != row or not 0 <= last - found[1].first < found[1].length:
-            found = self._located = row, next(self.grid.row(row, range(last, last + self.grid.grid_shape[-1])))
-        first, _, stride, (shard, entries, shapes) = found[1]
+        row, last = coords[:-1], coords[-1]
+        if not self._run_length:
+            self._run_length = next(self.grid.row(row, range(self.grid.grid_shape[-1]))).length
+        number = last // self._run_length
+        found = self._runs.get((row, number))
+        if found is None or not 0 <= last - found.first < found.length:  # shards of a grid may differ in length
+            start = number * self._run_length
+            runs = self.grid.row(row, range(start, start + self._run_length))
+            found = next(run for run in runs if last < run.first + run.length)
+            self._runs[row, number] = found
+            if len(self._runs) > _MAX_RUNS:
+                del self._runs[next(iter(self._runs))]
+        first, _, stride, (shard, entries, shapes) = found
         return Place(shard, (*entries[:-1], entries[-1] + (last - first) * stride), shapes)
 
     def shard_key(self, coords: Coords) -> str:
