@@ -5,6 +5,7 @@ only after they were compared with the size of its file; payloads stay where the
 """
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ from shardfs.errors import CorruptionError, StoreError
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.openat import READ
 from shardfs.stores.local.syscalls import translate
+
+log = logging.getLogger(__name__)
 
 _BLOCK_NBYTES: Final = 2**20
 _SECTOR_NBYTES: Final = 4096
@@ -195,7 +198,7 @@ class _Scan:
     def results(self) -> Iterator[Head | Damage]:
         """Yield heads of records, and damage, in the order in which they lie.
 
-        What looks like an append that never finished is none: nothing that was published is lost.
+        What looks like an append that never finished is logged, and no damage: it was not published.
         Raises `StoreError` if another version of shardfs wrote the segment.
         """
         at = min(HEADER_NBYTES, self._nbytes)
@@ -218,6 +221,7 @@ class _Scan:
                 continue
             following = self._search(at + 1) if head is None else None
             if head is not None or (following is None and self._is_torn(at)):
+                log.info("%s ends with %d bytes of a write that did not finish", self._name, self._nbytes - at)
                 return
             end = self._nbytes if following is None else following
             yield Damage(self._name, at, end - at, "no record is here, or its checksum does not match")
