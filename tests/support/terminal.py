@@ -23,8 +23,10 @@ class Terminal:
     def __init__(self, *arguments: str | Path, columns: int = 200) -> None:
         self._fd, end = pty.openpty()
         fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        # Who runs tests in the background of a shell ignores Ctrl-C, and so would all that they start.
+        prefix = ["env", "--default-signal=INT", "setsid", "--ctty", "--wait"]
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", "--wait", *command(*arguments)], env=environment(), stdin=end, stdout=end, stderr=end
+            [*prefix, *command(*arguments)], env=environment(), stdin=end, stdout=end, stderr=end
         )
         os.close(end)
         self.shown = ""
@@ -47,7 +49,7 @@ class Terminal:
     def end(self) -> int:
         """Return the status with which the command ends, when all is read that it shows."""
         with suppress(OSError):
-            while data := os.read(self._fd, 65536):
+            while select.select([self._fd], [], [], PATIENCE)[0] and (data := os.read(self._fd, 65536)):
                 self.shown += data.decode()
         return self.process.wait(PATIENCE)
 
