@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import trio
 
@@ -13,6 +14,8 @@ from shardfs.dataset.wal.shared import SharedLog
 from shardfs.format.sharding import Coords
 
 log = logging.getLogger(__name__)
+
+_MAX_TOLD: Final = 10
 
 
 class ConflictLog:
@@ -55,9 +58,11 @@ class ConflictLog:
         if conflicts:
             log.error(
                 "%d chunks of %s were published for metadata that another program has changed or removed; they are "
-                "kept, and `shardfs recover` shows them",
+                "kept, and `shardfs recover` shows them: %s%s",
                 len(conflicts),
                 layout.path or "the array",
+                ", ".join("/".join(map(str, change.coords)) for change in conflicts[:_MAX_TOLD]),
+                ", …" if len(conflicts) > _MAX_TOLD else "",
             )
             await self.keep(conflicts)
         return fitting, conflicts

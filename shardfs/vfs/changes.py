@@ -415,23 +415,44 @@ class Changes:
 
     async def _hand_over_buffer(self, buffer: WriteBuffer, new: Entry) -> None:
         """Let those who write *buffer*, whose name became *new*, write that from now on."""
-        if isinstance(new, Published):
+        if not isinstance(new, Published):
+            await self._hand_over_to_file(buffer, new.path)
+        elif buffer.users:  # else all have closed it meanwhile
+            self.buffers.rename(buffer, new)
             current = await new.current()
+            if current is not None:
+                buffer.version = current.attributes.ino
+
+    async def _hand_over_to_file(self, buffer: WriteBuffer, path: str) -> None:
+        """Let those who write *buffer*, which became the plain file *path*, write that from now on.
+
+        A write that is under way ends first; one that waits for that fails with ESTALE.
+        """
+        async with buffer.lock:
             if not buffer.users:
                 return  # all have closed it meanwhile
-            assert current is not None
-            buffer.version = current.attributes.ino
-            self.buffers.rename(buffer, new)
-            return
-        for number, handle in list(self.fs.open_files.items()):
-            if isinstance(handle, WriteHandle) and handle.buffer is buffer:
-                file = await self.fs.store.open_passthrough(new.path, writable=True)
+            buffer.users += 1  # who closes it now ends nothing
+            try:
                 if buffer.is_changed:  # it was written, or cut, since it was published for the move
-                    await file.truncate(0)
-                    for start in range(0, buffer.content.nbytes, PIECE_NBYTES):
-                        await file.write(start, buffer.content.read(start, PIECE_NBYTES))
-                    buffer.state = State.CLEAN
-                written = PassthroughHandle(handle.ino, new.path, file, self.fs.ttl, is_writable=True)
-                self.fs.open_files[number] = written
-        buffer.users = 0
-        self.buffers.end(buffer)
+                    file = await self.fs.store.open_passthrough(path, writable=True)
+                    try:
+                        await file.truncate(0)
+                        for start in range(0, buffer.content.nbytes, PIECE_NBYTES):
+                            await file.write(start, buffer.content.read(start, PIECE_NBYTES))
+                        await file.flush()
+                    finally:
+                        await file.close()
+                for number, handle in list(self.fs.open_files.items()):
+                    if isinstance(handle, WriteHandle) and handle.buffer is buffer:
+                        file = await self.fs.store.open_passthrough(path, writable=True)
+                        if self.fs.open_files.get(number) is not handle:
+                            await file.close()
+                            continue  # it was closed meanwhile
+                        written = PassthroughHandle(handle.ino, path, file, self.fs.ttl, is_writable=True)
+                        self.fs.open_files[number] = written
+                        buffer.users -= 1
+            finally:
+                buffer.state = State.MOVED
+                buffer.users -= 1
+                if not buffer.users:
+                    self.buffers.end(buffer)

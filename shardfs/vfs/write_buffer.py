@@ -120,6 +120,8 @@ class State(enum.Enum):
     """What is not published."""
     OUTDATED = enum.auto()
     """What the name said before another buffer published something."""
+    MOVED = enum.auto()
+    """Nothing any more: its name became that of a plain file."""
 
 
 @dataclass(eq=False)
@@ -211,8 +213,14 @@ class WriteBuffer:
                 self.buffers.was_published(self)
                 self.state, self.is_new, self.is_exclusive = State.CLEAN, False, False
 
+    def check(self) -> None:
+        """Raise `StaleError` if nothing that is written reaches a file any more."""
+        if self.state is State.MOVED:
+            raise StaleError(f"{self.entry.path} was renamed to a name beside chunks while it was written")
+
     async def _begin_again(self) -> None:
         """Say what was published meanwhile, if nothing was written."""
+        self.check()
         if self.state is State.OUTDATED:
             self.base = await self.entry.current()
             self.state = State.CLEAN
@@ -286,6 +294,7 @@ class WriteHandle(FileHandle):
 
     async def flush(self) -> None:
         """Publish what was written and is not published yet."""
+        self.buffer.check()
         self.is_unflushed = False
         if self.buffer.state is State.DIRTY:
             await self.buffer.buffers.publish(self.buffer)

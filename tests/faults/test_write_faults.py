@@ -428,6 +428,7 @@ def test_a_document_with_another_codec_makes_what_is_pending_conflicts(source: P
     expected = store(source / "image", changed)
     mounted.unmount(status=FAILED)
     assert "published for metadata that another program has changed" in mounted.log
+    assert "shows them: 0/0" in mounted.log
     assert {name: data for name, data in stored(source).items() if data is not None} == expected
     shown = run("recover", source)
     assert shown.returncode == FAILED

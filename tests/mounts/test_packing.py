@@ -172,7 +172,7 @@ def test_a_document_that_comes_meanwhile_hides_no_temporary_file(mount: Mounter,
             temporary.rename(path.with_name(str(number)))
 
     with ThreadPoolExecutor(3) as pool:
-        for number in range(6):
+        for number in range(15):
             array = mounted.path / f"array-{number}"
             (array / "c/0/0").mkdir(parents=True)
             copying = [pool.submit(copy, array / "c/0/0" / str(worker)) for worker in range(3)]
