@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +72,15 @@ def test_a_broken_document_is_shown_as_stored_with_the_reason(ward: Ward, name: 
     assert 5 < len(reason) < 500
     assert "\n" not in reason
     assert os.listxattr(shown) == ["user.shardfs.reason"]
+
+
+def test_each_is_named_once_in_the_log(ward: Ward) -> None:
+    for path in os.listdir(ward.mount.path):
+        os.listdir(ward.mount.path / path)
+    lines = ward.mount.log.splitlines()
+    named = Counter(found[1] for line in lines if (found := re.search(r": (\S+) is shown as stored: ", line)))
+    assert named == dict.fromkeys(NAMES, 1)
+    assert all("WARNING" in line or "INFO" in line for line in lines)
 
 
 def test_the_sound_array_beside_them_is_right_and_the_daemon_is_small(ward: Ward) -> None:

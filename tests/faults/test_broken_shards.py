@@ -160,6 +160,13 @@ def test_what_is_not_touched_is_right(hospital: Hospital, name: str) -> None:
 
 
 @every_fault
+def test_the_names_of_what_is_touched_are_listed(hospital: Hospital, name: str) -> None:
+    root = hospital.mount.path / name
+    listed = sorted(f"c/{row}/{column}" for row in os.listdir(root / "c") for column in os.listdir(root / "c" / row))
+    assert listed == sorted(hospital.chunks[name])
+
+
+@every_fault
 def test_cp_r_fails_and_copies_everything_else(hospital: Hospital, name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         ["cp", "-r", hospital.mount.path / name, tmp_path], capture_output=True, text=True, check=False

@@ -116,6 +116,18 @@ def kill(mounted: Mount) -> None:
     mounted.process.wait(PATIENCE)
 
 
+def test_each_line_about_a_request_names_its_path(source: Path, mount: Mounter) -> None:
+    image = (mounted := mount(source, write=True, expect=("(flush|rename|create|setxattr): ",))).path / "image"
+    assert write(image / "zarr.json", b"{") == errno.EINVAL
+    assert write(image / "c/0/9", NEW) == errno.EINVAL
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.rename(image / "c/0/0", image / "c/0/8")
+    lines = [line for line in mounted.log.splitlines() if "shardfs.fuse.operations" in line]
+    for names in (["image/zarr.json"], ["image/c/0/9"], ["image/c/0/0", "image/c/0/8"]):
+        assert any(all(name in line for name in names) for line in lines), mounted.log
+    assert all("image/" in line for line in lines)
+
+
 # Full disks
 
 
