@@ -2,8 +2,8 @@
 
 `shardfs.mount(source)` is a context manager that yields a mounted directory; `shardfs.open(source)` reads without FUSE.
 `MountOptions` and `StoreOptions` say how to mount, and how to reach a remote source.
-The rooms: `cli` and `api` at the top, then `fuse`, `vfs`, `dataset`, and at the bottom `format` and `stores`, which do
-not know each other.  Nothing imports upward; `errors` is for all.
+The rooms: `cli` and `api` at the top, then `fuse` and `bulk`, `vfs`, `dataset`, and at the bottom `format` and
+`stores`, which do not know each other.  Nothing imports upward; `errors` is for all.
 """
 
 from typing import TYPE_CHECKING, Any

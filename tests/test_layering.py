@@ -17,7 +17,7 @@ from tests.support.parametrize import each
 SOURCE = Path(shardfs.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 PURE = sorted((SOURCE / "format").rglob("*.py"))
-HEIGHTS = {"errors": 0, "format": 1, "stores": 1, "dataset": 2, "vfs": 3, "fuse": 4}
+HEIGHTS = {"errors": 0, "format": 1, "stores": 1, "dataset": 2, "vfs": 3, "fuse": 4, "bulk": 4}
 TOP = 5
 """The height of the command line, and of everything else beside the rooms."""
 ROOMS = [room for room in HEIGHTS if room != "errors"]

@@ -1,0 +1,317 @@
+"""Run tasks on a dataset: in this process, in processes of this machine, or where an executor has them run.
+
+A task is one shard, or a batch of small ones.  What fails is told of each task, and stops no other.
+"""
+
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import AsyncIterable, Callable, Iterator
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Final, Generic, Protocol, TypeVar, cast
+from uuid import uuid4
+
+import trio
+
+from shardfs.dataset.source import Source
+from shardfs.errors import ShardfsError, StoreError
+from shardfs.stores.url import StoreOptions, open_store
+
+_MAX_DEATHS: Final = 3
+_FOREVER: Final = math.inf  # what a run saw of names holds until its end
+
+_PATIENCE: Final = 1.0
+_LARGE_NBYTES: Final = 64 * 2**20
+"""After how many seconds, or for a task of how many bytes, other processes are worth their start."""
+
+_WINDOW: Final = 256
+"""How many tasks a given executor has at a time: some for each worker on each of some machines."""
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Context:
+    """What the tasks of a run share in one process: sources that are open.  It belongs to one event loop at a time."""
+
+    def __init__(self) -> None:
+        self._sources: dict[tuple[str, StoreOptions], Source] = {}
+
+    def source(self, url: str, options: StoreOptions) -> Source:
+        """Return the source at *url*, opened when it is first asked for; raises as `open_store` does."""
+        key = url, options
+        if key not in self._sources:
+            self._sources[key] = Source.of(open_store(url, options, ttl=_FOREVER))
+        return self._sources[key]
+
+
+class Task(Protocol[R_co]):
+    """Something to do with one shard, or with a batch of small ones: a frozen dataclass that can be pickled.
+
+    It is run again where it is not known whether it was done, so it must not matter how often it is.  What it stores
+    appears as a whole or not at all: its process may be killed at any time.
+    """
+
+    @property
+    def name(self) -> str:
+        """What it works on, as reports tell it."""
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes it goes through."""
+
+    async def run(self, context: Context) -> R_co:
+        """Do it; returns something small that can be pickled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[R]):
+    """What came of a task, the one at *index* of all: its *result*, unless there is an *error*."""
+
+    index: int
+    task: Task[R]
+    result: R | None = None
+    error: ShardfsError | None = None
+
+
+async def run_tasks(
+    tasks: AsyncIterable[Task[R]],
+    done: Callable[[Outcome[R]], None],
+    *,
+    context: Context | None = None,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    window: int | None = None,
+) -> None:
+    """Run *tasks*, of which no more are taken than there is room for; *done* is told what came of each, in any order.
+
+    Without an *executor*, up to *jobs* processes of this machine do it, by default one for each processor.  They are
+    started once there is enough to do; before, and with one job, tasks are run here, with *context*.  No more than
+    *window* tasks are with the executor at a time.
+
+    Whatever ends this early, as Ctrl-C does, or what *done* raises: tasks that have not begun are dropped, those that
+    have are waited for.  Raises `StoreError` if processes cannot be started, or a given executor breaks.
+    """
+    context = context or Context()
+    jobs = jobs or len(os.sched_getaffinity(0))
+    crew = _Crew(done, executor, jobs, window or (2 * jobs + 2 if executor is None else _WINDOW))
+    here = executor is None
+    begun, index = time.monotonic(), 0
+    try:
+        async for task in tasks:
+            if here and jobs > 1:
+                here = task.nbytes <= _LARGE_NBYTES and time.monotonic() - begun < _PATIENCE
+            if here:
+                done(Outcome(index, task, *await _attempt(task, context)))
+            else:
+                await crew.add(_Assigned(index, task))
+            index += 1
+        await crew.finish()
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await crew.abandon()
+        raise
+    finally:
+        crew.end()
+
+
+_Result = tuple[R | None, ShardfsError | None]
+
+
+@dataclass(slots=True)
+class _Assigned(Generic[R]):
+    """A task for an executor, and how many pools broke while they had it."""
+
+    index: int
+    task: Task[R]
+    deaths: int = 0
+
+
+class _Crew(Generic[R]):
+    """An executor, and the tasks that it has: a given one, or a pool of *jobs* processes.
+
+    When one of the processes dies, the pool breaks, and nobody knows over which task.  All that it had are suspects:
+    each is run again in a new pool, with no other beside it.
+    """
+
+    def __init__(self, done: Callable[[Outcome[R]], None], executor: Executor | None, jobs: int, window: int) -> None:
+        self._done = done
+        self._given = executor
+        self._pool: _Pool | None = None
+        self._jobs = jobs
+        self._window = window
+        self._run = uuid4().hex
+        self._under_way: dict[Future[_Result[R]], _Assigned[R]] = {}
+        self._suspects: deque[_Assigned[R]] = deque()
+        self._settled, self._receiver = trio.open_memory_channel[Future[_Result[R]]](math.inf)
+
+    async def add(self, assigned: _Assigned[R]) -> None:
+        """Hand a task over as soon as there is room."""
+        while len(self._under_way) >= self._window:
+            await self._settle_next()
+        await self._clear_suspects()
+        self._submit(assigned)
+
+    async def finish(self) -> None:
+        """Wait for all tasks."""
+        while self._under_way or self._suspects:
+            await self._drain()
+            await self._clear_suspects()
+
+    async def abandon(self) -> None:
+        """Drop the tasks that have not begun, and wait for the others; whoever interrupts that too has them killed."""
+        for future in list(self._under_way):
+            if future.cancel():
+                del self._under_way[future]
+        try:
+            await self._drain()
+        except BaseException:
+            if self._pool is not None:
+                self._pool.kill()
+            raise
+
+    def end(self) -> None:
+        """End the processes."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.end()
+
+    async def _clear_suspects(self) -> None:
+        while self._suspects:
+            await self._drain()  # what a broken pool had is settled, and its fault known, at once
+            self._submit(self._suspects.popleft())
+            await self._drain()
+
+    async def _drain(self) -> None:
+        while self._under_way:
+            await self._settle_next()
+
+    def _submit(self, assigned: _Assigned[R]) -> None:
+        if self._given is None:
+            self._pool = self._pool or _Pool(self._jobs)
+        executor = self._given or cast(_Pool, self._pool).executor
+        try:
+            with _without_interrupts():
+                future = executor.submit(_execute, self._run, assigned.task)
+        except BrokenExecutor as broken:  # a process died that had nothing to do
+            self._give_up_pool(broken)
+            self._suspects.append(assigned)
+            return
+        self._under_way[future] = assigned
+        token = trio.lowlevel.current_trio_token()
+        future.add_done_callback(lambda future: token.run_sync_soon(self._settled.send_nowait, future))
+
+    async def _settle_next(self) -> None:
+        future = await self._receiver.receive()
+        assigned = self._under_way.pop(future, None)
+        if assigned is None:  # it was dropped
+            return
+        result, error = None, None
+        try:
+            result, error = future.result()
+        except BrokenExecutor as broken:
+            self._give_up_pool(broken)
+            assigned.deaths += 1
+            if assigned.deaths < _MAX_DEATHS:
+                self._suspects.append(assigned)
+                return
+            error = StoreError(f"the process that worked on it died, {_MAX_DEATHS} times; is there enough memory?")
+        except (Exception, CancelledError) as failure:
+            error = _told(failure)
+        self._done(Outcome(assigned.index, assigned.task, result, error))
+
+    def _give_up_pool(self, broken: BrokenExecutor) -> None:
+        """Let the next task have a new pool; raises `StoreError` if that would be no better."""
+        if self._given is not None:
+            raise StoreError(f"the executor takes no more tasks: {broken}") from None
+        if self._pool is not None and not self._pool.has_worked:
+            raise StoreError("no process can be started to work in; --jobs 1 does without") from None
+        self.end()
+
+
+class _Pool:
+    """Processes of this machine, none of which outlives this one, whatever ends it."""
+
+    def __init__(self, jobs: int) -> None:
+        spawn = multiprocessing.get_context("spawn")  # in a forked process requests to S3 never end
+        self._watched, self._held = spawn.Pipe(duplex=False)
+        self.executor = ProcessPoolExecutor(jobs, spawn, _begin, (self._watched,))
+        with _without_interrupts():
+            self._first = self.executor.submit(os.getpid)
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether a process ever came to do something; to be asked when the pool is broken."""
+        return self._first.exception() is None
+
+    def kill(self) -> None:
+        """End the processes, whatever they are doing."""
+        self._held.close()
+
+    def end(self) -> None:
+        """End the processes when they are done."""
+        self.executor.shutdown()
+        self._held.close()
+        self._watched.close()
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Start processes in the block that Ctrl-C does not reach: this one says what becomes of them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(watched: Connection) -> None:
+    """Begin a process of a pool; it ends when nobody has the other end of *watched* any more."""
+    logging.getLogger("shardfs").addHandler(logging.NullHandler())  # what fails is in the outcome
+
+    def end_with_parent() -> None:
+        watched.poll(None)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+_local = threading.local()  # the run that this thread had a task of last, and its context
+
+
+def _execute(run: str, task: Task[R]) -> _Result[R]:
+    """Run a task where an executor has it done."""
+    if getattr(_local, "run", None) != run:
+        _local.run, _local.context = run, Context()
+    return trio.run(_attempt, task, _local.context)
+
+
+async def _attempt(task: Task[R], context: Context) -> _Result[R]:
+    try:
+        return await task.run(context), None
+    except Exception as error:
+        return None, _told(error)
+
+
+def _told(error: BaseException) -> ShardfsError:
+    """Return *error* as one that a report can tell."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, ShardfsError):
+        return error
+    if isinstance(error, MemoryError):
+        return StoreError("it takes more memory than there is")
+    if isinstance(error, OSError):
+        return StoreError(str(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f", in {os.path.basename(frames[-1].filename)}, line {frames[-1].lineno}" if frames else ""
+    return StoreError(f"{type(error).__name__}: {error}{where}")

@@ -1,0 +1,59 @@
+"""Tasks that do what tasks should not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from shardfs.bulk.engine import Context
+from shardfs.errors import CorruptionError
+
+LARGE = 2**40
+"""A size for tasks that are worth a process of their own."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Returns who ran it."""
+
+    name: str = "a"
+    nbytes: int = LARGE
+
+    async def run(self, context: Context) -> int:
+        return os.getpid()
+
+
+@dataclass(frozen=True)
+class Corrupt(Task):
+    """Fails as tasks may."""
+
+    async def run(self, context: Context) -> int:
+        async with trio.open_nursery():
+            raise CorruptionError(f"{self.name} is damaged")
+
+
+@dataclass(frozen=True)
+class Faulty(Task):
+    """Fails as no task may."""
+
+    async def run(self, context: Context) -> int:
+        raise ZeroDivisionError(self.name)
+
+
+@dataclass(frozen=True)
+class Deadly(Task):
+    """Kills the process that runs it, the first *times*; each leaves a file in the directory *where*."""
+
+    where: Path = Path()
+    times: int = 1000
+
+    async def run(self, context: Context) -> int:
+        ndeaths = len(list(self.where.iterdir()))
+        if ndeaths < self.times:
+            (self.where / f"{self.name}-{ndeaths}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.getpid()

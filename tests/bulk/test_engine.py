@@ -1,0 +1,101 @@
+"""The engine: every task is done or named, whoever dies over it, and no more are held than have room."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from shardfs.bulk.engine import Outcome, run_tasks
+from shardfs.errors import StoreError
+from tests.bulk.tasks import Corrupt, Deadly, Faulty, Task
+
+
+async def each(tasks: Iterable[Task]) -> AsyncIterator[Task]:
+    for task in tasks:
+        yield task
+
+
+def run(tasks: Iterable[Task], **how: Any) -> list[Outcome[int]]:
+    """Outcomes of *tasks*, in the order of the tasks; there is exactly one of each."""
+    outcomes: list[Outcome[int]] = []
+
+    async def main() -> None:
+        await run_tasks(each(tasks), outcomes.append, **how)
+
+    trio.run(main)
+    outcomes.sort(key=lambda outcome: outcome.index)
+    assert [outcome.index for outcome in outcomes] == list(range(len(outcomes)))
+    return outcomes
+
+
+def test_little_work_is_done_in_this_process_and_more_in_others() -> None:
+    assert {outcome.result for outcome in run([Task(nbytes=100)] * 50)} == {os.getpid()}
+    assert {outcome.result for outcome in run([Task()] * 3, jobs=1)} == {os.getpid()}
+    workers = {outcome.result for outcome in run([Task(nbytes=100), *[Task()] * 20, Task(nbytes=100)], jobs=2)[1:]}
+    assert os.getpid() not in workers
+    assert 1 <= len(workers) <= 2
+
+
+def test_what_fails_is_told_of_each_task_and_stops_no_other() -> None:
+    for how in ({"jobs": 1}, {"jobs": 2}, {"executor": ThreadPoolExecutor(2)}):
+        outcomes = run([Task(), Corrupt("x"), Task(), Faulty("y"), Task()], **how)
+        assert [outcome.error is None for outcome in outcomes] == [True, False, True, False, True]
+        assert [(type(o.error).__name__, str(o.error)) for o in outcomes if o.error is not None] == [
+            ("CorruptionError", "x is damaged"),
+            ("StoreError", "ZeroDivisionError: y, in tasks.py, line 44"),
+        ]
+
+
+def test_a_task_whose_process_dies_three_times_is_to_blame_and_all_others_are_done(tmp_path: Path) -> None:
+    tasks = [Task(str(n)) for n in range(40)]
+    tasks[7], tasks[20] = Deadly("first", where=tmp_path), Deadly("second", where=tmp_path)
+    outcomes = run(tasks, jobs=2)
+    assert len(outcomes) == 40
+    failed = {outcome.task.name: str(outcome.error) for outcome in outcomes if outcome.error is not None}
+    assert list(failed) == ["first", "second"]
+    assert all("died, 3 times" in why for why in failed.values())
+    assert sorted(path.name.partition("-")[0] for path in tmp_path.iterdir()) == ["first"] * 3 + ["second"] * 3
+
+
+def test_a_task_whose_process_dies_by_chance_is_done_in_another(tmp_path: Path) -> None:
+    outcomes = run([Deadly("x", where=tmp_path, times=2), *[Task()] * 10], jobs=2)
+    assert [outcome.error for outcome in outcomes] == [None] * 11
+
+
+def test_no_more_tasks_are_taken_than_there_is_room_for() -> None:
+    taken = finished = 0
+
+    def tasks() -> Iterable[Task]:
+        nonlocal taken
+        for taken in range(1, 1001):
+            assert taken - finished <= 8 + 1  # the window, and the one that waits for room
+            yield Task()
+
+    def done(_: Outcome[int]) -> None:
+        nonlocal finished
+        finished += 1
+
+    async def main() -> None:
+        with ThreadPoolExecutor(2) as executor:
+            await run_tasks(each(tasks()), done, executor=executor, window=8)
+
+    trio.run(main)
+    assert finished == 1000
+
+
+def test_what_the_caller_raises_ends_the_run() -> None:
+    def done(outcome: Outcome[int]) -> None:
+        raise StoreError("no room")
+
+    async def main(jobs: int) -> None:
+        await run_tasks(each([Task()] * 1000), done, jobs=jobs)
+
+    for jobs in (1, 2):
+        with pytest.raises(StoreError, match="no room"):
+            trio.run(main, jobs)
