@@ -17,8 +17,8 @@ from shardfs.dataset.queue import PendingBytes
 from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.shard_cache import ShardCache, ShardState
 from shardfs.dataset.shard_listing import ShardListing
-from shardfs.dataset.wal.records import Change, Erase, Put
-from shardfs.errors import NotADirectoryHereError, NotFoundError, ShardfsError
+from shardfs.dataset.wal.records import PIECE_NBYTES, Change, Erase, Put, reversed_checksum
+from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError
 from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import Coords, Segment, ShardGrid
@@ -157,16 +157,22 @@ class Array:
         return (await self.find(coords, fresh=True))[1]
 
     async def stored_entry(self, coords: Coords) -> tuple[int, int] | None:
-        """Return offset and length that the index of the innermost shard gives the chunk at *coords*, right or wrong.
+        """Return two numbers that tell what is stored as the chunk at *coords* from anything else, None if nothing is.
 
-        None if there is no chunk.  Of a chunk file, which has no index, a number of 64 bits that tells versions of the
-        same length apart stands for the offset.  Raises what keeps the index from being read.
+        The second is its length, the first a checksum of its bytes: another program may put other bytes into the very
+        place.  Where the store is remote it is the offset instead, since bytes cost a request, and so it is for an
+        entry that is damaged; of a chunk file, it is a number for its version.  Raises what keeps the index from
+        being read.
         """
         _, shard, entry = await self._look_up(coords, fresh=True)
         if shard is None:
             return None
         if self.grid.is_unsharded:
             return _version_number(shard.snapshot.stat), shard.index.shard_nbytes
+        if self._shards.store.root is not None:
+            with suppress(CorruptionError, StaleError):
+                found = shard.index.range(entry)
+                return None if found is None else (await _checksum(Extent(shard, *found)), found[1])
         return shard.index.entry(entry)
 
     async def chunks_of(self, shard: Coords) -> AsyncGenerator[Coords, None]:
@@ -311,6 +317,14 @@ class Array:
 def _nbytes(change: Change) -> int | None:
     """Return the size of the chunk that *change* leaves, None if it leaves none."""
     return change.payload.nbytes if isinstance(change, Put) else None
+
+
+async def _checksum(extent: Extent) -> int:
+    """Return a checksum of the bytes of a chunk, which do not end with it, as they may with a crc32c."""
+    found = 0
+    for start in range(0, extent.nbytes, PIECE_NBYTES):
+        found = reversed_checksum(await extent.read(start, min(PIECE_NBYTES, extent.nbytes - start)), found)
+    return found
 
 
 def _version_number(stat: Stat) -> int:

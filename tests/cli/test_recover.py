@@ -313,12 +313,19 @@ def read_zarr_chunk(source: Path, key: str) -> bytes:
     return shard[offset : offset + nbytes]
 
 
+@pytest.mark.parametrize("where", ["behind it", "in its place"])
 def test_a_change_that_does_not_fit_any_more_is_a_conflict_that_only_apply_applies(
-    background: Background, source: Path, place: Path, mount: Mounter
+    background: Background, source: Path, place: Path, mount: Mounter, where: str
 ) -> None:
+    """Another program wrote the chunk since, *where* it had been, as native writers do, or *behind it*."""
     killed_mount(background, source, place, {"c/0/0": b"a" * 24, "c/0/1": b"b" * 24})
     shard = (source / SHARD).read_bytes()
-    other = Index((LITTLE, CRC32C), (2, 2)).appended(shard, {0: b"c" * 24})  # by another program
+    if where == "behind it":
+        other = Index((LITTLE, CRC32C), (2, 2)).appended(shard, {0: b"c" * 24})
+    else:
+        old = read_zarr_chunk(source, "c/0/0")
+        assert shard.count(old) == 1
+        other = shard.replace(old, b"c" * 24)
     (source / SHARD).write_bytes(other)
     shown = run("recover", source)
     assert shown.returncode == FAILED

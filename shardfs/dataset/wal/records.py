@@ -61,7 +61,8 @@ _MAX_SEQUENCE: Final = 2**62
 _RANGE_NBYTES: Final = 16
 _LENGTH: Final = struct.Struct("<I")
 _INTEGERS: Final = {"w": 4, "q": 8, "i": 16}
-_PIECE_NBYTES: Final = 2**20
+PIECE_NBYTES: Final = 2**20
+"""How much is read at once, a multiple of what `reversed_checksum` reverses."""
 _BLOCK_NBYTES: Final = 4096
 
 
@@ -129,8 +130,8 @@ _UNPLACED: Final = Payload.__new__(Payload)
 class _ChunkRecord:
     """What is to become of one inner chunk; an append to a log gives a record its sequence and its payload.
 
-    *path* and *fingerprint* are those of its array, *superseded* is the entry (offset, nbytes) of the shard index that
-    the chunk had when it was published, or what `Array.stored_entry` says instead, None if there was no chunk.
+    *path* and *fingerprint* are those of its array, *superseded* is what `Array.stored_entry` said of the chunk when it
+    was published, None if there was none.
     """
 
     FIELDS: ClassVar[str] = "tabei"
@@ -412,9 +413,9 @@ def checksum_of(contents: Iterable[Content]) -> int:
     """Return the `reversed_checksum` of contents behind each other; blocks."""
     found, waiting = 0, bytearray()
     for content in contents:
-        for start in range(0, content.nbytes, _PIECE_NBYTES):
-            waiting += content.read(start, min(_PIECE_NBYTES, content.nbytes - start))
-            if len(waiting) >= _PIECE_NBYTES:
+        for start in range(0, content.nbytes, PIECE_NBYTES):
+            waiting += content.read(start, min(PIECE_NBYTES, content.nbytes - start))
+            if len(waiting) >= PIECE_NBYTES:
                 nbytes = len(waiting) // _BLOCK_NBYTES * _BLOCK_NBYTES
                 found = reversed_checksum(bytes(waiting[:nbytes]), found)
                 del waiting[:nbytes]
