@@ -193,9 +193,9 @@ def test_a_group_that_cannot_be_listed_is_named_beside_the_others(tmp_path: Path
     }
 
 
-def test_the_table_in_the_readme_is_what_info_knows() -> None:
-    text = (TOP / "README.md").read_text(encoding="utf-8")
-    table = re.search(r"^\| your tool \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+def test_the_table_in_the_docs_is_what_info_knows() -> None:
+    text = (TOP / "docs/views.md").read_text(encoding="utf-8")
+    table = re.search(r"^\| your program \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert table is not None
     rows = [[cell.strip().replace("`", "") for cell in row.strip("|").split(" | ")] for row in table[1].splitlines()]
     assert rows == [[tool.name, tool.says, tool.views[0].text, tool.opens] for tool in TOOLS]

@@ -11,7 +11,7 @@ from tests.support.mounting import PATIENCE, command, environment
 from tests.support.prepared import can_be_prepared, run_prepared
 
 FAILED, WRONG_USAGE, SOURCE, MOUNT_POINT, MACHINE, UNFINISHED = 1, 2, 3, 4, 5, 6
-"""Exit statuses, as `shardfs --help` and the README document them."""
+"""Exit statuses, as `shardfs --help` documents them."""
 
 
 def run(

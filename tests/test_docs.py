@@ -1,0 +1,147 @@
+"""README and docs: their links lead somewhere, the options they name exist, and what they tell you to type works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+
+from shardfs.cli import cli
+from tests.support.mounting import environment
+from tests.support.s3_server import Bucket
+
+TOP = Path(__file__).parent.parent
+README = TOP / "README.md"
+PAGES = [README, *sorted((TOP / "docs").glob("*.md"))]
+OTHERS = {"--bind", "--cap-add", "--checksum", "--device", "--fusemount", "--hostname", "--security-opt", "--size-only"}
+OTHERS |= {"--one-cpu", "--stop-timeout", "--user"}
+"""Options of other programs, and of scripts/bench, that the text names by themselves."""
+
+_ENVIRONMENT = environment() | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+_BEGIN = 'set -e; mkdir -p mnt; trap "! mountpoint -q mnt || shardfs umount mnt" EXIT\n'
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    found = re.findall(r"^```(\S*)[^\n]*\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
+    return [block for language, block in found if language in languages]
+
+
+def typed() -> Iterator[str]:
+    """Every command line of shardfs in a block, without what is explained behind it."""
+    for page in PAGES:
+        for block in blocks(page, "", "console"):
+            for line in block.splitlines():
+                if (found := re.match(r"(?:\$ )?(shardfs [a-z].*?)(?: {2,}.*| [|>] .*)?$", line)) is not None:
+                    yield found[1]
+
+
+def run(script: str, cwd: Path, **variables: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=cwd, env=_ENVIRONMENT | variables, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A directory with the `data.zarr` that the README makes."""
+    (tmp_path / "make.py").write_text(blocks(README, "python")[0])
+    run("python3 make.py", tmp_path)
+    return tmp_path
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
+    site = ["-n", "-W", "--keep-going", "-q", "-d", tmp_path / "trees", TOP / "docs", tmp_path / "site"]
+    done = subprocess.run([sys.executable, "-m", "sphinx", *site], env=_ENVIRONMENT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "read_chunk" in (tmp_path / "site/python.html").read_text(encoding="utf-8")
+
+
+def test_links_lead_to_pages_and_headings_on_github_too() -> None:
+    for page in [*PAGES, TOP / "CHANGELOG.md"]:
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text_of(page)):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    pages = {f"docs/{page.name}" for page in PAGES if page.parent != TOP and page.name != "index.md"}
+    assert pages <= set(re.findall(r"\]\(([^)#]+)\)", text_of(README)))
+
+
+def test_command_lines_are_understood() -> None:
+    """Those of the help texts too."""
+    examples = [line for each in cli.commands.values() for line in getattr(each, "examples", "").splitlines()]
+    lines = [*typed(), *(line.strip().split(" > ")[0].split(" | ")[0] for line in examples if line.strip())]
+    assert len(lines) > 60
+    for line in lines:
+        name, *words = shlex.split(line, comments=True)[1:]
+        command = cli.commands[name]
+        try:
+            command.make_context(name, words, resilient_parsing=False)
+        except click.ClickException as error:
+            pytest.fail(f"{line}: {error.format_message()}")
+
+
+def test_options_that_are_named_exist() -> None:
+    of = {name: {opt for option in each.params for opt in option.opts} for name, each in cli.commands.items()}
+    of_all = {"--help", "--version"}.union(*of.values())
+    for page in PAGES:
+        for code in re.findall(r"`([^`]+)`", prose(page)):
+            words = code.split()
+            if words[0].startswith("--"):
+                known = of_all | OTHERS
+            elif words[0] == "shardfs" and words[1:]:
+                known = of.get(words[1], of_all) | {"--help"}
+            else:
+                continue
+            named = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert named <= known, f"{page.name}: {code}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "console")], ids=lambda page: page.stem)
+def test_what_is_typed_in_a_console_works(page: Path, dataset: Path) -> None:
+    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
+    assert all(line.startswith("$ ") for line in lines)
+    run(_BEGIN + "\n".join(line.removeprefix("$ ") for line in lines if line != "$ mkdir mnt"), dataset)
+
+
+def test_every_mount_that_is_written_down_can_be_made(dataset: Path) -> None:
+    lines = sorted({line for line in typed() if re.match(r"shardfs mount (?!.*s3:).*data\.zarr /mnt/x$", line)})
+    assert len(lines) > 9
+    for line in lines:
+        run(_BEGIN + line.replace("/mnt/x", "mnt") + "\nls mnt\nshardfs umount mnt", dataset)
+
+
+def test_python_that_is_written_down_runs(dataset: Path, s3_bucket: Bucket) -> None:
+    s3_bucket.upload(dataset / "data.zarr", "data.zarr")
+    codes = blocks(TOP / "docs/python.md", "python")
+    assert len(codes) > 2
+    for code in codes:
+        (dataset / "code.py").write_text(code.replace("s3://bucket", s3_bucket.url()))
+        run("python3 code.py", dataset, **s3_bucket.environment)
