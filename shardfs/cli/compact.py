@@ -1,15 +1,13 @@
 """`shardfs compact`: rewriting shards that have many dead bytes."""
 
 import shlex
-import sys
 from functools import partial
-from typing import TextIO
 
 import click
 import trio
 
 from shardfs.cli.options import command, no_nan, open_checked, single_writer_option, source_options
-from shardfs.cli.output import bar, counted
+from shardfs.cli.output import counted, progress
 from shardfs.dataset.maintenance.compact import find_wasteful
 from shardfs.dataset.slots import hold
 from shardfs.dataset.source import Source
@@ -44,14 +42,12 @@ def compact(source: str, store_options: StoreOptions, single_writer: bool, thres
     Programs that have such a shard open natively go on reading the old one. `shardfs info --shards` shows the waste.
     """
     work = partial(compact_source, single_writer=single_writer)
-    for line in trio.run(work, open_checked(source, store_options), threshold, force, sys.stderr):
+    for line in trio.run(work, open_checked(source, store_options), threshold, force):
         click.echo(printable(line))
 
 
-async def compact_source(
-    store: Store, threshold: float, force: bool, progress: TextIO, *, single_writer: bool = False
-) -> list[str]:
-    """Compact the wasteful shards of a source, with a bar on *progress*; returns what was done, in lines.
+async def compact_source(store: Store, threshold: float, force: bool, *, single_writer: bool = False) -> list[str]:
+    """Compact the wasteful shards of a source; returns what was done, in lines.
 
     *single_writer*: the user says that nobody else writes to the source meanwhile.
     """
@@ -64,11 +60,11 @@ async def compact_source(
             )
         await store.start_writing(claim.state.root, single_writer=single_writer)
         with opened(source, claim.state) as journals:
-            candidates = [candidate async for candidate in find_wasteful(source, threshold, force=force)]
+            candidates = [each async for each in find_wasteful(source, threshold, force=force, progress=progress)]
             saved = count = 0
-            with bar(len(candidates), "compacting", progress) as advance:
+            with progress("compacting", len(candidates), "shard") as advance:
                 for candidate in candidates:
-                    advance()
+                    advance(1)
                     if candidate.reason is not None:
                         lines.append(f"left as it is: {candidate.use.key}: {candidate.reason} (--force compacts it)")
                         continue

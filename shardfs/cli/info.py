@@ -10,7 +10,8 @@ import click
 import trio
 
 from shardfs.cli.clients import VIEW_OPTIONS, Advice, Adviser, ViewOptions
-from shardfs.cli.options import command, complain, json_option, open_source, source_options, view_options
+from shardfs.cli.options import command, json_option, open_source, source_options, view_options
+from shardfs.cli.output import complain
 from shardfs.dataset.array import Array
 from shardfs.dataset.foreign import what_else
 from shardfs.dataset.hierarchy import Node

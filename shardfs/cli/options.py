@@ -13,8 +13,9 @@ from typing import Any, Final
 import click
 import trio
 
+from shardfs.cli.output import complain
 from shardfs.dataset.source import Source
-from shardfs.errors import ShardfsError, printable
+from shardfs.errors import ShardfsError
 from shardfs.fuse.control import TIMEOUT
 from shardfs.fuse.options import VIEWS, MountOptions
 from shardfs.stores.base import Store
@@ -94,11 +95,6 @@ def no_nan(_: click.Context, __: click.Parameter, value: float | None) -> float 
     if value is not None and math.isnan(value):
         raise click.BadParameter("nan is not in the range x>=0.")
     return value
-
-
-def complain(message: str) -> None:
-    """Say something on standard error, as a line like that of an error."""
-    click.echo(printable(f"shardfs: {message}"), err=True)
 
 
 def view_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -9,6 +9,7 @@ import trio
 
 from shardfs import errors
 from shardfs.cli.options import command, json_option, open_source, single_writer_option, store_options
+from shardfs.cli.output import progress
 from shardfs.dataset.maintenance.recover import Finding, list_slots, recover_source, show_source
 from shardfs.errors import printable
 from shardfs.stores.url import StoreOptions
@@ -41,9 +42,9 @@ def recover(source: str | None, store_options: StoreOptions, single_writer: bool
     """
     found: list[Finding] = []
     if source is not None and apply:
-        trio.run(recover_source, open_source(source, store_options), found, single_writer)
+        trio.run(recover_source, open_source(source, store_options), found, single_writer, progress)
     elif source is not None:
-        trio.run(show_source, open_source(source, store_options), found)
+        trio.run(show_source, open_source(source, store_options), found, progress)
     elif apply:
         raise errors.UsageError("--apply needs a SOURCE; without it, `shardfs recover` lists those with a journal here")
     else:

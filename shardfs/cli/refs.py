@@ -12,9 +12,11 @@ import click
 import trio
 
 from shardfs import errors
-from shardfs.cli.options import command, complain, open_source, source_options
+from shardfs.cli.options import command, open_source, source_options
+from shardfs.cli.output import complain, progress
 from shardfs.dataset.foreign import what_else
-from shardfs.dataset.maintenance.walk import walk_nodes
+from shardfs.dataset.hierarchy import Node
+from shardfs.dataset.maintenance.walk import no_progress, walk_nodes
 from shardfs.dataset.source import Source
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError
 from shardfs.format.metadata import GroupMetadata
@@ -76,36 +78,46 @@ async def write_references(source: Source, file: TextIO, view: View, skip_encode
     Not counted are those that the view does not show and, if *skip_encoded*, those whose shards are encoded as a whole.
     """
     source.hierarchy.looks_above = view.shower.looks_above
-    groups, left_out, failed, has_arrays, separator = [], set(), 0, False, "\n"
+    groups, left_out, failed, separator = [], set(), 0, "\n"
     file.write('{"version": 1, "refs": {')
+    arrays: list[Node] = []
     async for node in walk_nodes(source):
         if isinstance(node.metadata, GroupMetadata):
             groups.append(node.path)
-            continue
-        has_arrays = True
-        try:
-            if node.metadata is None:
-                raise MetadataError(str(node.reason))
-            with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as aside:
-                before = separator
-                async for key, reference in array_references(source, view, node):
-                    aside.write(f"{before}{_line(key, reference)}")
-                    before = ",\n"
-                aside.seek(0)
-                shutil.copyfileobj(aside, file)
-                separator = before
-            continue
-        except NotShownError as error:
-            reason = str(error)
-        except NotUnshardable as error:
-            failed += not skip_encoded
-            reason = str(error) if skip_encoded else f"{error}; mount it, or leave it out with --skip-encoded"
-        except ShardfsError as error:
-            failed += 1
-            reason = str(error)
-        left_out.add(node.path)
-        complain(f"{node.path or 'the source'} cannot be referenced: {reason}")
-    if not has_arrays:
+        else:
+            arrays.append(node)
+    nchunks = {node.path: node.any_array.grid.nchunks for node in arrays if node.any_array is not None}
+    show = no_progress if file.isatty() else progress
+    with show("referencing", sum(nchunks.values()), "chunk") as advance:
+        for node in arrays:
+            count = 0
+            try:
+                if node.metadata is None:
+                    raise MetadataError(str(node.reason))
+                with TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="") as aside:
+                    before = separator
+                    async for key, reference in array_references(source, view, node):
+                        aside.write(f"{before}{_line(key, reference)}")
+                        before = ",\n"
+                        count += 1
+                        advance(1)
+                    aside.seek(0)
+                    shutil.copyfileobj(aside, file)
+                    separator = before
+                continue
+            except NotShownError as error:
+                reason = str(error)
+            except NotUnshardable as error:
+                failed += not skip_encoded
+                reason = str(error) if skip_encoded else f"{error}; mount it, or leave it out with --skip-encoded"
+            except ShardfsError as error:
+                failed += 1
+                reason = str(error)
+            finally:
+                advance(nchunks.get(node.path, count) - count)
+            left_out.add(node.path)
+            complain(f"{node.path or 'the source'} cannot be referenced: {reason}")
+    if not arrays:
         complain(f"there are no Zarr v3 arrays here: {await what_else(source)}")
     for path in groups:  # at last, when it is known which arrays their copies would tell of for nothing
         for key, text in document_references(view, await source.hierarchy.node(path), left_out):

@@ -2,14 +2,15 @@
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, TextIO
+from typing import Any
 
 import click
 import trio
 
 from shardfs.cli.options import command, json_option, open_source, source_options
-from shardfs.cli.output import bar, counted
+from shardfs.cli.output import counted, progress
 from shardfs.dataset.array import Array
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, check
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
@@ -40,7 +41,7 @@ def verify(source: str, store_options: StoreOptions, data: bool, as_json: bool) 
     shardfs does not know, are named with the reason.
     """
     opened = open_source(source, store_options)
-    report = trio.run(verify_source, opened, data, sys.stderr)
+    report = trio.run(verify_source, opened, data)
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
     if not report.is_sound:
         sys.exit(1)
@@ -96,43 +97,50 @@ def _render_problem(problem: dict[str, str | None]) -> str:
     return f"{problem['shard'] or problem['document']}{chunk}: {problem['message']}"
 
 
-async def verify_source(source: Source, data: bool, progress: TextIO) -> Report:
-    """Check every shard of *source*; *data* decodes the inner chunks too.  *progress* shows a bar on a terminal."""
+async def verify_source(source: Source, data: bool) -> Report:
+    """Check every shard of *source*; *data* decodes the inner chunks too."""
     report = Report()
-    async for node in walk_nodes(source):
-        if node.array is not None:
-            report.arrays += 1
-            await _verify_array(node.array, data, progress, report)
-        elif node.metadata is None:
-            report.problems.append(
-                {"shard": None, "document": node.path or "(root)", "chunk": None, "message": node.reason}
-            )
-        elif isinstance(node.metadata, ArrayMetadata):
-            reason = node.reason or fault_of(node.metadata) or "it is not sharded: each chunk is a file of its own"
-            report.unchecked.append({"array": node.path, "reason": reason})
+    stored: list[tuple[Array, list[Coords]]] = []
+    with progress("listing shards", None, "shard") as advance:
+        async for node in walk_nodes(source):
+            if node.array is not None:
+                report.arrays += 1
+                stored.append((node.array, await _list_shards(node.array, report, advance)))
+            elif node.metadata is None:
+                report.problems.append(
+                    {"shard": None, "document": node.path or "(root)", "chunk": None, "message": node.reason}
+                )
+            elif isinstance(node.metadata, ArrayMetadata):
+                reason = node.reason or fault_of(node.metadata) or "it is not sharded: each chunk is a file of its own"
+                report.unchecked.append({"array": node.path, "reason": reason})
+    with progress("verifying", sum(len(shards) for _, shards in stored), "shard") as advance:
+        for array, shards in stored:
+            decoder = _decoder(array, report) if data else None
+            for coords in shards:
+                async for problem in check(array, coords, decoder):
+                    report.add(problem)
+                report.shards += 1
+                advance(1)
     return report
 
 
-async def _verify_array(array: Array, data: bool, progress: TextIO, report: Report) -> None:
-    path = array.layout.path
-    decoder = ChunkDecoder.of(array) if data else None
-    if data and decoder is None:
-        report.unchecked.append(
-            {"array": path, "reason": "its chunks have codecs that are not known; the index was checked"}
-        )
-    data_type = array.document["data_type"]
-    if decoder is not None and type_name(data_type) not in VLEN_SERIALIZERS and item_nbytes(data_type) is None:
-        what = f"its data type {brief(type_name(data_type))} is not known; sizes of decoded chunks were not checked"
-        report.unchecked.append({"array": path, "reason": what})
+async def _list_shards(array: Array, report: Report, advance: Callable[[int], None]) -> list[Coords]:
     shards: list[Coords] = []
     try:
         async for coords in walk_shards(array):
             shards.append(coords)
+            advance(1)
     except ShardfsError as error:  # a directory of shards; what was found is checked all the same
-        report.add(Problem(path or "(root)", None, str(error)))
-    with bar(len(shards), printable(path) or "(root)", progress) as advance:
-        for coords in shards:
-            async for problem in check(array, coords, decoder):
-                report.add(problem)
-            report.shards += 1
-            advance()
+        report.add(Problem(array.layout.path or "(root)", None, str(error)))
+    return shards
+
+
+def _decoder(array: Array, report: Report) -> ChunkDecoder | None:
+    decoder = ChunkDecoder.of(array)
+    reason = None if decoder is not None else "its chunks have codecs that are not known; the index was checked"
+    data_type = array.document["data_type"]
+    if decoder is not None and type_name(data_type) not in VLEN_SERIALIZERS and item_nbytes(data_type) is None:
+        reason = f"its data type {brief(type_name(data_type))} is not known; sizes of decoded chunks were not checked"
+    if reason is not None:
+        report.unchecked.append({"array": array.layout.path, "reason": reason})
+    return decoder

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pty
 import re
 import shlex
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from shardfs import errors
-from shardfs.cli import cli
+from shardfs.cli import cli, output
 from tests.support.commands import run
 from tests.support.corpus import CASES, array, sharding, write_case
 from tests.support.datasets import store
@@ -158,3 +162,61 @@ def test_what_is_found_is_told_once(tmp_path: Path, arguments: list[str]) -> Non
     (tmp_path / "image/c/0/0").write_bytes(b"")
     done = run(*arguments, tmp_path)
     assert (done.stdout + done.stderr).count("has no room for its index") == 1
+
+
+class Screen(io.StringIO):
+    """A terminal that keeps all that was written to it; *fd* is one of that size."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self.fileno = lambda: fd
+        self.isatty = lambda: True
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, loop: Callable[[Callable[[float], None]], None]) -> list[str]:
+    """What a loop shows, line by line, that is given what moves its clock on."""
+    now, ends = [0.0], pty.openpty()
+    with monkeypatch.context() as patch:
+        patch.setattr(output.time, "monotonic", lambda: now[0])
+        patch.setattr(sys, "stderr", screen := Screen(ends[0]))
+        loop(lambda seconds: now.__setitem__(0, now[0] + seconds))
+        output.complain("done")
+    for end in ends:
+        os.close(end)
+    return screen.getvalue().split("\r\x1b[K")
+
+
+def test_progress_has_the_rate_of_the_last_seconds_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop(pass_seconds: Callable[[float], None]) -> None:
+        with output.progress("copying", 2000 * 2**20, "B") as advance:
+            for _ in range(100):
+                pass_seconds(1)
+                advance(2**20)
+            pass_seconds(0.01)
+            advance(9 * 2**20)  # soon after the last line
+            for _ in range(100):
+                pass_seconds(1)
+                advance(10 * 2**20)
+
+    shown = drawn(monkeypatch, loop)
+    assert shown[:2] == ["", f"copying  {'░' * 20} 0%  0 B of 2.0 GiB"]
+    assert shown[2] == f"copying  {'░' * 18} 0%  1.0 MiB of 2.0 GiB, 1.0 MiB/s, 33 min 19 s left"
+    assert shown[-3] == f"copying  {'█' * 9}{'░' * 8} 55%  1.1 GiB of 2.0 GiB, 10.0 MiB/s, 1 min 29 s left"
+    assert {len(line) < 80 for line in shown} == {True}
+    assert (len(shown), shown[-2:]) == (204, ["", "shardfs: done\n"])
+
+
+def test_progress_towards_an_end_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop(pass_seconds: Callable[[float], None]) -> None:
+        with output.progress("looking", None, "shard") as advance:
+            pass_seconds(2)
+            advance(1)
+            pass_seconds(2)
+            advance(10_000)
+
+    shown = drawn(monkeypatch, loop)
+    assert shown[1:4] == [
+        "looking  0 shards",
+        "looking  1 shard, 0.5/s",
+        "looking  10,001 shards, 2,500/s",
+    ]

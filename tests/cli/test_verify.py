@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from tests.support.corpus import (
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit, entry, flip, index
 from tests.support.datasets import store
 from tests.support.encoder import Coordinates, chunk_key, shards
-from tests.support.mounting import PATIENCE, command, environment
+from tests.support.terminal import on_terminal
 
 NOT_DECODED = {"opaque-codec", "opaque-serializer", "zero-bytes"}
 """Cases with inner codecs that nobody knows."""
@@ -134,16 +132,12 @@ def test_a_directory_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     assert [problem["document"] for problem in report["problems"]] == ["locked"]
 
 
-def test_progress_is_shown_on_a_terminal_and_is_no_part_of_the_report(tmp_path: Path) -> None:
+def test_progress_is_one_line_on_a_terminal_that_is_gone_at_the_end(tmp_path: Path) -> None:
     store(tmp_path / "image", document())
-    ours, theirs = pty.openpty()
-    arguments = command("verify", "--json", tmp_path)
-    done = subprocess.run(
-        arguments, env=environment(), stdout=subprocess.PIPE, stderr=theirs, check=False, timeout=PATIENCE
-    )
-    os.close(theirs)
-    shown = os.read(ours, 10_000)
-    os.close(ours)
-    assert b"image" in shown
-    assert b"100%" in shown
-    assert json.loads(done.stdout)["shards"] == 2
+    store(tmp_path / "mask", document())
+    with on_terminal("verify", tmp_path) as terminal:
+        assert terminal.end() == 0
+    lines = terminal.shown.split("\r\x1b[K")
+    assert lines[-1] == "2 arrays, 4 shards: no damage found\r\n"
+    assert "listing shards  0 shards" in lines
+    assert f"verifying  {'░' * 20} 0%  0 of 4 shards" in lines

@@ -7,7 +7,7 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.maintenance.verify import ShardUse, measure
-from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
+from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_all_shards
 from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.source import Source
 from shardfs.format.index import IndexLayout
@@ -25,29 +25,28 @@ class Candidate:
     reason: str | None = None
 
 
-async def find_wasteful(source: Source, threshold: float, *, force: bool) -> AsyncIterator[Candidate]:
+async def find_wasteful(
+    source: Source, threshold: float, *, force: bool, progress: Progress = no_progress
+) -> AsyncIterator[Candidate]:
     """Yield the shards of which at least the share *threshold* is dead bytes that a rewrite removes.
 
     Those within shards that are enclosed stay: a commit rewrites an enclosed shard without any, so others left them.
     One that begins with bytes that no index of it ever named may be another file too, HDF5 or TIFF for example, and
     gets a reason not to be compacted, unless *force*.
     """
-    async for node in walk_nodes(source):
-        if node.array is None:
+    async for array, shard in walk_all_shards(source, "looking for dead bytes", progress):
+        use = await measure(array, shard)
+        opened = (await array.shard(shard)).shard
+        if use.error is not None or not use.dead or opened is None:
             continue
-        async for shard in walk_shards(node.array):
-            use = await measure(node.array, shard)
-            opened = (await node.array.shard(shard)).shard
-            if use.error is not None or not use.dead or opened is None:
-                continue
-            if len(node.array.grid.levels) > 1:  # shards within it are moved as they are
-                removable = max(opened.index.shard_nbytes - opened.index.live_nbytes, 0)
-                use = replace(use, live=use.size - min(use.dead, removable))
-            if not use.dead or use.dead < threshold * use.size:
-                continue
-            is_foreign = not force and await _has_foreign_prefix(node.array, shard, opened)
-            reason = "it begins with bytes that are no chunk's: another format may own them" if is_foreign else None
-            yield Candidate(node.array, shard, use, reason)
+        if len(array.grid.levels) > 1:  # shards within it are moved as they are
+            removable = max(opened.index.shard_nbytes - opened.index.live_nbytes, 0)
+            use = replace(use, live=use.size - min(use.dead, removable))
+        if not use.dead or use.dead < threshold * use.size:
+            continue
+        is_foreign = not force and await _has_foreign_prefix(array, shard, opened)
+        reason = "it begins with bytes that are no chunk's: another format may own them" if is_foreign else None
+        yield Candidate(array, shard, use, reason)
 
 
 async def _has_foreign_prefix(array: Array, shard: Coords, opened: OpenShard) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shardfs.dataset.maintenance.repair import TornShard, find_torn, repair
+from shardfs.dataset.maintenance.walk import Progress, no_progress
 from shardfs.dataset.slots import Slot, all_slots, hold, kept_files, slots_of
 from shardfs.dataset.source import Source
 from shardfs.dataset.state import StateDirectory
@@ -52,15 +53,17 @@ class Finding:
 Findings = list[Finding]
 
 
-async def show_source(source: Source, found: Findings) -> None:
+async def show_source(source: Source, found: Findings, progress: Progress = no_progress) -> None:
     """Find journals and torn shards; of a source that is no directory of this machine, the journals of this machine."""
     for slot in slots_of(source.store):
         await _show_slot(source, slot, found)
-    async for torn in find_torn(source):
+    async for torn in find_torn(source, progress):
         await _report_torn(source, torn, None, found)
 
 
-async def recover_source(source: Source, found: Findings, single_writer: bool) -> None:
+async def recover_source(
+    source: Source, found: Findings, single_writer: bool, progress: Progress = no_progress
+) -> None:
     """Bring journals into the store, and repair torn shards; what a mount uses is only shown.
 
     *single_writer*: the user says that nobody else writes to the source meanwhile.
@@ -82,7 +85,7 @@ async def recover_source(source: Source, found: Findings, single_writer: bool) -
         for kept in kept_files(claim.state):
             await _store_file(source, kept, found)
         if is_read:  # else a journal may know what is torn better than the shards do
-            async for torn in find_torn(source):
+            async for torn in find_torn(source, progress):
                 await _report_torn(source, torn, claim.state, found)
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
+from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_all_shards
 from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, ExistsError, StaleError
 from shardfs.format.index import IndexLayout, ShardIndex, damaged
@@ -47,22 +47,19 @@ class TornShard:
         return self.snapshot.size - (self.stop or self.snapshot.size)
 
 
-async def find_torn(source: Source) -> AsyncIterator[TornShard]:
+async def find_torn(source: Source, progress: Progress = no_progress) -> AsyncIterator[TornShard]:
     """Yield every shard of *source* whose index cannot be read, or can be none."""
-    async for node in walk_nodes(source):
-        if node.array is None:
+    async for array, shard in walk_all_shards(source, "looking for torn shards", progress):
+        state = await array.shard(shard)
+        if isinstance(state.error, CorruptionError) and state.snapshot is not None:
+            reason = str(state.error)
+        elif state.shard is not None and _is_no_index(array, state.shard.index):
+            reason = "entries of its index name bytes that it does not have"
+        else:
             continue
-        async for shard in walk_shards(node.array):
-            state = await node.array.shard(shard)
-            if isinstance(state.error, CorruptionError) and state.snapshot is not None:
-                reason = str(state.error)
-            elif state.shard is not None and _is_no_index(node.array, state.shard.index):
-                reason = "entries of its index name bytes that it does not have"
-            else:
-                continue
-            assert state.snapshot is not None
-            stop, why = await _last_stop(node.array, shard, state.snapshot)
-            yield TornShard(node.array, shard, state.snapshot, f"{reason}; {why}" if why else reason, stop)
+        assert state.snapshot is not None
+        stop, why = await _last_stop(array, shard, state.snapshot)
+        yield TornShard(array, shard, state.snapshot, f"{reason}; {why}" if why else reason, stop)
 
 
 async def repair(source: Source, torn: TornShard, directory: str) -> str:

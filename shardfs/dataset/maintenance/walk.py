@@ -1,7 +1,8 @@
 """Going through a whole source: its nodes, and the stored shards of an array; and what is left without them."""
 
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Protocol
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Node
@@ -19,6 +20,20 @@ from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, Stat, Store, join_key
 from shardfs.stores.local.file_lock import is_lock
+
+Advance = Callable[[int], None]
+
+
+class Progress(Protocol):
+    """Shows how far a loop has come, as `cli.output.progress` does: its value is told how much more is done."""
+
+    def __call__(self, label: str, total: int | None, unit: str) -> AbstractContextManager[Advance]:
+        """Begin a loop of *total* turns, each of which does one *unit*; None if nobody knows how many."""
+
+
+def no_progress(label: str, total: int | None, unit: str) -> AbstractContextManager[Advance]:
+    """Show nothing."""
+    return nullcontext(lambda more: None)
 
 
 async def walk_nodes(source: Source) -> AsyncIterator[Node]:
@@ -80,6 +95,21 @@ async def walk_shards(array: Array, prefix: Coords = ()) -> AsyncIterator[Coords
     for index in await array.listing.children(prefix):
         async for coords in walk_shards(array, (*prefix, index)):
             yield coords
+
+
+async def walk_all_shards(source: Source, label: str, progress: Progress) -> AsyncIterator[tuple[Array, Coords]]:
+    """Yield every stored shard of *source*, when all of them are listed; *label* says what is done with each."""
+    listed: list[tuple[Array, list[Coords]]] = []
+    with progress("listing shards", None, "shard") as advance:
+        async for node in walk_nodes(source):
+            if node.array is not None:
+                listed.append((node.array, [coords async for coords in walk_shards(node.array)]))
+                advance(len(listed[-1][1]))
+    with progress(label, sum(len(shards) for _, shards in listed), "shard") as advance:
+        for array, shards in listed:
+            for coords in shards:
+                yield array, coords
+                advance(1)
 
 
 def holds_chunks(name: str) -> bool:
