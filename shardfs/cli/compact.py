@@ -33,13 +33,13 @@ _FOREVER = float("inf")
     callback=no_nan,
     default=0.5,
     show_default=True,
-    help="The share of dead bytes from which on a shard is rewritten.",
+    help="Rewrite shards from this share of dead bytes.",
 )
 @click.option("--force", is_flag=True, help="Also rewrite shards that begin with bytes of another format.")
 def compact(source: str, store_options: StoreOptions, single_writer: bool, threshold: float, force: bool) -> None:
     """Rewrite the shards of SOURCE that have many dead bytes, each atomically, in C order.
 
-    Programs that have such a shard open natively go on reading the old one. `shardfs info --shards` shows the waste.
+    Programs that have a shard open natively keep reading the old one. `shardfs info --shards` shows the dead bytes.
     """
     work = partial(compact_source, single_writer=single_writer)
     for line in trio.run(work, open_checked(source, store_options), threshold, force):

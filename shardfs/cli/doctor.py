@@ -62,12 +62,12 @@ class Finding:
 )
 @click.argument("source", metavar="[SOURCE]", required=False)
 @store_options
-@click.option("--write", is_flag=True, help="Try also whether SOURCE can be written; in S3 with a temporary object.")
+@click.option("--write", is_flag=True, help="Also test whether SOURCE can be written; in S3 with a temporary object.")
 @json_option
 def doctor(source: str | None, store_options: StoreOptions, write: bool, as_json: bool) -> None:
-    """Look for what keeps this machine from mounting, and SOURCE from being read or written; say the way out.
+    """Find out what keeps this machine from mounting, or SOURCE from being read or written, and what to do about it.
 
-    Exit status 1 if there is a problem. Notes are none: they matter to some.
+    Exit status 1 if there is a problem. A note is not a problem: it matters to some users only.
     """
     findings = list(_machine())
     if source is not None:

@@ -39,7 +39,7 @@ _ID = click.IntRange(0, 2**32 - 2)
 
 def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
     if value is not None and not re.fullmatch("0?[0-7]{1,3}", value):
-        raise click.BadParameter(f"{value!r} is no umask; write three octal digits, such as 022.")
+        raise click.BadParameter(f"{value!r} is not a umask; write three octal digits, such as 022.")
     return None if value is None else int(value, 8)
 
 
@@ -61,16 +61,16 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option(
     "--dimension-separator",
     type=click.Choice(DIMENSION_SEPARATORS),
-    help="Name chunks of --view v2 0.0.0, or 0/0/0.  [default: .]",
+    help="Name chunk files 0.0.0 or 0/0/0 (--view v2).  [default: .]",
 )
 @click.option(
     "--fill-missing",
     type=click.Choice(["yes", "no"]),
     default="yes",
     show_default=True,
-    help="In --view v2 of arrays with named axes, show xarray's missing value as the fill value, and files for chunks "
-    "that are not stored where their values differ from it; no shows the stored fill value, and no such files: "
-    "xarray and netCDF then mask values that are there, and not those that are missing.",
+    help="In --view v2, for arrays with named axes, show the missing value of xarray as the fill value, and show files "
+    "for chunks that are not stored and would read as another value. With no, show the stored fill value and no such "
+    "files; xarray and netCDF can then mask the wrong values.",
 )
 @click.option(
     "--decode-cache",
@@ -78,7 +78,7 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     default="256M",
     show_default=True,
     metavar="SIZE",
-    help="Memory for decoded chunks, for --decode and --view npy.",
+    help="Memory for decoded chunks (--decode or --view npy).",
 )
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground and log to standard error.")
 @click.option(
@@ -86,37 +86,37 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     type=click.FloatRange(min=0),
     callback=no_nan,
     metavar="SECONDS",
-    help="For how long to believe what was seen of the source: 1 if it is on this machine, 60 for s3://.",
+    help="Cache names, sizes and listings for this long.  [default: 1, for s3:// 60]",
 )
-@click.option("--allow-other", is_flag=True, help="Let other users read the mount, as far as file modes allow.")
-@click.option("--uid", type=_ID, metavar="N", help="Show everything as owned by this user.")
-@click.option("--gid", type=_ID, metavar="N", help="Show everything as of this group.")
+@click.option("--allow-other", is_flag=True, help="Let other users use the mount, as far as file modes permit.")
+@click.option("--uid", type=_ID, metavar="N", help="Show this user as the owner of everything.")
+@click.option("--gid", type=_ID, metavar="N", help="Show this group as the group of everything.")
 @click.option(
     "--umask",
     callback=_octal,
     metavar="MODE",
-    help="Show everything as if made with this umask: 022 lets all read, and the owner write.",
+    help="Show modes as if everything had this umask: with 022, all users can read and only the owner can write.",
 )
-@click.option("--write", is_flag=True, help="Let chunks, metadata and plain files be written.")
+@click.option("--write", is_flag=True, help="Let programs write chunks, metadata and other files.")
 @click.option(
     "--shards",
     "chunks_per_shard",
     callback=_chunks_per_shard,
     metavar="N,N,…",
-    help="Inner chunks per shard and axis (one number for all axes) of new arrays, which are stored sharded then.",
+    help="Store new arrays sharded, with this many inner chunks per shard along each axis (one number for all axes).",
 )
 @click.option(
     "--auto-compact",
     type=click.FloatRange(min=0, max=1, min_open=True),
     callback=no_nan,
     metavar="RATIO",
-    help="Rewrite shards that were appended to, when idle, from this share of dead bytes on.",
+    help="When idle, rewrite shards that the mount appended to, once this share of their bytes is dead.",
 )
-@click.option("--page-cache", is_flag=True, help="Let the kernel cache chunk files, and programs map them shared.")
+@click.option("--page-cache", is_flag=True, help="Let the kernel cache chunk files, and let programs map them shared.")
 @click.option(
     "--metrics",
     metavar="ADDRESS:PORT",
-    help="Let Prometheus ask for the figures of `shardfs stats` there; a port alone is one of 127.0.0.1.",
+    help="Serve the figures of `shardfs stats` to Prometheus at this address; a port alone means 127.0.0.1.",
 )
 @click.option("-o", "options", multiple=True, metavar="OPTIONS", help="FUSE options, separated by commas.")
 @click.option(
@@ -126,9 +126,13 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     show_default=True,
     help="How much to log.",
 )
-@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="What lines are.")
-@click.option("--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Where to log.")
-@click.option("--cache", cls=RemoteOption, metavar="DIR", help="Keep what was fetched here, also for later mounts.")
+@click.option(
+    "--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of log lines."
+)
+@click.option("--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the log to this file.")
+@click.option(
+    "--cache", cls=RemoteOption, metavar="DIR", help="Cache fetched data in this directory, also for later mounts."
+)
 @click.option(
     "--cache-size",
     cls=RemoteOption,
@@ -136,7 +140,7 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     default="10G",
     show_default=True,
     metavar="SIZE",
-    help="Room for --cache, such as 500M.",
+    help="Size of --cache, such as 500M.",
 )
 @single_writer_option
 @click.option("--ready-fd", type=int, hidden=True)
@@ -169,16 +173,16 @@ def mount(
     single_writer: bool,
     ready_fd: int | None,
 ) -> None:
-    """Mount SOURCE, read-only unless --write is given, at the empty directory MOUNTPOINT.
+    """Mount SOURCE at the empty directory MOUNTPOINT, read-only unless you give --write.
 
-    SOURCE is the path or file:// URL of a folder, or an s3:// URL: one array, a group, or several datasets and plain
-    files, which pass through. The command returns when the mount answers. Take it away with `shardfs umount`.
+    SOURCE is a path, a file:// URL or an s3:// URL. It can be one array, a group, or a directory with several datasets;
+    other files are shown as they are. The command returns when the mount answers. `shardfs umount` ends the mount.
 
-    The view v3 shows every array as unsharded Zarr v3, v2 as Zarr v2, and npy as one file for numpy and others.
-    `shardfs info SOURCE` says which one your program needs.
+    The view v3 shows every array as unsharded Zarr v3, v2 as Zarr v2, and npy as one .npy file. `shardfs info SOURCE`
+    tells which one your program needs.
 
-    An array that cannot be shown unsharded is shown as it is stored; one that the views v2 and npy, or --decode, cannot
-    show is left out. `shardfs info --view` says why. Without --log-file the log goes to a file below
+    An array that cannot be shown unsharded is shown as stored; one that --view v2, --view npy or --decode cannot show
+    is left out. `shardfs info --view` gives the reason. Without --log-file, the log goes to a file below
     ~/.local/state/shardfs, which the command names.
 
     Credentials for s3:// come from the environment, the AWS configuration files, the container or the instance.
@@ -223,7 +227,7 @@ def _say(url: str, note: str | None) -> None:
 def _how(options: MountOptions) -> str:
     view = "" if options.view == MountOptions.view else f" as {options.view}"
     decoded = ", decoded" if options.decode else ""
-    return ("to read and write" if options.write else "read-only") + view + decoded
+    return ("read-write" if options.write else "read-only") + view + decoded
 
 
 def _mount_in_foreground(

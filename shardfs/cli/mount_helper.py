@@ -114,9 +114,10 @@ def umount_main(mountpoint: str, lazy: bool, namespace: str | None, **_: object)
     """
 )
 def install_helper() -> None:
-    """Let `mount -t shardfs` and lines of /etc/fstab mount with this shardfs, and umount wait for what was written.
+    """Let mount(8), /etc/fstab and umount(8) use this shardfs.
 
-    Links /sbin/mount.shardfs, /sbin/mount.fuse.shardfs and /sbin/umount.fuse.shardfs to it, as root.
+    Run it as root. It links /sbin/mount.shardfs, /sbin/mount.fuse.shardfs and /sbin/umount.fuse.shardfs to this
+    installation.
     """
     for name, script in _LINKS.items():
         link, target = _SBIN / name, _script(script)

@@ -23,12 +23,12 @@ _NOT_LOGGED: Final = {errno.EROFS, errno.ENOTCONN, errno.ECONNABORTED}
 @mountpoint_argument
 @timeout_option
 def umount(mountpoint: str, timeout: float) -> None:
-    """Unmount MOUNTPOINT, and return when everything that was written is in the shards and its daemon is gone.
+    """Commit what is pending, unmount MOUNTPOINT, and return when its daemon has ended.
 
-    What it waits for, and how fast that goes, is said on standard error. Exit status 1 if it is unmounted, but not
-    everything could be brought into the shards: that stays in the journal, for the next mount with --write or `shardfs
-    recover`. Exit status 6 if the daemon does not answer, or gets nothing done for --timeout seconds: it goes on then,
-    and nothing is lost.
+    Standard error tells what the command waits for, and how fast it goes. Exit status 1 means that MOUNTPOINT is
+    unmounted, but not everything could be committed: the rest stays in the journal, for the next mount with --write or
+    for `shardfs recover`. Exit status 6 means that the daemon does not answer, or made no progress for --timeout
+    seconds: it goes on, and nothing is lost.
     """
     with waiting(mountpoint) as say:
         unmount(mountpoint, timeout, say)
@@ -42,9 +42,9 @@ def umount(mountpoint: str, timeout: float) -> None:
 @mountpoint_argument
 @timeout_option
 def flush(mountpoint: str, timeout: float) -> None:
-    """Bring everything that was written to the mount at MOUNTPOINT into its shards, and return when it is there.
+    """Commit everything that was written to MOUNTPOINT, and return when it is in the shards.
 
-    For as long as the daemon answers it is waited for; what for, and how fast it goes, is said on standard error.
+    The command waits for as long as the daemon answers. Standard error tells what it waits for, and how fast it goes.
     """
     path = mounted_path(mountpoint)
     try:

@@ -43,15 +43,15 @@ class Row:
 )
 @json_option
 def mounts(as_json: bool) -> None:
-    """List all mounts of this machine, the dead ones too.
+    """List all mounts of this machine, including dead ones.
 
     \b
     serving    answers
-    silent     does not answer: its daemon is stopped, or hangs
-    dead       has no daemon any more; what was written to it is in the journal
-    private    is another user's, whom alone the kernel lets use it; root may ask
-    ending     is unmounted, and its daemon commits what is pending
-    elsewhere  is mounted in a container, or another mount namespace
+    silent     does not answer: its daemon is stopped or hangs
+    dead       its daemon has ended; what was pending is in the journal
+    private    belongs to another user; only that user and root can ask it
+    ending     is unmounted; its daemon commits what is pending
+    elsewhere  is mounted in a container or in another mount namespace
     """
     rows = find_rows()
     if as_json:

@@ -99,13 +99,13 @@ def no_nan(_: click.Context, __: click.Parameter, value: float | None) -> float 
 
 def view_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say what arrays are shown as, `view` and `decode`."""
-    decode = click.option("--decode", is_flag=True, help="Show chunks as plain array bytes, with --view v3 or v2.")
+    decode = click.option("--decode", is_flag=True, help="Decode chunk files to plain array bytes (--view v3 or v2).")
     view = click.option(
         "--view",
         type=click.Choice(VIEWS),
         default=MountOptions.view,
         show_default=True,
-        help="Show unsharded Zarr v3, Zarr v2, or one .npy file per array.",
+        help="Show arrays as unsharded Zarr v3, as Zarr v2, or as one .npy file each.",
     )
     return view(decode(function))
 
@@ -117,7 +117,7 @@ timeout_option = click.option(
     default=TIMEOUT,
     show_default=True,
     metavar="SECONDS",
-    help="Give up, with exit status 6, when the daemon does not answer, or gets nothing done, for so long.",
+    help="Give up, with exit status 6, if the daemon does not answer or makes no progress for this long.",
 )
 mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=_MountPoint())
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
@@ -130,16 +130,16 @@ def size(_: click.Context, __: click.Parameter, value: str) -> int:
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?)([KMGT]?)(?:iB)?", value.strip(), re.ASCII | re.IGNORECASE)
     nbytes = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
     if nbytes < 1:
-        raise click.BadParameter(f"{value!r} is no size; write 500M or 10G, in powers of 1024.")
+        raise click.BadParameter(f"{value!r} is not a size; write for example 500M or 10G (powers of 1024).")
     return nbytes
 
 
 _STORE_OPTIONS: Final = (
-    click.option("--profile", cls=RemoteOption, metavar="NAME", help="Profile of the AWS configuration files."),
+    click.option("--profile", cls=RemoteOption, metavar="NAME", help="Profile in the AWS configuration files."),
     click.option("--region", cls=RemoteOption, metavar="NAME", help="Region of the bucket."),
-    click.option("--endpoint-url", cls=RemoteOption, metavar="URL", help="Server, where it is not AWS."),
-    click.option("--anonymous", cls=RemoteOption, is_flag=True, help="Sign no request, for public buckets."),
-    click.option("--request-payer", cls=RemoteOption, is_flag=True, help="Pay for requests to the bucket of another."),
+    click.option("--endpoint-url", cls=RemoteOption, metavar="URL", help="URL of a server other than AWS."),
+    click.option("--anonymous", cls=RemoteOption, is_flag=True, help="Do not sign requests, for public buckets."),
+    click.option("--request-payer", cls=RemoteOption, is_flag=True, help="Pay for requests to somebody else's bucket."),
     click.option(
         "--max-connections",
         cls=RemoteOption,
@@ -147,7 +147,7 @@ _STORE_OPTIONS: Final = (
         default=StoreOptions().max_connections,
         show_default=True,
         metavar="N",
-        help="Requests at a time.",
+        help="Number of requests at a time.",
     ),
 )
 
@@ -155,7 +155,7 @@ single_writer_option = click.option(
     "--single-writer",
     cls=RemoteOption,
     is_flag=True,
-    help="Write also where the server cannot keep several writers apart: nobody else may write.",
+    help="Nobody else writes to SOURCE: accept a server that cannot keep several writers apart.",
 )
 
 

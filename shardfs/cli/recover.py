@@ -25,20 +25,20 @@ from shardfs.stores.url import StoreOptions
 @click.argument("source", metavar="[SOURCE]", required=False)
 @store_options
 @single_writer_option
-@click.option("--apply", is_flag=True, help="Bring journals into the shards, apply conflicts, and repair torn shards.")
+@click.option("--apply", is_flag=True, help="Commit journals, apply conflicts, and repair torn shards.")
 @json_option
 def recover(source: str | None, store_options: StoreOptions, single_writer: bool, apply: bool, as_json: bool) -> None:
-    """Show what a killed mount, or another program that was killed, left in SOURCE; repair it with --apply.
+    """Show what a killed mount or another killed program left in SOURCE; repair it with --apply.
 
-    A journal holds chunks that were written through a mount and are not in their shards yet. Those that do not fit what
-    is stored now are conflicts, which only --apply applies. A torn shard, which nothing can read, is cut back to its
-    last valid index if that has a checksum; what is cut off is kept in a file below .shardfs/torn. Exit status 1 if
+    A journal holds chunks that were written through a mount and not committed. Changes that no longer fit what is
+    stored are conflicts, which only --apply applies. A torn shard, which nothing can read, is cut back to its last
+    valid index if that has a checksum; the removed bytes are kept in a file in .shardfs/torn. Exit status 1 if
     something is left that cannot be repaired, or is not repaired yet.
 
-    Journals of s3:// sources are on the machine that wrote, and so are files that could not be stored. Look at what is
-    listed before --apply: it applies all conflicts and stores all those files, in place of what is there by then. To
-    discard a file, remove it first. Without SOURCE what is on this machine is listed, each with the command that brings
-    it home; the journals that a mount uses are its own business, its conflicts and files have to wait for its end.
+    Journals of s3:// sources, and files that could not be stored, are on the machine that wrote them. Look at the list
+    before you use --apply: it applies all conflicts, and stores all of those files over what is there by then. To
+    discard a file, remove it first. Without SOURCE, the command lists what is left on this machine, each with the
+    command that recovers it. What a running mount uses has to wait until you unmount it.
     """
     found: list[Finding] = []
     if source is not None and apply:

@@ -45,11 +45,11 @@ from shardfs.vfs.views import View, make_view
 def refs(source: str, store_options: StoreOptions, output: Path | None, view: str, skip_encoded: bool) -> None:
     """Print kerchunk references to every inner chunk of SOURCE, for machines that cannot mount.
 
-    They say what a mount would show at this moment; write them again when the source has changed.
+    References describe what a mount would show now; write them again when the source changes.
 
-    An array with a chunk that cannot be read is left out, as readers take a missing chunk for fill values. So is one
-    that the view cannot show. Each is named with the reason. If something could not be read, the exit status is 1, and
-    the file of --output stays as it was; what is printed has all other arrays.
+    An array with an unreadable chunk is left out, because readers would take a missing chunk as fill value. So is an
+    array that the view cannot show. Each is named with the reason. If something could not be read, the exit status is
+    1, and the file of --output stays as it was; on standard output all other arrays are printed.
     """
     opened = open_source(source, store_options)
     shown = make_view(view, opened.store)

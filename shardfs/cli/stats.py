@@ -33,13 +33,13 @@ _CLEAR: Final = "\x1b[H\x1b[J"
 @mountpoint_argument
 @timeout_option
 @json_option
-@click.option("--prometheus", is_flag=True, help="Print the text format of Prometheus.")
-@click.option("--watch", is_flag=True, help="Go on every second, with rates, until Ctrl-C.")
+@click.option("--prometheus", is_flag=True, help="Print the figures in the text format of Prometheus.")
+@click.option("--watch", is_flag=True, help="Repeat every second, with rates, until Ctrl-C.")
 def stats(mountpoint: str, timeout: float, as_json: bool, prometheus: bool, watch: bool) -> None:
-    """Show how the mount at MOUNTPOINT fares: what is pending, the last commit and error, requests, bytes, cache hits.
+    """Show the figures of the mount at MOUNTPOINT: pending chunks, last commit and error, requests, bytes, cache hits.
 
-    Counts are of this mount, since it began. --json has the exact figures, with --watch one object a line. To have them
-    scraped, mount with --metrics.
+    Counters start at 0 with each mount. --json prints exact figures, with --watch one object per line. To let
+    Prometheus scrape them, mount with --metrics.
     """
     if as_json and prometheus:
         raise errors.UsageError("--json contradicts --prometheus: give one of them")

@@ -36,9 +36,9 @@ from shardfs.stores.url import StoreOptions
 def verify(source: str, store_options: StoreOptions, data: bool, as_json: bool) -> None:
     """Read every shard index of SOURCE and check every entry.
 
-    Names each damaged document, shard and inner chunk; exit status 1 if there is one, or if --data meets an inner chunk
-    of more than 512 MiB, which it does not decode. Arrays that are not checked, as they are not sharded or say what
-    shardfs does not know, are named with the reason.
+    Names each damaged document, shard and inner chunk. Exit status 1 if there is damage, or if --data meets an inner
+    chunk of more than 512 MiB, which it does not decode. Arrays that are not checked, because they are not sharded or
+    use something that shardfs does not know, are named with the reason.
     """
     opened = open_source(source, store_options)
     report = trio.run(verify_source, opened, data)

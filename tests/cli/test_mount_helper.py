@@ -151,7 +151,7 @@ def test_a_user_without_a_home_is_told_what_is_missing(monkeypatch: pytest.Monke
         ("write=yes", NOT_UNDERSTOOD, "-o write=yes: "),
         ("cache", NOT_UNDERSTOOD, "-o cache: "),
         ("foreground", NOT_UNDERSTOOD, "-o foreground: "),
-        ("umask=8", NOT_UNDERSTOOD, "'8' is no umask"),
+        ("umask=8", NOT_UNDERSTOOD, "'8' is not a umask"),
         ("view=v4", NOT_UNDERSTOOD, "'v4' is not one of"),
         ("view=v4", NOT_UNDERSTOOD, "Try 'shardfs mount --help'"),
         ("write,shards=8,8", NOT_UNDERSTOOD, "a value with commas is quoted"),
