@@ -14,7 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final, Generic, Protocol, TypeVar, cast
@@ -27,6 +27,8 @@ from shardfs.errors import ShardfsError, StoreError
 from shardfs.stores.url import StoreOptions, open_store
 
 _MAX_DEATHS: Final = 3
+_MAX_DEATHS_ELSEWHERE: Final = 2  # an executor that tells of a death has tried more than once itself
+_DASK_DEATH: Final = "KilledWorker"
 _FOREVER: Final = math.inf  # what a run saw of names holds until its end
 
 _PATIENCE: Final = 1.0
@@ -91,6 +93,7 @@ async def run_tasks(
     executor: Executor | None = None,
     jobs: int | None = None,
     window: int | None = None,
+    stopping: Callable[[int], None] = lambda under_way: None,
 ) -> None:
     """Run *tasks*, of which no more are taken than there is room for; *done* is told what came of each, in any order.
 
@@ -99,26 +102,32 @@ async def run_tasks(
     *window* tasks are with the executor at a time.
 
     Whatever ends this early, as Ctrl-C does, or what *done* raises: tasks that have not begun are dropped, those that
-    have are waited for.  Raises `StoreError` if processes cannot be started, or a given executor breaks.
+    have are waited for, and *stopping* is told their number.  Raises `StoreError` if processes cannot be started, or a given executor breaks.
     """
     context = context or Context()
     jobs = jobs or len(os.sched_getaffinity(0))
     crew = _Crew(done, executor, jobs, window or (2 * jobs + 2 if executor is None else _WINDOW))
     here = executor is None
-    begun, index = time.monotonic(), 0
+    spent, index = 0.0, 0
     try:
         async for task in tasks:
             if here and jobs > 1:
-                here = task.nbytes <= _LARGE_NBYTES and time.monotonic() - begun < _PATIENCE
+                here = task.nbytes <= _LARGE_NBYTES and spent < _PATIENCE
             if here:
+                begun = time.monotonic()
                 done(Outcome(index, task, *await _attempt(task, context)))
+                spent += time.monotonic() - begun
             else:
                 await crew.add(_Assigned(index, task))
             index += 1
         await crew.finish()
     except BaseException:
-        with trio.CancelScope(shield=True):
-            await crew.abandon()
+        try:
+            with trio.CancelScope(shield=True):
+                await crew.abandon(stopping)
+        except BaseException:  # somebody is not patient
+            crew.kill()
+            raise
         raise
     finally:
         crew.end()
@@ -139,8 +148,8 @@ class _Assigned(Generic[R]):
 class _Crew(Generic[R]):
     """An executor, and the tasks that it has: a given one, or a pool of *jobs* processes.
 
-    When one of the processes dies, the pool breaks, and nobody knows over which task.  All that it had are suspects:
-    each is run again in a new pool, with no other beside it.
+    When a process dies, nobody knows over which task, and a pool breaks.  All that may be to blame are suspects: each
+    is run again with no other beside it.
     """
 
     def __init__(self, done: Callable[[Outcome[R]], None], executor: Executor | None, jobs: int, window: int) -> None:
@@ -158,7 +167,8 @@ class _Crew(Generic[R]):
         """Hand a task over as soon as there is room."""
         while len(self._under_way) >= self._window:
             await self._settle_next()
-        await self._clear_suspects()
+        if self._given is None:  # else it would wait for many machines
+            await self._clear_suspects()
         self._submit(assigned)
 
     async def finish(self) -> None:
@@ -167,17 +177,21 @@ class _Crew(Generic[R]):
             await self._drain()
             await self._clear_suspects()
 
-    async def abandon(self) -> None:
-        """Drop the tasks that have not begun, and wait for the others; whoever interrupts that too has them killed."""
+    async def abandon(self, stopping: Callable[[int], None]) -> None:
+        """Drop the tasks that have not begun, and wait for the others, of which *stopping* is told how many there are."""
         for future in list(self._under_way):
             if future.cancel():
                 del self._under_way[future]
-        try:
-            await self._drain()
-        except BaseException:
-            if self._pool is not None:
-                self._pool.kill()
-            raise
+        if self._under_way:
+            stopping(len(self._under_way))
+        while self._under_way:
+            with suppress(Exception):  # of the caller, who is told already why this ends
+                await self._settle_next()
+
+    def kill(self) -> None:
+        """End the processes, whatever they are doing."""
+        if self._pool is not None:
+            self._pool.held.close()
 
     def end(self) -> None:
         """End the processes."""
@@ -208,7 +222,12 @@ class _Crew(Generic[R]):
             return
         self._under_way[future] = assigned
         token = trio.lowlevel.current_trio_token()
-        future.add_done_callback(lambda future: token.run_sync_soon(self._settled.send_nowait, future))
+
+        def settle(future: Future[_Result[R]]) -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(self._settled.send_nowait, future)
+
+        future.add_done_callback(settle)
 
     async def _settle_next(self) -> None:
         future = await self._receiver.receive()
@@ -218,15 +237,16 @@ class _Crew(Generic[R]):
         result, error = None, None
         try:
             result, error = future.result()
-        except BrokenExecutor as broken:
-            self._give_up_pool(broken)
-            assigned.deaths += 1
-            if assigned.deaths < _MAX_DEATHS:
-                self._suspects.append(assigned)
-                return
-            error = StoreError(f"the process that worked on it died, {_MAX_DEATHS} times; is there enough memory?")
         except (Exception, CancelledError) as failure:
-            error = _told(failure)
+            if isinstance(failure, BrokenExecutor):
+                self._give_up_pool(failure)
+            error = as_told(failure)
+            if isinstance(failure, BrokenExecutor) or type(failure).__name__ == _DASK_DEATH:
+                assigned.deaths += 1
+                if assigned.deaths < (_MAX_DEATHS if self._given is None else _MAX_DEATHS_ELSEWHERE):
+                    self._suspects.append(assigned)
+                    return
+                error = StoreError("each process that worked on it died; is there enough memory?")
         self._done(Outcome(assigned.index, assigned.task, result, error))
 
     def _give_up_pool(self, broken: BrokenExecutor) -> None:
@@ -239,11 +259,11 @@ class _Crew(Generic[R]):
 
 
 class _Pool:
-    """Processes of this machine, none of which outlives this one, whatever ends it."""
+    """Processes of this machine, which end at once when *held* is closed, by us or since this process was killed."""
 
     def __init__(self, jobs: int) -> None:
         spawn = multiprocessing.get_context("spawn")  # in a forked process requests to S3 never end
-        self._watched, self._held = spawn.Pipe(duplex=False)
+        self._watched, self.held = spawn.Pipe(duplex=False)
         self.executor = ProcessPoolExecutor(jobs, spawn, _begin, (self._watched,))
         with _without_interrupts():
             self._first = self.executor.submit(os.getpid)
@@ -253,14 +273,10 @@ class _Pool:
         """Whether a process ever came to do something; to be asked when the pool is broken."""
         return self._first.exception() is None
 
-    def kill(self) -> None:
-        """End the processes, whatever they are doing."""
-        self._held.close()
-
     def end(self) -> None:
         """End the processes when they are done."""
         self.executor.shutdown()
-        self._held.close()
+        self.held.close()
         self._watched.close()
 
 
@@ -299,11 +315,11 @@ async def _attempt(task: Task[R], context: Context) -> _Result[R]:
     try:
         return await task.run(context), None
     except Exception as error:
-        return None, _told(error)
+        return None, as_told(error)
 
 
-def _told(error: BaseException) -> ShardfsError:
-    """Return *error* as one that a report can tell."""
+def as_told(error: BaseException) -> ShardfsError:
+    """Return what a report tells of *error*, whatever it is."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ShardfsError):

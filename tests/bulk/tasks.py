@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from dataclasses import dataclass
@@ -56,4 +57,19 @@ class Deadly(Task):
         if ndeaths < self.times:
             (self.where / f"{self.name}-{ndeaths}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        return os.getpid()
+
+
+@dataclass(frozen=True)
+class Waiting(Task):
+    """Needs the lock of the directory *where*, and says on standard output that it has begun, and that it is done."""
+
+    where: Path = Path()
+
+    async def run(self, context: Context) -> int:
+        os.write(1, f"begun {self.name}\n".encode())
+        fd = os.open(self.where, os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        os.close(fd)
+        os.write(1, f"done {self.name}\n".encode())
         return os.getpid()
