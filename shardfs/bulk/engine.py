@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _DASK_DEATH: Final = "KilledWorker"
 _FOREVER: Final = math.inf  # what a run saw of names holds until its end
 
 _PATIENCE: Final = 1.0
-_LARGE_NBYTES: Final = 64 * 2**20
+_LARGE_NBYTES: Final = 256 * 2**20
 """After how many seconds, or for a task of how many bytes, other processes are worth their start."""
 
 _WINDOW: Final = 256
@@ -43,10 +43,13 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Context:
-    """What the tasks of a run share in one process: sources that are open.  It belongs to one event loop at a time."""
+    """What the tasks of a run share in one process: sources that are open.  It belongs to one event loop at a time.
 
-    def __init__(self) -> None:
-        self._sources: dict[tuple[str, StoreOptions], Source] = {}
+    *known* are sources that are open already, by URL and options.
+    """
+
+    def __init__(self, known: Mapping[tuple[str, StoreOptions], Source] | None = None) -> None:
+        self._sources = dict(known or {})
 
     def source(self, url: str, options: StoreOptions) -> Source:
         """Return the source at *url*, opened when it is first asked for; raises as `open_store` does."""
@@ -102,7 +105,8 @@ async def run_tasks(
     *window* tasks are with the executor at a time.
 
     Whatever ends this early, as Ctrl-C does, or what *done* raises: tasks that have not begun are dropped, those that
-    have are waited for, and *stopping* is told their number.  Raises `StoreError` if processes cannot be started, or a given executor breaks.
+    have are waited for, and *stopping* is told their number.  Raises `StoreError` if processes cannot be started, or a
+    given executor breaks.
     """
     context = context or Context()
     jobs = jobs or len(os.sched_getaffinity(0))
@@ -178,7 +182,7 @@ class _Crew(Generic[R]):
             await self._clear_suspects()
 
     async def abandon(self, stopping: Callable[[int], None]) -> None:
-        """Drop the tasks that have not begun, and wait for the others, of which *stopping* is told how many there are."""
+        """Drop the tasks that have not begun, and wait for the others; *stopping* is told how many they are."""
         for future in list(self._under_way):
             if future.cancel():
                 del self._under_way[future]

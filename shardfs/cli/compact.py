@@ -1,14 +1,27 @@
 """`shardfs compact`: rewriting shards that have many dead bytes."""
 
 import shlex
+from concurrent.futures import Executor
 from functools import partial
 
 import click
 import trio
 
-from shardfs.cli.options import command, no_nan, open_checked, single_writer_option, source_options
+from shardfs.bulk.cluster import Place
+from shardfs.bulk.engine import Context
+from shardfs.bulk.shards import look_at_shards
+from shardfs.cli.options import (
+    command,
+    executor,
+    no_nan,
+    open_checked,
+    single_writer_option,
+    source_options,
+    workers_options,
+)
 from shardfs.cli.output import counted, progress
-from shardfs.dataset.maintenance.compact import find_wasteful
+from shardfs.dataset.maintenance.compact import find_waste
+from shardfs.dataset.maintenance.walk import walk_all_shards
 from shardfs.dataset.slots import hold
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.recovery import opened
@@ -36,20 +49,42 @@ _FOREVER = float("inf")
     help="Rewrite shards from this share of dead bytes.",
 )
 @click.option("--force", is_flag=True, help="Also rewrite shards that begin with bytes of another format.")
-def compact(source: str, store_options: StoreOptions, single_writer: bool, threshold: float, force: bool) -> None:
+@workers_options
+def compact(
+    source: str,
+    store_options: StoreOptions,
+    single_writer: bool,
+    threshold: float,
+    force: bool,
+    jobs: int | None,
+    dask: str | None,
+) -> None:
     """Rewrite the shards of SOURCE that have many dead bytes, each atomically, in C order.
 
     Programs that have a shard open natively keep reading the old one. `shardfs info --shards` shows the dead bytes.
     """
-    work = partial(compact_source, single_writer=single_writer)
-    for line in trio.run(work, open_checked(source, store_options), threshold, force):
+    store = open_checked(source, store_options)
+    with executor(jobs, dask, [Place(store.url, store_options)]) as chosen:
+        work = partial(compact_source, single_writer=single_writer, jobs=jobs, executor=chosen)
+        lines = trio.run(work, store, store_options, threshold, force)
+    for line in lines:
         click.echo(printable(line))
 
 
-async def compact_source(store: Store, threshold: float, force: bool, *, single_writer: bool = False) -> list[str]:
+async def compact_source(
+    store: Store,
+    options: StoreOptions,
+    threshold: float,
+    force: bool,
+    *,
+    single_writer: bool = False,
+    jobs: int | None = None,
+    executor: Executor | None = None,
+) -> list[str]:
     """Compact the wasteful shards of a source; returns what was done, in lines.
 
-    *single_writer*: the user says that nobody else writes to the source meanwhile.
+    Others may look for them, but only this process has a journal to compact them with.  *single_writer*: the user says
+    that nobody else writes to the source meanwhile.
     """
     source = Source.of(store, ttl=_FOREVER)
     lines = []
@@ -60,20 +95,33 @@ async def compact_source(store: Store, threshold: float, force: bool, *, single_
             )
         await store.start_writing(claim.state.root, single_writer=single_writer)
         with opened(source, claim.state) as journals:
-            candidates = [each async for each in find_wasteful(source, threshold, force=force, progress=progress)]
+            found = await look_at_shards(
+                store.url,
+                options,
+                walk_all_shards(source, "looking for dead bytes", progress),
+                partial(find_waste, threshold=threshold, force=force),
+                reads_chunks=False,
+                context=Context({(store.url, options): source}),
+                executor=executor,
+                jobs=jobs,
+            )
             saved = count = 0
-            with progress("compacting", len(candidates), "shard") as advance:
-                for candidate in candidates:
+            with progress("compacting", len(found), "shard") as advance:
+                for each in found:
                     advance(1)
-                    if candidate.reason is not None:
-                        lines.append(f"left as it is: {candidate.use.key}: {candidate.reason} (--force compacts it)")
+                    shard, waste = each.shard, each.result
+                    if waste is None or waste.reason is not None:
+                        why = each.error if waste is None else f"{waste.reason} (--force compacts it)"
+                        lines.append(f"left as it is: {shard.key}: {why}")
                         continue
                     try:
-                        await journals.commits.rewrite(candidate.array.layout, candidate.shard, {}, compact=True)
+                        array = (await source.hierarchy.node(shard.path)).array
+                        if array is not None:
+                            await journals.commits.rewrite(array.layout, shard.coords, {}, compact=True)
                     except ShardfsError as error:
-                        lines.append(f"left as it is: {candidate.use.key}: {error}")
+                        lines.append(f"left as it is: {shard.key}: {error}")
                         continue
                     count += 1
-                    saved += candidate.use.dead or 0
+                    saved += waste.use.dead or 0
     lines.append(f"{counted(count, 'shard')} compacted, {saved:,} dead bytes removed")
     return lines

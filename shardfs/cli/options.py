@@ -6,16 +6,19 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final
 
 import click
 import trio
 
+from shardfs.bulk.cluster import Place, connected
 from shardfs.cli.output import complain
 from shardfs.dataset.source import Source
-from shardfs.errors import ShardfsError
+from shardfs.errors import ShardfsError, UsageError
 from shardfs.fuse.control import TIMEOUT
 from shardfs.fuse.options import VIEWS, MountOptions
 from shardfs.stores.base import Store
@@ -132,6 +135,25 @@ def size(_: click.Context, __: click.Parameter, value: str) -> int:
     if nbytes < 1:
         raise click.BadParameter(f"{value!r} is not a size; write for example 500M or 10G (powers of 1024).")
     return nbytes
+
+
+def workers_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say who does the work, `jobs` and `dask`; see `executor`."""
+    jobs = click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes; one per core by default.")
+    dask = click.option("--dask", metavar="ADDRESS", help="Have the workers of this Dask scheduler do it instead.")
+    return jobs(dask(function))
+
+
+@contextmanager
+def executor(jobs: int | None, dask: str | None, places: Sequence[Place]) -> Iterator[Executor | None]:
+    """Yield the executor that options ask for, None being processes of this machine; its workers reach *places*."""
+    if dask is None:
+        yield None
+        return
+    if jobs is not None:
+        raise UsageError("--jobs is for this machine; a Dask cluster has the processes that it was started with")
+    with connected(dask, places) as found:
+        yield found
 
 
 _STORE_OPTIONS: Final = (

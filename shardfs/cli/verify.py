@@ -2,17 +2,23 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import click
 import trio
 
-from shardfs.cli.options import command, json_option, open_source, source_options
+from shardfs.bulk.cluster import Place
+from shardfs.bulk.engine import Context
+from shardfs.bulk.shards import look_at_shards
+from shardfs.cli.options import command, executor, json_option, open_source, source_options, workers_options
 from shardfs.cli.output import counted, progress
 from shardfs.dataset.array import Array
-from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, check
+from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.source import Source
 from shardfs.errors import ShardfsError, printable
@@ -33,7 +39,10 @@ from shardfs.stores.url import StoreOptions
 @source_options
 @click.option("--data", is_flag=True, help="Also read and decode every inner chunk whose codecs are known.")
 @json_option
-def verify(source: str, store_options: StoreOptions, data: bool, as_json: bool) -> None:
+@workers_options
+def verify(
+    source: str, store_options: StoreOptions, data: bool, as_json: bool, jobs: int | None, dask: str | None
+) -> None:
     """Read every shard index of SOURCE and check every entry.
 
     Names each damaged document, shard and inner chunk. Exit status 1 if there is damage, or if --data meets an inner
@@ -41,7 +50,8 @@ def verify(source: str, store_options: StoreOptions, data: bool, as_json: bool) 
     use something that shardfs does not know, are named with the reason.
     """
     opened = open_source(source, store_options)
-    report = trio.run(verify_source, opened, data)
+    with executor(jobs, dask, [Place(opened.store.url, store_options)]) as chosen:
+        report = trio.run(verify_source, opened, store_options, data, jobs, chosen)
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
     if not report.is_sound:
         sys.exit(1)
@@ -97,15 +107,20 @@ def _render_problem(problem: dict[str, str | None]) -> str:
     return f"{problem['shard'] or problem['document']}{chunk}: {problem['message']}"
 
 
-async def verify_source(source: Source, data: bool) -> Report:
-    """Check every shard of *source*; *data* decodes the inner chunks too."""
+async def verify_source(
+    source: Source, options: StoreOptions, data: bool, jobs: int | None = None, executor: Executor | None = None
+) -> Report:
+    """Check every shard of *source*, which was opened with *options*; *data* decodes the inner chunks too."""
     report = Report()
-    stored: list[tuple[Array, list[Coords]]] = []
+    stored: list[tuple[Array, list[Coords], int]] = []  # and how many problems there were in the documents before it
     with progress("listing shards", None, "shard") as advance:
         async for node in walk_nodes(source):
             if node.array is not None:
                 report.arrays += 1
-                stored.append((node.array, await _list_shards(node.array, report, advance)))
+                shards = await _list_shards(node.array, report, advance)
+                stored.append((node.array, shards, len(report.problems)))
+                if data:
+                    _note_unchecked(node.array, report)
             elif node.metadata is None:
                 report.problems.append(
                     {"shard": None, "document": node.path or "(root)", "chunk": None, "message": node.reason}
@@ -113,14 +128,35 @@ async def verify_source(source: Source, data: bool) -> Report:
             elif isinstance(node.metadata, ArrayMetadata):
                 reason = node.reason or fault_of(node.metadata) or "it is not sharded: each chunk is a file of its own"
                 report.unchecked.append({"array": node.path, "reason": reason})
-    with progress("verifying", sum(len(shards) for _, shards in stored), "shard") as advance:
-        for array, shards in stored:
-            decoder = _decoder(array, report) if data else None
+    report.shards = sum(len(shards) for _, shards, _ in stored)
+
+    async def all_shards() -> AsyncIterator[tuple[Array, Coords]]:
+        for array, shards, _ in stored:
             for coords in shards:
-                async for problem in check(array, coords, decoder):
-                    report.add(problem)
-                report.shards += 1
-                advance(1)
+                yield array, coords
+
+    with progress("verifying", report.shards, "shard") as advance:
+        found = await look_at_shards(
+            source.store.url,
+            options,
+            all_shards(),
+            partial(find_damage, data=data),
+            reads_chunks=data,
+            context=Context({(source.store.url, options): source}),
+            executor=executor,
+            jobs=jobs,
+            advance=advance,
+        )
+    damage = {path: list(each) for path, each in groupby(found, lambda each: each.shard.path)}
+    walked, report.problems = report.problems, []
+    start = 0
+    for array, _, stop in stored:
+        report.problems += walked[start:stop]
+        start = stop
+        for each in damage.get(array.layout.path, ()):
+            for problem in each.result or [Problem(each.shard.key, None, str(each.error))]:
+                report.add(problem)
+    report.problems += walked[start:]
     return report
 
 
@@ -135,7 +171,8 @@ async def _list_shards(array: Array, report: Report, advance: Callable[[int], No
     return shards
 
 
-def _decoder(array: Array, report: Report) -> ChunkDecoder | None:
+def _note_unchecked(array: Array, report: Report) -> None:
+    """Say what is not known of an array whose chunks are decoded."""
     decoder = ChunkDecoder.of(array)
     reason = None if decoder is not None else "its chunks have codecs that are not known; the index was checked"
     data_type = array.document["data_type"]
@@ -143,4 +180,3 @@ def _decoder(array: Array, report: Report) -> ChunkDecoder | None:
         reason = f"its data type {brief(type_name(data_type))} is not known; sizes of decoded chunks were not checked"
     if reason is not None:
         report.unchecked.append({"array": array.layout.path, "reason": reason})
-    return decoder

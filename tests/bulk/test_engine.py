@@ -48,7 +48,7 @@ def test_what_fails_is_told_of_each_task_and_stops_no_other() -> None:
         assert [outcome.error is None for outcome in outcomes] == [True, False, True, False, True]
         assert [(type(o.error).__name__, str(o.error)) for o in outcomes if o.error is not None] == [
             ("CorruptionError", "x is damaged"),
-            ("StoreError", "ZeroDivisionError: y, in tasks.py, line 44"),
+            ("StoreError", "ZeroDivisionError: y, in tasks.py, line 45"),
         ]
 
 

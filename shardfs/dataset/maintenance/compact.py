@@ -1,52 +1,43 @@
 """Compaction: shards with dead bytes are written anew, in C order, without them."""
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.maintenance.verify import ShardUse, measure
-from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_all_shards
 from shardfs.dataset.shard import OpenShard
-from shardfs.dataset.source import Source
 from shardfs.format.index import IndexLayout
 from shardfs.format.index_search import find_last_index
 from shardfs.format.sharding import Coords
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Waste:
     """A shard with so many dead bytes that it should be compacted; *reason* says why it is not."""
 
-    array: Array
-    shard: Coords
     use: ShardUse
     reason: str | None = None
 
 
-async def find_wasteful(
-    source: Source, threshold: float, *, force: bool, progress: Progress = no_progress
-) -> AsyncIterator[Candidate]:
-    """Yield the shards of which at least the share *threshold* is dead bytes that a rewrite removes.
+async def find_waste(array: Array, shard: Coords, *, threshold: float, force: bool) -> Waste | None:
+    """Tell of a stored shard of which at least the share *threshold* is dead bytes that a rewrite removes.
 
     Those within shards that are enclosed stay: a commit rewrites an enclosed shard without any, so others left them.
     One that begins with bytes that no index of it ever named may be another file too, HDF5 or TIFF for example, and
     gets a reason not to be compacted, unless *force*.
     """
-    async for array, shard in walk_all_shards(source, "looking for dead bytes", progress):
-        use = await measure(array, shard)
-        opened = (await array.shard(shard)).shard
-        if use.error is not None or not use.dead or opened is None:
-            continue
-        if len(array.grid.levels) > 1:  # shards within it are moved as they are
-            removable = max(opened.index.shard_nbytes - opened.index.live_nbytes, 0)
-            use = replace(use, live=use.size - min(use.dead, removable))
-        if not use.dead or use.dead < threshold * use.size:
-            continue
-        is_foreign = not force and await _has_foreign_prefix(array, shard, opened)
-        reason = "it begins with bytes that are no chunk's: another format may own them" if is_foreign else None
-        yield Candidate(array, shard, use, reason)
+    use = await measure(array, shard)
+    opened = (await array.shard(shard)).shard
+    if use.error is not None or not use.dead or opened is None:
+        return None
+    if len(array.grid.levels) > 1:  # shards within it are moved as they are
+        removable = max(opened.index.shard_nbytes - opened.index.live_nbytes, 0)
+        use = replace(use, live=use.size - min(use.dead, removable))
+    if not use.dead or use.dead < threshold * use.size:
+        return None
+    is_foreign = not force and await _has_foreign_prefix(array, shard, opened)
+    return Waste(use, "it begins with bytes that are no chunk's: another format may own them" if is_foreign else None)
 
 
 async def _has_foreign_prefix(array: Array, shard: Coords, opened: OpenShard) -> bool:

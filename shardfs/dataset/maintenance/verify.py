@@ -124,6 +124,12 @@ async def measure(array: Array, coords: Coords) -> ShardUse:
     )
 
 
+async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Problem] | None:
+    """Return what `check` finds, None if that is nothing; *data* looks into chunks whose codecs are known."""
+    decoder = ChunkDecoder.of(array) if data else None
+    return [problem async for problem in check(array, coords, decoder)] or None
+
+
 async def check(array: Array, coords: Coords, decoder: ChunkDecoder | None) -> AsyncIterator[Problem]:
     """Yield what is damaged in the stored shard at *coords*; a *decoder* looks into the chunks too."""
     problems: list[Problem] = []

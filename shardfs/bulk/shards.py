@@ -1,0 +1,135 @@
+"""Look at all stored shards of a source, for verify and compact: tasks of one shard, or of many small ones."""
+
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from math import prod
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from shardfs.bulk.engine import Context, Outcome, as_told, run_tasks
+from shardfs.dataset.array import Array
+from shardfs.errors import ShardfsError, StaleError
+from shardfs.format.dtype import item_nbytes
+from shardfs.format.sharding import Coords
+from shardfs.stores.url import StoreOptions
+from shardfs.vfs.parallel import for_each
+
+_MAX_SHARDS: Final = 64
+_MAX_NBYTES: Final = 16 * 2**20
+"""How many shards, and how many bytes to go through, are one task."""
+
+_REQUESTS: Final = 8  # which a remote store answers as fast as one
+
+R = TypeVar("R")
+
+Look = Callable[[Array, Coords], Awaitable[R | None]]
+"""What is found of one shard; it can be pickled."""
+
+
+class StoredShard(NamedTuple):
+    """The shard at *coords* of the array at *path*, which is stored under *key*."""
+
+    path: str
+    coords: Coords
+    key: str
+
+
+@dataclass(frozen=True)
+class Found(Generic[R]):
+    """What was found of a shard; *error*: why it could not be looked at."""
+
+    shard: StoredShard
+    result: R | None
+    error: ShardfsError | None = None
+
+
+@dataclass(frozen=True)
+class ShardBatch(Generic[R]):
+    """Some shards of the source at *url*, and how to look at each."""
+
+    url: str
+    options: StoreOptions
+    look: Look[R]
+    shards: tuple[StoredShard, ...]
+    nbytes: int
+
+    @property
+    def name(self) -> str:
+        """The key of the first shard, and how many more there are."""
+        more = f" and {len(self.shards) - 1} more" if len(self.shards) > 1 else ""
+        return self.shards[0].key + more
+
+    async def run(self, context: Context) -> list[Found[R]]:
+        """Return what was found, of those shards of which something was."""
+        source = context.source(self.url, self.options)
+        found: dict[StoredShard, Found[R]] = {}
+
+        async def look(shard: StoredShard) -> None:
+            result: R | None = None
+            error: ShardfsError | None = None
+            try:
+                array = (await source.hierarchy.node(shard.path)).array
+                if array is None:
+                    error = StaleError("its array was changed meanwhile")
+                else:
+                    result = await self.look(array, shard.coords)
+            except Exception as failure:
+                error = as_told(failure)
+            if result is not None or error is not None:
+                found[shard] = Found(shard, result, error)
+
+        await for_each(self.shards, look, _REQUESTS if source.store.root is None else 1)
+        return [found[shard] for shard in self.shards if shard in found]
+
+
+async def look_at_shards(
+    url: str,
+    options: StoreOptions,
+    shards: AsyncIterable[tuple[Array, Coords]],
+    look: Look[R],
+    *,
+    reads_chunks: bool,
+    context: Context,
+    executor: Executor | None,
+    jobs: int | None,
+    advance: Callable[[int], None] = lambda more: None,
+) -> list[Found[R]]:
+    """Have *look* look at all of *shards*; returns what it finds, in their order.
+
+    *reads_chunks*: it goes through all bytes, not only through indexes.  *advance* is told how many more are done; the
+    other arguments are those of `run_tasks`.
+    """
+    found: dict[int, list[Found[R]]] = {}
+
+    def done(outcome: Outcome[list[Found[R]]]) -> None:
+        batch = outcome.task
+        assert isinstance(batch, ShardBatch)
+        advance(len(batch.shards))
+        if outcome.error is not None:
+            found[outcome.index] = [Found(shard, None, outcome.error) for shard in batch.shards]
+        elif outcome.result:
+            found[outcome.index] = outcome.result
+
+    async def batches() -> AsyncIterator[ShardBatch[R]]:
+        batch: list[StoredShard] = []
+        nbytes = 0
+        async for array, coords in shards:
+            cost = _nbytes(array, coords, reads_chunks=reads_chunks)
+            if batch and (nbytes + cost > _MAX_NBYTES or len(batch) == _MAX_SHARDS):
+                yield ShardBatch(url, options, look, tuple(batch), nbytes)
+                batch, nbytes = [], 0
+            batch.append(StoredShard(array.layout.path, coords, array.layout.shard_key(coords)))
+            nbytes += cost
+        if batch:
+            yield ShardBatch(url, options, look, tuple(batch), nbytes)
+
+    await run_tasks(batches(), done, context=context, executor=executor, jobs=jobs)
+    return [each for index in sorted(found) for each in found[index]]
+
+
+def _nbytes(array: Array, coords: Coords, *, reads_chunks: bool) -> int:
+    """Return about how much is read of a shard: its index, or what its chunks decode to."""
+    grid = array.grid
+    if not reads_chunks:
+        return grid.index_nbytes(coords)
+    return grid.nchunks_of(coords) * prod(grid.chunk_shape) * (item_nbytes(array.document["data_type"]) or 1)
