@@ -1,5 +1,6 @@
 """A mount inside its daemon: the event loop, signals, and the end."""
 
+import gc
 import logging
 import resource
 import signal
@@ -142,6 +143,7 @@ def _mount(operations: Operations, path: str, options: MountOptions, name: str) 
     if options.allow_other:
         fuse_options.add("allow_other")
     look_before_sleeping(lambda: operations.pending == 0)
+    gc.freeze()  # what is imported stays: to look through all of it now and then takes a tenth of a second
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until there is somebody to unmount on them
     try:
         pyfuse3.init(operations, path, fuse_options)

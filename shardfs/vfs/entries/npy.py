@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE: Final = 16
 _MAX_NAME_NBYTES: Final = 255  # what Linux takes
-_MAX_COPIES: Final = 2**9
+_MAX_COPIES: Final = 2**7
 _MAX_AHEAD_NBYTES: Final = 2**20
 _MAX_AHEAD: Final = 16
 _MAX_KNOWN: Final = 2**14
