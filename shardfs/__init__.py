@@ -22,10 +22,12 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - what the module defines
-    """Load the Python interface when it is first asked for, so that a command starts without it."""
-    if name in __all__:
-        from shardfs import api
+if not TYPE_CHECKING:  # a type checker is to know every name
 
-        return getattr(api, "Dataset" if name == "open" else name)
-    raise AttributeError(f"module 'shardfs' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:  # noqa: ANN401 - what the module defines
+        """Load the Python interface when it is first asked for, so that a command starts without it."""
+        if name in __all__:
+            from shardfs import api
+
+            return getattr(api, "Dataset" if name == "open" else name)
+        raise AttributeError(f"module 'shardfs' has no attribute {name!r}")

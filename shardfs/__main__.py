@@ -1,5 +1,18 @@
-"""`python -m shardfs` is the command `shardfs`."""
+"""The command `shardfs`, also as `python -m shardfs`."""
 
-from shardfs.cli import main
+import signal
 
-main()
+
+def main() -> None:
+    """Run the command line; until that is loaded, Ctrl-C ends the process without a word."""
+    ctrl_c = signal.getsignal(signal.SIGINT)
+    if ctrl_c is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from shardfs import cli
+
+    signal.signal(signal.SIGINT, ctrl_c)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

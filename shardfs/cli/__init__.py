@@ -3,15 +3,37 @@
 Each family of commands is a module; `options` has what they share, and `output` how they say things.
 """
 
+import platform
+
 import click
 
 from shardfs import __version__
 from shardfs.cli import compact, doctor, info, mount, mount_helper, mounted, mounts, recover, refs, stats, verify
-from shardfs.cli.options import begin
+from shardfs.cli.options import Commands, begin
+from shardfs.errors import ShardfsError
+from shardfs.fuse.mountpoint import fuse_versions
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="shardfs")
+def _print_versions(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if not is_asked or context.resilient_parsing:
+        return
+    try:
+        versions = fuse_versions()
+    except ShardfsError as error:
+        versions = str(error)
+    click.echo(f"shardfs {__version__}\n{versions}, Python {platform.python_version()}")
+    context.exit()
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_versions,
+    help="Show the versions of shardfs, pyfuse3, libfuse and Python.",
+)
 def cli() -> None:
     """See the inner chunks of sharded Zarr arrays as ordinary files.
 
@@ -21,11 +43,6 @@ def cli() -> None:
       shardfs mount data.zarr /mnt/x      mount it
       ls /mnt/x/image/c/0/0               every inner chunk is a file
       shardfs umount /mnt/x               unmount it
-
-    \b
-    Exit status: 0 done; 1 failed, or damage found; 2 wrong usage; 3 SOURCE is missing
-    or unreadable; 4 the mount point cannot be used; 5 this machine cannot mount; 6 the
-    daemon of a mount does not answer, or is not done yet.
     """
 
 

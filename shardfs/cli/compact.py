@@ -11,9 +11,9 @@ from shardfs.bulk.cluster import Place
 from shardfs.bulk.engine import Context
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import (
+    Number,
     command,
     executor,
-    no_nan,
     open_checked,
     single_writer_option,
     source_options,
@@ -42,8 +42,7 @@ _FOREVER = float("inf")
 @single_writer_option
 @click.option(
     "--threshold",
-    type=click.FloatRange(min=0, max=1),
-    callback=no_nan,
+    type=Number(min=0, max=1),
     default=0.5,
     show_default=True,
     help="Rewrite shards from this share of dead bytes.",

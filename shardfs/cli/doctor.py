@@ -26,20 +26,19 @@ import trio
 
 from shardfs import __version__
 from shardfs.cli.mounts import find_rows
-from shardfs.cli.options import command, json_option, store_options
+from shardfs.cli.options import command, json_option, optional_source_argument, store_options
 from shardfs.cli.output import counted
 from shardfs.dataset.slots import Slot, all_slots, hold, kept_files, slots_of
 from shardfs.dataset.source_lock import find_holder
 from shardfs.dataset.state import StateDirectory
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import ShardfsError, printable
-from shardfs.fuse.mountpoint import check_fuse
+from shardfs.fuse.mountpoint import check_fuse, fuse_versions
 from shardfs.stores.base import Store
-from shardfs.stores.url import StoreOptions, open_store
+from shardfs.stores.url import INSTALL_S3, S3_LIBRARIES, StoreOptions, open_store
 
 _FUSE_CONF: Final = "/etc/fuse.conf"
 _AWS: Final = "https://s3.amazonaws.com"
-_BUILD_PACKAGES: Final = "fuse3 libfuse3-dev pkg-config gcc python3-dev"
 _MAX_SKEW_SECONDS: Final = 60.0
 _PATIENCE: Final = 10.0
 
@@ -60,7 +59,7 @@ class Finding:
     shardfs doctor --write s3://bucket/data.zarr
     """
 )
-@click.argument("source", metavar="[SOURCE]", required=False)
+@optional_source_argument
 @store_options
 @click.option("--write", is_flag=True, help="Also test whether SOURCE can be written; in S3 with a temporary object.")
 @json_option
@@ -94,11 +93,11 @@ def _machine() -> Iterator[Finding]:
         yield Finding("ok", "/dev/fuse can be opened, and mounting is allowed")
     yield from _helper()
     yield _allow_other()
-    yield _library(
-        "pyfuse3", "problem", f"apt-get install {_BUILD_PACKAGES}, then: pip install --force-reinstall pyfuse3"
-    )
-    for name in ("boto3", "obstore"):
-        yield _library(name, "note", "for s3:// sources: pip install 'shardfs[s3]'")
+    try:
+        yield Finding("ok", fuse_versions())
+    except ShardfsError as error:
+        yield _failure(error)
+    yield from map(_library, S3_LIBRARIES)
     for row in find_rows():
         if row.state in ("dead", "silent"):
             yield Finding("problem", f"the mount at {row.mountpoint} is {row.state}", row.note)
@@ -130,11 +129,11 @@ def _allow_other() -> Finding:
     return Finding("note", f"only root may give --allow-other: {_FUSE_CONF} has no user_allow_other", way_out)
 
 
-def _library(name: str, kind: Literal["note", "problem"], way_out: str) -> Finding:
+def _library(name: str) -> Finding:
     try:
         importlib.import_module(name)
     except ImportError as error:
-        return Finding(kind, f"{name} cannot be used: {error}", way_out)
+        return Finding("note", f"{name} cannot be used: {error}", f"for s3:// sources: {INSTALL_S3}")
     return Finding("ok", f"{name} {version(name)}")
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
-from shardfs import errors
+from shardfs import __version__, errors
 from shardfs.cli.options import (
+    Integer,
+    Number,
     RemoteOption,
     command,
     mountpoint_argument,
-    no_nan,
     single_writer_option,
     size,
     source_options,
@@ -22,7 +23,7 @@ from shardfs.cli.options import (
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
 from shardfs.fuse.log import FORMATS, log_to
-from shardfs.fuse.mountpoint import check_fuse, check_mount_point
+from shardfs.fuse.mountpoint import check_fuse, check_mount_point, fuse_versions
 from shardfs.fuse.options import DIMENSION_SEPARATORS, MountOptions
 from shardfs.stores.url import StoreOptions, open_store, resolve
 
@@ -34,7 +35,7 @@ def _chunks_per_shard(_: click.Context, __: click.Parameter, value: str | None) 
         raise click.BadParameter(str(error)) from None
 
 
-_ID = click.IntRange(0, 2**32 - 2)
+_ID = Integer(0, 2**32 - 2)
 
 
 def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
@@ -83,8 +84,7 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground and log to standard error.")
 @click.option(
     "--metadata-ttl",
-    type=click.FloatRange(min=0),
-    callback=no_nan,
+    type=Number(min=0),
     metavar="SECONDS",
     help="Cache names, sizes and listings for this long.  [default: 1, for s3:// 60]",
 )
@@ -107,8 +107,7 @@ def _octal(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 )
 @click.option(
     "--auto-compact",
-    type=click.FloatRange(min=0, max=1, min_open=True),
-    callback=no_nan,
+    type=Number(min=0, max=1, min_open=True),
     metavar="RATIO",
     help="When idle, rewrite shards that the mount appended to, once this share of their bytes is dead.",
 )
@@ -247,6 +246,7 @@ def _mount_in_foreground(
         check_fuse()
         place = check_mount_point(mountpoint, root, store_options.cache)
         store = open_store(source, store_options, ttl=options.metadata_ttl)
+        fuse_versions()  # or why pyfuse3 cannot be used
         from shardfs.fuse.serve import serve
 
         def ready(note: str | None) -> None:
@@ -262,7 +262,7 @@ def _mount_in_foreground(
                     )
 
         name = source if "://" in source else url
-        is_committed = serve(store, place, options, ready, name=name, store_options=store_options)
+        is_committed = serve(store, place, options, ready, name=name, store_options=store_options, version=__version__)
     except errors.ShardfsError as error:
         if pipe is None:
             raise

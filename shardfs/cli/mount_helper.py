@@ -19,7 +19,7 @@ import click
 
 from shardfs.cli.mount import mount
 from shardfs.cli.mounted import umount
-from shardfs.cli.options import begin, command, mountpoint_argument
+from shardfs.cli.options import begin, command, mounted_argument, mountpoint_argument, source_argument
 from shardfs.errors import UsageError
 from shardfs.fuse.mountpoint import mounted_path, run_fusermount
 
@@ -56,7 +56,7 @@ def _as_called(function: Callable[..., None]) -> Callable[..., None]:
     mount.shardfs /data/image.zarr /mnt/image -o rw,view=v2,allow_other
     """
 )
-@click.argument("source", metavar="SOURCE")
+@source_argument
 @mountpoint_argument
 @_as_called
 @click.option("-s", "--sloppy", is_flag=True, help="Ignore words that are not understood.")
@@ -92,7 +92,7 @@ def mount_main(
     umount.shardfs /mnt/image
     """
 )
-@mountpoint_argument
+@mounted_argument
 @_as_called
 @click.option("-l", "--lazy", is_flag=True, help="Detach it at once, and wait for nothing.")
 @click.option("-f", "--force", is_flag=True, help="Changes nothing.")

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Final
 
 from shardfs import errors
-from shardfs.cli.options import command, mountpoint_argument, timeout_option
+from shardfs.cli.options import command, mounted_argument, timeout_option
 from shardfs.cli.output import waiting
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import mounted_path
@@ -20,7 +20,7 @@ _NOT_LOGGED: Final = {errno.EROFS, errno.ENOTCONN, errno.ECONNABORTED}
     shardfs umount /mnt/x
     """
 )
-@mountpoint_argument
+@mounted_argument
 @timeout_option
 def umount(mountpoint: str, timeout: float) -> None:
     """Commit what is pending, unmount MOUNTPOINT, and return when its daemon has ended.
@@ -39,7 +39,7 @@ def umount(mountpoint: str, timeout: float) -> None:
     shardfs flush /mnt/x
     """
 )
-@mountpoint_argument
+@mounted_argument
 @timeout_option
 def flush(mountpoint: str, timeout: float) -> None:
     """Commit everything that was written to MOUNTPOINT, and return when it is in the shards.

@@ -14,21 +14,65 @@ from typing import Any, Final
 
 import click
 import trio
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 from shardfs.bulk.cluster import Place, connected
 from shardfs.cli.output import complain
 from shardfs.dataset.source import Source
 from shardfs.errors import ShardfsError, UsageError
 from shardfs.fuse.control import TIMEOUT
+from shardfs.fuse.mounts import list_mounts
 from shardfs.fuse.options import VIEWS, MountOptions
 from shardfs.stores.base import Store
 from shardfs.stores.url import StoreOptions, open_store
 
 _FOREVER: Final = float("inf")  # a command looks at everything once
+_SPECIAL: Final = re.compile(r"[^\w@%+=:,./~-]")
+"""What a shell may take for something else than itself."""
+
+
+_EXIT_STATUS: Final = (
+    "Done.",
+    "Failed, or damage was found.",
+    "Wrong usage.",
+    "SOURCE is missing or unreadable.",
+    "MOUNTPOINT cannot be used.",
+    "This machine cannot mount.",
+    "The daemon of a mount does not answer, or is not done yet.",
+)
 
 
 class RemoteOption(click.Option):
     """An option for sources that are not on this machine, which the help lists apart from the others."""
+
+
+class Number(click.FloatRange):
+    """A number within a range, which nan is not."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - as click has it
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a valid number.", param, ctx)
+        return number
+
+
+class Integer(click.IntRange):
+    """An integer within a range."""
+
+    name = "integer"
+
+
+class _Source(click.types.StringParamType):
+    """What a user writes as SOURCE; a shell completes names of directories."""
+
+    name = "source"
+
+    def shell_complete(self, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Leave it to the shell, but for a URL."""
+        return [] if "://" in incomplete else [CompletionItem(incomplete, type="dir")]
 
 
 class _MountPoint(click.Path):
@@ -37,6 +81,30 @@ class _MountPoint(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - as click has it
         """Return *value* as it is."""
         return value
+
+
+class _Mounted(_MountPoint):
+    """A mount point where something is mounted; a shell completes those that there are, without asking them."""
+
+    def shell_complete(self, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the mount points that begin so, in the form in which it began."""
+        found = []
+        for path in (mount.path for mount in list_mounts() if mount.path.isprintable()):
+            relative, below_home = os.path.relpath(path), f"~/{os.path.relpath(path, os.path.expanduser('~'))}"
+            forms = (path, relative, f"./{relative}", below_home)
+            found += [form for form in forms if form.startswith(incomplete)][:1]
+        return [CompletionItem(name) for name in found]
+
+
+class _Bash(BashComplete):
+    """Completion for Bash, which puts what it is given into the line as it is."""
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Write an item, quoted."""
+        return f"{item.type}," + _SPECIAL.sub(r"\\\g<0>", item.value)
+
+
+add_completion_class(_Bash)
 
 
 class Command(click.Command):
@@ -55,6 +123,10 @@ class Command(click.Command):
         except ShardfsError as error:
             complain(str(error))
             sys.exit(error.exit_status)
+        except BaseExceptionGroup as group:
+            if group.subgroup(KeyboardInterrupt) is None:
+                raise
+            raise click.Abort from None
         except OSError as error:
             if sys.stdout is not None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere
@@ -80,6 +152,29 @@ class Command(click.Command):
                 formatter.write(f"  {line.strip()}\n")
 
 
+class Commands(click.Group):
+    """A group that lists its commands in their order, with the whole first sentence of each."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        """Return the names."""
+        return list(self.commands)
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary(command)) for name, command in self.commands.items()])
+
+    def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what the exit status of every command means."""
+        with formatter.section("Exit status"):
+            formatter.write_dl([(str(status), meaning) for status, meaning in enumerate(_EXIT_STATUS)])
+
+
+def summary(command: click.Command) -> str:
+    """Return the first sentence of the help of a command."""
+    return command.get_short_help_str(sys.maxsize)
+
+
 def begin() -> None:
     """Begin a process of the command line."""
     # Reports say what is wrong with a source; only a mount logs it, where `fuse.log` says.
@@ -91,13 +186,6 @@ def begin() -> None:
 def command(examples: str) -> Callable[[Callable[..., None]], click.Command]:
     """Make a command of a function."""
     return click.command(cls=Command, examples=examples)
-
-
-def no_nan(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    """Refuse what click takes for a number in any range."""
-    if value is not None and math.isnan(value):
-        raise click.BadParameter("nan is not in the range x>=0.")
-    return value
 
 
 def view_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -115,14 +203,16 @@ def view_options(function: Callable[..., None]) -> Callable[..., None]:
 
 timeout_option = click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=no_nan,
+    type=Number(min=0, min_open=True),
     default=TIMEOUT,
     show_default=True,
     metavar="SECONDS",
     help="Give up, with exit status 6, if the daemon does not answer or makes no progress for this long.",
 )
-mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=_MountPoint())
+mountpoint_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=_MountPoint(file_okay=False))
+mounted_argument = click.argument("mountpoint", metavar="MOUNTPOINT", type=_Mounted())
+source_argument = click.argument("source", metavar="SOURCE", type=_Source())
+optional_source_argument = click.argument("source", metavar="[SOURCE]", type=_Source(), required=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -165,7 +255,7 @@ _STORE_OPTIONS: Final = (
     click.option(
         "--max-connections",
         cls=RemoteOption,
-        type=click.IntRange(min=1, max=1024),
+        type=Integer(min=1, max=1024),
         default=StoreOptions().max_connections,
         show_default=True,
         metavar="N",
@@ -213,7 +303,7 @@ def store_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def source_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the argument SOURCE and the options that say how to reach it."""
-    return click.argument("source", metavar="SOURCE")(store_options(function))
+    return source_argument(store_options(function))
 
 
 def open_checked(source: str, options: StoreOptions) -> Store:

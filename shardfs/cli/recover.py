@@ -8,7 +8,14 @@ import click
 import trio
 
 from shardfs import errors
-from shardfs.cli.options import command, json_option, open_source, single_writer_option, store_options
+from shardfs.cli.options import (
+    command,
+    json_option,
+    open_source,
+    optional_source_argument,
+    single_writer_option,
+    store_options,
+)
 from shardfs.cli.output import progress
 from shardfs.dataset.maintenance.recover import Finding, list_slots, recover_source, show_source
 from shardfs.errors import printable
@@ -22,7 +29,7 @@ from shardfs.stores.url import StoreOptions
     shardfs recover
     """
 )
-@click.argument("source", metavar="[SOURCE]", required=False)
+@optional_source_argument
 @store_options
 @single_writer_option
 @click.option("--apply", is_flag=True, help="Commit journals, apply conflicts, and repair torn shards.")

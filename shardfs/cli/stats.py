@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from shardfs import errors
-from shardfs.cli.options import command, json_option, mountpoint_argument, timeout_option
+from shardfs.cli.options import command, json_option, mounted_argument, timeout_option
 from shardfs.dataset.statistics import Figure, Snapshot
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import mounted_path
@@ -30,7 +30,7 @@ _CLEAR: Final = "\x1b[H\x1b[J"
     shardfs stats --prometheus /mnt/x > /var/lib/prometheus/node-exporter/shardfs.prom
     """
 )
-@mountpoint_argument
+@mounted_argument
 @timeout_option
 @json_option
 @click.option("--prometheus", is_flag=True, help="Print the figures in the text format of Prometheus.")

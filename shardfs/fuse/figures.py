@@ -9,7 +9,6 @@ from typing import Final
 
 import trio
 
-from shardfs import __version__
 from shardfs.dataset.queue import Pending, pending_in
 from shardfs.dataset.statistics import Snapshot, Statistics
 from shardfs.fuse.control import id_of
@@ -34,8 +33,15 @@ class Figures:
     """
 
     def __init__(
-        self, fs: Filesystem, statistics: Statistics, writing: Session | None, mountpoint: str, options: MountOptions
+        self,
+        fs: Filesystem,
+        statistics: Statistics,
+        writing: Session | None,
+        mountpoint: str,
+        options: MountOptions,
+        version: str,
     ) -> None:
+        self._version = version
         self._fs = fs
         self._statistics = statistics
         self._writing = writing
@@ -57,7 +63,7 @@ class Figures:
             with suppress(OSError):
                 written, written_id = os.path.realpath(directory), id_of(directory)
         return Snapshot(
-            version=__version__,
+            version=self._version,
             source=self._fs.store.url,
             mountpoint=self._mountpoint,
             view=options.view + (", decoded" if options.decode else ""),

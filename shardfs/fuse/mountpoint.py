@@ -1,16 +1,22 @@
 """Mount points: what is mounted where, and whether a place can be mounted on."""
 
+import ctypes
 import errno
 import os
 import shlex
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
+from typing import Final
 
 from shardfs.errors import FuseUnavailableError, MountPointError, UnfinishedError
 from shardfs.fuse import control
 from shardfs.fuse.mounts import list_mounts
+
+BUILD_PACKAGES: Final = "fuse3 libfuse3-dev pkg-config gcc libc6-dev python3-dev"
+"""Packages of Debian and Ubuntu that pyfuse3 is built with."""
 
 _MAX_STACKED = 16
 _SYS_ADMIN = 1 << 21
@@ -58,6 +64,21 @@ def check_fuse() -> None:
         ) from None
     _fusermount()
     _check_rights()
+
+
+def fuse_versions() -> str:
+    """Return the versions of pyfuse3 and of the libfuse that it loads; raises `FuseUnavailableError` if it cannot."""
+    try:
+        import pyfuse3  # only here: commands that need no FUSE work without it
+
+        library = ctypes.CDLL(pyfuse3.__file__)  # in which those that it loads are found, too
+        library.fuse_pkgversion.restype = ctypes.c_char_p
+        return f"pyfuse3 {pyfuse3.__version__}, libfuse {library.fuse_pkgversion().decode()}"
+    except (ImportError, OSError, AttributeError) as error:
+        raise FuseUnavailableError(
+            f"pyfuse3 cannot be used: {error}; build it again, on Debian and Ubuntu with: apt-get install "
+            f"{BUILD_PACKAGES} && {shlex.quote(sys.executable)} -m pip install --force-reinstall --no-cache-dir pyfuse3"
+        ) from None
 
 
 def _check_rights() -> None:

@@ -52,10 +52,12 @@ def serve(
     *,
     name: str,
     store_options: StoreOptions,
+    version: str,
 ) -> bool:
     """Mount *store*, opened with *store_options*, at *path*; answer requests until it is unmounted, or a signal comes.
 
     *name* is what the table of mounts says is mounted: the source as it stands in fstab, so that it is found there.
+    *version* is what the mount tells of itself.
     *ready* is called when the mount answers, with what there is to say if the source may not be what the user thinks.
     Returns whether everything that was written is in the shards.  Raises `SourceError` if it cannot be read, or is to
     be written to and another mount does, and what keeps a journal from being replayed.
@@ -87,7 +89,7 @@ def serve(
                 log.warning("%s: %s", store.url, left)
                 note = "; ".join(part for part in (left, note) if part)
             fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl)
-            figures = Figures(fs, source.statistics, None, path, options)
+            figures = Figures(fs, source.statistics, None, path, options, version)
             operations = Operations(fs, source.statistics, figures.take, options)
         else:
             fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl, scratch=claim.state.scratch_key)
@@ -100,13 +102,13 @@ def serve(
                 left=claim.left,
                 single_writer=options.single_writer,
             )
-            figures = Figures(fs, source.statistics, writing, path, options)
+            figures = Figures(fs, source.statistics, writing, path, options, version)
             operations = WritingOperations(fs, writing, source.statistics, figures.take, options)
         words = options.to_arguments() + store_options.to_arguments()
         begun = figures.latest
         log.info(
             "shardfs %s mounts %s at %s, %s, view %s, process %d, with %s",
-            *(begun.version, begun.source, path, begun.access, begun.view, begun.pid, " ".join(words)),
+            *(begun.version, begun.source, path, begun.access, begun.view, begun.pid, " ".join(words) or "no options"),
             extra={key: getattr(begun, key) for key in _TOLD} | {"options": words},
         )
         _mount(operations, path, options, name)

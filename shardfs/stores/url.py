@@ -1,5 +1,7 @@
 """From what a user writes as SOURCE to a store."""
 
+import shlex
+import sys
 from dataclasses import dataclass, fields
 from os.path import abspath, lexists
 from typing import Final
@@ -14,7 +16,13 @@ from shardfs.stores.s3.location import Location, S3Options
 DEFAULT_CACHE_NBYTES: Final = 10 * 2**30
 
 _S3: Final = "s3://"
-_S3_LIBRARIES: Final = ("boto3", "botocore", "obstore")
+S3_LIBRARIES: Final = ("boto3", "obstore")
+"""What `shardfs[s3]` brings."""
+
+INSTALL_S3: Final = (
+    f"{shlex.quote(sys.executable)} -m pip install 'shardfs[s3]'; with pipx: pipx inject shardfs 'shardfs[s3]'"
+)
+"""What to type where that is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +50,20 @@ class StoreOptions(S3Options):
 
     def to_arguments(self) -> list[str]:
         """Return the options as arguments of `shardfs mount`, in whatever directory that is run."""
-        named = {"profile": self.profile, "region": self.region, "endpoint-url": self.endpoint_url}
-        return [
-            *(f"--{name}={value}" for name, value in named.items() if value is not None),
-            *(["--anonymous"] if self.anonymous else []),
-            *(["--request-payer"] if self.request_payer else []),
-            f"--max-connections={self.max_connections}",
-            *([f"--cache={abspath(self.cache)}", f"--cache-size={self.cache_nbytes}"] if self.cache else []),
-        ]
+        arguments = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                value = abspath(value) if field.name == "cache" else value
+                arguments.append(f"--{_option(field.name)}" + ("" if value is True else f"={value}"))
+        return arguments
 
 
 _DEFAULTS: Final = StoreOptions()
+
+
+def _option(field: str) -> str:
+    return "cache-size" if field == "cache_nbytes" else field.replace("_", "-")
 
 
 def open_store(source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | None = None) -> Store:
@@ -67,8 +78,7 @@ def open_store(source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | N
         return _open_s3(place, options, ttl)
     for field in fields(options):
         if getattr(options, field.name) != field.default:
-            name = "cache-size" if field.name == "cache_nbytes" else field.name.replace("_", "-")
-            raise UsageError(f"--{name} is for s3:// sources, and {source} is on this machine")
+            raise UsageError(f"--{_option(field.name)} is for s3:// sources, and {source} is on this machine")
     return LocalStore(place, ttl=LOCAL_TTL if ttl is None else ttl)
 
 
@@ -117,9 +127,11 @@ def _open_s3(location: Location, options: StoreOptions, ttl: float | None) -> St
         from shardfs.stores.s3.requests import Counts
         from shardfs.stores.s3.store import TTL, S3Store
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _S3_LIBRARIES:
+        if error.name is None or error.name.partition(".")[0] not in (*S3_LIBRARIES, "botocore"):
             raise
-        raise SourceError(f"{location.url}: S3 needs two more libraries: pip install 'shardfs[s3]'") from None
+        raise SourceError(
+            f"{location.url} takes {' and '.join(S3_LIBRARIES)}; install them with: {INSTALL_S3}"
+        ) from None
     counts = Counts()
     client = S3Client(location.bucket, options, counts)
     cache = DiskCache(options.cache, options.cache_nbytes, counts) if options.cache is not None else None

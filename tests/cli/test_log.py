@@ -39,7 +39,7 @@ def test_it_begins_with_what_is_mounted_and_ends_with_that_it_is_not(
     first, *_, last = log.read_text().splitlines()
     assert first.endswith(
         f"shardfs {shardfs.__version__} mounts {source} at {place}, read-write, view v2, decoded, process {pid}, "
-        "with --write --view=v2 --decode --max-connections=64"
+        "with --write --view=v2 --decode"
     )
     assert last.endswith(f"{source} is not mounted at {place} any more")
 
@@ -57,7 +57,7 @@ def test_in_json_each_line_is_an_object_and_the_first_has_all_of_it(
     first, *others = map(json.loads, log.read_text().splitlines())
     assert first.pop("time").endswith("+00:00")
     assert "mounts" in first.pop("message")
-    assert first.pop("options") == ["--max-connections=64"]
+    assert first.pop("options") == []
     assert first == {
         "level": "INFO",
         "logger": "shardfs.fuse.serve",

@@ -47,7 +47,7 @@ def test_help_names_every_command_and_every_exit_status() -> None:
     for name in COMMANDS:
         assert re.search(rf"^  {name} ", done.stdout, re.MULTILINE)
     for status in {0, *(each.exit_status for each in vars(errors).values() if hasattr(each, "exit_status"))}:
-        assert re.search(rf"\b{status} \w", done.stdout.partition("Exit status:")[2])
+        assert re.search(rf"^  {status}  \w", done.stdout.partition("Exit status:")[2], re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

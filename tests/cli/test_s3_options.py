@@ -153,7 +153,8 @@ def python(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[
 def test_without_the_libraries_for_s3_the_command_says_how_to_get_them(command: str, library: str) -> None:
     program = f"import sys; sys.modules[{library!r}] = None; from shardfs.cli import main; main()"
     done = python(program, command, "s3://bucket/data")
-    assert one_line_of(done, SOURCE).endswith("pip install 'shardfs[s3]'")
+    said = one_line_of(done, SOURCE)
+    assert said.endswith(f"{sys.executable} -m pip install 'shardfs[s3]'; with pipx: pipx inject shardfs 'shardfs[s3]'")
 
 
 def test_a_source_on_this_machine_loads_no_library_for_s3(source: Path) -> None:
