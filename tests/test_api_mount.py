@@ -77,7 +77,10 @@ def test_what_cannot_be_mounted_is_an_error_of_shardfs(dataset: Path, tmp_path: 
         pass
     with pytest.raises(errors.MountPointError, match="mkdir -p"), shardfs.mount(dataset, tmp_path / "nowhere"):
         pass
-    with pytest.raises(errors.MountPointError, match="one inside the other"), shardfs.mount(dataset, dataset / "image"):
+    with (
+        pytest.raises(errors.MountPointError, match="lies inside the source"),
+        shardfs.mount(dataset, dataset / "image"),
+    ):
         pass
     bad = MountOptions(fuse_options=("nonsense",))
     with pytest.raises(errors.ShardfsError, match="nonsense"), shardfs.mount(dataset, options=bad):

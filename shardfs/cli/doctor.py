@@ -101,8 +101,11 @@ def _machine() -> Iterator[Finding]:
     for row in find_rows():
         if row.state in ("dead", "silent"):
             yield Finding("problem", f"the mount at {row.mountpoint} is {row.state}", row.note)
-    for slot in all_slots():
-        yield from _left(slot)
+    try:
+        for slot in all_slots():
+            yield from _left(slot)
+    except ShardfsError as error:
+        yield _failure(error)
 
 
 def _helper() -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from shardfs.cli.mounted import umount
 from shardfs.cli.options import begin, command, mounted_argument, mountpoint_argument, source_argument
 from shardfs.errors import UsageError
 from shardfs.fuse.mountpoint import mounted_path, run_fusermount
+from shardfs.fuse.options import NO_REMOUNT
 
 _LINKS: Final = {
     "mount.shardfs": "mount.shardfs",
@@ -122,11 +123,11 @@ def install_helper() -> None:
     for name, script in _LINKS.items():
         link, target = _SBIN / name, _script(script)
         try:
-            if link.is_symlink():
+            if link.is_symlink() and os.path.basename(os.readlink(link)) == script:
                 link.unlink()
             link.symlink_to(target)
         except FileExistsError:
-            raise UsageError(f"{link} is there already, and is no link of ours: remove it first") from None
+            raise UsageError(f"{link} exists already, and is not a link to a {script}: remove it first") from None
         except PermissionError:
             raise UsageError(f"{link} cannot be made: run this as root") from None
         click.echo(f"{link} -> {target}")
@@ -137,7 +138,7 @@ def _script(name: str) -> Path:
     for directory in (Path(sys.argv[0]).absolute().parent, Path(sysconfig.get_path("scripts"))):
         if os.access(directory / name, os.X_OK):
             return directory / name
-    raise UsageError(f"there is no {name} beside this shardfs: install it again, with pip")
+    raise UsageError(f"{name} is missing beside this shardfs; install shardfs again with pip")
 
 
 def _run(program: click.Command, *arguments: str) -> None:
@@ -168,6 +169,8 @@ def _arguments(words: str, *, is_sloppy: bool) -> list[str]:
         name, equals, value = word.replace('"', "").partition("=")
         name = f"--{name.replace('_', '-')}"
         option = known.get(name)
+        if word == "remount":
+            raise UsageError(NO_REMOUNT)
         if word in _FOR_FUSE:
             arguments.append(f"-o{word}")
         elif option is not None and option.is_flag != bool(equals):

@@ -9,6 +9,7 @@ from shardfs.cli.options import command, mounted_argument, timeout_option
 from shardfs.cli.output import waiting
 from shardfs.fuse import control
 from shardfs.fuse.mountpoint import mounted_path
+from shardfs.fuse.mounts import find_mount
 from shardfs.fuse.unmount import unmount
 
 _NOT_LOGGED: Final = {errno.EROFS, errno.ENOTCONN, errno.ECONNABORTED}
@@ -45,9 +46,14 @@ def flush(mountpoint: str, timeout: float) -> None:
     """Commit everything that was written to MOUNTPOINT, and return when it is in the shards.
 
     The command waits for as long as the daemon answers. Standard error tells what it waits for, and how fast it goes.
+    With a read-only mount there is nothing to do.
     """
     path = mounted_path(mountpoint)
+    mount = find_mount(path)
     try:
+        if mount is not None and not mount.is_writable:
+            control.ask(path, timeout)  # or why it does not answer
+            return
         with waiting(mountpoint) as say:
             control.flush(path, timeout, say)
     except OSError as error:

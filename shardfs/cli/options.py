@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -163,6 +164,15 @@ class Commands(click.Group):
         """Write the list."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary(command)) for name, command in self.commands.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; one that is missing before its SOURCE is named."""
+        if args[0] not in self.commands and ("://" in args[0] or os.path.isdir(args[0])):
+            example = f"shardfs mount {shlex.quote(args[0])} MOUNTPOINT"
+            ctx.fail(f"A command is missing before {args[0]!r}. To mount it, type: {example}")
+        return super().resolve_command(ctx, args)
 
     def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what the exit status of every command means."""

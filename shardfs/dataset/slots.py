@@ -126,11 +126,15 @@ def kept_files(state: StateDirectory, *, in_use: bool = False) -> Sequence[KeptF
 
 def state_home() -> str:
     """Return the directory of the user for what programs keep between two runs; raises `UsageError` if nobody knows."""
-    home = os.environ.get("XDG_STATE_HOME", "")
-    home = home if os.path.isabs(home) else os.path.expanduser("~/.local/state")
-    if not os.path.isabs(home):
-        raise UsageError("this user has no home directory: set XDG_STATE_HOME to where logs and state may be kept")
-    return home
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(state):
+        return state
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home) or not os.path.isdir(home):
+        raise UsageError(
+            f"this user has no home directory ({home}); set XDG_STATE_HOME to where logs and state may be kept"
+        )
+    return os.path.join(home, ".local/state")
 
 
 def _home() -> str:

@@ -89,7 +89,10 @@ def start_daemon(arguments: list[str], log_file: Path) -> str | None:
             details = ""
             if kind is FuseUnavailableError:  # libfuse prints what it has against it
                 log.seek(before)
-                said = re.findall(rb"^fuse.*", log.read(), re.MULTILINE)
+                printed = log.read()
+                if unknown := re.search(rb"unknown option\(s\): `(.*)'", printed):
+                    raise UsageError(f"{unknown[1].decode(errors='replace')}: libfuse has no such option")
+                said = re.findall(rb"^fuse.*", printed, re.MULTILINE)
                 details = f" ({said[-1].decode(errors='replace').strip()})" if said else ""
             raise kind(message["message"] + details)
         note: str | None = message.get("note")

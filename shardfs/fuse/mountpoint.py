@@ -13,11 +13,13 @@ from typing import Final
 
 from shardfs.errors import FuseUnavailableError, MountPointError, UnfinishedError
 from shardfs.fuse import control
-from shardfs.fuse.mounts import list_mounts
+from shardfs.fuse.mounts import list_mounts, user_name
 
-BUILD_PACKAGES: Final = "fuse3 libfuse3-dev pkg-config gcc libc6-dev python3-dev"
+BUILD_PACKAGES: Final = "fuse3 libfuse3-dev pkg-config gcc python3-dev"
 """Packages of Debian and Ubuntu that pyfuse3 is built with."""
 
+_ELSEWHERE: Final = "choose another place"
+_MAX_NAMED = 3
 _MAX_STACKED = 16
 _SYS_ADMIN = 1 << 21
 _PATIENCE = 5.0
@@ -30,23 +32,35 @@ def check_mount_point(mountpoint: str, source: str | None, cache: str | None) ->
     It lies apart from *source*, the path of what is to be mounted if that is on this machine, and from the directory
     *cache*, if there is one.  A dead mount that is there is detached.  Raises `MountPointError` with the way out.
     """
+    if "://" in mountpoint and not os.path.lexists(mountpoint):
+        raise MountPointError(f"{mountpoint} is a URL, where nothing can be mounted; SOURCE comes before MOUNTPOINT")
     path = place_of(mountpoint)
-    if source is not None and (Path(path).is_relative_to(source) or Path(source).is_relative_to(path)):
-        raise MountPointError(f"{mountpoint} and the source {source} lie one inside the other; choose another place")
+    if source is not None and Path(path).is_relative_to(source):
+        where = "is the source itself" if path == source else f"lies inside the source {source}"
+        raise MountPointError(f"{mountpoint} {where}; choose an empty directory outside of it")
+    if source is not None and Path(source).is_relative_to(path):
+        raise MountPointError(f"{mountpoint} contains the source {source}, which a mount would hide; {_ELSEWHERE}")
     status = _stat_alive(mountpoint, path)
     if not stat.S_ISDIR(status.st_mode):
-        raise MountPointError(f"{mountpoint} is not a directory")
+        raise MountPointError(f"{mountpoint} is not a directory; {_ELSEWHERE}")
     if os.path.ismount(path):
-        raise MountPointError(f"{mountpoint} is a mount point already; choose another place")
+        raise MountPointError(f"{mountpoint} is a mount point already; {_ELSEWHERE}")
     if cache is not None and Path(os.path.realpath(cache)).is_relative_to(path):
         raise MountPointError(f"the cache {cache} lies in {mountpoint}, where the mount would hide it")
     try:
         if os.listdir(path):
-            raise MountPointError(
-                f"{mountpoint} is not empty, and a mount would hide what is there; choose another place"
-            )
+            is_swapped = source is not None and not os.listdir(source)
+            way_out = "if that is the source, give it before the mount point" if is_swapped else _ELSEWHERE
+            raise MountPointError(f"{mountpoint} is not empty, and a mount would hide what is there; {way_out}")
     except PermissionError:
-        raise MountPointError(f"{mountpoint} cannot be read: permission denied") from None
+        raise MountPointError(f"{mountpoint} cannot be read: permission denied; {_ELSEWHERE}") from None
+    # What fusermount3 asks of users, for whom it mounts as root.
+    is_others = status.st_mode & stat.S_ISVTX and status.st_uid != os.getuid()
+    if os.geteuid() and (is_others or not os.access(path, os.W_OK)):
+        raise MountPointError(
+            f"{mountpoint} belongs to {user_name(status.st_uid)}, and users can mount only on a directory of their "
+            f"own; {_ELSEWHERE}, or as root: chown {user_name(os.getuid())} {shlex.quote(path)}"
+        )
     return path
 
 
@@ -111,10 +125,28 @@ def place_of(mountpoint: str) -> str:
 
 def mounted_path(mountpoint: str) -> str:
     """Return the absolute path of a place where a shardfs, dead or alive, is mounted, else raise `MountPointError`."""
-    path = place_of(mountpoint)
-    if not count_mounts(path):
-        raise MountPointError(f"{mountpoint} is not a mount of shardfs")
-    return path
+    path = os.path.abspath(mountpoint)
+    if not mountpoint or _mount_around(path) is None:  # else to resolve links would be to ask the mount
+        path = place_of(mountpoint)
+    if count_mounts(path):
+        return path
+    around = _mount_around(path)
+    found = [mount.path for mount in list_mounts() if Path(mount.path).is_relative_to(path) or mount.source == path]
+    names = ", ".join(map(shlex.quote, found[:_MAX_NAMED])) + (", …" if len(found) > _MAX_NAMED else "")
+    if around is not None:
+        hint = f"it lies in the mount at {shlex.quote(around)}: give that"
+    elif found and found[0].startswith(path):
+        hint = f"it contains the mounts {names}: give one of them"
+    elif found:
+        hint = f"it is the source of the mount at {names}: give that"
+    else:
+        hint = "`shardfs mounts` lists all mounts"
+    raise MountPointError(f"{mountpoint} is not a mount of shardfs; {hint}")
+
+
+def _mount_around(path: str) -> str | None:
+    """Return the mount in which a path lies, as it is written; None if it lies in none."""
+    return next((m.path for m in reversed(list_mounts()) if path != m.path and Path(path).is_relative_to(m.path)), None)
 
 
 def count_mounts(path: str) -> int:
@@ -135,8 +167,11 @@ def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
                 f"{mountpoint} does not exist; create it with: mkdir -p {shlex.quote(mountpoint)}"
             ) from None
         except OSError as error:
-            if error.errno != errno.ENOTCONN:
-                raise MountPointError(f"{mountpoint} cannot be used: {error.strerror}") from None
+            if error.errno != errno.ENOTCONN or not count_mounts(path):
+                way_out = f"; {_ELSEWHERE}"
+                if around := _mount_around(path):
+                    way_out = f": {control.explain(around, error)}"
+                raise MountPointError(f"{mountpoint} cannot be used: {error.strerror}{way_out}") from None
         run_fusermount("-u", "-z", path)
     raise MountPointError(f"{mountpoint} is under more than {_MAX_STACKED} dead mounts")
 

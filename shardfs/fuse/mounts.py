@@ -36,15 +36,20 @@ class Mount:
     @property
     def owner(self) -> str:
         """The name of the user who mounted it."""
-        try:
-            return pwd.getpwuid(self.uid).pw_name
-        except KeyError:
-            return f"user {self.uid}"
+        return user_name(self.uid)
 
     @property
     def privacy(self) -> str:
         """Whose it is, and who else may touch it, as the end of a message to those who may not."""
         return f"it is a mount of {self.owner}, for {self.owner if self.uid == 0 else f'{self.owner} and root'} alone"
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, or what stands for it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def list_mounts() -> list[Mount]:

@@ -12,8 +12,14 @@ VIEWS: Final = ("v3", "v2", "npy")
 DIMENSION_SEPARATORS: Final = (".", "/")
 """What can stand between the coordinates of a chunk in Zarr v2."""
 
+NO_REMOUNT: Final = "-o remount: a mount cannot be changed; unmount it, and mount it again"
+
 _ARGUMENTS: Final = {"chunks_per_shard": "shards", "decode_cache_nbytes": "decode-cache"}
 """Options of the command line that have another name than here."""
+
+
+def _argument(field: str) -> str:
+    return _ARGUMENTS.get(field, field.replace("_", "-"))
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -99,6 +105,8 @@ class MountOptions:
         if "ro" in words and (self.write or "rw" in words):
             raise UsageError(f"-o ro contradicts {'--write' if self.write else '-o rw'}: give one of them")
         for option in words:
+            key, _, value = option.partition("=")
+            name = key.replace("_", "-")
             match option:
                 case "ro":
                     pass
@@ -106,7 +114,11 @@ class MountOptions:
                     changed = replace(changed, write=True)
                 case "allow_other":
                     changed = replace(changed, allow_other=True)
-                case _ if option.partition("=")[0] in ("subtype", "fsname"):
+                case "remount":
+                    raise UsageError(NO_REMOUNT)
+                case _ if name in {_argument(field.name) for field in fields(self)}:
+                    raise UsageError(f"-o {option}: -o is for options of FUSE; write --{name} {value}".rstrip())
+                case _ if name in ("subtype", "fsname"):
                     raise UsageError(f"-o {option}: shardfs sets it itself, to know its mounts again")
                 case _ if not option.isascii():
                     raise UsageError(f"-o {option}: FUSE options are ASCII")
@@ -119,7 +131,7 @@ class MountOptions:
         arguments = [f"-o{option}" for option in self.fuse_options]
         for field in fields(self):
             value = getattr(self, field.name)
-            name = _ARGUMENTS.get(field.name, field.name.replace("_", "-"))
+            name = _argument(field.name)
             if value == field.default or field.name == "fuse_options":
                 continue
             match field.name, value:

@@ -99,16 +99,17 @@ def _parse(source: str) -> str | Location:
     if not source:
         raise SourceError("SOURCE is empty; was a variable never set?")
     if "://" not in source:
-        if source.startswith(("s3:/", "file:/")) and not lexists(source):
-            url = source.replace(":/", "://", 1)
-            raise SourceError(f"{source} does not exist; if {url} is meant, note that a pathlib.Path is no URL")
+        if source.startswith(("s3:", "file:")) and not lexists(source):
+            scheme, _, rest = source.partition(":")
+            url = f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"
+            raise SourceError(f"{source} does not exist; did you mean {url}? A pathlib.Path cannot hold a URL")
         return source
     if source[: len(_S3)].lower() == _S3:
         return Location.parse(_S3 + source[len(_S3) :])
     try:
         parts = urlsplit(source)
     except ValueError as error:
-        raise SourceError(f"{source} is no URL: {error}") from None
+        raise SourceError(f"{source} is not a valid URL: {error}") from None
     if parts.scheme != "file":
         raise SourceError(f"{source}: {parts.scheme}:// is not supported; SOURCE is a path, a file:// or an s3:// URL")
     if parts.netloc not in ("", "localhost"):

@@ -116,7 +116,9 @@ def test_what_is_wrong_with_a_source_has_the_way_out(
     background: Background, source: Path, place: Path, tmp_path: Path
 ) -> None:
     prefix = without()
-    assert "does not exist" in findings(tmp_path / "missing", status=FAILED, prefix=prefix)[-1]["what"]
+    missing = findings(tmp_path / "missing", status=FAILED, prefix=prefix)[-1]
+    assert missing["what"] == f"{tmp_path}/missing does not exist"
+    assert missing["way_out"] == f"there is no missing in {tmp_path}"
     assert background("--write", source, place).returncode == 0
     found = one(findings("--write", source, status=0, prefix=prefix), "is written by process")
     assert found["kind"] == "note"

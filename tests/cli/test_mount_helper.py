@@ -142,6 +142,9 @@ def test_a_user_without_a_home_is_told_what_is_missing(monkeypatch: pytest.Monke
     monkeypatch.setattr(pwd, "getpwuid", dict[int, None]().__getitem__)
     with pytest.raises(UsageError, match="set XDG_STATE_HOME"):
         default_log_file("/mnt")
+    monkeypatch.setenv("HOME", "/nonexistent")
+    with pytest.raises(UsageError, match="set XDG_STATE_HOME"):
+        default_log_file("/mnt")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +158,7 @@ def test_a_user_without_a_home_is_told_what_is_missing(monkeypatch: pytest.Monke
         ("view=v4", NOT_UNDERSTOOD, "'v4' is not one of"),
         ("view=v4", NOT_UNDERSTOOD, "Try 'shardfs mount --help'"),
         ("write,shards=8,8", NOT_UNDERSTOOD, "a value with commas is quoted"),
-        ("remount", NOT_UNDERSTOOD, "-o remount: "),
+        ("remount", NOT_UNDERSTOOD, "-o remount: a mount cannot be changed; unmount it, and mount it again"),
         ("decode,view=npy", MOUNT_FAILED, "leave out --decode"),
         ("cache=/tmp", MOUNT_FAILED, "--cache is for s3:// sources"),
     ],
@@ -194,8 +197,9 @@ def test_helpers_are_linked_again_and_nothing_of_others_is_replaced(tmp_path: Pa
         assert links == {"mount.shardfs": mounts, "mount.fuse.shardfs": mounts, "umount.fuse.shardfs": umounts}
         assert "run this as root" in here.run(*NOBODY, *INSTALL, status=WRONG_USAGE).stderr
         (here.sbin / "mount.shardfs").unlink()
-        (here.sbin / "mount.shardfs").write_text("of somebody else")
+        (here.sbin / "mount.shardfs").symlink_to("/opt/of somebody else/mount")
         assert "remove it first" in here.run(*INSTALL, status=WRONG_USAGE).stderr
+        assert os.readlink(here.sbin / "mount.shardfs") == "/opt/of somebody else/mount"
 
 
 def test_owner_and_mode_may_be_shown_as_told(mount: Mounter, source: Path) -> None:

@@ -14,8 +14,11 @@ import pytest
 
 from tests.cli.conftest import Background
 from tests.support.commands import MACHINE, MOUNT_POINT, SOURCE, WRONG_USAGE, one_line_of, run
-from tests.support.daemons import daemon_of, has_ended
+from tests.support.corpus import array, sharding
+from tests.support.daemons import daemon_of, has_ended, kill_daemon
+from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, command, environment, mount_points
+from tests.support.users import AS_NOBODY, shared_directory
 
 in_a_namespace = ("unshare", "--mount", "sh", "-c")
 
@@ -35,7 +38,7 @@ def test_a_place_where_another_file_system_is_mounted(
     said = one_line_of(background(source, other_file_system), MOUNT_POINT)
     assert said == f"{other_file_system} is a mount point already; choose another place"
     said = one_line_of(run("umount", other_file_system), MOUNT_POINT)
-    assert said == f"{other_file_system} is not a mount of shardfs"
+    assert said == f"{other_file_system} is not a mount of shardfs; `shardfs mounts` lists all mounts"
     assert os.path.ismount(other_file_system)
 
 
@@ -50,11 +53,12 @@ def test_a_place_where_another_file_system_is_mounted(
         ("file://[/data.zarr", ("file://[",)),
         ("https://[::1/data.zarr", ("https://[",)),
         ("file:///data%00.zarr", ("data",)),
-        ("file:///nowhere/data%20set.zarr", ("/nowhere/data set.zarr does not exist",)),
+        ("file:///nowhere/data%20set.zarr", ("/nowhere/data set.zarr does not exist; there is no nowhere in /",)),
+        ("file://PLACE/../sourc", ("sourc does not exist; did you mean ", "/source?")),
     ],
 )
 def test_a_url_that_is_not_supported(place: Path, url: str, parts: tuple[str, ...]) -> None:
-    said = one_line_of(run("mount", url, place, cwd=place), SOURCE)
+    said = one_line_of(run("mount", url.replace("PLACE", str(place)), place, cwd=place), SOURCE)
     for part in parts:
         assert part in said
 
@@ -72,9 +76,12 @@ def test_a_url_with_a_query_or_a_fragment_never_stands_for_another_directory(
 def test_a_fuse_option_that_is_not_known_or_cannot_be_honoured(
     background: Background, source: Path, place: Path
 ) -> None:
-    done = background("-o", "ro,nonsense", source, place)
-    assert done.returncode in (WRONG_USAGE, MACHINE)
-    assert "nonsense" in one_line_of(done, done.returncode)
+    said = one_line_of(background("-o", "ro,nonsense", source, place), WRONG_USAGE)
+    assert said == "-o nonsense: libfuse has no such option"
+    said = one_line_of(background("-o", "view=v2", source, place), WRONG_USAGE)
+    assert said == "-o view=v2: -o is for options of FUSE; write --view v2"
+    said = one_line_of(background("-o", "remount", source, place), WRONG_USAGE)
+    assert said == "-o remount: a mount cannot be changed; unmount it, and mount it again"
     said = one_line_of(background("-o", "ro,rw", source, place), WRONG_USAGE)
     assert "-o ro contradicts -o rw" in said
     said = one_line_of(background("--write", "-o", "ro", source, place), WRONG_USAGE)
@@ -167,6 +174,40 @@ def test_umount_of_a_mount_of_someone_else_says_so_and_leaves_it(
     assert os.listdir(place)
 
 
+def test_what_is_no_mount_point_is_told_where_the_mount_is(background: Background, source: Path, place: Path) -> None:
+    assert background(source, place).returncode == 0
+    for point, hint in (
+        (place / "c/0", f"it lies in the mount at {place}: give that"),
+        (place / "nothing/here", f"it lies in the mount at {place}: give that"),
+        (place.parent, f"it contains the mounts {place}: give one of them"),
+        (source, f"it is the source of the mount at {place}: give that"),
+    ):
+        for name in ("umount", "flush", "stats"):
+            said = one_line_of(run(name, point), MOUNT_POINT)
+            assert said == f"{point} is not a mount of shardfs; {hint}"
+    assert os.listdir(place)
+
+
+def test_a_place_in_a_dead_mount_says_which_mount_is_dead(background: Background, source: Path, place: Path) -> None:
+    assert background(source, place).returncode == 0
+    kill_daemon(place)
+    said = one_line_of(run("mount", source, place / "c"), MOUNT_POINT)
+    assert said.endswith(f"shardfs umount {place}")
+    assert "`shardfs mounts`" in one_line_of(run("info", place / "c"), SOURCE)
+
+
+def test_a_user_is_told_that_a_mount_point_of_another_cannot_be_used() -> None:
+    with shared_directory() as directory:
+        store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
+        (directory / "place").mkdir()
+        (directory / "shared").mkdir()
+        (directory / "shared").chmod(0o1777)
+        for name in ("place", "shared"):
+            said = one_line_of(run("mount", directory / "source", directory / name, prefix=AS_NOBODY), MOUNT_POINT)
+            assert said.startswith(f"{directory / name} belongs to root, and users can mount only on ")
+            assert said.endswith(f"as root: chown nobody {directory / name}")
+
+
 @pytest.mark.parametrize("name", ["umount", "flush", "stats"])
 def test_no_name_is_not_the_mount_that_one_stands_in(
     background: Background, source: Path, place: Path, name: str
@@ -186,5 +227,5 @@ def test_other_mounts_on_the_machine_may_have_any_name(source: Path, place: Path
         pytest.skip(f"no mount namespace can be made here: {error}")
     prefix = (*in_a_namespace, script, "sh", str(tmp_path / name))
     said = one_line_of(run("umount", place, prefix=prefix), MOUNT_POINT)
-    assert said == f"{place} is not a mount of shardfs"
+    assert said == f"{place} is not a mount of shardfs; `shardfs mounts` lists all mounts"
     assert "choose another place" in run("mount", source, tmp_path / name, prefix=prefix).stderr

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,6 +70,58 @@ def test_wrong_usage_is_told_with_status_2(arguments: list[str]) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Usage: ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["mout", "a", "b"], "No such command 'mout'. (Did you mean one of: 'mount', 'mounts', 'umount'?)"),
+        (["s3://bucket/a", "b"], "A command is missing before 's3://bucket/a'. To mount it, type: shardfs mount"),
+        (["/usr", "b"], "A command is missing before '/usr'. To mount it, type: shardfs mount /usr MOUNTPOINT"),
+        (["mount", "a"], "Missing argument 'MOUNTPOINT'."),
+        (["mount", "--vew", "v2", "a", "b"], "No such option '--vew'. Did you mean '--view'?"),
+        (["mount", "--metadata-ttl", "abc", "a", "b"], "'abc' is not a valid number."),
+        (["mount", "--metadata-ttl", "nan", "a", "b"], "'nan' is not a valid number."),
+        (["mount", "--uid", "root", "a", "b"], "'root' is not a valid integer."),
+        (["mount", "--umask", "999", "a", "b"], "'999' is not a umask; write three octal digits, such as 022."),
+        (["mount", "--cache-size", "lots", "a", "b"], "'lots' is not a size; write for example 500M or 10G"),
+        (["stats", "--timeout", "soon", "a"], "'soon' is not a valid number."),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_is_told_what_is_wrong_with_it(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(cli, arguments, prog_name="shardfs")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("loaded", ["click", "numpy", "shardfs.cli.verify", "shardfs.fuse.serve"])
+def test_ctrl_c_in_its_first_moments_is_no_traceback(tmp_path: Path, loaded: str) -> None:
+    (tmp_path / "place").mkdir()
+    store(tmp_path / "source", array((4, 6), (4, 6), sharding((2, 3))))
+    program = f"""
+import signal, sys
+from shardfs.__main__ import main
+
+class Press:
+    def find_spec(self, name, *_):
+        if name == {loaded!r}:
+            signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Press())
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "mount", "-f", tmp_path / "source", tmp_path / "place"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (1, -signal.SIGINT)
+    assert done.stdout == ""
+    assert done.stderr.strip() in ("", "Aborted!")
 
 
 FORGED = [

@@ -107,7 +107,7 @@ def test_options_that_make_no_sense_are_refused(place: Path, arguments: list[str
 def test_an_endpoint_that_is_no_server(endpoint: str) -> None:
     said = one_line_of(run_here("info", "--anonymous", "--endpoint-url", endpoint, "s3://bucket/data"), SOURCE)
     assert "--endpoint-url" in said
-    assert "is no URL of a server" in said
+    assert "is not the URL of a server" in said
 
 
 @pytest.mark.parametrize("endpoint", ["https://me:hunter2@host", "me:hunter2@host", "http://me:hunter2@[host"])
@@ -133,11 +133,11 @@ def test_every_command_that_takes_a_source_has_the_options_and_says_what_they_ar
     assert ("--single-writer" in remote) is (command in ("mount", "recover", "compact"))
 
 
-@pytest.mark.parametrize("url", ["s3:/bucket/data", "file:/data"])
+@pytest.mark.parametrize("url", ["s3://bucket/data", "file:///data"])
 def test_a_url_that_went_through_a_path_says_so(url: str) -> None:
     with pytest.raises(errors.SourceError, match="pathlib") as caught:
-        resolve(str(Path(url.replace(":/", "://"))))
-    assert url.replace(":/", "://") in str(caught.value)
+        resolve(str(Path(url)))
+    assert f"did you mean {url}?" in str(caught.value)
 
 
 def python(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

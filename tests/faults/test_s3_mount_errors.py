@@ -97,7 +97,10 @@ def test_every_answer_is_told_from_the_others(bucket: Bucket, s3_proxy: S3Proxy,
 
 def test_a_bucket_that_does_not_exist(bucket: Bucket, fail: Fail) -> None:
     line = fail("mount", "s3://no-such-bucket-anywhere/data.zarr", bucket.environment)
-    assert line.endswith("/data.zarr cannot be read: the bucket no-such-bucket-anywhere does not exist")
+    assert line.endswith(
+        "/data.zarr cannot be read: the bucket no-such-bucket-anywhere does not exist; check its name, and "
+        "--endpoint-url if it is not on AWS"
+    )
 
 
 @every_way

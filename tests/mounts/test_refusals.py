@@ -100,25 +100,39 @@ def test_a_mount_point_that_is_not_empty(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "point"),
+    ("source", "point", "said"),
     [
-        ("source", "source"),
-        ("source", "source/c"),
-        ("source/c", "source"),
-        (".", "place"),
-        ("link", "source/empty"),
-        ("source", "link/empty"),
-        ("source", "place/../source/empty"),
+        ("source", "source", "source is the source itself; choose an empty directory outside of it"),
+        ("source", "source/c", "source/c lies inside the source {}/source; choose an empty directory outside of it"),
+        (
+            "source/c",
+            "source",
+            "source contains the source {}/source/c, which a mount would hide; choose another place",
+        ),
+        (".", "place", "place lies inside the source {}; "),
+        ("link", "source/empty", "source/empty lies inside the source {}/source; "),
+        ("source", "link/empty", "link/empty lies inside the source {}/source; "),
+        ("source", "place/../source/empty", "place/../source/empty lies inside the source {}/source; "),
+        (
+            "source",
+            "source/new",
+            "source/new lies inside the source {}/source; choose an empty directory outside of it",
+        ),
     ],
 )
-def test_a_mount_point_inside_the_source_or_around_it(place: Path, source: str, point: str) -> None:
+def test_a_mount_point_inside_the_source_or_around_it(place: Path, source: str, point: str, said: str) -> None:
     (place / "source/empty").mkdir()
     (place / "link").symlink_to("source")
-    assert "one inside the other" in refused(MOUNT_POINT, place, source, point)
+    line = refused(MOUNT_POINT, place, source, point)
+    assert line.startswith(f"shardfs: {said.format(place)}")
+    assert "mkdir" not in line
 
 
-def test_a_mount_point_inside_the_source_that_is_not_there_is_not_to_be_made(place: Path) -> None:
-    assert "one inside the other" in refused(MOUNT_POINT, place, "source", "source/new")
+@pytest.mark.parametrize(("point", "said"), [("source", "give it before"), ("s3://bucket/x", "SOURCE comes before")])
+def test_source_and_mount_point_in_the_wrong_order(place: Path, point: str, said: str) -> None:
+    line = refused(MOUNT_POINT, place, "place", point)
+    assert said in line
+    assert "mkdir" not in line
 
 
 @WAYS
@@ -155,4 +169,4 @@ def test_what_is_no_mount_of_ours_is_told(place: Path, arguments: list[str], poi
         command(*arguments, point), env=environment(), cwd=place, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (MOUNT_POINT, "")
-    assert done.stderr == f"shardfs: {point} is not a mount of shardfs\n"
+    assert done.stderr.startswith(f"shardfs: {point} is not a mount of shardfs; ")

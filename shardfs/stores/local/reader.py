@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from itertools import islice
 from typing import Final, TypeVar
 from weakref import WeakSet
@@ -28,6 +29,17 @@ _MAX_RECENT: Final = 8
 _LARGE_DIRECTORY: Final = 64 * 2**10  # bytes, some thousand names
 
 
+def _what_is_missing(path: str) -> str:
+    """Say what has a name like the part of a path that does not exist, or which part that is."""
+    while not os.path.lexists(above := os.path.dirname(path)):
+        path = above
+    name = os.path.basename(path)
+    with suppress(OSError), os.scandir(above) as found:
+        if alike := get_close_matches(name, [entry.name for entry in islice(found, MAX_TOP)], n=1):
+            return f"did you mean {os.path.join(above, alike[0])}?"
+    return f"there is no {name} in {above}"
+
+
 class LocalReader:
     """A directory of this machine, of which nothing is changed."""
 
@@ -45,11 +57,14 @@ class LocalReader:
             readable = Descriptor(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             self.threads = Threads(is_remote=not is_local(readable.fd))
         except FileNotFoundError:
-            raise SourceError(f"{root} does not exist") from None
+            raise SourceError(f"{root} does not exist; {_what_is_missing(self.root)}") from None
         except NotADirectoryError:
             raise SourceError(f"{root} is {file_format(self.root, _first_bytes(self.root))}") from None
         except OSError as error:
-            raise SourceError(f"{root} cannot be read: {error.strerror}") from None
+            way_out = (
+                "; a mount there has lost its daemon: see `shardfs mounts`" if error.errno == errno.ENOTCONN else ""
+            )
+            raise SourceError(f"{root} cannot be read: {error.strerror}{way_out}") from None
         self.url = self.root
         self.address = Address(self.root)
         self.snapshots: WeakSet[LocalSnapshot] = WeakSet()

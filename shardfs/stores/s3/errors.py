@@ -103,7 +103,9 @@ class Failure:
         if not request.is_repeatable and not self.is_refusal:
             return UnknownOutcomeError(f"{what}: {self.reason}; it may have been carried out")
         if self.code == "NoSuchBucket" or (status == _NOT_FOUND and not request.key):
-            return StoreError(f"the bucket {request.bucket} does not exist")
+            return StoreError(
+                f"the bucket {request.bucket} does not exist; check its name, and --endpoint-url if it is not on AWS"
+            )
         if self.region is not None or self.code in _OTHER_REGION or status in (301, 302, 307, 308):
             where = f" ({self.region}): --region {self.region}" if self.region else "; name it with --region"
             return StoreError(f"the bucket {request.bucket} is in another region{where}")

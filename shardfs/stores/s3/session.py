@@ -52,7 +52,7 @@ _RENEWAL_SECONDS: Final = 10.0
 _RENEWED: Final = Failure(Cause.NOT_SENT, "the credentials had expired, and are looked for again")
 
 _NO_ENDPOINT: Final = (
-    "--endpoint-url, or AWS_ENDPOINT_URL, is no URL of a server, such as https://minio.example.org:9000"
+    "--endpoint-url, or AWS_ENDPOINT_URL, is not the URL of a server, such as https://minio.example.org:9000"
 )
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+)")
@@ -231,7 +231,7 @@ class Session:
                 "s3", region_name=self.region, endpoint_url=self._options.endpoint_url, config=config
             )
         except botocore.exceptions.InvalidRegionError:
-            raise SourceError(f"{self.region} is no AWS region") from None
+            raise SourceError(f"{self.region!r} is not a valid name of an AWS region") from None
         except ValueError:
             raise SourceError(_NO_ENDPOINT) from None
         # A client follows a bucket to its region by itself otherwise, as obstore does not.
