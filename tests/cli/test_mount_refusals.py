@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Background
+from tests.cli.test_doctor import SMALL_DEV, without
 from tests.support.commands import MACHINE, MOUNT_POINT, SOURCE, WRONG_USAGE, one_line_of, run
 from tests.support.corpus import array, sharding
 from tests.support.daemons import daemon_of, has_ended, kill_daemon
@@ -57,7 +58,7 @@ def test_a_place_where_another_file_system_is_mounted(
         ("file://PLACE/../sourc", ("sourc does not exist; did you mean ", "/source?")),
     ],
 )
-def test_a_url_that_is_not_supported(place: Path, url: str, parts: tuple[str, ...]) -> None:
+def test_a_url_that_is_not_supported(source: Path, place: Path, url: str, parts: tuple[str, ...]) -> None:
     said = one_line_of(run("mount", url.replace("PLACE", str(place)), place, cwd=place), SOURCE)
     for part in parts:
         assert part in said
@@ -197,13 +198,14 @@ def test_a_place_in_a_dead_mount_says_which_mount_is_dead(background: Background
 
 
 def test_a_user_is_told_that_a_mount_point_of_another_cannot_be_used() -> None:
+    as_user = without(*SMALL_DEV, f'set -- {" ".join(AS_NOBODY)} "$@"')
     with shared_directory() as directory:
         store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
         (directory / "place").mkdir()
         (directory / "shared").mkdir()
         (directory / "shared").chmod(0o1777)
         for name in ("place", "shared"):
-            said = one_line_of(run("mount", directory / "source", directory / name, prefix=AS_NOBODY), MOUNT_POINT)
+            said = one_line_of(run("mount", directory / "source", directory / name, prefix=as_user), MOUNT_POINT)
             assert said.startswith(f"{directory / name} belongs to root, and users can mount only on ")
             assert said.endswith(f"as root: chown nobody {directory / name}")
 
