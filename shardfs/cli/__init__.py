@@ -8,7 +8,7 @@ import platform
 import click
 
 from shardfs import __version__
-from shardfs.cli import compact, doctor, info, mount, mount_helper, mounted, mounts, recover, refs, stats, verify
+from shardfs.cli import compact, doctor, info, mount, mount_helper, mounted, mounts, pack, recover, refs, stats, verify
 from shardfs.cli.options import Commands, begin
 from shardfs.errors import ShardfsError
 from shardfs.fuse.mountpoint import fuse_versions
@@ -58,6 +58,7 @@ for each in (
     refs.refs,
     recover.recover,
     compact.compact,
+    pack.pack,
     mount_helper.install_helper,
 ):
     cli.add_command(each)

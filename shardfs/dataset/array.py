@@ -250,28 +250,31 @@ class Array:
                 async for row in self.rows(first, (*prefix, i)):
                     yield row
 
-    async def list_row(self, prefix: Coords, start: int) -> AsyncGenerator[ListedRun, None]:
-        """Yield what lies in the row below *prefix*, all coordinates but the last, from chunk *start* on.
+    async def list_row(self, prefix: Coords, start: int, stop: int | None = None) -> AsyncGenerator[ListedRun, None]:
+        """Yield what lies in the row below *prefix*, all coordinates but the last, from chunk *start* on, up to *stop*.
 
         The shards of a row are opened one after the other, each once; chunk files of an unsharded array are not.
         """
+        stop = self.grid.grid_shape[-1] if stop is None else stop
         if self.grid.is_unsharded:
-            async for listed in self._list_files(prefix, start):
+            async for listed in self._list_files(prefix, start, stop):
                 yield listed
             return
         async for covered in self.covered(prefix):
-            for segment in self.grid.row(prefix, range(max(start, covered.start), covered.stop)):
+            for segment in self.grid.row(prefix, range(max(start, covered.start), min(stop, covered.stop))):
                 run = await self._run(prefix, segment)
                 if run is not None:
                     if run.shard is not None:
                         run.shard.expect()
                     yield run
 
-    async def _list_files(self, prefix: Coords, start: int) -> AsyncGenerator[ListedRun, None]:
+    async def _list_files(self, prefix: Coords, start: int, stop: int) -> AsyncGenerator[ListedRun, None]:
         pending = [*self.layout.pending.children(prefix)]  # first: what is committed meanwhile is stored then
-        numbers = sorted({*await self.listing.children(prefix), *pending})
-        for first in range(bisect_left(numbers, start), len(numbers), _BATCH):
-            batch = numbers[first : first + _BATCH]
+        stored = await self.listing.children(prefix)
+        numbers = sorted({*stored, *pending}) if pending else stored
+        last = bisect_left(numbers, stop)
+        for first in range(bisect_left(numbers, start), last, _BATCH):
+            batch = numbers[first : min(first + _BATCH, last)]
             directory, _, _ = self.layout.shard_key((*prefix, 0)).rpartition("/")
             names = [self.layout.shard_key((*prefix, n)).rpartition("/")[2] for n in batch]
             stats: Sequence[Stat | None] = [None] * len(names)

@@ -8,9 +8,9 @@ from shardfs.dataset.statistics import Statistics
 from shardfs.stores.base import Store
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Source:
-    """A store, the shards that are open, and the nodes that are known."""
+    """A store, the shards that are open, and the nodes that are known.  Compared by identity."""
 
     store: Store
     statistics: Statistics

@@ -259,6 +259,23 @@ class ShardWriter(Protocol):
         """Remove the object durably; raises as `splice` does, and `NotFoundError` if there is none."""
 
 
+class NewObject(Protocol):
+    """An object that is written from its first byte to its last, and has its name when it is finished, not before."""
+
+    async def write(self, data: Sequence[Buffer]) -> None:
+        """Add *data*, one behind the other: about `PART_NBYTES` at a time, so that little is held in memory."""
+
+    async def finish(self, head: Buffer = b"") -> Stat:
+        """Give the object its name, in place of what has it; returns its state, as `Store.stat` will give it.
+
+        *head* are the bytes at its beginning that were left out.
+        """
+
+
+PART_NBYTES: Final = 8 * 2**20
+"""How much of a new object is written at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What a key must stand for when it is replaced: a file in this *state*, or nothing if that is None."""
@@ -469,6 +486,23 @@ class Store(Reader, FileTree, Protocol):
 
     async def check_writable(self, key: str) -> None:
         """Raise what is known to keep a regular file from being changed or made; asks no remote store."""
+
+    def new_object(self, key: str, nbytes: int, *, head_nbytes: int = 0) -> AbstractAsyncContextManager[NewObject]:
+        """Begin an object of about *nbytes* bytes, of which the first *head_nbytes* come last; for bulk work.
+
+        Nothing is left of one that is not finished, but by a process that is killed: see `clear_unfinished`.  Nobody
+        else may write to the store: no lock is taken, and no condition made.  Directories that it needs are made.
+        What is small is durable only after `settle`.  Raises `NoSpaceError`, `StoreError`.
+        """
+
+    async def discard(self, key: str) -> None:
+        """Remove an object that was made by `new_object`; there may be none."""
+
+    async def clear_unfinished(self, keys: Sequence[str]) -> None:
+        """Remove what killed processes left of new objects; *keys* are those that they may have been writing."""
+
+    async def settle(self) -> None:
+        """Make durable what `new_object` made."""
 
     def edit(
         self,

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from dataclasses import dataclass, fields
-from os.path import abspath, lexists
+from os.path import abspath, lexists, realpath
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -80,6 +80,17 @@ def open_store(source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | N
         if getattr(options, field.name) != field.default:
             raise UsageError(f"--{_option(field.name)} is for s3:// sources, and {source} is on this machine")
     return LocalStore(place, ttl=LOCAL_TTL if ttl is None else ttl)
+
+
+def is_remote(source: str) -> bool:
+    """Whether *source* names no directory of this machine; raises `SourceError` if it names nothing."""
+    return isinstance(_parse(source), Location)
+
+
+def url_of(source: str) -> str:
+    """Return the URL of *source*, or its absolute path without links; there need not be anything yet."""
+    place = _parse(source)
+    return place.url if isinstance(place, Location) else realpath(place)
 
 
 def resolve(source: str) -> tuple[str, str | None]:

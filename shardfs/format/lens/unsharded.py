@@ -337,7 +337,9 @@ def parse_chunks_per_shard(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def shard_new(edited: ArrayMetadata, chunks_per_shard: tuple[int, ...]) -> dict[str, Any]:
+def shard_new(
+    edited: ArrayMetadata, chunks_per_shard: tuple[int, ...], *, index_at_start: bool = False
+) -> dict[str, Any]:
     """Return a sharded document that shows as *edited*, with *chunks_per_shard* of its chunks in a shard.
 
     A single number stands for all axes.  Raises `NotUnshardable` with the reason why *edited* has to be stored as it
@@ -366,7 +368,7 @@ def shard_new(edited: ArrayMetadata, chunks_per_shard: tuple[int, ...]) -> dict[
         "chunk_shape": inner,
         "codecs": [codec.to_json() for codec in chain],
         "index_codecs": [dict(codec) for codec in _INDEX_CODECS],
-        "index_location": "end",
+        "index_location": "start" if index_at_start else "end",
     }
     chunk_shape = [length * n for length, n in zip(inner, chunks_per_shard, strict=True)]
     document = {

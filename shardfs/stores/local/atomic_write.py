@@ -150,14 +150,15 @@ def rename_to_absent(syscalls: Syscalls, name: str, new: str, dir_fd: int, new_d
     syscalls.rename(name, new, dir_fd, new_dir_fd)
 
 
-def make_directories(syscalls: Syscalls, root: Descriptor, key: str) -> None:
-    """Make the directory *key* below *root*, and all above it that are missing, durably."""
+def make_directories(syscalls: Syscalls, root: Descriptor, key: str, *, is_durable: bool = True) -> None:
+    """Make the directory *key* below *root*, and all above it that are missing."""
     with suppress(FileNotFoundError):
         open_beneath(root, key, WALK)
         return
     parent, _, name = key.rpartition("/")
-    make_directories(syscalls, root, parent)
+    make_directories(syscalls, root, parent, is_durable=is_durable)
     directory = open_beneath(root, parent, READ | os.O_DIRECTORY)
     with suppress(FileExistsError):
         syscalls.mkdir(name, 0o777, directory.fd)
-    syscalls.sync_directory(directory.fd)
+    if is_durable:
+        syscalls.sync_directory(directory.fd)

@@ -195,6 +195,10 @@ class Syscalls:
         """Make content and attributes of a file durable; after an error nothing is known of any part of them."""
         os.fsync(fd)
 
+    def sync_all(self) -> None:
+        """Make all durable that any program wrote before."""
+        os.sync()
+
     def sync_directory(self, fd: int) -> None:
         """Make the names in a directory durable, where its file system can do that."""
         try:

@@ -2,14 +2,21 @@
 
 import os
 import stat
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Final, TypeVar
 
 import numpy as np
 import trio
 
-from shardfs.errors import ExistsError, NoAttributeError, NotFoundError, RefusedError, UnsupportedError
+from shardfs.errors import (
+    ExistsError,
+    NoAttributeError,
+    NotADirectoryHereError,
+    NotFoundError,
+    RefusedError,
+    UnsupportedError,
+)
 from shardfs.stores.base import Buffer, Descriptor, Expected, Kind, Stat
 from shardfs.stores.local.atomic_write import (
     Rights,
@@ -19,6 +26,7 @@ from shardfs.stores.local.atomic_write import (
     write_aside,
 )
 from shardfs.stores.local.file_lock import FileLock, lock
+from shardfs.stores.local.new_object import NewFile, clear_unfinished, new_file
 from shardfs.stores.local.openat import ITSELF, READ, WRITE, open_beneath
 from shardfs.stores.local.reader import TTL, USER, LocalReader
 from shardfs.stores.local.shards import LocalEdit
@@ -85,6 +93,24 @@ class LocalStore(LocalReader):
             yield edit
         finally:
             await edit.release()
+
+    def new_object(self, key: str, nbytes: int, *, head_nbytes: int = 0) -> AbstractAsyncContextManager[NewFile]:
+        """Begin a file that is written from first byte to last."""
+        return new_file(self, self._syscalls, key, head_nbytes)
+
+    async def discard(self, key: str) -> None:
+        """Remove a file; there may be none."""
+        with suppress(NotFoundError, NotADirectoryHereError):
+            await self.unlink(key)
+
+    async def clear_unfinished(self, keys: Sequence[str]) -> None:
+        """Remove the files that are not complete, whatever they were to be."""
+        with changing(""):
+            await self.threads.on_content(clear_unfinished, self, self._syscalls)
+
+    async def settle(self) -> None:
+        """Make all durable that was written to any file."""
+        await self.threads.on_content(self._syscalls.sync_all)
 
     async def create(self, key: str, mode: int, *, exclusive: bool) -> "LocalFile":
         """Open a regular file to read and write, and make it with *mode* if there is none."""

@@ -54,6 +54,7 @@ from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, object_of
 from shardfs.stores.s3.heads import GONE, Head, Heads, not_found, split
 from shardfs.stores.s3.location import Location
+from shardfs.stores.s3.new_object import NewS3Objects
 from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, file_stat
 from shardfs.stores.s3.probe import check, probe
 from shardfs.stores.s3.requests import Counts, ObjectStat
@@ -100,7 +101,7 @@ def _changing(method: _Method) -> _Method:
     return cast(_Method, changing)
 
 
-class S3Store:
+class S3Store(NewS3Objects):
     """The objects below *location*; nothing can be changed before `start_writing`.
 
     A key that is an object and has others below it is a directory.  A directory in which nothing is stored is known to

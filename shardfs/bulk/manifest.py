@@ -1,0 +1,123 @@
+"""The manifest of a destination: of each object that bulk work stored there, what it was made of.
+
+It is a small database in the user's state directory, which grows with the number of shards and takes no memory.  A key
+is noted before anything is stored under it, so that nothing is ever there that the manifest does not know.
+"""
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from shardfs.bulk.delivery import Item
+from shardfs.dataset.slots import state_home
+from shardfs.dataset.state import needed
+from shardfs.errors import SourceError, UsageError
+from shardfs.stores.base import Address, Descriptor
+from shardfs.stores.local.syscalls import ofd_lock
+
+_TABLES: Final = """
+    create table if not exists about (what text primary key, said text);
+    create table if not exists objects (
+        key blob primary key, made_of text, state text, run integer not null, is_begun integer not null
+    ) without rowid;
+"""
+_AT_ONCE: Final = 1000
+
+
+class Manifest:
+    """What is known of the objects below a destination; those of this *run* are told apart from those before."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+        self._database.executescript(_TABLES)
+        self._run = 1 + (self._database.execute("select max(run) from objects").fetchone()[0] or 0)
+
+    def require(self, what: str) -> None:
+        """Note what the destination is made by, the first time; raises `UsageError` if that was something else."""
+        found = self._database.execute("select said from about where what = 'made by'").fetchone()
+        if found is not None and found[0] != what:
+            raise UsageError(f"DEST was made by another command: {found[0]}; with --sync give the same again")
+        self._database.execute("insert or ignore into about values ('made by', ?)", (what,))
+
+    def items(self, keys: Iterable[str]) -> tuple[Item, ...]:
+        """Note that objects are about to be stored under *keys*, and return them with what `done` was told before."""
+        items: list[Item] = []
+        for key in keys:
+            stored = os.fsencode(key)
+            found = self._database.execute("select made_of, state from objects where key = ?", (stored,)).fetchone()
+            items.append(Item(key, f"{found[0]} {found[1]}" if found is not None and found[0] is not None else ""))
+            self._database.execute(
+                "insert into objects values (?, null, null, ?, 1) "
+                "on conflict (key) do update set run = excluded.run, is_begun = 1",
+                (stored, self._run),
+            )
+        return tuple(items)
+
+    def done(self, key: str, made_of: str, state: str) -> None:
+        """Note what the object under *key* is made of, and the *state* that it has in the store."""
+        self._database.execute(
+            "update objects set made_of = ?, state = ?, is_begun = 0 where key = ?", (made_of, state, os.fsencode(key))
+        )
+
+    def unfinished(self) -> list[str]:
+        """Return the keys that an earlier run began with, and did not come to an end."""
+        return [os.fsdecode(key) for (key,) in self._database.execute("select key from objects where is_begun")]
+
+    def left(self) -> Iterator[str]:
+        """Yield the keys of earlier runs that this one did not begin with; each is forgotten afterwards."""
+        while rows := self._database.execute(
+            "select key from objects where run < ? limit ?", (self._run, _AT_ONCE)
+        ).fetchall():
+            for (key,) in rows:
+                yield os.fsdecode(key)
+                self._database.execute("delete from objects where key = ?", (key,))
+
+
+@contextmanager
+def open_manifest(destination: Address, *, anew: bool) -> Iterator[Manifest]:
+    """Open the manifest of *destination*, an empty one if it is begun *anew*; nobody else has it open meanwhile.
+
+    Raises `SourceError` if another process has.
+    """
+    digest = hashlib.sha256("\n".join(destination).encode(errors="surrogateescape")).hexdigest()[:32]
+    directory = os.path.join(state_home(), "shardfs", "bulk")
+    path = os.path.join(directory, f"{digest}.sqlite")
+    with needed(path):
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        lock = Descriptor(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        if not ofd_lock(lock.fd):
+            raise SourceError(f"{destination} is being written by another process of this host")
+        if anew:
+            _remove(path)
+    database = _connect(path)
+    try:
+        yield Manifest(database)
+    finally:
+        database.close()
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    """Open a database, an empty one in place of one that is damaged: then all is done again."""
+    for _ in range(2):
+        database = sqlite3.connect(path, isolation_level=None)
+        try:
+            database.execute("pragma journal_mode = wal")
+            database.execute("pragma synchronous = normal")
+            database.execute("select count(*) from sqlite_master")
+        except sqlite3.DatabaseError as error:
+            database.close()
+            if isinstance(error, sqlite3.OperationalError):
+                raise SourceError(f"{path} cannot be opened: {error}") from None
+            _remove(path)
+        else:
+            return database
+    raise SourceError(f"{path} is damaged, and cannot be replaced")
+
+
+def _remove(path: str) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        if os.path.lexists(path + suffix):
+            os.unlink(path + suffix)

@@ -1,0 +1,203 @@
+"""The nodes of a source for bulk work, whatever Zarr version they are stored in, and where their chunks go."""
+
+import math
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+from shardfs.dataset.array import Array
+from shardfs.dataset.hierarchy import DOCUMENT
+from shardfs.dataset.layout import ArrayLayout
+from shardfs.dataset.source import Source
+from shardfs.errors import IsADirectoryHereError, MetadataError, NotADirectoryHereError, NotFoundError, NotUnshardable
+from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, parse_json
+from shardfs.format.dtype import item_nbytes
+from shardfs.format.grid import ChunkKeyEncoding
+from shardfs.format.index import IndexLayout
+from shardfs.format.lens.packed import Packing, Transcoder
+from shardfs.format.lens.unsharded import describe
+from shardfs.format.lens.v2 import V2, V2_NAMES, ZARRAY, ZGROUP
+from shardfs.format.metadata import ArrayMetadata, Metadata, parse_array
+from shardfs.format.normal_form import fingerprint
+from shardfs.format.sharding import Coords, ShardGrid
+from shardfs.stores.base import Entry, Kind, is_reserved, join_key
+from shardfs.stores.local.file_lock import is_lock
+
+
+@dataclass(frozen=True, eq=False)
+class BulkNode:
+    """A node at *path*: its *metadata*, as v3 says it, from the stored *documents*.
+
+    *array* has its chunks; None if it is a group, or an array whose chunks cannot be told.
+    """
+
+    path: str
+    metadata: Metadata
+    documents: Mapping[str, bytes]
+    array: Array | None = None
+
+    @property
+    def is_v2(self) -> bool:
+        """Whether it is stored as Zarr v2."""
+        return DOCUMENT not in self.documents
+
+    def is_chunk(self, name: str) -> bool:
+        """Whether *name*, in the directory of the node, is a chunk or leads to some."""
+        return self.array is not None and self.array.layout.key_encoding.begins(name, self.array.grid.ndim)
+
+
+async def find_node(source: Source, path: str, names: Collection[str] | None = None) -> BulkNode | None:
+    """Return the node at *path*, None if there is none; *names* are those in its directory, if they are known.
+
+    Raises `MetadataError` for a document that says nothing, and `NotUnshardable` for one of v2 without a v3 form.
+    """
+    known = _recent.get(source)
+    if known is not None and known.path == path:
+        return known
+    found = await _find_v3(source, path) if names is None or DOCUMENT in names else None
+    if found is None and (names is None or V2_NAMES & set(names)):
+        found = await _find_v2(source, path)
+    if found is not None:
+        _recent[source] = found
+    return found
+
+
+_recent: WeakKeyDictionary[Source, BulkNode] = WeakKeyDictionary()  # the one that was asked for last: tasks follow it
+
+
+async def _find_v3(source: Source, path: str) -> BulkNode | None:
+    node = await source.hierarchy.node(path)
+    if node.document is None:
+        return None
+    if node.metadata is None:
+        raise MetadataError(str(node.reason))
+    return BulkNode(path, node.metadata, {DOCUMENT: node.document}, node.any_array)
+
+
+async def _find_v2(source: Source, path: str) -> BulkNode | None:
+    texts: dict[str, bytes] = {}
+    for name in sorted(V2_NAMES):
+        with suppress(NotFoundError, NotADirectoryHereError, IsADirectoryHereError):
+            snapshot = await source.store.open(join_key(path, name))
+            if snapshot.size > MAX_DOCUMENT_NBYTES:
+                raise MetadataError(f"{join_key(path, name)} has {snapshot.size} bytes")
+            texts[name] = bytes(await snapshot.read(0, snapshot.size))
+    main = next((name for name in (ZARRAY, ZGROUP) if name in texts), None)
+    if main is None:
+        return None
+    said = parse_json(texts[main])
+    separator = (said.get("dimension_separator") if isinstance(said, dict) else None) or "."
+    metadata = V2("/" if separator == "/" else ".").new(main, texts[main], texts)
+    array = None
+    if isinstance(metadata, ArrayMetadata):
+        encoding = ChunkKeyEncoding("v2", separator)
+        shown = replace(describe(metadata), key_encoding=encoding)
+        layout = ArrayLayout(path, shown.grid, encoding)
+        array = Array(layout, shown, source.shards, fingerprint(metadata))
+    return BulkNode(path, metadata, texts, array)
+
+
+async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode | Exception | None]]:
+    """Yield each directory of *source*, parents first, with the names in it that are no chunks, and its node.
+
+    Where a document cannot be read, or has no v3 form, the error takes the place of the node.
+    """
+    pending = [""]
+    while pending:
+        path = pending.pop()
+        entries = [entry for entry in await source.store.list(path) if not is_reserved(entry.name)]
+        found: BulkNode | Exception | None = None
+        try:
+            found = await find_node(source, path, [entry.name for entry in entries])
+        except (MetadataError, NotUnshardable) as error:
+            found = error
+        if isinstance(found, BulkNode):
+            entries = [entry for entry in entries if not found.is_chunk(entry.name)]
+            entries = [e for e in entries if not (isinstance(found.metadata, ArrayMetadata) and is_lock(e.name))]
+        entries.sort(key=lambda entry: entry.name)
+        yield path, entries, found
+        if not isinstance(found, Exception):
+            pending += [join_key(path, entry.name) for entry in reversed(entries) if entry.kind is Kind.DIRECTORY]
+
+
+@dataclass(frozen=True, eq=False)
+class Transfer:
+    """How the chunks of *array* come into shards of *target*: by *transcoder*, or encoded as they are without one.
+
+    *document* is that of the packed array, and *mark* stands for what it says of its chunks.
+    """
+
+    array: Array
+    target: ArrayLayout
+    document: Document
+    transcoder: Transcoder | None
+    mark: bytes
+    how: str = "copied encoded"
+
+    @classmethod
+    def of(cls, node: BulkNode, packing: Packing) -> "Transfer | None":
+        """Return how the chunks of *node* are packed; None if they are copied as the files that they are.
+
+        Raises `NotUnshardable` with the reason why they cannot be.
+        """
+        known = _transfers.get(node)
+        if known is None or known[0] != packing:
+            known = _transfers[node] = packing, cls._of(node, packing)
+        return known[1]
+
+    @classmethod
+    def _of(cls, node: BulkNode, packing: Packing) -> "Transfer | None":
+        if not isinstance(node.metadata, ArrayMetadata):
+            return None
+        document = packing.get(node.metadata)
+        if node.array is None or (document is node.metadata.document and not node.is_v2):
+            return None
+        packed = parse_array(document)
+        target, source = describe(packed), describe(node.metadata)
+        layout = ArrayLayout(node.path, target.grid, target.key_encoding)
+        transcoder = Transcoder.of(source, target)
+        transfer = cls(node.array, layout, document, transcoder, fingerprint(packed))
+        if transcoder is None:
+            return transfer
+        was, becomes = (", ".join(codec.name for codec in each.codecs) for each in (source, target))
+        return replace(transfer, how=f"transcoded from {was} to {becomes}")
+
+    def nbytes(self, shard: Coords) -> int:
+        """Return about how many bytes the target shard at *shard* has: those of its chunks without compression."""
+        item = item_nbytes(self.array.document["data_type"]) or 1
+        return self.target.grid.nchunks_of(shard) * math.prod(self.target.grid.chunk_shape) * item
+
+    def index(self, shard: Coords) -> IndexLayout:
+        """Return how the index of the target shard at *shard* is laid out."""
+        level = self.target.grid.levels[0]
+        return IndexLayout(level.index_codecs, self.target.grid.index_shape(shard), level.index_at_start)
+
+    async def shards(self, prefix: Coords = (), stored: Sequence[Coords] = ((),)) -> AsyncIterator[Coords]:
+        """Yield, in C order, the coordinates below *prefix* of the target shards in which the source has anything.
+
+        *stored* are the prefixes of source shards that overlap those below *prefix*.
+        """
+        axis = len(prefix)
+        if axis == self.target.grid.ndim:
+            yield prefix
+            return
+        found: dict[int, list[Coords]] = {}
+        for above in stored:
+            for index in await self.array.listing.children(above):
+                for number in _touched(self.target.grid, axis, self.array.grid.covered(axis, index)):
+                    found.setdefault(number, []).append((*above, index))
+        for number in sorted(found):
+            async for shard in self.shards((*prefix, number), found[number]):
+                yield shard
+
+
+_transfers: WeakKeyDictionary[BulkNode, tuple[Packing, Transfer | None]] = WeakKeyDictionary()
+
+
+def _touched(grid: ShardGrid, axis: int, chunks: range) -> range:
+    """Return the shards of *grid* along *axis* that have any of these inner chunks."""
+    if not chunks:
+        return range(0)
+    length, dimension = grid.chunk_shape[axis], grid.shards.dimensions[axis]
+    return range(dimension.chunk_at(chunks[0] * length), dimension.chunk_at(chunks[-1] * length) + 1)

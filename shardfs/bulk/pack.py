@@ -1,0 +1,204 @@
+"""Packing: the chunks of a dataset, moved as encoded bytes into shards of another one."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Final
+
+import trio
+
+from shardfs.bulk.delivery import Delivered, Item, Job, Mark, NothingError, copy_file, deliver, each_delivered, state_of
+from shardfs.bulk.engine import Context
+from shardfs.bulk.nodes import Transfer, find_node
+from shardfs.dataset.array import Extent
+from shardfs.errors import CorruptionError, ShardfsError, StaleError
+from shardfs.format.lens.packed import Packing
+from shardfs.format.sharding import Coords
+from shardfs.format.update import plan_write
+from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Stat
+from shardfs.vfs.parallel import for_each
+
+_AT_ONCE: Final = 64
+_MAX_GROUP: Final = 1024
+"""How many chunks are asked for at a time, and how many are read before they are stored."""
+
+
+@dataclass(frozen=True)
+class PackShards:
+    """The task that writes some shards of the array at *path*; *items* are the objects that they become."""
+
+    job: Job
+    packing: Packing
+    path: str
+    shards: tuple[Coords, ...]
+    items: tuple[Item, ...]
+    nbytes: int
+
+    @property
+    def name(self) -> str:
+        """The key of the first of them."""
+        return self.items[0].key
+
+    async def run(self, context: Context) -> Sequence[Delivered]:
+        """Write them."""
+        source = self.job.reading(context)
+        at_once = _AT_ONCE if source.store.rewrites else 1
+        node = await find_node(source, self.path)
+        transfer = Transfer.of(node, self.packing) if node is not None else None
+        if transfer is None:
+            raise StaleError(f"the array {self.path or 'at the root'} was changed meanwhile")
+        shards = dict(zip(self.items, self.shards, strict=True))
+
+        async def write(item: Item) -> Delivered:
+            return await _Shard(transfer, shards[item], at_once).deliver(self.job, context, item)
+
+        return await each_delivered(self.items, write)
+
+
+@dataclass(frozen=True)
+class CopyFiles:
+    """The task that copies some files as they are."""
+
+    job: Job
+    items: tuple[Item, ...]
+    nbytes: int
+
+    @property
+    def name(self) -> str:
+        """The key of the first of them."""
+        return self.items[0].key
+
+    async def run(self, context: Context) -> Sequence[Delivered]:
+        """Copy them."""
+        source, store = self.job.reading(context).store, self.job.storing(context)
+        return await each_delivered(self.items, lambda item: copy_file(self.job, source, store, item))
+
+
+@dataclass(eq=False)
+class _Shard:
+    """One shard of the target, while it is written; up to *at_once* chunks are asked for at a time."""
+
+    transfer: Transfer
+    coords: Coords
+    at_once: int
+    problems: dict[str, None] = field(default_factory=dict)
+
+    async def deliver(self, job: Job, context: Context, item: Item) -> Delivered:
+        """Store the shard; without the chunks that cannot be read, which are named."""
+        mark = Mark(self.coords, self.transfer.mark)
+        chunks = [chunk async for chunk in self._chunks(mark)]
+        index = self.transfer.index(self.coords)
+        head_nbytes = index.nbytes if index.at_start else 0
+        start = [self.transfer.target.grid.covered(axis, i).start for axis, i in enumerate(self.coords)]
+
+        async def produce(new: NewObject) -> Stat:
+            sizes: Counter[int] = Counter()
+            async for group in self._read(chunks):
+                for coords, data in group:
+                    entry = 0
+                    for i, first, n in zip(coords, start, index.chunks_per_shard, strict=True):
+                        entry = entry * n + i - first
+                    sizes[entry] += len(data)
+                await new.write([data for _, data in group])
+            if not sizes:
+                raise NothingError
+            encoded = plan_write(index, None, sizes, ()).index
+            if not index.at_start:
+                await new.write([encoded])
+            return await new.finish(encoded if index.at_start else b"")
+
+        nbytes = sum(nbytes for _, nbytes in chunks) + index.nbytes
+        done = await deliver(job, job.storing(context), item, mark, nbytes, produce, head_nbytes=head_nbytes)
+        if self.problems:  # it is to be done again, whatever is stored
+            return Delivered(item.key, nbytes=done.nbytes, problems=tuple(self.problems))
+        return done
+
+    async def _chunks(self, mark: Mark) -> AsyncIterator[tuple[Coords, int]]:
+        """Yield the chunks that the source has of the shard, in C order, with their sizes.
+
+        *mark* takes in the states of the files that they are in.
+        """
+        array, target = self.transfer.array, self.transfer.target.grid
+        if not target.ndim:
+            state, extent = await array.find(())
+            mark.add(state_of(state.stat))
+            if extent is not None:
+                yield (), extent.nbytes
+            return
+        *outer, row = [target.covered(axis, index) for axis, index in enumerate(self.coords)]
+        for prefix in product(*outer):
+            async for run in array.list_row(prefix, row.start, row.stop):
+                mark.add(prefix, run.first, state_of(run.state.stat))
+                if run.error is not None:
+                    self._left_out(run.error)
+                    continue
+                numbers, sizes, damaged = run.chunks(0, run.length)
+                for place, (number, nbytes) in enumerate(zip(numbers, sizes, strict=True)):
+                    if damaged is not None and damaged[place]:
+                        await self._extent((*prefix, number))  # which says what is wrong
+                    else:
+                        yield (*prefix, number), nbytes
+
+    async def _read(self, chunks: Sequence[tuple[Coords, int]]) -> AsyncIterator[list[tuple[Coords, Buffer]]]:
+        """Yield chunks as they are to be stored, about `PART_NBYTES` at a time; large ones come in pieces."""
+        group: list[Coords] = []
+        nbytes = 0
+        for coords, size in chunks:
+            is_large = size > PART_NBYTES and self.transfer.transcoder is None
+            if group and (is_large or nbytes + size > PART_NBYTES or len(group) == _MAX_GROUP):
+                yield await self._fetch(group)
+                group, nbytes = [], 0
+            if not is_large:
+                group.append(coords)
+                nbytes += size
+            elif (extent := await self._extent(coords)) is not None:
+                for offset in range(0, extent.nbytes, PART_NBYTES):
+                    yield [(coords, await extent.read(offset, PART_NBYTES))]
+        if group:
+            yield await self._fetch(group)
+
+    async def _fetch(self, group: Sequence[Coords]) -> list[tuple[Coords, Buffer]]:
+        """Return these chunks as they are to be stored, without those that cannot be read, or are gone."""
+        found: list[Buffer | None] = [None] * len(group)
+
+        async def fetch(place: int) -> None:
+            extent = await self._extent(group[place])
+            if extent is not None:
+                found[place] = await extent.read(0, extent.nbytes)
+
+        # Requests are made together, so that what lies together is one; the page cache is read in order.
+        await for_each(range(len(group)), fetch, self.at_once)
+        chunks = [(coords, data) for coords, data in zip(group, found, strict=True) if data is not None]
+        return chunks if self.transfer.transcoder is None else await trio.to_thread.run_sync(self._transcode, chunks)
+
+    def _transcode(self, chunks: Sequence[tuple[Coords, Buffer]]) -> list[tuple[Coords, Buffer]]:
+        transcoder = self.transfer.transcoder
+        assert transcoder is not None
+        transcoded: list[tuple[Coords, Buffer]] = []
+        for coords, data in chunks:
+            try:
+                transcoded.append((coords, transcoder(data)))
+            except CorruptionError as error:
+                self._left_out(error, coords)
+        return transcoded
+
+    async def _extent(self, coords: Coords) -> Extent | None:
+        """Return the extent of a chunk; None if it is gone, or damaged."""
+        try:
+            return (await self.transfer.array.find(coords))[1]
+        except CorruptionError as error:
+            self._left_out(error, coords)
+            return None
+
+    def _left_out(self, error: ShardfsError, coords: Coords | None = None) -> None:
+        """Name what is damaged; raises the error if it may pass, as then the shard is for the next run."""
+        if not isinstance(error, CorruptionError):
+            raise error
+        layout = self.transfer.array.layout
+        if coords is None:
+            self.problems[f"left out: {error}"] = None
+            return
+        place = layout.shard_key(layout.locate(coords).shard)
+        chunk = "" if layout.grid.is_unsharded else f", chunk {'/'.join(map(str, coords))}"
+        self.problems[f"left out: {place}{chunk}: {error}"] = None

@@ -1,0 +1,105 @@
+"""`shardfs pack` and `shardfs unpack`: whole datasets into shards, and out of them."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import click
+import trio
+
+from shardfs.bulk.plan import pack as pack_dataset
+from shardfs.bulk.run import Filling, Report
+from shardfs.cli.options import command, size, store_options
+from shardfs.cli.output import complain, counted, progress
+from shardfs.errors import printable
+from shardfs.format.lens.packed import Packing, parse_codecs_option
+from shardfs.format.lens.unsharded import parse_chunks_per_shard
+from shardfs.stores.url import StoreOptions
+
+
+def _filling_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add SOURCE and DEST, and the options that say how DEST is filled, as `filling`."""
+    for option in (
+        click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes, if not one per processor."),
+        click.option("--checksum", is_flag=True, help="Like --sync, but compare the bytes of what is stored, too."),
+        click.option("--sync", is_flag=True, help="Do what is missing or changed in DEST, also after an interruption."),
+        click.argument("destination", metavar="DEST"),
+        click.argument("source", metavar="SOURCE"),
+    ):
+        function = option(function)
+    return store_options(function)
+
+
+@command(
+    examples="""
+    shardfs pack chunks.zarr shards.zarr
+    shardfs pack --shards 8,8,8 --dry-run chunks.zarr shards.zarr
+    shardfs pack --sync s3://bucket/chunks.zarr s3://bucket/shards.zarr
+    """
+)
+@_filling_options
+@click.option("--shard-size", callback=size, default="256M", show_default=True, help="Of shards without compression.")
+@click.option("--shards", metavar="N,N,N", help="Chunks per shard, for arrays of so many axes; a single N is for all.")
+@click.option("--index-location", type=click.Choice(["end", "start"]), default="end", show_default=True)
+@click.option("--codecs", metavar="CODECS", help="Transcode chunks: zstd, gzip, blosc, none, or JSON as in zarr.json.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+def pack(
+    source: str,
+    destination: str,
+    store_options: StoreOptions,
+    shard_size: int,
+    shards: str | None,
+    index_location: str,
+    codecs: str | None,
+    dry_run: bool,
+    **filling: Any,  # noqa: ANN401 - as click passes them
+) -> None:
+    """Pack the chunks of SOURCE, Zarr v3 or v2, into shards of a Zarr v3 dataset at DEST.
+
+    Chunks are copied encoded, as they are, unless --codecs wants others. Groups, attributes, consolidated metadata and
+    other files come along; arrays of fewer than 8 chunks stay as they are. Exit status 1 if anything is not in DEST,
+    which is named.
+    """
+    packing = Packing(
+        shard_size,
+        parse_chunks_per_shard(shards) if shards is not None else None,
+        index_location == "start",
+        parse_codecs_option(codecs) if codecs is not None else None,
+    )
+
+    def say(line: str) -> None:
+        click.echo(printable(line), err=not dry_run)
+
+    with _filling(**filling) as how:
+        report = trio.run(partial(pack_dataset, source, destination, packing, how, store_options, say, is_dry=dry_run))
+    _finish(report, is_dry=dry_run)
+
+
+@contextmanager
+def _filling(sync: bool, checksum: bool, jobs: int | None) -> Iterator[Filling]:
+    """Yield how DEST is filled, with progress on a terminal."""
+    told = 0
+    with progress("stored", None, "B") as advance:
+
+        def tell(report: Report) -> None:
+            nonlocal told
+            advance(report.nbytes - told)
+            told = report.nbytes
+
+        yield Filling(sync, checksum, jobs=jobs, progress=tell)
+
+
+def _finish(report: Report, *, is_dry: bool) -> None:
+    """Say what came of a run, and end with its exit status."""
+    for problem in report.problems:
+        complain(problem)
+    if not is_dry:
+        parts = [f"{counted(report.stored, 'object')} stored, {report.nbytes:,} bytes"]
+        parts += [f"{report.unchanged:,} unchanged"] if report.unchanged else []
+        parts += [f"{report.removed:,} removed"] if report.removed else []
+        parts += [counted(len(report.problems), "problem")] if report.problems else []
+        click.echo("; ".join(parts))
+    if report.problems:
+        sys.exit(1)

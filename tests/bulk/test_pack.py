@@ -1,0 +1,223 @@
+"""`shardfs pack`: every chunk as it was encoded, in shards that other libraries read, or named with what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+import trio
+import zarr
+
+from tests.support.commands import FAILED, WRONG_USAGE, one_line_of, run
+from tests.support.corpus import CASES, write_case
+from tests.support.damage import edit, flip
+from tests.support.datasets import files_below
+from tests.support.opened import in_trio, open_source
+from tests.support.readers import READERS, assert_same, read_zarr
+
+RANDOM = np.random.default_rng(7)
+IMAGE = RANDOM.integers(0, 60, (40, 50, 30)).astype("u2")
+TABLE = RANDOM.integers(0, 9, (64, 63)).astype("i4")
+
+NAMES = {"image", "below/table", "below/few", "point"}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def write_v3(path: Path) -> None:
+    """A group with arrays that are packed, one that is sharded already, some that are not worth it, and files."""
+    group = zarr.open_group(path, mode="w", zarr_format=3, attributes={"title": "ä"})
+    create = {"dimension_names": ["z", None, "x"], "attributes": {"unit": "µm"}}
+    group.create_array("image", shape=IMAGE.shape, chunks=(8, 8, 8), dtype="u2", fill_value=7, **create)[...] = IMAGE
+    table = group.create_array("below/table", shape=TABLE.shape, chunks=(4, 4), shards=(8, 16), dtype="i4")
+    table[...] = TABLE
+    finish(group, path)
+
+
+def write_v2(path: Path) -> None:
+    """The same in v2: big-endian, in Fortran order, with filters, and with both separators."""
+    group = zarr.open_group(path, mode="w", zarr_format=2, attributes={"title": "ä"})
+    codecs: dict[str, Any] = {"compressors": numcodecs.Blosc(), "filters": None}
+    image = group.create_array("image", shape=IMAGE.shape, chunks=(8, 8, 8), dtype=">u2", fill_value=7, **codecs)
+    image[...] = IMAGE
+    image.attrs["unit"] = "µm"
+    codecs = {"compressors": numcodecs.LZ4(), "filters": [numcodecs.Delta("<i4")]}
+    keys = {"name": "v2", "separator": "/"}
+    table = group.create_array(
+        "below/table", shape=TABLE.shape, chunks=(8, 8), dtype="<i4", chunk_key_encoding=keys, **codecs
+    )
+    table[...] = TABLE
+    finish(group, path)
+
+
+def finish(group: zarr.Group, path: Path) -> None:
+    group.create_array("below/few", shape=(30,), chunks=(10,), dtype="f8")[...] = np.arange(30)
+    group.create_array("point", shape=(), dtype="i4")[...] = 5
+    zarr.consolidate_metadata(group.store)
+    (path / "README.txt").write_text("come along")
+    (path / "notes").mkdir()
+    (path / "notes/more.bin").write_bytes(bytes(100))
+
+
+def pack(source: Path, destination: Path, *arguments: str, status: int = 0) -> str:
+    done = run("pack", *arguments, source, destination)
+    assert done.returncode == status, done.stderr
+    return done.stderr
+
+
+def assert_same_values(source: Path, packed: Path) -> None:
+    old, new = zarr.open_group(source, mode="r"), zarr.open_group(packed, mode="r", zarr_format=3)
+    assert dict(old.attrs) == dict(new.attrs)
+    assert {name for name, node in new.members(max_depth=None) if isinstance(node, zarr.Array)} == NAMES
+    for name in NAMES:
+        was, becomes = old[name], new[name]
+        assert_same(np.asarray(becomes[...]).astype(was.dtype), np.asarray(was[...]))
+        assert dict(was.attrs) == dict(becomes.attrs)
+        assert was.fill_value == becomes.fill_value
+    plainly = zarr.open_group(packed, mode="r", zarr_format=3, use_consolidated=False)
+    for name in NAMES:  # copies say what the arrays say
+        assert plainly[name].metadata == new[name].metadata
+
+
+@in_trio
+async def test_every_array_of_the_corpus_has_the_same_chunks_in_the_shards_that_were_asked_for(tmp_path: Path) -> None:
+    encoded = {case.name: write_case(case, tmp_path / "corpus" / case.name) for case in CASES}
+    await trio.to_thread.run_sync(pack, tmp_path / "corpus", tmp_path / "packed", "--shards", "3")
+    packed = open_source(tmp_path / "packed").hierarchy
+    for case in CASES:
+        node = await packed.node(case.name)
+        if node.array is None or node.array.grid.is_encoded or node.metadata.document == case.document:
+            assert files_below(tmp_path / "packed" / case.name) == files_below(tmp_path / "corpus" / case.name)
+            continue
+        for coordinates, chunk in encoded[case.name].inner.items():
+            extent = await node.array.extent(coordinates)
+            assert await extent.read(0, extent.nbytes) == chunk, case.name
+        with suppress(ValueError):  # packed or not, zarr-python does not know it
+            assert_same(read_zarr(tmp_path / "packed" / case.name), encoded[case.name].values)
+
+
+@pytest.mark.parametrize("write", [write_v3, write_v2])
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--shards", "2,3,2"), ("--shard-size", "20K"), ("--index-location", "start", "--jobs", "1")],
+    ids=str,
+)
+def test_other_libraries_read_every_packed_array(tmp_path: Path, write: Any, options: tuple[str, ...]) -> None:
+    write(tmp_path / "source")
+    pack(tmp_path / "source", tmp_path / "packed", *options)
+    assert_same_values(tmp_path / "source", tmp_path / "packed")
+    if write is write_v3:  # zarrs knows no big-endian elements
+        with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+            assert_same_values(tmp_path / "source", tmp_path / "packed")
+    image = np.asarray(READERS["tensorstore"](tmp_path / "packed/image"))
+    assert_same(image.astype("u2"), IMAGE)
+    assert (tmp_path / "packed/README.txt").read_text() == "come along"
+    assert (tmp_path / "packed/notes/more.bin").read_bytes() == bytes(100)
+    assert not [name for name in files_below(tmp_path / "packed") if "/.z" in f"/{name}" or ".shardfs" in name]
+
+
+def test_by_size_shards_are_nearly_as_large_as_they_may_be_and_the_plan_says_so(tmp_path: Path) -> None:
+    write_v3(tmp_path / "source")
+    said = run("pack", "--dry-run", "--shard-size", "16K", tmp_path / "source", tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
+    assert said.stdout.splitlines() == [
+        "below/few, point: stays as it is stored",
+        "below/table: 256 chunks in 1 shard of 16 × 16, 16,384 bytes without compression, copied encoded",
+        "image: 140 chunks in 16 shards of 3 × 2 × 2, 12,288 bytes without compression, copied encoded",
+    ]
+
+
+@pytest.mark.parametrize("write", [write_v3])
+@pytest.mark.parametrize("codecs", ["zstd", "gzip,crc32c", "none", '["bytes", {"name": "blosc"}]'])
+def test_chunks_are_transcoded_where_other_codecs_are_asked_for_and_nowhere_else(
+    tmp_path: Path, write: Any, codecs: str
+) -> None:
+    write(tmp_path / "source")
+    source = zarr.open_group(tmp_path / "source")
+    zipped = source.create_array("gzip", shape=(64,), chunks=(4,), dtype="i4", compressors=zarr.codecs.GzipCodec())
+    zipped[...] = np.arange(64)
+    said = pack(tmp_path / "source", tmp_path / "packed", "--codecs", codecs)
+    how = {line.partition(":")[0]: line.rpartition(", ")[2] for line in said.splitlines()}
+    assert (how["image"] == "copied encoded") is (codecs == "zstd")
+    assert how["gzip"] != "copied encoded"
+    packed = zarr.open_group(tmp_path / "packed", mode="r", use_consolidated=False)
+    assert_same(np.asarray(packed["image"][...]), IMAGE)
+    assert_same(np.asarray(packed["gzip"][...]), np.arange(64, dtype="i4"))
+    assert_same(READERS["tensorstore"](tmp_path / "packed/image"), IMAGE)
+
+
+def test_a_damaged_shard_and_a_damaged_chunk_are_named_and_left_out(tmp_path: Path) -> None:
+    write_v3(tmp_path / "source")
+    source = zarr.open_group(tmp_path / "source")
+    plain = source.create_array("plain", shape=(64,), chunks=(4,), dtype="i4", compressors=zarr.codecs.ZstdCodec())
+    plain[...] = np.arange(1, 65)
+    edit(tmp_path / "source/below/table/c/3/1", flip(-3))
+    (tmp_path / "source/plain/c/5").write_bytes(b"no zstd")
+    done = run("pack", "--codecs", "gzip", tmp_path / "source", tmp_path / "packed")
+    assert done.returncode == FAILED
+    problems = [line for line in done.stderr.splitlines() if line.startswith("shardfs: ")]
+    assert len(problems) == 2
+    assert "left out: below/table/c/3/1" in problems[0]
+    assert "left out: plain/c/5: " in problems[1]
+    expected = np.arange(1, 65, dtype="i4")
+    expected[20:24] = 0
+    packed = zarr.open_group(tmp_path / "packed", mode="r", use_consolidated=False)
+    assert_same(np.asarray(packed["plain"][...]), expected)
+    table = TABLE.copy()
+    table[24:32, 16:32] = 0
+    assert_same(np.asarray(packed["below/table"][...]), table)
+
+
+def refuse(tmp_path: Path, *arguments: str | Path) -> str:
+    before = files_below(tmp_path)
+    said = one_line_of(run("pack", *arguments), WRONG_USAGE)
+    assert files_below(tmp_path) == before
+    return said
+
+
+def test_what_cannot_be_packed_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    source, packed = tmp_path / "source", tmp_path / "packed"
+    group = zarr.open_group(source, mode="w")
+    group.create_array("image", shape=(64,), chunks=(4,), dtype="i4")[...] = 1
+    edges = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [[4, 12] * 4]}}
+    document = json.loads((source / "image/zarr.json").read_text()) | {"chunk_grid": edges}
+    (source / "uneven").mkdir()
+    (source / "uneven/zarr.json").write_text(json.dumps(document))
+    (source / "pickled").mkdir()
+    zarray = {"zarr_format": 2, "shape": [8], "chunks": [1], "dtype": "|O", "order": "C", "fill_value": None}
+    filters = {"compressor": None, "filters": [{"id": "pickle"}]}
+    (source / "pickled/.zarray").write_text(json.dumps(zarray | filters))
+    said = refuse(tmp_path, source, packed)
+    assert "uneven: chunks have several lengths along axis 0" in said
+    assert "pickled: objects that the filter 'pickle' encodes have no Zarr v3 form" in said
+    assert not packed.exists()
+
+
+def test_a_destination_that_cannot_be_filled_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    write_v3(source)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used/file").touch()
+    assert "is not empty; --sync goes on" in refuse(tmp_path, source, tmp_path / "used")
+    for inside, around in ((source, source / "packed"), (source / "below", source)):
+        assert "overlap" in refuse(tmp_path, inside, around)
+    assert "--shards has 2 numbers, and no array has as many axes" in refuse(
+        tmp_path, "--shards", "2,2", source / "image", tmp_path / "packed"
+    )
+    assert "no codecs" in refuse(tmp_path, "--codecs", "[1]", source, tmp_path / "packed")
+    if os.geteuid():
+        (tmp_path / "closed").mkdir(mode=0o500)
+        assert "cannot be" in refuse(tmp_path, source, tmp_path / "closed")
