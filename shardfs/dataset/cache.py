@@ -71,6 +71,10 @@ class Cache(Generic[K, V]):
             self._drop(next(iter(self._values)))
         return value
 
+    def is_outdated(self, key: K) -> bool:
+        """Whether a value that is being loaded was forgotten meanwhile, and is loaded again."""
+        return key in self._outdated
+
     def forget(self, key: K) -> None:
         """Load a value again when it is wanted next."""
         if key in self._loading:

@@ -173,7 +173,8 @@ class ShardCache:
             is_damaged = isinstance(state.error, CorruptionError) and state.snapshot is not None
             hint = "; `shardfs recover` tells whether it can be repaired" if is_damaged else ""
             log.error("unreadable shard: %s%s", state.error, hint)
-        if state.stat is not None:
+        # What was opened in the middle of a commit of our own is no version for anybody, and is opened again.
+        if state.stat is not None and not self._states.is_outdated(state_key):
             version = self.generations.of(layout, coords, state.stat)
             state.generation = version.generation
             state.stat = state.stat._replace(mtime_ns=version.mtime_ns)

@@ -11,7 +11,9 @@ import pytest
 import trio
 import trio.testing
 
+from shardfs.dataset import shard_cache
 from shardfs.dataset.array import Array, Extent
+from shardfs.dataset.shard import open_shard
 from shardfs.errors import CorruptionError, StaleError
 from tests.support.corpus import CRC32C, GZIP, array, sharding
 from tests.support.datasets import store
@@ -171,3 +173,37 @@ async def test_an_enclosed_shard_of_the_old_version_is_never_taken_for_one_of_th
         slow.set()
     assert found == {"old": versions.old, "new": versions.new}
     assert await read(await extent(opened_array)) == versions.new
+
+
+@in_trio
+async def test_what_was_opened_in_the_middle_of_a_commit_is_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = Versions(tmp_path, "plain")
+    source, array = await opened(tmp_path, ttl=0.0)
+    before = await array.shard((0, 0))
+    generations, layout, snapshot = source.shards.generations, array.layout, before.snapshot
+    assert snapshot is not None
+    opened_now, go_on = trio.Event(), trio.Event()
+
+    async def open_slowly(*args: Any) -> Any:
+        found = await open_shard(*args)
+        monkeypatch.undo()
+        opened_now.set()
+        await go_on.wait()
+        return found
+
+    async with trio.open_nursery() as nursery:
+        with generations.changing(layout, (0, 0), snapshot.stat):
+            versions.shard.write_bytes(versions.old_shard)  # half of the commit
+            monkeypatch.setattr(shard_cache, "open_shard", open_slowly)
+            nursery.start_soon(array.shard, (0, 0))
+            await opened_now.wait()
+            os.utime(versions.shard, (1e9, 1e9))  # the other half
+            stat = (await source.store.open(SHARD)).stat
+            generations.committed(layout, (0, 0), stat, is_new=False)
+        go_on.set()
+    after = await array.shard((0, 0))
+    assert after.stat is not None
+    assert before.stat is not None
+    assert (after.generation, after.stat.mtime_ns) == (before.generation, before.stat.mtime_ns)
