@@ -4,12 +4,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Final
 
 from shardfs.bulk.engine import Context
 from shardfs.dataset.source import Source
 from shardfs.errors import NoSpaceError, NotADirectoryHereError, NotFoundError, ReadOnlyError, ShardfsError
 from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Snapshot, Stat, Store
 from shardfs.stores.url import StoreOptions, is_remote
+from shardfs.vfs.parallel import for_each
+
+_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,10 @@ class Job:
     def storing(self, context: Context) -> Store:
         """Return the store of the destination."""
         return context.source(self.destination, self._options(self.destination)).store
+
+    def at_once(self, context: Context) -> int:
+        """Return how many small objects are to be worked on at a time."""
+        return _AT_ONCE if self.reading(context).store.rewrites or self.storing(context).rewrites else 1
 
     def _options(self, url: str) -> StoreOptions:
         return self.options if is_remote(url) else StoreOptions()
@@ -166,15 +174,20 @@ async def copy_file(job: Job, source: Store, store: Store, item: Item) -> Delive
     return await deliver(job, store, item, Mark(state_of(snapshot.stat)), snapshot.size, produce)
 
 
-async def each_delivered(items: Sequence[Item], work: Callable[[Item], Awaitable[Delivered]]) -> tuple[Delivered, ...]:
+async def each_delivered(
+    items: Sequence[Item], work: Callable[[Item], Awaitable[Delivered]], *, at_once: int = 1
+) -> tuple[Delivered, ...]:
     """Do *work* for each item; one that fails stops no other, unless it says that nothing can be stored any more."""
-    delivered = []
-    for item in items:
+    delivered: dict[Item, Delivered] = {}
+
+    async def attempt(item: Item) -> None:
         try:
-            delivered.append(await work(item))
+            delivered[item] = await work(item)
         except (NoSpaceError, ReadOnlyError):
             raise
         except ShardfsError as error:
-            reason = str(error)
-            delivered.append(Delivered(item.key, problems=(reason if item.key in reason else f"{item.key}: {reason}",)))
-    return tuple(delivered)
+            reason = str(error) if item.key in str(error) else f"{item.key}: {error}"
+            delivered[item] = Delivered(item.key, problems=(f"left out: {reason}",))
+
+    await for_each(items, attempt, at_once)
+    return tuple(delivered.values())

@@ -53,7 +53,7 @@ class PackShards:
         async def write(item: Item) -> Delivered:
             return await _Shard(transfer, shards[item], at_once).deliver(self.job, context, item)
 
-        return await each_delivered(self.items, write)
+        return await each_delivered(self.items, write, at_once=self.job.at_once(context))
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,11 @@ class CopyFiles:
     async def run(self, context: Context) -> Sequence[Delivered]:
         """Copy them."""
         source, store = self.job.reading(context).store, self.job.storing(context)
-        return await each_delivered(self.items, lambda item: copy_file(self.job, source, store, item))
+
+        async def copy(item: Item) -> Delivered:
+            return await copy_file(self.job, source, store, item)
+
+        return await each_delivered(self.items, copy, at_once=self.job.at_once(context))
 
 
 @dataclass(eq=False)

@@ -48,6 +48,7 @@ class Plan:
     lines: dict[str, list[str]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     ranks: set[int] = field(default_factory=set)
+    problems: Sequence[str] = ()
     _copies: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod

@@ -57,6 +57,10 @@ class Contents(Protocol):
     """What a destination is to have: objects that tasks store, and *documents* by key, parents first."""
 
     @property
+    def problems(self) -> Sequence[str]:
+        """What is left out beforehand, and why."""
+
+    @property
     def documents(self) -> Mapping[str, bytes]:
         """The documents."""
 
@@ -104,6 +108,7 @@ async def fill(job: Job, context: Context, contents: Contents, made_by: str, fil
         for item in manifest.items(list(contents.documents)[::-1]):
             text = contents.documents[item.key]
             take([await _store_text(job, store, item, text)])
+        report.problems.extend(contents.problems)
         if not report.problems:
             for key in manifest.left():
                 await store.discard(key)

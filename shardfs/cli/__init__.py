@@ -59,6 +59,7 @@ for each in (
     recover.recover,
     compact.compact,
     pack.pack,
+    pack.unpack,
     mount_helper.install_helper,
 ):
     cli.add_command(each)

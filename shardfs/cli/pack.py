@@ -11,7 +11,9 @@ import trio
 
 from shardfs.bulk.plan import pack as pack_dataset
 from shardfs.bulk.run import Filling, Report
-from shardfs.cli.options import command, size, store_options
+from shardfs.bulk.unpack import Shown
+from shardfs.bulk.unpack import unpack as unpack_dataset
+from shardfs.cli.options import command, size, store_options, view_options
 from shardfs.cli.output import complain, counted, progress
 from shardfs.errors import printable
 from shardfs.format.lens.packed import Packing, parse_codecs_option
@@ -75,6 +77,36 @@ def pack(
     with _filling(**filling) as how:
         report = trio.run(partial(pack_dataset, source, destination, packing, how, store_options, say, is_dry=dry_run))
     _finish(report, is_dry=dry_run)
+
+
+@command(
+    examples="""
+    shardfs unpack shards.zarr chunks.zarr
+    shardfs unpack --view v2 --decode s3://bucket/shards.zarr for-netcdf.zarr
+    shardfs unpack --view npy --sync shards.zarr arrays
+    """
+)
+@_filling_options
+@view_options
+def unpack(
+    source: str,
+    destination: str,
+    store_options: StoreOptions,
+    view: str,
+    decode: bool,
+    **filling: Any,  # noqa: ANN401 - as click passes them
+) -> None:
+    """Write what a mount of SOURCE would show to DEST, as files or objects.
+
+    Exit status 1 if anything is not in DEST, which is named.
+    """
+    with _filling(**filling) as how:
+        report = trio.run(partial(unpack_dataset, source, destination, Shown(view, decode), how, store_options, _say))
+    _finish(report, is_dry=False)
+
+
+def _say(line: str) -> None:
+    click.echo(printable(line), err=True)
 
 
 @contextmanager

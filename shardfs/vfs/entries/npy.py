@@ -291,6 +291,11 @@ class NpyHandle(FileHandle):
         last = min((*self._file.shape[-1:], *self._file.chunk_shape[-1:]), default=1)
         self._max_planned = _MAX_COPIES * max(1, last)
 
+    @property
+    def array(self) -> Array:
+        """The array that the file shows."""
+        return self._source
+
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*; raises `StaleError` when the array became another one."""
         file = self._file
