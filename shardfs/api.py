@@ -135,14 +135,14 @@ async def _find(source: Source, path: str) -> Node:
     node = await source.hierarchy.node(path)
     if node.metadata is None:
         reason = f": {node.reason}" if node.reason else ""
-        raise NotFoundError(f"{path or 'the source'} is no array or group{reason}")
+        raise NotFoundError(f"{path or 'the source'} is not an array or group{reason}")
     return node
 
 
 async def _read(source: Source, path: str, coords: Coords) -> bytes | None:
     node = await _find(source, path)
     if node.array is None:
-        reason = node.reason or "it is no sharded array"
+        reason = node.reason or "it is not a sharded array"
         raise NotUnshardable(f"{path or 'the source'} has no inner chunks: {reason}")
     grid = node.array.grid
     if not grid.contains(coords):

@@ -65,11 +65,11 @@ class Tool:
             return reason
         reason = self._misses_array(node.metadata)
         if reason is not None and self.fails_whole and not node.metadata.ndim:
-            return f"{reason}: ncdump ends when it comes to its value (-h, or -v with other arrays, works)"
+            return f"{reason}: ncdump stops at its value (use -h, or -v with other arrays)"
         if reason is not None:
             return f"{reason}, and it fails on the whole group" if self.fails_whole else reason
         if self.masks_fill_values and shown.view == "v3" and not node.in_image and _has_missing_value(node.metadata):
-            return "it takes the fill value of v3 for a missing one, and masks values that are there"
+            return "it takes the fill value of v3 as missing value, and masks stored values"
         if shown.decode or shown.view == "npy":
             return None
         grid = node.metadata.chunk_grid.name
@@ -86,32 +86,32 @@ class Tool:
     def _misses_array(self, metadata: ArrayMetadata) -> str | None:
         data_type = _name_of(metadata.document["data_type"])
         if self.data_types is not None and data_type not in self.data_types:
-            return f"it has no data type {data_type}"
+            return f"it does not know the data type {data_type}"
         if metadata.ndim < self.min_ndim:
             return (
-                f"it has no arrays of less than {self.min_ndim} axes"
+                f"it does not read arrays of fewer than {self.min_ndim} axes"
                 if self.min_ndim > 1
-                else "it has no arrays without axes"
+                else "it does not read arrays without axes"
             )
         if self.needs_elements and 0 in metadata.shape:
-            return "it has no arrays without elements"
+            return "it does not read arrays without elements"
         if self.joins_axes:
             odd = next((name for name, _ in _named_axes(metadata) if name == "" or "/" in name), None)
-            return None if odd is None else f"it has no axis with the name {brief(odd)}"
+            return None if odd is None else f"it does not accept an axis with the name {brief(odd)}"
         return None
 
     def _misses_codecs(self, codecs: Sequence[Extension], ndim: int) -> str | None:
         if self.assumes_little_endian and any(codec.configuration.get("endian") == "big" for codec in codecs):
-            return "it takes big-endian chunks for little-endian ones"
+            return "it reads big-endian chunks as little-endian"
         order = composed_order([codec for codec in codecs if codec.name == "transpose"], ndim)
         if self.inverts_transposes and compose(order, order) != tuple(range(ndim)):
-            return f"it takes a transpose to {list(order)} for the opposite one, and gives wrong values"
+            return f"it takes a transpose to {list(order)} for its inverse, and gives wrong values"
         names = [codec.name for codec in codecs if codec.name not in ("transpose", "bytes")]
         unknown = [name for name in names if self.codecs is not None and not _is_among(name, self.codecs)]
         if unknown:
-            return f"it has no codec {', '.join(unknown)}"
+            return f"it does not know the codec {', '.join(unknown)}"
         if self.max_codecs is not None and len(names) > self.max_codecs:
-            return f"it takes {self.max_codecs} of the codecs {', '.join(names)}"
+            return f"it applies only {self.max_codecs} of the codecs {', '.join(names)}"
         return None
 
 

@@ -129,7 +129,7 @@ def install_helper() -> None:
         except FileExistsError:
             raise UsageError(f"{link} exists already, and is not a link to a {script}: remove it first") from None
         except PermissionError:
-            raise UsageError(f"{link} cannot be made: run this as root") from None
+            raise UsageError(f"{link} cannot be created: run this as root") from None
         click.echo(f"{link} -> {target}")
 
 
@@ -177,7 +177,7 @@ def _arguments(words: str, *, is_sloppy: bool) -> list[str]:
             arguments.append(f"{name}{equals}{value}")
         elif not (is_sloppy or _FOR_OTHERS.fullmatch(word)):
             raise UsageError(
-                f"-o {word}: there is no such option, with or without a value: see `shardfs mount --help`; "
+                f"-o {word}: there is no such option; see `shardfs mount --help`; "
                 'a value with commas is quoted, as in shards="8,8,8"'
             )
     return arguments

@@ -62,7 +62,7 @@ def refs(source: str, store_options: StoreOptions, output: Path | None, view: st
         with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
             failed = trio.run(write_references, opened, file, shown, skip_encoded)
         if failed:
-            raise errors.CorruptionError(f"{output} is left as it was; without --output the other arrays are printed")
+            raise errors.CorruptionError(f"{output} is left as it was; without --output, the other arrays are printed")
         partial.replace(output)
     except OSError as error:
         raise errors.UsageError(f"{output} cannot be written: {error.strerror}") from None

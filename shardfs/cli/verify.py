@@ -174,9 +174,9 @@ async def _list_shards(array: Array, report: Report, advance: Callable[[int], No
 def _note_unchecked(array: Array, report: Report) -> None:
     """Say what is not known of an array whose chunks are decoded."""
     decoder = ChunkDecoder.of(array)
-    reason = None if decoder is not None else "its chunks have codecs that are not known; the index was checked"
+    reason = None if decoder is not None else "its chunks have unknown codecs; only the index was checked"
     data_type = array.document["data_type"]
     if decoder is not None and type_name(data_type) not in VLEN_SERIALIZERS and item_nbytes(data_type) is None:
-        reason = f"its data type {brief(type_name(data_type))} is not known; sizes of decoded chunks were not checked"
+        reason = f"its data type {brief(type_name(data_type))} is unknown; sizes of decoded chunks were not checked"
     if reason is not None:
         report.unchecked.append({"array": array.layout.path, "reason": reason})

@@ -157,7 +157,7 @@ class GroupCommit:
                 if queue.error is not None:
                     raise queue.error.with_traceback(None)
             attempts -= all(queue.locked_since is None for queue in wanted)
-        raise StoreError("shards are changed by another program again and again; what is pending stays so")
+        raise StoreError("another program keeps changing the shards; the changes stay pending")
 
     async def rewrite(
         self,
@@ -189,12 +189,12 @@ class GroupCommit:
                 if not is_patient:
                     raise
                 attempts -= not isinstance(error, LockedError)
-                log.info("%s; once more", error)
+                log.info("%s; trying again", error)
                 await trio.sleep_until(queue.retry_at or 0.0)
             else:
                 queue.succeed()
                 return
-        raise StoreError(f"{queue.key} is changed by another program again and again")
+        raise StoreError(f"{queue.key} is changed over and over by another program")
 
     def keep_unsettled(self, undo: UndoRecord) -> None:
         """Remember a commit of which it is not known what came of it."""
@@ -381,7 +381,7 @@ class GroupCommit:
         try:
             yield
         except ConflictError as error:
-            log.info("%s; its next commit takes it as it is then", error)
+            log.info("%s; the next commit starts from the new version", error)
             queue.give_way(error)
             self.failing.pop(queue, None)
         except ShardfsError as error:
@@ -391,7 +391,7 @@ class GroupCommit:
 
     def _fail(self, queue: ShardQueue, error: ShardfsError) -> None:
         if not queue.changes:  # they were committed, and only the log failed then
-            log.error("%s is committed, which the journal does not know: %s", queue.key, error)
+            log.error("%s is committed, but that could not be noted in the journal: %s", queue.key, error)
             return
         if queue.key not in str(error):
             error = type(error)(f"{queue.key}: {error}")

@@ -58,7 +58,7 @@ class ConflictLog:
         if conflicts:
             log.error(
                 "%d chunks of %s were published for metadata that another program has changed or removed; they are "
-                "kept, and `shardfs recover` shows them: %s%s",
+                "kept; `shardfs recover` shows them: %s%s",
                 len(conflicts),
                 layout.path or "the array",
                 ", ".join("/".join(map(str, change.coords)) for change in conflicts[:_MAX_TOLD]),

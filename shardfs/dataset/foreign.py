@@ -10,15 +10,15 @@ from shardfs.format.metadata import ArrayMetadata
 from shardfs.stores.base import Entry, Kind, is_reserved
 
 EMPTY: Final = "it is empty; a mount with --write --shards stores sharded what is copied into it"
-NO_ZARR: Final = f"no {DOCUMENT} is in it or below it; SOURCE is the folder of a Zarr v3 array or group, or one above"
+NO_ZARR: Final = (
+    f"no {DOCUMENT} is in it or below it; SOURCE must be the folder of a Zarr v3 array or group, or one above"
+)
 _ZARR_V2: Final = (
     "it is Zarr v2, which has no shards; programs read it without a mount (to store it sharded, copy it into a mount "
     "of an empty folder with --write --shards --view v2)"
 )
-_ICECHUNK: Final = (
-    "it is an Icechunk repository, whose files are not named as chunks are; the library icechunk reads it"
-)
-_N5: Final = "it is N5, which has no shards of Zarr; programs for N5 read it without a mount"
+_ICECHUNK: Final = "it is an Icechunk repository; read it with the library icechunk"
+_N5: Final = "it is N5, which has no Zarr shards; programs that read N5 need no mount"
 _NOT_SHARDED: Final = "the array is not sharded; programs that read Zarr v3 read it without a mount"
 _MAX_BELOW: Final = 10  # folders that are looked into
 

@@ -278,7 +278,7 @@ class Hierarchy:
         told = (shown.reason or shown.caveat) if shown is not None else None
         if shown is not None and self._shower is not None and told is not None and (path, told) not in self._told:
             self._told.add((path, told))
-            what = "is left out of" if shown.reason is not None else "is not right to all readers of"
+            what = "is left out of" if shown.reason is not None else "is not read correctly by all users of"
             log.warning("%s %s the %s view: %s", path or "the source", what, self._shower.name, told)
 
     async def _context(self, path: str, known: Node | None) -> Context:

@@ -1,6 +1,6 @@
 """What a process that writes a source has of it on this machine: the directory in the source, or a slot.
 
-A source that is no directory of this machine has its journals in the user's state directory.  Several processes may
+A source that is not a directory of this machine has its journals in the user's state directory.  Several processes may
 write such a source, on one machine as on several: each claims the first slot that nobody holds,
 `shardfs/remote/<name>-<hash>/<number>` with `.shardfs` in it, and `source.json`, which says of what source it is.  A
 slot that is free and not empty was left by a process that was killed; the next one of that host takes care of it.
@@ -132,7 +132,7 @@ def state_home() -> str:
     home = os.path.expanduser("~")
     if not os.path.isabs(home) or not os.path.isdir(home):
         raise UsageError(
-            f"this user has no home directory ({home}); set XDG_STATE_HOME to where logs and state may be kept"
+            f"this user has no home directory ({home}); set XDG_STATE_HOME to a directory for logs and state"
         )
     return os.path.join(home, ".local/state")
 
@@ -190,7 +190,7 @@ def _make_slot(directory: str, used: set[int], address: Address, held: ExitStack
     state = StateDirectory(root)
     file = try_lock(state, locks_reach=False)
     if file is None:
-        raise SourceError(f"{state.lock} is held by another process, which does not use it")
+        raise SourceError(f"{state.lock} is held by another process, which does not use shardfs")
     held.callback(_release, state, file)
     sync_directory(directory)
     _write_source(root, address)
@@ -286,8 +286,8 @@ def _require_source(state: StateDirectory, address: Address) -> None:
     """Raise `SourceError` if a slot is of another source: somebody moved or copied it."""
     found = _read_source(state.root)
     if found != address:
-        whose = f"is of {found}" if found is not None else "does not say of what source it is"
-        raise SourceError(f"{state.root}, which has what is on its way to {address}, {whose}; move it away")
+        whose = f"belongs to {found}" if found is not None else "does not name its source"
+        raise SourceError(f"{state.root}, which should hold the journal of {address}, {whose}; move it away")
 
 
 def _write_source(root: str, address: Address) -> None:

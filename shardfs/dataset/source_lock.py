@@ -88,7 +88,7 @@ def try_lock(state: StateDirectory, *, locks_reach: bool) -> Descriptor | None:
     not reach.  There, unless it is a source, a file system without locks will do.  Raises `SourceError` if the lock
     cannot be made.
     """
-    with needed(state.lock, "; only what lies on a file system with locks can be written"):
+    with needed(state.lock, "; shardfs can only write to a file system with locks"):
         while True:
             make_directory(state.path)
             file = Descriptor(os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
@@ -130,7 +130,7 @@ def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
         return None
     except OSError as error:
         if locks_reach or error.errno not in NO_LOCKS:
-            raise SourceError(f"whether {state.root} is written cannot be told: {error.strerror}") from None
+            raise SourceError(f"cannot tell whether {state.root} is being written: {error.strerror}") from None
     holder = _read_holder(state)
     return holder if is_locked or (not locks_reach and (holder.is_elsewhere or holder.lives_here())) else None
 
@@ -146,9 +146,9 @@ def _locks_reach(state: StateDirectory) -> bool:
 
 def _refusal(what: str, state: StateDirectory, holder: Holder) -> str:
     if not holder.is_elsewhere:
-        return f"{what} written already, by {holder}; unmount it there first"
+        return f"{what} already being written by {holder}; unmount it there first"
     return (
-        f"{what} written already, by {holder}; unmount it there first. If that host is gone, or the process is: remove "
+        f"{what} already being written by {holder}; unmount it there first. If that host or process is gone, remove "
         f"{shown(state.lock)}"
     )
 
@@ -176,7 +176,7 @@ def _require_idle(root: str, other: StateDirectory) -> None:
         raise SourceError(_refusal(f"{other.root}, which overlaps {root}, is", other, holder))
     if other.has_journal():
         raise SourceError(
-            f"{other.root}, which overlaps {root}, has a journal of chunks that are not in their shards yet; "
+            f"{other.root}, which overlaps {root}, has a journal of chunks that are not committed yet; "
             f"run `shardfs recover --apply {shlex.quote(other.root)}` first"
         )
 

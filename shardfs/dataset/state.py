@@ -89,7 +89,7 @@ def needed(path: str, way_out: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         why = f"{error.strerror}{way_out if error.errno in NO_LOCKS else ''}"
-        raise SourceError(f"{shown(path)} cannot be made, which is needed to write: {why}") from None
+        raise SourceError(f"{shown(path)} cannot be created, which is needed to write: {why}") from None
 
 
 def make_directory(path: str) -> None:
@@ -98,7 +98,7 @@ def make_directory(path: str) -> None:
         with suppress(FileExistsError):
             os.mkdir(path, mode=0o700)
         if not stat.S_ISDIR(os.lstat(path).st_mode):
-            raise SourceError(f"{shown(path)}, which is needed to write, is no directory; move it away")
+            raise SourceError(f"{shown(path)}, which is needed to write, is not a directory; move it away")
 
 
 def sync_directory(path: str) -> None:

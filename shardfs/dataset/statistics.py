@@ -43,24 +43,24 @@ def _figure(kind: Kind, meaning: str, unit: Unit = "", label: str = "", default:
 class Statistics:
     """What a mount counts while it runs."""
 
-    last_commit_timestamp_seconds: float | None = _figure("gauge", "When a shard was committed last.", "time")
-    last_error_timestamp_seconds: float | None = _figure("gauge", "When the log had its last error.", "time")
+    last_commit_timestamp_seconds: float | None = _figure("gauge", "Time of the last commit.", "time")
+    last_error_timestamp_seconds: float | None = _figure("gauge", "Time of the last error in the log.", "time")
     last_error: str | None = _figure("text", "The last error in the log.")
     requests: Counter[str] = _figure("counter", "Requests of the kernel.", label="request")  # noqa: RUF009 - a field
     errors: Counter[str] = _figure("counter", "Requests answered with an error.", label="errno")  # noqa: RUF009
     bytes_read: int = _figure("counter", "Bytes given to readers.", "bytes")
-    index_loads: int = _figure("counter", "Shard indexes that were read.")
+    index_loads: int = _figure("counter", "Shard indexes read.")
     index_bytes: int = _figure("counter", "Bytes of these indexes.", "bytes")
-    index_hits: int = _figure("counter", "Shards that were found open, with their index.")
-    whole_shard_decodes: int = _figure("counter", "Shards that were decoded as a whole.")
-    decoded_chunks: int = _figure("counter", "Chunks that were decoded, for views that show plain array bytes.")
+    index_hits: int = _figure("counter", "Shards found open, with their index.")
+    whole_shard_decodes: int = _figure("counter", "Shards decoded as a whole.")
+    decoded_chunks: int = _figure("counter", "Chunks decoded, for views that show plain array bytes.")
     decoded_bytes: int = _figure("counter", "Bytes of these chunks.", "bytes")
-    decode_hits: int = _figure("counter", "Chunks that were found decoded.")
+    decode_hits: int = _figure("counter", "Chunks found in the cache of decoded chunks.")
     replaced_shards: int = _figure("counter", "Shards that another program replaced.")
-    published: int = _figure("counter", "Changes of chunks that were published.")
+    published: int = _figure("counter", "Changes of chunks published.")
     commits: int = _figure("counter", "Commits, each of one shard.")
-    committed_chunks: int = _figure("counter", "Changes of chunks that were brought into their shards.")
-    committed_bytes: int = _figure("counter", "Bytes that were written to shards.", "bytes")
+    committed_chunks: int = _figure("counter", "Changes of chunks committed.")
+    committed_bytes: int = _figure("counter", "Bytes written to shards.", "bytes")
 
     def note_error(self, message: str) -> None:
         """Remember what went wrong last."""
@@ -85,19 +85,19 @@ class Snapshot:
     source: str | None = _figure("text", "What is mounted.")
     mountpoint: str | None = _figure("text", "Where it is mounted.")
     view: str | None = _figure("text", "What arrays are shown as.")
-    access: str | None = _figure("text", "Whether it is mounted to be read only, or to be written too.")
+    access: str | None = _figure("text", "Whether the mount is read-only or read-write.")
     pid: int | None = _figure("text", "Process id of the daemon.")
     log: str | None = _figure("text", "Log file of the daemon.")
-    uptime_seconds: float | None = _figure("gauge", "For how long the mount has been there.", "seconds")
+    uptime_seconds: float | None = _figure("gauge", "How long the mount has been up.", "seconds")
     memory_bytes: int | None = _figure("gauge", "Resident memory of the daemon.", "bytes")
     open_files: int | None = _figure("gauge", "Files that programs have open on the mount.")
-    pending_chunks: int = _figure("gauge", "Changes of chunks that are not in their shards yet.", default=0)
+    pending_chunks: int = _figure("gauge", "Changes of chunks that are not committed yet.", default=0)
     pending_bytes: int = _figure("gauge", "Bytes of these chunks.", "bytes", default=0)
-    pending_age_seconds: float | None = _figure("gauge", "For how long the oldest of them waits.", "seconds")
+    pending_age_seconds: float | None = _figure("gauge", "How long the oldest of them has been waiting.", "seconds")
     pending_reason: str | None = _figure("text", "What keeps them from being committed.")
-    pid_namespace: int | None = _figure("detail", "The namespace that the process id is of.")
+    pid_namespace: int | None = _figure("detail", "The namespace of the process id.")
     written: str | None = _figure("detail", "The directory that has the journal, if the mount may be written to.")
-    written_id: str | None = _figure("detail", "What tells it from one that has the same path elsewhere.")
+    written_id: str | None = _figure("detail", "Tells it from a directory with the same path elsewhere.")
     counts: Mapping[str, Any] = field(default_factory=dict)
     store: Mapping[str, Any] = field(default_factory=dict)
 
@@ -145,12 +145,12 @@ FIGURES: Final = (
     *(Figure(each.name, **each.metadata) for each in fields(Snapshot) if each.metadata),
     *(Figure(each.name, **each.metadata) for each in fields(Statistics)),
     Figure("store_requests", "counter", "Requests to the store, each attempt.", label="operation"),
-    Figure("store_bytes_received", "counter", "Bytes of objects that were received.", "bytes"),
-    Figure("store_bytes_sent", "counter", "Bytes of objects that were sent.", "bytes"),
-    Figure("store_retries", "counter", "Requests that were made again."),
+    Figure("store_bytes_received", "counter", "Bytes of objects received.", "bytes"),
+    Figure("store_bytes_sent", "counter", "Bytes of objects sent.", "bytes"),
+    Figure("store_retries", "counter", "Requests sent again."),
     Figure("store_conflicts", "counter", "Conditions that did not hold: another host was first."),
-    Figure("store_cache_hits", "counter", "Pieces that were found in the cache on disk."),
+    Figure("store_cache_hits", "counter", "Pieces found in the cache on disk."),
     Figure("store_cache_bytes", "counter", "Bytes of these pieces.", "bytes"),
-    Figure("store_cache_damaged", "counter", "Pieces of the cache whose checksum was wrong."),
+    Figure("store_cache_damaged", "counter", "Pieces of the cache with a wrong checksum."),
 )
 """All figures, in the order in which they are shown."""

@@ -45,7 +45,7 @@ class Writer:
     def check(self) -> None:
         """Raise the error that keeps anything from being published."""
         if self._wal.is_failed:
-            raise ReadOnlyError("the mount is read-only since its journal failed; unmount, and mount again")
+            raise ReadOnlyError("the mount is read-only because its journal failed; unmount and mount again")
 
     def has_room(self, nbytes: int) -> bool:
         """Whether one more chunk of *nbytes* bytes may be published."""
@@ -55,7 +55,7 @@ class Writer:
         """Raise `NoSpaceError` if what is pending cannot be committed for want of room, and nobody made any since."""
         errors = [queue.error for queue in self.commits.failing if isinstance(queue.error, NoSpaceError)]
         if errors and self._wal.room() <= self.commits.room_at_failure:
-            raise NoSpaceError(f"nothing more is taken until there is room: {errors[0]}")
+            raise NoSpaceError(f"no more writes until there is room: {errors[0]}")
 
     async def put(
         self, array: Array, coords: Coords, content: Content, *, mtime_ns: int, mode: int, uid: int, gid: int
@@ -169,8 +169,8 @@ class Writer:
         """Return why there is no room for a shard."""
         errors = [each.error for each in self.commits.failing if each.error is not None]
         of_store = (error for error in errors if isinstance(error, NoSpaceError | UnreachableError))
-        why = f"cannot be committed: {errors[0]}" if errors else "no commit finishes; unmount, and mount again"
-        return queue.error or next(of_store, NoSpaceError(f"the journal is full of what {why}"))
+        why = f"and cannot be committed: {errors[0]}" if errors else "and no commit finishes; unmount and mount again"
+        return queue.error or next(of_store, NoSpaceError(f"the journal is full, {why}"))
 
     async def _clean(self) -> bool:
         """Carry live records forward while enough of the log is dead; returns whether it got smaller."""

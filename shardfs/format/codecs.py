@@ -101,7 +101,7 @@ def parse_transpose(codec: Extension, ndim: int) -> tuple[int, ...]:
     codec.expect("order")
     order = codec.lengths("order", ndim, minimum=0)
     if sorted(order) != list(range(ndim)):
-        raise MetadataError(f"the order {list(order)} of a transpose is no permutation of {ndim} axes")
+        raise MetadataError(f"the order {list(order)} of a transpose is not a permutation of {ndim} axes")
     return order
 
 

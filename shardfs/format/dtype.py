@@ -111,7 +111,7 @@ class DataType:
         zarr-python and zarrs take those of `structured` for little-endian whatever is written, tensorstore does not.
         """
         if endian == "big" and self.name == "structured" and self.has_byte_order:
-            raise NotShownError("libraries do not agree what big-endian bytes of a structured data type are")
+            raise NotShownError("libraries disagree on the bytes of big-endian structured data types")
 
 
 def item_nbytes(data_type: Json) -> int | None:
@@ -259,12 +259,12 @@ def _v2_fields(dtype: np.dtype[Any]) -> Json:
 
 def _parse_v2_field(field: Json, depth: int) -> tuple[Any, ...]:
     if not isinstance(field, list) or len(field) not in (2, 3) or not isinstance(field[0], str):
-        raise MetadataError(f"the field {brief(field)} of a dtype is no pair of a name and a dtype")
+        raise MetadataError(f"the field {brief(field)} of a dtype is not a pair of a name and a dtype")
     if len(field) == 2:
         return field[0], parse_v2_dtype(field[1], depth + 1)
     shape = field[2]
     if not isinstance(shape, list) or not all(type(length) is int and 0 < length < 2**31 for length in shape):
-        raise MetadataError(f"the shape {brief(shape)} of a field is none")
+        raise MetadataError(f"the shape {brief(shape)} of a field is not valid")
     return field[0], parse_v2_dtype(field[1], depth + 1), tuple(shape)
 
 
@@ -288,7 +288,7 @@ def fill_element(data_type: Json, fill_value: Json) -> bytes:
     name = type_name(data_type)
     if name in VLEN_SERIALIZERS:
         if not isinstance(fill_value, str):
-            raise MetadataError(f"the fill value {brief(fill_value)} is none of {name}")
+            raise MetadataError(f"the fill value {brief(fill_value)} is not one of {name}")
         if fill_value and name != "string":
             raise MetadataError(f"a fill value of {name}, as {brief(fill_value)}, is not read")
         return fill_value.encode(errors="surrogatepass")
@@ -339,7 +339,7 @@ def v2_fill_value(data_type: Json, element: bytes) -> Json:
             if dtype.kind == "m" or np.datetime_data(dtype)[0] != "generic":
                 return value
             if value != _NOT_A_TIME:
-                raise NotShownError("a time without a unit is no fill value of Zarr v2")
+                raise NotShownError("a time without a unit is not a fill value of Zarr v2")
             return "NaT"  # NumPy takes no number for one
         case "S" | "V":
             return base64.b64encode(element).decode("ascii")
@@ -378,7 +378,7 @@ def v2_element(dtype: np.dtype[Any], value: Json) -> bytes:
     elif not (dtype.kind in "fc" and has_bits) and not (dtype.kind in "SUV" and not isinstance(value, str)):
         element = parse_element(dtype, value)
     if element is None:
-        raise MetadataError(f"the fill value {brief(value)} is none of the dtype {dtype.str}")
+        raise MetadataError(f"the fill value {brief(value)} is not one of the dtype {dtype.str}")
     return element
 
 

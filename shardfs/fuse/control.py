@@ -97,7 +97,7 @@ def explain(mountpoint: str, error: OSError) -> str:
     """Say what an error means that `ask` or `flush` raised, and the way out if there is one."""
     mount = find_mount(os.path.abspath(mountpoint))
     if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
-        return f"its daemon died; mount it again, or run: shardfs umount {shlex.quote(mountpoint)}"
+        return f"its daemon died; mount again, or run: shardfs umount {shlex.quote(mountpoint)}"
     if mount is not None and os.geteuid() not in (0, mount.uid):
         # That a mount is read-only is the answer to a write before the kernel looks whose it is.
         refusals = (errno.EACCES,) if mount.is_shared else (errno.EACCES, errno.EROFS)
@@ -110,8 +110,8 @@ def _silence(mountpoint: str, timeout: float) -> str:
     pid = find_daemon(mountpoint)
     wake, end = (f"`kill -CONT {pid}`", f"`kill -KILL {pid}`") if pid is not None else ("SIGCONT", "SIGKILL")
     return (
-        f"{mountpoint} does not answer for {timeout:g} s: its daemon is stopped, or hangs; {wake} wakes it, or {end} "
-        "ends it: what was written stays in the journal then, for the next mount with --write"
+        f"{mountpoint} has not answered for {timeout:g} s: its daemon is stopped or hangs; {wake} wakes it, or {end} "
+        "ends it, and leaves what was written in the journal, for the next mount with --write"
     )
 
 

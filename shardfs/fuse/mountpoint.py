@@ -204,6 +204,6 @@ def run_fusermount(*arguments: str) -> None:
         way_out = ""
         if "busy" in message:
             way_out = (
-                f"; it stays mounted and goes on: `fuser -vm {arguments[-1]}` tells who uses it, end that and try again"
+                f"; it stays mounted: `fuser -vm {arguments[-1]}` tells which programs use it; end them and try again"
             )
         raise MountPointError(f"{arguments[-1]} cannot be unmounted: {message}{way_out}")

@@ -41,7 +41,9 @@ class Mount:
     @property
     def privacy(self) -> str:
         """Whose it is, and who else may touch it, as the end of a message to those who may not."""
-        return f"it is a mount of {self.owner}, for {self.owner if self.uid == 0 else f'{self.owner} and root'} alone"
+        return (
+            f"it belongs to {self.owner}; only {self.owner if self.uid == 0 else f'{self.owner} and root'} can use it"
+        )
 
 
 def user_name(uid: int) -> str:

@@ -366,7 +366,7 @@ class WritingOperations(Operations):
     ) -> None:
         """Move a file or a directory."""
         if flags & ~pyfuse3.RENAME_NOREPLACE:
-            raise RefusedError("names are not exchanged")
+            raise RefusedError("two names cannot be exchanged")
         is_believed = await self._changes.rename(
             parent_inode_old,
             name_old,

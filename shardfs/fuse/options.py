@@ -69,9 +69,9 @@ class MountOptions:
 
     def __post_init__(self) -> None:
         if not self.write and (self.chunks_per_shard is not None or self.auto_compact is not None):
-            raise UsageError("--shards and --auto-compact are for a mount that is written to: add --write")
+            raise UsageError("--shards and --auto-compact need a writing mount: add --write")
         if not self.write and self.single_writer:
-            raise UsageError("--single-writer is for a mount that is written to: add --write")
+            raise UsageError("--single-writer needs a writing mount: add --write")
         if self.metrics is not None:
             parse_address(self.metrics)
         self._check_view()
@@ -82,18 +82,18 @@ class MountOptions:
         if self.view == "npy" and self.write:
             raise UsageError("--view npy is read-only: leave out --write, or write through --view v3 or v2")
         if self.view == "npy" and self.decode:
-            raise UsageError("--view npy is decoded anyway: leave out --decode")
+            raise UsageError("--view npy is always decoded: leave out --decode")
         if self.dimension_separator is not None:
             if self.view != "v2":
-                raise UsageError("--dimension-separator is for chunk files of Zarr v2: add --view v2")
+                raise UsageError("--dimension-separator needs Zarr v2: add --view v2")
             if self.dimension_separator not in DIMENSION_SEPARATORS:
                 raise UsageError(f"--dimension-separator cannot be {self.dimension_separator!r}: choose . or /")
         if not self.fill_missing and self.view != "v2":
-            raise UsageError("--fill-missing is for Zarr v2: add --view v2")
+            raise UsageError("--fill-missing needs Zarr v2: add --view v2")
         if self.decode_cache_nbytes < 1:
-            raise UsageError("--decode-cache is at least 1 byte")
+            raise UsageError("--decode-cache must be at least 1 byte")
         if self.decode_cache_nbytes != MountOptions.decode_cache_nbytes and not self.decode and self.view != "npy":
-            raise UsageError("--decode-cache is for a mount that decodes: add --decode, or --view npy")
+            raise UsageError("--decode-cache needs a mount that decodes: add --decode or --view npy")
 
     def with_fuse_options(self, options: Sequence[str]) -> "MountOptions":
         """Return these options changed by the values of `-o`, each a list separated by commas.
@@ -119,7 +119,7 @@ class MountOptions:
                 case _ if name in {_argument(field.name) for field in fields(self)}:
                     raise UsageError(f"-o {option}: -o is for options of FUSE; write --{name} {value}".rstrip())
                 case _ if name in ("subtype", "fsname"):
-                    raise UsageError(f"-o {option}: shardfs sets it itself, to know its mounts again")
+                    raise UsageError(f"-o {option}: shardfs sets it itself, to recognize its mounts")
                 case _ if not option.isascii():
                     raise UsageError(f"-o {option}: FUSE options are ASCII")
                 case _:

@@ -66,7 +66,7 @@ def serve(
     entries = trio.run(store.check)  # before anybody sees a mount
     note = None if entries is None else foreign_format(entries)
     if note not in (None, EMPTY, NO_ZARR) and not options.write and (options.decode or options.view == "npy"):
-        raise SourceError(f"{store.url} cannot be shown so: {note}")
+        raise SourceError(f"{store.url} cannot be shown in this view: {note}")
     if note in (EMPTY, NO_ZARR) and options.chunks_per_shard is not None:
         note = None  # to be filled
     with hold(store) if options.write else nullcontext() as claim:
@@ -83,7 +83,7 @@ def serve(
         if claim is None:
             if has_journal(store):
                 left = (
-                    "it has a journal of chunks that are not in their shards yet, and that are not shown here: mount "
+                    "it has a journal of chunks that are not committed yet, and that this mount does not show: mount "
                     f"it with --write, or see `{recover_command(store.address)}`"
                 )
                 log.warning("%s: %s", store.url, left)
@@ -122,7 +122,7 @@ def serve(
         finally:
             # A mount whose daemon failed is left to answer ENOTCONN: an empty directory would look like deleted data.
             pyfuse3.close(unmount=clean)
-        log.info("%s is not mounted at %s any more", store.url, path)
+        log.info("%s is no longer mounted at %s", store.url, path)
         return is_committed
 
 
@@ -212,7 +212,7 @@ async def _announce(ready: Callable[[str | None], None], note: str | None, url: 
     try:
         ready(note)
     except OSError:
-        log.warning("nobody waits for the mount of %s any more; unmounting", url)
+        log.warning("nobody waits for the mount of %s; unmounting", url)
         pyfuse3.terminate()
 
 
@@ -228,7 +228,7 @@ async def _end_on_signal(
             name = signal.Signals(number).name
             if number == signal.SIGHUP and not ends_on_hangup:
                 reopen()
-                log.info("the log was opened again on SIGHUP")
+                log.info("reopened the log on SIGHUP")
             elif end.has_begun:
                 log.info(
                     "the mount ends when what was written is in the shards: %s changes nothing, %s", name, _WAY_OUT

@@ -103,7 +103,7 @@ class _Ending:
                 seen, moved = done, now
             if now >= moved + timeout:
                 raise UnfinishedError(
-                    f"{self._path} is unmounted, but its daemon{who} is not done, and got nothing done for "
+                    f"{self._path} is unmounted, but its daemon{who} is not done, and made no progress for "
                     f"{timeout:g} s{self._left('; ')}; it goes on, and what it cannot finish stays in the journal, for "
                     f"the next mount with --write or `shardfs recover`{self._why}"
                 )
@@ -123,18 +123,18 @@ class _Ending:
         if self._state is None:
             raise UnfinishedError(
                 f"{self._path} is unmounted, but {self._source}, which its daemon writes, cannot be seen from here: it "
-                "may write on, and what it cannot finish stays in the journal there, for the next mount with --write "
+                "may go on, and what it cannot finish stays in the journal there, for the next mount with --write "
                 f"or `shardfs recover`{self._why}"
             )
         if left := self._left(""):
             raise StoreError(
-                f"{self._path} is unmounted, but not everything is in the shards ({left}): it stays in the journal, "
-                f"for the next mount with --write or `shardfs recover`{self._why}"
+                f"{self._path} is unmounted, but not everything is in the shards ({left}): the rest stays in the "
+                f"journal, for the next mount with --write or `shardfs recover`{self._why}"
             )
         if sum(_sizes(self._state.conflicts).values()) > self._conflicts:
             raise StoreError(
-                f"{self._path} is unmounted, but not everything is in the shards: some chunks did not fit their arrays "
-                "any more, which another program had changed, and were put aside; `shardfs recover` shows them"
+                f"{self._path} is unmounted, but not everything is in the shards: another program changed arrays, and "
+                "chunks that no longer fit them were put aside; `shardfs recover` shows them"
                 f"{self._why}"
             )
         if len(kept_files(self._state)) > self._kept:

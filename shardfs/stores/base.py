@@ -428,7 +428,7 @@ class FileTree(Protocol):
         """
 
     async def unlink(self, key: str) -> None:
-        """Remove a name that is no directory."""
+        """Remove a name that is not a directory."""
 
     async def mkdir(self, key: str, mode: int) -> None:
         """Make a directory."""

@@ -268,7 +268,7 @@ class DiskCache:
         except (OSError, UsageError) as error:
             if self._failed == _NEVER:
                 reason = error.strerror if isinstance(error, OSError) else error
-                log.warning("the cache %s takes nothing in for now: %s", printable(self._path), reason)
+                log.warning("nothing is added to the cache %s for now: %s", printable(self._path), reason)
             self._failed = now
 
     def _add(self, entry: Entry, content: Sequence[Buffer]) -> None:
@@ -368,7 +368,7 @@ class DiskCache:
     def _give_up(self, entry: Entry, reason: str) -> None:
         with self._lock:
             self._counts.cache_damaged += 1
-        log.warning("%s in the cache %s is damaged and given up: %s", entry.path, printable(self._path), reason)
+        log.warning("%s in the cache %s is damaged and dropped: %s", entry.path, printable(self._path), reason)
         self._remove([entry])
 
     def _remove(self, entries: Iterable[Entry]) -> None:

@@ -38,15 +38,15 @@ class StoreOptions(S3Options):
 
     def __post_init__(self) -> None:
         if self.anonymous and self.request_payer:
-            raise UsageError("--request-payer contradicts --anonymous: only a request that is signed can be billed")
+            raise UsageError("--request-payer contradicts --anonymous: only signed requests can be billed")
         if self.max_connections < 1:
-            raise UsageError("--max-connections is at least 1")
+            raise UsageError("--max-connections must be at least 1")
         if self.cache == "":
             raise UsageError("--cache is empty; was a variable never set?")
         if self.cache_nbytes < 1:
-            raise UsageError("--cache-size is at least 1 byte")
+            raise UsageError("--cache-size must be at least 1 byte")
         if self.cache is None and self.cache_nbytes != DEFAULT_CACHE_NBYTES:
-            raise UsageError("--cache-size is for a cache: add --cache DIR")
+            raise UsageError("--cache-size needs a cache: add --cache DIR")
 
     def to_arguments(self) -> list[str]:
         """Return the options as arguments of `shardfs mount`, in whatever directory that is run."""

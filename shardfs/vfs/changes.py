@@ -281,7 +281,7 @@ class Changes:
 
     async def _rename(self, old: Entry, new: Entry, *, exclusive: bool) -> None:
         if isinstance(old, ChunkDirectory) or isinstance(new, ChunkDirectory):
-            raise CrossDeviceError("directories of chunks are not moved as a whole")
+            raise CrossDeviceError("directories of chunks cannot be moved as a whole")
         if isinstance(old, Passthrough) and isinstance(new, Passthrough):
             await old.move_to(new, exclusive=exclusive)
             return
@@ -333,7 +333,7 @@ class Changes:
         """Return what *name* in the directory *parent* stands for."""
         text = os.fsdecode(name)
         if is_reserved(text):
-            raise NotPermittedError(f"{text} is a name that shardfs keeps for itself")
+            raise NotPermittedError(f"{text} is a name that shardfs reserves for itself")
         return await (await self.fs.entry(parent)).child(text)
 
     # Attributes.

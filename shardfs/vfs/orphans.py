@@ -130,7 +130,7 @@ class OrphanChunks:
             return  # the document came while the file was closed, and took it along
         coords = _coords_of(array, name) if array is not None else None
         if array is None or coords is None or not array.grid.contains(coords):
-            log.warning("%s is no chunk of the array that it was put into, and stays in %s", join_key(path, name), key)
+            log.warning("%s is not a chunk of the array it was put into, and stays in %s", join_key(path, name), key)
             return
         if chunk_view is not None and chunk_view.codec is not None and snapshot.size != chunk_view.codec.nbytes:
             told = join_key(path, name)

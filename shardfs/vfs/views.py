@@ -226,7 +226,7 @@ class ZarrV2(EditableView):
         try:
             return await self._consolidate(edit, new, consolidated)
         except (MetadataError, RefusedError) as reason:
-            log.warning("%s is not consolidated any more: %s", edit.node.path or "the source", reason)
+            log.warning("%s is no longer consolidated: %s", edit.node.path or "the source", reason)
             return new
 
     async def _consolidate(self, edit: Edit, group: GroupMetadata, written: bytes) -> GroupMetadata:
@@ -271,7 +271,7 @@ class ZarrV2(EditableView):
                     found |= {} if node.metadata is None else {path: (node.stored or node.metadata).document}
                     continue
                 if node.document is not None or {ZARRAY, ZGROUP} & (await edit.fs.stored_documents(key)).keys():
-                    raise RefusedError(f"it leaves {path} out, which its readers would not find any more")
+                    raise RefusedError(f"it leaves out {path}, which its readers would no longer find")
             if consolidated is None and ZARRAY not in given.get(path, {}):
                 pending += [f"{path}/{name}".lstrip("/") for name in await edit.fs.stored_directories(key)]
         return found

@@ -80,7 +80,7 @@ def test_a_dead_mount_is_told_with_a_way_out_for_a_shell(background: Background,
     assert background("--write", source, place).returncode == 0
     kill_daemon(place)
     said = one_line_of(run("flush", place), FAILED)
-    assert said == f"{place} could not be flushed: its daemon died; mount it again, or run: shardfs umount '{place}'"
+    assert said == f"{place} could not be flushed: its daemon died; mount again, or run: shardfs umount '{place}'"
     assert run("umount", place).returncode == 0
 
 

@@ -167,8 +167,8 @@ def test_a_tool_gets_the_view_in_which_it_reads_most(
 
 def test_an_array_without_axes_is_said_to_end_ncdump_and_to_fail_nothing_else(tmp_path: Path) -> None:
     text = info(write(tmp_path, "image", "point", "complex"))
-    assert "not point: it has no arrays without axes: ncdump ends when it comes to its value (-h, or -v with" in text
-    assert "not complex: it has no data type complex64, and it fails on the whole group" in text
+    assert "not point: it does not read arrays without axes: ncdump stops at its value (use -h, or -v with" in text
+    assert "not complex: it does not know the data type complex64, and it fails on the whole group" in text
 
 
 def test_info_names_arrays_of_which_some_axes_have_no_name(tmp_path: Path) -> None:

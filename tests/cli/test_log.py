@@ -41,7 +41,7 @@ def test_it_begins_with_what_is_mounted_and_ends_with_that_it_is_not(
         f"shardfs {shardfs.__version__} mounts {source} at {place}, read-write, view v2, decoded, process {pid}, "
         "with --write --view=v2 --decode"
     )
-    assert last.endswith(f"{source} is not mounted at {place} any more")
+    assert last.endswith(f"{source} is no longer mounted at {place}")
 
 
 def test_in_json_each_line_is_an_object_and_the_first_has_all_of_it(
@@ -81,7 +81,7 @@ def test_sighup_opens_it_again_and_ends_nothing(
     (place / "c/0/0").write_bytes(NEW)
     log.rename(moved)
     os.kill(pid, signal.SIGHUP)
-    await_text(log, "opened again on SIGHUP")
+    await_text(log, "reopened the log on SIGHUP")
     for fd in (1, 2):
         assert os.readlink(f"/proc/{pid}/fd/{fd}") == str(log)
     log.rename(moved)
@@ -112,10 +112,10 @@ def test_logrotate_moves_it_away(background: Background, source: Path, place: Pa
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
-        await_text(log, "opened again on SIGHUP")
+        await_text(log, "reopened the log on SIGHUP")
         assert (log.parent / f"mount.log.{i + 1}").exists()
     run("umount", place)
-    assert "is not mounted" in log.read_text()
+    assert "is no longer mounted" in log.read_text()
     assert "mounts" in (log.parent / "mount.log.2").read_text()
 
 

@@ -187,7 +187,7 @@ def test_the_report_for_people_says_what_is_cut_off_and_where_it_is_kept(tmp_pat
     assert done.stdout == f"torn: {SHARD}: its last {tail} bytes, behind the last valid index, can be cut off\n"
     done = run("recover", "--apply", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"repaired: {SHARD}: its last {tail} bytes are in .shardfs/torn/")
+    assert done.stdout.startswith(f"repaired: {SHARD}: its last {tail} bytes are now in .shardfs/torn/")
 
 
 def test_a_second_run_changes_nothing_and_a_second_tear_does_not_overwrite_the_first_tail(tmp_path: Path) -> None:
@@ -624,7 +624,7 @@ def test_a_read_only_mount_says_that_there_is_a_journal_and_leaves_it_alone(
     assert (mounted.path / "c/0/0").read_bytes() == old
     assert sorted(os.listdir(mounted.path)) == ["c", "zarr.json"]
     mounted.unmount()
-    assert "has a journal of chunks that are not in their shards yet" in mounted.log
+    assert "has a journal of chunks that are not committed yet" in mounted.log
     assert "shardfs recover" in mounted.log
     assert journal.items() <= files_below(source / ".shardfs").items()
 

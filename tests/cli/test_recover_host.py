@@ -26,9 +26,7 @@ def test_journals_of_this_machine_are_listed_with_the_command_that_brings_them_h
     (found,) = host.recover(status=FAILED)
     said = host.run("recover")
     assert said.returncode == FAILED
-    assert (
-        f"{host.url} at {host.bucket.endpoint_url}, slot 0; chunks that may not be in their shards yet; " in said.stdout
-    )
+    assert f"{host.url} at {host.bucket.endpoint_url}, slot 0; chunks that may not be committed yet; " in said.stdout
     assert said.stdout.endswith(found["command"] + "\n")
     command = shlex.split(found["command"])
     assert command[0] == "shardfs"

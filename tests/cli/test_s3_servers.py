@@ -86,9 +86,9 @@ def authority(tmp_path: Path) -> Authority:
 @pytest.mark.parametrize(
     ("server", "words"),
     [
-        ({}, "its certificate is of an authority that is not known here; AWS_CA_BUNDLE names a file"),
+        ({}, "its certificate is signed by an unknown authority; AWS_CA_BUNDLE can name a file"),
         ({"days": -1, "trusted": True}, "its certificate has expired"),
-        ({"address": "127.0.0.2", "trusted": True}, "its certificate is that of another name"),
+        ({"address": "127.0.0.2", "trusted": True}, "its certificate is for another name"),
     ],
     ids=["authority", "expired", "name"],
 )
@@ -121,7 +121,7 @@ def monkeypatched(variables: dict[str, str], call: object) -> None:
 def test_a_server_that_does_not_speak_tls_is_told(bucket: Bucket) -> None:
     url = bucket.endpoint_url.replace("http://", "https://")
     said = one_line_of(commands.run("info", bucket.url(PREFIX), **bucket.through(url).environment), SOURCE)
-    assert "it does not speak TLS; is its URL one of http://?" in said
+    assert "it does not speak TLS; does its URL begin with http://?" in said
 
 
 def test_a_proxy_that_is_not_for_the_server_is_not_asked(bucket: Bucket) -> None:

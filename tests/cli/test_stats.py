@@ -162,7 +162,7 @@ def test_a_dead_mount_has_no_counts(background: Background, source: Path, place:
     assert background(source, place).returncode == 0
     kill_daemon(place)
     said = one_line_of(run("stats", place), MOUNT_POINT)
-    assert said == f"{place} does not answer: its daemon died; mount it again, or run: shardfs umount {place}"
+    assert said == f"{place} does not answer: its daemon died; mount again, or run: shardfs umount {place}"
 
 
 def test_prometheus_gets_the_same_figures(mount: Mounter, dataset: Path) -> None:

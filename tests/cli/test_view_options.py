@@ -62,8 +62,8 @@ CONTRADICTIONS = [
     ("--fill-missing no", "add --view v2"),
     ("--view npy --fill-missing no", "add --view v2"),
     ("--dimension-separator /", "add --view v2"),
-    ("--decode-cache 1G", "add --decode, or --view npy"),
-    ("--view v2 --decode-cache 1G", "add --decode, or --view npy"),
+    ("--decode-cache 1G", "add --decode or --view npy"),
+    ("--view v2 --decode-cache 1G", "add --decode or --view npy"),
 ]
 
 

@@ -330,7 +330,7 @@ def test_what_cannot_be_committed_when_the_server_is_down_is_told_by_umount(writ
         assert done.returncode == FAILED
         done = run("umount", here.path, **variables)
         assert done.returncode == FAILED
-        assert "it stays in the journal, for the next mount with --write" in done.stderr
+        assert "the rest stays in the journal, for the next mount with --write" in done.stderr
         assert here.mounted.process.wait(PATIENCE) == 1
         assert time.monotonic() - started < 10
     is_kept_and_committed_by_the_next_mount(here)
@@ -367,7 +367,7 @@ def test_umount_gives_up_on_a_server_that_hangs_and_all_is_kept(writer: Callable
         assert done.returncode == UNFINISHED
         assert not here.mounted.is_mounted
         assert f"its daemon, process {here.mounted.process.pid}, is not done" in done.stderr
-        assert "got nothing done for 2 s; 16 chunks not in their shards; it goes on" in done.stderr
+        assert "made no progress for 2 s; 16 chunks not in their shards; it goes on" in done.stderr
         assert here.mounted.process.wait(PATIENCE) == 1
     is_kept_and_committed_by_the_next_mount(here)
 

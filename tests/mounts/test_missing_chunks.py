@@ -103,7 +103,7 @@ def test_with_fill_missing_no_fill_values_and_chunks_are_those_that_are_stored(m
         with pytest.raises(FileNotFoundError):
             (root / name / "0.0").read_bytes()
     for name in ("null", "other", "same", "nameless"):
-        warned = f"{name} is not right to all readers of the v2 view: xarray and netCDF take its fill value"
+        warned = f"{name} is not read correctly by all users of the v2 view: xarray and netCDF take its fill value"
         assert (warned in mounted.log) == (name in ("null", "other"))
 
 
@@ -203,7 +203,7 @@ def test_an_array_whose_chunks_cannot_be_made_is_as_stored_and_info_says_so(moun
     for name in ("odd", "large"):
         assert "_FillValue" not in json.loads((mounted.path / name / ".zattrs").read_text())
         assert fill_value_of(mounted.path / name) is None
-    assert "delta is not right to all readers of the v2 view: xarray takes" in mounted.log
+    assert "delta is not read correctly by all users of the v2 view: xarray takes" in mounted.log
     caveats = {item["path"]: item["caveat"] for item in run_json("info", "--json", source)}
     assert "the codec 'numcodecs.delta' cannot be decoded" in caveats["delta"].replace('"', "'")
     assert "its _FillValue 'text' is none of 'int16'" in caveats["odd"].replace('"', "'")

@@ -67,7 +67,7 @@ def test_a_journal_is_not_brought_to_another_prefix_of_the_same_bucket(host: Hos
 def test_a_mount_that_only_reads_says_that_there_is_a_journal(host: Host) -> None:
     host.leave(_0=NEW)
     mounted = host.mount(write=False, expect=("has a journal",))
-    assert "has a journal of chunks that are not in their shards yet" in mounted.log
+    assert "has a journal of chunks that are not committed yet" in mounted.log
     assert (mounted.path / "c/0/0").read_bytes() != NEW
     mounted.unmount()
 

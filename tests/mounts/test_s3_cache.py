@@ -128,7 +128,7 @@ def test_a_damaged_cache_is_noticed_and_fetched_again(
     assert counts(root)["cache_damaged"] == len(damaged)
     # Of a file that has only some damaged blocks, what comes before them is used.
     assert fetched(remote) >= sum(map(len, files.values())) // 2
-    assert remote.mounts[1].log.count("is damaged and given up") == len(damaged)
+    assert remote.mounts[1].log.count("is damaged and dropped") == len(damaged)
     third = mounted(remote, cache)
     assert read(third) == files
     assert counts(third)["cache_damaged"] == 0

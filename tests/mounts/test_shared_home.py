@@ -109,11 +109,11 @@ def test_what_a_killed_mount_of_another_host_left_is_replayed_when_that_is_asked
     listed = beta.run("recover")
     assert listed.returncode == FAILED
     (line,) = listed.stdout.splitlines()
-    assert "chunks that may not be in their shards yet; of process" in line
+    assert "chunks that may not be committed yet; of process" in line
     assert "on alpha" in line
     way_out = line.partition("remove ")[2]
-    lock, _, command = way_out.partition(" and run it here: ")
-    assert f"remove {lock} and run it here\n" in beta.run("recover", url).stdout
+    lock, _, command = way_out.partition(" and run this command again here: ")
+    assert f"remove {lock} and run this command again here\n" in beta.run("recover", url).stdout
     os.unlink(lock)
     assert beta.run(*shlex.split(command)[1:]).returncode == 0
     assert stored(s3_bucket)[0] == NEW
@@ -169,5 +169,5 @@ def test_a_source_on_a_file_system_without_locks_is_not_written(tmp_path: Path) 
     store(tmp_path / "data", DOCUMENT)
     (tmp_path / "place").mkdir()
     done = run("mount", "--write", tmp_path / "data", tmp_path / "place", **without_locks(tmp_path))
-    assert "only what lies on a file system with locks can be written" in one_line_of(done, SOURCE)
+    assert "shardfs can only write to a file system with locks" in one_line_of(done, SOURCE)
     assert run("recover", tmp_path / "data", **without_locks(tmp_path)).stdout == "nothing to recover\n"

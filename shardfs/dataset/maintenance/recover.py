@@ -92,7 +92,7 @@ async def recover_source(
 async def _show_slot(source: Source, slot: Slot, found: Findings) -> None:
     state, holder, before = slot.state, slot.holder, len(found)
     if holder is None and slot.address is None:
-        line = f"{state.root} does not say that it is of {source.store.address}; move it away"
+        line = f"{state.root} does not name {source.store.address} as its source; move it away"
         found.append(Finding("slot", line, left=True, path=state.root))
         return
     for file in kept_files(state, in_use=holder is not None):
@@ -113,16 +113,17 @@ def _whose(slot: Slot, is_left: bool) -> str:
     """Say who has a slot, and what to do about that if something *is_left* there."""
     if slot.holder is not None and slot.holder.is_elsewhere:
         lock = slot.state.lock
-        return f"of {slot.holder}, which may be running; if that host is gone for good, remove {lock} and run it here"
-    what = f"in use by {slot.holder}, which brings into the shards what is in its journal"
-    return f"{what}, but not conflicts and files that were refused: {_UNMOUNT}" if is_left else what
+        way_out = f"if that host is gone for good, remove {lock} and run this command again here"
+        return f"of {slot.holder}, which may be running; {way_out}"
+    what = f"in use by {slot.holder}, which commits its journal"
+    return f"{what}, but not conflicts or refused files: {_UNMOUNT}" if is_left else what
 
 
 async def _show_journal(source: Source, state: StateDirectory, found: Findings) -> None:
     _report_damage(state, found)
     contents = read_left(state.journal)
     recovery = await classify(source, contents, await undo_commits(source, contents, apply=False))
-    _report_commits(recovery, found, "torn by a commit that can be taken back", left=True)
+    _report_commits(recovery, found, "torn by a commit that can be undone", left=True)
     changes = [*(change for _, change in recovery.pending), *recovery.shrinks]
     found += [Finding("pending", f"journal: {describe_change(change)}", left=True) for change in changes]
     found += [Finding("conflict", f"conflict: {describe(conflict)}", left=True) for conflict in recovery.conflicts]
@@ -132,7 +133,7 @@ async def _show_journal(source: Source, state: StateDirectory, found: Findings) 
 async def _show_aside(source: Source, state: StateDirectory, found: Findings) -> None:
     """Name the changes that were put aside."""
     for change in _changes(read_left(state.conflicts)):
-        reason = await why_not(source, change) or "it fits what is stored now"
+        reason = await why_not(source, change) or "it fits what is stored"
         line = f"put aside: {describe(Conflict(change, reason))}; `shardfs recover --apply` applies it"
         found.append(Finding("conflict", line, left=True))
 
@@ -163,7 +164,7 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
                 found.append(Finding("conflict", line, left=True))
         failure = await _flush(journals) or failure
         if failure is not None:
-            found.append(Finding("pending", f"not all of the journal is in the shards: {failure}", left=True))
+            found.append(Finding("pending", f"the journal is not fully committed: {failure}", left=True))
         await commits.log.sync()  # what was put aside is forgotten when the journal has it durably
         journals.conflicts.release(sorted(settled))
 
@@ -242,7 +243,7 @@ async def _report_torn(source: Source, torn: TornShard, state: StateDirectory | 
             what = f"torn: {torn.key}: not repaired: {error}"
         else:
             path = path if source.store.root is not None else os.path.join(state.root, path)
-            what, is_left = f"repaired: {torn.key}: its last {torn.tail_nbytes:,} bytes are in {path} now", False
+            what, is_left = f"repaired: {torn.key}: its last {torn.tail_nbytes:,} bytes are now in {path}", False
     found.append(Finding("torn", what, is_left, key=torn.key, path=path))
 
 
@@ -270,16 +271,16 @@ def list_slots(found: Findings) -> None:
         held = ["conflicts"] if state.has_conflicts() else []
         held += [f"{file.key}, which is not stored" for file in kept_files(state, in_use=holder is not None)]
         if state.has_pending() and not is_running:
-            held.insert(0, "chunks that may not be in their shards yet")
+            held.insert(0, "chunks that may not be committed yet")
         if not held and not is_running:
             continue
         where, command = str(slot.address or state.root), None
         if holder is not None:
             end = _whose(slot, is_left=bool(held))
         elif slot.address is None:
-            end = "the directory does not say of what source it is, or was moved; move it away"
+            end = "the directory does not name its source, or was moved; move it away"
         else:
-            end = "to bring them home"
+            end = "to recover them"
         if slot.address is not None and not is_running:
             command = recover_command(slot.address, "--apply")
             end += f": {command}"

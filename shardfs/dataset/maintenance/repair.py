@@ -54,7 +54,7 @@ async def find_torn(source: Source, progress: Progress = no_progress) -> AsyncIt
         if isinstance(state.error, CorruptionError) and state.snapshot is not None:
             reason = str(state.error)
         elif state.shard is not None and _is_no_index(array, state.shard.index):
-            reason = "entries of its index name bytes that it does not have"
+            reason = "its index names bytes beyond its end"
         else:
             continue
         assert state.snapshot is not None
@@ -95,7 +95,7 @@ async def _last_stop(array: Array, shard: Coords, snapshot: Snapshot) -> tuple[i
     if level.index_at_start:
         return None, "it cannot be repaired: its index is at the start, and there is only one"
     if not level.index_codecs.checksums:
-        return None, "it cannot be repaired: its index has no checksum by which an older one could be known"
+        return None, "it cannot be repaired: its index has no checksum to recognize an older one by"
 
     def search() -> int | None:
         with snapshot.mapped() as data:

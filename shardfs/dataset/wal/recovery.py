@@ -231,7 +231,7 @@ async def why_not(source: Source, change: Change | Shrink) -> str | None:
         array, reason = await _judge(source, change)
     except ShardfsError as error:
         return str(error)
-    return reason if array is not None or reason is not None else "the chunk is so already"
+    return reason if array is not None or reason is not None else "the chunk already is like that"
 
 
 async def finish_shrink(source: Source, commits: GroupCommit, shrink: Shrink) -> None:
@@ -280,8 +280,8 @@ def describe_damage(directory: str, damage: Damage) -> str:
     """Say in one line what is lost of the journal in *directory*, and what to do about its file."""
     path = shown(os.path.join(directory, damage.segment))
     kept = os.path.join(os.path.dirname(path), damaged_name(damage.segment))
-    end = "what was published there is lost, all else of it is not"
-    end += f"; remove {kept} to hear no more of it" if kept == path else f"; it will be kept as {kept}"
+    end = "what was published there is lost, and nothing else"
+    end += f"; remove {kept} to stop this message" if kept == path else f"; it will be kept as {kept}"
     return f"{path} is damaged: {damage.nbytes} bytes at {damage.offset}: {damage.reason}; {end}"
 
 
@@ -323,4 +323,4 @@ async def bring_home(store: Store, left: Sequence[StateDirectory]) -> None:
             log.error("%s stays for the next mount: %s", shown(state.journal), error)  # noqa: TRY400
         else:
             where = shown(state.journal)
-            log.info("%d chunks of another mount are in their shards, from %s", len(recovery.pending), where)
+            log.info("%d chunks of another mount were committed, from %s", len(recovery.pending), where)

@@ -172,11 +172,11 @@ async def undo_commits(source: Source, contents: LogContents, *, apply: bool) ->
             if source.store.root is None and not is_lasting(error):
                 raise
             is_torn = outcome is Outcome.TORN
-            way_out = "; an append to it was torn, which the next mount takes back" if is_torn else ""
+            way_out = "; an append to it was torn; the next mount undoes it" if is_torn else ""
             log.error("%s: the commit that was under way is left as it is: %s%s", key, error, way_out)  # noqa: TRY400
             found.append(Undone(last, Outcome.UNCLEAR, str(error), is_lasting(error) and not is_torn))
             continue
-        reason = "it is not readable, and not as the journal expects it" if outcome is Outcome.UNCLEAR else ""
+        reason = "it cannot be read, and is not what the journal expects" if outcome is Outcome.UNCLEAR else ""
         if reason:
             log.error("%s: the commit that was under way is left as it is: %s", key, reason)
         found.append(Undone(last, outcome, reason))
@@ -212,7 +212,7 @@ async def take_back(source: Source, undo: UndoRecord, waited: float = 0.0) -> Ou
         outcome = await _outcome(source, undo, edit.snapshot)
         if outcome is not Outcome.TORN:
             return outcome
-        log.warning("an append to %s was torn; it is taken back, and done again", undo.key)
+        log.warning("an append to %s was torn; it is undone and repeated", undo.key)
         await edit.splice(Splice((Kept(0, undo.old_nbytes),)))
     array = await source.hierarchy.array(undo.path)
     if array is not None:

@@ -35,7 +35,7 @@ ATTRIBUTES: Final = ".json"
 """The name under which `NpyForm` shows attributes: what it ends with."""
 
 _STORED_FILLS: Final = (
-    "xarray and netCDF take its fill value for missing values, which is not its _FillValue: mount without "
+    "xarray and netCDF take its fill value, which is not its _FillValue, as missing value: mount without "
     "--fill-missing no"
 )
 _BULK: Final = frozenset({"attributes", "consolidated_metadata"})
@@ -172,7 +172,7 @@ class V2Shower(Shower):
         """Return what stands for chunks that are not stored, and why some readers get wrong values nevertheless."""
         names = array.document.get("dimension_names")
         if isinstance(names, list) and None in names and len({*names}) > 1:
-            return None, "only some of its axes have names: xarray, which opens it natively, finds no dimensions in v2"
+            return None, "only some of its axes have names: xarray opens it natively, but finds no dimensions in v2"
         if in_image or not has_missing_value(array.document):
             return None, None
         try:
@@ -180,7 +180,7 @@ class V2Shower(Shower):
             if not self.lens.fills_missing:
                 return None, _STORED_FILLS if values.codec is not None else None
         except NotShownError as reason:
-            return None, f"xarray takes values that equal the fill value for missing ones: {reason}"
+            return None, f"xarray takes values that equal the fill value as missing: {reason}"
         return values if values.codec is not None else None, odd_missing_value(array.document)
 
 

@@ -255,8 +255,8 @@ def check_resized(stored: ArrayMetadata, document: Document) -> None:
         (_, old_edge), (_, new_edge) = was.span(last), will.span(last)
         if old_edge != new_edge:
             raise RefusedError(
-                f"the shape cannot change so: shards of this grid end with the array, and those at {last} along axis "
-                f"{axis} would be {new_edge} instead of {old_edge} elements long"
+                f"the shape cannot change like this: shards of this grid end with the array, and those at {last} "
+                f"along axis {axis} would be {new_edge} instead of {old_edge} elements long"
             )
 
 
@@ -271,7 +271,7 @@ def _check_shown(document: dict[str, Any], shown: UnshardedArray, shape: tuple[i
             shown.codecs,
         ):
             return
-    raise RefusedError("the array would not show as this document")
+    raise RefusedError("the array would not be shown like this")
 
 
 def _text(value: Json) -> str:
@@ -333,7 +333,7 @@ def parse_chunks_per_shard(text: str) -> tuple[int, ...]:
             "give a number of at least 1 for each axis, as in 8,8,8, or one for all axes, as in 8"
         )
     if len(numbers) > MAX_NDIM or math.prod(numbers) > _MAX_ENTRIES:
-        raise UsageError(f"{brief(text)} is too much for one shard, which may have {_MAX_ENTRIES} inner chunks")
+        raise UsageError(f"{brief(text)} is too much for one shard, which can have {_MAX_ENTRIES} inner chunks")
     return tuple(numbers)
 
 

@@ -197,7 +197,7 @@ class V2:
         for name, copy in documents.items():
             if name != ZATTRS or v2_attributes(named.document):
                 if canonical(self.edit(stored, name, encode_json(copy)).document) != canonical(shown.document):
-                    raise RefusedError(f"its {name} is not what is there")
+                    raise RefusedError(f"its {name} is not the one that is stored")
             elif isinstance(named, ArrayMetadata):
                 copied = edit_attributes(named, copy, shows_missing=self._shows_missing(named))
             else:
@@ -276,7 +276,7 @@ def edit_array(
     if name == ZATTRS:
         return edit_attributes(shown, _parse(ZATTRS, written), shows_missing=shows_missing)
     if name != ZARRAY or written is None:
-        raise RefusedError(f"{name} of an array cannot be changed so")
+        raise RefusedError(f"{name} of an array cannot be changed like this")
     zarray = _parse(ZARRAY, written)
     try:
         require_same_encoding(array_documents(shown, separator, shows_missing=shows_missing)[ZARRAY], zarray)
@@ -308,7 +308,7 @@ def edit_group(shown: GroupMetadata, name: str, written: bytes | None) -> GroupM
         return parse_group(
             {member: value for member, value in shown.document.items() if member != "consolidated_metadata"}
         )
-    raise RefusedError(f"{name} of a group cannot be changed so")
+    raise RefusedError(f"{name} of a group cannot be changed like this")
 
 
 def new_array(zarray: bytes, zattrs: bytes | None, separator: str, *, fills_missing: bool = False) -> ArrayMetadata:
@@ -400,7 +400,7 @@ def parse_consolidated(written: bytes) -> dict[str, dict[str, Json]]:
     for key, copy in _check(ZATTRS, document.get("metadata")).items():
         path, _, name = key.rpartition("/")
         if name not in (ZARRAY, ZGROUP, ZATTRS) or ("/" in key and not is_relative_path(path)):
-            raise MetadataError(f"the key {brief(key)} of consolidated metadata is that of no document")
+            raise MetadataError(f"the key {brief(key)} of consolidated metadata does not name a document")
         copies.setdefault(path, {})[name] = _check(name, copy)
     return copies
 

@@ -257,7 +257,7 @@ def stored_attributes(document: Document, written: Document, *, keeps: bool) -> 
         data_type = document["data_type"]
         element = _element(data_type, said)
         if element is None:
-            raise MetadataError(f"the {FILL_VALUE} {brief(said)} is none of {brief(type_name(data_type))}")
+            raise MetadataError(f"the {FILL_VALUE} {brief(said)} is not a value of {brief(type_name(data_type))}")
         attributes[FILL_VALUE] = _attribute(data_type, element)
     return attributes
 
@@ -268,7 +268,7 @@ def odd_missing_value(document: Document) -> str | None:
     if not has_missing_value(document) or FILL_VALUE not in attributes or _stored_element(document) is not None:
         return None
     what, data_type = brief(attributes[FILL_VALUE]), brief(type_name(document["data_type"]))
-    return f"its {FILL_VALUE} {what} is none of {data_type}: no value is shown as missing"
+    return f"its {FILL_VALUE} {what} is not a value of {data_type}: no value is shown as missing"
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,9 @@ def _take(syscalls: Syscalls, directory: Descriptor, name: str, key: str, waited
     found: FileLock | None = None
     try:
         if not stat.S_ISREG(os.stat(name, dir_fd=directory.fd, follow_symlinks=False).st_mode):
-            raise StoreError(f"{key} is not changed: {name} beside it is no regular file, and so no lock; remove it")
+            raise StoreError(
+                f"{key} is not changed: {name} beside it is not a regular file, so it cannot be a lock; remove it"
+            )
         found = FileLock(syscalls, directory, name, Descriptor(os.open(name, WRITE, dir_fd=directory.fd)))
     except FileNotFoundError:
         return None
@@ -142,4 +144,4 @@ def _locked(file: Descriptor) -> bool:
     try:
         return ofd_lock(file.fd)
     except OSError as error:
-        raise StoreError(f"no lock can be had: {error.strerror}") from None
+        raise StoreError(f"it cannot be locked: {error.strerror}") from None

@@ -92,7 +92,7 @@ def _walk(root: Descriptor, key: str, flags: int) -> Descriptor:
             fd = os.open(part, WALK if pending else flags, dir_fd=parent)
         except OSError as error:
             if error.errno == errno.ENOENT and is_of_link:
-                raise CorruptionError(f"{key} is a link to nothing") from None
+                raise CorruptionError(f"{key} is a dangling link") from None
             if error.errno not in (errno.ELOOP, errno.ENOTDIR) or not _is_link(part, parent):
                 raise
             links += 1

@@ -48,7 +48,7 @@ class _Change:
         self.old_nbytes = old_nbytes
         for piece in self.pieces:
             if isinstance(piece, Kept) and not 0 <= piece.offset <= piece.offset + piece.nbytes <= old_nbytes:
-                raise ValueError(f"a splice keeps more than the {old_nbytes} bytes that there are")
+                raise ValueError(f"a splice keeps more than the {old_nbytes} existing bytes")
         first = self.pieces[0] if self.pieces else None
         self.is_appended = first == Kept(0, old_nbytes)
         self.is_cut = not self.is_appended and self.pieces == (Kept(0, self.nbytes),)

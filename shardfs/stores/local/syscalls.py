@@ -224,7 +224,7 @@ class Syscalls:
         os.symlink(target, os.fsencode(name), dir_fd=dir_fd)
 
     def unlink(self, name: str, dir_fd: int) -> None:
-        """Remove a name that is no directory."""
+        """Remove a name that is not a directory."""
         os.unlink(name, dir_fd=dir_fd)
 
     def mkdir(self, name: str, mode: int, dir_fd: int) -> None:
@@ -281,7 +281,7 @@ def translated(key: str, *, errors: Mapping[int, type[ShardfsError]] = _ERRORS) 
         raise translate(error, key, errors) from None
     except ValueError:  # a NUL in the name
         kind = NotFoundError if errors is _ERRORS else RefusedError
-        raise kind(f"{key!r} is no name") from None
+        raise kind(f"{key!r} is not a name") from None
 
 
 def changing(key: str) -> AbstractContextManager[None]:

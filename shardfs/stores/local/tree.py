@@ -180,7 +180,7 @@ class LocalStore(LocalReader):
             return await self.threads.on_content(replace)
 
     async def unlink(self, key: str) -> None:
-        """Remove a name that is no directory."""
+        """Remove a name that is not a directory."""
         await self._change(key, lambda parent, name: self._syscalls.unlink(name, parent.fd))
 
     async def mkdir(self, key: str, mode: int) -> None:
@@ -257,7 +257,7 @@ class LocalStore(LocalReader):
     async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
         """Set an extended attribute in the `user` namespace."""
         if not name.startswith(USER):
-            raise UnsupportedError(f"{key}: the attribute {name!r} is not one of users")
+            raise UnsupportedError(f"{key}: the attribute {name!r} is not in the namespace user")
         await self._change_itself(key, lambda itself: self._syscalls.set_attribute(itself.path, name, value))
 
     async def remove_attribute(self, key: str, name: bytes) -> None:
@@ -380,7 +380,7 @@ def _change_attributes(
 
 def _require_name(key: str) -> None:
     if key.rpartition("/")[2] in ("", ".", ".."):
-        raise RefusedError(f"{key or 'the source'} cannot be changed so")
+        raise RefusedError(f"{key or 'the source'} cannot be changed like this")
 
 
 def _regular(key: str, file: Descriptor) -> tuple[Descriptor, Stat]:

@@ -169,7 +169,7 @@ class S3Client:
         reply = await self._read(partial(self._call, request, **arguments))
         following = reply.get("NextContinuationToken") if reply.get("IsTruncated") else None
         if reply.get("IsTruncated") and not following:
-            raise StoreError(f"{request.target}: the server lists a part of the keys, and not how to get the others")
+            raise StoreError(f"{request.target}: the server lists only some of the keys, and not how to get the others")
         return ListPage(
             [(key, stat_of(entry)) for entry in reply.get("Contents", ()) if (key := entry["Key"]).startswith(prefix)],
             [name for entry in reply.get("CommonPrefixes", ()) if (name := entry["Prefix"]).startswith(prefix)],

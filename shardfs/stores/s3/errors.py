@@ -113,7 +113,7 @@ class Failure:
             kind, hint = _HINTS[self.code]
             return kind(f"{what} was refused ({self.code}): {hint}")
         if status in (405, 501) or self.code == "NotImplemented":
-            return UnsupportedError(f"{what}: the server does not do this ({self.reason})")
+            return UnsupportedError(f"{what}: the server does not support this ({self.reason})")
         if status == _NOT_FOUND:
             return NotFoundError(f"{target} does not exist")
         if status in (401, 403):
@@ -141,7 +141,7 @@ NOT_PARTIAL: Final = Failure(
 )
 OTHER_RANGE: Final = Failure(Cause.REPLY, "the server answered another range than it was asked for", 206, "OtherRange")
 OTHER_ETAG: Final = Failure(Cause.REPLY, "the server gave another version than it was asked for", 412)
-NO_CREDENTIALS: Final = "no credentials can be had; see `aws configure`, `aws sso login`, --profile, --anonymous"
+NO_CREDENTIALS: Final = "there are no credentials; see `aws configure`, `aws sso login`, --profile, --anonymous"
 
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
@@ -183,7 +183,7 @@ _HINTS: Final[dict[str, tuple[type[ShardfsError], str]]] = {
     "InvalidAccessKeyId": (AccessDeniedError, _WRONG),
     "SignatureDoesNotMatch": (AccessDeniedError, _WRONG),
     "InvalidObjectState": (StoreError, "the object is archived; restore it first"),
-    "EntityTooLarge": (StoreError, "it is larger than the server takes"),
+    "EntityTooLarge": (StoreError, "it is larger than the server accepts"),
     "KeyTooLongError": (NameTooLongError, "the keys of S3 have at most 1024 bytes"),
     "QuotaExceeded": (NoSpaceError, "the quota is used up"),
     "RequestTimeTooSkewed": (StoreError, "the clock of this machine is wrong"),
@@ -193,7 +193,7 @@ _HINTS: Final[dict[str, tuple[type[ShardfsError], str]]] = {
 }
 
 _BROKEN: Final = "the connection was broken"
-_NONSENSE: Final = "the reply makes no sense"
+_NONSENSE: Final = "the reply is invalid"
 _WITHOUT_REPLY: Final = (
     ((boto.ReadTimeoutError, urllib3.exceptions.TimeoutError), SILENT),
     ((boto.IncompleteReadError, boto.ResponseStreamingError), TRUNCATED),
@@ -241,7 +241,7 @@ def of_boto3(error: Exception, endpoint: str) -> Failure:
     for kinds, failure in _WITHOUT_REPLY:
         if isinstance(error, kinds):
             return failure
-    return Failure(Cause.REPLY, "a name or a property is none that S3 takes", 400)
+    return Failure(Cause.REPLY, "S3 does not accept a name or a property", 400)
 
 
 def of_obstore(error: Exception, endpoint: str) -> Failure:
@@ -316,23 +316,23 @@ _UNTRUSTED: Final = tuple(
     for pattern, reason in (
         (r"certificate has expired|\bExpired", "its certificate has expired"),
         ("not yet valid|NotValidYet", "its certificate is not valid yet; is the clock of this machine right?"),
-        ("[Mm]ismatch|doesn't match|not valid for|NotValidForName", "its certificate is that of another name"),
+        ("[Mm]ismatch|doesn't match|not valid for|NotValidForName", "its certificate is for another name"),
         (
             "self.signed|local issuer|UnknownIssuer|CERTIFICATE_VERIFY_FAILED|InvalidCertificate",
-            "its certificate is of an authority that is not known here; AWS_CA_BUNDLE names a file with certificates "
-            "to trust",
+            "its certificate is signed by an unknown authority; AWS_CA_BUNDLE can name a file with certificates to "
+            "trust",
         ),
     )
 )
 _UNREACHABLE: Final = tuple(
     (re.compile(pattern), reason)
     for pattern, reason in (
-        ("dns error|NameResolutionError|Name or service not known", "its name is not known"),
+        ("dns error|NameResolutionError|Name or service not known", "its name cannot be resolved"),
         ("ConnectionRefused|Connection refused", "the connection is refused"),
         ("[Uu]nreachable", "there is no network"),
         (
             "WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|InvalidMessage|InvalidContentType",
-            "it does not speak TLS; is its URL one of http://?",
+            "it does not speak TLS; does its URL begin with http://?",
         ),
         ("[Tt]unnel", "it does not connect to the server"),
         ("imed out|TimedOut", SILENT.reason),

@@ -453,7 +453,7 @@ class SpoolFile:
 
     def _writing(self) -> Files:
         if self._writes is None:
-            raise ReadOnlyError(f"{self._spool.key} is open to be read")
+            raise ReadOnlyError(f"{self._spool.key} is open for reading only")
         return self._writes
 
 

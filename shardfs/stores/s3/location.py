@@ -49,7 +49,7 @@ class Location:
             # It is not quoted: what stands before the @ may be a secret.
             raise SourceError("an s3:// URL has no credentials in it; use the environment, or --profile")
         if not _BUCKET.fullmatch(bucket):
-            raise SourceError(f"{url} names no bucket: s3://bucket/path/data.zarr is expected")
+            raise SourceError(f"{url} names no bucket; write for example s3://bucket/path/data.zarr")
         prefix = prefix.rstrip("/")
         if any(part in (".", "..") for part in prefix.split("/")):
             raise SourceError(f"{url} has . or .. in it, which mean nothing in a bucket")

@@ -177,7 +177,7 @@ def _joined(pieces: Sequence[Piece], old_nbytes: int) -> Sequence[Piece]:
     for piece in pieces:
         last = joined[-1] if joined else None
         if isinstance(piece, Kept) and not 0 <= piece.offset <= piece.offset + piece.nbytes <= old_nbytes:
-            raise ValueError(f"a splice keeps more than the {old_nbytes} bytes that there are")
+            raise ValueError(f"a splice keeps more than the {old_nbytes} existing bytes")
         if isinstance(piece, Kept) and isinstance(last, Kept) and last.offset + last.nbytes == piece.offset:
             joined[-1] = Kept(last.offset, last.nbytes + piece.nbytes)
         elif piece.nbytes:

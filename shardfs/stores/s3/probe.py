@@ -73,7 +73,9 @@ async def _check(client: S3Client, location: Location) -> tuple[Sequence[Entry] 
                 f"{location.url} cannot be read: {error}; without permission to list, SOURCE must be an array or a "
                 f"group whose {DOCUMENT} can be read"
             ) from None
-        log.warning("%s may be read and not listed: names are found by their %s alone", location.url, DOCUMENT)
+        log.warning(
+            "%s can be read but not listed: arrays and groups are found by their %s only", location.url, DOCUMENT
+        )
         return None, False
     if location.prefix and not page.objects and not page.prefixes:
         raise SourceError(await _what_is_there(client, location))
@@ -105,7 +107,7 @@ async def _what_is_there(client: S3Client, location: Location) -> str:
     try:
         first = await client.get(location.prefix, Range(0, MAGIC_NBYTES))
     except ShardfsError:
-        return f"nothing is stored at {location.url}; to begin something new there, mount what is above it"
+        return f"nothing is stored at {location.url}; to create something there, mount a prefix above it"
     return f"{location.url} is {file_format(location.url, bytes(first.data))}"
 
 
@@ -128,8 +130,8 @@ class Conditions:
         names = {"PUT": self.put, "part copy": self.copy, "complete": self.complete, "DELETE": self.delete}
         ignored = ", ".join(name for name, honoured in names.items() if not honoured)
         return (
-            f"the endpoint of {url} does not honour conditions on {ignored}: with several writers changes would be "
-            "lost; mount with --single-writer if this is the only one"
+            f"the endpoint of {url} does not honour conditions on {ignored}: concurrent writers would lose "
+            "changes; add --single-writer if nobody else writes"
         )
 
 
@@ -186,4 +188,4 @@ async def _remove(client: S3Client, key: str) -> None:
     try:
         await client.delete(key)
     except ShardfsError as error:
-        log.warning("%s stays, which served to find out what conditions are honoured: %s", printable(key), error)
+        log.warning("%s, which served to test the server, cannot be removed: %s", printable(key), error)

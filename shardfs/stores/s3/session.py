@@ -49,7 +49,7 @@ _CREDENTIALS_LAST: Final = timedelta(minutes=9)
 """For how long obstore keeps what it was given: botocore renews credentials with at least 10 minutes left."""
 
 _RENEWAL_SECONDS: Final = 10.0
-_RENEWED: Final = Failure(Cause.NOT_SENT, "the credentials had expired, and are looked for again")
+_RENEWED: Final = Failure(Cause.NOT_SENT, "the credentials have expired; looking for new ones")
 
 _NO_ENDPOINT: Final = (
     "--endpoint-url, or AWS_ENDPOINT_URL, is not the URL of a server, such as https://minio.example.org:9000"
@@ -308,7 +308,7 @@ def _is_virtual(session: boto3.session.Session) -> bool:
     settings = session._session.get_scoped_config().get("s3")
     style = settings.get("addressing_style") if isinstance(settings, dict) else None
     if style not in (None, "auto", "path", "virtual"):
-        raise SourceError(f"the AWS profile has addressing_style = {style}, which is none of auto, path, virtual")
+        raise SourceError(f"the AWS profile has addressing_style = {style}, which must be auto, path or virtual")
     return bool(style == "virtual")
 
 

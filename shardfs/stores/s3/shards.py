@@ -271,7 +271,7 @@ class S3Edit:
                 found = None
             except ShardfsError as error:
                 kind = UnreachableError if isinstance(error, UnreachableError) else StoreError
-                raise kind(f"whether {self._url} was changed is not known: {reason}; then {error}") from None
+                raise kind(f"cannot tell whether {self._url} was changed: {reason}; then {error}") from None
             if is_made(found):
                 return
             if refusal is not None:

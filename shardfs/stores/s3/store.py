@@ -214,7 +214,7 @@ class S3Store(NewS3Objects):
         for spool in self._open_spools():
             parent, name = split(spool.key)
             if spool.is_here and spool.key == key:
-                raise NotADirectoryHereError(f"{key} is no directory")
+                raise NotADirectoryHereError(f"{key} is not a directory")
             if spool.is_here and parent == key:
                 here[name] = Kind.FILE
         try:
@@ -249,7 +249,7 @@ class S3Store(NewS3Objects):
     @_routed
     async def read_link(self, key: str) -> bytes:
         """Return the target of a symbolic link, which only the side has."""
-        raise RefusedError(f"{key} is no symbolic link")
+        raise RefusedError(f"{key} is not a symbolic link")
 
     @_routed
     async def attribute(self, key: str, name: bytes) -> bytes:
@@ -313,7 +313,7 @@ class S3Store(NewS3Objects):
                 yield edit
             return
         if files.here(key) is not None:
-            raise ConflictError(f"{key} is open to be written as a file that passes through")
+            raise ConflictError(f"{key} is open for writing as an ordinary file")
         assert self._writing is not None
         try:
             snapshot = await self.objects.open(key, head_nbytes=head_nbytes, tail_nbytes=tail_nbytes)
@@ -421,7 +421,7 @@ class S3Store(NewS3Objects):
         if not key:
             raise RefusedError("the source cannot be removed")
         if (await self.stat(key)).kind is not Kind.DIRECTORY:
-            raise NotADirectoryHereError(f"{key} is no directory")
+            raise NotADirectoryHereError(f"{key} is not a directory")
         if await self.list(key):
             raise NotEmptyError(f"{key} is not empty")
         await self._delete_marker(key)
@@ -439,13 +439,13 @@ class S3Store(NewS3Objects):
             self.heads.directories.add_with_parents(key)
         else:
             if status.kind is not Kind.DIRECTORY:
-                raise NotADirectoryHereError(f"{key} is no directory")
+                raise NotADirectoryHereError(f"{key} is not a directory")
 
     async def link(self, key: str, to: str) -> None:
         """Give a file of the side a second name there; objects have one."""
         side = self._writable().side
         if not _is_on_side(key) or not _is_on_side(to):
-            raise NotPermittedError(f"{to}: an object has one name")
+            raise NotPermittedError(f"{to}: objects in S3 have no second name")
         await side.link(key, to)
 
     @_changing
@@ -531,7 +531,7 @@ class S3Store(NewS3Objects):
             _require_file(to, target)
             return target
         if target.kind is not Kind.DIRECTORY:
-            raise NotADirectoryHereError(f"{to} is no directory")
+            raise NotADirectoryHereError(f"{to} is not a directory")
         if await self.list(to):
             raise NotEmptyError(f"{to} is not empty")
         await self.rmdir(to)
@@ -633,13 +633,13 @@ class S3Store(NewS3Objects):
         """Return the names in a directory that are stored."""
         known = self.heads.find_stored(key)
         if known is not None and known.stat is not None and known.is_directory is False:
-            raise NotADirectoryHereError(f"{key} is no directory")
+            raise NotADirectoryHereError(f"{key} is not a directory")
         if known == GONE:
             raise not_found(key)
         listing = await self.heads.list(key)
         if key and listing.is_missing:
             if (await self.heads.stored(key)).stat is not None:
-                raise NotADirectoryHereError(f"{key} is no directory")
+                raise NotADirectoryHereError(f"{key} is not a directory")
             raise not_found(key)
         return listing.names
 
@@ -655,7 +655,7 @@ class S3Store(NewS3Objects):
     def _writable(self) -> Files:
         """Return the files; raises `ReadOnlyError` where nothing is changed."""
         if self.files is None:
-            raise ReadOnlyError(f"{self.url} is not open to be changed")
+            raise ReadOnlyError(f"{self.url} is not open for writing")
         return self.files
 
     def _check_key(self, key: str) -> None:
@@ -672,7 +672,7 @@ class S3Store(NewS3Objects):
         self._check_key(key)
         parent = split(key)[0]
         if (await self.stat(parent)).kind is not Kind.DIRECTORY:
-            raise NotADirectoryHereError(f"{parent} is no directory")
+            raise NotADirectoryHereError(f"{parent} is not a directory")
 
 
 def _is_on_side(key: str) -> bool:

@@ -68,23 +68,23 @@ class Entry(ABC):
 
     async def open(self) -> FileHandle:
         """Open this version to read it."""
-        raise IsADirectoryHereError(f"{self.path} is no regular file")
+        raise IsADirectoryHereError(f"{self.path} is not a regular file")
 
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of *name* in this directory; number 0 stands for no such name."""
-        raise NotADirectoryHereError(f"{self.path} is no directory")
+        raise NotADirectoryHereError(f"{self.path} is not a directory")
 
     async def child(self, name: str) -> "Entry":
         """Return what *name* in this directory stands for, to change it."""
-        raise NotADirectoryHereError(f"{self.path} is no directory")
+        raise NotADirectoryHereError(f"{self.path} is not a directory")
 
     def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield the names in this directory behind *cookie*."""
-        raise NotADirectoryHereError(f"{self.path} is no directory")
+        raise NotADirectoryHereError(f"{self.path} is not a directory")
 
     async def read_link(self) -> bytes:
         """Return the target of a symbolic link."""
-        raise RefusedError(f"{self.path} is no symbolic link")
+        raise RefusedError(f"{self.path} is not a symbolic link")
 
     async def attribute(self, name: bytes) -> bytes:
         """Return an extended attribute."""
@@ -122,7 +122,7 @@ class Entry(ABC):
 
     async def open_to_write(self, flags: int) -> "WriteHandle | PassthroughHandle":
         """Open a file to write."""
-        raise IsADirectoryHereError(f"{self.path} is no regular file")
+        raise IsADirectoryHereError(f"{self.path} is not a regular file")
 
     async def content(self) -> tuple[Attributes, Content]:
         """Return attributes and content of the file that the name stands for; raises `NotFoundError`."""
@@ -144,7 +144,7 @@ class Entry(ABC):
 
     async def remove_directory(self) -> None:
         """Remove an empty directory."""
-        raise NotADirectoryHereError(f"{self.path} is no directory")
+        raise NotADirectoryHereError(f"{self.path} is not a directory")
 
     async def make_link(self, target: bytes) -> None:
         """Make a symbolic link of this name."""

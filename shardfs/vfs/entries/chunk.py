@@ -335,7 +335,7 @@ class Chunk(Published):
     async def publish(self, buffer: "WriteBuffer") -> None:
         """Make what was written the content of the chunk."""
         if buffer.is_exclusive and self.coords not in self.chunks.refilled and await self.current() is not None:
-            raise ExistsError(f"{self.path} exists by now")
+            raise ExistsError(f"{self.path} already exists")
         ino = buffer.ino if buffer.is_new else self.fs.inodes.reserve()
         buffer.mtime_ns = await self._put(buffer.content, buffer.status, ino, buffer.mtime_ns)
         buffer.version = ino
@@ -364,7 +364,7 @@ class Chunk(Published):
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
         """Refuse: a chunk is a file."""
-        raise RefusedError(f"{self.path} is the name of a chunk, which is no directory")
+        raise RefusedError(f"{self.path} is the name of a chunk, and cannot be a directory")
 
     async def set_attributes(self, changes: NewAttributes) -> None:
         """Give the chunk another modification time; mode and owner are the shard's, and stay."""
@@ -399,7 +399,7 @@ class Chunk(Published):
         chunks = await self.fs.present(self.chunks)
         array, coords = chunks.array, self.coords
         if not array.grid.contains(coords):
-            raise RefusedError(f"{self.path} lies beyond the shape of its array by now")
+            raise RefusedError(f"{self.path} now lies beyond the shape of its array")
         if chunks is not self.chunks and not chunks.chunk_view.reads_like(self.chunks.chunk_view):
             raise RefusedError(f"{self.path} was written for other codecs or another data type than its array has now")
         if chunks.codec is not None:

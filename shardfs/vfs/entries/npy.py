@@ -102,7 +102,7 @@ class NpyDirectory(Directory):
     async def _node(self) -> Node:
         node = await self.node()
         if self.path and isinstance(node.metadata, ArrayMetadata):
-            raise StaleError(f"{self.path} is an array by now, and shown as a file")
+            raise StaleError(f"{self.path} is now an array, shown as a file")
         return node
 
     async def _child(self, node: Node, name: str) -> Node | None:
@@ -164,7 +164,7 @@ class NodeFile(Entry, ABC):
         """Return the attributes as *node* is now."""
         nbytes = self.nbytes_in(node)
         if nbytes is None or node.document_stat is None:
-            raise StaleError(f"{self.path or 'the source'} has no such form any more")
+            raise StaleError(f"{self.path or 'the source'} no longer has this form")
         return Attributes(self.ino, nbytes, self.fs.hierarchy.remaining(self.path), node.document_stat)
 
     @abstractmethod
@@ -224,7 +224,7 @@ class NpyNode(NodeFile):
         """Return the array of *node*, whatever the version of its document."""
         form = _view_of(self).shown(node).npy
         if form is None or node.any_array is None:
-            raise StaleError(f"{self.path or 'the source'} is no array with an .npy form any more")
+            raise StaleError(f"{self.path or 'the source'} is no longer an array with an .npy form")
         return NpyArray(node.any_array, form)
 
 

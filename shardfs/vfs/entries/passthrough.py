@@ -287,7 +287,7 @@ class Special(Passthrough):
     __slots__ = ()
 
     async def _open(self, *, writable: bool) -> PassthroughHandle:
-        raise IsADirectoryHereError(f"{self.path} is no regular file")
+        raise IsADirectoryHereError(f"{self.path} is not a regular file")
 
     async def successor(self) -> None:
         """Say that there is nothing to be read."""
@@ -374,7 +374,7 @@ class Directory(Special):
         if name == _REASON:
             reason = (await self.fs.hierarchy.node(self.path)).reason
             if reason is None:
-                raise NoAttributeError(f"{self.path} is not shown as stored for a reason")
+                raise NoAttributeError(f"{self.path} has no reason why it is shown as stored")
             return reason.encode()
         return await super().attribute(name)
 

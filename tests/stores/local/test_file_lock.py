@@ -313,7 +313,9 @@ async def test_an_owner_that_cannot_be_given_keeps_no_file_from_being_changed(so
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("f", path)], ids=["pipe", "dir", "link"])
 def test_what_is_no_file_in_place_of_the_lock_is_named_at_once(source: Path, make: object) -> None:
     make(source / "d" / "f.__lock")  # type: ignore[operator]
-    trio.run(refused_for, source, "f.__lock beside it is no regular file", 0, 0, clock=MockClock(autojump_threshold=0))
+    trio.run(
+        refused_for, source, "f.__lock beside it is not a regular file", 0, 0, clock=MockClock(autojump_threshold=0)
+    )
 
 
 @in_trio

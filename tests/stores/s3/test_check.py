@@ -55,6 +55,6 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
 def test_a_key_below_which_nothing_is_stored_is_no_source_but_an_empty_bucket_is() -> None:
     nothing = ListPage([], [], None)
     assert check("s3://bucket", nothing) == 0
-    with pytest.raises(SourceError, match=r"nothing is stored at s3://bucket/data; .* mount what is above it"):
+    with pytest.raises(SourceError, match=r"nothing is stored at s3://bucket/data; .* mount a prefix above it"):
         check("s3://bucket/data", nothing)
     assert check("s3://bucket/data", ListPage([], ["data/c/"], None)) == 0

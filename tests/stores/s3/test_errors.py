@@ -117,17 +117,17 @@ def test_status_and_code_are_read_from_what_obstore_says(
         ),
         (
             http_dump("Connect", 'ConnectError(\n    "dns error"'),
-            Failure(Cause.NOT_SENT, f"{ENDPOINT} cannot be reached: its name is not known"),
+            Failure(Cause.NOT_SENT, f"{ENDPOINT} cannot be reached: its name cannot be resolved"),
         ),
         (
             http_dump("Connect", "InvalidCertificate(UnknownIssuer)"),
             Failure(
                 Cause.NOT_TRUSTED,
-                f"{ENDPOINT} is not trusted: its certificate is of an authority that is not known here; AWS_CA_BUNDLE "
-                "names a file with certificates to trust",
+                f"{ENDPOINT} is not trusted: its certificate is signed by an unknown authority; AWS_CA_BUNDLE "
+                "can name a file with certificates to trust",
             ),
         ),
-        (obstore.exceptions.GenericError("of another version"), Failure(Cause.NO_REPLY, "the reply makes no sense")),
+        (obstore.exceptions.GenericError("of another version"), Failure(Cause.NO_REPLY, "the reply is invalid")),
     ],
 )
 def test_why_there_is_no_reply_is_read_from_what_obstore_says(error: Exception, expected: Failure) -> None:
@@ -153,7 +153,7 @@ def test_why_there_is_no_reply_is_read_from_what_obstore_says(error: Exception, 
         (boto.NoCredentialsError(), Cause.NO_CREDENTIALS, "aws configure"),
         (boto.UnauthorizedSSOTokenError(), Cause.NO_CREDENTIALS, "aws sso login"),
         (client_error(403, "AccessDenied", "AssumeRole"), Cause.NO_CREDENTIALS, "no credentials"),
-        (boto.ParamValidationError(report="x"), Cause.REPLY, "none that S3 takes"),
+        (boto.ParamValidationError(report="x"), Cause.REPLY, "S3 does not accept a name"),
         (client_error(403, "AccessDenied"), Cause.REPLY, "AccessDenied 403"),
         (client_error(404, "404"), Cause.REPLY, "status 404"),
         (client_error(403, "Signature=secret"), Cause.REPLY, "status 403"),
