@@ -34,9 +34,10 @@ def mount(
     options: MountOptions | None = None,
     store_options: StoreOptions | None = None,
 ) -> Iterator[Path]:
-    """Mount *source*, read-only unless *options* say otherwise, for the length of a `with` block; yields the place.
+    """Mount *source* for the length of a `with` block, and yield the mounted directory.
 
-    Without *mountpoint* that is a temporary directory.  Raises the errors of `shardfs.errors`.
+    Without *mountpoint* that is a temporary directory.  The mount is read-only unless *options* say otherwise.  Raises
+    the errors of `shardfs.errors`.
     """
     url, root = resolve(os.fspath(source))
     check_fuse()
@@ -71,7 +72,7 @@ def mount(
 class Dataset:
     """A source, read without FUSE.
 
-    What was seen is believed for *metadata_ttl* seconds, None being what suits the source.
+    Metadata and names are cached for *metadata_ttl* seconds, where None means 1 for a directory and 60 for S3.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Dataset:
 
 
 class DatasetNode:
-    """An array or a group of a dataset, as a mount would show it."""
+    """An array or a group of a dataset, as a mount shows it; its *path* is relative to the source."""
 
     def __init__(self, source: Source, path: str, lock: threading.Lock) -> None:
         self.path = path
@@ -111,17 +112,17 @@ class DatasetNode:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The document that a mount shows; of a sharded array, with its inner chunks as chunks."""
+        """The document that a mount shows: that of a sharded array has its inner chunks as chunks."""
         with self._lock:
             node = trio.run(_find, self._source, self.path)
         text = ZarrV3().documents(node).get(DOCUMENT, node.document)
         return dict(parse_json(text or b"{}"))
 
     def read_chunk(self, coords: Sequence[int]) -> bytes | None:
-        """Return the encoded inner chunk at *coords*, in the grid of inner chunks; None if there is none.
+        """Return the encoded inner chunk at *coords* in the grid of inner chunks; None if it is not stored.
 
-        Raises `IndexError` outside the grid, `NotUnshardable` for what is shown as stored, `CorruptionError` for a
-        damaged chunk or shard.
+        Raises `IndexError` outside the grid, `NotUnshardable` for an array without inner chunks, `CorruptionError` for
+        a damaged chunk or shard.
         """
         with self._lock:
             return trio.run(_read, self._source, self.path, tuple(map(operator.index, coords)))

@@ -37,7 +37,7 @@ class MetadataError(ShardfsError):
 
 
 class NotUnshardable(ShardfsError):  # noqa: N818 - a verdict on a sound document, not a failure
-    """A valid array cannot be described as an unsharded one; the message is the reason that users are shown."""
+    """A valid array cannot be described as an unsharded one; the message is the reason that users see."""
 
 
 class NotShownError(ShardfsError):
@@ -69,7 +69,7 @@ class AccessDeniedError(ShardfsError):
 
 
 class StoreError(ShardfsError):
-    """The store failed; whether the thing exists is not known."""
+    """The store failed; it is not known whether the object exists."""
 
 
 class UnknownOutcomeError(StoreError):
@@ -81,7 +81,7 @@ class UnreachableError(StoreError):
 
 
 class CorruptionError(ShardfsError):
-    """Stored bytes contradict the format: the data they stand for cannot be given."""
+    """Stored bytes contradict the format, so the data they stand for cannot be returned."""
 
 
 class OversizedDataError(CorruptionError):
@@ -173,14 +173,14 @@ class NoAttributeError(ShardfsError):
 
 
 class UsageError(ShardfsError):
-    """A command cannot be carried out as it was given."""
+    """A command or its options are wrong."""
 
     errno = _errno.EINVAL
     exit_status = 2
 
 
 class SourceError(ShardfsError):
-    """SOURCE is missing, unreadable, or of a kind that is not supported."""
+    """SOURCE is missing, unreadable, not supported, or being written by another process."""
 
     exit_status = 3
 
@@ -192,12 +192,12 @@ class MountPointError(ShardfsError):
 
 
 class UnfinishedError(ShardfsError):
-    """A daemon does not answer, or is not done yet; what was waited for may still happen."""
+    """A daemon does not answer or is not done yet; it may still succeed."""
 
     exit_status = 6
 
 
 class FuseUnavailableError(ShardfsError):
-    """This machine cannot mount: no `/dev/fuse`, no `fusermount3`, or no permission."""
+    """This machine cannot mount: there is no `/dev/fuse`, no `fusermount3`, or no permission."""
 
     exit_status = 5

@@ -32,19 +32,22 @@ def parse_address(text: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class MountOptions:
-    """How to mount.
+    """How to mount: the options of `shardfs mount`.
 
-    *metadata_ttl* is for how many seconds what was seen is believed, None being what suits the source; *page_cache*
-    lets the kernel keep the bytes of chunk files; *fuse_options* go to libfuse as they are.  *uid*, *gid* and *umask*,
-    where they are not None, are shown as owner, group and mode, in place of what is stored.  With *write* the mount may
-    be written to; *chunks_per_shard* is how new arrays are sharded then, one number for all axes or one for each, and
-    *auto_compact* from which share of dead bytes on a shard that was written is rewritten.  A *single_writer* promises
-    that nobody else writes to a remote source, whose server then need not keep writers apart.
+    *view* is what arrays are shown as, "v3", "v2" or "npy"; with *decode*, chunk files of v3 and v2 hold plain array
+    bytes.  *dimension_separator* separates the coordinates in chunk names of the view v2, where None means ".".
+    With *fill_missing*, that view shows the missing value of xarray as fill value.  Decoded chunks are cached up to
+    *decode_cache_nbytes*.
 
-    *view*, one of `VIEWS`, is what arrays are shown as; with *decode* chunk files of the views v3 and v2 hold plain
-    array bytes.  *dimension_separator* names the chunk files of the view v2, None being "."; with *fill_missing*, its
-    fill values are missing values as xarray takes them.  Decoded chunks are kept for later reads up to
-    *decode_cache_nbytes*.  Prometheus may ask for figures at the address *metrics*, as `parse_address` reads it.
+    With *write*, programs can write to the mount.  *chunks_per_shard*, one number for all axes or one for each, makes
+    new arrays sharded.  *auto_compact* is the share of dead bytes from which an idle mount rewrites a shard that it
+    appended to.  *single_writer* promises that nobody else writes to a remote source, whose server then need not keep
+    writers apart.
+
+    Names, sizes and listings are cached for *metadata_ttl* seconds, where None means 1 for a directory and 60 for S3;
+    with *page_cache* the kernel caches chunk files.  *allow_other* lets other users in.  *uid*, *gid* and *umask*, if
+    not None, are shown instead of the stored owner, group and mode.  *fuse_options* go to libfuse unchanged.
+    Prometheus can scrape the address *metrics*, such as "127.0.0.1:9464".
 
     Raises `UsageError` for options that contradict each other.
     """

@@ -27,10 +27,10 @@ INSTALL_S3: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions(S3Options):
-    """How to reach a remote source, and what to keep of it; a local one takes none of these.
+    """How to reach a remote source, and how to cache it; a local source takes none of these options.
 
-    What is None comes from the environment and the AWS configuration files: credentials always do.  *cache* is a
-    directory of this machine for what was fetched, also for later mounts, of up to *cache_nbytes* bytes.
+    What is None comes from the environment and the AWS configuration files; credentials always do.  *cache* is a local
+    directory that keeps up to *cache_nbytes* of fetched data, also for later mounts.
     """
 
     cache: str | None = None
@@ -69,7 +69,7 @@ def _option(field: str) -> str:
 def open_store(source: str, options: StoreOptions = _DEFAULTS, *, ttl: float | None = None) -> Store:
     """Open the store that *source*, a path, a `file://` or an `s3://` URL, names.
 
-    What was seen is believed for *ttl* seconds; None is 1 for a directory of this machine, and 60 for a bucket.
+    Names, sizes and listings are cached for *ttl* seconds; None means 1 for a local directory, and 60 for a bucket.
     Raises `SourceError`, and `UsageError` for options that the source does not have.  A remote store is not asked
     anything yet: see `Store.check`.
     """
