@@ -184,7 +184,7 @@ def test_another_user_is_told_whose_mount_it_is(background: Background) -> None:
         assert background("--write", directory / "source", place).returncode == 0
         for name in ("stats", "flush", "umount"):
             done = run(name, place, prefix=AS_NOBODY)
-            assert "it is a mount of root, for root alone" in done.stderr, name
+            assert "it belongs to root; only root can use it" in done.stderr, name
             assert done.returncode in (1, MOUNT_POINT)
             assert done.stderr.count("\n") == 1
         row = rows_below(directory, prefix=AS_NOBODY)["place"]
@@ -201,7 +201,7 @@ def test_another_user_is_told_whose_mount_it_is_where_it_is_named_from_here_and_
         assert background(directory / "source", directory / "place").returncode == 0
         for name in ("stats", "flush"):
             done = run(name, "place", cwd=directory, prefix=AS_NOBODY)
-            assert "it is a mount of root, for root alone" in done.stderr, name
+            assert "it belongs to root; only root can use it" in done.stderr, name
         assert run("umount", directory / "place").returncode == 0
 
 
@@ -213,5 +213,5 @@ def test_one_who_may_read_the_mount_of_another_cannot_unmount_it(background: Bac
         assert background("--allow-other", directory / "source", place).returncode == 0
         assert run("stats", place, prefix=AS_NOBODY).returncode == 0
         line = one_line_of(run("umount", place, prefix=AS_NOBODY), MOUNT_POINT)
-        assert line == f"{place} cannot be unmounted: it is a mount of root, for root alone"
+        assert line == f"{place} cannot be unmounted: it belongs to root; only root can use it"
         assert run("umount", place).returncode == 0

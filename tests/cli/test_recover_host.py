@@ -134,7 +134,7 @@ def test_a_journal_that_does_not_say_whose_it_is_is_shown_and_left_alone(host: H
     Path(found["path"], "source.json").unlink()
     (found,) = host.recover(status=FAILED)
     assert found["command"] is None
-    assert "does not say of what source" in found["message"]
+    assert "does not name its source" in found["message"]
     (found,) = host.recover(host.url, status=FAILED)
     assert "move it away" in found["message"]
     assert "move it away" in one_line_of(host.run("recover", "--apply", host.url), SOURCE)

@@ -73,7 +73,7 @@ def test_a_stopped_daemon_is_waited_for_as_long_as_it_is_told_and_named(
     with stopped(written):
         time.sleep(1.1)  # what the kernel remembers of the root is old by then: it asks the daemon for that, too
         line = one_line_of(run(name, "--timeout", "1", place), UNFINISHED)
-        assert "does not answer for 1 s" in line
+        assert "has not answered for 1 s" in line
         assert f"kill -CONT {written}" in line
         assert str(place) in mount_points()
     assert (place / "c/0/0").read_bytes() == NEW

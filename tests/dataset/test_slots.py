@@ -174,7 +174,7 @@ def test_a_journal_that_was_moved_to_another_source_is_refused_there(home: Path)
     shutil.rmtree(there.root)
     shutil.move(state.root, there.root)
     assert [slot.address for slot in (*slots_of(remote(other)), *all_slots())] == [None, None]
-    with pytest.raises(SourceError, match="is of s3://bucket/some path"), hold(remote(other)):
+    with pytest.raises(SourceError, match="belongs to s3://bucket/some path"), hold(remote(other)):
         pass
 
 

@@ -326,7 +326,7 @@ def test_chunks_are_plain_where_nothing_moves_them(
         ("int32", [transpose(0), LITTLE], "order"),
         ("int32", [extension("bytes", endian="middle")], "middle"),
         ("int32", [extension("bytes", endian="little", colour="blue")], "colour"),
-        (extension("structured", fields=[["a", "int16"]]), [BIG], "do not agree"),
+        (extension("structured", fields=[["a", "int16"]]), [BIG], "libraries disagree"),
         ("int32", [LITTLE, LITTLE], "2 array → bytes"),
         ("int32", [GZIP, LITTLE], "wrong side"),
         ("int32", [], "no array → bytes"),
