@@ -19,7 +19,7 @@ from shardfs.stores.url import StoreOptions, open_store
 if TYPE_CHECKING:
     from distributed import Client
 
-_TIMEOUT: Final = 30.0
+_TIMEOUT: Final = 10.0
 _RETRIES: Final = 3
 
 

@@ -1,0 +1,103 @@
+"""`--dask`: the same report from a cluster, whichever worker dies, and none from workers that are not fit for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from distributed import LocalCluster
+
+import shardfs
+from shardfs.bulk.cluster import Place, connected
+from shardfs.errors import StoreError
+from shardfs.stores.url import StoreOptions
+from tests.bulk.tasks import Corrupt, Deadly, Task
+from tests.bulk.test_engine import run as run_tasks
+from tests.support.commands import FAILED, WRONG_USAGE, one_line_of, run
+from tests.support.corpus import LITTLE, ZSTD
+from tests.support.damage import SHARD, document, edit, entry, flip
+from tests.support.dask_cluster import Cluster, dask_cluster
+from tests.support.datasets import store
+
+OVER = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with dask_cluster(tmp_path_factory.mktemp("dask")) as started:
+        yield started
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """A source of 20 arrays, one of which has a damaged chunk."""
+    source = tmp_path / "source"
+    for n in range(20):
+        store(source / str(n), document(LITTLE, ZSTD))
+    path = source / "7" / SHARD
+    edit(path, flip(entry(path.read_bytes(), 1)[0] + 2))
+    return source
+
+
+def test_a_cluster_does_what_this_machine_does_and_a_worker_that_dies_costs_nothing(
+    cluster: Cluster, damaged: Path, tmp_path: Path
+) -> None:
+    cluster.start_workers(2)
+    expected = run("verify", "--data", "--json", damaged)
+    assert (expected.returncode, len(json.loads(expected.stdout)["problems"])) == (FAILED, 1)
+    done = run("verify", "--data", "--json", "--dask", cluster.address, damaged)
+    assert (done.returncode, done.stdout, done.stderr) == (FAILED, expected.stdout, "")
+    assert run("compact", "--dask", cluster.address, damaged).stdout.startswith("0 shards compacted")
+    (tmp_path / "deaths").mkdir()
+    tasks = [Task(str(n)) for n in range(200)]
+    tasks[50], tasks[100] = Deadly("x", where=tmp_path / "deaths", times=1), Corrupt("y")
+    with connected(cluster.address, []) as executor:
+        outcomes = run_tasks(tasks, executor=executor)
+    assert len(outcomes) == 200
+    assert len({outcome.result for outcome in outcomes} - {None}) == 2
+    assert {outcome.task.name: str(outcome.error) for outcome in outcomes if outcome.error} == {"y": "y is damaged"}
+    assert len(list((tmp_path / "deaths").iterdir())) == 1
+
+
+def test_threads_of_a_worker_do_tasks_beside_each_other(damaged: Path) -> None:
+    place = Place(str(damaged), StoreOptions(), is_written=True)
+    with LocalCluster(
+        n_workers=1, threads_per_worker=4, processes=False, protocol="tcp://", dashboard_address=None
+    ) as cluster:
+        with connected(cluster.scheduler_address, [place]) as executor:
+            assert len(run_tasks([Task()] * 100, executor=executor)) == 100
+        done = run("verify", "--data", "--dask", cluster.scheduler_address, damaged)
+    assert done.stdout == run("verify", "--data", damaged).stdout
+    assert sorted(path.name for path in damaged.iterdir()) == sorted(map(str, range(20)))
+
+
+def test_a_worker_with_another_version_is_refused(cluster: Cluster, damaged: Path) -> None:
+    cluster.start_workers(1, code="import shardfs; shardfs.__version__ = '0.0.1'")
+    said = one_line_of(run("verify", "--dask", cluster.address, damaged), FAILED)
+    assert said.endswith(f" has shardfs 0.0.1, and this is {shardfs.__version__}")
+
+
+def test_a_worker_that_does_not_find_the_same_files_is_refused(cluster: Cluster, damaged: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    prefix = ("unshare", "--mount", "--propagation", "private", "sh", "-c", OVER, "sh")
+    if subprocess.run([*prefix, other, damaged, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace can be made here")
+    cluster.start_workers(1, prefix=(*prefix, other, damaged))
+    said = one_line_of(run("verify", "--dask", cluster.address, damaged), FAILED)
+    assert f" finds other files at {damaged} than this machine" in said
+    for array in damaged.iterdir():
+        array.rename(tmp_path / array.name)
+    place = Place(str(damaged), StoreOptions(), is_written=True)  # as empty as what the worker finds
+    with pytest.raises(StoreError, match="finds other files"), connected(cluster.address, [place]):
+        pass
+
+
+def test_a_cluster_that_cannot_work_is_refused(cluster: Cluster, damaged: Path) -> None:
+    said = one_line_of(run("verify", "--dask", cluster.address, damaged), FAILED)
+    assert said == f"the Dask cluster at {cluster.address} has no workers"
+    said = one_line_of(run("verify", "--dask", cluster.address, "--jobs", "2", damaged), WRONG_USAGE)
+    assert "--jobs is for this machine" in said
