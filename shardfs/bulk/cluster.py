@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -13,8 +13,8 @@ import trio
 
 from shardfs import __version__
 from shardfs.bulk.engine import as_told
-from shardfs.errors import ShardfsError, StoreError, UsageError
-from shardfs.stores.url import StoreOptions, open_store
+from shardfs.errors import NotFoundError, ShardfsError, StoreError, UsageError
+from shardfs.stores.url import StoreOptions, is_remote, open_store, url_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -25,11 +25,19 @@ _RETRIES: Final = 3
 
 @dataclass(frozen=True)
 class Place:
-    """A source or target that workers are to reach as this process does; a target *is_written*."""
+    """A source or target that workers are to reach as this process does, by an absolute path or a URL.
+
+    One that *is_written* may not be there yet.
+    """
 
     url: str
     options: StoreOptions
     is_written: bool = False
+
+    @classmethod
+    def of(cls, source: str, options: StoreOptions, *, is_written: bool = False) -> "Place":
+        """Return what a user calls *source*; *options* are for one that is remote."""
+        return cls(url_of(source), options if is_remote(source) else StoreOptions(), is_written)
 
 
 @contextmanager
@@ -80,25 +88,30 @@ def _check_workers(client: "Client", address: str, places: Sequence[Place]) -> N
 
 @contextmanager
 def _mark(place: Place) -> Iterator[str]:
-    """Yield the path of a file that is in a directory to be written for as long as the block lasts, else ""."""
-    root = open_store(place.url, place.options).root
-    if root is None or not place.is_written:
+    """Yield the path of a file that is there while the block lasts, in or above a directory to be written; else ""."""
+    if not place.is_written or is_remote(place.url):
         yield ""
         return
-    with tempfile.NamedTemporaryFile(prefix=".shardfs-", suffix=".tmp", dir=root) as file:
+    directory = place.url
+    while not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    with tempfile.NamedTemporaryFile(prefix=".shardfs-", suffix=".tmp", dir=directory) as file:
         yield file.name
 
 
 def survey(marked: Sequence[tuple[Place, str]]) -> tuple[str, list[str | ShardfsError]]:
     """Return the version of shardfs, and what is found at each place, as a text to be compared, or why nothing is."""
-    return __version__, [_look(place, mark) for place, mark in marked]
+    return __version__, [str(os.path.exists(mark)) if mark else trio.run(_look, place) for place, mark in marked]
 
 
-def _look(place: Place, mark: str) -> str | ShardfsError:
+async def _look(place: Place) -> str | ShardfsError:
     try:
-        names = trio.run(open_store(place.url, place.options).check) or ()
+        store = open_store(place.url, place.options)
+        if place.is_written:
+            with suppress(NotFoundError):
+                await store.list("")
+            return ""
+        names = await store.check() or ()
     except Exception as error:
         return as_told(error)
-    if mark:
-        return str(os.path.exists(mark))
     return hashlib.sha256(repr(sorted((name, kind.name) for name, kind in names)).encode()).hexdigest()

@@ -26,6 +26,8 @@ from shardfs.dataset.source import Source
 from shardfs.errors import ShardfsError, StoreError
 from shardfs.stores.url import StoreOptions, open_store
 
+log = logging.getLogger(__name__)
+
 _MAX_DEATHS: Final = 3
 _MAX_DEATHS_ELSEWHERE: Final = 2  # an executor that tells of a death has tried more than once itself
 _DASK_DEATH: Final = "KilledWorker"
@@ -96,7 +98,6 @@ async def run_tasks(
     executor: Executor | None = None,
     jobs: int | None = None,
     window: int | None = None,
-    stopping: Callable[[int], None] = lambda under_way: None,
 ) -> None:
     """Run *tasks*, of which no more are taken than there is room for; *done* is told what came of each, in any order.
 
@@ -105,7 +106,7 @@ async def run_tasks(
     *window* tasks are with the executor at a time.
 
     Whatever ends this early, as Ctrl-C does, or what *done* raises: tasks that have not begun are dropped, those that
-    have are waited for, and *stopping* is told their number.  Raises `StoreError` if processes cannot be started, or a
+    have are waited for, unless that is interrupted too.  Raises `StoreError` if processes cannot be started, or a
     given executor breaks.
     """
     context = context or Context()
@@ -128,7 +129,7 @@ async def run_tasks(
     except BaseException:
         try:
             with trio.CancelScope(shield=True):
-                await crew.abandon(stopping)
+                await crew.abandon()
         except BaseException:  # somebody is not patient
             crew.kill()
             raise
@@ -181,13 +182,13 @@ class _Crew(Generic[R]):
             await self._drain()
             await self._clear_suspects()
 
-    async def abandon(self, stopping: Callable[[int], None]) -> None:
-        """Drop the tasks that have not begun, and wait for the others; *stopping* is told how many they are."""
+    async def abandon(self) -> None:
+        """Drop the tasks that have not begun, and wait for the others."""
         for future in list(self._under_way):
             if future.cancel():
                 del self._under_way[future]
         if self._under_way:
-            stopping(len(self._under_way))
+            log.warning("waiting for tasks that have begun: %d; interrupt again to end them", len(self._under_way))
         while self._under_way:
             with suppress(Exception):  # of the caller, who is told already why this ends
                 await self._settle_next()

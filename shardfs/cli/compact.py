@@ -63,7 +63,7 @@ def compact(
     Programs that have a shard open natively keep reading the old one. `shardfs info --shards` shows the dead bytes.
     """
     store = open_checked(source, store_options)
-    with executor(jobs, dask, [Place(store.url, store_options)]) as chosen:
+    with executor(jobs, dask, [Place.of(source, store_options)]) as chosen:
         work = partial(compact_source, single_writer=single_writer, jobs=jobs, executor=chosen)
         lines = trio.run(work, store, store_options, threshold, force)
     for line in lines:

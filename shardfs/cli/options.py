@@ -185,10 +185,19 @@ def summary(command: click.Command) -> str:
     return command.get_short_help_str(sys.maxsize)
 
 
+class _Complaints(logging.Handler):
+    """Says what is logged, as errors are said."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it."""
+        complain(record.getMessage())
+
+
 def begin() -> None:
     """Begin a process of the command line."""
     # Reports say what is wrong with a source; only a mount logs it, where `fuse.log` says.
     logging.getLogger("shardfs").addHandler(logging.NullHandler())
+    logging.getLogger("shardfs.bulk").addHandler(_Complaints())
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # names are bytes
 

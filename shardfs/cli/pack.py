@@ -9,11 +9,12 @@ from typing import Any
 import click
 import trio
 
+from shardfs.bulk.cluster import Place
 from shardfs.bulk.plan import pack as pack_dataset
 from shardfs.bulk.run import Filling, Report
 from shardfs.bulk.unpack import Shown
 from shardfs.bulk.unpack import unpack as unpack_dataset
-from shardfs.cli.options import command, size, store_options, view_options
+from shardfs.cli.options import command, executor, size, store_options, view_options, workers_options
 from shardfs.cli.output import complain, counted, progress
 from shardfs.errors import printable
 from shardfs.format.lens.packed import Packing, parse_codecs_option
@@ -24,7 +25,7 @@ from shardfs.stores.url import StoreOptions
 def _filling_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add SOURCE and DEST, and the options that say how DEST is filled, as `filling`."""
     for option in (
-        click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes, if not one per processor."),
+        workers_options,
         click.option("--checksum", is_flag=True, help="Like --sync, but compare the bytes of what is stored, too."),
         click.option("--sync", is_flag=True, help="Do what is missing or changed in DEST, also after an interruption."),
         click.argument("destination", metavar="DEST"),
@@ -74,7 +75,7 @@ def pack(
     def say(line: str) -> None:
         click.echo(printable(line), err=not dry_run)
 
-    with _filling(**filling) as how:
+    with _filling(source, destination, store_options, **filling) as how:
         report = trio.run(partial(pack_dataset, source, destination, packing, how, store_options, say, is_dry=dry_run))
     _finish(report, is_dry=dry_run)
 
@@ -100,7 +101,7 @@ def unpack(
 
     Exit status 1 if anything is not in DEST, which is named.
     """
-    with _filling(**filling) as how:
+    with _filling(source, destination, store_options, **filling) as how:
         report = trio.run(partial(unpack_dataset, source, destination, Shown(view, decode), how, store_options, _say))
     _finish(report, is_dry=False)
 
@@ -110,17 +111,26 @@ def _say(line: str) -> None:
 
 
 @contextmanager
-def _filling(sync: bool, checksum: bool, jobs: int | None) -> Iterator[Filling]:
-    """Yield how DEST is filled, with progress on a terminal."""
+def _filling(
+    source: str,
+    destination: str,
+    options: StoreOptions,
+    sync: bool,
+    checksum: bool,
+    jobs: int | None,
+    dask: str | None,
+) -> Iterator[Filling]:
+    """Yield how DEST is filled, and by whom, with progress on a terminal."""
     told = 0
-    with progress("stored", None, "B") as advance:
+    places = [Place.of(source, options), Place.of(destination, options, is_written=True)]
+    with executor(jobs, dask, places) as chosen, progress("stored", None, "B") as advance:
 
         def tell(report: Report) -> None:
             nonlocal told
             advance(report.nbytes - told)
             told = report.nbytes
 
-        yield Filling(sync, checksum, jobs=jobs, progress=tell)
+        yield Filling(sync, checksum, chosen, jobs, tell)
 
 
 def _finish(report: Report, *, is_dry: bool) -> None:

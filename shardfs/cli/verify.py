@@ -50,7 +50,7 @@ def verify(
     use something that shardfs does not know, are named with the reason.
     """
     opened = open_source(source, store_options)
-    with executor(jobs, dask, [Place(opened.store.url, store_options)]) as chosen:
+    with executor(jobs, dask, [Place.of(source, store_options)]) as chosen:
         report = trio.run(verify_source, opened, store_options, data, jobs, chosen)
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
     if not report.is_sound:

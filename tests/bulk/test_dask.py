@@ -20,7 +20,7 @@ from tests.support.commands import FAILED, WRONG_USAGE, one_line_of, run
 from tests.support.corpus import LITTLE, ZSTD
 from tests.support.damage import SHARD, document, edit, entry, flip
 from tests.support.dask_cluster import Cluster, dask_cluster
-from tests.support.datasets import store
+from tests.support.datasets import files_below, store
 
 OVER = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
@@ -51,6 +51,10 @@ def test_a_cluster_does_what_this_machine_does_and_a_worker_that_dies_costs_noth
     done = run("verify", "--data", "--json", "--dask", cluster.address, damaged)
     assert (done.returncode, done.stdout, done.stderr) == (FAILED, expected.stdout, "")
     assert run("compact", "--dask", cluster.address, damaged).stdout.startswith("0 shards compacted")
+    where = {"here": (), "there": ("--dask", cluster.address)}
+    packed = [run("pack", "--shards", "2", *how, damaged, tmp_path / name) for name, how in where.items()]
+    assert packed[0].stdout == packed[1].stdout
+    assert files_below(tmp_path / "here") == files_below(tmp_path / "there")
     (tmp_path / "deaths").mkdir()
     tasks = [Task(str(n)) for n in range(200)]
     tasks[50], tasks[100] = Deadly("x", where=tmp_path / "deaths", times=1), Corrupt("y")

@@ -53,7 +53,7 @@ class Run:
         return self.process.returncode
 
     def tasks(self, what: str) -> set[str]:
-        return {name for said, name in self.said if said == what}
+        return {words[1] for words in self.said if words[0] == what}
 
     def close(self) -> None:
         os.close(self._fd)
@@ -72,7 +72,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 def test_on_ctrl_c_what_runs_is_waited_for_and_nothing_else_begins(run: Run) -> None:
     run.press()
-    assert run.read() == "stopping"
+    assert run.read() == "waiting"
     run.unlock()
     assert run.end() == -signal.SIGINT
     assert run.tasks("begun") == run.tasks("done") == run.tasks("told")
@@ -81,7 +81,7 @@ def test_on_ctrl_c_what_runs_is_waited_for_and_nothing_else_begins(run: Run) -> 
 
 def test_a_second_ctrl_c_waits_for_nothing(run: Run) -> None:
     run.press()
-    assert run.read() == "stopping"
+    assert run.read() == "waiting"
     run.press()
     assert run.end() == -signal.SIGINT
     assert not run.tasks("done")

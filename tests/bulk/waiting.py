@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,15 +18,10 @@ async def tasks() -> AsyncIterator[Task]:
         yield Waiting(str(n), where=Path(sys.argv[1]))
 
 
-def say(*words: object) -> None:
-    print(*words, flush=True)
-
-
 async def main() -> None:
-    await run_tasks(
-        tasks(), lambda outcome: say("told", outcome.task.name), jobs=2, stopping=lambda ntasks: say("stopping", ntasks)
-    )
+    await run_tasks(tasks(), lambda outcome: print("told", outcome.task.name, flush=True), jobs=2)
 
 
 if __name__ == "__main__":
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
     trio.run(main)
