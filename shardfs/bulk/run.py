@@ -15,7 +15,7 @@ from shardfs.dataset.slots import hold
 from shardfs.dataset.source import Source
 from shardfs.dataset.state import needed
 from shardfs.errors import NoSpaceError, NotFoundError, ReadOnlyError, SourceError, UsageError
-from shardfs.stores.base import NewObject, Stat, Store, is_reserved
+from shardfs.stores.base import Kind, NewObject, Stat, Store, is_reserved
 from shardfs.stores.url import StoreOptions, is_remote, open_store, url_of
 
 
@@ -114,8 +114,11 @@ async def fill(job: Job, context: Context, contents: Contents, made_by: str, fil
                 await store.discard(key)
                 report.removed += 1
             if report.removed and not store.rewrites:
-                await prune(store, "")
-        await store.settle()
+                for entry in await store.list(""):
+                    if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name):
+                        await prune(store, entry.name)
+        if report.stored or report.removed:
+            await store.settle()
         await store.clear_unfinished(())
     return report
 

@@ -197,6 +197,10 @@ class LossyDisk(Syscalls):
         with self._call("sync", fd=fd):
             self._note(_Synced(self._file(fd)))
 
+    def sync_file_system(self, fd: int) -> None:
+        with self._call("sync_file_system"):
+            pass  # no power is cut where it is called
+
     def sync_directory(self, fd: int) -> None:
         with self._call("sync_directory"):
             self._note(_Synced(self._directory(fd)))
@@ -439,6 +443,9 @@ class QuickDisk(Syscalls):
         pass
 
     def sync_directory(self, fd: int) -> None:
+        pass
+
+    def sync_file_system(self, fd: int) -> None:
         pass
 
 

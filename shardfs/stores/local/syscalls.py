@@ -195,9 +195,11 @@ class Syscalls:
         """Make content and attributes of a file durable; after an error nothing is known of any part of them."""
         os.fsync(fd)
 
-    def sync_all(self) -> None:
-        """Make all durable that any program wrote before."""
-        os.sync()
+    def sync_file_system(self, fd: int) -> None:
+        """Make all durable that was written to the file system of the open file."""
+        if _LIBC.syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     def sync_directory(self, fd: int) -> None:
         """Make the names in a directory durable, where its file system can do that."""

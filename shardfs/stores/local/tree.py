@@ -109,8 +109,14 @@ class LocalStore(LocalReader):
             await self.threads.on_content(clear_unfinished, self, self._syscalls)
 
     async def settle(self) -> None:
-        """Make all durable that was written to any file."""
-        await self.threads.on_content(self._syscalls.sync_all)
+        """Make all durable that was written, with what else its file system holds."""
+
+        def settle() -> None:
+            directory = open_beneath(self.directory, "", _DIRECTORY)
+            self._syscalls.sync_file_system(directory.fd)
+
+        with changing(""):
+            await self.threads.on_content(settle)
 
     async def create(self, key: str, mode: int, *, exclusive: bool) -> "LocalFile":
         """Open a regular file to read and write, and make it with *mode* if there is none."""

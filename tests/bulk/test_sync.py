@@ -1,0 +1,199 @@
+"""`--sync`: an interrupted run goes on, what changed is done again, and the end is that of an undisturbed run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import subprocess
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+import zarr
+
+from shardfs.bulk.plan import pack as pack_dataset
+from shardfs.bulk.run import Filling, Report
+from shardfs.bulk.unpack import Shown
+from shardfs.bulk.unpack import unpack as unpack_dataset
+from shardfs.errors import ShardfsError
+from shardfs.format.lens.packed import Packing
+from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local.tree import LocalStore
+from shardfs.stores.url import StoreOptions
+from tests.bulk.test_pack import pack, write_v3
+from tests.support.commands import WRONG_USAGE, run
+from tests.support.datasets import files_below
+from tests.support.lossy_disk import Fault, Killed, LossyDisk, QuickDisk
+from tests.support.mounting import command, environment
+from tests.support.processes import end_with_parent
+
+QUICK = QuickDisk()
+SHAPES = ("--shard-size", "20K")
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def summary(*arguments: str | Path, status: int = 0) -> str:
+    done = run(*arguments)
+    assert done.returncode == status, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("command", [("pack", *SHAPES), ("unpack",), ("unpack", "--view", "npy")], ids=" ".join)
+def test_only_what_is_missing_or_changed_is_done_again(tmp_path: Path, command: tuple[str, ...]) -> None:
+    source, made, fresh = tmp_path / "source", tmp_path / "made", tmp_path / "fresh"
+    write_v3(source)
+    summary(*command, source, made)
+    before = {path: os.stat(made / path).st_mtime_ns for path in files_below(made)}
+    assert summary(*command, "--sync", source, made).startswith("0 objects stored")
+
+    image = zarr.open_group(source)["image"]
+    image[:8, :8, :8] = 1
+    image[32:, 48:, 24:] = image.fill_value  # zarr-python removes a chunk of fill values
+    shutil.rmtree(source / "notes")
+    (source / "new.txt").write_text("new")
+    lost = next(path for path in files_below(made) if path.startswith("below/table"))
+    (made / lost).unlink()
+    summary(*command, "--sync", source, made)
+    summary(*command, source, fresh)
+    after = files_below(made)
+    assert after == files_below(fresh)
+    assert not (made / "notes").exists()
+    touched = {path for path in after if os.stat(made / path).st_mtime_ns != before.get(path)}
+    assert lost in touched
+    assert len(touched) <= 6
+    assert summary(*command, "--sync", source, made).startswith("0 objects stored")
+
+
+def test_what_was_damaged_behind_its_back_is_found_by_comparing_bytes(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_v3(source)
+    pack(source, made, *SHAPES)
+    before = files_below(made)
+    shard = made / "image/c/0/0/0"
+    status = shard.stat()
+    shard.write_bytes(shard.read_bytes()[::-1])
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert summary("pack", *SHAPES, "--sync", source, made).startswith("0 objects stored")
+    assert summary("pack", *SHAPES, "--checksum", source, made).startswith("1 object stored")
+    assert files_below(made) == before
+
+
+def test_a_destination_of_another_command_is_refused(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_v3(source)
+    pack(source, made, *SHAPES)
+    before = files_below(made)
+    for other in (("pack",), ("unpack",)):
+        done = run(*other, "--sync", source, made)
+        assert done.returncode == WRONG_USAGE
+        assert "DEST was made by another command" in done.stderr
+    assert files_below(made) == before
+
+
+def test_a_destination_that_nothing_is_known_of_is_filled_all_the_same(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_v3(source)
+    pack(source, made, *SHAPES)
+    before = files_below(made)
+    shutil.rmtree(tmp_path / "state")
+    (made / "image/c/0/0/0").unlink()
+    assert "unchanged" not in summary("pack", *SHAPES, "--sync", source, made)
+    assert files_below(made) == before
+
+
+FAULTS = {
+    "killed": Killed(),
+    "full": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    "broken": OSError(errno.EIO, os.strerror(errno.EIO)),
+}
+
+
+def write_small(path: Path) -> None:
+    group = zarr.open_group(path, mode="w", zarr_format=3, attributes={"a": 1})
+    group.create_array("a", shape=(12,), chunks=(2,), dtype="i4")[...] = np.arange(1, 13)
+    (path / "file").write_text("file")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("what", ["pack", "unpack"])
+def test_whatever_call_of_the_store_fails_the_next_run_ends_as_if_none_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, fault: str
+) -> None:
+    source, fresh = tmp_path / "source", tmp_path / "fresh"
+    write_small(source)
+    disks: dict[str, Syscalls] = {}
+
+    def open_on_disk(url: str, options: StoreOptions, ttl: float) -> LocalStore:
+        return LocalStore(url, disks.get(url, QUICK), ttl=ttl)
+
+    def fill(made: Path) -> Report:
+        how, options = Filling(syncs=made != fresh, jobs=1), StoreOptions()
+        arguments = (str(source), str(made))
+        if what == "pack":
+            packing = Packing(chunks_per_shard=(4,))
+            return trio.run(partial(pack_dataset, *arguments, packing, how, options, print))
+        return trio.run(partial(unpack_dataset, *arguments, Shown(), how, options, print))
+
+    monkeypatch.setattr("shardfs.bulk.engine.open_store", open_on_disk)
+    fresh.mkdir()
+    counted = disks[str(fresh)] = LossyDisk(fresh)
+    assert not fill(fresh).problems
+    expected = files_below(fresh)
+    for number in range(len(counted.calls)):
+        made = tmp_path / f"made-{number}"
+        made.mkdir()
+        disk = disks[str(made)] = LossyDisk(made, {number: Fault(FAULTS[fault])})
+        with suppress(Killed, ShardfsError):
+            report = fill(made)
+            assert report.problems or disk.names[number] == "unlink"
+        assert number < len(disk.calls)
+        for name, data in files_below(made).items():
+            assert data == expected.get(name, data) or "/unfinished/" in name, name
+        disks[str(made)] = QUICK
+        assert not fill(made).problems
+        assert files_below(made) == expected, (number, disk.names[number])
+        shutil.rmtree(made)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_run_whose_processes_are_killed_is_finished_by_the_next(tmp_path: Path, seed: int) -> None:
+    source, made, fresh = tmp_path / "source", tmp_path / "made", tmp_path / "fresh"
+    write_v3(source)
+    moment = random.Random(seed)
+    what = ["pack", *SHAPES] if seed % 3 else ["unpack"]
+    what += ["--jobs", str(1 + seed % 2)]
+    for attempt in range(2):
+        killed = subprocess.Popen(
+            command(*what, "--sync", source, made),
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=end_with_parent,
+        )
+        wait_for_some(made, killed, moment.randrange(1, 20) + 20 * attempt)
+        killed.kill()
+        killed.wait()
+    summary(*what, "--sync", source, made)
+    summary(*what, source, fresh)
+    assert files_below(made) == files_below(fresh)
+
+
+def wait_for_some(made: Path, process: subprocess.Popen[bytes], count: int) -> None:
+    """Wait until there are so many files, or the process is done."""
+    while process.poll() is None:
+        try:
+            if sum(len(names) for _, _, names in os.walk(made)) >= count:
+                return
+        except OSError:
+            continue
+        time.sleep(0.001)
