@@ -142,7 +142,7 @@ def _open_s3(location: Location, options: StoreOptions, ttl: float | None) -> St
         if error.name is None or error.name.partition(".")[0] not in (*S3_LIBRARIES, "botocore"):
             raise
         raise SourceError(
-            f"{location.url} takes {' and '.join(S3_LIBRARIES)}; install them with: {INSTALL_S3}"
+            f"{location.url} needs {' and '.join(S3_LIBRARIES)}; install them with: {INSTALL_S3}"
         ) from None
     counts = Counts()
     client = S3Client(location.bucket, options, counts)

@@ -16,7 +16,7 @@ from tests.support.damage import edit, flip
 from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
 
-EXPECTED = ("is left out of the", "is not right to all readers")
+EXPECTED = ("is left out of the", "is not read correctly by all users")
 VIEWS = [("v3",), ("v3", "--decode"), ("v2",), ("v2", "--decode"), ("npy",)]
 
 
