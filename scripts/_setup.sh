@@ -2,6 +2,7 @@
 # What demo, test and bench need of a fresh Debian or Ubuntu machine. Source it, then call
 #
 #   setup_system PACKAGE...   FUSE and a compiler, and these packages beside them
+#   setup_program PACKAGE     the program of that name in a package, without its service
 #   setup_python EXTRA...     a virtual environment with shardfs, editable, and these extras
 #   setup_client NAME PYTHON REQUIREMENT...
 #                             an environment of its own for a program that cannot share that one
@@ -90,10 +91,47 @@ _check_fuse() {
 setup_system() {
     if _has_apt; then
         _install fuse3 libfuse3-dev pkg-config gcc libc6-dev "$@"
-    elif ! { command -v fusermount3 && command -v gcc && pkg-config --exists fuse3; } >/dev/null 2>&1; then
-        _die "this is no Debian or Ubuntu (no apt-get): install fuse 3 with its headers, pkg-config, gcc $*"
+    else
+        _check_programs
     fi
     _check_fuse
+}
+
+# Name what is missing where no apt-get can install it, each with its package in Debian.
+_check_programs() {
+    local missing=()
+    command -v fusermount3 >/dev/null || missing+=('fusermount3 (package fuse3 in Debian)')
+    command -v gcc >/dev/null || missing+=('a C compiler (gcc)')
+    if ! command -v pkg-config >/dev/null; then
+        missing+=('pkg-config (pkg-config)')
+    elif ! pkg-config --exists fuse3; then
+        missing+=('headers of FUSE 3 (libfuse3-dev)')
+    fi
+    if ((${#missing[@]})); then
+        _say 'there is no apt-get here to install what is missing:'
+        printf '    %s\n' "${missing[@]}" >&2
+        exit 1
+    fi
+}
+
+setup_program() {
+    local directory log
+    if ! _has_apt || command -v "$1" >/dev/null || [[ -x $SHARDFS_VENV/bin/$1 ]]; then
+        return
+    fi
+    _say "unpacking $1 into $SHARDFS_VENV/bin"
+    directory=$(mktemp -d)
+    log=$directory/log
+    if ! (
+        cd "$directory"
+        apt-get -qq download "$1" || { _apt_get update && apt-get -qq download "$1"; }
+        dpkg-deb -x ./*.deb .
+        install "usr/bin/$1" "$SHARDFS_VENV/bin/$1"
+    ) >"$log" 2>&1; then
+        cat "$log" >&2
+        _say "cannot unpack $1; tests that need it are skipped"
+    fi
+    rm -rf "$directory"
 }
 
 _is_recent() {
@@ -117,7 +155,8 @@ _find_python() {
             return
         fi
     done
-    _has_apt || _die "no Python >= 3.11 with headers and venv, and no apt-get to install one"
+    _has_apt || _die "no Python >= 3.11 with its headers and venv (python3-dev and python3-venv in Debian)," \
+        "and no apt-get to install one"
     for candidate in /usr/bin/python3 python3.13 python3.12 python3.11; do
         version=${candidate##*/}
         if _is_recent "$candidate"; then
@@ -153,7 +192,8 @@ setup_python() {
     fi
     _say "installing shardfs[$extras] in $SHARDFS_VENV"
     "$SHARDFS_VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-        --editable "${SHARDFS_TOP}[$extras]" </dev/null
+        --editable "${SHARDFS_TOP}[$extras]" </dev/null ||
+        _die "pip could not install shardfs[$extras]; docs/install.md explains its messages"
     printf '%s' "$wanted" >"$stamp"
 }
 

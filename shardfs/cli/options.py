@@ -101,8 +101,8 @@ class _Bash(BashComplete):
     """Completion for Bash, which puts what it is given into the line as it is."""
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Write an item, quoted."""
-        return f"{item.type}," + _SPECIAL.sub(r"\\\g<0>", item.value)
+        """Write an item, quoted for the line, and once more for the `read` of the script."""
+        return f"{item.type}," + _SPECIAL.sub(r"\\\g<0>", item.value).replace("\\", r"\\")
 
 
 add_completion_class(_Bash)

@@ -1,0 +1,154 @@
+"""The wheel: what is in it, what man pages and shells make of it, and that users can check their types against it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from zipfile import ZipFile
+
+import click
+import pytest
+
+import shardfs
+from shardfs.cli import cli
+from tests.support.mounting import PATIENCE, Mounter
+
+TOP = Path(shardfs.__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with what is in the wheel, and nothing that it depends on."""
+    directory = tmp_path_factory.mktemp("package")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory]
+    done = subprocess.run(build, cwd=TOP, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = directory.glob("*.whl")
+    venv.create(directory / "venv")
+    (packages,) = (directory / "venv").glob("lib/*/site-packages")
+    with ZipFile(wheel) as file:
+        file.extractall(packages)
+    shutil.move(packages / f"shardfs-{shardfs.__version__}.data/data/share", directory / "venv/share")
+    (directory / "venv/bin/shardfs").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m shardfs "$@"\n')
+    (directory / "venv/bin/shardfs").chmod(0o755)
+    return directory / "venv"
+
+
+def test_it_has_the_licence_and_no_more_than_the_program(prefix: Path) -> None:
+    (packages,) = prefix.glob("lib/*/site-packages")
+    found = {path.name for path in packages.iterdir()}
+    assert found == {"shardfs", f"shardfs-{shardfs.__version__}.dist-info", f"shardfs-{shardfs.__version__}.data"}
+    (licence,) = packages.glob("*.dist-info/licenses/*")
+    assert licence.read_bytes() == (TOP / "LICENSE").read_bytes()
+    assert "\nLicense-Expression: MIT\n" in next(packages.glob("*.dist-info/METADATA")).read_text()
+
+
+def test_every_command_has_a_man_page_with_all_that_its_help_has(prefix: Path) -> None:
+    man1 = prefix / "share/man/man1"
+    assert {path.stem for path in man1.iterdir()} == {"shardfs", *(f"shardfs-{name}" for name in cli.commands)}
+    for page in man1.iterdir():
+        shown = subprocess.run(
+            ["man", "--warnings", "-l", page], env=os.environ | {"MANWIDTH": "10000"}, capture_output=True, text=True
+        )
+        assert (shown.returncode, shown.stderr) == (0, ""), page
+        command = cli.commands.get(page.stem.removeprefix("shardfs-"), cli)
+        help_text = command.get_help(click.Context(command, info_name=page.stem, terminal_width=10000))
+        assert words_of(help_text) - {"usage"} <= words_of(re.sub(".\b", "", shown.stdout)), page
+
+
+def words_of(text: str) -> set[str]:
+    return {word.rstrip(":").lower() for word in text.split()}
+
+
+def test_a_user_may_be_strict_about_types(prefix: Path, tmp_path: Path) -> None:
+    sound = """
+from pathlib import Path
+
+import shardfs
+from shardfs import MountOptions, StoreOptions
+
+
+def read(source: Path) -> bytes | None:
+    options, store_options = MountOptions(view="v2"), StoreOptions(profile="lab")
+    with shardfs.mount(source, options=options, store_options=store_options) as path:
+        names: list[str] = [each.name for each in path.iterdir()]
+    dataset = shardfs.open(source)
+    documents = {name: dataset[name].metadata["shape"] for name in [*dataset, *names]}
+    return dataset[max(documents)].read_chunk((0, 0))
+
+
+print(shardfs.__version__.upper(), read(Path("data.zarr")))
+"""
+    wrong = "import shardfs\nwith shardfs.mount(5) as path:\n    path.nonsense()\nshardfs.nothing\n"
+    for text, status, lines in ((sound, 0, []), (wrong, 1, ["2", "3", "4"])):
+        (tmp_path / "user.py").write_text(text)
+        words = ["--strict", "--python-executable", prefix / "bin/python", "--cache-dir", tmp_path / "cache", "user.py"]
+        done = subprocess.run([sys.executable, "-m", "mypy", *words], cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, re.findall(r"^user\.py:(\d+): error", done.stdout, re.M)) == (status, lines), (
+            done.stdout
+        )
+
+
+SHELLS = {
+    "bash": (["bash", "--norc", "-i"], "source {}/bash-completion/completions/shardfs"),
+    "zsh": (["zsh", "-f", "-i"], "fpath=({}/zsh/site-functions $fpath); autoload -U compinit; compinit -u -D"),
+    "fish": (["fish", "--no-config", "-i"], "source {}/fish/vendor_completions.d/shardfs.fish"),
+}
+
+
+class Terminal:
+    """An interactive shell that somebody types into."""
+
+    def __init__(self, command: list[str], cwd: Path, path: str) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(cwd)
+            os.execvpe(command[0], command, {**os.environ, "TERM": "dumb", "PATH": path, "HOME": str(cwd)})
+
+    def type(self, text: str, expected: str) -> None:
+        """Type, and wait until the terminal shows what is expected."""
+        os.write(self.fd, text.encode())
+        shown, deadline = "", time.monotonic() + PATIENCE
+        while expected not in shown:
+            assert time.monotonic() < deadline, (text, expected, shown)
+            if select.select([self.fd], [], [], 1)[0]:
+                shown += os.read(self.fd, 65536).decode(errors="replace")
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request: pytest.FixtureRequest, prefix: Path, tmp_path: Path) -> Iterator[Terminal]:
+    command, load = SHELLS[request.param]
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    terminal = Terminal(command, tmp_path, f"{prefix}/bin:{os.environ['PATH']}")
+    terminal.type(f"{load.format(prefix / 'share')}; echo rea''dy\r", "ready")
+    yield terminal
+    os.close(terminal.fd)
+    os.waitpid(terminal.pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("shardfs verify --dat\t", "--data"),
+        ("shardfs verify sou\t", "verify source/"),
+        ("shardfs umount mounted\t", r"mounted\ here\ \$5"),
+    ],
+    ids=["option", "folder", "mount"],
+)
+def test_shells_complete(
+    shell: Terminal, mount: Mounter, source: Path, tmp_path: Path, typed: str, expected: str
+) -> None:
+    if "umount" in typed:
+        (tmp_path / "mounted here $5").mkdir()
+        mount(source, path=tmp_path / "mounted here $5")
+    shell.type(typed, expected)
