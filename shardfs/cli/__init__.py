@@ -8,7 +8,21 @@ import platform
 import click
 
 from shardfs import __version__
-from shardfs.cli import compact, doctor, info, mount, mount_helper, mounted, mounts, pack, recover, refs, stats, verify
+from shardfs.cli import (
+    compact,
+    doctor,
+    info,
+    map,
+    mount,
+    mount_helper,
+    mounted,
+    mounts,
+    pack,
+    recover,
+    refs,
+    stats,
+    verify,
+)
 from shardfs.cli.options import Commands, begin
 from shardfs.errors import ShardfsError
 from shardfs.fuse.mountpoint import fuse_versions
@@ -54,6 +68,7 @@ for each in (
     mounts.mounts,
     doctor.doctor,
     info.info,
+    map.map,
     verify.verify,
     refs.refs,
     recover.recover,

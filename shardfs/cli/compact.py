@@ -21,7 +21,7 @@ from shardfs.cli.options import (
 )
 from shardfs.cli.output import counted, progress
 from shardfs.dataset.maintenance.compact import find_waste
-from shardfs.dataset.maintenance.walk import walk_all_shards
+from shardfs.dataset.maintenance.walk import walk_all_shards, walk_nodes
 from shardfs.dataset.slots import hold
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.recovery import opened
@@ -60,7 +60,7 @@ def compact(
 ) -> None:
     """Rewrite the shards of SOURCE that have many dead bytes, each atomically, in C order.
 
-    Programs that have a shard open natively keep reading the old one. `shardfs info --shards` shows the dead bytes.
+    Programs that have a shard open natively keep reading the old one. `shardfs map` shows the dead bytes.
     """
     store = open_checked(source, store_options)
     with executor(jobs, dask, [Place.of(source, store_options)]) as chosen:
@@ -97,7 +97,7 @@ async def compact_source(
             found = await look_at_shards(
                 store.url,
                 options,
-                walk_all_shards(source, "looking for dead bytes", progress),
+                walk_all_shards(walk_nodes(source), "looking for dead bytes", progress),
                 partial(find_waste, threshold=threshold, force=force),
                 reads_chunks=False,
                 context=Context({(store.url, options): source}),

@@ -1,8 +1,8 @@
-"""`shardfs info`: every array, how a view shows it, and how to mount the source for which program."""
+"""`shardfs info`: the arrays of a source, one in detail, and how to mount the source for which program."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -10,24 +10,24 @@ import click
 import trio
 
 from shardfs.cli.clients import VIEW_OPTIONS, Advice, Adviser, ViewOptions
-from shardfs.cli.options import command, json_option, open_source, source_options, view_options
-from shardfs.cli.output import complain
+from shardfs.cli.options import array_argument, command, json_option, open_source, source_options
+from shardfs.cli.output import complain, counted, progress, table
 from shardfs.dataset.array import Array
 from shardfs.dataset.foreign import what_else
 from shardfs.dataset.hierarchy import Node
-from shardfs.dataset.maintenance.verify import ShardUse, measure
-from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
+from shardfs.dataset.maintenance.walk import Advance, array_nodes, walk_shards
 from shardfs.dataset.source import Source
 from shardfs.errors import MetadataError, ShardfsError, printable
-from shardfs.format.document import Json, brief, encode_json
+from shardfs.format.codecs import SHARDING
+from shardfs.format.document import Extension, Json, brief, encode_json
+from shardfs.format.dtype import item_nbytes, type_name
 from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.metadata import ArrayMetadata
-from shardfs.fuse.options import MountOptions
+from shardfs.fuse.progress import size
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.views import View, ZarrV2, make_view
 
 Described = dict[str, Any]
-Views = Mapping[ViewOptions, View]
 
 _SHOWN: Final = {
     ViewOptions("v3"): "unsharded",
@@ -36,98 +36,76 @@ _SHOWN: Final = {
     ViewOptions("v2", decode=True): "as Zarr v2, decoded",
     ViewOptions("npy"): "as a .npy file",
 }
-_MAX_MISSING: Final = 3
-"""How many of the arrays that a tool does not read are named in the text for people."""
+_MAX_NAMED: Final = 3
+"""How many arrays a line for people names that says the same of all of them."""
 
 
 @command(
     examples="""
     shardfs info data.zarr
-    shardfs info --view v2 data.zarr
-    shardfs info --shards data.zarr
-    shardfs info --json data.zarr | jq '.[].shape'
+    shardfs info data.zarr group/image
+    shardfs info --tools data.zarr
+    shardfs info --json data.zarr | jq '.arrays[].shape'
     shardfs info --profile lab s3://bucket/data.zarr
     """
 )
 @source_options
-@view_options
-@click.option("--shards", is_flag=True, help="Also list every shard: size, chunks, live and dead bytes.")
+@array_argument
+@click.option("--tools", is_flag=True, help="Say for each program which mount it reads: MNT is your mount point.")
 @json_option
-def info(source: str, store_options: StoreOptions, view: str, decode: bool, shards: bool, as_json: bool) -> None:
-    """Describe every array of SOURCE: how a view shows it, or why not, and which mount your program reads.
+def info(source: str, store_options: StoreOptions, array: str | None, tools: bool, as_json: bool) -> None:
+    """List the arrays of SOURCE: shapes, codecs, what is stored of each, and in which views a mount shows it.
 
-    At the end is a line for each program: what to type, with MNT for your mount point.
+    The ratio is that of decoded to stored bytes, of the shards that are stored. A view with a star takes --decode. With
+    ARRAY, a path in SOURCE, all that is known of that array, and why a view does not show it.
     """
-    MountOptions(view=view, decode=decode)  # refuses what no mount can show
     opened = open_source(source, store_options)
-    usual = StoreOptions().to_arguments()
-    options = [option for option in store_options.to_arguments() if option not in usual]
-    shown = ViewOptions(view, decode)
-    described = trio.run(partial(describe, opened, shown, shards=shards, typed=source, options=options))
-    click.echo(json.dumps(described.as_list(), indent=2) if as_json else described.render(), nl=as_json)
-    if as_json and described.instead is not None:
-        complain(f"there are no Zarr v3 arrays here: {described.instead}")
+    opened.hierarchy.looks_above = True
+    views = {each: make_view(each.view, opened.store, decoded=each.decode) for each in VIEW_OPTIONS}
+    if tools:
+        usual = StoreOptions().to_arguments()
+        options = [option for option in store_options.to_arguments() if option not in usual]
+        advice = trio.run(partial(advise, opened, array, views, typed=source, options=options))
+        found, text = {"tools": [_advice_item(each) for each in advice]}, _render_advice(advice)
+    else:
+        described = trio.run(describe, opened, array, views)
+        found, text = {"arrays": described}, _render_table(described) if array is None else _render_array(described[0])
+    instead = trio.run(what_else, opened) if not any(found.values()) else None
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        if instead is not None:
+            complain(f"there are no Zarr v3 arrays here: {instead}")
+    else:
+        click.echo(text if instead is None else f"There are no Zarr v3 arrays here: {printable(instead)}.")
 
 
-@dataclass(frozen=True)
-class Description:
-    """The arrays of a source, and how to mount it for which tool.
+async def describe(source: Source, array: str | None, views: Mapping[ViewOptions, View]) -> list[Described]:
+    """Describe every array of *source*, or the one at *array*, and how it appears in *views*, as plain values.
 
-    Beside them are nodes whose document is broken, and stored names that a file of the npy view hides.  *instead* says
-    what a source without arrays is.
+    Beside them are nodes whose document is broken, and stored names that a file of the npy view hides.
     """
-
-    arrays: list[Described]
-    advice: list[Advice]
-    instead: str | None = None
-
-    def as_list(self) -> list[Described]:
-        """Return plain values, one item per array."""
-        return [{**item, "tools": _tool_items(self.advice, item)} for item in self.arrays]
-
-    def render(self) -> str:
-        """Return the text for people."""
-        if not self.arrays:
-            return f"There are no Zarr v3 arrays here: {printable(self.instead or '')}.\n"
-        parts = [_render_array(item) for item in self.arrays]
-        if {item["sharded"] for item in self.arrays if "sharded" in item} == {False}:
-            parts.append("Nothing here is sharded: programs that read Zarr v3 read it without a mount.\n")
-        if self.advice:
-            parts.append(_render_advice(self.advice))
-        return "\n".join(parts)
+    with progress("counting", None, "shard") as advance:
+        return [
+            _describe_node(node, views) | await _measure(source, node, advance)
+            async for node in array_nodes(source, array)
+        ]
 
 
-async def describe(
-    source: Source, shown: ViewOptions, *, shards: bool, typed: str, options: Sequence[str]
-) -> Description:
-    """Describe every array of *source*, and what else the view *shown* cannot show.
+async def advise(
+    source: Source, array: str | None, views: Mapping[ViewOptions, View], *, typed: str, options: Sequence[str]
+) -> list[Advice]:
+    """Say for every tool which mount of *source* it reads, or of the one *array*, and what it misses.
 
-    With *shards*, each shard too.  *typed* is what the user calls the source, *options* are those that reach it.
+    *typed* is what the user calls the source, *options* are those that reach it.
     """
-    views = {each: make_view(each.view, source.store, decoded=each.decode) for each in VIEW_OPTIONS}
-    source.hierarchy.looks_above = True
-    arrays, adviser = [], Adviser(views)
-    async for node in walk_nodes(source):
-        if isinstance(node.metadata, ArrayMetadata) or node.reason is not None:
-            item = _describe_node(node, shown, views)
-            if shards and node.array is not None:
-                item["shards"] = [{**asdict(use), "dead": use.dead} async for use in _measure(node.array)]
-            arrays.append(item)
-            if isinstance(node.metadata, ArrayMetadata):
-                adviser.add(node)
-    return Description(arrays, adviser.advice(typed, options), None if arrays else await what_else(source))
+    adviser = Adviser(views)
+    async for node in array_nodes(source, array):
+        if isinstance(node.metadata, ArrayMetadata):
+            adviser.add(node)
+    return adviser.advice(typed, options)
 
 
-async def _measure(array: Array) -> AsyncIterator[ShardUse]:
-    """Measure every shard; a directory of shards that cannot be read takes the place of those in it."""
-    try:
-        async for coords in walk_shards(array):
-            yield await measure(array, coords)
-    except ShardfsError as error:
-        yield ShardUse(array.layout.path or "(root)", 0, 0, None, str(error))
-
-
-def _describe_node(node: Node, shown: ViewOptions, views: Views) -> Described:
+def _describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
     item: Described = {"path": node.path}
     reason = node.reason
     if isinstance(node.metadata, ArrayMetadata):
@@ -143,27 +121,53 @@ def _describe_node(node: Node, shown: ViewOptions, views: Views) -> Described:
             "chunk_grid": _shallow(grid),
             "codecs": [codec.name for codec in metadata.codecs],
         }
-    if node.array is not None:
+    if node.any_array is not None:
         item |= {
-            "inner_chunk_shape": list(node.array.grid.chunk_shape),
-            "inner_chunks": node.array.grid.nchunks,
-            "nesting": len(node.array.grid.levels),
-            "inner_codecs": [codec.name for codec in node.array.codecs],
+            "inner_chunk_shape": list(node.any_array.grid.chunk_shape),
+            "inner_chunks": node.any_array.grid.nchunks,
+            "nesting": len(node.any_array.grid.levels) if node.array is not None else 0,
+            "inner_codecs": [codec.name for codec in node.any_array.codecs],
         }
-    left_out = {each: view.left_out(node) for each, view in views.items()}
+    left_out = {each.text: why for each, view in views.items() if (why := view.left_out(node)) is not None}
     caveats = [view.caveat(node) for view in views.values() if isinstance(view, ZarrV2)]
-    how = _SHOWN[shown]
-    if left_out[shown] is not None:
-        how = "not at all"
-    elif reason is not None or (shown == ViewOptions("v3") and node.array is None):
-        how = "as stored"
     return item | {
-        "shown": how,
         "reason": reason,
-        "left_out": left_out[shown],
-        "views": [each.text for each, why in left_out.items() if (why or reason) is None],
+        "views": [each.text for each in views if reason is None and each.text not in left_out],
+        "left_out": left_out,
         "caveat": next((caveat for caveat in caveats if caveat is not None), None),
     }
+
+
+async def _measure(source: Source, node: Node, advance: Advance) -> Described:
+    """Return how much of an array is stored, if it is known where; an unsharded one is stored chunk by chunk."""
+    array = node.any_array
+    if array is None:
+        return {}
+    stored = stored_nbytes = nelements = 0
+    error = None
+    try:
+        async for coords in walk_shards(array):
+            stored_nbytes += (await source.store.stat(array.layout.shard_key(coords))).size
+            nelements += _nelements(array, coords)
+            stored += 1
+            advance(1)
+    except ShardfsError as failure:
+        error = str(failure)
+    itemsize = item_nbytes(array.document["data_type"])
+    return {
+        "shards": math.prod(dimension.nchunks for dimension in array.grid.shards.dimensions),
+        "stored_shards": stored,
+        "stored_nbytes": stored_nbytes,
+        "decoded_nbytes": None if itemsize is None else itemsize * nelements,
+        "error": error,
+    }
+
+
+def _nelements(array: Array, coords: Sequence[int]) -> int:
+    """Return how many elements of the array lie in the shard at *coords*."""
+    dimensions = zip(coords, array.grid.shards.dimensions, array.document["shape"], strict=True)
+    spans = ((dimension.span(index), length) for index, dimension, length in dimensions)
+    return math.prod(min(start + edge, length) - start for (start, edge), length in spans)
 
 
 def _shallow(part: Json) -> Json:
@@ -175,44 +179,116 @@ def _shallow(part: Json) -> Json:
     return part
 
 
-def _tool_items(advice: Sequence[Advice], item: Described) -> list[Described]:
-    reasons = [(found, found.missing.get(item["path"])) for found in advice if "shape" in item]
-    return [
-        {"tool": found.tool.name, "mount": None if reason else found.command, "reason": reason}
-        for found, reason in reasons
-    ]
+def _render_table(described: Sequence[Described]) -> str:
+    header = ("path", "shape", "dtype", "inner chunk", "shard", "codecs", "shards", "bytes", "ratio", "view")
+    same = ("dtype", "inner chunk", "shard", "codecs", "view")
+    spare = ("ratio", "codecs", "view", "dtype", "shard")
+    lines = table(
+        header, [_row(item) for item in described], right=("shards", "bytes", "ratio"), same=same, spare=spare
+    )
+    notes: dict[tuple[str, str], list[str]] = {}
+    for item in described:
+        for kind, note in (("as stored", item["reason"]), ("note", item["caveat"]), ("damaged", item.get("error"))):
+            if note is not None:
+                notes.setdefault((kind, note), []).append(item["path"] or "(root)")
+    lines += [f"{kind}: {_named(paths)}: {note}" for (kind, note), paths in notes.items()]
+    sized = [item for item in described if "shards" in item]
+    known = [item for item in sized if item["decoded_nbytes"] is not None]
+    stored, shards, nbytes = (sum(item[key] for item in sized) for key in ("stored_shards", "shards", "stored_nbytes"))
+    total = counted(len(described), "array")
+    total += f", {stored:,} of {counted(shards, 'shard')} stored, {size(nbytes)}" if sized else ""
+    ratio = _ratio(*(sum(item[key] for item in known) for key in ("decoded_nbytes", "stored_nbytes")))
+    lines.append(f"{total}, ratio {ratio}" if ratio else total)
+    if {item["sharded"] for item in described if "sharded" in item} == {False}:
+        lines.append("Nothing here is sharded: programs that read Zarr v3 read it without a mount.")
+    lines.append("`shardfs info SOURCE ARRAY` tells more of one array, `shardfs info --tools SOURCE` what to mount.")
+    return "\n".join(map(printable, lines))
+
+
+def _row(item: Described) -> list[str]:
+    path, views = item["path"] or "(root)", _views(item["views"]) or "as stored"
+    if "shape" not in item:
+        return [path, *([""] * 8), views]
+    chunks, inner = _chunks(item["chunk_grid"]), _times(item.get("inner_chunk_shape", ()))
+    names = [name for name in (item.get("inner_codecs") or item["codecs"]) if name != "bytes"]
+    codecs = " ".join(names) or "none"
+    if "inner_codecs" in item and SHARDING in item["codecs"][:-1]:
+        codecs += f" in {' '.join(item['codecs'][item['codecs'].index(SHARDING) + 1 :])}"
+    sizes = ["", "", ""]
+    if "shards" in item:
+        ratio = _ratio(item["decoded_nbytes"], item["stored_nbytes"])
+        sizes = [f"{item['stored_shards']:,}/{item['shards']:,}", size(item["stored_nbytes"]), ratio]
+    shapes = [inner, chunks] if item["sharded"] else [chunks, ""]
+    return [path, _times(item["shape"]), type_name(item["data_type"]), *shapes, codecs, *sizes, views]
+
+
+def _times(lengths: Sequence[int]) -> str:
+    return "×".join(map(str, lengths))
+
+
+def _chunks(grid: Json) -> str:
+    """Return the shape of the chunks of a grid, or its name if they have several."""
+    extension = Extension.parse(grid, "chunk_grid")
+    shape = extension.configuration.get("chunk_shape")
+    return _times(shape) if extension.name == "regular" and isinstance(shape, list) else extension.name
+
+
+def _ratio(decoded: int | None, stored: int | None) -> str:
+    if not decoded or not stored:
+        return ""
+    return f"{decoded / stored:.2f}" if decoded < 100 * stored else f"{decoded / stored:,.0f}"
+
+
+def _views(shown: Sequence[str]) -> str:
+    """Return the names of views, with a star for one that takes --decode."""
+    plain = [each for each in VIEW_OPTIONS if not each.decode]
+    decoded = {each.view for each in VIEW_OPTIONS if each.decode and each.text in shown}
+    names = [each.view if each.text in shown else f"{each.view}*" if each.view in decoded else "" for each in plain]
+    return " ".join(name for name in names if name)
+
+
+def _named(paths: Sequence[str]) -> str:
+    more = len(paths) - _MAX_NAMED
+    return ", ".join(paths[:_MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _render_array(item: Described) -> str:
+    """Return all that is known of one array, a line for each thing."""
     lines = [item["path"] or "(root)"]
     for name, value in item.items():
-        if name not in ("path", "shards") and value is not None and value != []:
-            lines.append(f"  {name.replace('_', ' '):<20}{_text(value)}")
-    for use in item.get("shards", []):
-        waste = "encoded as a whole" if use["live"] is None else f"{use['live']:,} live, {use['dead']:,} dead"
-        state = f"UNREADABLE: {use['error']}" if use["error"] else f"{use['chunks']:,} chunks, {waste}"
-        lines.append(f"    {use['key']}  {use['size']:,} bytes, {state}")
-    return "\n".join(map(printable, lines)) + "\n"
+        if name not in ("path", "views", "left_out") and value is not None and value != []:
+            text = f"{size(value)} ({value:,} bytes)" if name.endswith("_nbytes") else _text(value)
+            lines.append(f"  {name.replace('_nbytes', '').replace('_', ' '):<20}{text}")
+    if ratio := _ratio(item.get("decoded_nbytes"), item.get("stored_nbytes")):
+        lines.append(f"  {'ratio':<20}{ratio}")
+    for options, how in _SHOWN.items():
+        what = how if options.text in item["views"] else item["left_out"].get(options.text, "as stored")
+        lines.append(f"  {options.text:<20}{what}")
+    return "\n".join(map(printable, lines))
 
 
 def _text(value: Json) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return f"{value['name']} {json.dumps(value.get('configuration', {}))}"[:100]
+        return f"{value['name']} {json.dumps(value.get('configuration', {}))}"[:1000]
     if isinstance(value, list):
         return (", " if isinstance(value[0], str) else " × ").join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def _advice_item(advice: Advice) -> Described:
+    return {"tool": advice.tool.name, "mount": advice.command, "missing": dict(advice.missing)}
+
+
 def _render_advice(advice: Sequence[Advice]) -> str:
     """Return the table of tools."""
-    width = max(len(found.tool.name) for found in advice)
+    width = max((len(found.tool.name) for found in advice), default=0)
     lines = [f"{'your tool':<{width}}  mount it with"]
     for found in advice:
         lines.append(f"{found.tool.name:<{width}}  {found.command or 'no view: it reads none of the arrays'}")
         named = [f"{path or '(root)'}: {reason}" for path, reason in found.missing.items()]
-        lines += [f"{'':<{width}}    not {text}" for text in named[:_MAX_MISSING]]
-        if len(named) > _MAX_MISSING:
-            lines.append(f"{'':<{width}}    nor {len(named) - _MAX_MISSING} more, which --json names")
-    return "\n".join(map(printable, lines)) + "\n"
+        lines += [f"{'':<{width}}    not {text}" for text in named[:_MAX_NAMED]]
+        if len(named) > _MAX_NAMED:
+            lines.append(f"{'':<{width}}    nor {len(named) - _MAX_NAMED} more, which --json names")
+    return "\n".join(map(printable, lines))

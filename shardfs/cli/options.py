@@ -325,6 +325,13 @@ def source_options(function: Callable[..., None]) -> Callable[..., None]:
     return source_argument(store_options(function))
 
 
+def _array_path(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    return None if value is None else "" if value in (".", "(root)") else value.strip("/")
+
+
+array_argument = click.argument("array", metavar="[ARRAY]", required=False, callback=_array_path)
+
+
 def open_checked(source: str, options: StoreOptions) -> Store:
     """Open SOURCE for a command; raises `SourceError` for what keeps it from being read."""
     store = open_store(source, options, ttl=_FOREVER)

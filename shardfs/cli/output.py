@@ -4,13 +4,14 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, TextIO
 
 import click
 
-from shardfs.errors import printable
+from shardfs.errors import UsageError, printable
 from shardfs.fuse.progress import duration, size
 
 _LINE_SECONDS: Final = 10.0
@@ -18,6 +19,7 @@ _DRAW_SECONDS: Final = 0.1
 _NSAMPLES: Final = 100  # of the rate: those of the last ten seconds, or more
 _WIDTH: Final = 80
 _BAR: Final = 20
+_MAX_CELL: Final = 48
 _ERASE: Final = "\r\x1b[K"
 
 
@@ -30,6 +32,66 @@ def complain(message: str) -> None:
     """Say something on standard error, as a line like that of an error."""
     line = printable(f"shardfs: {message}")
     click.echo(f"{_ERASE}{line}" if sys.stderr.isatty() else line, err=True)  # in place of the line of `progress`
+
+
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Collection[str],
+    same: Sequence[str],
+    spare: Sequence[str],
+) -> list[str]:
+    """Return the lines of a table, as wide as the terminal at most if that is possible.
+
+    Columns that say the *same* in several rows are a line above it, and of those to *spare*, the first ones first, as
+    many are left out and named as do not fit; *right* are aligned to the right.  A first cell that is very long has a
+    line of its own.
+    """
+    columns = {name: [_cut(row[at], at) for row in rows] for at, name in enumerate(header)}
+    said = [name for name in same if len(rows) > 1 and len(set(columns[name])) == 1]
+    all_have = [f"{name} {columns.pop(name)[0]}" for name in said if columns[name][0]]
+    widths = {name: max(min(len(cell), _MAX_CELL) for cell in (name, *cells)) for name, cells in columns.items()}
+    terminal = terminal_width(sys.stdout)
+    left_out = []
+    for name in spare:
+        if terminal is not None and sum(widths.values()) + 2 * len(widths) - 2 > terminal and name in widths:
+            del widths[name], columns[name]
+            left_out.append(name)
+    lines = [f"In all of them: {'; '.join(all_have)}"] if all_have else []
+    for cells in zip(*([name, *cells] for name, cells in columns.items()), strict=True):
+        first, *rest = cells
+        if len(first) > _MAX_CELL:
+            lines.append(first)
+            first = ""
+        aligned = [
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for cell, (name, width) in zip((first, *rest), widths.items(), strict=True)
+        ]
+        lines.append("  ".join(aligned).rstrip())
+    if left_out:
+        lines.append(f"The terminal is too narrow for {', '.join(left_out)}.")
+    return lines
+
+
+def _cut(cell: str, at: int) -> str:
+    cell = printable(cell)
+    return cell if at == 0 or len(cell) <= _MAX_CELL else f"{cell[: _MAX_CELL - 1]}…"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """Yield a file that takes the place of *path* at the end; it stays as it was if something is raised."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
+            yield file
+        partial.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -56,7 +118,7 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[[int
             text += f", {duration((total - done) / rate)} left" if total is not None and total > done else ""
         if total:
             text = f"{100 * done // total}%  {text}"
-            room = max(min(_width() - len(f"{label}    {text}"), _BAR), 0)
+            room = max(min((terminal_width(sys.stderr) or _WIDTH) - len(f"{label}    {text}"), _BAR), 0)
             filled = min(room * done // total, room)
             text = f"{'█' * filled}{'░' * (room - filled)} {text}"
         _draw(f"{label}  {text}")
@@ -103,8 +165,9 @@ def waiting(mountpoint: str) -> Iterator[Callable[[str], None]]:
 
 def _draw(text: str) -> None:
     """Show a line on the terminal, in place of the one before."""
-    click.echo(_ERASE + printable(text)[: _width() - 1], nl=False, err=True)
+    click.echo(_ERASE + printable(text)[: (terminal_width(sys.stderr) or _WIDTH) - 1], nl=False, err=True)
 
 
-def _width() -> int:
-    return os.get_terminal_size(sys.stderr.fileno()).columns or _WIDTH
+def terminal_width(stream: TextIO) -> int | None:
+    """Return how many characters a line has where *stream* is shown; None if that is no terminal."""
+    return (os.get_terminal_size(stream.fileno()).columns or _WIDTH) if stream is not None and stream.isatty() else None

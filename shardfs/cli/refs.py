@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TextIO
@@ -13,7 +12,7 @@ import trio
 
 from shardfs import errors
 from shardfs.cli.options import command, open_source, source_options
-from shardfs.cli.output import complain, progress
+from shardfs.cli.output import complain, progress, replacing
 from shardfs.dataset.foreign import what_else
 from shardfs.dataset.hierarchy import Node
 from shardfs.dataset.maintenance.walk import no_progress, walk_nodes
@@ -57,18 +56,9 @@ def refs(source: str, store_options: StoreOptions, output: Path | None, view: st
         if trio.run(write_references, opened, sys.stdout, shown, skip_encoded):
             sys.exit(1)
         return
-    partial = output.with_name(f".{output.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
-            failed = trio.run(write_references, opened, file, shown, skip_encoded)
-        if failed:
+    with replacing(output) as file:
+        if trio.run(write_references, opened, file, shown, skip_encoded):
             raise errors.CorruptionError(f"{output} is left as it was; without --output, the other arrays are printed")
-        partial.replace(output)
-    except OSError as error:
-        raise errors.UsageError(f"{output} cannot be written: {error.strerror}") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 async def write_references(source: Source, file: TextIO, view: View, skip_encoded: bool) -> int:

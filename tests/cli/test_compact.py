@@ -33,9 +33,8 @@ def document(*after: Any, **members: Any) -> dict[str, Any]:
 
 
 def use_of(source: Path) -> dict[str, dict[str, Any]]:
-    """What `info --shards` says of every shard, by its key."""
-    described = run_json("info", "--shards", "--json", source)
-    return {use["key"]: use for item in described for use in item.get("shards", ())}
+    """What `map` says of every shard, by its key."""
+    return {use["key"]: use for item in run_json("map", "--json", source)["arrays"] for use in item["shards"]}
 
 
 def compact(source: Path, *arguments: str) -> list[str]:

@@ -49,7 +49,7 @@ def test_info_and_mount_say_what_a_folder_is_and_what_to_do(
     assert done.stdout.startswith("There are no Zarr v3 arrays here: ")
     assert text in done.stdout
     done = run("info", "--json", source)
-    assert (done.returncode, json.loads(done.stdout)) == (0, [])
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"arrays": []})
     assert text in done.stderr
     done = run("refs", source)
     assert (done.returncode, json.loads(done.stdout)["refs"]) == (0, {})

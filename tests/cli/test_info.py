@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.changing import ChangingArray
+from shardfs.fuse.progress import size
 from tests.support.commands import SOURCE, one_line_of, run, run_json
 from tests.support.corpus import BROKEN, CASES, GZIP, LITTLE, array, extension, sharding, write_case
 from tests.support.datasets import store
-from tests.support.encoder import EMPTY, SHARDING, named, with_codec
+from tests.support.encoder import SHARDING, named, with_codec
+from tests.support.terminal import on_terminal
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -49,7 +48,7 @@ def levels_of(codecs: Sequence[Any], rank: int) -> tuple[list[int], list[Any], i
 
 
 def test_every_array_of_the_corpus_is_described_as_it_is(stored: Path) -> None:
-    described = {item["path"]: item for item in run_json("info", "--json", stored / "sound")}
+    described = {item["path"]: item for item in run_json("info", "--json", stored / "sound")["arrays"]}
     assert described.keys() == BY_NAME.keys()
     for case in CASES:
         document, item = with_codec(case.document), described[case.name]
@@ -62,7 +61,7 @@ def test_every_array_of_the_corpus_is_described_as_it_is(stored: Path) -> None:
         assert item["inner_chunks"] == math.prod(map(_ceil_div, document["shape"], inner_shape))
         assert item["nesting"] == depth
         assert item["inner_codecs"][-len(names) :] == [name for name in names if name != "example.hint"]
-        assert (item["shown"], item["sharded"], item["reason"]) == ("unsharded", True, None)
+        assert (item["sharded"], item["reason"], item["views"][0]) == (True, None, "--view v3")
 
 
 def _ceil_div(length: int, by: int) -> int:
@@ -73,133 +72,118 @@ def test_a_valid_array_that_cannot_be_unsharded_is_described_all_the_same(tmp_pa
     codecs = [extension("numcodecs.delta", dtype="<i4"), sharding((2, 3), LITTLE, GZIP)]
     store(tmp_path, array((7, 11), (4, 6), codecs[1]))
     (tmp_path / "zarr.json").write_text(json.dumps(array((7, 11), (4, 6), *codecs)))
-    (item,) = run_json("info", "--json", tmp_path)
+    (item,) = run_json("info", "--json", tmp_path)["arrays"]
     assert "numcodecs.delta" in item["reason"]
-    assert (item["shown"], item["sharded"], item["shape"]) == ("as stored", True, [7, 11])
+    assert (item["views"], item["sharded"], item["shape"]) == ([], True, [7, 11])
     assert item["data_type"] == "int32"
-    text = run("info", tmp_path).stdout
-    assert "7 × 11" in text
+    text = run("info", tmp_path, ".").stdout
+    assert "  shape               7 × 11\n" in text
     assert '{"chunk_shape": [4, 6]}' in text
-    assert "as stored\n  reason              the codec numcodecs.delta" in text
+    assert "  reason              the codec numcodecs.delta" in text
+    assert "  --view v3           as stored\n" in text
+    row, note, *_ = run("info", tmp_path).stdout.splitlines()[1:]
+    codecs = ["numcodecs.delta", "sharding_indexed"]
+    assert row.split() == ["(root)", "7×11", "int32", "4×6", *codecs, "as", "stored"]
+    assert note == f"as stored: (root): {item['reason']}"
 
 
-def test_the_text_says_what_a_person_asks(tmp_path: Path) -> None:
-    nested = sharding((8, 6), sharding((2, 3), LITTLE, GZIP))
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    """A group of arrays that are stored in different ways, one of them not as a whole."""
     write_case(BY_NAME["after-gzip"], tmp_path / "wrapped")
-    store(tmp_path / "group/nested", array((20, 13), (16, 12), nested))
+    store(tmp_path / "group/nested", array((20, 13), (16, 12), sharding((8, 6), sharding((2, 3), LITTLE, GZIP))))
+    (tmp_path / "group/nested/c/1/1").unlink()
     store(tmp_path / "group/plain", array((4, 4), (2, 2), LITTLE))
     (tmp_path / "group/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     (tmp_path / "notes").mkdir()
-    done = run("info", tmp_path)
+    return tmp_path
+
+
+def test_the_table_has_a_row_for_each_array_and_totals(several: Path) -> None:
+    done = run("info", several)
     assert (done.returncode, done.stderr) == (0, "")
-    nested_text, plain_text, wrapped_text, table = done.stdout.split("\n\n")
-    assert [re.split(" {2,}", line.strip(), maxsplit=1) for line in nested_text.splitlines()[1:-1]] == [
-        ["shape", "20 × 13"],
-        ["data type", "int32"],
-        ["sharded", "yes"],
-        ["chunk grid", 'regular {"chunk_shape": [16, 12]}'],
-        ["codecs", "sharding_indexed"],
-        ["inner chunk shape", "2 × 3"],
-        ["inner chunks", "50"],
-        ["nesting", "2"],
-        ["inner codecs", "bytes, gzip"],
-        ["shown", "unsharded"],
+    sizes = {
+        path: sum(file.stat().st_size for file in (several / path / "c").rglob("*") if file.is_file())
+        for path in ("group/nested", "group/plain", "wrapped")
+    }
+    decoded = {"group/nested": 4 * (20 * 13 - 4 * 1), "group/plain": 64, "wrapped": BY_NAME["after-gzip"].values.nbytes}
+    ratios = {path: f"{decoded[path] / nbytes:.2f}" for path, nbytes in sizes.items()}
+    nested, wrapped = ([size(sizes[path]), ratios[path]] for path in ("group/nested", "wrapped"))
+    shape = "×".join(map(str, BY_NAME["after-gzip"].document["shape"]))
+    said, header, *rows, total, hint = [re.split(" {2,}", line) for line in done.stdout.splitlines()]
+    assert said == ["In all of them: dtype int32; view v3 v2 npy"]
+    assert header == ["path", "shape", "inner chunk", "shard", "codecs", "shards", "bytes", "ratio"]
+    assert rows == [
+        ["group/nested", "20×13", "2×3", "16×12", "gzip", "3/4", *nested],
+        ["group/plain", "4×4", "2×2", "none", "4/4", "64 B", "1.00"],
+        ["wrapped", shape, "2×3", "4×6", "none in gzip", "4/4", *wrapped],
     ]
-    assert nested_text.startswith("group/nested\n")
-    assert "  sharded             no\n" in plain_text
-    assert "  shown               as stored\n" in plain_text
-    assert "  codecs              sharding_indexed, gzip\n" in wrapped_text
-    assert table.startswith("your tool")
+    ratio = f"{sum(decoded.values()) / sum(sizes.values()):.2f}"
+    assert total == [f"3 arrays, 11 of 12 shards stored, {size(sum(sizes.values()))}, ratio {ratio}"]
+    assert "shardfs info SOURCE ARRAY" in hint[0]
+
+
+def test_one_array_is_described_on_demand(several: Path) -> None:
+    done = run("info", several, "group/nested/")
+    assert (done.returncode, done.stderr) == (0, "")
+    path, *lines = done.stdout.splitlines()
+    assert path == "group/nested"
+    told = dict(re.split(" {2,}", line.strip(), maxsplit=1) for line in lines)
+    assert told.pop("stored").endswith(" bytes)")
+    assert told.pop("ratio")
+    assert told == {
+        "shape": "20 × 13",
+        "data type": "int32",
+        "sharded": "yes",
+        "chunk grid": 'regular {"chunk_shape": [16, 12]}',
+        "codecs": "sharding_indexed",
+        "inner chunk shape": "2 × 3",
+        "inner chunks": "50",
+        "nesting": "2",
+        "inner codecs": "bytes, gzip",
+        "shards": "4",
+        "stored shards": "3",
+        "decoded": "1.0 KiB (1,024 bytes)",
+        "--view v3": "unsharded",
+        "--view v3 --decode": "decoded",
+        "--view v2": "as Zarr v2",
+        "--view v2 --decode": "as Zarr v2, decoded",
+        "--view npy": "as a .npy file",
+    }
+    assert run_json("info", "--json", several, "group/nested")["arrays"] == [
+        item for item in run_json("info", "--json", several)["arrays"] if item["path"] == "group/nested"
+    ]
+    assert "group is no Zarr v3 array" in one_line_of(run("info", several, "group"), 1)
+    assert "nowhere" in one_line_of(run("info", several, "nowhere"), 1)
+
+
+def test_a_dataset_of_43_arrays_fits_a_screen(tmp_path: Path) -> None:
+    document = array((87600, 721, 1440), (8760, 721, 1440), sharding((24, 103, 180), LITTLE, GZIP), data_type="float32")
+    for number in range(40):
+        (tmp_path / f"variable_{number:02}").mkdir()
+        (tmp_path / f"variable_{number:02}/zarr.json").write_text(json.dumps({**document, "fill_value": 0.0}))
+    for name in ("latitude", "longitude", "time"):
+        store(tmp_path / name, array((721,), (721,), LITTLE))
+    for columns in (80, 100, 120):
+        with on_terminal("info", tmp_path, columns=columns) as terminal:
+            assert terminal.end() == 0
+        lines = terminal.shown.rpartition("\x1b[K")[2].splitlines()
+        assert 46 <= len(lines) <= 50
+        assert {len(line) <= columns for line in lines[:-1]} == {True}
+        shown = " ".join(lines)
+        for word in ("variable_39", "87600×721×1440", "24×103×180", "8760×721×1440", "0/10", "43 arrays"):
+            assert word in shown, columns
+        left_out = re.search("The terminal is too narrow for (.*)\\.", shown)
+        for title, word in {"ratio": "  1.00", "codecs": "gzip", "view": "v3 v2 npy", "dtype": "float32"}.items():
+            assert (word in shown) == (left_out is None or title not in left_out[1]), (columns, title)
+    assert left_out is None
 
 
 def test_an_array_at_the_root_is_called_root_and_nothing_is_said_to_be_nothing(tmp_path: Path) -> None:
     store(tmp_path / "array", array((4, 4), (4, 4), sharding((2, 2))))
     (tmp_path / "empty").mkdir()
-    assert run("info", tmp_path / "array").stdout.startswith("(root)\n")
-    assert run_json("info", "--json", tmp_path / "array")[0]["path"] == ""
+    assert run("info", tmp_path / "array").stdout.splitlines()[1].startswith("(root)  4×4  ")
+    assert run_json("info", "--json", tmp_path / "array")["arrays"][0]["path"] == ""
     assert run("info", tmp_path / "empty").stdout.startswith("There are no Zarr v3 arrays here: it is empty")
-    assert run_json("info", "--json", tmp_path / "empty") == []
+    assert run_json("info", "--json", tmp_path / "empty") == {"arrays": []}
     assert "nowhere does not exist" in one_line_of(run("info", "nowhere"), SOURCE)
-
-
-@dataclass
-class Use:
-    """What the bytes of one shard are used for, byte by byte, from a plain reading of its indexes."""
-
-    data: bytes
-    live: bytearray = field(init=False)
-    chunks: int = 0
-
-    def __post_init__(self) -> None:
-        self.live = bytearray(len(self.data))
-
-    def read(self, codec: dict[str, Any], shape: Sequence[int], start: int, stop: int) -> None:
-        configuration = codec["configuration"]
-        inner_shape = configuration["chunk_shape"]
-        count = math.prod(length // inner for length, inner in zip(shape, inner_shape, strict=True))
-        index_size = 16 * count + 4 * len(configuration["index_codecs"][1:])
-        at = start if configuration.get("index_location") == "start" else stop - index_size
-        self.mark(at, index_size)
-        for offset, nbytes in struct.iter_unpack("<QQ", self.data[at : at + 16 * count]):
-            if (offset, nbytes) == (EMPTY, EMPTY):
-                continue
-            if configuration["codecs"][0]["name"] == SHARDING:
-                self.read(configuration["codecs"][0], inner_shape, start + offset, start + offset + nbytes)
-            else:
-                self.chunks += 1
-                self.mark(start + offset, nbytes)
-
-    def mark(self, at: int, nbytes: int) -> None:
-        self.live[at : at + nbytes] = b"\1" * nbytes
-
-
-def expected_use(document: dict[str, Any], key: str, data: bytes) -> dict[str, Any]:
-    use = Use(data)
-    use.read(document["codecs"][0], document["chunk_grid"]["configuration"]["chunk_shape"], 0, len(data))
-    live = sum(use.live)
-    return {
-        "key": key,
-        "size": len(data),
-        "chunks": use.chunks,
-        "live": live,
-        "dead": len(data) - live,
-        "error": None,
-    }
-
-
-LAYOUTS = ["reversed", "gaps", "gaps-start", "gaps-nested", "foreign-prefix", "foreign-prefix-nested", "shared"]
-LAYOUTS += ["shared-nested", "everything-at-once", "stored-beyond", "empty-index", "absent-enclosed-shard", "nested-3"]
-
-
-def test_sizes_chunks_live_and_dead_bytes_are_counted_exactly(tmp_path: Path) -> None:
-    expected = {}
-    for name in LAYOUTS:
-        encoded = write_case(BY_NAME[name], tmp_path / name)
-        expected[name] = [
-            expected_use(BY_NAME[name].document, f"{name}/{key}", data) for key, data in sorted(encoded.files.items())
-        ]
-    appended = ChangingArray(tmp_path / "appended")
-    appended.append("c/0/0", 1, b"a new payload")
-    appended.append("c/0/0", 1, b"and yet another one")
-    expected["appended"] = [
-        expected_use(appended.document, f"appended/{key}", (appended.directory / key).read_bytes())
-        for key in ("c/0/0", "c/1/0")
-    ]
-    assert [use["dead"] > 0 for use in expected["appended"]] == [True, False]
-    described = run_json("info", "--shards", "--json", tmp_path)
-    assert {item["path"]: item["shards"] for item in described} == expected
-
-
-def test_shards_that_cannot_be_told_apart_or_read_say_so(tmp_path: Path) -> None:
-    whole = write_case(BY_NAME["after-gzip"], tmp_path / "whole").files["c/0/0"]
-    store(tmp_path / "cut", array((4, 6), (4, 6), sharding((2, 3))))
-    (tmp_path / "cut/c/0/0").write_bytes(b"too short")
-    store(tmp_path / "sound", array((4, 6), (4, 6), sharding((2, 3))))
-    by_path = {item["path"]: item["shards"][0] for item in run_json("info", "--shards", "--json", tmp_path)}
-    assert (by_path["whole"]["size"], by_path["whole"]["live"], by_path["whole"]["dead"]) == (len(whole), None, None)
-    assert (by_path["cut"]["size"], by_path["cut"]["chunks"], by_path["cut"]["live"]) == (9, 0, None)
-    assert "no room for its index" in by_path["cut"]["error"]
-    text = run("info", "--shards", tmp_path).stdout
-    assert f"whole/c/0/0  {len(whole):,} bytes, 3 chunks, encoded as a whole" in text
-    assert "cut/c/0/0  9 bytes, UNREADABLE: " in text
-    assert "sound/c/0/0  164 bytes, 4 chunks, 164 live, 0 dead" in text

@@ -15,10 +15,11 @@ import trio
 from click.testing import CliRunner
 
 from shardfs.cli import cli
-from shardfs.cli.clients import TOOLS, VIEW_OPTIONS, ViewOptions
-from shardfs.cli.info import describe
+from shardfs.cli.clients import TOOLS, VIEW_OPTIONS
+from shardfs.cli.info import advise
 from shardfs.dataset.source import Source
 from shardfs.stores.url import open_store
+from shardfs.vfs.views import make_view
 from tests.support.commands import run
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, rectilinear, sharding, transpose
 
@@ -75,7 +76,7 @@ def info(*arguments: str | Path) -> str:
 
 def info_json(*arguments: str | Path) -> list[dict[str, Any]]:
     """The items that `shardfs info --json` prints."""
-    items: list[dict[str, Any]] = json.loads(info("--json", *arguments))
+    items: list[dict[str, Any]] = json.loads(info("--json", *arguments))["arrays"]
     return items
 
 
@@ -95,24 +96,33 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("options", VIEW_OPTIONS, ids=lambda options: options.text)
-def test_each_array_is_shown_or_left_out_with_the_reason(stored: Path, options: Any) -> None:
-    described = {item["path"]: item for item in info_json(*shlex.split(options.text), stored)}
+def test_each_array_is_shown_or_left_out_with_the_reason(stored: Path) -> None:
+    described = {item["path"]: item for item in info_json(stored)}
     assert described.keys() == DOCUMENTS.keys() | {"broken"}
     for name, item in described.items():
         assert set(item["views"]) == SHOWN.get(name, set())
-        if options.text in SHOWN.get(name, set()):
-            assert item["left_out"] is None
-        else:
-            assert item["left_out"] or item["reason"]
+        for options in VIEW_OPTIONS:
+            if options.text in SHOWN.get(name, set()):
+                assert options.text not in item["left_out"]
+            else:
+                assert item["left_out"].get(options.text) or item["reason"]
+        lines = info(stored, name).splitlines()
+        for options, reason in item["left_out"].items():
+            assert f"  {options:<20}{reason}" in lines
+
+
+def test_the_table_marks_views_that_take_decode(stored: Path) -> None:
+    views = {line.split()[0]: line.rstrip().rpartition("  ")[2].strip() for line in info(stored).splitlines()}
+    assert (views["image"], views["turned"], views["text"]) == ("v3 v2 npy", "v3 v2* npy", "v3 v2")
+    assert (views["small"], views["unknown"], views["broken"]) == ("v3", "as stored", "as stored")
 
 
 def test_what_to_type_has_the_options_that_reach_the_source(tmp_path: Path) -> None:
     source = Source.of(open_store(str(write(tmp_path, "solid"))))
     options = ["--anonymous", "--region=eu-west-1"]
-    look = partial(describe, source, ViewOptions("v3"), shards=False, typed="s3://bucket/a b", options=options)
-    described = trio.run(look)
-    commands = {found.command for found in described.advice}
+    views = {each: make_view(each.view, source.store, decoded=each.decode) for each in VIEW_OPTIONS}
+    advice = trio.run(partial(advise, source, None, views, typed="s3://bucket/a b", options=options))
+    commands = {found.command for found in advice}
     assert f"shardfs mount --anonymous --region=eu-west-1 's3://bucket/a b' MNT {V2}" in commands
     for command in commands:
         assert command is not None
@@ -152,21 +162,19 @@ def test_a_tool_gets_the_view_in_which_it_reads_most(
     tmp_path: Path, names_tool_view_missed: tuple[str, str, str | None, str]
 ) -> None:
     names, tool, view, missed = names_tool_view_missed
-    items = info_json(write(tmp_path, *names.split()))
-    found = {item["path"]: next(each for each in item["tools"] if each["tool"] == tool) for item in items}
-    assert [name for name, each in found.items() if each["reason"]] == missed.split()
-    for each in found.values():
-        assert (each["mount"] is None) == (each["reason"] is not None)
-        assert each["mount"] is None or each["mount"] == f"shardfs mount {tmp_path} MNT {view}"
-    text = info(tmp_path)
+    advice = json.loads(info("--tools", "--json", write(tmp_path, *names.split())))["tools"]
+    (found,) = [each for each in advice if each["tool"] == tool]
+    assert sorted(found["missing"]) == missed.split()
+    assert found["mount"] == (None if view is None else f"shardfs mount {tmp_path} MNT {view}")
+    text = info("--tools", tmp_path)
     for name in missed.split():
-        assert f"not {name}: {found[name]['reason']}\n" in text
+        assert f"not {name}: {found['missing'][name]}\n" in text
     if view is None:
         assert re.search(rf"^{re.escape(tool)} +no view: it reads none of the arrays$", text, re.MULTILINE)
 
 
 def test_an_array_without_axes_is_said_to_end_ncdump_and_to_fail_nothing_else(tmp_path: Path) -> None:
-    text = info(write(tmp_path, "image", "point", "complex"))
+    text = info("--tools", write(tmp_path, "image", "point", "complex"))
     assert "not point: it does not read arrays without axes: ncdump stops at its value (use -h, or -v with" in text
     assert "not complex: it does not know the data type complex64, and it fails on the whole group" in text
 
@@ -185,9 +193,9 @@ def test_a_group_that_cannot_be_listed_is_named_beside_the_others(tmp_path: Path
     (write(tmp_path / "denied", "image") / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     (tmp_path / "denied").chmod(0o300)
     bound = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
-    done = run("info", "--view=npy", "--json", tmp_path, prefix=() if os.geteuid() else bound)
+    done = run("info", "--json", tmp_path, prefix=() if os.geteuid() else bound)
     assert done.returncode == 0, done.stderr
-    assert {item["path"]: item["reason"] for item in json.loads(done.stdout)} == {
+    assert {item["path"]: item["reason"] for item in json.loads(done.stdout)["arrays"]} == {
         "denied": "denied: Permission denied",
         "image": None,
     }

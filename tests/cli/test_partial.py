@@ -30,9 +30,10 @@ def test_a_file_in_place_of_shards_is_one_problem_among_all_that_is_checked(tmp_
     report = run_json("verify", "--json", source, status=1)
     assert report["arrays"] == 3
     assert [problem["shard"] for problem in report["problems"]] == ["b"]
-    described = {item["path"]: item["shards"] for item in run_json("info", "--shards", "--json", source)}
-    assert [use["error"] is None for use in described["a"] + described["c"]] == [True] * 8
-    assert [use["key"] for use in described["b"] if use["error"]] == ["b"]
+    for name in ("map", "info"):
+        described = {item["path"]: item for item in run_json(name, "--json", source)["arrays"]}
+        assert {path: item["error"] is None for path, item in described.items()} == {"a": True, "b": False, "c": True}
+        assert "where shards should be" in described["b"]["error"]
 
 
 def test_a_directory_that_goes_away_does_not_end_a_walk(tmp_path: Path) -> None:

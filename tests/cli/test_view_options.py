@@ -105,7 +105,3 @@ def test_the_command_says_what_it_mounted_as_what(background: Background, source
     done = background("--view=v2", "--decode", source, place)
     assert done.stdout.startswith(f"{source} is mounted at {place}, read-only as v2, decoded (log: ")
     assert (place / ".zarray").exists()
-
-
-def test_info_refuses_what_mount_refuses(place: Path) -> None:
-    assert "leave out --decode" in refusal("info", "--view", "npy", "--decode", place)

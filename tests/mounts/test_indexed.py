@@ -86,9 +86,9 @@ def test_a_new_array_is_shown_as_its_writer_writes_it_and_unsharded_by_the_next_
 
 
 def test_it_is_named_verified_and_compacted(mount: Mounter, source: Path) -> None:
-    (item,) = [item for item in run_json("info", "--json", source) if item["path"] == "image"]
+    (item,) = [item for item in run_json("info", "--json", source)["arrays"] if item["path"] == "image"]
     assert (item["storage_transformer"], item["sharded"]) == ("indexed", True)
-    assert "  storage transformer indexed\n" in run("info", source).stdout
+    assert "  storage transformer indexed\n" in run("info", source, "image").stdout
     mounted = mount(source, write=True)
     opened(mounted.path, mode="r+")[:4, 6:9] = 3
     mounted.unmount()

@@ -47,7 +47,10 @@ def remote(s3_bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, tmp_path: Path)
     return Remote(s3_bucket, s3_proxy, mount, tmp_path / "local")
 
 
-@pytest.mark.parametrize("arguments", [["info", "--json", "--shards"], ["verify", "--json", "--data"]], ids=" ".join)
+COMMANDS = [["info", "--json"], ["info", "--tools"], ["map", "--json"], ["verify", "--json", "--data"]]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_a_command_says_of_a_bucket_what_it_says_of_the_same_files_on_disk(mixed: Remote, arguments: list[str]) -> None:
     here = run(*arguments, mixed.local)
     there = run(*arguments, mixed.url, **mixed.bucket.environment)

@@ -58,9 +58,8 @@ def flush(mount: Mount) -> None:
 
 
 def shards_of(source: Path) -> dict[str, list[dict[str, Any]]]:
-    """What `shardfs info` says of every shard, by the path of the array."""
-    described = run_json("info", "--shards", "--json", source)
-    return {item["path"]: item["shards"] for item in described if item.get("shards")}
+    """What `shardfs map` says of every shard, by the path of the array."""
+    return {item["path"]: item["shards"] for item in run_json("map", "--json", source)["arrays"] if item["shards"]}
 
 
 def assert_packed(source: Path, nchunks: int, *, index_nbytes: int | None = None) -> None:

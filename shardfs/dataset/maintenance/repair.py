@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_all_shards
+from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_all_shards, walk_nodes
 from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, ExistsError, StaleError
 from shardfs.format.index import IndexLayout, ShardIndex, damaged
@@ -49,7 +49,7 @@ class TornShard:
 
 async def find_torn(source: Source, progress: Progress = no_progress) -> AsyncIterator[TornShard]:
     """Yield every shard of *source* whose index cannot be read, or can be none."""
-    async for array, shard in walk_all_shards(source, "looking for torn shards", progress):
+    async for array, shard in walk_all_shards(walk_nodes(source), "looking for torn shards", progress):
         state = await array.shard(shard)
         if isinstance(state.error, CorruptionError) and state.snapshot is not None:
             reason = str(state.error)

@@ -1,7 +1,8 @@
 """Looking into shards: what each holds, what is dead weight in it, and what is damaged."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 from math import prod
 from typing import Final
 
@@ -14,10 +15,15 @@ from shardfs.errors import CorruptionError, MetadataError, OversizedDataError, S
 from shardfs.format.codecs import MAX_CHUNK_NBYTES, decode, is_decodable, split_chain
 from shardfs.format.document import Extension
 from shardfs.format.dtype import item_nbytes
-from shardfs.format.index import are_empty, damaged
+from shardfs.format.index import IndexLayout, are_empty, damaged
+from shardfs.format.index_search import find_last_index
 from shardfs.format.sharding import Coords, Place
 
 _PIECE_NBYTES: Final = 64 * 2**20
+_MAX_LOOKED_AT: Final = 64  # of the ranges of a shard that nothing refers to, the largest
+_LOOKED_AT_NBYTES: Final = 4096
+_SEARCHED_NBYTES: Final = 4 * 2**20  # of a larger shard nobody waits to hear whether it had an older index
+_FORMATS: Final = (b"\x89HDF", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # HDF5, TIFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +39,48 @@ class Problem:
     too_large: bool = False
 
 
+class Use(IntEnum):
+    """What bytes of a shard are: of a *gap* the first are zero, a *foreign* prefix may be another format's."""
+
+    DEAD = 0
+    LIVE = 1
+    INDEX = 2
+    GAP = 3
+    FOREIGN = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """What lies where in a shard: the bytes from `edges[i]` to `edges[i + 1]` are of use `uses[i]`."""
+
+    edges: np.ndarray
+    uses: np.ndarray
+
+    def cells(self, count: int) -> list[Use]:
+        """Return of what use most bytes are in each of *count* equal parts; every use that there is has a part."""
+        lengths = np.diff(self.edges)
+        sums = {use: np.append(0, np.cumsum(lengths * (self.uses == use))) for use in Use}
+        at = np.linspace(0, self.edges[-1], count + 1)
+        most = np.argmax([np.diff(np.interp(at, self.edges, sums[use])) for use in Use], axis=0)
+        for use in Use:
+            if use in self.uses and use not in most:
+                first = int(self.edges[np.argmax(self.uses == use)])
+                most[min(first * count // max(int(self.edges[-1]), 1), count - 1)] = use
+        return [Use(use) for use in most]
+
+
 @dataclass(frozen=True, slots=True)
 class ShardUse:
     """What a shard's bytes are used for; *live* are payloads and indexes, each byte counted once.
 
-    *live* is None where a shard, or one within it, is encoded as a whole: no byte of it can be told from another.
+    It has *chunks*, of *capacity* that the array has there.  *live* is None where a shard, or one within it, is encoded
+    as a whole: no byte of it can be told from another.
     """
 
     key: str
     size: int
     chunks: int
+    capacity: int
     live: int | None
     error: str | None
 
@@ -103,24 +141,15 @@ class ChunkDecoder:
 
 async def measure(array: Array, coords: Coords) -> ShardUse:
     """Tell what the stored shard at *coords* holds."""
-    problems: list[Problem] = []
+    found = await _ranges(array, coords)
     state = await array.shard(coords)
-    chunks = 0
-    ranges: list[np.ndarray] = []
-    encoded = False
-    async for shard, place in _levels(array, coords, problems):
-        encoded = encoded or shard.decoded is not None
-        ranges.append(np.array([[shard.index_offset, len(shard.index.encoded)]], dtype=np.uint64))
-        if len(place.shapes) == len(array.grid.levels):
-            entries = shard.index.entries
-            chunks += int(np.count_nonzero(~are_empty(entries)))
-            ranges.append(entries[shard.index.sound] + np.array([shard.offset, 0], np.uint64))
     return ShardUse(
         key=array.layout.shard_key(coords),
         size=state.stat.size if state.stat else 0,
-        chunks=chunks,
-        live=None if encoded or not ranges else _covered_nbytes(np.concatenate(ranges)),
-        error=problems[0].message if problems else None,
+        chunks=found.nchunks,
+        capacity=prod(len(array.grid.covered(axis, index)) for axis, index in enumerate(coords)),
+        live=int(np.diff(_covered(found.payloads + found.indexes)).sum()) if found.indexes else None,
+        error=found.problems[0].message if found.problems else None,
     )
 
 
@@ -128,6 +157,87 @@ async def find_damage(array: Array, coords: Coords, *, data: bool) -> list[Probl
     """Return what `check` finds, None if that is nothing; *data* looks into chunks whose codecs are known."""
     decoder = ChunkDecoder.of(array) if data else None
     return [problem async for problem in check(array, coords, decoder)] or None
+
+
+async def lay_out(array: Array, coords: Coords) -> Layout | None:
+    """Tell what lies where in the stored shard at *coords*; None if it cannot be read, or is encoded as a whole."""
+    found = await _ranges(array, coords)
+    shard = (await array.shard(coords)).shard
+    if not found.indexes or shard is None:
+        return None
+    live, index = _covered(found.payloads), _covered(found.indexes)
+    edges = np.unique(np.concatenate([live.ravel(), index.ravel(), [0, shard.snapshot.size]]))
+    uses = np.full(len(edges) - 1, Use.DEAD)
+    for use, ranges in ((Use.LIVE, live), (Use.INDEX, index)):
+        starts, stops = ranges.T
+        begun, ended = (np.searchsorted(bounds, edges[:-1], side="right") for bounds in (starts, stops))
+        uses[begun > ended] = use
+    dead = np.flatnonzero(uses == Use.DEAD)
+    for each in dead[np.argsort(-np.diff(edges)[dead])[:_MAX_LOOKED_AT]].tolist():
+        start, stop = edges[each : each + 2].tolist()
+        first = bytes(await shard.snapshot.read(start, min(stop - start, _LOOKED_AT_NBYTES)))
+        if not any(first):
+            uses[each] = Use.GAP
+        elif start == 0 and (
+            first.startswith(_FORMATS)
+            or (shard.snapshot.size <= _SEARCHED_NBYTES and await has_foreign_prefix(array, coords, shard))
+        ):
+            uses[each] = Use.FOREIGN
+    return Layout(edges, uses)
+
+
+async def has_foreign_prefix(array: Array, shard: Coords, opened: OpenShard) -> bool:
+    """Whether the bytes before the first chunk were never named by an index of the shard, as far as can be told."""
+    level = array.grid.levels[0]
+    layout = IndexLayout(level.index_codecs, array.grid.index_shape(shard), level.index_at_start)
+    if level.index_at_start or opened.index.first_live_byte == 0:
+        return False
+    if not level.index_codecs.checksums:
+        return True
+    return not await trio.to_thread.run_sync(_was_named, layout, opened)
+
+
+def _was_named(layout: IndexLayout, opened: OpenShard) -> bool:
+    """Whether an older index in a shard names a chunk at its beginning."""
+    with opened.snapshot.mapped() as data:
+        stop = opened.index_offset
+        while stop > 0:
+            offset = find_last_index(layout, data[:stop])
+            if offset is None:
+                return False
+            index = layout.codecs.decode(bytes(data[offset : offset + layout.nbytes]), layout.chunks_per_shard, offset)
+            if index.first_live_byte == 0:
+                return True
+            stop = offset + layout.nbytes - 1
+    return False
+
+
+@dataclass(slots=True)
+class _Ranges:
+    """The ranges, rows of offset and length, of the *nchunks* chunks in a shard and of the indexes in it.
+
+    There are none of a shard that is encoded as a whole.
+    """
+
+    nchunks: int = 0
+    payloads: list[np.ndarray] = field(default_factory=list)
+    indexes: list[np.ndarray] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+async def _ranges(array: Array, coords: Coords) -> _Ranges:
+    found = _Ranges()
+    encoded = False
+    async for shard, place in _levels(array, coords, found.problems):
+        encoded = encoded or shard.decoded is not None
+        found.indexes.append(np.array([[shard.index_offset, len(shard.index.encoded)]], dtype=np.uint64))
+        if len(place.shapes) == len(array.grid.levels):
+            entries = shard.index.entries
+            found.nchunks += int(np.count_nonzero(~are_empty(entries)))
+            found.payloads.append(entries[shard.index.sound] + np.array([shard.offset, 0], np.uint64))
+    if encoded:
+        found.payloads, found.indexes = [], []
+    return found
 
 
 async def check(array: Array, coords: Coords, decoder: ChunkDecoder | None) -> AsyncIterator[Problem]:
@@ -198,11 +308,12 @@ def _problem(array: Array, place: Place, error: ShardfsError) -> Problem:
     return Problem(layout.shard_key(place.shard), chunk, str(error), isinstance(error, OversizedDataError))
 
 
-def _covered_nbytes(ranges: np.ndarray) -> int:
-    """Return how many bytes lie in at least one of *ranges*, rows of offset and length."""
-    starts = ranges[:, 0].astype(np.int64)
+def _covered(ranges: list[np.ndarray]) -> np.ndarray:
+    """Return which bytes lie in at least one of *ranges*: rows of first byte and end, in order, that do not touch."""
+    if not ranges:
+        return np.empty((0, 2), np.int64)
+    starts, lengths = np.concatenate(ranges).astype(np.int64).T
     order = np.argsort(starts)
-    starts = starts[order]
-    stops = starts + ranges[:, 1].astype(np.int64)[order]
-    reached = np.maximum.accumulate(np.concatenate([[0], stops[:-1]]))
-    return int(np.maximum(stops - np.maximum(starts, reached), 0).sum())
+    starts, stops = starts[order], np.maximum.accumulate((starts + lengths)[order])
+    begins = np.append(True, starts[1:] > stops[:-1])[: len(starts)]
+    return np.column_stack([starts[begins], stops[np.roll(begins, -1)]])

@@ -36,6 +36,19 @@ def no_progress(label: str, total: int | None, unit: str) -> AbstractContextMana
     return nullcontext(lambda more: None)
 
 
+async def array_nodes(source: Source, path: str | None = None) -> AsyncIterator[Node]:
+    """Yield the node of every array, or of the one at *path*, and those with a reason why nothing is known of them."""
+    if path is None:
+        async for node in walk_nodes(source):
+            if isinstance(node.metadata, ArrayMetadata) or node.reason is not None:
+                yield node
+        return
+    node = await source.hierarchy.node(path)
+    if not isinstance(node.metadata, ArrayMetadata) and node.reason is None:
+        raise NotFoundError(f"{path or source.store.url} is no Zarr v3 array")
+    yield node
+
+
 async def walk_nodes(source: Source) -> AsyncIterator[Node]:
     """Yield every node with a document, parents first, in the order of their names.
 
@@ -97,14 +110,30 @@ async def walk_shards(array: Array, prefix: Coords = ()) -> AsyncIterator[Coords
             yield coords
 
 
-async def walk_all_shards(source: Source, label: str, progress: Progress) -> AsyncIterator[tuple[Array, Coords]]:
-    """Yield every stored shard of *source*, when all of them are listed; *label* says what is done with each."""
+async def walk_all_shards(
+    nodes: AsyncIterator[Node],
+    label: str,
+    progress: Progress,
+    failed: Callable[[str, ShardfsError], None] | None = None,
+) -> AsyncIterator[tuple[Array, Coords]]:
+    """Yield every stored shard of the arrays among *nodes*, when all are listed; *label* says what is done with each.
+
+    *failed* is told the paths of arrays of which not all shards can be listed; without it that is raised.
+    """
     listed: list[tuple[Array, list[Coords]]] = []
     with progress("listing shards", None, "shard") as advance:
-        async for node in walk_nodes(source):
-            if node.array is not None:
-                listed.append((node.array, [coords async for coords in walk_shards(node.array)]))
-                advance(len(listed[-1][1]))
+        async for node in nodes:
+            if node.array is None:
+                continue
+            listed.append((node.array, []))
+            try:
+                async for coords in walk_shards(node.array):
+                    listed[-1][1].append(coords)
+                    advance(1)
+            except ShardfsError as error:
+                if failed is None:
+                    raise
+                failed(node.path, error)
     with progress(label, sum(len(shards) for _, shards in listed), "shard") as advance:
         for array, shards in listed:
             for coords in shards:

@@ -1,0 +1,202 @@
+"""`shardfs map`: pictures of where chunks are, in the grid of shards and in a shard."""
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import trio
+
+from shardfs.bulk.cluster import Place
+from shardfs.bulk.engine import Context
+from shardfs.bulk.shards import look_at_shards
+from shardfs.cli.map_page import write_page
+from shardfs.cli.options import (
+    array_argument,
+    command,
+    executor,
+    json_option,
+    open_source,
+    source_options,
+    workers_options,
+)
+from shardfs.cli.output import counted, progress, replacing, terminal_width
+from shardfs.cli.pictures import WORDS, ArrayMap, Cell, Grid, describe
+from shardfs.dataset.foreign import what_else
+from shardfs.dataset.hierarchy import Node
+from shardfs.dataset.maintenance.verify import ShardUse, Use, lay_out, measure
+from shardfs.dataset.maintenance.walk import array_nodes, walk_all_shards
+from shardfs.dataset.source import Source
+from shardfs.errors import ShardfsError, printable
+from shardfs.stores.url import StoreOptions
+
+_MAX_ROWS: Final = 16
+_MAX_WIDTH: Final = 100
+_MAX_DRAWN: Final = 16
+"""Of an array that was asked for, and on a page, in how many shards it is shown what lies where."""
+_MAX_DRAWN_IN_ALL: Final = 1000
+_MIN_DEAD: Final = 0.1
+_STYLES: Final[dict[Use, tuple[str, str]]] = {
+    Use.LIVE: ("█", "green"),
+    Use.DEAD: ("x", "red"),
+    Use.INDEX: ("I", "blue"),
+    Use.GAP: ("·", "bright_black"),
+    Use.FOREIGN: ("F", "magenta"),
+}
+
+
+@command(
+    examples="""
+    shardfs map data.zarr
+    shardfs map data.zarr group/image
+    shardfs map --html map.html data.zarr
+    shardfs map --json data.zarr | jq '.arrays[].shards[] | select(.error)'
+    """
+)
+@source_options
+@array_argument
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the pictures to this file: one page for a browser, which needs nothing else.",
+)
+@json_option
+@workers_options
+def map(
+    source: str,
+    store_options: StoreOptions,
+    array: str | None,
+    page: Path | None,
+    as_json: bool,
+    jobs: int | None,
+    dask: str | None,
+) -> None:
+    """Show where the chunks of SOURCE are: of each array, which shards are stored, how full, and what is dead in them.
+
+    Dead bytes are those that nothing refers to: `shardfs compact` removes them. With ARRAY, a path in SOURCE, there are
+    also pictures of what lies where in its shards; of many, in those that are damaged or have most dead bytes.
+    """
+    opened = open_source(source, store_options)
+    is_brief = page is None and (array is None or as_json)
+    with executor(jobs, dask, [Place(opened.store.url, store_options)]) as chosen:
+        maps, reasons = trio.run(_look, opened, store_options, array, is_brief, jobs, chosen)
+    if page is not None:
+        with replacing(page) as file:
+            write_page(file, opened.store.url, maps, reasons)
+    if as_json:
+        click.echo(json.dumps({"arrays": [_item(each) for each in maps], "not_shown": reasons}, indent=2))
+    elif page is None:
+        color = False if os.environ.get("NO_COLOR") else None
+        for line in _render(maps, reasons):
+            click.echo(line, color=color)
+        if not maps and not reasons:
+            click.echo(f"There are no Zarr v3 arrays here: {printable(trio.run(what_else, opened))}.")
+
+
+async def _look(
+    source: Source,
+    options: StoreOptions,
+    array: str | None,
+    is_brief: bool,
+    jobs: int | None,
+    executor: Executor | None,
+) -> tuple[list[ArrayMap], dict[str, str]]:
+    """Return the map of every sharded array, or of that at *array*, and why there is none of others, by path.
+
+    If it *is_brief* there are no pictures of shards.
+    """
+    maps: dict[str, ArrayMap] = {}
+    reasons: dict[str, str] = {}
+
+    async def nodes() -> AsyncIterator[Node]:
+        async for node in array_nodes(source, array):
+            if node.array is not None:
+                maps[node.path] = ArrayMap(node.array)
+                yield node
+            else:
+                reasons[node.path] = node.reason or "it is not sharded: each chunk is a file of its own"
+
+    def failed(path: str, error: ShardfsError) -> None:
+        maps[path].error = str(error)
+
+    found = await look_at_shards(
+        source.store.url,
+        options,
+        walk_all_shards(nodes(), "mapping", progress, failed),
+        measure,
+        reads_chunks=False,
+        context=Context({(source.store.url, options): source}),
+        executor=executor,
+        jobs=jobs,
+    )
+    for each in found:
+        use = each.result or ShardUse(each.shard.key, 0, 0, 0, None, str(each.error))
+        maps[each.shard.path].uses.append((each.shard.coords, use))
+    if not is_brief and maps:
+        count = min(_MAX_DRAWN, max(_MAX_DRAWN_IN_ALL // len(maps), 1))
+        drawn = [(each, coords, use) for each in maps.values() for coords, use in each.most_wasteful(count)]
+        with progress("drawing", len(drawn), "shard") as advance:
+            for drawing, coords, use in drawn:
+                drawing.layouts.append((use, await lay_out(drawing.array, coords)))
+                advance(1)
+    return list(maps.values()), reasons
+
+
+def _item(found: ArrayMap) -> dict[str, Any]:
+    return {
+        "path": found.array.layout.path,
+        "grid": list(found.shape),
+        "shards": [{**asdict(use), "dead": use.dead} for _, use in found.uses],
+        "error": found.error,
+    }
+
+
+def _render(maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines for a terminal, in colour."""
+    width = min(terminal_width(sys.stdout) or _MAX_WIDTH, _MAX_WIDTH) - 4
+    for found in maps:
+        yield f"{click.style(printable(found.path), bold=True)}  {printable(found.summary)}"
+        if found.error is not None:
+            yield click.style(f"  damaged: {printable(found.error)}", fg="red")
+        if not found.uses:
+            continue
+        grid = Grid.of(found, _MAX_ROWS, width)
+        yield f"  {printable(found.caption(grid))}"
+        for row in grid.cells:
+            yield "    " + "".join(_paint(cell) * (2 if 2 * len(row) <= width else 1) for cell in row)
+        damaged = [(use, None) for _, use in found.most_wasteful(_MAX_DRAWN) if use.error is not None]
+        for use, layout in found.layouts or damaged:
+            yield f"  {printable(describe(use))}"
+            if layout is not None:
+                styles = (_STYLES[each] for each in layout.cells(width))
+                yield "    " + "".join(click.style(character, fg=colour) for character, colour in styles)
+        if 0 < len(found.layouts) < len(found.uses):
+            yield f"  {counted(len(found.uses) - len(found.layouts), 'shard')} more, with no more dead bytes"
+    for path, reason in reasons.items():
+        yield f"no map: {printable(path or '(root)')}: {printable(reason)}"
+    if any(found.uses for found in maps):
+        yield _legend()
+
+
+def _paint(cell: Cell) -> str:
+    if cell.damaged:
+        return click.style("!", fg="white", bg="red")
+    if not cell.stored:
+        return click.style("·", fg="bright_black")
+    if cell.dead_share >= _MIN_DEAD:
+        return click.style(str(min(int(10 * cell.dead_share), 9)), fg="red" if cell.dead_share >= 0.5 else "yellow")
+    return click.style("█" if cell.fullness >= 1 else "░▒▓"[min(int(3 * cell.fullness), 2)], fg="green")
+
+
+def _legend() -> str:
+    shards = "· missing  ░▒▓ partly  █ full  1…9 tenths of dead bytes  ! damaged"
+    return f"Shards: {shards}\nIn a shard: " + "  ".join(
+        f"{click.style(character, fg=colour)} {WORDS[use]}" for use, (character, colour) in _STYLES.items()
+    )

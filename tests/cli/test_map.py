@@ -1,0 +1,287 @@
+"""`shardfs map`: where chunks are, in the grid of shards and in a shard, in figures and in pictures."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+import re
+import shutil
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from shardfs.dataset.maintenance.verify import Use as Kind
+from shardfs.dataset.maintenance.verify import lay_out
+from shardfs.dataset.source import Source
+from shardfs.stores.url import open_store
+from tests.cli.test_info import levels_of
+from tests.support.changing import ChangingArray
+from tests.support.clients import output_of
+from tests.support.commands import one_line_of, run, run_json
+from tests.support.corpus import CASES, array, sharding, write_case
+from tests.support.datasets import store
+from tests.support.encoder import EMPTY, SHARDING
+from tests.support.terminal import on_terminal
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+@dataclass
+class Use:
+    """What the bytes of one shard are used for, byte by byte, from a plain reading of its indexes."""
+
+    data: bytes
+    live: bytearray = field(init=False)
+    chunks: int = 0
+
+    def __post_init__(self) -> None:
+        self.live = bytearray(len(self.data))
+
+    def read(self, codec: dict[str, Any], shape: Sequence[int], start: int, stop: int) -> None:
+        configuration = codec["configuration"]
+        inner_shape = configuration["chunk_shape"]
+        count = math.prod(length // inner for length, inner in zip(shape, inner_shape, strict=True))
+        index_size = 16 * count + 4 * len(configuration["index_codecs"][1:])
+        at = start if configuration.get("index_location") == "start" else stop - index_size
+        self.mark(at, index_size, 2)
+        for offset, nbytes in struct.iter_unpack("<QQ", self.data[at : at + 16 * count]):
+            if (offset, nbytes) == (EMPTY, EMPTY):
+                continue
+            if configuration["codecs"][0]["name"] == SHARDING:
+                self.read(configuration["codecs"][0], inner_shape, start + offset, start + offset + nbytes)
+            else:
+                self.chunks += 1
+                self.mark(start + offset, nbytes)
+
+    def mark(self, at: int, nbytes: int, what: int = 1) -> None:
+        self.live[at : at + nbytes] = bytes([what]) * nbytes
+
+
+def capacity(document: dict[str, Any], key: str) -> int:
+    """How many inner chunks of the shard with this key lie in the array, if shards have one shape."""
+    shape, edges = document["shape"], document["chunk_grid"]["configuration"]["chunk_shape"]
+    coords = map(int, key.split("/")[-len(shape) :])
+    inner, _, _ = levels_of(document["codecs"], len(shape))
+    rest = (min(edge, length - i * edge) for edge, length, i in zip(edges, shape, coords, strict=True))
+    return math.prod(-(-each // step) for each, step in zip(rest, inner, strict=True))
+
+
+def expected_use(document: dict[str, Any], key: str, data: bytes) -> dict[str, Any]:
+    use = Use(data)
+    use.read(document["codecs"][0], document["chunk_grid"]["configuration"]["chunk_shape"], 0, len(data))
+    live = len(data) - use.live.count(0)
+    return {
+        "key": key,
+        "size": len(data),
+        "chunks": use.chunks,
+        "capacity": capacity(document, key),
+        "live": live,
+        "dead": len(data) - live,
+        "error": None,
+    }
+
+
+LAYOUTS = ["reversed", "gaps", "gaps-start", "gaps-nested", "foreign-prefix", "foreign-prefix-nested", "shared"]
+LAYOUTS += ["shared-nested", "everything-at-once", "stored-beyond", "empty-index", "absent-enclosed-shard", "nested-3"]
+
+
+def uses(*arguments: str | Path) -> dict[str, list[dict[str, Any]]]:
+    """What `map` says of every shard, by the path of its array."""
+    return {item["path"]: item["shards"] for item in run_json("map", "--json", *arguments)["arrays"]}
+
+
+def test_sizes_chunks_live_and_dead_bytes_are_counted_exactly(tmp_path: Path) -> None:
+    expected = {}
+    for name in LAYOUTS:
+        encoded = write_case(BY_NAME[name], tmp_path / name)
+        expected[name] = [
+            expected_use(BY_NAME[name].document, f"{name}/{key}", data) for key, data in sorted(encoded.files.items())
+        ]
+    appended = ChangingArray(tmp_path / "appended")
+    appended.append("c/0/0", 1, b"a new payload")
+    appended.append("c/0/0", 1, b"and yet another one")
+    expected["appended"] = [
+        expected_use(appended.document, f"appended/{key}", (appended.directory / key).read_bytes())
+        for key in ("c/0/0", "c/1/0")
+    ]
+    assert [use["dead"] > 0 for use in expected["appended"]] == [True, False]
+    assert uses(tmp_path) == expected
+    assert uses(tmp_path, "appended") == {"appended": expected["appended"]}
+
+
+def test_shards_that_cannot_be_told_apart_or_read_say_so(tmp_path: Path) -> None:
+    whole = write_case(BY_NAME["after-gzip"], tmp_path / "whole").files["c/0/0"]
+    store(tmp_path / "cut", array((4, 6), (4, 6), sharding((2, 3))))
+    (tmp_path / "cut/c/0/0").write_bytes(b"too short")
+    store(tmp_path / "sound", array((4, 6), (4, 6), sharding((2, 3))))
+    by_path = {path: shards[0] for path, shards in uses(tmp_path).items()}
+    assert (by_path["whole"]["size"], by_path["whole"]["live"], by_path["whole"]["dead"]) == (len(whole), None, None)
+    assert (by_path["cut"]["size"], by_path["cut"]["chunks"], by_path["cut"]["live"]) == (9, 0, None)
+    assert "no room for its index" in by_path["cut"]["error"]
+    assert f"whole/c/0/0: {len(whole)} B, 3 of 4 chunks, encoded as a whole\n" in run("map", tmp_path, "whole").stdout
+    assert "cut/c/0/0: 9 B, damaged: " in run("map", tmp_path, "cut").stdout
+    assert "sound/c/0/0: 164 B, 4 of 4 chunks, 0 B (0 %) dead\n" in run("map", tmp_path, "sound").stdout
+
+
+async def layout_of(directory: Path, coords: tuple[int, ...]) -> list[Kind]:
+    """What each byte of a shard is."""
+    found = (await Source.of(open_store(str(directory))).hierarchy.node("")).array
+    assert found is not None
+    layout = await lay_out(found, coords)
+    assert layout is not None
+    return [Kind(use) for use in np.repeat(layout.uses, np.diff(layout.edges))]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_byte_of_a_shard_is_what_the_map_says(tmp_path: Path, name: str) -> None:
+    files = write_case(BY_NAME[name], tmp_path).files
+    for key, data in files.items():
+        use = Use(data)
+        document = BY_NAME[name].document
+        use.read(document["codecs"][0], document["chunk_grid"]["configuration"]["chunk_shape"], 0, len(data))
+        coords = tuple(map(int, key.split("/")[1:]))
+        shown = trio.run(layout_of, tmp_path, coords)
+        assert [kind if kind in (Kind.LIVE, Kind.INDEX) else 0 for kind in shown] == list(use.live)
+        prefix = next(number for number, live in enumerate(use.live) if live)
+        if name.startswith("foreign-prefix"):
+            assert shown[:prefix] == [Kind.FOREIGN] * prefix
+        assert Kind.FOREIGN not in shown[prefix:]
+
+
+def test_what_was_replaced_is_dead_and_zeros_are_a_gap(tmp_path: Path) -> None:
+    changing = ChangingArray(tmp_path)
+    path = tmp_path / "c/0/0"
+    before = path.read_bytes()
+    (first,) = struct.unpack("<Q", before[-4 * 16 - 4 + 8 :][:8])
+    changing.append("c/0/0", 0, b"a new payload")
+    data = path.read_bytes()
+    shown = trio.run(layout_of, tmp_path, (0, 0))
+    assert shown[:first] == [Kind.DEAD] * first  # an older index names it: it is no other format's
+    start = data.index(b"a new payload")
+    assert shown[start:] == [Kind.LIVE] * 13 + [Kind.INDEX] * (len(data) - start - 13)
+    assert shown[first:start].count(Kind.DEAD) > 0
+    path.write_bytes(bytes(first) + data[first:])
+    assert trio.run(layout_of, tmp_path, (0, 0))[:first] == [Kind.GAP] * first
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An array of 100 × 100 shards, of which those in a disc are stored."""
+    root = tmp_path_factory.mktemp("many")
+    document = array((400, 400), (4, 4), sharding((2, 2)))
+    sound = root / "one"
+    store(sound, array((4, 4), (4, 4), sharding((2, 2))))
+    (root / "image").mkdir()
+    (root / "image/zarr.json").write_text(json.dumps(document))
+    for row in range(100):
+        (root / f"image/c/{row}").mkdir(parents=True)
+        for column in range(100):
+            if (row - 50) ** 2 + (column - 50) ** 2 < 40**2:
+                os.link(sound / "c/0/0", root / f"image/c/{row}/{column}")
+    shutil.rmtree(sound)
+    return root
+
+
+def test_10_000_shards_are_a_picture_that_fits_a_screen(many: Path) -> None:
+    with on_terminal("map", many, columns=80) as terminal:
+        assert terminal.end() == 0
+    shown = terminal.shown.rpartition("\r\x1b[K")[2]
+    assert "\x1b[32m█" in shown
+    title, caption, *lines = re.sub(r"\x1b\[\d*m", "", shown).splitlines()
+    assert title.startswith("image  5,013 of 10,000 shards stored, 5,013 full; 20,052 of 40,000 chunks; ")
+    assert caption == "  100 down, 100 across; each cell is up to 14 shards"
+    picture = [line.strip() for line in lines if line.startswith("    ")]
+    assert len(picture) <= 16
+    assert {len(row) for row in picture} == {50}
+    assert picture[0] == "·" * 50
+    assert re.fullmatch("·{5}▒█{39}·{5}", picture[7])
+    assert all(row[0] == row[-1] == "·" for row in picture)
+    assert len(lines) - len(picture) == 2  # the legend
+
+
+def test_one_axis_goes_on_from_row_to_row(tmp_path: Path) -> None:
+    store(tmp_path, array((150, 1), (1, 1), sharding((1, 1))))
+    (tmp_path / "c/149/0").unlink()
+    _, caption, *rows = run("map", tmp_path).stdout.splitlines()[:4]
+    assert caption == "  150 × 1 across and on in the next row"
+    assert [row.strip() for row in rows] == ["█" * 96, "█" * 53 + "·"]
+
+
+def test_dead_and_damaged_shards_are_seen_in_the_grid(tmp_path: Path) -> None:
+    changing = ChangingArray(tmp_path)
+    for _ in range(3):
+        changing.append("c/0/0", 1, b"x" * 200)
+    (tmp_path / "c/1/0").write_bytes(b"damaged")
+    share = {use["key"]: use["dead"] / use["size"] for use in uses(tmp_path)[""] if use["dead"]}
+    rows = [line.strip() for line in run("map", tmp_path).stdout.splitlines() if line.startswith("    ")]
+    assert rows == [str(int(10 * share["c/0/0"])) * 2 + "!!"]
+
+
+def test_arrays_without_a_map_are_named_with_the_reason(tmp_path: Path) -> None:
+    store(tmp_path / "plain", array((4, 6), (2, 3), {"name": "bytes", "configuration": {"endian": "little"}}))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/zarr.json").write_text("{")
+    reasons = run_json("map", "--json", tmp_path)["not_shown"]
+    assert reasons.keys() == {"plain", "broken"}
+    assert reasons["plain"] == "it is not sharded: each chunk is a file of its own"
+    for path, reason in reasons.items():
+        assert f"no map: {path}: {reason}\n" in run("map", tmp_path).stdout
+    (tmp_path / "empty").mkdir()
+    assert run("map", tmp_path / "empty").stdout.startswith("There are no Zarr v3 arrays here: ")
+    assert "no Zarr v3 array" in one_line_of(run("map", tmp_path, "empty"), 1)
+
+
+HOSTILE = "</title></style><script>document.title=1</script><img src=x onerror=document.title=2>\"'&\x1b[2J\u202e"
+
+ELEMENTS = """html head meta title style body h1 h2 p div b span table tbody tr th td a section
+    svg g rect details summary figure figcaption"""
+
+
+def browse(page: Path, directory: Path, *arguments: str) -> str:
+    """What Chromium makes of a page."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={directory}"]
+    return output_of("chromium", *options, *arguments, page.as_uri())
+
+
+def test_a_browser_shows_the_page_and_no_name_becomes_part_of_it(many: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    store(source / HOSTILE.replace("/", "∕"), array((4, 6), (4, 6), sharding((2, 3))))
+    for name in ("foreign-prefix", "everything-at-once"):
+        write_case(BY_NAME[name], source / name)
+    page = tmp_path / "map.html"
+    done = run("map", "--html", page, source)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    text = page.read_text(encoding="utf-8")
+    dom = browse(page, tmp_path / "profile", "--dump-dom")
+    assert set(re.findall(r"<(\w+)", dom)) == set(ELEMENTS.split())
+    assert {link[:2] for link in re.findall(r' href="([^"]*)"', dom)} == {"#a"}
+    assert f"<title>Map of {html.escape(str(source), quote=False)}</title>" in dom
+    assert dom.count("<section ") == 3
+    assert dom.count('<svg class="grid"') == 3
+    assert dom.count('<svg class="bar"') == 9
+    for kind in ("live", "dead", "index", "foreign"):
+        assert f'height="1" class="{kind}"' in dom
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    done = run("map", "--html", page, many)
+    assert done.returncode == 0
+    dom = browse(page, tmp_path / "profile", "--dump-dom", "--force-dark-mode")
+    assert dom.count("<title>") == 1 + 50 * 50
+    assert "<title>4 shards from 50, 50 on: 4 stored, 100 % full, 528 B, 0 % dead</title>" in dom
+    assert len(page.read_bytes()) < 2**20
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(many: Path, tmp_path: Path) -> None:
+    page = tmp_path / "map.html"
+    page.write_text("old")
+    assert "No such file" in one_line_of(run("map", "--html", tmp_path / "nowhere/map.html", many), 2)
+    assert run("map", "--html", page, tmp_path / "nowhere").returncode == 3
+    assert (page.read_text(), os.listdir(tmp_path)) == ("old", ["map.html"])
