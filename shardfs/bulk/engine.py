@@ -161,6 +161,7 @@ class _Crew(Generic[R]):
         self._done = done
         self._given = executor
         self._pool: _Pool | None = None
+        self._nfailed = 0  # pools in a row that never came to do anything
         self._jobs = jobs
         self._window = window
         self._run = uuid4().hex
@@ -187,7 +188,7 @@ class _Crew(Generic[R]):
         for future in list(self._under_way):
             if future.cancel():
                 del self._under_way[future]
-        if self._under_way:
+        if self._under_way and (self._given or self._pool) is not None:
             log.warning("waiting for tasks that have begun: %d; interrupt again to end them", len(self._under_way))
         while self._under_way:
             with suppress(Exception):  # of the caller, who is told already why this ends
@@ -247,7 +248,7 @@ class _Crew(Generic[R]):
                 self._give_up_pool(failure)
             error = as_told(failure)
             if isinstance(failure, BrokenExecutor) or type(failure).__name__ == _DASK_DEATH:
-                assigned.deaths += 1
+                assigned.deaths += not self._nfailed  # else it did not come to that
                 if assigned.deaths < (_MAX_DEATHS if self._given is None else _MAX_DEATHS_ELSEWHERE):
                     self._suspects.append(assigned)
                     return
@@ -258,9 +259,11 @@ class _Crew(Generic[R]):
         """Let the next task have a new pool; raises `StoreError` if that would be no better."""
         if self._given is not None:
             raise StoreError(f"the executor takes no more tasks: {broken}") from None
-        if self._pool is not None and not self._pool.has_worked:
+        if self._pool is not None:
+            self._nfailed = 0 if self._pool.has_worked else self._nfailed + 1
+            self.end()
+        if self._nfailed == _MAX_DEATHS:
             raise StoreError("no process can be started to work in; --jobs 1 does without") from None
-        self.end()
 
 
 class _Pool:
