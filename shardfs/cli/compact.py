@@ -1,7 +1,9 @@
 """`shardfs compact`: rewriting shards that have many dead bytes."""
 
+import json
 import shlex
 from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import click
@@ -14,6 +16,7 @@ from shardfs.cli.options import (
     Number,
     command,
     executor,
+    json_option,
     open_checked,
     single_writer_option,
     source_options,
@@ -48,6 +51,7 @@ _FOREVER = float("inf")
     help="Rewrite shards from this share of dead bytes.",
 )
 @click.option("--force", is_flag=True, help="Also rewrite shards that begin with bytes of another format.")
+@json_option
 @workers_options
 def compact(
     source: str,
@@ -55,6 +59,7 @@ def compact(
     single_writer: bool,
     threshold: float,
     force: bool,
+    as_json: bool,
     jobs: int | None,
     dask: str | None,
 ) -> None:
@@ -65,9 +70,27 @@ def compact(
     store = open_checked(source, store_options)
     with executor(jobs, dask, [Place.of(source, store_options)]) as chosen:
         work = partial(compact_source, single_writer=single_writer, jobs=jobs, executor=chosen)
-        lines = trio.run(work, store, store_options, threshold, force)
-    for line in lines:
-        click.echo(printable(line))
+        report = trio.run(work, store, store_options, threshold, force)
+    click.echo(json.dumps(asdict(report), indent=2) if as_json else report.render())
+
+
+@dataclass
+class Report:
+    """What was compacted, and what was *left* as it is, with the reason."""
+
+    compacted: int = 0
+    removed_nbytes: int = 0
+    left: list[dict[str, str]] = field(default_factory=list)
+
+    def leave(self, shard: str, reason: object) -> None:
+        """Note that a shard is left as it is."""
+        self.left.append({"shard": shard, "reason": str(reason)})
+
+    def render(self) -> str:
+        """Return the text for people."""
+        lines = [f"left as it is: {item['shard']}: {item['reason']}" for item in self.left]
+        lines.append(f"{counted(self.compacted, 'shard')} compacted, {self.removed_nbytes:,} dead bytes removed")
+        return "\n".join(map(printable, lines))
 
 
 async def compact_source(
@@ -79,14 +102,14 @@ async def compact_source(
     single_writer: bool = False,
     jobs: int | None = None,
     executor: Executor | None = None,
-) -> list[str]:
-    """Compact the wasteful shards of a source; returns what was done, in lines.
+) -> Report:
+    """Compact the wasteful shards of a source.
 
     Others may look for them, but only this process has a journal to compact them with.  *single_writer*: the user says
     that nobody else writes to the source meanwhile.
     """
     source = Source.of(store, ttl=_FOREVER)
-    lines = []
+    report = Report()
     with hold(store) as claim:
         if any(state.has_pending() for state in claim.directories):
             raise SourceError(
@@ -104,23 +127,21 @@ async def compact_source(
                 executor=executor,
                 jobs=jobs,
             )
-            saved = count = 0
             with progress("compacting", len(found), "shard") as advance:
                 for each in found:
                     advance(1)
                     shard, waste = each.shard, each.result
                     if waste is None or waste.reason is not None:
                         why = each.error if waste is None else f"{waste.reason} (--force compacts it)"
-                        lines.append(f"left as it is: {shard.key}: {why}")
+                        report.leave(shard.key, why)
                         continue
                     try:
                         array = (await source.hierarchy.node(shard.path)).array
                         if array is not None:
                             await journals.commits.rewrite(array.layout, shard.coords, {}, compact=True)
                     except ShardfsError as error:
-                        lines.append(f"left as it is: {shard.key}: {error}")
+                        report.leave(shard.key, error)
                         continue
-                    count += 1
-                    saved += waste.use.dead or 0
-    lines.append(f"{counted(count, 'shard')} compacted, {saved:,} dead bytes removed")
-    return lines
+                    report.compacted += 1
+                    report.removed_nbytes += waste.use.dead or 0
+    return report

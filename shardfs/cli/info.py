@@ -24,6 +24,7 @@ from shardfs.format.dtype import item_nbytes, type_name
 from shardfs.format.lens.unsharded import fault_of
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.fuse.progress import size
+from shardfs.stores.base import Kind, Stat
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.views import View, ZarrV2, make_view
 
@@ -36,6 +37,7 @@ _SHOWN: Final = {
     ViewOptions("v2", decode=True): "as Zarr v2, decoded",
     ViewOptions("npy"): "as a .npy file",
 }
+_MAX_ELEMENTS: Final = 2**63  # more is no size, but what a document claims
 _MAX_NAMED: Final = 3
 """How many arrays a line for people names that says the same of all of them."""
 
@@ -147,7 +149,12 @@ async def _measure(source: Source, node: Node, advance: Advance) -> Described:
     error = None
     try:
         async for coords in walk_shards(array):
-            stored_nbytes += (await source.store.stat(array.layout.shard_key(coords))).size
+            stat: Stat | None = await source.store.stat(array.layout.shard_key(coords))
+            if stat is not None and stat.kind is not Kind.FILE:
+                state = await array.shard(coords)  # a link to a shard is one
+                state.check()
+                stat = state.stat
+            stored_nbytes += stat.size if stat is not None else 0
             nelements += _nelements(array, coords)
             stored += 1
             advance(1)
@@ -158,7 +165,7 @@ async def _measure(source: Source, node: Node, advance: Advance) -> Described:
         "shards": math.prod(dimension.nchunks for dimension in array.grid.shards.dimensions),
         "stored_shards": stored,
         "stored_nbytes": stored_nbytes,
-        "decoded_nbytes": None if itemsize is None else itemsize * nelements,
+        "decoded_nbytes": None if itemsize is None or nelements > _MAX_ELEMENTS else itemsize * nelements,
         "error": error,
     }
 
@@ -219,7 +226,7 @@ def _row(item: Described) -> list[str]:
         ratio = _ratio(item["decoded_nbytes"], item["stored_nbytes"])
         sizes = [f"{item['stored_shards']:,}/{item['shards']:,}", size(item["stored_nbytes"]), ratio]
     shapes = [inner, chunks] if item["sharded"] else [chunks, ""]
-    return [path, _times(item["shape"]), type_name(item["data_type"]), *shapes, codecs, *sizes, views]
+    return [path, _times(item["shape"]) or "()", type_name(item["data_type"]), *shapes, codecs, *sizes, views]
 
 
 def _times(lengths: Sequence[int]) -> str:

@@ -85,7 +85,7 @@ def map(
     """
     opened = open_source(source, store_options)
     is_brief = page is None and (array is None or as_json)
-    with executor(jobs, dask, [Place(opened.store.url, store_options)]) as chosen:
+    with executor(jobs, dask, [Place.of(source, store_options)]) as chosen:
         maps, reasons = trio.run(_look, opened, store_options, array, is_brief, jobs, chosen)
     if page is not None:
         with replacing(page) as file:

@@ -145,7 +145,9 @@ def test_a_foreign_prefix_stays_a_reason_after_appends(tmp_path: Path) -> None:
         index = entries.tobytes()
         shard += b"x" * 24 + index + google_crc32c.value(index).to_bytes(4, "little")
     (tmp_path / SHARD).write_bytes(shard)
-    assert "another format may own them" in compact(tmp_path, "--threshold", "0")[0]
+    report = run_json("compact", "--json", "--threshold", "0", tmp_path)
+    assert (report["compacted"], report["removed_nbytes"]) == (0, 0)
+    assert [(item["shard"], "another format may own" in item["reason"]) for item in report["left"]] == [(SHARD, True)]
     assert (tmp_path / SHARD).read_bytes() == shard
 
 

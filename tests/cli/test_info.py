@@ -187,3 +187,28 @@ def test_an_array_at_the_root_is_called_root_and_nothing_is_said_to_be_nothing(t
     assert run("info", tmp_path / "empty").stdout.startswith("There are no Zarr v3 arrays here: it is empty")
     assert run_json("info", "--json", tmp_path / "empty") == {"arrays": []}
     assert "nowhere does not exist" in one_line_of(run("info", "nowhere"), SOURCE)
+
+
+def test_sizes_that_only_a_document_claims_are_no_sizes(tmp_path: Path) -> None:
+    shape = (2**60,) * 20
+    (tmp_path / "huge").mkdir()
+    (tmp_path / "huge/zarr.json").write_text(json.dumps(array(shape, shape, sharding(shape))))
+    shard = tmp_path / "huge/c" / "/".join("0" * 20)
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"1234")
+    (item,) = run_json("info", "--json", tmp_path)["arrays"]
+    assert (item["stored_shards"], item["stored_nbytes"], item["decoded_nbytes"]) == (1, 4, None)
+    for arguments in (["info", tmp_path], ["info", tmp_path, "huge"], ["map", tmp_path]):
+        done = run(*arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_link_to_a_shard_counts_as_one_and_a_directory_is_damage(tmp_path: Path) -> None:
+    store(tmp_path, array((4, 18), (4, 6), sharding((2, 3))))
+    (tmp_path / "c/0/0").rename(tmp_path / "elsewhere")
+    (tmp_path / "c/0/0").symlink_to("../../elsewhere")
+    (item,) = run_json("info", "--json", tmp_path)["arrays"]
+    assert (item["stored_shards"], item["stored_nbytes"], item["error"]) == (3, 3 * 164, None)
+    (tmp_path / "c/0/1").unlink()
+    (tmp_path / "c/0/1").mkdir()
+    assert "damaged: (root): c/0/1 is a directory where a shard should be\n" in run("info", tmp_path).stdout

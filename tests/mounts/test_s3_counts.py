@@ -297,3 +297,14 @@ def test_a_listing_that_leaves_arrays_out_asks_once_for_each_document(remote: Re
     assert (root / "shown/.zarray").exists()
     assert not (root / "left-out").exists()
     assert [words for words in remote.asked() if words.startswith("GET")] == []
+
+
+def test_info_lists_and_asks_for_no_shard(remote: Remote) -> None:
+    for name in ("a", "b"):
+        fill(remote, name, bytes_of(16, nshards=20))
+    (item, _) = run_json("info", "--json", remote.url, **remote.bucket.through(remote.proxy.url).environment)["arrays"]
+    assert (item["stored_shards"], item["shards"]) == (20, 20)
+    assert item["stored_nbytes"] == sum(file.stat().st_size for file in (remote.local / "a/c").iterdir())
+    asked = remote.asked()
+    assert [each for each in asked if "/c/" in each and "LIST" not in each] == ["GET a/c/0 -1"]  # can objects be read?
+    assert Counter(asked)["LIST a/c/"] == Counter(asked)["LIST b/c/"] == 1
