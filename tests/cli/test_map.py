@@ -251,6 +251,7 @@ def browse(page: Path, directory: Path, *arguments: str) -> str:
     return output_of("chromium", *options, *arguments, page.as_uri())
 
 
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium here, as scripts/test said")
 def test_a_browser_shows_the_page_and_no_name_becomes_part_of_it(many: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     store(source / HOSTILE.replace("/", "∕"), array((4, 6), (4, 6), sharding((2, 3))))
