@@ -40,7 +40,7 @@ def mount(
     the errors of `shardfs.errors`.
     """
     url, root = resolve(os.fspath(source))
-    check_fuse()
+    check_fuse(allow_other=options is not None and options.allow_other)
     temporary = Path(tempfile.mkdtemp(prefix="shardfs-"))
     place = temporary / "mount" if mountpoint is None else Path(mountpoint)
     says_why = False

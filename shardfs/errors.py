@@ -32,6 +32,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def counted(count: int, what: str) -> str:
+    """Return *count* and *what* is counted, a word whose plural ends in s."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 class MetadataError(ShardfsError):
     """A metadata document is malformed, or says something that the specification does not allow."""
 

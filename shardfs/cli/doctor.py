@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Final, Literal
 
 import click
@@ -33,11 +32,10 @@ from shardfs.dataset.source_lock import find_holder
 from shardfs.dataset.state import StateDirectory
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import ShardfsError, printable
-from shardfs.fuse.mountpoint import check_fuse, fuse_versions
+from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
 from shardfs.stores.base import Store
 from shardfs.stores.url import INSTALL_S3, S3_LIBRARIES, StoreOptions, open_store
 
-_FUSE_CONF: Final = "/etc/fuse.conf"
 _AWS: Final = "https://s3.amazonaws.com"
 _MAX_SKEW_SECONDS: Final = 60.0
 _PATIENCE: Final = 10.0
@@ -123,13 +121,10 @@ def _helper() -> Iterator[Finding]:
 
 
 def _allow_other() -> Finding:
-    lines = []
-    with suppress(OSError):
-        lines = [line.strip() for line in Path(_FUSE_CONF).read_text(errors="replace").splitlines()]
-    if "user_allow_other" in lines:
-        return Finding("ok", f"users may give --allow-other: user_allow_other is in {_FUSE_CONF}")
-    way_out = f"as root, for mounts that other users are to read: echo user_allow_other >> {_FUSE_CONF}"
-    return Finding("note", f"only root may give --allow-other: {_FUSE_CONF} has no user_allow_other", way_out)
+    if users_may_allow_other():
+        return Finding("ok", "users may give --allow-other: user_allow_other is in /etc/fuse.conf")
+    what, _, way_out = ONLY_ROOT_ALLOWS_OTHER.partition("; ")
+    return Finding("note", what, way_out)
 
 
 def _library(name: str) -> Finding:

@@ -207,7 +207,7 @@ def mount(
         _mount_in_foreground(source, mountpoint, chosen, store_options, log_level, log_format, log_file, ready_fd)
         return
     url, root = resolve(source)
-    check_fuse()
+    check_fuse(allow_other=chosen.allow_other)
     place = check_mount_point(mountpoint, root, cache)
     log_file = (log_file or daemon.default_log_file(place)).absolute()
     name = source if "://" in source else url
@@ -243,7 +243,7 @@ def _mount_in_foreground(
     try:
         log_to(log_file, log_level, log_format)
         url, root = resolve(source)
-        check_fuse()
+        check_fuse(allow_other=options.allow_other)
         place = check_mount_point(mountpoint, root, store_options.cache)
         store = open_store(source, store_options, ttl=options.metadata_ttl)
         fuse_versions()  # or why pyfuse3 cannot be used

@@ -58,7 +58,7 @@ def flush(mountpoint: str, timeout: float) -> None:
             control.flush(path, timeout, say)
     except OSError as error:
         why, more = control.explain(mountpoint, error), ""
-        if error.errno not in _NOT_LOGGED:
+        if error.errno not in _NOT_LOGGED and (mount is None or why != mount.privacy):
             more = "; its log says more"
             with suppress(OSError, ValueError, errors.ShardfsError):
                 log = control.ask(path, timeout).log

@@ -12,6 +12,7 @@ from typing import Final, TextIO
 import click
 
 from shardfs.errors import UsageError, printable
+from shardfs.errors import counted as counted
 from shardfs.fuse.progress import duration, size
 
 _LINE_SECONDS: Final = 10.0
@@ -21,11 +22,6 @@ _WIDTH: Final = 80
 _BAR: Final = 20
 _MAX_CELL: Final = 48
 _ERASE: Final = "\r\x1b[K"
-
-
-def counted(count: int, what: str) -> str:
-    """Return *count* and *what* is counted, a word whose plural ends in s."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def complain(message: str) -> None:

@@ -26,7 +26,7 @@ from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Change, Put, UndoRecord, pack_ranges
 from shardfs.dataset.wal.shared import SharedLog
 from shardfs.dataset.wal.undo import take_back, undo_record
-from shardfs.errors import ConflictError, LockedError, ShardfsError, StoreError, UnreachableError
+from shardfs.errors import ConflictError, LockedError, ShardfsError, StoreError, UnreachableError, counted
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, ShardWriter, join_key
 from shardfs.stores.memory import MemoryContent
@@ -146,10 +146,8 @@ class GroupCommit:
             ]
             if not wanted:
                 if self.conflict_log.count > nconflicts:
-                    raise ConflictError(
-                        f"{self.conflict_log.count - nconflicts} chunks were put aside: their arrays were changed by "
-                        "another program; `shardfs recover` shows them"
-                    )
+                    what = counted(self.conflict_log.count - nconflicts, "chunk")
+                    raise ConflictError(f"another program has changed the array; `shardfs recover` shows {what} of it")
                 return
             await trio.sleep_until(max(q.retry_at or 0.0 if q.error is None else 0.0 for q in wanted))
             await self._commit(wanted)
@@ -395,7 +393,7 @@ class GroupCommit:
             return
         if queue.key not in str(error):
             error = type(error)(f"{queue.key}: {error}")
-        log.error("%d chunks stay pending: %s", len(queue.changes), error)
+        log.error("%s still pending: %s", counted(len(queue.changes), "chunk"), error)
         queue.fail(error)
         self.failing[queue] = None
         self.room_at_failure = self.log.wal.room()

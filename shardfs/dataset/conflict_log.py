@@ -11,6 +11,7 @@ from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Change, Shrink
 from shardfs.dataset.wal.shared import SharedLog
+from shardfs.errors import counted
 from shardfs.format.sharding import Coords
 
 log = logging.getLogger(__name__)
@@ -57,9 +58,9 @@ class ConflictLog:
             (fitting if fits else conflicts).append(change)
         if conflicts:
             log.error(
-                "%d chunks of %s were published for metadata that another program has changed or removed; they are "
-                "kept; `shardfs recover` shows them: %s%s",
-                len(conflicts),
+                "kept %s of %s, published for metadata that another program has changed or removed; `shardfs recover` "
+                "shows them: %s%s",
+                counted(len(conflicts), "chunk"),
                 layout.path or "the array",
                 ", ".join("/".join(map(str, change.coords)) for change in conflicts[:_MAX_TOLD]),
                 ", …" if len(conflicts) > _MAX_TOLD else "",

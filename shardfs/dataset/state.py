@@ -89,6 +89,8 @@ def needed(path: str, way_out: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         why = f"{error.strerror}{way_out if error.errno in NO_LOCKS else ''}"
+        if error.errno == errno.EACCES:
+            why += f"; you need permission to write in {shown(os.path.dirname(path))}"
         raise SourceError(f"{shown(path)} cannot be created, which is needed to write: {why}") from None
 
 

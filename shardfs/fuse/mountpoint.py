@@ -8,12 +8,18 @@ import shutil
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from shardfs.errors import FuseUnavailableError, MountPointError, UnfinishedError
 from shardfs.fuse import control
 from shardfs.fuse.mounts import list_mounts, user_name
+
+ONLY_ROOT_ALLOWS_OTHER: Final = (
+    "only root may give --allow-other: /etc/fuse.conf has no user_allow_other; as root, for mounts that other users "
+    "are to read: echo user_allow_other >> /etc/fuse.conf"
+)
 
 BUILD_PACKAGES: Final = "fuse3 libfuse3-dev pkg-config gcc python3-dev"
 """Packages of Debian and Ubuntu that pyfuse3 is built with."""
@@ -64,8 +70,8 @@ def check_mount_point(mountpoint: str, source: str | None, cache: str | None) ->
     return path
 
 
-def check_fuse() -> None:
-    """Raise `FuseUnavailableError`, with the way out, if this machine cannot mount."""
+def check_fuse(*, allow_other: bool = False) -> None:
+    """Raise `FuseUnavailableError`, with the way out, if this machine cannot mount, or not for other users."""
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
@@ -78,6 +84,16 @@ def check_fuse() -> None:
         ) from None
     _fusermount()
     _check_rights()
+    if allow_other and os.geteuid() and not users_may_allow_other():
+        raise FuseUnavailableError(ONLY_ROOT_ALLOWS_OTHER)
+
+
+def users_may_allow_other() -> bool:
+    """Whether fusermount3 lets users who are not root give --allow-other."""
+    with suppress(OSError):
+        lines = Path("/etc/fuse.conf").read_text(errors="replace").splitlines()
+        return "user_allow_other" in (line.strip() for line in lines)
+    return False
 
 
 def fuse_versions() -> str:
@@ -163,9 +179,11 @@ def _stat_alive(mountpoint: str, path: str) -> os.stat_result:
             os.statvfs(path)  # unlike the attributes, the kernel remembers no answer of a daemon that died
             return os.stat(path)
         except FileNotFoundError:
-            raise MountPointError(
-                f"{mountpoint} does not exist; create it with: mkdir -p {shlex.quote(mountpoint)}"
-            ) from None
+            above = next(each for each in Path(path).parents if each.exists())
+            way_out = f"create it with: mkdir -p {shlex.quote(mountpoint)}"
+            if not os.access(above, os.W_OK):
+                way_out = f"{_ELSEWHERE}, as you may not write in {above}"
+            raise MountPointError(f"{mountpoint} does not exist; {way_out}") from None
         except OSError as error:
             if error.errno != errno.ENOTCONN or not count_mounts(path):
                 way_out = f"; {_ELSEWHERE}"

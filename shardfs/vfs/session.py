@@ -12,7 +12,7 @@ from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import LogContents, read_log
 from shardfs.dataset.wal.recovery import bring_home, log_damage, recover_command, replay
 from shardfs.dataset.writer import Writer
-from shardfs.errors import ConflictError, ShardfsError
+from shardfs.errors import ConflictError, ShardfsError, counted
 from shardfs.stores.local.openat import open_directory
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.changes import Changes
@@ -67,7 +67,7 @@ class Session:
         log_damage(self.state.conflicts, self._aside)
         recovery = await replay(self.source, self._contents, self.writer.commits)
         if recovery.pending:
-            log.info("%d chunks of an earlier mount are brought into their shards", len(recovery.pending))
+            log.info("committing %s of an earlier mount", counted(len(recovery.pending), "chunk"))
         await self.changes.orphans.resume()
         await self.commit()
         count = len(recovery.conflicts)

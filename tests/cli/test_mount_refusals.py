@@ -19,7 +19,7 @@ from tests.support.corpus import array, sharding
 from tests.support.daemons import daemon_of, has_ended, kill_daemon
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, command, environment, mount_points
-from tests.support.users import AS_NOBODY, shared_directory
+from tests.support.users import AS_NOBODY, NOBODY, shared_directory
 
 in_a_namespace = ("unshare", "--mount", "sh", "-c")
 
@@ -198,16 +198,28 @@ def test_a_place_in_a_dead_mount_says_which_mount_is_dead(background: Background
 
 
 def test_a_user_is_told_that_a_mount_point_of_another_cannot_be_used() -> None:
-    as_user = without(*SMALL_DEV, f'set -- {" ".join(AS_NOBODY)} "$@"')
+    as_user = without(*SMALL_DEV, "mount --bind /dev/null /etc/fuse.conf", f'set -- {" ".join(AS_NOBODY)} "$@"')
     with shared_directory() as directory:
         store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
         (directory / "place").mkdir()
         (directory / "shared").mkdir()
         (directory / "shared").chmod(0o1777)
+        for name in ("own", "state"):
+            (directory / name).mkdir()
+            os.chown(directory / name, NOBODY, NOBODY)
         for name in ("place", "shared"):
             said = one_line_of(run("mount", directory / "source", directory / name, prefix=as_user), MOUNT_POINT)
             assert said.startswith(f"{directory / name} belongs to root, and users can mount only on ")
             assert said.endswith(f"as root: chown nobody {directory / name}")
+        for arguments, status, expected in (
+            (["place/new"], MOUNT_POINT, f"choose another place, as you may not write in {directory}/place"),
+            (["--allow-other", "own"], MACHINE, "echo user_allow_other >> /etc/fuse.conf"),
+            (["--write", "own"], SOURCE, f"you need permission to write in {directory}/source"),
+        ):
+            *options, name = arguments
+            words = ["mount", *options, directory / "source", directory / name]
+            done = run(*words, prefix=as_user, XDG_STATE_HOME=str(directory / "state"))
+            assert one_line_of(done, status).endswith(expected)
 
 
 @pytest.mark.parametrize("name", ["umount", "flush", "stats"])

@@ -291,7 +291,7 @@ def test_the_journal_of_a_killed_mount_is_shown_and_applied(background: Backgrou
     assert sums(source) == before
     assert run("recover", source).stdout.splitlines() == [found["message"] for found in shown["findings"]]
     done = run("recover", "--apply", source)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "2 chunks were brought into their shards\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "committed 2 chunks\n", "")
     values[0:2, 0:3] = new
     values[6:8, 9:12] = 0
     for read in READERS.values():
@@ -453,7 +453,7 @@ def test_a_record_that_cannot_be_handled_keeps_no_other_from_its_shard(
         said = mounted.log
     else:
         done = run("recover", "--apply", group)
-        assert "2 chunks were brought into their shards" in done.stdout
+        assert "committed 2 chunks" in done.stdout
         said = done.stdout + done.stderr
     assert read_zarr_chunk(group / "a", "c/0/0") == b"a" * 24
     assert read_zarr(group / "a")[6:8, 9:12].tolist() == [[0, 0, 0]] * 2
@@ -645,7 +645,7 @@ def test_the_last_of_several_versions_of_a_chunk_is_applied(background: Backgrou
     kill_daemon(place)
     assert run("umount", place).returncode == 0
     assert run("recover", source).stdout.count("\n") == 2
-    assert run("recover", "--apply", source).stdout == "2 chunks were brought into their shards\n"
+    assert run("recover", "--apply", source).stdout == "committed 2 chunks\n"
     assert read_zarr_chunk(source, "c/0/0") == bytes([2]) * 24
     assert read_zarr_chunk(source, "c/0/1") == b"again" * 3
 

@@ -149,7 +149,7 @@ def test_a_full_disk_is_enospc_to_writers_and_nothing_else_changes(small: Path, 
 
 
 def test_a_shard_that_cannot_be_committed_keeps_no_other_from_being_written(larger: Path, mount: Mounter) -> None:
-    mounted = mount(larger, write=True, expect=("chunks stay pending: image/c/0/0", "unreadable shard", "journal, for"))
+    mounted = mount(larger, write=True, expect=("still pending: image/c/0/0", "unreadable shard", "journal, for"))
     assert write(mounted.path / "image/c/0/0", b"a" * LARGE) == 0
     with open(larger / "image" / SHARD, "ab") as file:
         file.write(b"torn by another program")

@@ -29,7 +29,7 @@ from shardfs.dataset.wal.recovery import (
     why_not,
 )
 from shardfs.dataset.wal.undo import Outcome, check_name, undo_commits
-from shardfs.errors import ShardfsError
+from shardfs.errors import ShardfsError, counted
 from shardfs.stores.kept_files import KeptFile
 
 _UNMOUNT: Final = "unmount first, then run `shardfs recover --apply`"
@@ -148,7 +148,7 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
         failure = await _flush(journals)
         brought = len(recovery.pending) - commits.npending
         if brought > 0:
-            found.append(Finding("pending", f"{brought} chunks were brought into their shards", left=False))
+            found.append(Finding("pending", f"committed {counted(brought, 'chunk')}", left=False))
         changes = _changes(read_left(state.conflicts))
         latest = _latest(changes)
         settled = {change.sequence for change in changes} - {change.sequence for change in latest}

@@ -32,7 +32,7 @@ from shardfs.dataset.wal.reading import Damage, LogContents, are_within, read_lo
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink, damaged_name, unpack_ranges
 from shardfs.dataset.wal.shared import SharedLog
 from shardfs.dataset.wal.undo import Outcome, Undone, check_name, is_lasting, undo_commits, while_it_changes
-from shardfs.errors import CorruptionError, NotFoundError, ShardfsError
+from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, counted
 from shardfs.format.lens.unsharded import describe as describe_array
 from shardfs.format.metadata import ArrayMetadata, parse_node
 from shardfs.stores.base import Address, Store
@@ -323,4 +323,4 @@ async def bring_home(store: Store, left: Sequence[StateDirectory]) -> None:
             log.error("%s stays for the next mount: %s", shown(state.journal), error)  # noqa: TRY400
         else:
             where = shown(state.journal)
-            log.info("%d chunks of another mount were committed, from %s", len(recovery.pending), where)
+            log.info("committed %s of another mount, from %s", counted(len(recovery.pending), "chunk"), where)

@@ -24,6 +24,11 @@ USER: Final = b"user."
 TTL: Final = 1.0
 """For how many seconds what was seen is believed by default; to look again costs microseconds."""
 
+_WAYS_OUT: Final = {
+    errno.EACCES: "; you need the permissions r and x on it, and x on the folders above it",
+    errno.ENOTCONN: "; a mount there has lost its daemon: see `shardfs mounts`",
+}
+
 _RECENT_SECONDS: Final = 1.0
 _MAX_RECENT: Final = 8
 _LARGE_DIRECTORY: Final = 64 * 2**10  # bytes, some thousand names
@@ -61,9 +66,7 @@ class LocalReader:
         except NotADirectoryError:
             raise SourceError(f"{root} is {file_format(self.root, _first_bytes(self.root))}") from None
         except OSError as error:
-            way_out = (
-                "; a mount there has lost its daemon: see `shardfs mounts`" if error.errno == errno.ENOTCONN else ""
-            )
+            way_out = _WAYS_OUT.get(error.errno or 0, "")
             raise SourceError(f"{root} cannot be read: {error.strerror}{way_out}") from None
         self.url = self.root
         self.address = Address(self.root)
