@@ -90,7 +90,7 @@ def needed(path: str, way_out: str = "") -> Iterator[None]:
     except OSError as error:
         why = f"{error.strerror}{way_out if error.errno in NO_LOCKS else ''}"
         if error.errno == errno.EACCES:
-            why += f"; you need permission to write in {shown(os.path.dirname(path))}"
+            why += f"; you need permission to write in {os.path.dirname(shown(path))}"
         raise SourceError(f"{shown(path)} cannot be created, which is needed to write: {why}") from None
 
 
