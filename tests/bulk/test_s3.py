@@ -1,0 +1,112 @@
+"""Bulk work from and to buckets: the same bytes as in directories, by requests that are counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from shardfs.stores.base import PART_NBYTES
+from tests.bulk.test_pack import pack, write_v2, write_v3
+from tests.support.commands import FAILED, run
+from tests.support.datasets import files_below
+from tests.support.s3_faults import Reply
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import Bucket
+
+CHUNK = 2**20
+
+
+def s3(*arguments: str | Path, bucket: Bucket, status: int = 0) -> str:
+    done = run(*arguments, "--endpoint-url", bucket.endpoint_url)
+    assert done.returncode == status, done.stderr
+    return done.stdout
+
+
+def write_large(path: Path, nchunks: int = 24) -> None:
+    """One array of chunks of 1 MiB, which have noise."""
+    values = np.random.default_rng(1).integers(0, 255, nchunks * CHUNK).astype("u1")
+    array = zarr.create_array(path, shape=values.shape, chunks=(CHUNK,), dtype="u1", compressors=None, filters=None)
+    array[...] = values
+
+
+@pytest.mark.parametrize(("write", "location"), [(write_v3, "end"), (write_v2, "start")])
+def test_a_bucket_is_packed_and_unpacked_as_a_directory_is(
+    tmp_path: Path, s3_bucket: Bucket, write: object, location: str
+) -> None:
+    options = ("--shard-size", "20K", "--index-location", location)
+    write(tmp_path / "source")  # type: ignore[operator]
+    pack(tmp_path / "source", tmp_path / "packed", *options)
+    s3_bucket.upload(tmp_path / "source", "source")
+    expected = files_below(tmp_path / "packed")
+    s3("pack", *options, s3_bucket.url("source"), s3_bucket.url("to-bucket"), bucket=s3_bucket)
+    s3("pack", *options, s3_bucket.url("source"), tmp_path / "to-directory", bucket=s3_bucket)
+    s3("pack", *options, tmp_path / "source", s3_bucket.url("from-directory"), bucket=s3_bucket)
+    assert files_below(tmp_path / "to-directory") == expected
+    for prefix in ("to-bucket", "from-directory"):
+        assert {key.partition("/")[2]: data for key, data in s3_bucket.objects(f"{prefix}/").items()} == expected
+    assert run("unpack", tmp_path / "packed", tmp_path / "unpacked").returncode == 0
+    s3("unpack", s3_bucket.url("to-bucket"), s3_bucket.url("unpacked"), bucket=s3_bucket)
+    unpacked = {key.partition("/")[2]: data for key, data in s3_bucket.objects("unpacked/").items()}
+    assert unpacked == files_below(tmp_path / "unpacked")
+    assert s3_bucket.uploads() == []
+
+
+@pytest.mark.parametrize("location", ["end", "start"])
+def test_a_shard_costs_a_get_for_each_chunk_and_a_put_for_each_part(
+    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, location: str
+) -> None:
+    write_large(tmp_path / "source")
+    s3_bucket.upload(tmp_path / "source", "source")
+    proxied = s3_bucket.through(s3_proxy.url)
+    options = ("--shards", "12", "--index-location", location, "--jobs", "1")
+    s3("pack", *options, proxied.url("source"), proxied.url("packed"), bucket=proxied)
+    chunks = [request for request in s3_proxy.log.of("GetObject") if "/c/" in request.key]
+    assert Counter(request.key for request in chunks) == Counter(f"source/c/{i}" for i in range(24))
+    operations = s3_proxy.log.operations()
+    nparts = -(-12 * CHUNK // PART_NBYTES)
+    assert operations["UploadPart"] == 2 * nparts
+    assert operations["CreateMultipartUpload"] == operations["CompleteMultipartUpload"] == 2
+    assert operations["PutObject"] == 1  # the document
+    assert operations["HeadObject"] + operations["DeleteObject"] + operations["ListMultipartUploads"] == 0
+    assert operations["ListObjectsV2"] <= 6
+    pack(tmp_path / "source", tmp_path / "packed", *options)
+    assert {k.partition("/")[2]: data for k, data in s3_bucket.objects("packed/").items()} == files_below(
+        tmp_path / "packed"
+    )
+
+    s3_proxy.log.clear()  # shards lie in one piece: their chunks come together
+    s3("pack", "--shards", "6", *options[2:], proxied.url("packed"), proxied.url("again"), bucket=proxied)
+    chunks = [request for request in s3_proxy.log.of("GetObject") if "/c/" in request.key]
+    assert len(chunks) <= 2 + 2 * 2 * nparts
+    assert sum(request.bytes_out for request in chunks) <= 24 * CHUNK + 4 * 2**10
+    assert s3_proxy.log.operations()["UploadPart"] == 0 or s3_proxy.log.operations()["PutObject"] == 5
+
+    s3_proxy.log.clear()
+    said = s3("pack", "--sync", *options, proxied.url("source"), proxied.url("packed"), bucket=proxied)
+    assert said.startswith("0 objects stored")
+    assert not [request for request in s3_proxy.log.of("GetObject") if "/c/" in request.key]
+    assert s3_proxy.log.operations()["HeadObject"] <= 3
+    assert s3_proxy.log.of("PutObject", "UploadPart", "CreateMultipartUpload") == []
+
+
+def test_parts_that_are_refused_are_given_up_and_the_next_run_goes_on(
+    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy
+) -> None:
+    write_large(tmp_path / "source", 12)
+    proxied = s3_bucket.through(s3_proxy.url)
+    s3_proxy.fail("UploadPart", Reply(403, "AccessDenied"), times=None)
+    there = (proxied.url("packed"), "--endpoint-url", proxied.endpoint_url)
+    done = run("pack", "--shards", "12", "--jobs", "1", tmp_path / "source", *there)
+    assert done.returncode == FAILED
+    assert "left out: UploadPart of " in done.stderr
+    assert s3_bucket.uploads() == []
+    s3_proxy.heal()
+    s3("pack", "--sync", "--shards", "12", "--jobs", "1", tmp_path / "source", proxied.url("packed"), bucket=proxied)
+    pack(tmp_path / "source", tmp_path / "packed", "--shards", "12")
+    assert {k.partition("/")[2]: data for k, data in s3_bucket.objects("packed/").items()} == files_below(
+        tmp_path / "packed"
+    )
