@@ -1,7 +1,8 @@
 """shardfs shows the inner chunks of sharded Zarr arrays as ordinary files.
 
 `shardfs.mount(source)` is a context manager that yields a mounted directory; `shardfs.open(source)` reads without FUSE.
-`MountOptions` and `StoreOptions` say how to mount, and how to reach a remote source.
+`shardfs.pack` and `shardfs.unpack` bring whole datasets into shards, and out of them.  `MountOptions` and
+`StoreOptions` say how to mount, and how to reach a remote source.
 The rooms: `cli` and `api` at the top, then `fuse` and `bulk`, `vfs`, `dataset`, and at the bottom `format` and
 `stores`, which do not know each other.  Nothing imports upward; `errors` is for all.
 """
@@ -12,9 +13,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from shardfs.api import Dataset as open  # noqa: N813 - `shardfs.open` reads as it should
-    from shardfs.api import MountOptions, StoreOptions, mount
+    from shardfs.api import MountOptions, Report, StoreOptions, mount, pack, unpack
 
-__all__ = ["MountOptions", "StoreOptions", "__version__", "mount", "open"]
+__all__ = ["MountOptions", "Report", "StoreOptions", "__version__", "mount", "open", "pack", "unpack"]
 
 
 def __dir__() -> list[str]:

@@ -4,18 +4,25 @@ import operator
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import trio
 
+from shardfs.bulk.plan import pack as pack_dataset
+from shardfs.bulk.run import Filling, Report
+from shardfs.bulk.unpack import Shown
+from shardfs.bulk.unpack import unpack as unpack_dataset
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.maintenance.walk import walk_nodes
 from shardfs.dataset.source import Source
 from shardfs.errors import NotFoundError, NotUnshardable, StoreError, UnfinishedError
 from shardfs.format.document import parse_json
+from shardfs.format.lens.packed import SHARD_NBYTES, Packing, parse_codecs_option
 from shardfs.format.sharding import Coords
 from shardfs.fuse.daemon import start_daemon
 from shardfs.fuse.mountpoint import check_fuse, check_mount_point
@@ -24,7 +31,7 @@ from shardfs.fuse.unmount import unmount
 from shardfs.stores.url import StoreOptions, open_store, resolve
 from shardfs.vfs.views import ZarrV3
 
-__all__ = ["Dataset", "DatasetNode", "MountOptions", "StoreOptions", "mount"]
+__all__ = ["Dataset", "DatasetNode", "MountOptions", "Report", "StoreOptions", "mount", "pack", "unpack"]
 
 
 @contextmanager
@@ -67,6 +74,61 @@ def mount(
             if mountpoint is None:
                 place.rmdir()
             temporary.rmdir()
+
+
+def pack(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    shard_size: int = SHARD_NBYTES,
+    shards: tuple[int, ...] | None = None,
+    index_location: Literal["end", "start"] = "end",
+    codecs: str | None = None,
+    sync: bool = False,
+    checksum: bool = False,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    progress: Callable[[Report], None] = lambda report: None,
+    store_options: StoreOptions | None = None,
+) -> Report:
+    """Pack the chunks of *source* into shards of a Zarr v3 dataset at *destination*, as `shardfs pack` does.
+
+    *shards* is the number of chunks along each axis of a shard, for arrays of as many axes; others go by *shard_size*,
+    in bytes without compression.  An *executor*, such as that of a Dask client, does the work in place of *jobs*
+    processes of this machine.  *progress* is called, in this thread, with the report as far as it is.
+
+    Returns the report, whose `problems` name what is not in the destination.  Raises the errors of `shardfs.errors`.
+    """
+    packing = Packing(
+        shard_size, shards, index_location == "start", None if codecs is None else parse_codecs_option(codecs)
+    )
+    filling = Filling(sync, checksum, executor, jobs, progress)
+    options = store_options or StoreOptions()
+    paths = os.fspath(source), os.fspath(destination)
+    return trio.run(partial(pack_dataset, *paths, packing, filling, options, lambda line: None))
+
+
+def unpack(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    view: Literal["v3", "v2", "npy"] = "v3",
+    decode: bool = False,
+    sync: bool = False,
+    checksum: bool = False,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    progress: Callable[[Report], None] = lambda report: None,
+    store_options: StoreOptions | None = None,
+) -> Report:
+    """Write what a mount of *source* would show to *destination*, as `shardfs unpack` does.
+
+    Arguments and result are those of `pack`.
+    """
+    filling = Filling(sync, checksum, executor, jobs, progress)
+    options = store_options or StoreOptions()
+    paths = os.fspath(source), os.fspath(destination)
+    return trio.run(partial(unpack_dataset, *paths, Shown(view, decode), filling, options, lambda line: None))
 
 
 class Dataset:

@@ -33,9 +33,13 @@ class Job:
         """Return the source."""
         return context.source(self.source, self._options(self.source))
 
+    def made(self, context: Context) -> Source:
+        """Return the destination."""
+        return context.source(self.destination, self._options(self.destination))
+
     def storing(self, context: Context) -> Store:
         """Return the store of the destination."""
-        return context.source(self.destination, self._options(self.destination)).store
+        return self.made(context).store
 
     def at_once(self, context: Context) -> int:
         """Return how many small objects are to be worked on at a time."""

@@ -1,16 +1,25 @@
 """The nodes of a source for bulk work, whatever Zarr version they are stored in, and where their chunks go."""
 
 import math
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from weakref import WeakKeyDictionary
 
+from shardfs.bulk.delivery import Mark, state_of
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.source import Source
-from shardfs.errors import IsADirectoryHereError, MetadataError, NotADirectoryHereError, NotFoundError, NotUnshardable
+from shardfs.errors import (
+    IsADirectoryHereError,
+    MetadataError,
+    NotADirectoryHereError,
+    NotFoundError,
+    NotUnshardable,
+    ShardfsError,
+)
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, parse_json
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.grid import ChunkKeyEncoding
@@ -173,26 +182,64 @@ class Transfer:
         level = self.target.grid.levels[0]
         return IndexLayout(level.index_codecs, self.target.grid.index_shape(shard), level.index_at_start)
 
-    async def shards(self, prefix: Coords = (), stored: Sequence[Coords] = ((),)) -> AsyncIterator[Coords]:
-        """Yield, in C order, the coordinates below *prefix* of the target shards in which the source has anything.
-
-        *stored* are the prefixes of source shards that overlap those below *prefix*.
-        """
-        axis = len(prefix)
-        if axis == self.target.grid.ndim:
-            yield prefix
-            return
-        found: dict[int, list[Coords]] = {}
-        for above in stored:
-            for index in await self.array.listing.children(above):
-                for number in _touched(self.target.grid, axis, self.array.grid.covered(axis, index)):
-                    found.setdefault(number, []).append((*above, index))
-        for number in sorted(found):
-            async for shard in self.shards((*prefix, number), found[number]):
-                yield shard
-
 
 _transfers: WeakKeyDictionary[BulkNode, tuple[Packing, Transfer | None]] = WeakKeyDictionary()
+
+
+async def shards_touched(
+    array: Array, grid: ShardGrid, prefix: Coords = (), stored: Sequence[Coords] = ((),)
+) -> AsyncIterator[Coords]:
+    """Yield, in C order, the coordinates below *prefix* of the shards of *grid* in which *array* has anything stored.
+
+    *stored* are the prefixes of its own shards that overlap those below *prefix*.
+    """
+    axis = len(prefix)
+    if axis == grid.ndim:
+        yield prefix
+        return
+    found: dict[int, list[Coords]] = {}
+    for above in stored:
+        for index in await array.listing.children(above):
+            for number in _touched(grid, axis, array.grid.covered(axis, index)):
+                found.setdefault(number, []).append((*above, index))
+    for number in sorted(found):
+        async for shard in shards_touched(array, grid, (*prefix, number), found[number]):
+            yield shard
+
+
+async def chunks_within(
+    array: Array,
+    grid: ShardGrid,
+    shard: Coords,
+    left_out: Callable[[ShardfsError, Coords | None], None],
+    mark: Mark,
+) -> AsyncIterator[tuple[Coords, int]]:
+    """Yield the chunks that *array* has where *grid* has the shard at *shard*, in C order, with their sizes.
+
+    *left_out* is told what is damaged, and where; *mark* takes in the states of the files that the chunks are in.
+    """
+    if not grid.ndim:
+        state, extent = await array.find(())
+        mark.add(state_of(state.stat))
+        if extent is not None:
+            yield (), extent.nbytes
+        return
+    *outer, row = [grid.covered(axis, index) for axis, index in enumerate(shard)]
+    for prefix in product(*outer):
+        async for run in array.list_row(prefix, row.start, row.stop):
+            mark.add(prefix, run.first, state_of(run.state.stat))
+            if run.error is not None:
+                left_out(run.error, None)
+                continue
+            numbers, sizes, damaged = run.chunks(0, run.length)
+            for place, (number, nbytes) in enumerate(zip(numbers, sizes, strict=True)):
+                if damaged is None or not damaged[place]:
+                    yield (*prefix, number), nbytes
+                    continue
+                try:
+                    await array.find((*prefix, number))  # which says what is wrong
+                except ShardfsError as error:
+                    left_out(error, (*prefix, number))
 
 
 def _touched(grid: ShardGrid, axis: int, chunks: range) -> range:

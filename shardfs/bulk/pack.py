@@ -3,14 +3,13 @@
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Final
 
 import trio
 
-from shardfs.bulk.delivery import Delivered, Item, Job, Mark, NothingError, copy_file, deliver, each_delivered, state_of
+from shardfs.bulk.delivery import Delivered, Item, Job, Mark, NothingError, copy_file, deliver, each_delivered
 from shardfs.bulk.engine import Context
-from shardfs.bulk.nodes import Transfer, find_node
+from shardfs.bulk.nodes import Transfer, chunks_within, find_node
 from shardfs.dataset.array import Extent
 from shardfs.errors import CorruptionError, ShardfsError, StaleError
 from shardfs.format.lens.packed import Packing
@@ -91,10 +90,11 @@ class _Shard:
     async def deliver(self, job: Job, context: Context, item: Item) -> Delivered:
         """Store the shard; without the chunks that cannot be read, which are named."""
         mark = Mark(self.coords, self.transfer.mark)
-        chunks = [chunk async for chunk in self._chunks(mark)]
+        array, grid = self.transfer.array, self.transfer.target.grid
+        chunks = [chunk async for chunk in chunks_within(array, grid, self.coords, self._left_out, mark)]
         index = self.transfer.index(self.coords)
         head_nbytes = index.nbytes if index.at_start else 0
-        start = [self.transfer.target.grid.covered(axis, i).start for axis, i in enumerate(self.coords)]
+        start = [grid.covered(axis, i).start for axis, i in enumerate(self.coords)]
 
         async def produce(new: NewObject) -> Stat:
             sizes: Counter[int] = Counter()
@@ -117,32 +117,6 @@ class _Shard:
         if self.problems:  # it is to be done again, whatever is stored
             return Delivered(item.key, nbytes=done.nbytes, problems=tuple(self.problems))
         return done
-
-    async def _chunks(self, mark: Mark) -> AsyncIterator[tuple[Coords, int]]:
-        """Yield the chunks that the source has of the shard, in C order, with their sizes.
-
-        *mark* takes in the states of the files that they are in.
-        """
-        array, target = self.transfer.array, self.transfer.target.grid
-        if not target.ndim:
-            state, extent = await array.find(())
-            mark.add(state_of(state.stat))
-            if extent is not None:
-                yield (), extent.nbytes
-            return
-        *outer, row = [target.covered(axis, index) for axis, index in enumerate(self.coords)]
-        for prefix in product(*outer):
-            async for run in array.list_row(prefix, row.start, row.stop):
-                mark.add(prefix, run.first, state_of(run.state.stat))
-                if run.error is not None:
-                    self._left_out(run.error)
-                    continue
-                numbers, sizes, damaged = run.chunks(0, run.length)
-                for place, (number, nbytes) in enumerate(zip(numbers, sizes, strict=True)):
-                    if damaged is not None and damaged[place]:
-                        await self._extent((*prefix, number))  # which says what is wrong
-                    else:
-                        yield (*prefix, number), nbytes
 
     async def _read(self, chunks: Sequence[tuple[Coords, int]]) -> AsyncIterator[list[tuple[Coords, Buffer]]]:
         """Yield chunks as they are to be stored, about `PART_NBYTES` at a time; large ones come in pieces."""

@@ -7,7 +7,7 @@ from typing import Final
 from shardfs.bulk.delivery import Job
 from shardfs.bulk.engine import Context
 from shardfs.bulk.manifest import Manifest
-from shardfs.bulk.nodes import BulkNode, Transfer, find_node, walk
+from shardfs.bulk.nodes import BulkNode, Transfer, find_node, shards_touched, walk
 from shardfs.bulk.pack import CopyFiles, PackShards
 from shardfs.bulk.run import Filling, Report, begin, fill
 from shardfs.dataset.hierarchy import DOCUMENT
@@ -86,7 +86,7 @@ class Plan:
             if transfer is None:
                 raise StaleError(f"the array {path or 'at the root'} was changed meanwhile")
             batch: list[Coords] = []
-            async for shard in transfer.shards():
+            async for shard in shards_touched(transfer.array, transfer.target.grid):
                 nbytes = transfer.nbytes(shard)
                 if batch and (len(batch) == _BATCH or len(batch) * nbytes >= _BATCH_NBYTES):
                     yield self._shards(job, transfer, batch, manifest)

@@ -13,6 +13,7 @@ import click
 import trio
 
 from shardfs.bulk.cluster import Place
+from shardfs.bulk.compare import compare
 from shardfs.bulk.engine import Context
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import command, executor, json_option, open_source, source_options, workers_options
@@ -21,7 +22,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.dataset.source import Source
-from shardfs.errors import ShardfsError, printable
+from shardfs.errors import ShardfsError, UsageError, printable
 from shardfs.format.document import brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
 from shardfs.format.lens.unsharded import fault_of
@@ -34,26 +35,56 @@ from shardfs.stores.url import StoreOptions
     examples="""
     shardfs verify data.zarr
     shardfs verify --data --json data.zarr > report.json
+    shardfs verify chunks.zarr shards.zarr
     """
 )
 @source_options
+@click.argument("destination", metavar="[DEST]", required=False)
 @click.option("--data", is_flag=True, help="Also read and decode every inner chunk whose codecs are known.")
 @json_option
 @workers_options
 def verify(
-    source: str, store_options: StoreOptions, data: bool, as_json: bool, jobs: int | None, dask: str | None
+    source: str,
+    store_options: StoreOptions,
+    destination: str | None,
+    data: bool,
+    as_json: bool,
+    jobs: int | None,
+    dask: str | None,
 ) -> None:
     """Read every shard index of SOURCE and check every entry.
 
     Names each damaged document, shard and inner chunk. Exit status 1 if there is damage, or if --data meets an inner
     chunk of more than 512 MiB, which it does not decode. Arrays that are not checked, because they are not sharded or
     use something that shardfs does not know, are named with the reason.
+
+    With DEST, compares the two instead, after `pack` or `unpack`: names each chunk, file and document in SOURCE that is
+    not in DEST, or says something else there.
     """
+    if destination is not None:
+        _compare(source, destination, store_options, data or as_json, jobs, dask)
+        return
     opened = open_source(source, store_options)
     with executor(jobs, dask, [Place.of(source, store_options)]) as chosen:
         report = trio.run(verify_source, opened, store_options, data, jobs, chosen)
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
     if not report.is_sound:
+        sys.exit(1)
+
+
+def _compare(
+    source: str, destination: str, options: StoreOptions, has_others: bool, jobs: int | None, dask: str | None
+) -> None:
+    if has_others:
+        raise UsageError("--data and --json are for one dataset; two are compared by their data, and told in lines")
+    places = [Place.of(each, options) for each in (source, destination)]
+    with executor(jobs, dask, places) as chosen, progress("comparing", None, "task") as advance:
+        work = partial(compare, source, destination, options, executor=chosen, jobs=jobs, progress=advance)
+        problems = trio.run(work)
+    for problem in problems:
+        click.echo(printable(problem))
+    click.echo(f"{counted(len(problems), 'difference')}" if problems else "no difference found")
+    if problems:
         sys.exit(1)
 
 

@@ -21,7 +21,7 @@ CHUNK = 2**20
 
 
 def s3(*arguments: str | Path, bucket: Bucket, status: int = 0) -> str:
-    done = run(*arguments, "--endpoint-url", bucket.endpoint_url)
+    done = run(*arguments, "--jobs", "1", "--endpoint-url", bucket.endpoint_url)
     assert done.returncode == status, done.stderr
     return done.stdout
 
@@ -62,7 +62,7 @@ def test_a_shard_costs_a_get_for_each_chunk_and_a_put_for_each_part(
     write_large(tmp_path / "source")
     s3_bucket.upload(tmp_path / "source", "source")
     proxied = s3_bucket.through(s3_proxy.url)
-    options = ("--shards", "12", "--index-location", location, "--jobs", "1")
+    options = ("--shards", "12", "--index-location", location)
     s3("pack", *options, proxied.url("source"), proxied.url("packed"), bucket=proxied)
     chunks = [request for request in s3_proxy.log.of("GetObject") if "/c/" in request.key]
     assert Counter(request.key for request in chunks) == Counter(f"source/c/{i}" for i in range(24))
@@ -105,7 +105,7 @@ def test_parts_that_are_refused_are_given_up_and_the_next_run_goes_on(
     assert "left out: UploadPart of " in done.stderr
     assert s3_bucket.uploads() == []
     s3_proxy.heal()
-    s3("pack", "--sync", "--shards", "12", "--jobs", "1", tmp_path / "source", proxied.url("packed"), bucket=proxied)
+    s3("pack", "--sync", "--shards", "12", tmp_path / "source", proxied.url("packed"), bucket=proxied)
     pack(tmp_path / "source", tmp_path / "packed", "--shards", "12")
     assert {k.partition("/")[2]: data for k, data in s3_bucket.objects("packed/").items()} == files_below(
         tmp_path / "packed"

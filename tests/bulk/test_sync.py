@@ -43,7 +43,7 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def summary(*arguments: str | Path, status: int = 0) -> str:
-    done = run(*arguments)
+    done = run(*arguments, *(() if "--jobs" in arguments else ("--jobs", "1")))
     assert done.returncode == status, done.stderr
     return done.stdout.strip()
 

@@ -28,7 +28,7 @@ def test_what_is_unpacked_is_what_a_mount_shows(tmp_path: Path, mount: Mounter, 
         if case.name.startswith(("nested", "transpose-2", "type-f", "type-s", "encoded", "keys")):
             write_case(case, source / "corpus" / case.name)
     (source / "link").symlink_to("README.txt")
-    done = run("unpack", "--view", *view, source, tmp_path / "unpacked")
+    done = run("unpack", "--jobs", "1", "--view", *view, source, tmp_path / "unpacked")
     left_out = [line for line in done.stderr.splitlines() if line.startswith("shardfs: left out: ")]
     assert done.returncode == (FAILED if left_out else 0), done.stderr
     assert bool(left_out) is (view != ("v3",))  # some arrays of the corpus have no such form
@@ -46,7 +46,7 @@ def test_chunks_of_an_unsharded_dataset_come_back_as_they_were_and_documents_say
     before = files_below(tmp_path / "source")
     pack(tmp_path / "source", tmp_path / "packed", "--shard-size", "20K")
     assert len(files_below(tmp_path / "packed")) < len(before) / 3
-    assert run("unpack", tmp_path / "packed", tmp_path / "unpacked").returncode == 0
+    assert run("unpack", "--jobs", "1", tmp_path / "packed", tmp_path / "unpacked").returncode == 0
     after = files_below(tmp_path / "unpacked")
     assert after.keys() == before.keys()
     for name, data in before.items():
@@ -59,7 +59,7 @@ def test_chunks_of_an_unsharded_dataset_come_back_as_they_were_and_documents_say
 def test_v2_comes_back_as_v2(tmp_path: Path) -> None:
     write_v2(tmp_path / "source")
     pack(tmp_path / "source", tmp_path / "packed")
-    assert run("unpack", "--view", "v2", tmp_path / "packed", tmp_path / "unpacked").returncode == 0
+    assert run("unpack", "--jobs", "1", "--view", "v2", tmp_path / "packed", tmp_path / "unpacked").returncode == 0
     before, after = files_below(tmp_path / "source"), files_below(tmp_path / "unpacked")
     images = [name for name in before if name.startswith("image/") and "/." not in name]
     assert images
@@ -71,7 +71,7 @@ def test_v2_comes_back_as_v2(tmp_path: Path) -> None:
 def test_the_chunks_of_a_damaged_shard_are_named_and_left_out(tmp_path: Path) -> None:
     write_v3(tmp_path / "source")
     edit(tmp_path / "source/below/table/c/3/1", flip(-3))
-    done = run("unpack", tmp_path / "source", tmp_path / "unpacked")
+    done = run("unpack", "--jobs", "1", tmp_path / "source", tmp_path / "unpacked")
     assert done.returncode == FAILED
     problems = [line for line in done.stderr.splitlines() if "left out" in line]
     damaged = {f"below/table/c/{i}/{j}" for i in (6, 7) for j in range(4, 8)}
@@ -86,7 +86,7 @@ def test_a_link_out_of_the_source_is_named_and_not_followed(tmp_path: Path) -> N
     (tmp_path / "secret").write_text("secret")
     os.symlink("../secret", tmp_path / "source/link")
     for command in ("pack", "unpack"):
-        done = run(command, tmp_path / "source", tmp_path / command)
+        done = run(command, "--jobs", "1", tmp_path / "source", tmp_path / command)
         assert done.returncode == FAILED
         assert "left out: link is a link that leads out of the source" in done.stderr
         assert not (tmp_path / command / "link").exists()

@@ -1,0 +1,238 @@
+"""Two datasets, chunk by chunk: whether the one has what the other has, however each is stored."""
+
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final
+
+from shardfs.bulk.delivery import Job, Mark
+from shardfs.bulk.engine import Context, Outcome, Task, run_tasks
+from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, shards_touched, walk
+from shardfs.dataset.array import Array
+from shardfs.errors import MetadataError, NotFoundError, NotShownError, ShardfsError
+from shardfs.format.codecs import ChunkCodec
+from shardfs.format.document import canonical
+from shardfs.format.dtype import fill_element
+from shardfs.format.lens.unsharded import codec_of, describe
+from shardfs.format.metadata import ArrayMetadata
+from shardfs.format.normal_form import normal_data_type
+from shardfs.format.sharding import Coords, ShardGrid
+from shardfs.stores.base import PART_NBYTES, Buffer, Kind, join_key
+from shardfs.stores.url import StoreOptions, url_of
+
+_BATCH: Final = 64
+
+
+@dataclass(frozen=True)
+class CompareChunks:
+    """The task that compares the chunks of the arrays at *path* where the coarser of them has these *shards*."""
+
+    job: Job
+    path: str
+    shards: tuple[Coords, ...]
+    nbytes: int
+
+    @property
+    def name(self) -> str:
+        """The path of the arrays, and the first of the shards."""
+        return join_key(self.path, "/".join(map(str, self.shards[0])))
+
+    async def run(self, context: Context) -> Sequence[str]:
+        """Return what differs, in lines."""
+        source, made = self.job.reading(context), self.job.made(context)
+        pair = _Pair.of(await find_node(source, self.path), await find_node(made, self.path))
+        if pair is None:
+            return [f"{self.path or '(root)'}: was changed meanwhile"]
+        return [line for shard in self.shards async for line in pair.compare(shard)]
+
+
+@dataclass(frozen=True)
+class CompareFiles:
+    """The task that compares files that both have under the same *keys*."""
+
+    job: Job
+    keys: tuple[str, ...]
+    nbytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """The first of them."""
+        return self.keys[0]
+
+    async def run(self, context: Context) -> Sequence[str]:
+        """Return those that differ, in lines."""
+        stores = self.job.reading(context).store, self.job.made(context).store
+        found: list[str] = []
+        for key in self.keys:
+            try:
+                one, other = [await store.open(key) for store in stores]
+                is_same = one.size == other.size
+                for offset in range(0, one.size if is_same else 0, PART_NBYTES):
+                    nbytes = min(PART_NBYTES, one.size - offset)
+                    is_same = is_same and await one.read(offset, nbytes) == await other.read(offset, nbytes)
+                found += [] if is_same else [f"{key}: differs"]
+            except NotFoundError:
+                found.append(f"{key}: is missing in DEST")
+            except ShardfsError as error:
+                found.append(f"{key}: {error}")
+        return found
+
+
+@dataclass(frozen=True)
+class _Form:
+    """An array, and how its chunks are decoded; None if that is not known."""
+
+    array: Array
+    codec: ChunkCodec | None
+    fill: bytes
+
+    @classmethod
+    def of(cls, node: BulkNode | None) -> "_Form | None":
+        """Return the array of a node; None if it has none."""
+        if node is None or node.array is None or not isinstance(node.metadata, ArrayMetadata):
+            return None
+        try:
+            codec = codec_of(describe(node.metadata))
+            fill = fill_element(node.metadata.document["data_type"], node.metadata.document["fill_value"])
+        except (NotShownError, MetadataError):
+            return cls(node.array, None, b"")
+        return cls(node.array, codec, fill)
+
+    async def read(self, coords: Coords) -> Buffer | None:
+        """Return a chunk as it is encoded; None if there is none."""
+        extent = (await self.array.find(coords))[1]
+        return None if extent is None else await extent.read(0, extent.nbytes)
+
+    def values(self, chunk: Buffer | None) -> object:
+        """Return what tells the values of a chunk; nothing is equal to those of one that cannot be decoded."""
+        if self.codec is None:
+            return object()
+        return self.codec.decode(chunk) if chunk is not None else self.fill * math.prod(self.codec.chunk_shape)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """An array of the source, and what was made of it: *coarse* is the grid of the one whose shards are larger."""
+
+    source: _Form
+    made: _Form
+    coarse: ShardGrid
+
+    @classmethod
+    def of(cls, source: BulkNode | None, made: BulkNode | None) -> "_Pair | None":
+        """Return the arrays of two nodes; None if their chunks cannot be compared one by one."""
+        forms = [_Form.of(node) for node in (source, made)]
+        one, other = forms
+        if one is None or other is None or one.array.grid.chunk_shape != other.array.grid.chunk_shape:
+            return None
+        return cls(one, other, (other if one.array.grid.is_unsharded else one).array.grid)
+
+    async def shards(self) -> AsyncIterator[Coords]:
+        """Yield the shards of the coarser grid in which either has anything."""
+        found = {shard async for shard in shards_touched(self.source.array, self.coarse)}
+        found |= {shard async for shard in shards_touched(self.made.array, self.coarse)}
+        for shard in sorted(found):
+            yield shard
+
+    async def compare(self, shard: Coords) -> AsyncIterator[str]:
+        """Yield what differs in the shard at *shard*, in lines."""
+        path = self.source.array.layout.path
+        problems: dict[str, None] = {}
+
+        def damaged(error: ShardfsError, coords: Coords | None) -> None:
+            problems[str(error)] = None
+
+        chunks: set[Coords] = set()
+        for form in (self.source, self.made):
+            chunks |= {at async for at, _ in chunks_within(form.array, self.coarse, shard, damaged, Mark())}
+        for coords in sorted(chunks):
+            name = join_key(path, f"chunk {'/'.join(map(str, coords))}")
+            try:
+                one, other = await self.source.read(coords), await self.made.read(coords)
+                if one != other and self.source.values(one) != self.made.values(other):
+                    problems[f"{name} {'is missing' if other is None else 'differs'}"] = None
+            except ShardfsError as error:
+                problems[f"{name}: {error}"] = None
+        for problem in problems:
+            yield problem
+
+
+def _differences(source: BulkNode, made: BulkNode | None) -> Iterator[str]:
+    """Yield what the documents of two nodes say differently, in lines."""
+    name = source.path or "(root)"
+    if made is None:
+        yield f"{name} is missing"
+        return
+    one, other = source.metadata.document, made.metadata.document
+    members = ["node_type", "shape"] + ([] if source.is_v2 is not made.is_v2 else ["attributes", "dimension_names"])
+    for member in members:
+        if canonical(one.get(member) or None) != canonical(other.get(member) or None):
+            yield f"{name}: other {member}"
+    if isinstance(source.metadata, ArrayMetadata) and isinstance(made.metadata, ArrayMetadata):
+        if canonical(normal_data_type(one["data_type"])) != canonical(normal_data_type(other["data_type"])):
+            yield f"{name}: other data_type"
+        elif _fill(source.metadata) != _fill(made.metadata):
+            yield f"{name}: other fill_value"
+        elif _Pair.of(source, made) is None and canonical(one) != canonical(other):
+            yield f"{name}: its chunks cannot be compared one by one"
+
+
+def _fill(array: ArrayMetadata) -> object:
+    """Return the fill value of an array: its bytes, where elements have a size."""
+    try:
+        return fill_element(array.document["data_type"], array.document["fill_value"])
+    except ShardfsError:
+        return canonical(array.document["fill_value"])
+
+
+async def compare(
+    source: str,
+    destination: str,
+    options: StoreOptions,
+    *,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    progress: Callable[[int], None] = lambda more: None,
+) -> list[str]:
+    """Return what differs between what was packed or unpacked and what came of it, in lines.
+
+    Chunks are the same if their encoded bytes are, or their values; one that is not there has the fill value.
+    *progress* is told how many tasks more are done.  Raises `SourceError` for what cannot be read.
+    """
+    context, problems = Context(), list[str]()
+    job = Job(url_of(source), url_of(destination), options)
+    old, new = job.reading(context), job.made(context)
+    for each in (old, new):
+        await each.store.check()
+
+    async def tasks() -> AsyncIterator[Task[Sequence[str]]]:
+        names: set[str] = set()
+        async for path, entries, node in walk(old):
+            if isinstance(node, Exception):
+                problems.append(f"{path or '(root)'}: {node}")
+                continue
+            files = [e.name for e in entries if e.kind is not Kind.DIRECTORY]
+            if node is not None:
+                names.add(path)
+                made = await find_node(new, path)
+                problems.extend(_differences(node, made))
+                pair = _Pair.of(node, made)
+                shards = [shard async for shard in pair.shards()] if pair is not None else []
+                for first in range(0, len(shards), _BATCH):
+                    yield CompareChunks(job, path, tuple(shards[first : first + _BATCH]), 2**20 * _BATCH)
+                files = [name for name in files if name not in node.documents]
+            for first in range(0, len(files), _BATCH):
+                yield CompareFiles(job, tuple(join_key(path, name) for name in files[first : first + _BATCH]))
+        async for path, _, node in walk(new):
+            if node is not None and path not in names:
+                problems.append(f"{path or '(root)'} is in DEST only")
+
+    def done(outcome: Outcome[Sequence[str]]) -> None:
+        problems.extend(outcome.result or ())
+        if outcome.error is not None:
+            problems.append(f"{outcome.task.name}: {outcome.error}")
+        progress(1)
+
+    await run_tasks(tasks(), done, context=context, executor=executor, jobs=jobs)
+    return problems

@@ -1,0 +1,99 @@
+"""`shardfs verify SOURCE DEST`: whatever differs is named, and nothing else; and the Python interface to all of it."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import shardfs
+from tests.bulk.test_pack import pack, write_v2, write_v3
+from tests.support.commands import FAILED, run
+
+
+def differences(source: Path, made: Path) -> list[str]:
+    done = run("verify", "--jobs", "1", source, made)
+    lines = done.stdout.splitlines()
+    assert done.returncode == (FAILED if lines[:-1] else 0), done.stderr
+    return lines[:-1]
+
+
+@pytest.mark.parametrize("write", [write_v3, write_v2])
+def test_what_was_packed_and_unpacked_is_the_same_however_it_is_stored(tmp_path: Path, write: object) -> None:
+    source = tmp_path / "source"
+    write(source)  # type: ignore[operator]
+    pack(source, tmp_path / "packed", "--shard-size", "20K")
+    assert differences(source, tmp_path / "packed") == []
+    decoded = [["v2", "--decode"]] if write is write_v3 else []  # numcodecs' codecs are not decoded
+    for view in (["v3"], ["v2"], *decoded):
+        made = tmp_path / "-".join(view)
+        assert run("unpack", "--jobs", "1", "--view", *view, tmp_path / "packed", made).returncode == 0
+        assert differences(tmp_path / "packed", made) == []
+        assert differences(source, made) == []
+
+
+def test_transcoded_chunks_are_the_same_if_their_values_are(tmp_path: Path) -> None:
+    write_v3(tmp_path / "source")
+    pack(tmp_path / "source", tmp_path / "packed", "--codecs", "gzip")
+    assert differences(tmp_path / "source", tmp_path / "packed") == []
+
+
+def test_whatever_differs_is_named(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_v3(source)
+    pack(source, made, "--shards", "2")
+    changed = zarr.open_group(made, use_consolidated=False)
+    changed["image"][0, 0, 0] += 1
+    changed["below/few"][...] = np.zeros(30)
+    changed.create_array("more", shape=(3,), chunks=(3,), dtype="i4")
+    (made / "below/table/c/1/1").unlink()
+    (made / "notes/more.bin").write_bytes(b"x")
+    (made / "README.txt").unlink()
+    document = json.loads((made / "point/zarr.json").read_text())
+    (made / "point/zarr.json").write_text(json.dumps(document | {"attributes": {"a": 1}}))
+    assert sorted(differences(source, made)) == [
+        "README.txt: is missing in DEST",
+        *(
+            f"below/few/chunk {i} {'is missing' if (made / f'below/few/c/{i}').exists() is False else 'differs'}"
+            for i in range(3)
+        ),
+        *(f"below/table/chunk {i}/{j} is missing" for i in (2, 3) for j in (2, 3)),
+        "image/chunk 0/0/0 differs",
+        "more is in DEST only",
+        "notes/more.bin: differs",
+        "point: other attributes",
+    ]
+
+
+def test_from_python_an_executor_does_the_work_and_tells_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    write_v3(tmp_path / "source")
+    told: list[int] = []
+    with ThreadPoolExecutor(2) as executor:
+        report = shardfs.pack(
+            tmp_path / "source",
+            tmp_path / "packed",
+            shards=(2, 2, 2),
+            codecs="gzip",
+            executor=executor,
+            progress=lambda report: told.append(report.nbytes),
+        )
+        assert not report.problems
+        assert report.stored > 10
+        assert told == sorted(told)
+        assert told[-1] == report.nbytes
+        again = shardfs.pack(
+            tmp_path / "source", tmp_path / "packed", shards=(2, 2, 2), codecs="gzip", sync=True, executor=executor
+        )
+        assert (again.stored, again.nbytes) == (0, 0)
+        assert again.unchanged >= report.stored
+        assert not shardfs.unpack(tmp_path / "packed", tmp_path / "npy", view="npy", executor=executor).problems
+    assert np.array_equal(np.load(tmp_path / "npy/below/few.npy"), np.arange(30))
+    with pytest.raises(shardfs.errors.UsageError, match="is not empty"):
+        shardfs.pack(tmp_path / "source", tmp_path / "packed")
