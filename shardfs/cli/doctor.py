@@ -115,14 +115,14 @@ def _helper() -> Iterator[Finding]:
     with suppress(OSError):
         is_privileged = bool(os.stat(path).st_mode & stat.S_ISUID) or "security.capability" in os.listxattr(path)
         if os.geteuid() and not is_privileged:
-            yield Finding("problem", f"{path} has no rights to mount for users", f"as root: chmod u+s {path}")
+            yield Finding("problem", f"{path} has no privileges, so users cannot mount", f"as root: chmod u+s {path}")
             return
     yield Finding("ok", said or path)
 
 
 def _allow_other() -> Finding:
     if users_may_allow_other():
-        return Finding("ok", "users may give --allow-other: user_allow_other is in /etc/fuse.conf")
+        return Finding("ok", "users can use --allow-other: user_allow_other is in /etc/fuse.conf")
     what, _, way_out = ONLY_ROOT_ALLOWS_OTHER.partition("; ")
     return Finding("note", what, way_out)
 
@@ -140,7 +140,7 @@ def _left(slot: Slot) -> Iterator[Finding]:
     nfiles = len(kept_files(slot.state)) if slot.holder is None else 0
     has_journal = slot.holder is None and slot.state.has_journal()
     if has_journal or nfiles:
-        found = ["a journal of chunks that are not in their shards"] if has_journal else []
+        found = ["a journal of chunks that are not committed"] if has_journal else []
         found += [counted(nfiles, "file") + " that could not be stored"] if nfiles else []
         what = f"{slot.state.root}, of {slot.address or 'an unknown source'}, has {' and '.join(found)}"
         command = f"`{recover_command(slot.address)}`" if slot.address is not None else "`shardfs recover`"
@@ -160,7 +160,7 @@ def _source(source: str, options: StoreOptions, write: bool) -> Iterator[Finding
     if store.root is not None:
         holder = find_holder(StateDirectory(store.root), locks_reach=True)
         if holder is not None:
-            yield Finding("note", f"{store.url} is written by {holder}", "others can mount it without --write")
+            yield Finding("note", f"{store.url} is being written by {holder}", "others can mount it without --write")
             return
         (slot,) = slots_of(store)
         yield from _left(slot)
@@ -171,7 +171,7 @@ def _source(source: str, options: StoreOptions, write: bool) -> Iterator[Finding
 def _writing(store: Store) -> Finding:
     """Do what a mount does before it begins to write, unless there is something to recover, which comes first."""
     if any(slot.state.has_journal() for slot in slots_of(store)):
-        return Finding("note", f"whether {store.url} can be written was not tried, as there is a journal")
+        return Finding("note", f"it was not tested whether {store.url} can be written, because there is a journal")
     try:
         with hold(store) as claim:
             trio.run(partial(store.start_writing, claim.state.root, single_writer=False))
@@ -203,4 +203,4 @@ def _clock(url: str) -> Finding:
     if abs(ahead) < _MAX_SKEW_SECONDS:
         return Finding("ok", f"the clock agrees with that of {url}")
     what = f"the clock here is {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of {url}"
-    return Finding("problem", what, "set it, by NTP: timedatectl set-ntp true; from 15 minutes on S3 refuses requests")
+    return Finding("problem", what, "set it with: timedatectl set-ntp true (from 15 minutes on, S3 refuses requests)")

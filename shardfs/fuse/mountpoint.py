@@ -17,8 +17,8 @@ from shardfs.fuse import control
 from shardfs.fuse.mounts import list_mounts, user_name
 
 ONLY_ROOT_ALLOWS_OTHER: Final = (
-    "only root may give --allow-other: /etc/fuse.conf has no user_allow_other; as root, for mounts that other users "
-    "are to read: echo user_allow_other >> /etc/fuse.conf"
+    "only root can use --allow-other: /etc/fuse.conf has no user_allow_other; to let users share their mounts, as "
+    "root: echo user_allow_other >> /etc/fuse.conf"
 )
 
 BUILD_PACKAGES: Final = "fuse3 libfuse3-dev pkg-config gcc python3-dev"
@@ -80,7 +80,8 @@ def check_fuse(*, allow_other: bool = False) -> None:
         ) from None
     except OSError as error:
         raise FuseUnavailableError(
-            f"/dev/fuse cannot be opened: {error.strerror}; as root: chmod 666 /dev/fuse (`shardfs refs` needs none)"
+            f"/dev/fuse cannot be opened: {error.strerror}; as root: chmod 666 /dev/fuse (`shardfs refs` works "
+            "without it)"
         ) from None
     _fusermount()
     _check_rights()
@@ -120,8 +121,9 @@ def _check_rights() -> None:
     rights = int(status.get("CapEff" if is_root else "CapBnd", "-1"), 16)
     if not rights & _SYS_ADMIN:
         raise FuseUnavailableError(
-            "the capability SYS_ADMIN is missing, without which nothing can be mounted; start the container with: "
-            "--device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined (`shardfs refs` needs nothing)"
+            "the capability SYS_ADMIN is missing, which mounting needs; start the container with: "
+            "--device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined (`shardfs refs` works "
+            "without it)"
         )
     if not is_root and status.get("NoNewPrivs", "0").strip() == "1":
         raise FuseUnavailableError(

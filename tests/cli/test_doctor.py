@@ -126,7 +126,7 @@ def test_what_is_wrong_with_a_source_has_the_way_out(
     kill_daemon(place)
     assert run("umount", place).returncode == 0
     found_all = findings("--write", source, status=FAILED, prefix=prefix)
-    problem = one(found_all, "has a journal of chunks that are not in their shards")
+    problem = one(found_all, "has a journal of chunks that are not committed")
     assert f"`shardfs recover {source}`" in problem["way_out"]
     assert one(found_all, "was not tried")["kind"] == "note"
 
