@@ -53,13 +53,13 @@ _MAX_NAMED: Final = 3
 )
 @source_options
 @array_argument
-@click.option("--tools", is_flag=True, help="Say for each program which mount it reads: MNT is your mount point.")
+@click.option("--tools", is_flag=True, help="Print the mount command for each program; MNT is your mount point.")
 @json_option
 def info(source: str, store_options: StoreOptions, array: str | None, tools: bool, as_json: bool) -> None:
-    """List the arrays of SOURCE: shapes, codecs, what is stored of each, and in which views a mount shows it.
+    """List the arrays of SOURCE: shapes, codecs, how much of each is stored, and which views show it.
 
-    The ratio is that of decoded to stored bytes, of the shards that are stored. A view with a star takes --decode. With
-    ARRAY, a path in SOURCE, all that is known of that array, and why a view does not show it.
+    The ratio is that of decoded to stored bytes, for shards that are stored. A view with a star needs --decode. With
+    ARRAY, a path in SOURCE, show everything about that array, and why a view does not show it.
     """
     opened = open_source(source, store_options)
     opened.hierarchy.looks_above = True
@@ -208,7 +208,9 @@ def _render_table(described: Sequence[Described]) -> str:
     lines.append(f"{total}, ratio {ratio}" if ratio else total)
     if {item["sharded"] for item in described if "sharded" in item} == {False}:
         lines.append("Nothing here is sharded: programs that read Zarr v3 read it without a mount.")
-    lines.append("`shardfs info SOURCE ARRAY` tells more of one array, `shardfs info --tools SOURCE` what to mount.")
+    lines.append(
+        "`shardfs info SOURCE ARRAY` tells more about one array, `shardfs info --tools SOURCE` how to mount it."
+    )
     return "\n".join(map(printable, lines))
 
 

@@ -65,7 +65,7 @@ _STYLES: Final[dict[Use, tuple[str, str]]] = {
     "page",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the pictures to this file: one page for a browser, which needs nothing else.",
+    help="Write the pictures to this file, as one self-contained page for a browser.",
 )
 @json_option
 @workers_options
@@ -78,10 +78,10 @@ def map(
     jobs: int | None,
     dask: str | None,
 ) -> None:
-    """Show where the chunks of SOURCE are: of each array, which shards are stored, how full, and what is dead in them.
+    """Show where the chunks of SOURCE are: which shards of each array are stored, how full they are, and what is dead.
 
-    Dead bytes are those that nothing refers to: `shardfs compact` removes them. With ARRAY, a path in SOURCE, there are
-    also pictures of what lies where in its shards; of many, in those that are damaged or have most dead bytes.
+    No index refers to dead bytes; `shardfs compact` removes them. With ARRAY, a path in SOURCE, also show the layout
+    inside its shards; if there are many, of those that are damaged or have the most dead bytes.
     """
     opened = open_source(source, store_options)
     is_brief = page is None and (array is None or as_json)

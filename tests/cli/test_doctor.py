@@ -120,7 +120,7 @@ def test_what_is_wrong_with_a_source_has_the_way_out(
     assert missing["what"] == f"{tmp_path}/missing does not exist"
     assert missing["way_out"] == f"there is no missing in {tmp_path}"
     assert background("--write", source, place).returncode == 0
-    found = one(findings("--write", source, status=0, prefix=prefix), "is written by process")
+    found = one(findings("--write", source, status=0, prefix=prefix), "is being written by process")
     assert found["kind"] == "note"
     (place / "c/0/0").write_bytes(b"n" * 24)
     kill_daemon(place)
@@ -128,7 +128,7 @@ def test_what_is_wrong_with_a_source_has_the_way_out(
     found_all = findings("--write", source, status=FAILED, prefix=prefix)
     problem = one(found_all, "has a journal of chunks that are not committed")
     assert f"`shardfs recover {source}`" in problem["way_out"]
-    assert one(found_all, "was not tried")["kind"] == "note"
+    assert one(found_all, "it was not tested whether")["kind"] == "note"
 
 
 def test_a_bucket_is_read_and_written_as_a_mount_does_and_left_as_it_was(s3_bucket: Bucket, source: Path) -> None:
