@@ -36,9 +36,12 @@ a { color: inherit; }
 section, table, .legend { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
 section { margin-top: 1rem; padding: 1.1rem 1.3rem; }
 table { width: 100%; margin: 1rem 0; border-spacing: 0; font-variant-numeric: tabular-nums; }
-td, th { padding: .35rem .8rem; text-align: right; border-top: 1px solid var(--line); }
+td, th { padding: .35rem .8rem; text-align: right; white-space: nowrap; border-top: 1px solid var(--line); }
 th { font-weight: 500; color: var(--faint); border-top: 0; }
-td:first-child, th:first-child { text-align: left; overflow-wrap: anywhere; }
+td:first-child, th:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
+td svg { display: inline; width: 5rem; max-width: none; height: .6rem; margin-left: .6rem; background: var(--missing);
+  border-radius: 3px; }
+.wide { overflow-x: auto; }
 .legend + .legend { margin-top: .4rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.3rem; padding: .7rem 1.2rem; margin-top: 1rem;
   font-size: .87rem; }
@@ -69,15 +72,21 @@ def _page(url: str, maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Ite
     yield f"<title>Map of {_text(url)}</title>\n<style>{_STYLE}</style>"
     yield f"<h1>{_text(url)}</h1>\n<p>Where the chunks of {counted(len(maps), 'sharded array')} are</p>"
     yield _legend()
-    yield "<table>\n<tr><th>array<th>shards<th>of<th>full<th>chunks<th>of<th>bytes<th>dead"
+    yield '<div class="wide">\n<table>\n<tr><th>array<th>shards<th>full<th>chunks<th>bytes<th>dead'
     for number, found in enumerate(maps):
+        name = f'<a href="#a{number}">{_text(found.path)}</a>' if found.is_found else _text(found.path)
+        chunks = found.array.grid.nchunks
+        filled = 100 * found.chunks // chunks if chunks else 0
+        bar = f'<rect width="{filled}" height="1" class="live"/>'
+        bar = f'<svg viewBox="0 0 100 1" preserveAspectRatio="none">{bar}</svg>'
         yield (
-            f'<tr><td><a href="#a{number}">{_text(found.path)}</a><td>{len(found.uses):,}<td>{found.count:,}'
-            f"<td>{found.full:,}<td>{found.chunks:,}<td>{found.array.grid.nchunks:,}<td>{size(found.nbytes)}"
-            f"<td>{found.dead_share}"
+            f"<tr><td>{name}<td>{len(found.uses):,} of {found.count:,}<td>{found.full:,}"
+            f"<td>{found.chunks:,} of {chunks:,}{bar}<td>{size(found.nbytes)}<td>{found.dead_share}"
         )
-    yield "</table>"
+    yield "</table>\n</div>"
     for number, found in enumerate(maps):
+        if not found.is_found:
+            continue
         yield f'<section id="a{number}">\n<h2>{_text(found.path)}</h2>\n<p>{_text(found.summary)}</p>'
         if found.error is not None:
             yield f'<p class="damaged">damaged: {_text(found.error)}</p>'
@@ -93,9 +102,9 @@ def _page(url: str, maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Ite
 
 def _grid(found: ArrayMap) -> Iterator[str]:
     """Yield the grid of shards: blue by how full a cell is, filled up with orange by how much is dead."""
-    grid = Grid.of(found, _MAX_ROWS, _MAX_COLUMNS)
-    if not grid.cells:
+    if not found.uses:
         return
+    grid = Grid.of(found, _MAX_ROWS, _MAX_COLUMNS)
     tile = _LARGE_TILE if len(grid.cells[0]) <= _FEW_COLUMNS else _TILE
     width, height = tile * len(grid.cells[0]), tile * len(grid.cells)
     yield f'<svg class="grid" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">'

@@ -35,6 +35,11 @@ class ArrayMap:
         return tuple(dimension.nchunks for dimension in self.array.grid.shards.dimensions)
 
     @property
+    def is_found(self) -> bool:
+        """Whether there is anything to be drawn."""
+        return bool(self.uses) or self.error is not None
+
+    @property
     def count(self) -> int:
         """How many shards the grid has."""
         return math.prod(self.shape)

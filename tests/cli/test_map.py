@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,6 +240,9 @@ def test_arrays_without_a_map_are_named_with_the_reason(tmp_path: Path) -> None:
     assert "no Zarr v3 array" in one_line_of(run("map", tmp_path, "empty"), 1)
 
 
+needs_chromium = pytest.mark.skipif(
+    shutil.which("chromium") is None, reason="there is no Chromium here, as scripts/test said"
+)
 HOSTILE = "</title></style><script>document.title=1</script><img src=x onerror=document.title=2>\"'&\x1b[2J\u202e"
 
 ELEMENTS = """html head meta title style body h1 h2 p div b span table tbody tr th td a section
@@ -251,8 +255,8 @@ def browse(page: Path, directory: Path, *arguments: str) -> str:
     return output_of("chromium", *options, *arguments, page.as_uri())
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium here, as scripts/test said")
-def test_a_browser_shows_the_page_and_no_name_becomes_part_of_it(many: Path, tmp_path: Path) -> None:
+@needs_chromium
+def test_a_browser_shows_the_page_and_no_name_becomes_part_of_it(tmp_path: Path) -> None:
     source = tmp_path / "source"
     store(source / HOSTILE.replace("/", "∕"), array((4, 6), (4, 6), sharding((2, 3))))
     for name in ("foreign-prefix", "everything-at-once"):
@@ -272,12 +276,29 @@ def test_a_browser_shows_the_page_and_no_name_becomes_part_of_it(many: Path, tmp
         assert f'height="1" class="{kind}"' in dom
     assert "\x1b" not in text
     assert "\u202e" not in text
-    done = run("map", "--html", page, many)
-    assert done.returncode == 0
-    dom = browse(page, tmp_path / "profile", "--dump-dom", "--force-dark-mode")
+
+
+@needs_chromium
+def test_10_000_shards_are_a_page_in_light_and_in_dark(many: Path, tmp_path: Path) -> None:
+    page, shot = tmp_path / "map.html", tmp_path / "shot.png"
+    assert run("map", "--html", page, many).returncode == 0
+    assert len(page.read_bytes()) < 2**20
+    dom = browse(page, tmp_path / "profile", "--dump-dom")
     assert dom.count("<title>") == 1 + 50 * 50
     assert "<title>4 shards from 50, 50 on: 4 stored, 100 % full, 528 B, 0 % dead</title>" in dom
-    assert len(page.read_bytes()) < 2**20
+    for scheme, colour in (("1", "f6f7f9"), ("0", "12161c")):
+        browse(page, tmp_path / "profile", f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={shot}")
+        assert first_pixel(shot.read_bytes()) == colour
+
+
+def first_pixel(png: bytes) -> str:
+    """The colour of the pixel at the top left, which no filter changes."""
+    at, data = 8, b""
+    while at < len(png):
+        (nbytes,) = struct.unpack(">I", png[at : at + 4])
+        data += png[at + 8 : at + 8 + nbytes] if png[at + 4 : at + 8] == b"IDAT" else b""
+        at += nbytes + 12
+    return zlib.decompress(data)[1:4].hex()
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(many: Path, tmp_path: Path) -> None:
