@@ -8,6 +8,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from shardfs.bulk.engine import Context, Outcome, as_told, run_tasks
 from shardfs.dataset.array import Array
+from shardfs.dataset.source import Source
 from shardfs.errors import ShardfsError, StaleError
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.sharding import Coords
@@ -83,22 +84,22 @@ class ShardBatch(Generic[R]):
 
 
 async def look_at_shards(
-    url: str,
+    source: Source,
     options: StoreOptions,
     shards: AsyncIterable[tuple[Array, Coords]],
     look: Look[R],
     *,
     reads_chunks: bool,
-    context: Context,
     executor: Executor | None,
     jobs: int | None,
     advance: Callable[[int], None] = lambda more: None,
 ) -> list[Found[R]]:
     """Have *look* look at all of *shards*; returns what it finds, in their order.
 
-    *reads_chunks*: it goes through all bytes, not only through indexes.  *advance* is told how many more are done; the
-    other arguments are those of `run_tasks`.
+    *source* was opened with *options*, and others open it so.  *reads_chunks*: bytes of chunks are read, not only
+    indexes.  *advance* is told how many more are done; *executor* and *jobs* are those of `run_tasks`.
     """
+    url = source.store.url
     found: dict[int, list[Found[R]]] = {}
 
     def done(outcome: Outcome[list[Found[R]]]) -> None:
@@ -123,7 +124,7 @@ async def look_at_shards(
         if batch:
             yield ShardBatch(url, options, look, tuple(batch), nbytes)
 
-    await run_tasks(batches(), done, context=context, executor=executor, jobs=jobs)
+    await run_tasks(batches(), done, context=Context({(url, options): source}), executor=executor, jobs=jobs)
     return [each for index in sorted(found) for each in found[index]]
 
 

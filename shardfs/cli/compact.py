@@ -10,7 +10,6 @@ import click
 import trio
 
 from shardfs.bulk.cluster import Place
-from shardfs.bulk.engine import Context
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import (
     Number,
@@ -118,12 +117,11 @@ async def compact_source(
         await store.start_writing(claim.state.root, single_writer=single_writer)
         with opened(source, claim.state) as journals:
             found = await look_at_shards(
-                store.url,
+                source,
                 options,
                 walk_all_shards(walk_nodes(source), "looking for dead bytes", progress),
                 partial(find_waste, threshold=threshold, force=force),
                 reads_chunks=False,
-                context=Context({(store.url, options): source}),
                 executor=executor,
                 jobs=jobs,
             )

@@ -13,7 +13,6 @@ import click
 import trio
 
 from shardfs.bulk.cluster import Place
-from shardfs.bulk.engine import Context
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.map_page import write_page
 from shardfs.cli.options import (
@@ -127,12 +126,11 @@ async def _look(
         maps[path].error = str(error)
 
     found = await look_at_shards(
-        source.store.url,
+        source,
         options,
         walk_all_shards(nodes(), "mapping", progress, failed),
         measure,
         reads_chunks=False,
-        context=Context({(source.store.url, options): source}),
         executor=executor,
         jobs=jobs,
     )

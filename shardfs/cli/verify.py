@@ -14,7 +14,6 @@ import trio
 
 from shardfs.bulk.cluster import Place
 from shardfs.bulk.compare import compare
-from shardfs.bulk.engine import Context
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import command, executor, json_option, open_source, source_options, workers_options
 from shardfs.cli.output import counted, progress
@@ -168,12 +167,11 @@ async def verify_source(
 
     with progress("verifying", report.shards, "shard") as advance:
         found = await look_at_shards(
-            source.store.url,
+            source,
             options,
             all_shards(),
             partial(find_damage, data=data),
             reads_chunks=data,
-            context=Context({(source.store.url, options): source}),
             executor=executor,
             jobs=jobs,
             advance=advance,

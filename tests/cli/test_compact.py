@@ -246,7 +246,7 @@ def test_a_source_that_is_written_is_refused_and_so_is_one_with_a_journal(
     assert background("--write", source, place).returncode == 0
     (place / "c/0/0").write_bytes(b"a" * 24)
     said = one_line_of(run("compact", source), SOURCE)
-    assert "is written already" in said
+    assert "is already being written by" in said
     kill_daemon(place)
     run("umount", place)
     before = files_below(source)

@@ -277,7 +277,7 @@ def test_a_mount_whose_source_was_renamed_leaves_alone_what_has_the_path_now(
     assert os.statvfs(first.path).f_blocks
     first.unmount()
     assert {path: os.stat(path).st_ino for path in ours} == ours
-    assert "is written already" in refusal(source, place)
+    assert "is already being written by" in refusal(source, place)
     assert not (moved / ".shardfs").exists()
     assert shardfs.open(moved)["image"].read_chunk((0, 2)) == b"\2" * (5 * 2**20)
     second.unmount()
