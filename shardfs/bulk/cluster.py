@@ -14,7 +14,7 @@ import trio
 from shardfs import __version__
 from shardfs.bulk.engine import as_told
 from shardfs.errors import NotFoundError, ShardfsError, StoreError, UsageError
-from shardfs.stores.url import StoreOptions, is_remote, open_store, url_of
+from shardfs.stores.url import StoreOptions, how_to_install, is_remote, open_store, url_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -49,9 +49,11 @@ def connected(address: str, places: Sequence[Place]) -> Iterator[Executor]:
     """
     try:
         from distributed import Client
+        from distributed.comm import get_address_host_port
     except ModuleNotFoundError:
-        raise UsageError("--dask needs Dask: pip install 'shardfs[dask]'") from None
+        raise UsageError(f"--dask needs Dask; install it with: {how_to_install('dask')}") from None
     try:
+        get_address_host_port(address)  # or a client is made, and complains when it ends
         client = Client(address, timeout=_TIMEOUT, set_as_default=False)
     except (OSError, ValueError) as error:
         raise StoreError(f"no Dask scheduler at {address}: {error}") from None

@@ -34,7 +34,7 @@ from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import ShardfsError, printable
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
 from shardfs.stores.base import Store
-from shardfs.stores.url import INSTALL_S3, S3_LIBRARIES, StoreOptions, open_store
+from shardfs.stores.url import S3_LIBRARIES, StoreOptions, how_to_install, open_store
 
 _AWS: Final = "https://s3.amazonaws.com"
 _MAX_SKEW_SECONDS: Final = 60.0
@@ -131,7 +131,7 @@ def _library(name: str) -> Finding:
     try:
         importlib.import_module(name)
     except ImportError as error:
-        return Finding("note", f"{name} cannot be used: {error}", f"for s3:// sources: {INSTALL_S3}")
+        return Finding("note", f"{name} cannot be used: {error}", f"for s3:// sources: {how_to_install('s3')}")
     return Finding("ok", f"{name} {version(name)}")
 
 

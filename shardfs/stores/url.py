@@ -19,10 +19,11 @@ _S3: Final = "s3://"
 S3_LIBRARIES: Final = ("boto3", "obstore")
 """What `shardfs[s3]` brings."""
 
-INSTALL_S3: Final = (
-    f"{shlex.quote(sys.executable)} -m pip install 'shardfs[s3]'; with pipx: pipx inject shardfs 'shardfs[s3]'"
-)
-"""What to type where that is missing."""
+
+def how_to_install(extra: str) -> str:
+    """Return what to type where the libraries of an extra are missing."""
+    named = f"'shardfs[{extra}]'"
+    return f"{shlex.quote(sys.executable)} -m pip install {named}; with pipx: pipx inject shardfs {named}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def _open_s3(location: Location, options: StoreOptions, ttl: float | None) -> St
         if error.name is None or error.name.partition(".")[0] not in (*S3_LIBRARIES, "botocore"):
             raise
         raise SourceError(
-            f"{location.url} needs {' and '.join(S3_LIBRARIES)}; install them with: {INSTALL_S3}"
+            f"{location.url} needs {' and '.join(S3_LIBRARIES)}; install them with: {how_to_install('s3')}"
         ) from None
     counts = Counts()
     client = S3Client(location.bucket, options, counts)

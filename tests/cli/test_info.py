@@ -153,7 +153,10 @@ def test_one_array_is_described_on_demand(several: Path) -> None:
     assert run_json("info", "--json", several, "group/nested")["arrays"] == [
         item for item in run_json("info", "--json", several)["arrays"] if item["path"] == "group/nested"
     ]
-    assert "group is no Zarr v3 array" in one_line_of(run("info", several, "group"), 1)
+    way_out = f"`shardfs info {several}` lists all arrays"
+    assert one_line_of(run("info", several, "group"), 1) == f"group is not a Zarr v3 array; {way_out}"
+    for name in ("nothing", "../nothing"):
+        assert one_line_of(run("info", several, name), 1) == f"there is no {name} in {several}; {way_out}"
     assert "nowhere" in one_line_of(run("info", several, "nowhere"), 1)
 
 

@@ -1,5 +1,6 @@
 """Going through a whole source: its nodes, and the stored shards of an array; and what is left without them."""
 
+import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Protocol
@@ -13,6 +14,7 @@ from shardfs.errors import (
     NotEmptyError,
     NotFoundError,
     NotUnshardable,
+    OutsideSourceError,
     ShardfsError,
 )
 from shardfs.format.grid import parse_coordinate
@@ -43,9 +45,13 @@ async def array_nodes(source: Source, path: str | None = None) -> AsyncIterator[
             if isinstance(node.metadata, ArrayMetadata) or node.reason is not None:
                 yield node
         return
-    node = await source.hierarchy.node(path)
+    way_out = f"`shardfs info {shlex.quote(source.store.url)}` lists all arrays"
+    try:
+        node = await source.hierarchy.node(path)
+    except (NotFoundError, OutsideSourceError):
+        raise NotFoundError(f"there is no {path} in {source.store.url}; {way_out}") from None
     if not isinstance(node.metadata, ArrayMetadata) and node.reason is None:
-        raise NotFoundError(f"{path or source.store.url} is no Zarr v3 array")
+        raise NotFoundError(f"{path or source.store.url} is not a Zarr v3 array; {way_out}")
     yield node
 
 
