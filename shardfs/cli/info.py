@@ -101,9 +101,11 @@ async def advise(
     *typed* is what the user calls the source, *options* are those that reach it.
     """
     adviser = Adviser(views)
-    async for node in array_nodes(source, array):
-        if isinstance(node.metadata, ArrayMetadata):
-            adviser.add(node)
+    with progress("reading documents", None, "array") as advance:
+        async for node in array_nodes(source, array):
+            if isinstance(node.metadata, ArrayMetadata):
+                adviser.add(node)
+            advance(1)
     return adviser.advice(typed, options)
 
 

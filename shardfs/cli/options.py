@@ -1,5 +1,6 @@
 """What commands have in common: errors as one line and an exit status, help with examples, arguments and options."""
 
+import codecs
 import io
 import logging
 import math
@@ -193,13 +194,22 @@ class _Complaints(logging.Handler):
         complain(record.getMessage())
 
 
+def _write_as_can_be(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Write names as the bytes that they are, and a question mark for a character that the locale does not have."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeEncodeError as failure:
+        return "?" * (failure.end - failure.start), failure.end
+
+
 def begin() -> None:
     """Begin a process of the command line."""
     # Reports say what is wrong with a source; only a mount logs it, where `fuse.log` says.
     logging.getLogger("shardfs").addHandler(logging.NullHandler())
     logging.getLogger("shardfs.bulk").addHandler(_Complaints())
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # names are bytes
+        codecs.register_error("shardfs", _write_as_can_be)
+        sys.stdout.reconfigure(errors="shardfs")
 
 
 def command(examples: str) -> Callable[[Callable[..., None]], click.Command]:

@@ -173,6 +173,13 @@ def test_names_that_are_not_utf_8_are_printed_somehow(tmp_path: Path, arguments:
     assert done.stdout
 
 
+def test_what_the_locale_cannot_show_is_a_question_mark(tmp_path: Path) -> None:
+    store(tmp_path, array((4, 6), (4, 6), sharding((2, 3))))
+    done = run("map", tmp_path, PYTHONIOENCODING="latin-1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[2] == "    ??"
+
+
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
     for case in CASES[:60]:
