@@ -6,6 +6,7 @@ project = "shardfs"
 author = "the shardfs developers"
 version = release = shardfs.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
+highlight_language = "text"  # of blocks that name none
 html_theme = "furo"
 html_title = f"shardfs {version}"
 
