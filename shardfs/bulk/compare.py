@@ -99,11 +99,6 @@ class _Form:
             return cls(node.array, None, b"")
         return cls(node.array, codec, fill)
 
-    async def read(self, coords: Coords) -> Buffer | None:
-        """Return a chunk as it is encoded; None if there is none."""
-        extent = (await self.array.find(coords))[1]
-        return None if extent is None else await extent.read(0, extent.nbytes)
-
     def values(self, chunk: Buffer | None) -> object:
         """Return what tells the values of a chunk; nothing is equal to those of one that cannot be decoded."""
         if self.codec is None:
@@ -149,7 +144,7 @@ class _Pair:
         for coords in sorted(chunks):
             name = join_key(path, f"chunk {'/'.join(map(str, coords))}")
             try:
-                one, other = await self.source.read(coords), await self.made.read(coords)
+                one, other = [await form.array.read_once(coords) for form in (self.source, self.made)]
                 if one != other and self.source.values(one) != self.made.values(other):
                     problems[f"{name} {'is missing' if other is None else 'differs'}"] = None
             except ShardfsError as error:

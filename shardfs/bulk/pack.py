@@ -10,7 +10,6 @@ import trio
 from shardfs.bulk.delivery import Delivered, Item, Job, Mark, NothingError, copy_file, deliver, each_delivered
 from shardfs.bulk.engine import Context
 from shardfs.bulk.nodes import Transfer, chunks_within, find_node
-from shardfs.dataset.array import Extent
 from shardfs.errors import CorruptionError, ShardfsError, StaleError
 from shardfs.format.lens.packed import Packing
 from shardfs.format.sharding import Coords
@@ -130,7 +129,7 @@ class _Shard:
             if not is_large:
                 group.append(coords)
                 nbytes += size
-            elif (extent := await self._extent(coords)) is not None:
+            elif (extent := (await self.transfer.array.find(coords))[1]) is not None:
                 for offset in range(0, extent.nbytes, PART_NBYTES):
                     yield [(coords, await extent.read(offset, PART_NBYTES))]
         if group:
@@ -141,9 +140,10 @@ class _Shard:
         found: list[Buffer | None] = [None] * len(group)
 
         async def fetch(place: int) -> None:
-            extent = await self._extent(group[place])
-            if extent is not None:
-                found[place] = await extent.read(0, extent.nbytes)
+            try:
+                found[place] = await self.transfer.array.read_once(group[place])
+            except CorruptionError as error:
+                self._left_out(error, group[place])
 
         # Requests are made together, so that what lies together is one; the page cache is read in order.
         await for_each(range(len(group)), fetch, self.at_once)
@@ -160,14 +160,6 @@ class _Shard:
             except CorruptionError as error:
                 self._left_out(error, coords)
         return transcoded
-
-    async def _extent(self, coords: Coords) -> Extent | None:
-        """Return the extent of a chunk; None if it is gone, or damaged."""
-        try:
-            return (await self.transfer.array.find(coords))[1]
-        except CorruptionError as error:
-            self._left_out(error, coords)
-            return None
 
     def _left_out(self, error: ShardfsError, coords: Coords | None = None) -> None:
         """Name what is damaged; raises the error if it may pass, as then the shard is for the next run."""

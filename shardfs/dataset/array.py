@@ -18,7 +18,14 @@ from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.shard_cache import ShardCache, ShardState
 from shardfs.dataset.shard_listing import ShardListing
 from shardfs.dataset.wal.records import PIECE_NBYTES, Change, Erase, Put, reversed_checksum
-from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError
+from shardfs.errors import (
+    CorruptionError,
+    IsADirectoryHereError,
+    NotADirectoryHereError,
+    NotFoundError,
+    ShardfsError,
+    StaleError,
+)
 from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import Coords, Segment, ShardGrid
@@ -155,6 +162,21 @@ class Array:
     async def extent(self, coords: Coords) -> Extent | None:
         """Return the extent of the inner chunk at *coords* as it is now; None if there is no such chunk."""
         return (await self.find(coords, fresh=True))[1]
+
+    async def read_once(self, coords: Coords) -> Buffer | None:
+        """Return all bytes of the inner chunk at *coords*, None if there is none.
+
+        Nothing is remembered of the chunk files of an unsharded array: for who reads each once.  Raises as `find` does.
+        """
+        if self.grid.is_unsharded and not self.layout.pending:
+            with suppress(IsADirectoryHereError, NotADirectoryHereError):  # which `find` says better
+                try:
+                    snapshot = await self._shards.store.open(self.layout.shard_key(coords))
+                except NotFoundError:
+                    return None
+                return await snapshot.read(0, snapshot.size, (0, snapshot.size))
+        extent = (await self.find(coords))[1]
+        return None if extent is None else await extent.read(0, extent.nbytes)
 
     async def stored_entry(self, coords: Coords) -> tuple[int, int] | None:
         """Return two numbers that tell what is stored as the chunk at *coords* from anything else, None if nothing is.
