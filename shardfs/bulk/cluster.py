@@ -3,21 +3,24 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
-from shardfs import __version__
+import shardfs
 from shardfs.bulk.engine import as_told
 from shardfs.errors import NotFoundError, ShardfsError, StoreError, UsageError
 from shardfs.stores.url import StoreOptions, how_to_install, is_remote, open_store, url_of
 
 if TYPE_CHECKING:
     from distributed import Client
+
+R = TypeVar("R")
 
 _TIMEOUT: Final = 10.0
 _RETRIES: Final = 3
@@ -66,18 +69,14 @@ def _check_workers(client: "Client", address: str, places: Sequence[Place]) -> N
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     if not workers:
         raise StoreError(f"the Dask cluster at {address} has no workers")
+    # Not by anything of ours: a worker that cannot unpickle what it is sent ends.
+    for worker, version in _ask(client, workers, resolve_name, "shardfs:__version__"):
+        if version != shardfs.__version__:
+            raise StoreError(f"the Dask worker {worker} has shardfs {version}, and this is {shardfs.__version__}")
     with ExitStack() as marks:
         marked = [(place, marks.enter_context(_mark(place))) for place in places]
-        _, expected = survey(marked)
-        asked = [(worker, client.submit(survey, marked, workers=[worker], pure=False)) for worker in workers]
-        for worker, future in asked:
-            try:
-                version, found = future.result(_TIMEOUT)
-            except Exception as error:
-                why = f"{type(error).__name__}: {error}"
-                raise StoreError(f"the Dask worker {worker} does not run shardfs {__version__}: {why}") from None
-            if version != __version__:
-                raise StoreError(f"the Dask worker {worker} has shardfs {version}, and this is {__version__}")
+        expected = survey(marked)
+        for worker, found in _ask(client, workers, survey, marked):
             for place, ours, theirs in zip(places, expected, found, strict=True):
                 if isinstance(theirs, ShardfsError):
                     raise StoreError(f"the Dask worker {worker} does not reach {place.url}: {theirs}")
@@ -86,6 +85,19 @@ def _check_workers(client: "Client", address: str, places: Sequence[Place]) -> N
                         f"the Dask worker {worker} finds other files at {place.url} than this machine; "
                         "all need a file system that they share there"
                     )
+
+
+def _ask(
+    client: "Client", workers: Sequence[str], function: Callable[[Any], R], argument: object
+) -> Iterator[tuple[str, R]]:
+    """Yield each worker with what *function* returns there."""
+    asked = [(worker, client.submit(function, argument, workers=[worker], pure=False)) for worker in workers]
+    for worker, future in asked:
+        try:
+            yield worker, future.result(_TIMEOUT)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise StoreError(f"the Dask worker {worker} does not run shardfs {shardfs.__version__}: {why}") from None
 
 
 @contextmanager
@@ -101,9 +113,9 @@ def _mark(place: Place) -> Iterator[str]:
         yield file.name
 
 
-def survey(marked: Sequence[tuple[Place, str]]) -> tuple[str, list[str | ShardfsError]]:
-    """Return the version of shardfs, and what is found at each place, as a text to be compared, or why nothing is."""
-    return __version__, [str(os.path.exists(mark)) if mark else trio.run(_look, place) for place, mark in marked]
+def survey(marked: Sequence[tuple[Place, str]]) -> list[str | ShardfsError]:
+    """Return what is found at each place, as a text to be compared, or why nothing is."""
+    return [str(os.path.exists(mark)) if mark else trio.run(_look, place) for place, mark in marked]
 
 
 async def _look(place: Place) -> str | ShardfsError:

@@ -78,10 +78,17 @@ def test_threads_of_a_worker_do_tasks_beside_each_other(damaged: Path) -> None:
     assert sorted(path.name for path in damaged.iterdir()) == sorted(map(str, range(20)))
 
 
-def test_a_worker_with_another_version_is_refused(cluster: Cluster, damaged: Path) -> None:
-    cluster.start_workers(1, code="import shardfs; shardfs.__version__ = '0.0.1'")
-    said = one_line_of(run("verify", "--dask", cluster.address, damaged), FAILED)
-    assert said.endswith(f" has shardfs 0.0.1, and this is {shardfs.__version__}")
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import shardfs; shardfs.__version__ = '0.0.1'", f"has shardfs 0.0.1, and this is {shardfs.__version__}"),
+        ("import sys; sys.modules['shardfs'] = None", "ModuleNotFoundError"),  # it would end of what it cannot unpickle
+    ],
+    ids=["another", "none"],
+)
+def test_a_worker_with_another_version_is_refused(cluster: Cluster, damaged: Path, code: str, reason: str) -> None:
+    cluster.start_workers(1, code=code)
+    assert reason in one_line_of(run("verify", "--dask", cluster.address, damaged), FAILED)
 
 
 def test_a_worker_that_does_not_find_the_same_files_is_refused(cluster: Cluster, damaged: Path, tmp_path: Path) -> None:
