@@ -258,7 +258,9 @@ def size(_: click.Context, __: click.Parameter, value: str) -> int:
 
 def workers_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say who does the work, `jobs` and `dask`; see `executor`."""
-    jobs = click.option("--jobs", type=Integer(min=1), metavar="N", help="Processes; one per core by default.")
+    jobs = click.option(
+        "--jobs", type=Integer(min=1), metavar="N", help="Number of processes, by default one per core."
+    )
     dask = click.option("--dask", metavar="ADDRESS", help="Let the workers of this Dask scheduler do the work.")
     return jobs(dask(function))
 

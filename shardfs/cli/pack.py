@@ -26,8 +26,10 @@ def _filling_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add SOURCE and DEST, and the options that say how DEST is filled, as `filling`."""
     for option in (
         workers_options,
-        click.option("--checksum", is_flag=True, help="Like --sync, but compare the bytes of what is stored, too."),
-        click.option("--sync", is_flag=True, help="Do what is missing or changed in DEST, also after an interruption."),
+        click.option("--checksum", is_flag=True, help="Like --sync, but also compare the stored bytes."),
+        click.option(
+            "--sync", is_flag=True, help="Write only what is missing or changed in DEST, also after an interruption."
+        ),
         click.argument("destination", metavar="DEST"),
         click.argument("source", metavar="SOURCE"),
     ):
@@ -43,11 +45,26 @@ def _filling_options(function: Callable[..., None]) -> Callable[..., None]:
     """
 )
 @_filling_options
-@click.option("--shard-size", callback=size, default="256M", show_default=True, help="Of shards without compression.")
-@click.option("--shards", metavar="N,N,N", help="Chunks per shard, for arrays of so many axes; a single N is for all.")
-@click.option("--index-location", type=click.Choice(["end", "start"]), default="end", show_default=True)
-@click.option("--codecs", metavar="CODECS", help="Transcode chunks: zstd, gzip, blosc, none, or JSON as in zarr.json.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option(
+    "--shard-size",
+    callback=size,
+    default="256M",
+    show_default=True,
+    metavar="SIZE",
+    help="Size of shards before compression.",
+)
+@click.option("--shards", metavar="N,N,N", help="Chunks per shard along each axis; one N is for all axes.")
+@click.option(
+    "--index-location",
+    type=click.Choice(["end", "start"]),
+    default="end",
+    show_default=True,
+    help="Where shards have their index.",
+)
+@click.option(
+    "--codecs", metavar="CODECS", help="Transcode chunks to zstd, gzip, blosc or none, or to JSON as in zarr.json."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 def pack(
     source: str,
     destination: str,
@@ -61,9 +78,9 @@ def pack(
 ) -> None:
     """Pack the chunks of SOURCE, Zarr v3 or v2, into shards of a Zarr v3 dataset at DEST.
 
-    Chunks are copied encoded, as they are, unless --codecs wants others. Groups, attributes, consolidated metadata and
-    other files come along; arrays of fewer than 8 chunks stay as they are. Exit status 1 if anything is not in DEST,
-    which is named.
+    Chunks are copied as encoded bytes, unless --codecs asks for other codecs. Groups, attributes, consolidated metadata
+    and other files are copied, too. Arrays of fewer than 8 chunks stay as they are. Everything that could not be copied
+    is named, with exit status 1.
     """
     packing = Packing(
         shard_size,
@@ -97,9 +114,9 @@ def unpack(
     decode: bool,
     **filling: Any,  # noqa: ANN401 - as click passes them
 ) -> None:
-    """Write what a mount of SOURCE would show to DEST, as files or objects.
+    """Write the files that a mount of SOURCE would show to DEST, a directory or an s3:// URL.
 
-    Exit status 1 if anything is not in DEST, which is named.
+    Everything that could not be written is named, with exit status 1.
     """
     with _filling(source, destination, store_options, **filling) as how:
         report = trio.run(partial(unpack_dataset, source, destination, Shown(view, decode), how, store_options, _say))
