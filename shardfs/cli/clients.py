@@ -58,9 +58,12 @@ class Tool:
     masks_fill_values: bool = False
     copies: bool = False
 
-    def misses(self, node: Node, shown: ViewOptions, view: View) -> str | None:
-        """Return why this tool does not read the array of *node* in *view*, made for *shown*; None if it does."""
-        reason = view.left_out(node) or node.reason
+    def misses(self, node: Node, shown: ViewOptions, left_out: str | None) -> str | None:
+        """Return why this tool does not read the array of *node* in a view; None if it does.
+
+        *shown* is what the view shows, *left_out* why it does not show the array, if it does not.
+        """
+        reason = left_out or node.reason
         if reason is not None or self.copies or not isinstance(node.metadata, ArrayMetadata):
             return reason
         reason = self._misses_array(node.metadata)
@@ -145,8 +148,9 @@ class Adviser:
     def add(self, node: Node) -> None:
         """Take the array of *node* into account."""
         self._count += 1
+        left_out = {shown: view.left_out(node) for shown, view in self._views.items()}
         for (tool, shown), missing in self._missing.items():
-            reason = tool.misses(node, shown, self._views[shown])
+            reason = tool.misses(node, shown, left_out[shown])
             if reason is None and tool.joins_axes:
                 reason = _join_axes(self._axes[tool, shown], node)
             if reason is not None:

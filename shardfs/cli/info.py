@@ -26,7 +26,7 @@ from shardfs.format.metadata import ArrayMetadata
 from shardfs.fuse.progress import size
 from shardfs.stores.base import Kind, Stat
 from shardfs.stores.url import StoreOptions
-from shardfs.vfs.views import View, ZarrV2, make_view
+from shardfs.vfs.views import View, make_view
 
 Described = dict[str, Any]
 
@@ -132,8 +132,9 @@ def _describe_node(node: Node, views: Mapping[ViewOptions, View]) -> Described:
             "nesting": len(node.any_array.grid.levels) if node.array is not None else 0,
             "inner_codecs": [codec.name for codec in node.any_array.codecs],
         }
-    left_out = {each.text: why for each, view in views.items() if (why := view.left_out(node)) is not None}
-    caveats = [view.caveat(node) for view in views.values() if isinstance(view, ZarrV2)]
+    shown = {each: view.shown(node) for each, view in views.items()}
+    left_out = {each.text: found.reason for each, found in shown.items() if found.reason is not None}
+    caveats = [found.caveat for each, found in shown.items() if each.view == "v2"]
     return item | {
         "reason": reason,
         "views": [each.text for each in views if reason is None and each.text not in left_out],
