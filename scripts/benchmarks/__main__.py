@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import (
     beside_a_commit,
+    bulk,
     listing,
     pack,
     pending,
@@ -135,6 +136,11 @@ def _pack(plan: Plan) -> None:
         pack.run(dataset, plan.peers, plan.placed(APART), plan.times(7))
 
 
+def _bulk(plan: Plan) -> None:
+    for count, nbytes in ((4096, 64 * 2**10), (64 if plan.quick else 512, 2**20)):
+        bulk.run(plan.work, count, nbytes, plan.times(5))
+
+
 def _s3_copy(plan: Plan) -> None:
     with serving(LATENCY) as service:
         s3_copy.run(service, plan.one_shard_of_64_kib(), plan.peers, plan.placed(FREE), plan.times(5))
@@ -170,6 +176,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "spec-example": _spec_example,
     "update": _update,
     "pack": _pack,
+    "bulk": _bulk,
     "zarr-write": _zarr_write,
     "pending": _pending,
     "beside-a-commit": _beside_a_commit,
