@@ -93,11 +93,12 @@ def pack(
 ) -> Report:
     """Pack the chunks of *source* into shards of a Zarr v3 dataset at *destination*, as `shardfs pack` does.
 
-    *shards* is the number of chunks along each axis of a shard, for arrays of as many axes; others go by *shard_size*,
-    in bytes without compression.  An *executor*, such as that of a Dask client, does the work in place of *jobs*
-    processes of this machine.  *progress* is called, in this thread, with the report as far as it is.
+    *shards* is the number of chunks per shard along each axis, for arrays with that many axes; for others *shard_size*
+    is the size of shards in bytes, before compression.  An *executor*, such as that of a Dask client, does the work
+    instead of *jobs* local processes.  *progress* is called in this thread with the report so far.
 
-    Returns the report, whose `problems` name what is not in the destination.  Raises the errors of `shardfs.errors`.
+    Returns the report, whose `problems` name what is missing from the destination.  Raises the errors of
+    `shardfs.errors`.
     """
     packing = Packing(
         shard_size, shards, index_location == "start", None if codecs is None else parse_codecs_option(codecs)
@@ -121,7 +122,7 @@ def unpack(
     progress: Callable[[Report], None] = lambda report: None,
     store_options: StoreOptions | None = None,
 ) -> Report:
-    """Write what a mount of *source* would show to *destination*, as `shardfs unpack` does.
+    """Write the files that a mount of *source* would show to *destination*, as `shardfs unpack` does.
 
     Arguments and result are those of `pack`.
     """

@@ -62,9 +62,9 @@ def run(script: str, cwd: Path, **variables: str) -> None:
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    """A directory with the `data.zarr` that the README makes."""
+    """A directory with the `data.zarr` that the README makes, and its chunks as files."""
     (tmp_path / "make.py").write_text(blocks(README, "python")[0])
-    run("python3 make.py", tmp_path)
+    run("python3 make.py && shardfs unpack data.zarr chunks.zarr", tmp_path)
     return tmp_path
 
 
@@ -142,8 +142,8 @@ def test_every_mount_that_is_written_down_can_be_made(dataset: Path) -> None:
 
 def test_python_that_is_written_down_runs(dataset: Path, s3_bucket: Bucket) -> None:
     s3_bucket.upload(dataset / "data.zarr", "data.zarr")
-    codes = blocks(TOP / "docs/python.md", "python")
-    assert len(codes) > 2
+    codes = [code for page in PAGES if page != README for code in blocks(page, "python")]
+    assert len(codes) > 3
     for code in codes:
         (dataset / "code.py").write_text(code.replace("s3://bucket", s3_bucket.url()))
         run("python3 code.py", dataset, **s3_bucket.environment)

@@ -21,9 +21,9 @@ from shardfs.stores.url import StoreOptions, is_remote, open_store, url_of
 
 @dataclass
 class Report:
-    """What came of a run, and how far it is while it lasts.
+    """The result of a run, and its progress while it lasts.
 
-    *problems* name everything that is not in the destination as it should be, and why.
+    *problems* name everything that is missing from the destination, or wrong in it, and why.
     """
 
     stored: int = 0
