@@ -28,7 +28,7 @@ class Run:
             start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
+            bufsize=0,  # or `communicate` would miss what was read ahead of a line
         )
         self.said: list[list[str]] = []
         assert [self.read(), self.read()] == ["begun", "begun"]
@@ -36,7 +36,7 @@ class Run:
     def read(self) -> str:
         """Return the first word of what is said next."""
         assert self.process.stdout is not None
-        self.said.append(self.process.stdout.readline().split())
+        self.said.append(self.process.stdout.readline().decode().split())
         return self.said[-1][0]
 
     def press(self) -> None:
@@ -49,7 +49,7 @@ class Run:
     def end(self) -> int:
         """Return the status, when every process is gone that could say something."""
         said, _ = self.process.communicate(timeout=PATIENCE)
-        self.said += [line.split() for line in said.splitlines()]
+        self.said += [line.split() for line in said.decode().splitlines()]
         return self.process.returncode
 
     def tasks(self, what: str) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,8 +19,12 @@ async def tasks() -> AsyncIterator[Task]:
         yield Waiting(str(n), where=Path(sys.argv[1]))
 
 
+def say(line: str) -> None:
+    os.write(1, f"{line}\n".encode())  # at once, so that no other process writes between
+
+
 async def main() -> None:
-    await run_tasks(tasks(), lambda outcome: print("told", outcome.task.name, flush=True), jobs=2)
+    await run_tasks(tasks(), lambda outcome: say(f"told {outcome.task.name}"), jobs=2)
 
 
 if __name__ == "__main__":
