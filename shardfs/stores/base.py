@@ -141,7 +141,7 @@ class Snapshot(Protocol):
         """Say that *nbytes* bytes from *offset* are likely to be read soon, in order."""
 
     async def is_current(self) -> bool:
-        """Whether the name that was opened still stands for this version, as far as the store believes."""
+        """Whether the name that was opened still stands for this version, as far as the cache of the store knows."""
 
     async def accept_growth(self, offset: int, content: Buffer) -> bool:
         """Accept the present state of the object as this version, if it only grew; return whether it is accepted.
@@ -312,7 +312,7 @@ def file_format(name: str, first: bytes) -> str:
 
 
 class Reader(Protocol):
-    """Named bytes below one source; a remote one believes what it saw of names for *ttl* seconds, a local one never."""
+    """Named bytes below one source; a remote one caches names for *ttl* seconds, a local one never does."""
 
     @property
     def url(self) -> str:
@@ -332,7 +332,7 @@ class Reader(Protocol):
 
     @property
     def ttl(self) -> float:
-        """For how many seconds what was seen may be believed."""
+        """For how many seconds names, sizes and listings may be cached."""
 
     @property
     def rewrites(self) -> bool:

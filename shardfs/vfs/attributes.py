@@ -12,7 +12,7 @@ ABSENT: Final = 0
 class Attributes(NamedTuple):
     """Attributes of one inode: its own number and size in bytes, the rest as *status* has it.
 
-    *ttl* is for how many seconds the kernel may believe them.  Files that share a status share the very same object;
+    *ttl* is for how many seconds the kernel may cache them.  Files that share a status share the very same object;
     *mtime_ns* is there for those that have a modification time of their own.
     """
 

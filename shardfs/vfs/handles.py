@@ -63,7 +63,7 @@ class FileHandle:
 class ChunkHandle(FileHandle):
     """An open inner chunk.
 
-    What a remote store believes when a file is opened may be out of date.  As long as nothing was read, *reopen* finds
+    What a remote store has cached when a file is opened may be out of date.  As long as nothing was read, *reopen* finds
     the chunk as it is now, which a reader could have been given just as well.
     """
 

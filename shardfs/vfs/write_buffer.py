@@ -128,7 +128,7 @@ class State(enum.Enum):
 class WriteBuffer:
     """What is written to one name by those who share a buffer: who cuts the file when he opens it begins one.
 
-    The kernel may believe the attributes of a new file for *ttl* seconds until it is written: then it asks by itself.
+    The kernel may cache the attributes of a new file for *ttl* seconds until it is written: then it asks by itself.
     *base* is what the name stood for, as long as nothing was written; None if it begins empty.  *is_new*: the file was
     made, and never published; its first version gets the number *ino*.  *is_exclusive*: it is published only if there
     is nothing still.  *is_detached*: the name stands for something else now, and nothing is published any more.

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 USER: Final = b"user."
 TTL: Final = 1.0
-"""For how many seconds what was seen is believed by default; to look again costs microseconds."""
+"""For how many seconds names, sizes and listings are cached by default; looking again costs microseconds."""
 
 _WAYS_OUT: Final = {
     errno.EACCES: "; you need the permissions r and x on it, and x on the folders above it",

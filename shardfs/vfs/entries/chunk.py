@@ -213,7 +213,7 @@ class ChunkTree:
         return Attributes(own.ino, size, ttl, status, own.mtime_ns), extent
 
     def ttl(self, state: ShardState) -> float:
-        """Return for how long the kernel may believe what it is told of the chunks of a shard.
+        """Return for how long the kernel may cache the attributes of the chunks of a shard.
 
         A chunk that programs write through the mount would be out of date in the kernel's memory.
         """
