@@ -63,7 +63,7 @@ class FileHandle:
 class ChunkHandle(FileHandle):
     """An open inner chunk.
 
-    What a remote store has cached when a file is opened may be out of date.  As long as nothing was read, *reopen* finds
+    The cache of a remote store may be out of date when a file is opened.  As long as nothing was read, *reopen* finds
     the chunk as it is now, which a reader could have been given just as well.
     """
 
