@@ -66,14 +66,21 @@ class Manifest:
         """Return the keys that an earlier run began with, and did not come to an end."""
         return [os.fsdecode(key) for (key,) in self._database.execute("select key from objects where is_begun")]
 
-    def left(self) -> Iterator[str]:
-        """Yield the keys of earlier runs that this one did not begin with; each is forgotten afterwards."""
+    def left(self) -> Iterator[tuple[str, str | None]]:
+        """Yield the keys of earlier runs that this one did not begin with, and the state that each was stored in.
+
+        There is no state of an object that its run did not come to the end of.
+        """
+        last = b""
         while rows := self._database.execute(
-            "select key from objects where run < ? limit ?", (self._run, _AT_ONCE)
+            "select key, state from objects where run < ? and key > ? order by key limit ?", (self._run, last, _AT_ONCE)
         ).fetchall():
-            for (key,) in rows:
-                yield os.fsdecode(key)
-                self._database.execute("delete from objects where key = ?", (key,))
+            for last, state in rows:
+                yield os.fsdecode(last), state
+
+    def forget(self, key: str) -> None:
+        """Know nothing of an object any more."""
+        self._database.execute("delete from objects where key = ?", (os.fsencode(key),))
 
 
 @contextmanager

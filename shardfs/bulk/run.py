@@ -5,16 +5,26 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
-from shardfs.bulk.delivery import Delivered, Item, Job, Mark, deliver
+from shardfs.bulk.delivery import Delivered, Item, Job, Mark, deliver, each_delivered, state_of
 from shardfs.bulk.engine import Context, Outcome, Task, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
 from shardfs.dataset.maintenance.walk import prune
 from shardfs.dataset.slots import hold
 from shardfs.dataset.source import Source
 from shardfs.dataset.state import needed
-from shardfs.errors import NoSpaceError, NotFoundError, ReadOnlyError, SourceError, UsageError
+from shardfs.errors import (
+    NoSpaceError,
+    NotADirectoryHereError,
+    NotFoundError,
+    ReadOnlyError,
+    ShardfsError,
+    SourceError,
+    UsageError,
+)
 from shardfs.stores.base import Kind, NewObject, Stat, Store, is_reserved
 from shardfs.stores.url import StoreOptions, is_remote, open_store, url_of
 
@@ -107,11 +117,14 @@ async def fill(job: Job, context: Context, contents: Contents, made_by: str, fil
         await run_tasks(tasks, done, context=context, executor=filling.executor, jobs=filling.jobs)
         for item in manifest.items(list(contents.documents)[::-1]):
             text = contents.documents[item.key]
-            take([await _store_text(job, store, item, text)])
+            take(await each_delivered([item], partial(_store_text, job, store, text=text)))
         report.problems.extend(contents.problems)
         if not report.problems:
-            for key in manifest.left():
-                await store.discard(key)
+            for key, state in manifest.left():
+                if (problem := await _remove(store, key, state)) is not None:
+                    report.problems.append(problem)
+                    continue
+                manifest.forget(key)
                 report.removed += 1
             if report.removed and not store.rewrites:
                 for entry in await store.list(""):
@@ -121,6 +134,23 @@ async def fill(job: Job, context: Context, contents: Contents, made_by: str, fil
             await store.settle()
         await store.clear_unfinished(())
     return report
+
+
+async def _remove(store: Store, key: str, state: str | None) -> str | None:
+    """Remove an object that the source has no more, and that was stored in this *state*; returns what keeps it there.
+
+    What is in another state now is somebody else's.  No *state* is known of what a killed run has stored.
+    """
+    try:
+        now = await store.stat(key)
+        if state is not None and state != state_of(now):
+            return f"{key} is not in SOURCE any more, and was changed since it was stored: remove it, or move it away"
+        await store.discard(key)
+    except (NotFoundError, NotADirectoryHereError):
+        return None
+    except ShardfsError as error:
+        return f"{key} is not in SOURCE any more, and cannot be removed: {error}"
+    return None
 
 
 async def _store_text(job: Job, store: Store, item: Item, text: bytes) -> Delivered:
@@ -139,15 +169,25 @@ async def begin(source: str, destination: str, options: StoreOptions, filling: F
     """
     job = Job(url_of(source), url_of(destination), options, filling.compares)
     await job.reading(context).store.check()
-    here, there = (f"{url.rstrip('/')}/" for url in (job.source, job.destination))
-    if here.startswith(there) or there.startswith(here):
+    if _is_within(job.source, job.destination) or _is_within(job.destination, job.source):
         raise UsageError(f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other")
     store = _open(job.destination, options)
     if store is not None and not filling.goes_on:
         with suppress(NotFoundError):
             if not all(is_reserved(entry.name) for entry in await store.list("")):
-                raise UsageError(f"{job.destination} is not empty; --sync goes on with what an earlier run began")
+                way_out = "choose another DEST, or add --sync to go on with an earlier run"
+                raise UsageError(f"{job.destination} is not empty; {way_out}")
     return job
+
+
+def _is_within(url: str, other: str) -> bool:
+    """Whether *url* is the same as *other*, or lies in it; a directory also where it is mounted a second time."""
+    if f"{url.rstrip('/')}/".startswith(f"{other.rstrip('/')}/"):
+        return True
+    if is_remote(url) or is_remote(other) or not os.path.exists(other):
+        return False
+    path = Path(url)
+    return any(above.exists() and above.samefile(other) for above in (path, *path.parents))
 
 
 def _open(url: str, options: StoreOptions, *, make: bool = False) -> Store | None:

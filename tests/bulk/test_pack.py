@@ -211,7 +211,7 @@ def test_a_destination_that_cannot_be_filled_is_refused(tmp_path: Path) -> None:
     write_v3(source)
     (tmp_path / "used").mkdir()
     (tmp_path / "used/file").touch()
-    assert "is not empty; --sync goes on" in refuse(tmp_path, source, tmp_path / "used")
+    assert "is not empty; choose another DEST, or add --sync" in refuse(tmp_path, source, tmp_path / "used")
     for inside, around in ((source, source / "packed"), (source / "below", source)):
         assert "overlap" in refuse(tmp_path, inside, around)
     assert "--shards has 2 numbers, and no array has as many axes" in refuse(

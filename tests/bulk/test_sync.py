@@ -27,7 +27,7 @@ from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.url import StoreOptions
 from tests.bulk.test_pack import pack, write_v3
-from tests.support.commands import WRONG_USAGE, run
+from tests.support.commands import FAILED, WRONG_USAGE, run
 from tests.support.datasets import files_below
 from tests.support.lossy_disk import Fault, Killed, LossyDisk, QuickDisk
 from tests.support.mounting import command, environment
@@ -96,7 +96,7 @@ def test_a_destination_of_another_command_is_refused(tmp_path: Path) -> None:
     for other in (("pack",), ("unpack",)):
         done = run(*other, "--sync", source, made)
         assert done.returncode == WRONG_USAGE
-        assert "DEST was made by another command" in done.stderr
+        assert "DEST was made by another command: pack --shard-size 20480 " in done.stderr
     assert files_below(made) == before
 
 
@@ -109,6 +109,54 @@ def test_a_destination_that_nothing_is_known_of_is_filled_all_the_same(tmp_path:
     (made / "image/c/0/0/0").unlink()
     assert "unchanged" not in summary("pack", *SHAPES, "--sync", source, made)
     assert files_below(made) == before
+
+
+def test_what_somebody_else_put_in_the_place_of_what_is_to_go_is_named_and_stays(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_v3(source)
+    pack(source, made, *SHAPES)
+    (source / "notes/plain.txt").unlink(missing_ok=True)
+    gone = sorted(path for path in files_below(made) if path.startswith("notes/"))
+    shutil.rmtree(source / "notes")
+    (made / gone[0]).write_text("mine")
+    done = run("pack", *SHAPES, "--sync", "--jobs", "1", source, made)
+    assert done.returncode == FAILED
+    assert f"{gone[0]} is not in SOURCE any more, and was changed since it was stored" in done.stderr
+    assert files_below(made / "notes") == {gone[0].removeprefix("notes/"): b"mine"}
+    (made / gone[0]).unlink()
+    assert run("pack", *SHAPES, "--sync", "--jobs", "1", source, made).returncode == 0
+    assert not (made / "notes").exists()
+
+
+def test_what_is_in_the_way_of_one_document_stops_nothing_else(tmp_path: Path) -> None:
+    source, made, fresh = tmp_path / "source", tmp_path / "made", tmp_path / "fresh"
+    write_v3(source)
+    pack(source, fresh, *SHAPES)
+    (made / "image/zarr.json").mkdir(parents=True)
+    (made / "image/zarr.json/mine").write_text("mine")
+    done = run("pack", *SHAPES, "--sync", "--jobs", "1", source, made)
+    assert done.returncode == FAILED
+    assert "image/zarr.json" in done.stderr
+    found = files_below(made)
+    assert found.pop("image/zarr.json/mine") == b"mine"
+    assert found == {path: data for path, data in files_below(fresh).items() if path != "image/zarr.json"}
+
+
+def test_a_destination_that_is_the_source_mounted_elsewhere_is_refused(tmp_path: Path) -> None:
+    source, place = tmp_path / "source", tmp_path / "place"
+    write_v3(source)
+    place.mkdir()
+    before = files_below(source)
+    subprocess.run(["mount", "--bind", source, place], check=True)
+    try:
+        for destination in (place, place / "within"):
+            done = run("pack", "--sync", source, destination)
+            assert done.returncode == WRONG_USAGE
+            assert "overlap" in done.stderr
+        assert "overlap" in run("unpack", "--sync", place, source).stderr
+    finally:
+        subprocess.run(["umount", place], check=True)
+    assert files_below(source) == before
 
 
 FAULTS = {

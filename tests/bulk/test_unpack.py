@@ -88,5 +88,5 @@ def test_a_link_out_of_the_source_is_named_and_not_followed(tmp_path: Path) -> N
     for command in ("pack", "unpack"):
         done = run(command, "--jobs", "1", tmp_path / "source", tmp_path / command)
         assert done.returncode == FAILED
-        assert "left out: link is a link that leads out of the source" in done.stderr
+        assert "left out: link is a link that leads out of the dataset" in done.stderr
         assert not (tmp_path / command / "link").exists()

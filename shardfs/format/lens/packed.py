@@ -58,6 +58,13 @@ class Packing:
     index_at_start: bool = False
     codecs: str | None = None
 
+    def __str__(self) -> str:
+        counts = self.chunks_per_shard
+        words = [f"--shards {','.join(map(str, counts))}" if counts else f"--shard-size {self.shard_nbytes}"]
+        words += ["--index-location start"] if self.index_at_start else []
+        words += [f"--codecs {self.codecs}"] if self.codecs is not None else []
+        return " ".join(words)
+
     def get(self, stored: ArrayMetadata) -> Document:
         """Return the document of the packed array; `stored.document` itself if the array stays as it is.
 

@@ -84,7 +84,7 @@ def _walk(root: Descriptor, key: str, flags: int) -> Descriptor:
             continue
         if part == "..":
             if len(ancestors) == 1:
-                raise OutsideSourceError(f"{key} is a link that leads out of the source")
+                raise OutsideSourceError(f"{key} is a link that leads out of the dataset")
             ancestors.pop()
             continue
         parent = ancestors[-1].fd
@@ -100,7 +100,7 @@ def _walk(root: Descriptor, key: str, flags: int) -> Descriptor:
                 raise CorruptionError(f"{key} leads through too many links") from None
             target = os.readlink(part, dir_fd=parent)
             if target.startswith("/"):
-                raise OutsideSourceError(f"{key} is a link that leads out of the source") from None
+                raise OutsideSourceError(f"{key} is a link that leads out of the dataset") from None
             pending.extend((step, True) for step in reversed(target.split("/")) if step)
             continue
         if not pending:
