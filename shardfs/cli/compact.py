@@ -21,13 +21,14 @@ from shardfs.cli.options import (
     source_options,
     workers_options,
 )
-from shardfs.cli.output import counted, progress
+from shardfs.cli.output import progress
+from shardfs.dataset.foreign import some_arrays
 from shardfs.dataset.maintenance.compact import find_waste
-from shardfs.dataset.maintenance.walk import walk_all_shards, walk_nodes
+from shardfs.dataset.maintenance.walk import walk_all_shards
 from shardfs.dataset.slots import hold
 from shardfs.dataset.source import Source
 from shardfs.dataset.wal.recovery import opened
-from shardfs.errors import ShardfsError, SourceError, printable
+from shardfs.errors import ShardfsError, SourceError, counted, printable
 from shardfs.stores.base import Store
 from shardfs.stores.url import StoreOptions
 
@@ -119,7 +120,7 @@ async def compact_source(
             found = await look_at_shards(
                 source,
                 options,
-                walk_all_shards(walk_nodes(source), "looking for dead bytes", progress),
+                walk_all_shards(some_arrays(source), "looking for dead bytes", progress),
                 partial(find_waste, threshold=threshold, force=force),
                 reads_chunks=False,
                 executor=executor,

@@ -26,12 +26,11 @@ import trio
 from shardfs import __version__
 from shardfs.cli.mounts import find_rows
 from shardfs.cli.options import command, json_option, optional_source_argument, store_options
-from shardfs.cli.output import counted
 from shardfs.dataset.slots import Slot, all_slots, hold, kept_files, slots_of
 from shardfs.dataset.source_lock import find_holder
 from shardfs.dataset.state import StateDirectory
 from shardfs.dataset.wal.recovery import recover_command
-from shardfs.errors import ShardfsError, printable
+from shardfs.errors import ShardfsError, counted, printable
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
 from shardfs.stores.base import Store
 from shardfs.stores.url import S3_LIBRARIES, StoreOptions, how_to_install, open_store

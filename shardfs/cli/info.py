@@ -11,13 +11,13 @@ import trio
 
 from shardfs.cli.clients import VIEW_OPTIONS, Advice, Adviser, ViewOptions
 from shardfs.cli.options import array_argument, command, json_option, open_source, source_options
-from shardfs.cli.output import complain, counted, progress, table
+from shardfs.cli.output import complain, progress, table
 from shardfs.dataset.array import Array
 from shardfs.dataset.foreign import what_else
 from shardfs.dataset.hierarchy import Node
 from shardfs.dataset.maintenance.walk import Advance, array_nodes, walk_shards
 from shardfs.dataset.source import Source
-from shardfs.errors import MetadataError, ShardfsError, printable
+from shardfs.errors import MetadataError, ShardfsError, counted, printable
 from shardfs.format.codecs import SHARDING
 from shardfs.format.document import Extension, Json, brief, encode_json
 from shardfs.format.dtype import item_nbytes, type_name
@@ -203,10 +203,12 @@ def _render_table(described: Sequence[Described]) -> str:
                 notes.setdefault((kind, note), []).append(item["path"] or "(root)")
     lines += [f"{kind}: {_named(paths)}: {note}" for (kind, note), paths in notes.items()]
     sized = [item for item in described if "shards" in item]
+    sharded = [item for item in sized if item["sharded"]]
     known = [item for item in sized if item["decoded_nbytes"] is not None]
-    stored, shards, nbytes = (sum(item[key] for item in sized) for key in ("stored_shards", "shards", "stored_nbytes"))
+    stored, shards = (sum(item[key] for item in sharded) for key in ("stored_shards", "shards"))
     total = counted(len(described), "array")
-    total += f", {stored:,} of {counted(shards, 'shard')} stored, {size(nbytes)}" if sized else ""
+    total += f", {stored:,} of {counted(shards, 'shard')} stored" if sharded else ""
+    total += f", {size(sum(item['stored_nbytes'] for item in sized))}" if sized else ""
     ratio = _ratio(*(sum(item[key] for item in known) for key in ("decoded_nbytes", "stored_nbytes")))
     lines.append(f"{total}, ratio {ratio}" if ratio else total)
     if {item["sharded"] for item in described if "sharded" in item} == {False}:
@@ -221,7 +223,8 @@ def _row(item: Described) -> list[str]:
     path, views = item["path"] or "(root)", _views(item["views"]) or "as stored"
     if "shape" not in item:
         return [path, *([""] * 8), views]
-    chunks, inner = _chunks(item["chunk_grid"]), _times(item.get("inner_chunk_shape", ()))
+    chunks = _chunks(item["chunk_grid"])
+    inner = _times(item["inner_chunk_shape"]) or "()" if "inner_chunk_shape" in item else ""
     names = [name for name in (item.get("inner_codecs") or item["codecs"]) if name != "bytes"]
     codecs = " ".join(names) or "none"
     if "inner_codecs" in item and SHARDING in item["codecs"][:-1]:
@@ -242,7 +245,7 @@ def _chunks(grid: Json) -> str:
     """Return the shape of the chunks of a grid, or its name if they have several."""
     extension = Extension.parse(grid, "chunk_grid")
     shape = extension.configuration.get("chunk_shape")
-    return _times(shape) if extension.name == "regular" and isinstance(shape, list) else extension.name
+    return (_times(shape) or "()") if extension.name == "regular" and isinstance(shape, list) else extension.name
 
 
 def _ratio(decoded: int | None, stored: int | None) -> str:
@@ -268,6 +271,8 @@ def _render_array(item: Described) -> str:
     """Return all that is known of one array, a line for each thing."""
     lines = [item["path"] or "(root)"]
     for name, value in item.items():
+        if name in ("shape", "inner_chunk_shape") and value == []:
+            value = "()"
         if name not in ("path", "views", "left_out") and value is not None and value != []:
             text = f"{size(value)} ({value:,} bytes)" if name.endswith("_nbytes") else _text(value)
             lines.append(f"  {name.replace('_nbytes', '').replace('_', ' '):<20}{text}")

@@ -5,10 +5,9 @@ from html import escape
 from itertools import groupby
 from typing import Final, TextIO
 
-from shardfs.cli.output import counted
 from shardfs.cli.pictures import WORDS, ArrayMap, Cell, Grid, describe, share
 from shardfs.dataset.maintenance.verify import Layout, Use
-from shardfs.errors import printable
+from shardfs.errors import counted, printable
 from shardfs.fuse.progress import size
 
 _MAX_ROWS: Final = 56

@@ -12,7 +12,6 @@ from typing import Final, TextIO
 import click
 
 from shardfs.errors import UsageError, printable
-from shardfs.errors import counted as counted
 from shardfs.fuse.progress import duration, size
 
 _LINE_SECONDS: Final = 10.0

@@ -15,8 +15,8 @@ from shardfs.bulk.run import Filling, Report
 from shardfs.bulk.unpack import Shown
 from shardfs.bulk.unpack import unpack as unpack_dataset
 from shardfs.cli.options import command, executor, size, store_options, view_options, workers_options
-from shardfs.cli.output import complain, counted, progress
-from shardfs.errors import printable
+from shardfs.cli.output import complain, progress
+from shardfs.errors import counted, printable
 from shardfs.format.lens.packed import Packing, parse_codecs_option
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.stores.url import StoreOptions

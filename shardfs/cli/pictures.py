@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from shardfs.cli.output import counted
 from shardfs.dataset.array import Array
 from shardfs.dataset.maintenance.verify import Layout, ShardUse, Use
+from shardfs.errors import counted
 from shardfs.format.sharding import Coords
 from shardfs.fuse.progress import size
 

@@ -16,13 +16,13 @@ from shardfs.bulk.cluster import Place
 from shardfs.bulk.compare import compare
 from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import command, executor, json_option, open_source, source_options, workers_options
-from shardfs.cli.output import complain, counted, progress
+from shardfs.cli.output import progress
 from shardfs.dataset.array import Array
-from shardfs.dataset.foreign import what_else
+from shardfs.dataset.foreign import some_arrays
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage
-from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
+from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.dataset.source import Source
-from shardfs.errors import ShardfsError, UsageError, printable
+from shardfs.errors import ShardfsError, UsageError, counted, printable
 from shardfs.format.document import brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
 from shardfs.format.lens.unsharded import fault_of
@@ -67,8 +67,6 @@ def verify(
     opened = open_source(source, store_options)
     with executor(jobs, dask, [Place.of(source, store_options)]) as chosen:
         report = trio.run(verify_source, opened, store_options, data, jobs, chosen)
-    if not (report.arrays or report.unchecked or report.problems):
-        complain(f"there are no Zarr v3 arrays here: {trio.run(what_else, opened)}")
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.render(), nl=as_json)
     if not report.is_sound:
         sys.exit(1)
@@ -147,7 +145,7 @@ async def verify_source(
     report = Report()
     stored: list[tuple[Array, list[Coords], int]] = []  # and how many problems there were in the documents before it
     with progress("listing shards", None, "shard") as advance:
-        async for node in walk_nodes(source):
+        async for node in some_arrays(source):
             if node.array is not None:
                 report.arrays += 1
                 shards = await _list_shards(node.array, report, advance)

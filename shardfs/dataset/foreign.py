@@ -1,11 +1,12 @@
 """Sources without a sharded Zarr v3 array: what they are instead, and what to do with them."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.dataset.maintenance.walk import array_nodes
 from shardfs.dataset.source import Source
-from shardfs.errors import ShardfsError
+from shardfs.errors import ShardfsError, SourceError
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.stores.base import Entry, Kind, is_reserved
 
@@ -62,3 +63,13 @@ async def what_else(source: Source) -> str:
         if below not in (None, EMPTY, NO_ZARR):
             return f"{name} in it: {below}"
     return NO_ZARR
+
+
+async def some_arrays(source: Source) -> AsyncIterator[Node]:
+    """Yield as `array_nodes` does; raises `SourceError`, with what the source is instead, if there is nothing."""
+    is_empty = True
+    async for node in array_nodes(source):
+        is_empty = False
+        yield node
+    if is_empty:
+        raise SourceError(f"there are no Zarr v3 arrays in {source.store.url}: {await what_else(source)}")

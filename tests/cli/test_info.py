@@ -119,7 +119,7 @@ def test_the_table_has_a_row_for_each_array_and_totals(several: Path) -> None:
         ["wrapped", shape, "2×3", "4×6", "none in gzip", "4/4", *wrapped],
     ]
     ratio = f"{sum(decoded.values()) / sum(sizes.values()):.2f}"
-    assert total == [f"3 arrays, 11 of 12 shards stored, {size(sum(sizes.values()))}, ratio {ratio}"]
+    assert total == [f"3 arrays, 7 of 8 shards stored, {size(sum(sizes.values()))}, ratio {ratio}"]
     assert "shardfs info SOURCE ARRAY" in hint[0]
 
 
@@ -156,8 +156,23 @@ def test_one_array_is_described_on_demand(several: Path) -> None:
     way_out = f"`shardfs info {several}` lists all arrays"
     assert one_line_of(run("info", several, "group"), 1) == f"group is not a Zarr v3 array; {way_out}"
     for name in ("nothing", "../nothing"):
-        assert one_line_of(run("info", several, name), 1) == f"there is no {name} in {several}; {way_out}"
-    assert "nowhere" in one_line_of(run("info", several, "nowhere"), 1)
+        said = one_line_of(run("info", several, name), SOURCE)
+        assert said == f"there is no array {name} in {several}; {way_out}"
+    for command in ("info", "map"):
+        said = one_line_of(run(command, several, "group/plan"), SOURCE)
+        assert said == f"there is no array group/plan in {several}; did you mean group/plain?"
+
+
+@pytest.mark.parametrize("codec", [sharding(()), LITTLE], ids=["sharded", "unsharded"])
+def test_an_array_without_axes_and_without_a_value_is_sound(tmp_path: Path, codec: Any) -> None:
+    (tmp_path / "zarr.json").write_text(json.dumps(array((), (), codec)))
+    done = run("info", tmp_path, ".")
+    assert (done.returncode, done.stderr, "error" in done.stdout) == (0, "", False)
+    assert re.search(r"^  shape +\(\)$", done.stdout, re.MULTILINE)
+    (item,) = run_json("info", "--json", tmp_path)["arrays"]
+    assert (item["stored_shards"], item["shards"], item["error"]) == (0, 1, None)
+    total = "1 array, 0 of 1 shard stored, 0 B" if item["sharded"] else "1 array, 0 B"
+    assert total in run("info", tmp_path).stdout.splitlines()
 
 
 def test_a_dataset_of_43_arrays_fits_a_screen(tmp_path: Path) -> None:

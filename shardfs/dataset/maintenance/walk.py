@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from difflib import get_close_matches
 from typing import Protocol
 
 from shardfs.dataset.array import Array
@@ -16,6 +17,7 @@ from shardfs.errors import (
     NotUnshardable,
     OutsideSourceError,
     ShardfsError,
+    SourceError,
 )
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.metadata import ArrayMetadata
@@ -49,7 +51,12 @@ async def array_nodes(source: Source, path: str | None = None) -> AsyncIterator[
     try:
         node = await source.hierarchy.node(path)
     except (NotFoundError, OutsideSourceError):
-        raise NotFoundError(f"there is no {path} in {source.store.url}; {way_out}") from None
+        above, _, name = path.rpartition("/")
+        with suppress(ShardfsError):
+            names = [entry.name for entry in await source.store.list(above) if entry.kind is Kind.DIRECTORY]
+            if alike := get_close_matches(name, names, n=1):
+                way_out = f"did you mean {join_key(above, alike[0])}?"
+        raise SourceError(f"there is no array {path} in {source.store.url}; {way_out}") from None
     if not isinstance(node.metadata, ArrayMetadata) and node.reason is None:
         raise NotFoundError(f"{path or source.store.url} is not a Zarr v3 array; {way_out}")
     yield node
@@ -108,6 +115,8 @@ async def walk_files(store: Store, path: str) -> AsyncIterator[str]:
 
 async def walk_shards(array: Array, prefix: Coords = ()) -> AsyncIterator[Coords]:
     """Yield the coordinates of every stored shard of *array* within its grid, in C order."""
+    if not array.grid.ndim and not await array.listing.any():
+        return
     if len(prefix) == array.grid.ndim:
         yield prefix
         return
