@@ -13,9 +13,10 @@ from shardfs.bulk.delivery import Delivered, Item, Job, Mark, deliver, each_deli
 from shardfs.bulk.engine import Context, Outcome, Task, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
 from shardfs.dataset.maintenance.walk import prune
-from shardfs.dataset.slots import hold
+from shardfs.dataset.slots import has_journal, hold
 from shardfs.dataset.source import Source
 from shardfs.dataset.state import needed
+from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import (
     NoSpaceError,
     NotADirectoryHereError,
@@ -86,6 +87,7 @@ async def fill(job: Job, context: Context, contents: Contents, made_by: str, fil
     Raises `SourceError` and `UsageError` before anything is written, and `NoSpaceError` if there is no room left.
     """
     report, source = Report(), job.reading(context)
+    is_pending = has_journal(source.store)
     _open(job.destination, job.options, make=True)
     store = job.storing(context)
     with ExitStack() as held:
@@ -119,6 +121,11 @@ async def fill(job: Job, context: Context, contents: Contents, made_by: str, fil
             text = contents.documents[item.key]
             take(await each_delivered([item], partial(_store_text, job, store, text=text)))
         report.problems.extend(contents.problems)
+        if is_pending or has_journal(source.store):
+            report.problems.append(
+                "SOURCE has a journal of chunks that may not be committed, which are not in DEST: unmount SOURCE, or "
+                f"run `{recover_command(source.store.address, '--apply')}`, then go on with --sync"
+            )
         if not report.problems:
             for key, state in manifest.left():
                 if (problem := await _remove(store, key, state)) is not None:

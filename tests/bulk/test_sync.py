@@ -30,7 +30,7 @@ from tests.bulk.test_pack import pack, write_v3
 from tests.support.commands import FAILED, WRONG_USAGE, run
 from tests.support.datasets import files_below
 from tests.support.lossy_disk import Fault, Killed, LossyDisk, QuickDisk
-from tests.support.mounting import command, environment
+from tests.support.mounting import Mounter, command, environment
 from tests.support.processes import end_with_parent
 
 QUICK = QuickDisk()
@@ -157,6 +157,22 @@ def test_a_destination_that_is_the_source_mounted_elsewhere_is_refused(tmp_path:
     finally:
         subprocess.run(["umount", place], check=True)
     assert files_below(source) == before
+
+
+def test_chunks_that_wait_in_a_journal_are_missed_until_they_are_committed(tmp_path: Path, mount: Mounter) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_small(tmp_path / "plain")
+    pack(tmp_path / "plain", source, "--shards", "3")
+    mounted = mount(source, write=True)
+    new = (mounted.path / "a/c/1").read_bytes()
+    (mounted.path / "a/c/0").write_bytes(new)
+    done = run("pack", "--shards", "3", "--jobs", "1", source, made)
+    assert done.returncode == FAILED
+    assert "SOURCE has a journal of chunks that may not be committed" in done.stderr
+    assert zarr.open_group(made)["a"][:4].tolist() == [1, 2, 3, 4]
+    mounted.unmount()
+    summary("pack", "--shards", "3", "--sync", source, made)
+    assert zarr.open_group(made)["a"][:4].tolist() == [3, 4, 3, 4]
 
 
 FAULTS = {
