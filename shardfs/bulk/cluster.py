@@ -14,7 +14,7 @@ import trio
 
 import shardfs
 from shardfs.bulk.engine import as_told
-from shardfs.errors import NotFoundError, ShardfsError, StoreError, UsageError
+from shardfs.errors import NotFoundError, ShardfsError, SourceError, StoreError
 from shardfs.stores.url import StoreOptions, how_to_install, is_remote, open_store, url_of
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class Place:
 def connected(address: str, places: Sequence[Place]) -> Iterator[Executor]:
     """Yield an executor for the cluster whose scheduler is at *address*, while the block lasts.
 
-    Raises `UsageError` if Dask is not installed, `StoreError` if the cluster does not answer, or a worker has another
+    Raises `SourceError` if Dask is not installed, `StoreError` if the cluster does not answer, or a worker has another
     shardfs or does not find the *places* that are here.
     """
     try:
         from distributed import Client
         from distributed.comm import get_address_host_port
     except ModuleNotFoundError:
-        raise UsageError(f"--dask needs Dask; install it with: {how_to_install('dask')}") from None
+        raise SourceError(f"--dask needs Dask; install it with: {how_to_install('dask')}") from None
     try:
         get_address_host_port(address)  # or a client is made, and complains when it ends
         client = Client(address, timeout=_TIMEOUT, set_as_default=False)

@@ -53,13 +53,13 @@ _MAX_NAMED: Final = 3
 )
 @source_options
 @array_argument
-@click.option("--tools", is_flag=True, help="Print the mount command for each program; MNT is your mount point.")
+@click.option("--tools", is_flag=True, help="Print the mount command for each program.")
 @json_option
 def info(source: str, store_options: StoreOptions, array: str | None, tools: bool, as_json: bool) -> None:
     """List the arrays of SOURCE: shapes, codecs, how much of each is stored, and which views show it.
 
     The ratio is that of decoded to stored bytes, for shards that are stored. A view with a star needs --decode. With
-    ARRAY, a path in SOURCE, show everything about that array, and why a view does not show it.
+    ARRAY, print everything about that array, and why a view leaves it out.
     """
     opened = open_source(source, store_options)
     opened.hierarchy.looks_above = True
@@ -214,7 +214,8 @@ def _render_table(described: Sequence[Described]) -> str:
     if {item["sharded"] for item in described if "sharded" in item} == {False}:
         lines.append("Nothing here is sharded: programs that read Zarr v3 read it without a mount.")
     lines.append(
-        "`shardfs info SOURCE ARRAY` tells more about one array, `shardfs info --tools SOURCE` how to mount it."
+        "`shardfs info SOURCE ARRAY` describes one array; `shardfs info --tools SOURCE` shows how to mount it for each "
+        "program."
     )
     return "\n".join(map(printable, lines))
 

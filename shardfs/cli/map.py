@@ -49,6 +49,12 @@ _STYLES: Final[dict[Use, tuple[str, str]]] = {
 }
 
 
+def _page(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and str(value).startswith("-"):
+        raise click.BadParameter(f"{value} looks like an option; write ./{value} if it is a file.")
+    return value
+
+
 @command(
     examples="""
     shardfs map data.zarr
@@ -62,6 +68,7 @@ _STYLES: Final[dict[Use, tuple[str, str]]] = {
 @click.option(
     "--html",
     "page",
+    callback=_page,
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Write the pictures to this file, as one self-contained page for a browser.",
@@ -80,7 +87,7 @@ def map(
     """Show where the chunks of SOURCE are: which shards of each array are stored, how full they are, and what is dead.
 
     No index refers to dead bytes; `shardfs compact` removes them. With ARRAY, a path in SOURCE, also show the layout
-    inside its shards; if there are many, of those that are damaged or have the most dead bytes.
+    inside its shards; if there are many, of the damaged ones and those with the most dead bytes.
     """
     opened = open_source(source, store_options)
     is_brief = page is None and (array is None or as_json)
@@ -91,7 +98,9 @@ def map(
             write_page(file, opened.store.url, maps, reasons)
     if as_json:
         click.echo(json.dumps({"arrays": [_item(each) for each in maps], "not_shown": reasons}, indent=2))
-    elif page is None:
+    elif page is not None:
+        click.echo(printable(f"{page} written"))
+    else:
         color = False if os.environ.get("NO_COLOR") else None
         for line in _render(maps, reasons):
             click.echo(line, color=color)
@@ -176,7 +185,10 @@ def _render(maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Iterator[st
                 styles = (_STYLES[each] for each in layout.cells(width))
                 yield "    " + "".join(click.style(character, fg=colour) for character, colour in styles)
         if 0 < len(found.layouts) < len(found.uses):
-            yield f"  {counted(len(found.uses) - len(found.layouts), 'shard')} more, with no more dead bytes"
+            more = found.damaged - sum(use.error is not None for use, _ in found.layouts)
+            which = f"{more:,} of them damaged, the others " if more else ""
+            rest = counted(len(found.uses) - len(found.layouts), "shard")
+            yield f"  {rest} more, {which}with no more dead bytes"
     for path, reason in reasons.items():
         yield f"no map: {printable(path or '(root)')}: {printable(reason)}"
     if any(found.uses for found in maps):

@@ -71,7 +71,8 @@ def _page(url: str, maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Ite
     yield f"<title>Map of {_text(url)}</title>\n<style>{_STYLE}</style>"
     yield f"<h1>{_text(url)}</h1>\n<p>Where the chunks of {counted(len(maps), 'sharded array')} are</p>"
     yield _legend()
-    yield '<div class="wide">\n<table>\n<tr><th>array<th>shards<th>full<th>chunks<th>bytes<th>dead'
+    yield '<div class="wide">\n<table>\n<tr><th>array<th>stored shards<th>all shards<th>full<th>damaged'
+    yield "<th>stored chunks<th>all chunks<th>bytes<th>dead"
     for number, found in enumerate(maps):
         name = f'<a href="#a{number}">{_text(found.path)}</a>' if found.is_found else _text(found.path)
         chunks = found.array.grid.nchunks
@@ -79,8 +80,8 @@ def _page(url: str, maps: Sequence[ArrayMap], reasons: Mapping[str, str]) -> Ite
         bar = f'<rect width="{filled}" height="1" class="live"/>'
         bar = f'<svg viewBox="0 0 100 1" preserveAspectRatio="none">{bar}</svg>'
         yield (
-            f"<tr><td>{name}<td>{len(found.uses):,} of {found.count:,}<td>{found.full:,}"
-            f"<td>{found.chunks:,} of {chunks:,}{bar}<td>{size(found.nbytes)}<td>{found.dead_share}"
+            f"<tr><td>{name}<td>{len(found.uses):,}<td>{found.count:,}<td>{found.full:,}<td>{found.damaged:,}"
+            f"<td>{found.chunks:,}{bar}<td>{chunks:,}<td>{size(found.nbytes)}<td>{found.dead_share}"
         )
     yield "</table>\n</div>"
     for number, found in enumerate(maps):
@@ -137,8 +138,11 @@ def _shards(found: ArrayMap) -> Iterator[str]:
     """Yield what lies where in some shards, from their first byte to the last."""
     if not found.layouts:
         return
-    some = f"{len(found.layouts)} of them, " if len(found.layouts) < len(found.uses) else ""
-    yield f"<details{' open' if found.dead else ''}><summary>In the shards: {some}most dead bytes first</summary>"
+    is_open = " open" if found.dead or found.damaged else ""
+    order = ["damaged"] * any(use.error is not None for use, _ in found.layouts)
+    order += ["most dead bytes"] * any(use.dead for use, _ in found.layouts)
+    how = f": {', then '.join(f'{what} first' if what == order[0] else what for what in order)}" if order else ""
+    yield f"<details{is_open}><summary>{counted(len(found.layouts), 'shard')}{how}</summary>"
     for use, layout in found.layouts:
         bar = "" if layout is None else _bar(layout)
         yield f"<figure><figcaption>{_text(describe(use))}</figcaption>{bar}</figure>"
@@ -156,7 +160,8 @@ def _bar(layout: Layout) -> str:
 
 
 def _legend() -> str:
-    cells = {"missing": "missing", "live": "full, paler if partly", "dead": "share of dead bytes", "damaged": "damaged"}
+    cells = {"missing": "missing", "live": "full (paler: partly filled)", "damaged": "damaged"}
+    cells["dead"] = "height of the bar: share of dead bytes"
     layouts = {use.name.lower(): WORDS[use] for use in (Use.LIVE, Use.DEAD, Use.INDEX, Use.GAP, Use.FOREIGN)}
     tile = '<span><svg viewBox="0 0 14 14"><rect width="14" height="14" rx="2" class="{}"/></svg>{}</span>'
     return "\n".join(

@@ -177,8 +177,8 @@ def mount(
     SOURCE is a path, a file:// URL or an s3:// URL. It can be one array, a group, or a directory with several datasets;
     other files are shown as they are. The command returns when the mount answers. `shardfs umount` ends the mount.
 
-    The view v3 shows every array as unsharded Zarr v3, v2 as Zarr v2, and npy as one .npy file. `shardfs info SOURCE`
-    tells which one your program needs.
+    The view v3 shows every array as unsharded Zarr v3, v2 as Zarr v2, and npy as one .npy file. `shardfs info --tools
+    SOURCE` tells which one your program needs.
 
     An array that cannot be shown unsharded is shown as stored; one that --view v2, --view npy or --decode cannot show
     is left out. `shardfs info SOURCE ARRAY` gives the reason. Without --log-file, the log goes to a file below

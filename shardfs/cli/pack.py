@@ -51,18 +51,20 @@ def _filling_options(function: Callable[..., None]) -> Callable[..., None]:
     default="256M",
     show_default=True,
     metavar="SIZE",
-    help="Size of shards before compression.",
+    help="Size of a shard before compression.",
 )
-@click.option("--shards", metavar="N,N,N", help="Chunks per shard along each axis; one N is for all axes.")
+@click.option("--shards", metavar="N,N,…", help="Chunks per shard along each axis (one number for all axes).")
 @click.option(
     "--index-location",
     type=click.Choice(["end", "start"]),
     default="end",
     show_default=True,
-    help="Where shards have their index.",
+    help="Where in a shard its index is.",
 )
 @click.option(
-    "--codecs", metavar="CODECS", help="Transcode chunks to zstd, gzip, blosc or none, or to JSON as in zarr.json."
+    "--codecs",
+    metavar="CODECS",
+    help="Transcode chunks to zstd, gzip, blosc, crc32c, several with commas, or none; or to JSON as in zarr.json.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 def pack(
@@ -79,8 +81,8 @@ def pack(
     """Pack the chunks of SOURCE, Zarr v3 or v2, into shards of a Zarr v3 dataset at DEST.
 
     Chunks are copied as encoded bytes, unless --codecs asks for other codecs. Groups, attributes, consolidated metadata
-    and other files are copied, too. Arrays of fewer than 8 chunks stay as they are. Everything that could not be copied
-    is named, with exit status 1.
+    and other files are copied, too. Arrays of fewer than 8 chunks stay as they are. Names whatever could not be
+    copied, and exits with 1.
     """
     packing = Packing(
         shard_size,
@@ -116,7 +118,7 @@ def unpack(
 ) -> None:
     """Write the files that a mount of SOURCE would show to DEST, a directory or an s3:// URL.
 
-    Everything that could not be written is named, with exit status 1.
+    Names whatever could not be written, and exits with 1.
     """
     with _filling(source, destination, store_options, **filling) as how:
         report = trio.run(partial(unpack_dataset, source, destination, Shown(view, decode), how, store_options, _say))

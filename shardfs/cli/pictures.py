@@ -50,6 +50,16 @@ class ArrayMap:
         return sum(use.error is None and use.chunks >= use.capacity for _, use in self.uses)
 
     @property
+    def damaged(self) -> int:
+        """How many shards are damaged."""
+        return sum(use.error is not None for _, use in self.uses)
+
+    @property
+    def wasteful(self) -> int:
+        """How many shards have dead bytes."""
+        return sum(bool(use.dead) for _, use in self.uses)
+
+    @property
     def chunks(self) -> int:
         """How many chunks are stored."""
         return sum(use.chunks for _, use in self.uses)
@@ -73,15 +83,20 @@ class ArrayMap:
     @property
     def summary(self) -> str:
         """How much of the array is stored."""
+        damaged = f", {self.damaged:,} damaged" if self.damaged else ""
+        wasteful = f", {self.wasteful:,} with dead bytes" if self.wasteful else ""
         return (
-            f"{len(self.uses):,} of {counted(self.count, 'shard')} stored, {self.full:,} full; "
+            f"{len(self.uses):,} of {counted(self.count, 'shard')} stored, {self.full:,} full{damaged}{wasteful}; "
             f"{self.chunks:,} of {counted(self.array.grid.nchunks, 'chunk')}; "
             f"{size(self.nbytes)}, {self.dead_share} dead"
         )
 
     def most_wasteful(self, count: int) -> list[tuple[Coords, ShardUse]]:
-        """Return *count* shards: those that are damaged, then those with most dead bytes."""
-        return sorted(self.uses, key=lambda each: (each[1].error is None, -(each[1].dead or 0)))[:count]
+        """Return *count* shards: damaged ones, half of them if there are others, then those with most dead bytes."""
+        found = sorted(self.uses, key=lambda each: (each[1].error is None, -(each[1].dead or 0)))
+        damaged, sound = found[: self.damaged], found[self.damaged :]
+        first = damaged[: max(count - len(sound), count // 2)]
+        return first + sound[: count - len(first)]
 
     def caption(self, grid: "Grid") -> str:
         """Say what the rows and columns of a picture are."""
@@ -93,7 +108,10 @@ class ArrayMap:
             text = f"{' × '.join(axes[: grid.split]) or '1'} down, {text}"
         elif len(grid.cells) > 1:
             text += " and on in the next row"
-        return f"{text}; each cell is up to {grid.each:,} shards" if grid.each > 1 else text
+        if grid.each == 1:
+            return text
+        cells = f"{len(grid.cells):,} × {len(grid.cells[0]):,} cells"
+        return f"{text}, drawn as {cells} of up to {grid.down:,} × {grid.across:,} shards"
 
 
 @dataclass(slots=True)

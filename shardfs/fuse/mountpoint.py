@@ -159,6 +159,8 @@ def mounted_path(mountpoint: str) -> str:
         hint = f"it is the source of the mount at {names}: give that"
     else:
         hint = "`shardfs mounts` lists all mounts"
+        if mountpoint and not os.path.lexists(path):
+            raise MountPointError(f"{mountpoint} does not exist; {hint}")
     raise MountPointError(f"{mountpoint} is not a mount of shardfs; {hint}")
 
 

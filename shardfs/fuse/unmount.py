@@ -3,6 +3,7 @@
 import errno
 import os
 import select
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
@@ -48,7 +49,10 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], stack:
         figures = control.ask(path, timeout)
     except OSError as error:
         if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
-            raise MountPointError(f"{path} cannot be unmounted: {control.explain(path, error)}") from None
+            why = control.explain(path, error)
+            if error.errno == errno.EIO:  # as where its source is in a mount that died
+                why += f"; unmount it with: fusermount3 -u {shlex.quote(path)}"
+            raise MountPointError(f"{path} cannot be unmounted: {why}") from None
         # It died, or ends at this moment, or somebody cut the connection and it commits still.
         ending = _Ending(path, None, find_daemon(path), stack)
         with suppress(MountPointError) if count_mounts(path) == 0 else nullcontext():

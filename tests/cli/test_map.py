@@ -198,7 +198,7 @@ def test_10_000_shards_are_a_picture_that_fits_a_screen(many: Path) -> None:
     assert "\x1b[32m█" in shown
     title, caption, *lines = re.sub(r"\x1b\[\d*m", "", shown).splitlines()
     assert title.startswith("image  5,013 of 10,000 shards stored, 5,013 full; 20,052 of 40,000 chunks; ")
-    assert caption == "  100 down, 100 across; each cell is up to 14 shards"
+    assert caption == "  100 down, 100 across, drawn as 15 × 50 cells of up to 7 × 2 shards"
     picture = [line.strip() for line in lines if line.startswith("    ")]
     assert len(picture) <= 16
     assert {len(row) for row in picture} == {50}
@@ -224,6 +224,31 @@ def test_dead_and_damaged_shards_are_seen_in_the_grid(tmp_path: Path) -> None:
     share = {use["key"]: use["dead"] / use["size"] for use in uses(tmp_path)[""] if use["dead"]}
     rows = [line.strip() for line in run("map", tmp_path).stdout.splitlines() if line.startswith("    ")]
     assert rows == [str(int(10 * share["c/0/0"])) * 2 + "!!"]
+
+
+def test_damaged_and_wasteful_shards_are_counted_and_some_of_both_are_drawn(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    changing = ChangingArray(source)
+    for _ in range(3):
+        changing.append("c/0/0", 1, b"x" * 200)
+    document = array((160, 6), (4, 6), sharding((2, 3)))
+    (source / "zarr.json").write_text(json.dumps(document))
+    shutil.rmtree(source / "c/1")
+    for number in range(1, 40):
+        (source / f"c/{number}").mkdir()
+        (source / f"c/{number}/0").write_bytes(b"damaged" if number >= 20 else (source / "c/0/0").read_bytes())
+    heading, *lines = run("map", source, ".").stdout.splitlines()
+    assert "40 of 40 shards stored, 20 full, 20 damaged, 20 with dead bytes; " in heading
+    assert sum(", damaged: " in line for line in lines) == 8
+    assert sum(line.endswith(" dead") for line in lines) == 8
+    assert "  24 shards more, 12 of them damaged, the others with no more dead bytes" in lines
+    page = tmp_path / "map.html"
+    assert run("map", "--html", page, source).stdout == f"{page} written\n"
+    text = page.read_text(encoding="utf-8")
+    assert "<summary>16 shards: damaged first, then most dead bytes</summary>" in text
+    assert "<td>40<td>40<td>20<td>20<td>" in text
+    assert "./-x.html" in run("map", "--html", "-x.html", source, cwd=tmp_path).stderr
+    assert sorted(os.listdir(tmp_path)) == ["map.html", "source"]
 
 
 def test_arrays_without_a_map_are_named_with_the_reason(tmp_path: Path) -> None:
@@ -261,9 +286,11 @@ def test_a_browser_shows_the_page_and_no_name_becomes_part_of_it(tmp_path: Path)
     store(source / HOSTILE.replace("/", "∕"), array((4, 6), (4, 6), sharding((2, 3))))
     for name in ("foreign-prefix", "everything-at-once"):
         write_case(BY_NAME[name], source / name)
+    (source / "broken").mkdir()
+    (source / "broken/zarr.json").write_text("{")
     page = tmp_path / "map.html"
     done = run("map", "--html", page, source)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{page} written\n", "")
     text = page.read_text(encoding="utf-8")
     dom = browse(page, tmp_path / "profile", "--dump-dom")
     assert set(re.findall(r"<(\w+)", dom)) == set(ELEMENTS.split())
@@ -274,6 +301,7 @@ def test_a_browser_shows_the_page_and_no_name_becomes_part_of_it(tmp_path: Path)
     assert dom.count('<svg class="bar"') == 9
     for kind in ("live", "dead", "index", "foreign"):
         assert f'height="1" class="{kind}"' in dom
+    assert "<p>broken: " in dom
     assert "\x1b" not in text
     assert "\u202e" not in text
 

@@ -40,6 +40,8 @@ def test_a_place_where_another_file_system_is_mounted(
     assert said == f"{other_file_system} is a mount point already; choose another place"
     said = one_line_of(run("umount", other_file_system), MOUNT_POINT)
     assert said == f"{other_file_system} is not a mount of shardfs; `shardfs mounts` lists all mounts"
+    said = one_line_of(run("umount", other_file_system / "nothing"), MOUNT_POINT)
+    assert said == f"{other_file_system}/nothing does not exist; `shardfs mounts` lists all mounts"
     assert os.path.ismount(other_file_system)
 
 

@@ -195,7 +195,9 @@ def parse_codecs_option(text: str) -> str:
     else:
         codecs = tuple(Extension(name.strip(), {}) for name in ([] if text == "none" else text.split(",")))
         if not all(map(is_decodable, codecs)):
-            raise UsageError(f"{brief(text)}: zstd, gzip, blosc and crc32c are known by name; give others as JSON")
+            raise UsageError(
+                f"--codecs {brief(text)}: zstd, gzip, blosc, crc32c and none are known by name; give others as JSON"
+            )
     return canonical([codec.to_json() for codec in codecs])
 
 

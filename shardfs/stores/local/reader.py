@@ -35,14 +35,15 @@ _LARGE_DIRECTORY: Final = 64 * 2**10  # bytes, some thousand names
 
 
 def _what_is_missing(path: str) -> str:
-    """Say what has a name like the part of a path that does not exist, or which part that is."""
+    """Say what has a name like the part of a path that does not exist, or which part that is if it is not the last."""
+    missing = path
     while not os.path.lexists(above := os.path.dirname(path)):
         path = above
     name = os.path.basename(path)
     with suppress(OSError), os.scandir(above) as found:
         if alike := get_close_matches(name, [entry.name for entry in islice(found, MAX_TOP)], n=1):
-            return f"did you mean {os.path.join(above, alike[0])}?"
-    return f"there is no {name} in {above}"
+            return f"; did you mean {os.path.join(above, alike[0])}?"
+    return "" if path == missing else f"; there is no {name} in {above}"
 
 
 class LocalReader:
@@ -62,7 +63,7 @@ class LocalReader:
             readable = Descriptor(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             self.threads = Threads(is_remote=not is_local(readable.fd))
         except FileNotFoundError:
-            raise SourceError(f"{root} does not exist; {_what_is_missing(self.root)}") from None
+            raise SourceError(f"{root} does not exist{_what_is_missing(self.root)}") from None
         except NotADirectoryError:
             raise SourceError(f"{root} is {file_format(self.root, _first_bytes(self.root))}") from None
         except OSError as error:
