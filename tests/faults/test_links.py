@@ -66,7 +66,7 @@ def test_a_document_that_leads_out_is_no_document(mount: Mounter, source: Path) 
     os.rename(source / "image/zarr.json", outside)
     (source / "image/zarr.json").symlink_to("../../outside/zarr.json")
     root = mount(source).path
-    assert b"out of the source" in os.getxattr(root / "image", "user.shardfs.reason")
+    assert b"out of the dataset" in os.getxattr(root / "image", "user.shardfs.reason")
     assert os.readlink(root / "image/zarr.json") == "../../outside/zarr.json"
     assert os.path.getsize(root / "image/c/0/0") == os.path.getsize(source / "image/c/0/0")
 
