@@ -1,8 +1,10 @@
 """`shardfs pack` and `shardfs unpack`: whole datasets into shards, and out of them."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -14,7 +16,7 @@ from shardfs.bulk.plan import pack as pack_dataset
 from shardfs.bulk.run import Filling, Report
 from shardfs.bulk.unpack import Shown
 from shardfs.bulk.unpack import unpack as unpack_dataset
-from shardfs.cli.options import command, executor, size, store_options, view_options, workers_options
+from shardfs.cli.options import command, executor, json_option, size, store_options, view_options, workers_options
 from shardfs.cli.output import complain, progress
 from shardfs.errors import counted, printable
 from shardfs.format.lens.packed import Packing, parse_codecs_option
@@ -26,6 +28,7 @@ def _filling_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add SOURCE and DEST, and the options that say how DEST is filled, as `filling`."""
     for option in (
         workers_options,
+        json_option,
         click.option("--checksum", is_flag=True, help="Like --sync, but also compare the stored bytes."),
         click.option(
             "--sync", is_flag=True, help="Write only what is missing or changed in DEST, also after an interruption."
@@ -76,6 +79,7 @@ def pack(
     index_location: str,
     codecs: str | None,
     dry_run: bool,
+    as_json: bool,
     **filling: Any,  # noqa: ANN401 - as click passes them
 ) -> None:
     """Pack the chunks of SOURCE, Zarr v3 or v2, into shards of a Zarr v3 dataset at DEST.
@@ -92,11 +96,11 @@ def pack(
     )
 
     def say(line: str) -> None:
-        click.echo(printable(line), err=not dry_run)
+        click.echo(printable(line), err=as_json or not dry_run)
 
     with _filling(source, destination, store_options, **filling) as how:
         report = trio.run(partial(pack_dataset, source, destination, packing, how, store_options, say, is_dry=dry_run))
-    _finish(report, is_dry=dry_run)
+    _finish(report, is_dry=dry_run, as_json=as_json)
 
 
 @command(
@@ -114,6 +118,7 @@ def unpack(
     store_options: StoreOptions,
     view: str,
     decode: bool,
+    as_json: bool,
     **filling: Any,  # noqa: ANN401 - as click passes them
 ) -> None:
     """Write the files that a mount of SOURCE would show to DEST, a directory or an s3:// URL.
@@ -122,7 +127,7 @@ def unpack(
     """
     with _filling(source, destination, store_options, **filling) as how:
         report = trio.run(partial(unpack_dataset, source, destination, Shown(view, decode), how, store_options, _say))
-    _finish(report, is_dry=False)
+    _finish(report, is_dry=False, as_json=as_json)
 
 
 def _say(line: str) -> None:
@@ -152,11 +157,13 @@ def _filling(
         yield Filling(sync, checksum, chosen, jobs, tell)
 
 
-def _finish(report: Report, *, is_dry: bool) -> None:
+def _finish(report: Report, *, is_dry: bool, as_json: bool) -> None:
     """Say what came of a run, and end with its exit status."""
     for problem in report.problems:
         complain(problem)
-    if not is_dry:
+    if as_json:
+        click.echo(json.dumps(asdict(report), indent=2))
+    elif not is_dry:
         parts = [f"{counted(report.stored, 'object')} stored, {report.nbytes:,} bytes"]
         parts += [f"{report.unchanged:,} unchanged"] if report.unchanged else []
         parts += [f"{report.removed:,} removed"] if report.removed else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -134,9 +135,12 @@ def test_what_is_in_the_way_of_one_document_stops_nothing_else(tmp_path: Path) -
     pack(source, fresh, *SHAPES)
     (made / "image/zarr.json").mkdir(parents=True)
     (made / "image/zarr.json/mine").write_text("mine")
-    done = run("pack", *SHAPES, "--sync", "--jobs", "1", source, made)
+    done = run("pack", *SHAPES, "--sync", "--json", "--jobs", "1", source, made)
     assert done.returncode == FAILED
     assert "image/zarr.json" in done.stderr
+    report = json.loads(done.stdout)
+    assert ["image/zarr.json" in problem for problem in report["problems"]] == [True]
+    assert report["stored"] == len(files_below(fresh)) - 1
     found = files_below(made)
     assert found.pop("image/zarr.json/mine") == b"mine"
     assert found == {path: data for path, data in files_below(fresh).items() if path != "image/zarr.json"}

@@ -107,7 +107,9 @@ def test_what_was_published_in_an_array_that_another_program_removed_is_put_asid
         process = await Process.start(root, QuickDisk())
         await put(process, 0, b"new")
         shutil.rmtree(root / gone) if (root / gone).is_dir() else (root / gone).unlink()
-        with pytest.raises(ConflictError, match="another program has changed the array; `shardfs recover` shows 1 chunk of it"):
+        with pytest.raises(
+            ConflictError, match="another program has changed the array; `shardfs recover` shows 1 chunk of it"
+        ):
             await process.writing.writer.commits.flush()
         assert process.writing.writer.commits.npending == 0
         assert process.writing.conflicts.live == 1

@@ -433,7 +433,12 @@ def native(source: Path) -> zarr.Array:
 
 
 def test_a_document_with_another_codec_makes_what_is_pending_conflicts(source: Path, mount: Mounter) -> None:
-    mounted = mount(source, write=True, metadata_ttl=3600, expect=("published for metadata", "were put aside"))
+    mounted = mount(
+        source,
+        write=True,
+        metadata_ttl=3600,
+        expect=("published for metadata", "another program has changed the array"),
+    )
     assert write(mounted.path / "image/c/0/0", NEW) == 0
     changed = document(*DOCUMENT["codecs"][0]["configuration"]["codecs"], GZIP)
     shutil.rmtree(source / "image")

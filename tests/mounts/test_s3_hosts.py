@@ -114,7 +114,7 @@ def test_mounts_that_write_different_chunks_of_the_same_shards_lose_nothing(
 def test_of_two_that_write_the_same_chunk_one_wins_whole(hosts: list[Host], tmp_path: Path) -> None:
     mounts = [host.mount() for host in hosts[:2]]
     for mounted in mounts:
-        mounted.expect("another program", "put aside")
+        mounted.expect("another program")
 
     def work(number: int) -> Callable[[], None]:
         def run() -> None:
@@ -208,7 +208,7 @@ def test_what_is_written_while_another_host_resizes_is_whole_or_kept(hosts: list
         chunk = found[i * INNER : (i + 1) * INNER, j * INNER : (j + 1) * INNER]
         assert len(np.unique(chunk)) == 1
     assert {error.errno for error in lost} <= {errno.ENOENT, errno.EINVAL, errno.EIO}  # beyond the grid, or put aside
-    was_put_aside = "put aside" in mounts[0].log
+    was_put_aside = "published for metadata" in mounts[0].log
     assert was_put_aside or errno.EIO not in {error.errno for error in lost}
     found_aside = hosts[0].recover(hosts[0].url, status=FAILED if was_put_aside else 0)
     assert {item["kind"] for item in found_aside} == ({"conflict"} if was_put_aside else set())
