@@ -106,4 +106,8 @@ def test_zarr_python_2_reads_all_of_the_corpus_that_has_a_v2_form(
     assert {case.name for case in CASES} - set(shown) == WITHOUT_V2_FORM
     found = read_zarr2(mounted.path, shown, tmp_path)
     for name in shown:
-        assert_same(found[name].astype(corpus.encoded[name].values.dtype), corpus.encoded[name].values)
+        expected = corpus.encoded[name].values
+        if expected.dtype.kind == "c":  # zarr-python 2 computes the fill value, and with it the sign of a NaN
+            np.testing.assert_array_equal(found[name].astype(expected.dtype), expected)
+        else:
+            assert_same(found[name].astype(expected.dtype), expected)

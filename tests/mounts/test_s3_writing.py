@@ -243,7 +243,7 @@ def test_a_directory_with_objects_is_moved_by_mv_and_is_no_rename(host: Host, mo
 
 
 def test_objects_have_one_name(mounted: Mount) -> None:
-    mounted.expect("one name", "symbolic")
+    mounted.expect("second name", "symbolic")
     (mounted.path / "notes.txt").write_text("x")
     with pytest.raises(PermissionError):
         os.link(mounted.path / "notes.txt", mounted.path / "other.txt")
