@@ -173,7 +173,8 @@ def test_importing_shardfs_loads_neither_numpy_nor_fuse() -> None:
     program = "import shardfs, sys; print(*sorted({'numpy', 'trio', 'pyfuse3', 'zarr'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
-    assert set(shardfs.__all__) == {"MountOptions", "StoreOptions", "__version__", "mount", "open"}
+    names = {"MountOptions", "Report", "StoreOptions", "__version__", "mount", "open", "pack", "unpack"}
+    assert set(shardfs.__all__) == names
     assert all(getattr(shardfs, name) is not None for name in shardfs.__all__)
 
 
