@@ -255,7 +255,7 @@ def test_what_cannot_be_told_is_said(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_p
     s3_proxy.fail("HeadObject", LostReply(), times=None, after=1)
 
     async def main() -> None:
-        with pytest.raises(StoreError, match="cannot tell whether .* was changed") as caught:
+        with pytest.raises(StoreError, match=r"cannot tell whether .* was changed") as caught:
             await here.splice(KEY, append(SMALL, b"ours"))
         assert not isinstance(caught.value, ConflictError)
 
