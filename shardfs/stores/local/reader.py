@@ -3,12 +3,14 @@
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
 from typing import Final, TypeVar
 from weakref import WeakSet
+
+import trio
 
 from shardfs.errors import CorruptionError, IsADirectoryHereError, NoAttributeError, SourceError
 from shardfs.stores.base import MAGIC_NBYTES, MAX_TOP, Address, Capacity, Descriptor, Entry, Kind, Stat, file_format
@@ -72,6 +74,8 @@ class LocalReader:
         self.url = self.root
         self.address = Address(self.root)
         self.snapshots: WeakSet[LocalSnapshot] = WeakSet()
+        self.changes: dict[Hashable, trio.Event] = {}
+        """Files that the store changes in place now, by their identities, and when that has ended."""
         self._recent: dict[str, tuple[Descriptor, float]] = {}
         """Directories, and when they were opened: for the request that did, until names of directories change."""
 
@@ -207,7 +211,7 @@ class LocalReader:
 
     def snapshot(self, key: str, descriptor: Descriptor, status: Stat) -> LocalSnapshot:
         """Return a snapshot of what is open, which is told of changes that the store makes."""
-        snapshot = LocalSnapshot(self.directory, self.threads, key, descriptor, status)
+        snapshot = LocalSnapshot(self.directory, self.threads, key, descriptor, status, self.changes)
         self.snapshots.add(snapshot)
         return snapshot
 

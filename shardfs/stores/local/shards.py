@@ -306,9 +306,9 @@ class LocalEdit:
         assert self.snapshot is not None
         fd, old, threads = self.file.fd, self.snapshot.stat, self.store.threads
         await threads.on_names(self._require_unchanged)
-        held: list[LocalSnapshot] = []
-        if not change.is_cut:
-            held = [open_ for open_ in list(self.store.snapshots) if open_.hold(old)]
+        before, ended = list(self.store.snapshots), trio.Event()
+        self.store.changes[old.identity] = ended
+        held = [] if change.is_cut else [open_ for open_ in before if open_.hold(old)]
         try:
             make = partial(change_in_place, self.syscalls, fd, change, at_once=self.append_alignment > 1)
             self.written_nbytes = await threads.on_content(make)
@@ -316,6 +316,12 @@ class LocalEdit:
             now = to_stat(os.fstat(fd))
             for snapshot in held:
                 snapshot.settle(now if now.size in (old.size, change.nbytes) else old)
+            # Who opened the file when it had grown, and before it got its time, has this version too.
+            for snapshot in set(self.store.snapshots).difference(before):
+                if snapshot.stat.identity == now.identity and snapshot.size == now.size == change.nbytes:
+                    snapshot.settle(now)
+            del self.store.changes[old.identity]
+            ended.set()
         after = await threads.on_names(self._look)
         if after is None or after.identity != now.identity:
             raise ConflictError(f"{self.key} was replaced while it was changed")

@@ -4,12 +4,13 @@ import errno
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import trio
 
 from shardfs.errors import StaleError
 from shardfs.stores.base import Buffer, Descriptor, Kind, Stat
@@ -29,6 +30,7 @@ class LocalSnapshot:
 
     __slots__ = (
         "__weakref__",
+        "_changes",
         "_descriptor",
         "_is_held",
         "_key",
@@ -38,7 +40,15 @@ class LocalSnapshot:
         "stat",
     )
 
-    def __init__(self, root: Descriptor, threads: Threads, key: str, descriptor: Descriptor, status: Stat) -> None:
+    def __init__(
+        self,
+        root: Descriptor,
+        threads: Threads,
+        key: str,
+        descriptor: Descriptor,
+        status: Stat,
+        changes: Mapping[Hashable, trio.Event],
+    ) -> None:
         self._root = root
         self._threads = threads
         self._key = key
@@ -46,6 +56,7 @@ class LocalSnapshot:
         self.stat = status
         self._state = status.size, status.mtime_ns
         self._is_held = False
+        self._changes = changes
 
     @property
     def size(self) -> int:
@@ -96,7 +107,12 @@ class LocalSnapshot:
             return False
 
     async def accept_growth(self, offset: int, content: Buffer) -> bool:
-        """Accept the file's present state if it is larger and holds *content* at *offset* still."""
+        """Accept the file's present state if it is larger and holds *content* at *offset* still.
+
+        A change that the store makes is waited for: who opened the file in the middle of it is told then how it ended.
+        """
+        if (change := self._changes.get(self.stat.identity)) is not None:
+            await change.wait()
         for _ in range(_ATTEMPTS):
             before = self._state
             state = await self._threads.on_names(self._now)

@@ -357,6 +357,42 @@ async def test_open_snapshots_serve_on_while_the_store_changes_the_file(source: 
 
 
 @in_trio
+async def test_who_opens_a_file_while_an_append_ends_can_read_it(source: Path) -> None:
+    """As they read a shard: what is stale is read again when the index is known to be where it was."""
+    opened: list[Any] = []
+    served: list[bytes] = []
+
+    async def read(snapshot: Any) -> None:
+        try:
+            data = await snapshot.read(0, snapshot.size)
+        except StaleError:
+            if not await snapshot.accept_growth(0, OLD):
+                raise
+            data = await snapshot.read(0, snapshot.size)
+        served.append(bytes(data))
+
+    class Disk(Syscalls):
+        def utime(self, *args: Any) -> None:
+            opened.append(trio.from_thread.run(store.open, "d/f"))
+            super().utime(*args)
+
+        def sync(self, fd: int) -> None:
+            trio.from_thread.run_sync(nursery.start_soon, read, opened[0])  # a disk takes its time
+            super().sync(fd)
+
+    store = LocalStore(str(source), Disk())
+    async with trio.open_nursery() as nursery, store.edit("d/f") as edit:
+        assert edit.snapshot is not None
+        await edit.splice(Splice((Kept(0, edit.snapshot.size), content(b"more"))))
+    await read(opened[0])
+    assert served == [OLD + b"more"] * len(served)
+    assert len(served) >= 2
+    os.utime(source / "d/f")  # as another program would
+    with pytest.raises(StaleError):
+        await read(opened[0])
+
+
+@in_trio
 async def test_snapshots_of_other_versions_stay_what_they_are(source: Path) -> None:
     store = LocalStore(str(source))
     pinned = await store.open("d/f")
