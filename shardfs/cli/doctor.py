@@ -181,7 +181,7 @@ def _writing(store: Store) -> Finding:
 
 def _failure(error: ShardfsError) -> Finding:
     what, _, way_out = str(error).partition("; ")
-    return Finding("problem", what, way_out)
+    return Finding("problem", what, way_out or "check how SOURCE is written, and who may read it")
 
 
 def _clock(url: str) -> Finding:

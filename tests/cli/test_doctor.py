@@ -118,7 +118,7 @@ def test_what_is_wrong_with_a_source_has_the_way_out(
     prefix = without()
     missing = findings(tmp_path / "missing", status=FAILED, prefix=prefix)[-1]
     assert missing["what"] == f"{tmp_path}/missing does not exist"
-    assert missing["way_out"] == ""
+    assert missing["way_out"] == "check how SOURCE is written, and who may read it"
     assert background("--write", source, place).returncode == 0
     found = one(findings("--write", source, status=0, prefix=prefix), "is being written by process")
     assert found["kind"] == "note"
