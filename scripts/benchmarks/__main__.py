@@ -153,6 +153,11 @@ def _s3_read(plan: Plan) -> None:
         s3_read.run_listing(service, plan.a_million_chunks(), plan.peers, plan.placed(FREE), plan.times(3))
 
 
+def _s3_bulk(plan: Plan) -> None:
+    with serving(LATENCY) as service:
+        bulk.run_s3(service, plan.files_of_64_kib(), plan.times(3))
+
+
 def _s3_commit(plan: Plan) -> None:
     with serving(LATENCY) as service:
         for dataset in [plan.one_small_shard()] if plan.quick else [plan.one_small_shard(), plan.one_large_shard()]:
@@ -185,6 +190,7 @@ BENCHMARKS: dict[str, Callable[[Plan], None]] = {
     "s3-copy": _s3_copy,
     "s3-read": _s3_read,
     "s3-commit": _s3_commit,
+    "s3-bulk": _s3_bulk,
 }
 
 

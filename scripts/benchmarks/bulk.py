@@ -11,6 +11,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -19,13 +20,17 @@ import numpy as np
 import zarr
 from zarr.codecs import ZstdCodec
 
+from .datasets import Dataset
 from .report import number, print_table, ratio, size, verdict
 from .rounds import interleave
+from .s3_peers import TRANSFERS, has_rclone, rclone, upload
+from .s3_service import BUCKET, Service
 
 OF_CP = 0.8
 OF_LIBRARIES = 5.0
+OF_RCLONE = 1.0
 TWO_PROCESSES = 1.6
-"""What shardfs must reach: of the speed of `cp -r`, of that of libraries, and with two processes of that with one."""
+"""What shardfs must reach: of the speed of `cp -r`, libraries and rclone, and with two processes of that with one."""
 
 _LIBRARIES = {
     "zarr-python": """
@@ -110,3 +115,52 @@ def _measure(title: str, source: Path, commands: dict[str, list[str]], length: i
             [peer, f"{median(values):.2f}", number(times, ".2f"), "" if target is None else f">= {target}", met]
         )
     print_table(f"Pack {title}, median of {rounds} rounds", ["peer", "s", "shardfs is faster", "target", "met"], rows)
+
+
+def run_s3(service: Service, dataset: Dataset, rounds: int) -> None:
+    """Pack chunk files into a bucket, and unpack shards out of it, beside rclone, which copies the chunk files."""
+    if not has_rclone():
+        return
+    work = dataset.unsharded.with_name("bulk-s3")
+    made = work / "made"
+    sharded, unsharded = upload(service, dataset), upload(service, dataset, unsharded=True)
+    pack = [
+        "pack",
+        "--shards",
+        ",".join(map(str, dataset.chunks_per_shard)),
+        str(dataset.unsharded),
+        f"s3://{BUCKET}/made",
+    ]
+    unpack = ["unpack", f"s3://{BUCKET}/{sharded}", str(made)]
+    environment = service.environment | {"XDG_STATE_HOME": str(work / "state")}
+
+    def shardfs(arguments: list[str]) -> None:
+        command = [sys.executable, "-m", "shardfs", *arguments]
+        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    copier = f"rclone, {TRANSFERS} transfers"
+    ways = {
+        "into S3": {"shardfs": lambda: shardfs(pack), copier: lambda: rclone(service, dataset.unsharded, "made")},
+        "out of S3": {"shardfs": lambda: shardfs(unpack), copier: lambda: rclone(service, unsharded, made)},
+    }
+    for way, peers in ways.items():
+
+        def measure(peer: str, _: random.Random, peers: dict[str, Callable[[], None]] = peers) -> float:
+            service.delete("made")
+            shutil.rmtree(made, ignore_errors=True)
+            os.sync()
+            start = perf_counter()
+            peers[peer]()
+            os.sync()
+            return perf_counter() - start
+
+        seconds = interleave(peers, rounds, measure)
+        times = ratio(seconds[copier], seconds["shardfs"])
+        met = verdict(times is not None and times >= OF_RCLONE)
+        rows = [
+            ["shardfs", f"{median(seconds['shardfs']):.2f}", "", "", ""],
+            [copier, f"{median(seconds[copier]):.2f}", number(times, ".2f"), f">= {OF_RCLONE}", met],
+        ]
+        chunks = f"{dataset.chunk_count:,} chunks of {size(dataset.chunk_bytes)}"
+        title = f"A dataset {way}, {chunks}, median of {rounds} rounds"
+        print_table(title, ["peer", "s", "shardfs is faster", "target", "met"], rows)

@@ -68,11 +68,15 @@ def has_rclone() -> bool:
     return shutil.which("rclone") is not None
 
 
-def rclone(service: Service, prefix: str, to: Path) -> None:
-    """Copy the objects below a prefix, without asking for times that only rclone itself would have stored."""
-    remote = f":s3,provider=Other,env_auth,endpoint='{service.endpoint_url}',force_path_style=true:{BUCKET}/{prefix}"
+def rclone(service: Service, source: str | Path, to: str | Path) -> None:
+    """Copy a directory to the objects below a prefix, or the other way: a string is a prefix.
+
+    Times that only rclone itself would have stored are not asked for.
+    """
+    remote = f":s3,provider=Other,env_auth,endpoint='{service.endpoint_url}',force_path_style=true:{BUCKET}"
+    places = [str(place) if isinstance(place, Path) else f"{remote}/{place}" for place in (source, to)]
     flags = ["--config=", f"--transfers={TRANSFERS}", "--use-server-modtime", "--ignore-checksum", "--quiet"]
-    _run(["rclone", "copy", *flags, remote, str(to)], service)
+    _run(["rclone", "copy", *flags, *places], service)
 
 
 def upload(service: Service, dataset: Dataset, *, unsharded: bool = False) -> str:

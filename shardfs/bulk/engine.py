@@ -24,6 +24,7 @@ import trio
 
 from shardfs.dataset.source import Source
 from shardfs.errors import ShardfsError, StoreError
+from shardfs.stores.local.syscalls import keep_freed_memory
 from shardfs.stores.url import StoreOptions, open_store
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ _MAX_DEATHS_ELSEWHERE: Final = 2  # an executor that tells of a death has tried 
 _DASK_DEATH: Final = "KilledWorker"
 _FOREVER: Final = math.inf  # what a run saw of names holds until its end
 
-_PATIENCE: Final = 1.0
+_PATIENCE: Final = 3.0
 _LARGE_NBYTES: Final = 256 * 2**20
 """After how many seconds, or for a task of how many bytes, other processes are worth their start."""
 
@@ -109,6 +110,7 @@ async def run_tasks(
     have are waited for, unless that is interrupted too.  Raises `StoreError` if processes cannot be started, or a
     given executor breaks.
     """
+    keep_freed_memory()
     context = context or Context()
     jobs = jobs or len(os.sched_getaffinity(0))
     crew = _Crew(done, executor, jobs, window or (2 * jobs + 2 if executor is None else _WINDOW))
@@ -300,6 +302,7 @@ def _without_interrupts() -> Iterator[None]:
 
 def _begin(watched: Connection) -> None:
     """Begin a process of a pool; it ends when nobody has the other end of *watched* any more."""
+    keep_freed_memory()
     logging.getLogger("shardfs").addHandler(logging.NullHandler())  # what fails is in the outcome
 
     def end_with_parent() -> None:

@@ -39,7 +39,7 @@ class NewFile:
         nbytes = sum(memoryview(piece).nbytes for piece in data)
         run = self._store.threads.on_content if nbytes > _THREAD_NBYTES else self._store.threads.on_names
         with changing(self._key):
-            await run(self._syscalls.pwrite, self._file.fd, data, self._nbytes)
+            await run(self._write, data, nbytes)
         self._nbytes += nbytes
 
     async def finish(self, head: Buffer = b"") -> Stat:
@@ -53,6 +53,11 @@ class NewFile:
         """Remove the file, if it has no other name yet."""
         with suppress(OSError):
             self._syscalls.unlink(self._name, self._directory.fd)
+
+    def _write(self, data: Sequence[Buffer], nbytes: int) -> None:
+        self._syscalls.pwrite(self._file.fd, data, self._nbytes)
+        if nbytes >= _DURABLE_NBYTES:
+            self._syscalls.begin_to_sync(self._file.fd, self._nbytes, nbytes)
 
     def _finish(self, head: Buffer) -> Stat:
         is_large = self._nbytes >= _DURABLE_NBYTES
