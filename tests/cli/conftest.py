@@ -27,11 +27,11 @@ class Background:
         return self.directory / "state/shardfs"
 
     def __call__(
-        self, *arguments: str | Path, cwd: Path | None = None, **variables: str
+        self, *arguments: str | Path, cwd: Path | None = None, is_fresh: bool = False, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run `shardfs mount`, whatever comes of it."""
+        """Run `shardfs mount`, whatever comes of it; with *is_fresh* neither it nor the daemon is forked."""
         state = {"XDG_STATE_HOME": str(self.directory / "state")}
-        return run("mount", *arguments, cwd=cwd, **state | variables)
+        return run("mount", *arguments, cwd=cwd, prefix=("env",) if is_fresh else (), **state | variables)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ CHUNK = "c/0/0"
 def test_it_returns_when_the_mount_answers_and_says_in_one_line_what_is_mounted_where(
     background: Background, source: Path, place: Path
 ) -> None:
-    done = background(source, place)
+    done = background(source, place, is_fresh=True)
     assert (place / CHUNK).stat().st_size == 24
     (log,) = background.logs.iterdir()
     assert (done.returncode, done.stderr) == (0, "")
@@ -158,7 +158,7 @@ def test_nothing_in_the_directory_that_it_is_started_in_is_run_or_kept_busy(
 ) -> None:
     """The user may stand in a dataset of others, or on a disk that is to be taken out."""
     (source / "json.py").write_text(f"open({str(tmp_path / 'was run')!r}, 'w'); raise SystemExit('owned')")
-    done = background(".", place, cwd=source)
+    done = background(".", place, cwd=source, is_fresh=True)
     assert not (tmp_path / "was run").exists()
     assert (done.returncode, done.stderr) == (0, "")
     assert os.readlink(f"/proc/{daemon_of(place)}/cwd") == "/"

@@ -162,21 +162,6 @@ def await_question(process: subprocess.Popen[str]) -> None:
         os.sched_yield()
 
 
-def test_umount_of_a_mount_of_someone_else_says_so_and_leaves_it(
-    background: Background, source: Path, place: Path, tmp_path: Path
-) -> None:
-    if os.geteuid():
-        pytest.skip("only root can become someone else")
-    for path in (tmp_path, *tmp_path.parents):
-        if not path.stat().st_mode & 0o001:
-            path.chmod(path.stat().st_mode | 0o011)
-    assert background(source, place).returncode == 0
-    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    said = one_line_of(run("umount", place, prefix=nobody), MOUNT_POINT)
-    assert "it belongs to root; only root can use it" in said
-    assert os.listdir(place)
-
-
 def test_what_is_no_mount_point_is_told_where_the_mount_is(background: Background, source: Path, place: Path) -> None:
     assert background(source, place).returncode == 0
     for point, hint in (
@@ -224,24 +209,24 @@ def test_a_user_is_told_that_a_mount_point_of_another_cannot_be_used() -> None:
             assert one_line_of(done, status).endswith(expected)
 
 
-@pytest.mark.parametrize("name", ["umount", "flush", "stats"])
-def test_no_name_is_not_the_mount_that_one_stands_in(
-    background: Background, source: Path, place: Path, name: str
-) -> None:
+def test_no_name_is_not_the_mount_that_one_stands_in(background: Background, source: Path, place: Path) -> None:
     assert background(source, place).returncode == 0
-    said = one_line_of(run(name, "", cwd=place), MOUNT_POINT)
-    assert said == "MOUNTPOINT is empty; was a variable never set?"
+    for name in ("umount", "flush", "stats"):
+        said = one_line_of(run(name, "", cwd=place), MOUNT_POINT)
+        assert said == "MOUNTPOINT is empty; was a variable never set?"
 
 
-@pytest.mark.parametrize("name", ["carriage\rreturn", "line\nfeed", "tab\tstop", "back\\slash", "\x85 \u2028"])
-def test_other_mounts_on_the_machine_may_have_any_name(source: Path, place: Path, tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    script = 'mount -t tmpfs none "$1" && shift && exec "$@"'
+def test_other_mounts_on_the_machine_may_have_any_name(source: Path, place: Path, tmp_path: Path) -> None:
+    names = ["carriage\rreturn", "line\nfeed", "tab\tstop", "back\\slash", "\x85 \u2028"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    script = 'for name in 1 2 3 4 5; do mount -t tmpfs none "$1" || exit; shift; done; exec "$@"'
+    prefix = (*in_a_namespace, script, "sh", *(str(tmp_path / name) for name in names))
     try:
-        subprocess.run([*in_a_namespace, script, "sh", tmp_path / name, "true"], check=True, capture_output=True)
+        subprocess.run([*prefix, "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no mount namespace can be made here: {error}")
-    prefix = (*in_a_namespace, script, "sh", str(tmp_path / name))
     said = one_line_of(run("umount", place, prefix=prefix), MOUNT_POINT)
     assert said == f"{place} is not a mount of shardfs; `shardfs mounts` lists all mounts"
-    assert "choose another place" in run("mount", source, tmp_path / name, prefix=prefix).stderr
+    for name in names:
+        assert "choose another place" in run("mount", source, tmp_path / name, prefix=prefix).stderr

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,9 @@ def test_all_are_listed_the_dead_and_the_silent_and_those_that_commit_still(
     try:
         with kept_busy(source / "c/0/0"):
             subprocess.run(["fusermount3", "-u", places["ending"]], check=True)
-            rows = rows_below(tmp_path)
-            text = run("mounts").stdout
+            with ThreadPoolExecutor() as threads:  # both wait for the silent one
+                in_words = threads.submit(run, "mounts")
+                rows, text = rows_below(tmp_path), in_words.result().stdout
     finally:
         os.kill(daemons["silent"], signal.SIGCONT)
     assert has_ended(ends, PATIENCE)

@@ -45,9 +45,10 @@ class Manager:
         self._socket.close()
 
 
-@pytest.fixture(params=["path", "abstract"])
-def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]:
-    manager = Manager(f"{tmp_path}/notify" if request.param == "path" else f"@shardfs-test-{os.getpid()}")
+@pytest.fixture
+def manager() -> Iterator[Manager]:
+    """One whose socket has a name that is no path; `test_a_socket_may_be_a_file` has the other kind."""
+    manager = Manager(f"@shardfs-test-{os.getpid()}")
     yield manager
     manager.close()
 
@@ -73,12 +74,19 @@ def test_it_says_when_it_answers_what_is_pending_and_that_it_ends(
     assert stored(source) == NEW
 
 
+def test_a_socket_may_be_a_file(mount: Mounter, source: Path, tmp_path: Path) -> None:
+    manager = Manager(f"{tmp_path}/notify")
+    mount(source, env={"NOTIFY_SOCKET": manager.address})
+    assert "STATUS=nothing is pending" in manager.hear("READY=1")
+    manager.close()
+
+
 def test_a_mount_in_the_background_says_nothing(
     background: Background, tmp_path: Path, source: Path, place: Path
 ) -> None:
     """It is no service, whoever started it: the service would be taken for ready, and end with its first process."""
     variables = {"NOTIFY_SOCKET": f"{tmp_path}/notify", "WATCHDOG_USEC": "200000", "WATCHDOG_PID": "1"}
-    assert background(source, place, **variables).returncode == 0
+    assert background(source, place, is_fresh=True, **variables).returncode == 0
     environment = Path(f"/proc/{daemon_of(place)}/environ").read_bytes()
     assert b"NOTIFY_SOCKET" not in environment
     assert b"WATCHDOG" not in environment

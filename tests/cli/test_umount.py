@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,15 +67,15 @@ def unmounting(place: Path, *options: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("name", ["stats", "flush", "umount"])
 def test_a_stopped_daemon_is_waited_for_as_long_as_it_is_told_and_named(
-    source: Path, place: Path, written: int, name: str
+    source: Path, place: Path, written: int
 ) -> None:
-    with stopped(written):
+    with stopped(written), ThreadPoolExecutor() as threads:
         time.sleep(1.1)  # what the kernel remembers of the root is old by then: it asks the daemon for that, too
-        line = one_line_of(run(name, "--timeout", "1", place), UNFINISHED)
-        assert "has not answered for 1 s" in line
-        assert f"kill -CONT {written}" in line
+        for done in threads.map(lambda name: run(name, "--timeout", "1", place), ("stats", "flush", "umount")):
+            line = one_line_of(done, UNFINISHED)
+            assert "has not answered for 1 s" in line
+            assert f"kill -CONT {written}" in line
         assert str(place) in mount_points()
     assert (place / "c/0/0").read_bytes() == NEW
     assert run("stats", place).returncode == 0
@@ -85,10 +86,11 @@ def test_a_mount_onto_that_of_a_stopped_daemon_is_refused(
     source: Path, place: Path, tmp_path: Path, written: int
 ) -> None:
     (tmp_path / "other").mkdir()
-    with stopped(written):
+    with stopped(written), ThreadPoolExecutor() as threads:
         time.sleep(1.1)  # what the kernel remembers of the root is old by then: it asks the daemon for that, too
-        for options in ([], ["--foreground"]):
-            line = one_line_of(run("mount", *options, tmp_path / "other", place), MOUNT_POINT)
+        ways = ([], ["--foreground"])
+        for done in threads.map(lambda options: run("mount", *options, tmp_path / "other", place), ways):
+            line = one_line_of(done, MOUNT_POINT)
             assert line.startswith(f"{place} is a mount point already; ")
             assert f"kill -CONT {written}" in line
     line = one_line_of(run("mount", tmp_path / "other", place), MOUNT_POINT)

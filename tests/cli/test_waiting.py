@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from shardfs.dataset.statistics import Snapshot
 from shardfs.fuse.progress import Progress, duration, size
 from tests.cli.conftest import Background
 from tests.support.locking import kept_busy
-from tests.support.mounting import PATIENCE, command, environment
+from tests.support.mounting import PATIENCE, environment
 from tests.support.terminal import on_terminal
 
 LOCKED = "c/0/0 is locked by another program"
@@ -47,22 +48,47 @@ def test_a_line_is_no_longer_than_the_terminal(written: Path, source: Path) -> N
     assert {len(line) <= 39 for line in (first + terminal.shown).split("\r\x1b[K")} == {True}
 
 
-def test_elsewhere_and_in_the_log_there_is_a_line_every_ten_seconds(
-    background: Background, written: Path, source: Path
-) -> None:
-    with subprocess.Popen(
-        command("umount", written), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        with kept_busy(source / "c/0/0"):
-            began = time.monotonic()
-            assert process.stderr is not None
-            assert LOCKED in process.stderr.readline()
-            assert LOCKED in process.stderr.readline()
-            assert time.monotonic() - began >= 10
-        assert process.communicate(timeout=PATIENCE) == ("", "")
-    (log,) = background.logs.glob("*.log")
-    lines = [line for line in log.read_text().splitlines() if line.endswith(LOCKED) and "pending" in line]
-    assert 1 <= len(lines) <= 3
+HASTY = """
+import runpy
+from shardfs.cli import output
+from shardfs.fuse import figures
+assert output._LINE_SECONDS == figures._LINE_SECONDS == 10
+output._LINE_SECONDS = figures._LINE_SECONDS = 2
+runpy.run_module("shardfs", run_name="__main__", alter_sys=True)
+"""
+
+
+def hasty(*arguments: str | Path) -> subprocess.Popen[str]:
+    """Begin shardfs, with two seconds in place of ten."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", HASTY, *arguments],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_elsewhere_and_in_the_log_there_is_a_line_every_ten_seconds(source: Path, place: Path) -> None:
+    with hasty("mount", "--foreground", "--write", source, place) as daemon:
+        try:
+            assert daemon.stdout is not None
+            assert daemon.stdout.readline()
+            with kept_busy(source / "c/0/0"):
+                (place / "c/0/0").write_bytes(b"n" * 24)
+                began = time.monotonic()
+                umount = hasty("umount", place)
+                assert umount.stderr is not None
+                assert LOCKED in umount.stderr.readline()
+                assert LOCKED in umount.stderr.readline()
+                assert time.monotonic() - began >= 2
+            assert umount.communicate(timeout=PATIENCE) == ("", "")
+            log = daemon.communicate(timeout=PATIENCE)[1]
+        finally:
+            subprocess.run(["fusermount3", "-u", "-z", place], capture_output=True, check=False)
+            daemon.kill()
+    lines = [line for line in log.splitlines() if line.endswith(LOCKED) and "pending" in line]
+    assert 1 <= len(lines) <= 5
     assert f"{source}: 1 chunk is pending (24 B, since " in lines[0]
 
 

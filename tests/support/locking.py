@@ -16,5 +16,7 @@ def kept_busy(shard: Path) -> Iterator[None]:
     with open(f"{shard}.__lock", "xb") as file:
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
-        yield
-        os.unlink(file.name)
+        try:
+            yield
+        finally:
+            os.unlink(file.name)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,15 @@ def shared_directory() -> Iterator[Path]:
     """A directory that another user can read, as that of a test is not."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
-    can = subprocess.run(
-        [*AS_NOBODY, sys.executable, "-P", "-m", "shardfs", "--version"], capture_output=True, check=False
-    )
-    if can.returncode:
-        pytest.skip(f"another user cannot run this: {can.stderr.decode()[-200:]}")
+    if why_not := _why_nobody_can_run_this():
+        pytest.skip(f"another user cannot run this: {why_not}")
     with tempfile.TemporaryDirectory(prefix="shardfs-shared-") as directory:
         os.chmod(directory, 0o755)
         yield Path(directory)
+
+
+@cache
+def _why_nobody_can_run_this() -> str:
+    command = [*AS_NOBODY, sys.executable, "-P", "-m", "shardfs", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stderr[-200:] if done.returncode else ""
