@@ -1,15 +1,23 @@
-"""Programs that cannot share an environment with shardfs, each in one of its own, and tools of the system."""
+"""Programs that cannot share an environment with shardfs, each in one of its own, and tools of the system.
+
+A program of Python is run in a process that is forked from one that has imported its libraries.
+"""
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -25,6 +33,7 @@ class Client:
     """A Python program in an environment of its own, which `scripts/test` makes in `clients/` of this one."""
 
     name: str
+    modules: tuple[str, ...]
     impossible: str | None = None
     """Why a machine may have no way to run it; it is skipped there."""
 
@@ -57,24 +66,80 @@ class Client:
             return dict(arrays)
 
     def _run(self, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [self.python, "-P", "-W", "ignore", "-c", program, *arguments]
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=4 * PATIENCE
+        connection = _forking(self)
+        wanted = [program, [str(argument) for argument in arguments], dict(os.environ)]
+        with open(os.devnull, "rb") as nothing, _output() as output, _output() as errors:
+            socket.send_fds(connection, [json.dumps(wanted).encode()], [f.fileno() for f in (nothing, output, errors)])
+            status = int(connection.recv(16))
+            said = []
+            for file in (output, errors):
+                file.seek(0)
+                said.append(file.read())
+        return subprocess.CompletedProcess([program, *arguments], status, *said)
+
+
+_FORKING = """
+import importlib, json, os, socket, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+connection = socket.socket(fileno=os.dup(0))
+while True:
+    message, fds, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    if not message:
+        os._exit(0)
+    pid = os.fork()
+    if not pid:
+        break
+    for fd in fds:
+        os.close(fd)
+    connection.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+connection.close()
+for number, fd in enumerate(fds):
+    os.dup2(fd, number)
+    os.close(fd)
+program, sys.argv[1:], env = json.loads(message)
+os.environ.clear()
+os.environ.update(env)
+exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+"""
+
+
+@cache
+def _forking(client: Client) -> socket.socket:
+    """Start the process from which those of *client* are forked; it ends when its end of the connection is alone."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [client.python, "-P", "-W", "ignore", "-c", _FORKING, *client.modules],
+            stdin=theirs,
+            stdout=subprocess.PIPE,  # Python remembers whether it can seek there
         )
 
+    def end() -> None:
+        ours.close()
+        process.communicate()
 
-MAIN = Client("")
+    atexit.register(end)
+    ours.settimeout(4 * PATIENCE)
+    return ours
+
+
+def _output() -> IO[str]:
+    return os.fdopen(os.memfd_create("output", os.MFD_CLOEXEC), "w+")
+
+
+MAIN = Client("", ("zarr", "xarray"))
 """What the tests themselves run in, with the xarray and the zarr-python of today."""
-ZARR2 = Client("zarr2")
+ZARR2 = Client("zarr2", ("zarr", "xarray"))
 """zarr-python 2.18, and xarray and dask that go with it."""
-KERCHUNK = Client("kerchunk")
+KERCHUNK = Client("kerchunk", ("xarray",))
 """kerchunk, and xarray with the engine that it brings."""
-NETCDF4 = Client("netcdf4")
+NETCDF4 = Client("netcdf4", ("netCDF4",))
 """netCDF4-python, whose wheel has a newer netCDF-C than the system."""
-OME_ZARR = Client("omezarr")
+OME_ZARR = Client("omezarr", ("ome_zarr.io", "ome_zarr.reader"))
 """ome-zarr-py 0.9, which knows OME-Zarr 0.4."""
-CLOUD_VOLUME = Client("cloudvolume")
-RASTERIO = Client("rasterio", "it takes Python 3.12 or later")
+CLOUD_VOLUME = Client("cloudvolume", ("cloudvolume",))
+RASTERIO = Client("rasterio", ("rasterio",), "it takes Python 3.12 or later")
 """With a GDAL that reads Zarr v3."""
 
 

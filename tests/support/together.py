@@ -12,34 +12,36 @@ from tests.support.mounting import PATIENCE
 
 NPROCESSES = 8
 
-READY = """
-import os, sys
-import numpy as np
-path, number = sys.argv[1], int(sys.argv[2])
-def go():
-    print("ready", flush=True)
-    sys.stdin.readline()
+EACH = f"""
+import multiprocessing, os, sys
+import numpy as np, tensorstore, zarr
+path, barrier = sys.argv[1], multiprocessing.get_context("fork").Barrier({NPROCESSES})
+children = []
+for number in range({NPROCESSES}):
+    children.append(os.fork())
+    if not children[-1]:
+        break
+else:
+    sys.exit(any(os.waitpid(child, 0)[1] for child in children))
 """
 ZARR = """
-import zarr
 array = zarr.open_array(path, mode="r+")
 def write(selection, value): array[selection] = value
 """
 TENSORSTORE = """
-import tensorstore
 spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path + "/"}}
 array = tensorstore.open(spec, read=True, write=True).result()
 def write(selection, value): array[selection].write(value).result()
 """
 DISJOINT = """
-go()
+barrier.wait(60)
 chunks = [(i, j) for i in range(8) for j in range(8)][number::8]
 for turn in (1, 2):
     for i, j in chunks:
         write((slice(4 * i, 4 * i + 4), slice(4 * j, 4 * j + 4)), 1000 * turn + 8 * i + j)
 """
 ROWS_OF_THE_SAME_CHUNKS = """
-go()
+barrier.wait(60)
 for turn in range(1, 6):
     for j in range(2):
         write((slice(number, number + 1), slice(4 * j, 4 * j + 4)), 100 * turn + 10 * number + j + 1)
@@ -55,23 +57,6 @@ def rows_of_the_same_chunks() -> np.ndarray:
 
 def run_together(path: Path, script: str) -> None:
     """Run *script* in several processes that begin at the same time."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", READY + script, str(path), str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(NPROCESSES)
-    ]
-    for process in processes:
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n", process.communicate()[1][-1000:]
-    for process in processes:
-        assert process.stdin
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in processes:
-        _, errors = process.communicate(timeout=4 * PATIENCE)
-        assert process.returncode == 0, errors[-1000:]
+    command = [sys.executable, "-c", EACH + script, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4 * PATIENCE)
+    assert done.returncode == 0, done.stderr[-1000:]
