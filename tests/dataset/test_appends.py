@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from shardfs.dataset.array import Extent
 from shardfs.errors import CorruptionError, StaleError
-from tests.support.corpus import BIG, CRC32C, LITTLE, array, sharding
+from tests.support.corpus import array, sharding
 from tests.support.datasets import store
-from tests.support.encoder import encode_array
 from tests.support.opened import in_trio, open_source
 
 SHARD = "c/0/0"
@@ -20,32 +17,6 @@ SHARD = "c/0/0"
 
 async def read(found: Extent | None) -> bytes | None:
     return None if found is None else bytes(await found.read(0, 100))
-
-
-def append(path: Path, payload: bytes, entry: int, index_codecs: list[Any]) -> None:
-    """Append one inner chunk and a new index, as a writer does that never overwrites."""
-    data = path.read_bytes()
-    nbytes = len(encode_array(index_codecs, np.zeros((2, 2, 2), np.uint64)))
-    order = "<u8" if index_codecs[0] == LITTLE else ">u8"
-    index = np.frombuffer(data[-nbytes:][:64], order).astype(np.uint64).reshape(2, 2, 2)
-    index[divmod(entry, 2)] = len(data), len(payload)
-    with path.open("ab") as file:
-        file.write(payload + encode_array(index_codecs, index))
-
-
-@pytest.mark.parametrize("index_codecs", [[LITTLE, CRC32C], [BIG], [LITTLE, CRC32C, CRC32C]], ids=len)
-@in_trio
-async def test_open_extents_read_on_while_others_append(tmp_path: Path, index_codecs: list[Any]) -> None:
-    document = array((8, 6), (4, 6), sharding((2, 3), index_codecs=index_codecs))
-    chunks = store(tmp_path, document)
-    opened = await open_source(tmp_path).array()
-    extents = {coords: await opened.extent(coords) for coords in ((0, 0), (0, 1), (1, 0), (1, 1))}
-    for i in range(5):
-        append(tmp_path / SHARD, b"appended %d" % i, 1, index_codecs)
-        for (y, x), found in extents.items():
-            assert await read(found) == chunks[f"c/{y}/{x}"], "an open extent keeps its version"
-        assert await read(await opened.extent((0, 1))) == b"appended %d" % i
-        assert await read(await opened.extent((0, 0))) == chunks["c/0/0"]
 
 
 @in_trio

@@ -14,7 +14,7 @@ from shardfs.dataset.array import Array, Extent
 from shardfs.format.sharding import Coords
 from tests.support.corpus import Case, array, extension, rectilinear, sharding, transpose
 from tests.support.datasets import store
-from tests.support.opened import Opened, StoredCorpus, in_trio, listed_chunks, open_source
+from tests.support.opened import Opened, StoredCorpus, in_trio, open_source
 from tests.support.parametrize import every_case
 
 
@@ -33,49 +33,13 @@ async def opened(stored: StoredCorpus, case: Case, **limits: int) -> tuple[Opene
 
 @every_case
 @in_trio
-async def test_extents_are_the_inner_chunks_in_any_order(stored: StoredCorpus, case: Case) -> None:
-    _, array = await opened(stored, case)
-    inner = stored.encoded[case.name].inner
-    order = all_coords(array)
-    assert inner.keys() <= set(order)
-    for coords in [*order, *reversed(order), *random.Random(1).sample(order, len(order))]:
-        assert await whole(await array.extent(coords)) == inner.get(coords)
-        assert await whole((await array.find(coords))[1]) == inner.get(coords)
-
-
-@every_case
-@in_trio
-async def test_rows_list_what_is_there_with_its_size(stored: StoredCorpus, case: Case) -> None:
-    _, array = await opened(stored, case)
-    inner = stored.encoded[case.name].inner
-    if not array.grid.ndim:
-        return
-    for prefix in product(*map(range, array.grid.grid_shape[:-1])):
-        n = array.grid.grid_shape[-1]
-        expected = [(i, len(inner[*prefix, i]), False) for i in range(n) if (*prefix, i) in inner]
-        for start in {0, 1, n // 2, n}:
-            listed: list[Any] = []
-            async for run in array.list_row(prefix, start):
-                assert run.error is None
-                middle = run.length // 2
-                listed += listed_chunks(run, 0, middle) + listed_chunks(run, middle, run.length)
-            assert listed == [entry for entry in expected if entry[0] >= start]
-
-
-@every_case
-@in_trio
-async def test_whether_anything_is_stored_is_known(stored: StoredCorpus, case: Case) -> None:
-    _, array = await opened(stored, case)
-    assert await array.has_shards() == bool(stored.encoded[case.name].files)
-
-
-@every_case
-@in_trio
 async def test_a_cache_that_holds_next_to_nothing_changes_nothing_but_speed(stored: StoredCorpus, case: Case) -> None:
     _, array = await opened(stored, case, max_nbytes=1, max_open=1)
     inner = stored.encoded[case.name].inner
+    assert await array.has_shards() == bool(stored.encoded[case.name].files)
     for coords in all_coords(array):
         assert await whole(await array.extent(coords)) == inner.get(coords)
+        assert await whole((await array.find(coords))[1]) == inner.get(coords)
 
     async def read(coords: Coords) -> None:
         assert await whole(await array.extent(coords)) == inner.get(coords)
@@ -83,18 +47,6 @@ async def test_a_cache_that_holds_next_to_nothing_changes_nothing_but_speed(stor
     async with trio.open_nursery() as nursery:
         for coords in reversed(all_coords(array)):
             nursery.start_soon(read, coords)
-
-
-@pytest.mark.parametrize("offset", [0, 1, 23, 24, 25, 10**12])
-@pytest.mark.parametrize("nbytes", [0, 1, 23, 24, 25, 10**12])
-@in_trio
-async def test_an_extent_ends_where_its_chunk_ends(tmp_path: Any, offset: int, nbytes: int) -> None:
-    document = array((8, 6), (4, 6), sharding((2, 3)))
-    chunk = store(tmp_path / "a", document)["c/1/1"]
-    assert len(chunk) == 24
-    extent = await (await open_source(tmp_path).array("a")).extent((1, 1))
-    assert extent is not None
-    assert bytes(await extent.read(offset, nbytes)) == chunk[offset : offset + nbytes]
 
 
 @in_trio

@@ -5,28 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-import trio
 
-from shardfs.format.metadata import ArrayMetadata
-from tests.support.corpus import BASE, BROKEN
+from tests.support.corpus import BASE
 from tests.support.documents import later, write
 from tests.support.gated import GatedStore
 from tests.support.opened import in_trio, open_source
-
-
-@pytest.mark.parametrize("broken", BROKEN[::6], ids=lambda broken: broken.name)
-@in_trio
-async def test_what_cannot_be_shown_unsharded_has_a_reason(root: Path, broken: Any) -> None:
-    write(root / "a", broken.document)
-    source = open_source(root)
-    node = await source.hierarchy.node("a")
-    assert node.array is None
-    assert node.reason or (isinstance(node.metadata, ArrayMetadata) and not node.metadata.is_sharded)
-    assert node.document == (root / "a" / "zarr.json").read_bytes()
-    assert (await source.hierarchy.node("")).reason is None
 
 
 @in_trio
@@ -44,32 +29,6 @@ async def test_a_reason_is_logged_once(root: Path, caplog: pytest.LogCaptureFixt
     write(root / "a", b"[]")
     await later(source)
     assert len(caplog.records) == 2
-
-
-@pytest.mark.parametrize("kind", ["directory", "pipe", "link out", "loop", "not UTF-8", "empty", "too deep"])
-@in_trio
-async def test_documents_that_cannot_be_read_are_a_reason(root: Path, kind: str) -> None:
-    path = root / "a" / "zarr.json"
-    os.unlink(path)
-    match kind:
-        case "directory":
-            os.mkdir(path)
-        case "pipe":
-            os.mkfifo(path)
-        case "link out":
-            os.symlink("/etc/hostname", path)
-        case "loop":
-            os.symlink("zarr.json", path)
-        case "not UTF-8":
-            path.write_bytes(b"\xff")
-        case "empty":
-            path.write_bytes(b"")
-        case "too deep":
-            path.write_bytes(b"[" * 10**6)
-    with trio.fail_after(5):
-        node = await open_source(root).hierarchy.node("a")
-    assert node.array is None
-    assert node.reason
 
 
 @in_trio

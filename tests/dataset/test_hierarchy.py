@@ -9,31 +9,10 @@ from typing import Any
 import pytest
 import trio
 
-from shardfs.errors import NotFoundError
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata
-from tests.support.corpus import BASE, GZIP, LITTLE, ZSTD, array, edited, extension, sharding, transpose
+from tests.support.corpus import BASE, GZIP, LITTLE, ZSTD, edited, extension, sharding, transpose
 from tests.support.documents import later, write
 from tests.support.gated import GatedStore
 from tests.support.opened import in_trio, open_source
-
-
-@in_trio
-async def test_nodes_are_what_their_documents_say(root: Path) -> None:
-    write(root / "plain array", array((4,), (2,), LITTLE))
-    (root / "directory").mkdir()
-    hierarchy = open_source(root).hierarchy
-    group, sharded = await hierarchy.node(""), await hierarchy.node("a")
-    assert isinstance(group.metadata, GroupMetadata)
-    assert isinstance(sharded.metadata, ArrayMetadata)
-    assert sharded.array is not None
-    assert sharded.document == (root / "a" / "zarr.json").read_bytes()
-    assert sharded.array.document["chunk_grid"] == extension("regular", chunk_shape=[2, 3])
-    plain, directory = await hierarchy.node("plain array"), await hierarchy.node("directory")
-    assert isinstance(plain.metadata, ArrayMetadata)
-    assert plain.array is directory.array is directory.metadata is directory.document is None
-    assert {node.reason for node in (group, sharded, plain, directory)} == {None}
-    with pytest.raises(NotFoundError):
-        await hierarchy.node("gone")
 
 
 @in_trio

@@ -70,14 +70,6 @@ def left(directory: str) -> int:
 
 
 @in_trio
-async def test_a_journal_is_empty_when_all_of_it_is_in_the_store(root: Path) -> None:
-    state = await leave(root)
-    await bring_home(LocalStore(str(root)), [state])
-    assert os.listdir(state.journal) == os.listdir(state.conflicts) == []
-    assert await stored(root) == b"new"
-
-
-@in_trio
 async def test_a_journal_stays_while_the_store_fails(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     state = await leave(root)
     await bring_home(FailingStore(root, StoreError("no network")), [state])

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from shardfs.errors import MetadataError
 from shardfs.format.document import Extension
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding, Dimension, parse_coordinate
-from tests.support.corpus import Case, array, extension, rectilinear
-from tests.support.encoder import chunk_edges, shards
-from tests.support.parametrize import every_case
+from tests.support.corpus import array, extension, rectilinear
+from tests.support.encoder import chunk_edges
 
 lengths = st.integers(1, 7)
 runs = st.one_of(lengths, st.tuples(lengths, st.integers(1, 4)).map(list))
@@ -59,17 +58,6 @@ def test_a_rectilinear_grid_is_its_list_of_edges(sample: list[tuple[Any, int]]) 
         agrees(dimension, edges, extent)
 
 
-@every_case
-def test_the_grids_of_the_corpus(case: Case) -> None:
-    shape = tuple(case.document["shape"])
-    grid = parsed(case.document["chunk_grid"], shape)
-    within = [place for place in shards(case.document) if all(a < b for a, b in zip(place[1], shape, strict=True))]
-    assert grid.nchunks == len(within)
-    for coords, origin, edges in within:
-        spans = [dimension.span(i) for dimension, i in zip(grid.dimensions, coords, strict=True)]
-        assert spans == list(zip(origin, edges, strict=True))
-
-
 def test_runs_cost_nothing_however_long() -> None:
     tracemalloc.start()
     grid = parsed(rectilinear([[1, 10**12], [3, 10**12], 5]), (4 * 10**12 + 1,))
@@ -84,16 +72,6 @@ def test_runs_cost_nothing_however_long() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100_000
-
-
-def test_equal_arrangements_are_equal_however_they_are_read() -> None:
-    first, second = (parsed(rectilinear([2, [3, 2]], 4), (8, 9)) for _ in range(2))
-    assert first == second
-    assert hash(first) == hash(second)
-    assert first != parsed(rectilinear([2, [3, 2]], 4), (7, 9))
-    assert first != parsed(rectilinear([3, [3, 2]], 4), (8, 9))
-    assert first != parsed(rectilinear([2, [3, 3]], 4), (8, 9))
-    assert parsed(rectilinear([4, 4]), (8,)) != parsed(rectilinear(4), (8,))
 
 
 @pytest.mark.parametrize(

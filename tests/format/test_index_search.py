@@ -103,6 +103,7 @@ def test_an_index_that_names_bytes_behind_it_is_none(codecs: list[Any]) -> None:
 
 
 @every_codecs
+@pytest.mark.usefixtures("small_blocks")
 def test_where_there_is_no_whole_index_none_is_found(codecs: list[Any]) -> None:
     layout = layout_of(codecs, 3)
     whole = b"abc" + index(codecs, {1: (0, 3)}, 3)

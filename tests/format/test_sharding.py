@@ -42,17 +42,6 @@ def test_every_inner_chunk_has_a_place_of_its_own(case: Case) -> None:
 
 
 @every_case
-def test_shards_cover_each_coordinate_once(case: Case) -> None:
-    grid = grid_of(case.document)
-    for axis, n in enumerate(grid.grid_shape):
-        nshards = grid.shards.dimensions[axis].nchunks
-        covered = [i for index in range(nshards) for i in grid.covered(axis, index)]
-        assert covered == list(range(n))
-        assert not grid.covered(axis, nshards)
-        assert not grid.covered(axis, 10**18)
-
-
-@every_case
 def test_rows_agree_with_each_place(case: Case) -> None:
     grid = grid_of(case.document)
     if not grid.ndim:
@@ -71,19 +60,6 @@ def test_rows_agree_with_each_place(case: Case) -> None:
                     assert place.shapes == segment.place.shapes
                     found.append(segment.first + i)
             assert found == list(chunks)
-
-
-@every_case
-def test_coordinates_outside_are_told_apart(case: Case) -> None:
-    grid = grid_of(case.document)
-    for coords in all_coords(grid):
-        assert grid.contains(coords)
-        assert not grid.contains((*coords, 0))
-    for axis in range(grid.ndim):
-        inside = [0] * grid.ndim
-        for outside in (grid.grid_shape[axis], -1):
-            inside[axis] = outside
-            assert not grid.contains(tuple(inside))
 
 
 def test_entries_count_in_the_axes_of_the_index() -> None:

@@ -20,6 +20,7 @@ from tests.support.readers import READERS, assert_same
 from tests.support.writers import assert_sound, flush
 
 NCHUNKS = 16
+NCOMMITS = 20
 LENGTH = 20_000
 
 WRITER = """
@@ -136,7 +137,7 @@ def test_native_readers_find_a_whole_index_at_every_moment(place: Path, mount: M
         try:
             assert reader.stdout is not None
             assert reader.stdout.readline() == "ready\n"
-            for number in range(1, 40):
+            for number in range(1, NCOMMITS):
                 (mounted.path / f"c/{number}").write_bytes(bytes([number]) * 8)
                 os.setxattr(mounted.path, FLUSH, b"")
             reads, torn = map(int, reader.communicate("", timeout=PATIENCE)[0].split())
@@ -146,4 +147,4 @@ def test_native_readers_find_a_whole_index_at_every_moment(place: Path, mount: M
     assert torn == 0
     mounted.unmount()
     for read in READERS.values():
-        assert read(source)[: 8 * 40].tolist() == [max(1, i // 8) for i in range(8 * 40)]
+        assert read(source)[: 8 * NCOMMITS].tolist() == [max(1, i // 8) for i in range(8 * NCOMMITS)]

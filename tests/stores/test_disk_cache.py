@@ -104,17 +104,6 @@ def flip(path: Path, at: int) -> None:
 # What it gives back
 
 
-@pytest.mark.parametrize("nbytes", [1, 100, BLOCK_NBYTES - 1, BLOCK_NBYTES, BLOCK_NBYTES + 1, 3 * BLOCK_NBYTES + 7])
-def test_every_part_of_what_was_added_is_found(make: Make, nbytes: int) -> None:
-    cache, data = make(), some_bytes(nbytes)
-    cache.add(NAME, ETAG, 1000, data)
-    edges = sorted({0, 1, nbytes // 2, nbytes - 1, nbytes, *range(0, nbytes, BLOCK_NBYTES)})
-    for begin in edges:
-        for end in edges:
-            if begin < end <= nbytes:
-                assert cache.find(NAME, ETAG, 1000 + begin, end - begin) == data[begin:end]
-
-
 def test_what_is_not_wholly_there_is_not_found(make: Make) -> None:
     counts = Counts()
     cache = make(counts=counts)
@@ -139,11 +128,6 @@ def test_any_name_will_do(make: Make, directory: Path, name: str) -> None:
     cache.add(name, name, 0, b"data")
     assert cache.find(name, name, 0, 4) == b"data"
     assert only_entry(directory).parent.parent == directory
-
-
-def test_later_mounts_find_it(make: Make) -> None:
-    make().add(NAME, ETAG, 7, b"data")
-    assert make().find(NAME, ETAG, 8, 2) == b"at"
 
 
 # Damage

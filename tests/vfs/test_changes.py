@@ -147,25 +147,6 @@ async def test_a_file_that_passes_through_shows_changes_in_place(source: Source)
 
 
 @in_trio
-async def test_an_edit_of_attributes_keeps_the_numbers_of_chunks(source: Source) -> None:
-    fs = await source.tree()
-    chunk, document = await find(fs, "a/c/1/1"), await find(fs, "a/zarr.json")
-    _, handle = await fs.open(document.ino)
-    before = await handle.read(0, 10**6)
-    source.write_document(attributes={"note": "changed"})
-    source.later()
-    assert (await find(fs, "a/c/1/1")).ino == chunk.ino
-    assert await read_file(fs, chunk.ino) == source.chunks["c/1/1"]
-    changed = await find(fs, "a/zarr.json")
-    assert changed.ino != document.ino
-    assert json.loads(await read_file(fs, changed.ino))["attributes"] == {"note": "changed"}
-    assert await handle.read(0, 10**6) == before
-    assert (await fs.attributes(document.ino)).size == document.size
-    with pytest.raises(StaleError):
-        await fs.open(document.ino)
-
-
-@in_trio
 async def test_a_new_shape_gives_new_numbers_and_makes_the_old_ones_stale(source: Source) -> None:
     fs = await source.tree()
     chunk, directory = await find(fs, "a/c/1/1"), await find(fs, "a/c/1")
@@ -181,18 +162,6 @@ async def test_a_new_shape_gives_new_numbers_and_makes_the_old_ones_stale(source
     assert await read_file(fs, new.ino) == source.chunks["c/1/1"]
     assert (await find(fs, "a/c/2/0")).ino == 0
     assert [row[0] for row in await list_directory(fs, (await find(fs, "a/c")).ino)] == [b"0", b"1"]
-
-
-@in_trio
-async def test_a_removed_document_leaves_what_is_stored(source: Source) -> None:
-    fs = await source.tree()
-    chunk = await find(fs, "a/c/1/1")
-    os.unlink(source.path / "zarr.json")
-    source.later()
-    assert [row[0] for row in await list_directory(fs, (await find(fs, "a")).ino)] == [b"c"]
-    assert await read_file(fs, (await find(fs, "a/c/0/0")).ino) == source.shard.read_bytes()
-    with pytest.raises(StaleError):
-        await fs.open(chunk.ino)
 
 
 @in_trio

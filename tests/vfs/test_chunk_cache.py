@@ -13,13 +13,11 @@ import trio
 
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.statistics import Statistics
-from shardfs.errors import CorruptionError, RefusedError, ShardfsError, StoreError
+from shardfs.errors import CorruptionError, ShardfsError, StoreError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.sharding import Coords
-from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.chunk_cache import ChunkCache, DecodedChunk
 from tests.support.corpus import CRC32C, LITTLE, ZSTD, array, sharding
-from tests.support.damage import edit, flip
 from tests.support.datasets import store
 from tests.support.gated import GatedStore
 from tests.support.opened import in_trio, open_source
@@ -266,16 +264,6 @@ def test_a_chunk_that_does_not_decode_to_its_size_is_named(codecs: tuple[object,
 
 
 @in_trio
-async def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
-    store(tmp_path, document(LITTLE, CRC32C), VALUES)
-    edit(tmp_path / "c/0/0", flip(NBYTES + 4 + 17))
-    decoding = await open_decoding(tmp_path)
-    with pytest.raises(CorruptionError, match=r"^c/1/0 of the array does not decode: the crc32c"):
-        await decoding.get((1, 0))
-    assert await decoding.get((0, 0)) == VALUES[0].tobytes()
-
-
-@in_trio
 async def test_a_chunk_that_claims_far_more_bytes_than_it_decodes_to_is_not_read(tmp_path: Path) -> None:
     store(tmp_path, document(LITTLE, CRC32C, chunk_shape=(1, 100_000)))
     decoding = await open_decoding(tmp_path)
@@ -291,17 +279,6 @@ async def test_what_is_kept_does_not_keep_what_it_was_a_part_of(tmp_path: Path) 
     store(tmp_path, array((8, 8), (8, 8), sharding((1, 8), LITTLE, CRC32C), CRC32C))  # the shard is decoded whole
     decoding = await open_decoding(tmp_path)
     assert isinstance((await decoding.get((0, 0))).obj, bytes)
-
-
-@in_trio
-async def test_encoding_is_the_inverse_and_refuses_another_size(source: Path) -> None:
-    decoding = await open_decoding(source)
-    plain = bytes(await decoding.get((3, 0)))
-    content = await decoding.chunks.encode(decoding.codec, MemoryContent(memoryview(plain)))
-    assert decoding.codec.decode(content.read(0, content.nbytes)) == plain
-    for wrong in (plain[:-1], plain + b"x", b""):
-        with pytest.raises(RefusedError, match=f"has {len(plain)} bytes, not {len(wrong)}"):
-            await decoding.chunks.encode(decoding.codec, MemoryContent(memoryview(wrong)))
 
 
 @in_trio

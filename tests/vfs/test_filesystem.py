@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -101,27 +100,6 @@ async def test_a_listing_resumes_at_every_cookie(stored: StoredCorpus, case: Cas
         assert 0 not in cookies
         for i, cookie in enumerate(cookies):
             assert await list_directory(fs, ino, cookie) == listed[i + 1 :]
-
-
-@every_case
-@in_trio
-async def test_replies_of_three_names_make_the_same_listing(stored: StoredCorpus, case: Case) -> None:
-    fs = await opened(stored, case)
-    directories = [ROOT, *[each.ino async for _, each in walk(fs) if stat.S_ISDIR(each.status.mode)]]
-    for ino in directories:
-        number = fs.open_directory(ino)
-        handle = fs.open_directories[number]
-        found: list[Any] = []
-        while True:
-            await handle.seek(found[-1][3] if found else 0)
-            reply: list[Any] = []
-            while len(reply) < 3 and (batch := await handle.next_batch()) is not None:
-                reply += batch.rows
-            if not reply:
-                break
-            found += reply[:3]
-        await fs.close_directory(number)
-        assert found == await list_directory(fs, ino)
 
 
 @every_case

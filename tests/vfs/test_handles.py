@@ -122,53 +122,6 @@ async def test_rewinding_starts_again() -> None:
 
 
 @in_trio
-async def test_seeking_back_starts_from_there() -> None:
-    directory = Directory(list(range(1, 21)), [3])
-    handle = DirectoryHandle(1, directory)
-    await reply(handle, 0, 10)
-    await reply(handle, 10, 5)
-    assert await reply(handle, 4, 3) == [5, 6, 7]
-    assert directory.starts == [0, 4]
-    await handle.close()
-    assert directory.running == 0
-
-
-@in_trio
-async def test_little_is_kept_of_a_long_listing() -> None:
-    directory = Directory(list(range(1, 10_001)), [100])
-    handle = DirectoryHandle(1, directory)
-    cookie = 0
-    while taken := await reply(handle, cookie, 30):
-        cookie = taken[-1]
-        assert directory.yielded <= cookie + 200
-    assert cookie == 10_000
-
-
-@in_trio
-async def test_a_listing_that_fails_fails_each_time_and_can_be_tried_again() -> None:
-    attempts = 0
-
-    async def listing(cookie: int) -> AsyncGenerator[Batch, None]:
-        nonlocal attempts
-        attempts += 1
-        if attempts == 1:
-            raise OSError("not now")
-        yield Batch(Attributes(0, 0, 0.0, STATUS), [row(1)])
-
-    handle = DirectoryHandle(1, listing)
-    with pytest.raises(OSError, match="not now"):
-        await reply(handle, 0, 9)
-    assert await reply(handle, 0, 9) == [1]
-
-
-@in_trio
-async def test_closing_what_was_never_read_is_fine() -> None:
-    handle = DirectoryHandle(1, Directory([1], [1]))
-    await handle.close()
-    await handle.close()
-
-
-@in_trio
 async def test_a_listing_that_failed_goes_on_where_it_failed() -> None:
     failures = [StoreError("the disk did not answer")]
 

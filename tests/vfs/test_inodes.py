@@ -44,12 +44,6 @@ def test_numbers_of_arrays_are_unique_and_have_an_inverse(sizes: list[int], data
         assert version != numbers.ino(MISSING, position)
 
 
-def test_what_is_counted_up_is_no_array() -> None:
-    assert in_table(ROOT)
-    assert in_table(2**46 - 1)
-    assert not in_table(2**46)
-
-
 def test_an_array_in_place_of_another_has_other_numbers() -> None:
     ranges = ArrayRanges()
     first, other, second = (ranges.add(path, b"", sized(10)) for path in ("a/b", "c", "a/b"))
@@ -231,26 +225,6 @@ def test_a_number_is_found_from_coordinates_and_back(shape: tuple[int, ...], nes
         assert not (directory >= positions.bases[-1])
         assert positions.coords(directory) == prefix
         assert positions.parent(number) == (positions.of_directory(coords[:-1]), coords[-1])
-
-
-@given(large_shapes.filter(lambda shape: shape[-1] > 1), st.booleans(), st.data())
-def test_chunks_of_a_row_have_consecutive_numbers(shape: tuple[int, ...], nested: bool, data: st.DataObject) -> None:
-    """Listings count on it."""
-    positions = ChunkNumbering.of(shape, nested=nested)
-    prefix = tuple(data.draw(st.integers(0, n - 1)) for n in shape[:-1])
-    last = data.draw(st.integers(0, shape[-1] - 1))
-    assert positions.of_chunk((*prefix, last)) == positions.of_chunk((*prefix, 0)) + last
-    if nested and len(shape) > 1:
-        assert positions.of_directory(prefix) == positions.of_directory((*prefix[:-1], 0)) + prefix[-1]
-
-
-@pytest.mark.parametrize("nested", [True, False])
-def test_an_array_without_axes_has_one_chunk(nested: bool) -> None:
-    positions = ChunkNumbering.of((), nested=nested)
-    number = positions.of_chunk(())
-    assert number >= positions.bases[-1]
-    assert positions.coords(number) == ()
-    assert number == (0 if nested else 1)
 
 
 def test_the_largest_grid_that_is_shown_fits() -> None:

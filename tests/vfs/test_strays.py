@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardfs.errors import IsADirectoryHereError, NoAttributeError, NotADirectoryHereError
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT
-from tests.support.corpus import BASE, BROKEN, array, edited, extension, sharding
-from tests.support.datasets import LONG_AGO, age, store
+from tests.support.corpus import array, extension, sharding
+from tests.support.datasets import age, store
 from tests.support.opened import find, in_trio, list_directory, open_source, open_tree, read_file
 
 NESTED = array((8, 6), (4, 6), sharding((2, 3)))
@@ -117,73 +115,6 @@ async def test_many_strays_are_listed_from_every_cookie(tmp_path: Path) -> None:
             assert await list_directory(fs, ino, listed[i][3]) == listed[i + 1 :]
 
 
-@in_trio
-async def test_links_pipes_and_names_of_any_bytes_are_shown(tmp_path: Path) -> None:
-    store(tmp_path / "a", NESTED)
-    os.symlink("a/zarr.json", tmp_path / "link")
-    os.symlink("../..", tmp_path / "a" / "out")
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / os.fsdecode(b"\xff\x80")).write_bytes(b"odd")
-    fs = await tree_of(tmp_path)
-    assert await names(fs) == sorted(["a", "link", "pipe", "\udcff\udc80"])
-    link, pipe = await find(fs, "link"), await find(fs, "pipe")
-    assert stat.S_ISLNK(link.status.mode)
-    assert stat.S_ISFIFO(pipe.status.mode)
-    assert await (await fs.entry(link.ino)).read_link() == b"a/zarr.json"
-    assert await (await fs.entry((await find(fs, "a/out")).ino)).read_link() == b"../.."
-    assert await text(fs, "\udcff\udc80") == b"odd"
-    for special in (link, pipe):
-        with pytest.raises(IsADirectoryHereError):
-            await fs.open(special.ino)
-        with pytest.raises(NotADirectoryHereError):
-            await list_directory(fs, special.ino)
-
-
-@in_trio
-async def test_attributes_are_those_of_the_stored_files(tmp_path: Path) -> None:
-    store(tmp_path, NESTED)
-    (tmp_path / "f").write_bytes(b"12345")
-    os.chmod(tmp_path / "f", 0o640)
-    os.chmod(tmp_path / "c" / "0" / "0", 0o604)
-    fs = await tree_of(tmp_path)
-    for path in ("f", "zarr.json", "c/0/0"):
-        expected, shown = os.stat(tmp_path / path), (await find(fs, path)).status
-        assert shown.mode == expected.st_mode
-        assert (shown.uid, shown.gid, shown.mtime_ns) == (expected.st_uid, expected.st_gid, LONG_AGO)
-    assert (await find(fs, "f")).size == 5
-    assert (await find(fs, "c/1/1")).status.mode == os.stat(tmp_path / "c" / "0" / "0").st_mode
-    directory = await find(fs, "c/1")
-    assert stat.S_ISDIR(directory.status.mode)
-    assert directory.status.mode == os.stat(tmp_path / "c").st_mode
-
-
-@in_trio
-async def test_an_array_that_cannot_be_shown_unsharded_is_shown_as_stored_and_says_why(tmp_path: Path) -> None:
-    broken = next(broken for broken in BROKEN if broken.name == "codecs-delta-before")
-    store(tmp_path / "a", NESTED)
-    (tmp_path / "a" / "zarr.json").write_text(json.dumps(broken.document))
-    fs = await tree_of(tmp_path)
-    assert await names(fs, "a/c") == ["0", "1"]
-    assert await names(fs, "a/c/0") == ["0"]
-    assert await text(fs, "a/zarr.json") == json.dumps(broken.document).encode()
-    assert await text(fs, "a/c/0/0") == (tmp_path / "a" / "c" / "0" / "0").read_bytes()
-    ino = (await find(fs, "a")).ino
-    assert b"user.shardfs.reason" in await (await fs.entry(ino)).attribute_names()
-    assert b"numcodecs.delta" in await (await fs.entry(ino)).attribute(b"user.shardfs.reason")
-    assert b"user.shardfs.reason" not in await (await fs.entry(ROOT)).attribute_names()
-    with pytest.raises(NoAttributeError):
-        await (await fs.entry(ROOT)).attribute(b"user.shardfs.reason")
-
-
-@in_trio
-async def test_any_reason_can_be_asked_for(tmp_path: Path) -> None:
-    store(tmp_path, NESTED)
-    document = edited(("codecs",), [extension("\ud800 odd\n\x00" * 1000), sharding((2, 3))])
-    (tmp_path / "zarr.json").write_text(json.dumps(document))
-    fs = await tree_of(tmp_path)
-    assert 0 < len(await (await fs.entry(ROOT)).attribute(b"user.shardfs.reason")) < 65536
-
-
 @pytest.mark.parametrize("depth", [*range(880, 1000, 6)])
 @in_trio
 async def test_a_deeply_nested_document_does_not_take_its_directory_with_it(tmp_path: Path, depth: int) -> None:
@@ -193,16 +124,3 @@ async def test_a_deeply_nested_document_does_not_take_its_directory_with_it(tmp_
     fs = await tree_of(tmp_path)
     assert "zarr.json" in await names(fs)
     assert nested.encode() in (await text(fs, "zarr.json") or b"").replace(b" ", b"").replace(b"\n", b"")
-
-
-@in_trio
-async def test_groups_show_consolidated_metadata_rewritten(tmp_path: Path) -> None:
-    store(tmp_path / "a", NESTED)
-    group = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"a": NESTED, "b": BASE}}}
-    (tmp_path / "zarr.json").write_text(json.dumps(group))
-    fs = await tree_of(tmp_path)
-    shown = json.loads(await text(fs, "zarr.json") or b"")
-    copies = shown["consolidated_metadata"]["metadata"]
-    assert copies["a"] == json.loads(await text(fs, "a/zarr.json") or b"")
-    assert [codec["name"] for codec in copies["b"]["codecs"]] == ["bytes", "gzip"]
-    assert await names(fs) == ["a", "zarr.json"]

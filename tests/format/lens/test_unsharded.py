@@ -80,10 +80,6 @@ def test_codecs_of_the_unsharded_array(codecs: list[Any], expected: list[Any] | 
         assert unsharded(document).document["codecs"] == expected
 
 
-def test_an_array_that_is_not_sharded_says_so() -> None:
-    assert "not sharded" in reason(array((4,), (2,), LITTLE))
-
-
 @pytest.mark.parametrize("separator", ["/", "."])
 def test_more_inner_chunks_than_inode_numbers_can_count_are_a_reason(separator: str) -> None:
     def line(length: int) -> dict[str, Any]:

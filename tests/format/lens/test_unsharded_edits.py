@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorstore
 import zarr
@@ -134,18 +133,6 @@ def test_what_a_library_writes_again_is_taken(edit: tuple[Case, Editor], tmp_pat
     if editor is edit_with_zarr:
         assert result["attributes"] == case.document.get("attributes", {}) | {"edited": True}
     assert unshard(parsed(result)).grid.chunk_shape == unshard(parsed(case.document)).grid.chunk_shape
-
-
-@pytest.mark.parametrize("shape", [(9, 13), (30, 40), (3, 40), (5, 5)])
-def test_the_values_in_stored_shards_outlive_a_new_shape(shape: tuple[int, int], tmp_path: Path) -> None:
-    values = np.arange(17 * 13, dtype="i4").reshape(17, 13)
-    zarr.create_array(str(tmp_path), data=values, shards=(8, 6), chunks=(2, 3), fill_value=-1)
-    stored = json.loads((tmp_path / "zarr.json").read_bytes())
-    (tmp_path / "zarr.json").write_text(json.dumps(resharded(stored, shape=list(shape))))
-    rows, columns = min(shape[0], 17), min(shape[1], 13)
-    read = np.asarray(zarr.open_array(str(tmp_path), mode="r")[...])
-    assert read.shape == shape
-    assert np.array_equal(read[:rows, :columns], values[:rows, :columns])
 
 
 @pytest.mark.parametrize(

@@ -386,6 +386,11 @@ async def test_extended_attributes_are_set_and_removed(store: LocalStore, root: 
         assert await store.attribute(key, b"user.note") == b"other"
         await store.remove_attribute(key, b"user.note")
         assert await store.attributes(key) == []
+    await store.set_attribute("d/f", b"user.note", b"text")
+    for key in ("link", "pipe"):  # the kernel allows none there, and `tar --xattrs` asks all the same
+        assert await store.attributes(key) == []
+        with pytest.raises(NoAttributeError):
+            await store.attribute(key, b"user.note")
 
 
 # The source is never left

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shardfs.errors import ConflictError, StoreError, UnsupportedError
+from shardfs.errors import ConflictError, StoreError
 from shardfs.stores.base import Buffer, Kept, Splice
 from shardfs.stores.s3.parts import MIB
-from shardfs.stores.s3.shards import COMMIT_IDS, S3Edit
+from shardfs.stores.s3.shards import COMMIT_IDS
 from tests.stores.local.splices import content
 from tests.stores.s3.hosts import IGNORED, PREFIX, Host, host, run
 from tests.support.s3_faults import Before, Hang, LostReply, LostRequest, Reply, Then
@@ -38,10 +38,6 @@ def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
-
-
-def operations(proxy: S3Proxy) -> list[str]:
-    return [request.operation for request in proxy.log]
 
 
 @pytest.fixture
@@ -88,65 +84,7 @@ def test_any_splice_gives_the_bytes_that_it_says(s3_bucket: Bucket, here: Host, 
     assert no_trace(s3_bucket, here)
 
 
-@pytest.mark.parametrize(
-    ("old", "expected"),
-    [
-        (SMALL, ["GetObject", "GetObject", "PutObject"]),
-        (LARGE, ["CompleteMultipartUpload", "CreateMultipartUpload", "GetObject", "UploadPart", "UploadPartCopy"]),
-    ],
-    ids=["small", "large"],
-)
-def test_many_chunks_are_appended_with_few_requests_besides_that_for_the_index(
-    s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy, old: bytes, expected: list[str]
-) -> None:
-    s3_bucket.put(OBJECT, old)
-    chunks = [bytes([i]) * 1000 for i in range(200)]
-
-    async def main() -> int:
-        edit = S3Edit(here.writing, KEY, await here.reader.open(KEY, tail_nbytes=100))
-        await edit.splice(append(old, *chunks))
-        return edit.written_nbytes
-
-    written = run(main)
-    assert s3_bucket.get(OBJECT) == appended(old, *chunks)
-    assert sorted(operations(s3_proxy)) == expected
-    assert written == (200_100 if old is LARGE else len(old) + 200_000)
-
-
-def test_the_last_sixteen_transactions_are_listed(s3_bucket: Bucket, here: Host) -> None:
-    async def main() -> list[str]:
-        seen: list[str] = []
-        for i in range(20):
-            await here.splice(KEY, Splice((content(bytes([i])),)))
-            seen.append(s3_bucket.head(OBJECT)["Metadata"][COMMIT_IDS])
-        return seen
-
-    seen = [chain.split(",") for chain in run(main)]
-    last = [chain[-1] for chain in seen]
-    assert len(set(last)) == 20
-    assert seen[-1] == last[-16:]
-
-
 # Who was first
-
-
-@pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
-def test_of_two_hosts_the_second_is_refused_and_nothing_is_lost(
-    s3_bucket: Bucket, here: Host, there: Host, old: bytes
-) -> None:
-    s3_bucket.put(OBJECT, old)
-
-    async def main() -> None:
-        ours = await here.edit(KEY)
-        await there.splice(KEY, append(old, b"theirs"))
-        with pytest.raises(ConflictError):
-            await ours.splice(append(old, b"ours"))
-        assert s3_bucket.get(OBJECT) == appended(old, b"theirs")
-        await here.splice(KEY, append(appended(old, b"theirs"), b"ours"))
-
-    run(main)
-    assert s3_bucket.get(OBJECT) == appended(old, b"theirs", b"ours")
-    assert no_trace(s3_bucket, here, there)
 
 
 def test_every_request_depends_on_the_version_that_was_found(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
@@ -281,33 +219,7 @@ def test_content_that_cannot_be_read_is_what_the_change_fails_with(s3_bucket: Bu
     assert no_trace(s3_bucket, here)
 
 
-def test_an_object_is_not_deleted_where_the_condition_would_be_ignored(s3_bucket: Bucket, tmp_path: Path) -> None:
-    s3_bucket.put(OBJECT, SMALL)
-    here = host(s3_bucket, tmp_path, conditions=IGNORED)
-
-    async def main() -> None:
-        with pytest.raises(UnsupportedError):
-            await (await here.edit(KEY)).delete()
-
-    run(main)
-    assert s3_bucket.get(OBJECT) == SMALL
-
-
 # A single writer, where conditions are ignored
-
-
-@pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])
-def test_a_single_writer_needs_no_conditions(unconditional_bucket: Bucket, tmp_path: Path, old: bytes) -> None:
-    here = host(unconditional_bucket, tmp_path, conditions=IGNORED, single_writer=True)
-    unconditional_bucket.put(OBJECT, old)
-
-    async def main() -> None:
-        await here.splice(KEY, append(old, b"ours"))
-        assert unconditional_bucket.get(OBJECT) == appended(old, b"ours")
-        await (await here.edit(KEY)).delete()
-
-    run(main)
-    assert unconditional_bucket.keys() == []
 
 
 @pytest.mark.parametrize("old", [SMALL, LARGE], ids=["small", "large"])

@@ -45,14 +45,6 @@ async def read_all(snapshot: S3Snapshot, *ranges: tuple[int, int]) -> list[Buffe
 
 
 @on_mock_clock
-async def test_a_cold_range_costs_one_request_of_exactly_its_bytes() -> None:
-    fake, snapshot, etag = await opened(LARGE)
-    assert bytes(await snapshot.read(5 * MIB, CHUNK)) == LARGE[5 * MIB : 5 * MIB + CHUNK]
-    assert bytes(await snapshot.read(MIB, CHUNK)) == LARGE[MIB : MIB + CHUNK]
-    assert fake.take_log() == [get("k", 5 * MIB, 5 * MIB + CHUNK, etag), get("k", MIB, MIB + CHUNK, etag)]
-
-
-@on_mock_clock
 async def test_neighbours_that_are_wanted_at_the_same_time_are_one_request() -> None:
     fake, snapshot, etag = await opened(LARGE)
     start = 3 * MIB
@@ -170,15 +162,6 @@ async def test_a_second_chunk_in_order_fetches_ahead_and_an_index_before_a_chunk
     start, stop = map(int, third.range.split("-"))
     assert start == 1000 + MIB
     assert WINDOW_NBYTES <= stop + 1 - start < 2 * WINDOW_NBYTES
-
-
-@on_mock_clock
-async def test_reads_in_order_of_an_expected_chunk_stay_within_it() -> None:
-    fake, snapshot, etag = await opened(LARGE)
-    snapshot.expect(MIB, 3 * MIB)
-    for i in range(3):
-        await snapshot.read((1 + i) * MIB, MIB)
-    assert fake.take_log() == [get("k", MIB, 4 * MIB, etag)]
 
 
 @on_mock_clock

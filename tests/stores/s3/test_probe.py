@@ -44,10 +44,6 @@ def test_an_endpoint_that_honours_conditions_is_found_out(s3_bucket: Bucket, her
         "DeleteObject": 2,
     }
     assert nothing_is_left(s3_bucket, here)
-
-
-def test_it_touches_only_a_key_of_its_own(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
-    probed(here)
     (key,) = {request.key for request in s3_proxy.log}
     assert key.startswith("data/x.zarr/.shardfs-probe-")
 

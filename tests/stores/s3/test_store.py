@@ -19,12 +19,10 @@ from shardfs.errors import (
     NotFoundError,
     ReadOnlyError,
     RefusedError,
-    SourceError,
     StaleError,
 )
-from shardfs.stores.base import Expected, Splice, Store
+from shardfs.stores.base import Expected, Splice
 from shardfs.stores.s3.files import SPOOLS
-from shardfs.stores.s3.requests import Condition
 from tests.stores.local.splices import content
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import on_mock_clock
@@ -39,36 +37,7 @@ def fake() -> FakeS3:
     return fake
 
 
-def operations(fake: FakeS3) -> list[str]:
-    return [request.operation for request in fake.take_log()]
-
-
 # Documents
-
-
-@on_mock_clock
-async def test_of_two_hosts_that_make_one_document_only_if_it_is_absent_one_wins(fake: FakeS3, tmp_path: Path) -> None:
-    here, there = await writing(fake, tmp_path / "here"), await writing(fake, tmp_path / "there")
-    for store in (here, there):
-        await store.mkdir("b", 0o755)
-    won: list[str] = []
-
-    async def make(store: Store, who: str) -> None:
-        try:
-            await store.replace("b/zarr.json", who.encode(), exclusive=True)
-        except ExistsError:
-            return
-        won.append(who)
-
-    fake.latency = 0.1
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(make, here, "here")
-        nursery.start_soon(make, there, "there")
-    assert len(won) == 1
-    assert objects(fake)["b/zarr.json"] == won[0].encode()
-    for store in (here, there):
-        with pytest.raises(ExistsError):
-            await store.replace("b/zarr.json", b"x", exclusive=True)
 
 
 @on_mock_clock
@@ -300,26 +269,3 @@ async def test_nothing_is_changed_before_writing_has_begun(fake: FakeS3, change:
     assert changes(fake) == {}
     assert await text(store, "zarr.json") == b"{}"
     await store.flush()
-
-
-class Careless(FakeS3):
-    """A server that knows no conditions."""
-
-    def _require(self, key: str, condition: Condition | None) -> None:
-        pass
-
-
-@on_mock_clock
-async def test_a_server_that_ignores_conditions_takes_a_single_writer(tmp_path: Path) -> None:
-    careless = Careless()
-    careless.store(f"{PREFIX}/zarr.json", b"{}")
-    store = store_of(careless)
-    with pytest.raises(SourceError, match="--single-writer"):
-        await store.start_writing(str(tmp_path), single_writer=False)
-    with pytest.raises(ReadOnlyError):
-        await store.unlink("zarr.json")
-    await store.start_writing(str(tmp_path), single_writer=True)
-    with pytest.raises(ExistsError):
-        await store.replace("zarr.json", b"x", exclusive=True)
-    await store.replace("new.json", b"x", exclusive=True)
-    assert objects(careless) == {"zarr.json": b"{}", "new.json": b"x"}
