@@ -46,6 +46,11 @@ class Tried:
     counts: Counts
     pauses: list[float]
 
+    def begin(self) -> None:
+        """Count from nothing again."""
+        self.counts.__init__()  # type: ignore[misc]
+        self.pauses.clear()
+
 
 def client_of(bucket: Bucket, *, timeouts: Timeouts = PATIENT, **options: object) -> Tried:
     """A client of *bucket* that always takes the longest of the pauses it may choose from, in no time."""

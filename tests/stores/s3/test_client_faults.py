@@ -19,7 +19,6 @@ from shardfs.errors import (
 from shardfs.stores.s3.requests import Condition, Range
 from tests.stores.s3.clients import HASTY, PLAIN, Memory, Tried, client_of, run
 from tests.support.s3_faults import (
-    Fault,
     Hang,
     HangMidBody,
     Ignore,
@@ -64,39 +63,28 @@ def hasty(bucket: Bucket) -> Tried:
 
 
 @ids
-@pytest.mark.parametrize("fault", [*PASSING, Truncated(0), Truncated(MIB - 1)], ids=str)
 def test_a_read_is_sent_again_until_all_of_it_came(
-    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, key: str, fault: Fault
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, key: str
 ) -> None:
     data = bytes(range(256)) * (MIB // 256)
     s3_bucket.put(key, data)
-    s3_proxy.fail("GetObject", fault, times=3)
-    assert bytes(run(partial(tried.client.get, key, Range(-2 * MIB, 2 * MIB))).data) == data
-    assert tried.pauses == [0.1, 0.2, 0.4]
-    assert tried.counts.requests == s3_proxy.log.operations() == {"GetObject": 4}
-    assert (tried.counts.retries, tried.counts.bytes_received) == (3, MIB)
+    for fault in (*PASSING, Truncated(0), Truncated(MIB - 1)):
+        tried.begin()
+        s3_proxy.log.clear()
+        s3_proxy.fail("GetObject", fault, times=3)
+        assert bytes(run(partial(tried.client.get, key, Range(-2 * MIB, 2 * MIB))).data) == data, fault
+        assert tried.pauses == [0.1, 0.2, 0.4], fault
+        assert tried.counts.requests == s3_proxy.log.operations() == {"GetObject": 4}, fault
+        assert (tried.counts.retries, tried.counts.bytes_received) == (3, MIB), fault
 
 
 WITH_A_BODY = ["ListObjectsV2", "CreateMultipartUpload", "UploadPartCopy", "ListMultipartUploads"]
 WITHOUT = ["PutObject", "UploadPart", "AbortMultipartUpload", "DeleteObject"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "operations"),
-    [
-        *[(fault, [*WITH_A_BODY, *WITHOUT]) for fault in PASSING],
-        *[(fault, ["HeadObject"]) for fault in PASSING if not isinstance(fault, Reply) or fault.status != 400],
-        (Truncated(20), WITH_A_BODY),
-        (Reply(200, "InternalError"), ["UploadPartCopy"]),
-    ],
-    ids=str,
-)
 def test_what_changes_nothing_or_the_same_twice_is_sent_again(
-    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, fault: Fault, operations: list[str]
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried
 ) -> None:
-    for operation in operations:
-        s3_proxy.fail(operation, fault)
-
     async def main() -> None:
         client = tried.client
         await client.put("key", Memory(b"x" * (2 * MIB)), PLAIN)
@@ -109,10 +97,21 @@ def test_what_changes_nothing_or_the_same_twice_is_sent_again(
         await client.head("key")
         await client.delete("copy")
 
-    trio.run(main)
-    assert tried.counts.requests == s3_proxy.log.operations()
-    assert tried.counts.retries == len(operations)
-    assert s3_bucket.objects() == {"key": b"x" * (2 * MIB)}
+    for fault, operations in (
+        *[(fault, [*WITH_A_BODY, *WITHOUT]) for fault in PASSING],
+        *[(fault, ["HeadObject"]) for fault in PASSING if not isinstance(fault, Reply) or fault.status != 400],
+        (Truncated(20), WITH_A_BODY),
+        (Reply(200, "InternalError"), ["UploadPartCopy"]),
+    ):
+        for operation in operations:
+            s3_proxy.fail(operation, fault)
+        tried.begin()
+        s3_proxy.log.clear()
+        trio.run(main)
+        assert tried.counts.requests == s3_proxy.log.operations(), fault
+        assert tried.counts.retries == len(operations), fault
+        assert s3_bucket.objects() == {"key": b"x" * (2 * MIB)}
+        s3_bucket.delete("key")
 
 
 def test_after_six_attempts_one_error_says_what_failed(
@@ -175,25 +174,23 @@ conditional_changes = pytest.mark.parametrize(("change", "operation"), CHANGES)
 
 
 @conditional_changes
-@pytest.mark.parametrize(
-    "fault",
-    [
+def test_a_conditional_change_without_a_reply_is_sent_once_and_its_outcome_is_unknown(
+    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, change: object, operation: str
+) -> None:
+    for fault in (
         *[Reply(500, "InternalError"), Reply(502, "BadGateway"), Reply(504, "GatewayTimeout"), LostRequest()],
         *[LostReply(), Reply(500, "InternalError", forwarded=True)],
-    ],
-    ids=str,
-)
-def test_a_conditional_change_without_a_reply_is_sent_once_and_its_outcome_is_unknown(
-    s3_bucket: Bucket, s3_proxy: S3Proxy, tried: Tried, change: object, operation: str, fault: Fault
-) -> None:
-    etag = s3_bucket.put("key", b"old")
-    s3_proxy.fail(operation, fault)
-    with pytest.raises(UnknownOutcomeError, match=f"{operation} of s3://{s3_bucket.name}/key: .*may have been"):
-        run(partial(change, tried, Condition(etag)))
-    assert s3_proxy.log.operations()[operation] == tried.counts.requests[operation] == 1
-    assert (tried.counts.retries, tried.counts.conflicts, tried.pauses) == (0, 0, [])
-    changed = s3_bucket.keys() != ["key"] or s3_bucket.get("key") != b"old"
-    assert changed == (isinstance(fault, LostReply) or (isinstance(fault, Reply) and fault.forwarded))
+    ):
+        etag = s3_bucket.put("key", b"old")
+        tried.begin()
+        s3_proxy.log.clear()
+        s3_proxy.fail(operation, fault)
+        with pytest.raises(UnknownOutcomeError, match=f"{operation} of s3://{s3_bucket.name}/key: .*may have been"):
+            run(partial(change, tried, Condition(etag)))
+        assert s3_proxy.log.operations()[operation] == tried.counts.requests[operation] == 1, fault
+        assert (tried.counts.retries, tried.counts.conflicts, tried.pauses) == (0, 0, []), fault
+        changed = s3_bucket.keys() != ["key"] or s3_bucket.get("key") != b"old"
+        assert changed == (isinstance(fault, LostReply) or (isinstance(fault, Reply) and fault.forwarded)), fault
 
 
 @pytest.mark.parametrize(

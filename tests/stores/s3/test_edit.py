@@ -59,28 +59,27 @@ def no_trace(bucket: Bucket, *hosts: Host) -> bool:
 # What is stored
 
 
-@pytest.mark.parametrize(
-    "splice",
-    [
-        Splice((content(b"h" * 100), Kept(100, len(LARGE) - 100), content(b"payload"))),
-        Splice((Kept(5 * MIB, MIB), content(b"x"), Kept(0, 5 * MIB + 1), content(INDEX)), 100),
-        Splice((Kept(MIB, 5 * MIB), content(b"x" * MIB), Kept(0, 5 * MIB), content(INDEX)), 100),
-        Splice((Kept(0, 2 * MIB), Kept(3 * MIB, 20), Kept(4 * MIB, 20), content(INDEX)), 100),
-        Splice((Kept(3, 5),)),
-        Splice((Kept(0, len(LARGE)),)),
-        Splice((content(b"s" * (6 * MIB)),)),
-        Splice(()),
-    ],
-    ids=["head", "moved", "two copies", "compacted", "cut short", "copied", "replaced", "emptied"],
-)
-def test_any_splice_gives_the_bytes_that_it_says(s3_bucket: Bucket, here: Host, splice: Splice) -> None:
-    s3_bucket.put(OBJECT, LARGE)
-    expected = b"".join(
-        LARGE[p.offset : p.offset + p.nbytes] if isinstance(p, Kept) else bytes(p.read(0, p.nbytes))
-        for p in splice.pieces
-    )
-    run(lambda: here.splice(KEY, splice))
-    assert s3_bucket.get(OBJECT) == expected
+SPLICES = {
+    "head": Splice((content(b"h" * 100), Kept(100, len(LARGE) - 100), content(b"payload"))),
+    "moved": Splice((Kept(5 * MIB, MIB), content(b"x"), Kept(0, 5 * MIB + 1), content(INDEX)), 100),
+    "two copies": Splice((Kept(MIB, 5 * MIB), content(b"x" * MIB), Kept(0, 5 * MIB), content(INDEX)), 100),
+    "compacted": Splice((Kept(0, 2 * MIB), Kept(3 * MIB, 20), Kept(4 * MIB, 20), content(INDEX)), 100),
+    "cut short": Splice((Kept(3, 5),)),
+    "copied": Splice((Kept(0, len(LARGE)),)),
+    "replaced": Splice((content(b"s" * (6 * MIB)),)),
+    "emptied": Splice(()),
+}
+
+
+def test_any_splice_gives_the_bytes_that_it_says(s3_bucket: Bucket, here: Host) -> None:
+    for name, splice in SPLICES.items():
+        s3_bucket.put(f"{PREFIX}/{name}", LARGE)
+        expected = b"".join(
+            LARGE[p.offset : p.offset + p.nbytes] if isinstance(p, Kept) else bytes(p.read(0, p.nbytes))
+            for p in splice.pieces
+        )
+        run(lambda name=name, splice=splice: here.splice(name, splice))
+        assert s3_bucket.get(f"{PREFIX}/{name}") == expected, name
     assert no_trace(s3_bucket, here)
 
 

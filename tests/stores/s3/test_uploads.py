@@ -119,17 +119,14 @@ def test_an_upload_of_another_time_is_anothers(s3_bucket: Bucket, here: Host, la
     assert s3_bucket.uploads() == [OBJECT]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", '{"key": "x", "begun": "", "upload_id": null, "is_certain": true}', '{"key": "x"}', "\udc80"],
-)
-def test_a_damaged_file_does_no_harm(s3_bucket: Bucket, here: Host, text: str) -> None:
-    path = remember(here, OBJECT, None)
-    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+def test_a_damaged_file_does_no_harm(s3_bucket: Bucket, here: Host) -> None:
     begin(s3_bucket)
-    clean(here)
-    assert s3_bucket.uploads() == [OBJECT]
-    assert here.remembered == []
+    whole = '{"key": "x", "begun": "", "upload_id": null, "is_certain": true}'
+    for text in ("", "{", "[]", whole, '{"key": "x"}', "\udc80"):
+        remember(here, OBJECT, None).write_bytes(text.encode("utf-8", "surrogateescape"))
+        clean(here)
+        assert s3_bucket.uploads() == [OBJECT]
+        assert here.remembered == []
 
 
 def test_nothing_is_begun_that_cannot_be_remembered(s3_bucket: Bucket, here: Host, s3_proxy: S3Proxy) -> None:
