@@ -11,10 +11,10 @@ from shardfs.bulk.engine import Context, Outcome, Task, run_tasks
 from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, shards_touched, walk
 from shardfs.dataset.array import Array
 from shardfs.errors import MetadataError, NotFoundError, NotShownError, ShardfsError
-from shardfs.format.codecs import ChunkCodec
 from shardfs.format.document import canonical
 from shardfs.format.dtype import fill_element
-from shardfs.format.lens.unsharded import codec_of, describe
+from shardfs.format.lens.packed import Decoder, decoder_of
+from shardfs.format.lens.unsharded import describe
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.normal_form import normal_data_type
 from shardfs.format.sharding import Coords, ShardGrid
@@ -81,29 +81,30 @@ class CompareFiles:
 
 @dataclass(frozen=True)
 class _Form:
-    """An array, and how its chunks are decoded; None if that is not known."""
+    """An array, and what decodes its chunks; None if nothing does.  *fill* is a chunk that is not there."""
 
     array: Array
-    codec: ChunkCodec | None
-    fill: bytes
+    decode: Decoder | None = None
+    fill: bytes = b""
 
     @classmethod
     def of(cls, node: BulkNode | None) -> "_Form | None":
         """Return the array of a node; None if it has none."""
         if node is None or node.array is None or not isinstance(node.metadata, ArrayMetadata):
             return None
+        document = node.metadata.document
         try:
-            codec = codec_of(describe(node.metadata))
-            fill = fill_element(node.metadata.document["data_type"], node.metadata.document["fill_value"])
+            element = fill_element(document["data_type"], document["fill_value"])
+            decode = node.decoder or decoder_of(describe(node.metadata))
         except (NotShownError, MetadataError):
-            return cls(node.array, None, b"")
-        return cls(node.array, codec, fill)
+            return cls(node.array)
+        return cls(node.array, decode, element * math.prod(node.array.grid.chunk_shape))
 
     def values(self, chunk: Buffer | None) -> object:
         """Return what tells the values of a chunk; nothing is equal to those of one that cannot be decoded."""
-        if self.codec is None:
+        if self.decode is None:
             return object()
-        return self.codec.decode(chunk) if chunk is not None else self.fill * math.prod(self.codec.chunk_shape)
+        return self.decode(chunk) if chunk is not None else self.fill
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, parse_json
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.index import IndexLayout
-from shardfs.format.lens.packed import Packing, Transcoder
+from shardfs.format.lens.packed import Packing, Transcoder, metadata_of_v2
 from shardfs.format.lens.unsharded import describe
-from shardfs.format.lens.v2 import V2, V2_NAMES, ZARRAY, ZGROUP
+from shardfs.format.lens.v2 import V2_NAMES, ZARRAY, ZGROUP
+from shardfs.format.lens.v2_decoder import V2Decoder
 from shardfs.format.metadata import ArrayMetadata, Metadata, parse_array
 from shardfs.format.normal_form import fingerprint
 from shardfs.format.sharding import Coords, ShardGrid
@@ -38,13 +39,15 @@ from shardfs.stores.local.file_lock import is_lock
 class BulkNode:
     """A node at *path*: its *metadata*, as v3 says it, from the stored *documents*.
 
-    *array* has its chunks; None if it is a group, or an array whose chunks cannot be told.
+    *array* has its chunks; None if it is a group, or an array whose chunks cannot be told.  *decoder* decodes them if
+    the codecs of *metadata* are not those that they have, which libraries do not have in v3.
     """
 
     path: str
     metadata: Metadata
     documents: Mapping[str, bytes]
     array: Array | None = None
+    decoder: V2Decoder | None = None
 
     @property
     def is_v2(self) -> bool:
@@ -97,14 +100,14 @@ async def _find_v2(source: Source, path: str) -> BulkNode | None:
         return None
     said = parse_json(texts[main])
     separator = (said.get("dimension_separator") if isinstance(said, dict) else None) or "."
-    metadata = V2("/" if separator == "/" else ".").new(main, texts[main], texts)
+    metadata, decoder = metadata_of_v2(main, texts, "/" if separator == "/" else ".")
     array = None
     if isinstance(metadata, ArrayMetadata):
         encoding = ChunkKeyEncoding("v2", separator)
         shown = replace(describe(metadata), key_encoding=encoding)
         layout = ArrayLayout(path, shown.grid, encoding)
         array = Array(layout, shown, source.shards, fingerprint(metadata))
-    return BulkNode(path, metadata, texts, array)
+    return BulkNode(path, metadata, texts, array, decoder)
 
 
 async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode | Exception | None]]:
@@ -165,12 +168,12 @@ class Transfer:
         packed = parse_array(document)
         target, source = describe(packed), describe(node.metadata)
         layout = ArrayLayout(node.path, target.grid, target.key_encoding)
-        transcoder = Transcoder.of(source, target)
+        transcoder = Transcoder.of(source, target, node.decoder)
         transfer = cls(node.array, layout, document, transcoder, fingerprint(packed))
         if transcoder is None:
             return transfer
         was, becomes = (", ".join(codec.name for codec in each.codecs) for each in (source, target))
-        return replace(transfer, how=f"transcoded from {was} to {becomes}")
+        return replace(transfer, how=f"transcoded from {node.decoder or was} to {becomes}")
 
     def nbytes(self, shard: Coords) -> int:
         """Return about how many bytes the target shard at *shard* has: those of its chunks without compression."""

@@ -153,14 +153,19 @@ def decode(codecs: Sequence[Extension], data: Buffer, limit: int) -> Buffer:
     return data
 
 
-class _Decompressor(Protocol):
-    """One gzip member or zstd frame, on the terms of the standard library's decompressors."""
+class Decompressor(Protocol):
+    """One member of compressed data, on the terms of the standard library's decompressors."""
 
     @property
-    def eof(self) -> bool: ...
+    def eof(self) -> bool:
+        """Whether the member is complete."""
+
     @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: Buffer, max_length: int, /) -> bytes: ...
+    def unused_data(self) -> bytes:
+        """What follows it."""
+
+    def decompress(self, data: Buffer, max_length: int, /) -> bytes:
+        """Return what *data* decodes to, up to *max_length* bytes."""
 
 
 def _decode_zstd(data: Buffer, limit: int) -> Buffer:
@@ -168,8 +173,8 @@ def _decode_zstd(data: Buffer, limit: int) -> Buffer:
         is_one = zstd.get_frame_size(data) == len(data)
         size = zstd.get_frame_info(data).decompressed_size if is_one else None
         if not size:
-            return _decode_members(zstd.ZstdDecompressor, data, limit)
-        _check_size(size, limit)
+            return decode_members(zstd.ZstdDecompressor, data, limit)
+        check_size(size, limit)
         decoded = np.empty(size, np.uint8)  # one frame that says its size needs no second copy
         zstd_into(data, decoded)
     except (zstd.ZstdError, RuntimeError, ValueError) as error:
@@ -179,18 +184,18 @@ def _decode_zstd(data: Buffer, limit: int) -> Buffer:
 
 def _decode_gzip(data: Buffer, limit: int) -> Buffer:
     try:
-        return _decode_members(lambda: zlib.decompressobj(wbits=31), data, limit)
+        return decode_members(lambda: zlib.decompressobj(wbits=31), data, limit)
     except zlib.error as error:
         raise CorruptionError(f"gzip data is damaged: {error}") from None
 
 
-def _decode_members(new_member: Callable[[], _Decompressor], data: Buffer, limit: int) -> Buffer:
-    """Decode concatenated members; data of any writer is one."""
+def decode_members(new_member: Callable[[], Decompressor], data: Buffer, limit: int) -> Buffer:
+    """Decode concatenated members, up to *limit* bytes; data of any writer is one."""
     decoded, rest, copied = b"", data, 0
     while True:
         member = new_member()
         decoded += member.decompress(rest, limit + 1 - len(decoded))
-        _check_size(len(decoded), limit)
+        check_size(len(decoded), limit)
         if not member.eof:
             raise CorruptionError("the data is cut short")
         rest = member.unused_data
@@ -206,7 +211,7 @@ def _decode_blosc(data: Buffer, limit: int) -> Buffer:
     if len(data) < 16:
         raise CorruptionError("blosc data is cut short")
     nbytes, _, cbytes = struct.unpack_from("<III", data, 4)
-    _check_size(nbytes, limit)
+    check_size(nbytes, limit)
     if cbytes != len(data):
         raise CorruptionError(f"blosc data has {len(data)} bytes, its header says {cbytes}")
     try:
@@ -224,7 +229,8 @@ def _decode_crc32c(data: Buffer, limit: int) -> Buffer:
         raise CorruptionError("the crc32c does not match") from None
 
 
-def _check_size(size: int, limit: int) -> None:
+def check_size(size: int, limit: int) -> None:
+    """Raise `OversizedDataError` for more than *limit* bytes."""
     if size > limit:
         raise OversizedDataError(f"the data decodes to more than {limit} bytes")
 

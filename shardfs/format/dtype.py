@@ -215,7 +215,7 @@ def v2_dtype(data_type: Json, endian: str) -> Json:
     if not parsed.is_native:
         raise NotShownError(f"the data type {brief(name)} has no Zarr v2 form")
     parsed.check_endian(endian)
-    return _v2_fields(parsed.dtype.newbyteorder("<" if endian == "little" else ">"))
+    return v2_fields(parsed.dtype.newbyteorder("<" if endian == "little" else ">"))
 
 
 def parse_v2_dtype(dtype: Json, depth: int = 0) -> np.dtype[Any]:
@@ -251,10 +251,11 @@ def type_name(data_type: Json) -> str:
     return str(data_type["name"] if isinstance(data_type, dict) else data_type)
 
 
-def _v2_fields(dtype: np.dtype[Any]) -> Json:
+def v2_fields(dtype: np.dtype[Any]) -> Json:
+    """Return the `dtype` of a `.zarray` for *dtype*, in its byte order."""
     if dtype.fields is None:
         return dtype.str
-    return [[name, _v2_fields(dtype[name])] for name in dtype.names or ()]
+    return [[name, v2_fields(dtype[name])] for name in dtype.names or ()]
 
 
 def _parse_v2_field(field: Json, depth: int) -> tuple[Any, ...]:

@@ -5,8 +5,10 @@ and so does the array in every run.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError, UsageError
@@ -14,7 +16,6 @@ from shardfs.format.codecs import (
     MAX_CHUNK_NBYTES,
     MAX_TYPESIZE,
     Buffer,
-    ChunkCodec,
     CodecChain,
     decode,
     encode,
@@ -22,10 +23,13 @@ from shardfs.format.codecs import (
     parse_chain,
     split_chain,
 )
-from shardfs.format.document import Document, Extension, brief, canonical, parse_codecs, parse_json
+from shardfs.format.document import Document, Extension, brief, canonical, encode_json, parse_codecs, parse_json
 from shardfs.format.dtype import item_nbytes
-from shardfs.format.lens.unsharded import UnshardedArray, describe, shard_new
-from shardfs.format.metadata import ArrayMetadata, parse_array
+from shardfs.format.lens.unsharded import UnshardedArray, codec_of, describe, shard_new
+from shardfs.format.lens.v2 import V2, ZARRAY, array_documents
+from shardfs.format.lens.v2_codecs import PREFIX
+from shardfs.format.lens.v2_decoder import V2Decoder
+from shardfs.format.metadata import ArrayMetadata, Metadata, parse_array
 from shardfs.format.normal_form import is_encoded_alike, normal_codecs
 
 SHARD_NBYTES: Final = 256 * 2**20
@@ -120,45 +124,77 @@ class Packing:
         return [_spelled_out(codec, item_nbytes(data_type) or 1) for codec in wanted]
 
 
+def metadata_of_v2(name: str, documents: Mapping[str, bytes], separator: str) -> tuple[Metadata, V2Decoder | None]:
+    """Return the v3 metadata of a node from its v2 *documents*, of which *name* is the main one.
+
+    It has codecs that every library has for v3.  Where those are not the ones of the chunks, what decodes these comes
+    with it.  Raises `NotUnshardable` with the reason why there is none, and `MetadataError`.
+    """
+    lens = V2(separator)
+    with suppress(NotUnshardable):
+        found = lens.new(name, documents[name], documents)
+        if not isinstance(found, ArrayMetadata) or not any(codec.name.startswith(PREFIX) for codec in found.codecs):
+            return found, None
+    zarray = parse_json(documents[name])
+    decoder = V2Decoder.of(zarray)
+    return lens.new(name, encode_json(decoder.native(zarray)), documents), decoder
+
+
+Decoder = Callable[[Buffer], Buffer]
+"""Returns the elements of an encoded chunk, little-endian and in C order; raises `CorruptionError` if it is damaged."""
+
+
+def decoder_of(shown: UnshardedArray) -> Decoder:
+    """Return what decodes the chunks of an array; raises `NotShownError` with the reason why nothing does."""
+    try:
+        return codec_of(shown).decode
+    except NotShownError as error:
+        try:
+            return V2Decoder.of(array_documents(parse_array(shown.document), "/")[ZARRAY])
+        except (NotShownError, NotUnshardable):
+            raise error from None
+
+
 @dataclass(frozen=True)
 class Transcoder:
     """How encoded chunks become those of other codecs.
 
-    Elements are decoded by *old* and encoded by *new*.  Where only bytes → bytes codecs differ and elements are not
-    known, these do: the codecs *decoded* are taken off, those *encoded* put on.
+    Where elements vary in size, or are not known, only bytes → bytes codecs are taken off and put on.
     """
 
-    old: ChunkCodec | None
-    new: ChunkCodec | None
-    decoded: tuple[Extension, ...] = ()
-    encoded: tuple[Extension, ...] = ()
+    decode: Decoder
+    encode: Callable[[Buffer], bytes]
 
     @classmethod
-    def of(cls, source: UnshardedArray, target: UnshardedArray) -> "Transcoder | None":
+    def of(cls, source: UnshardedArray, target: UnshardedArray, given: Decoder | None = None) -> "Transcoder | None":
         """Return what brings chunks of *source* into *target*, whose chunks are as long; None if they stay as they are.
 
-        Raises `NotUnshardable` with the reason why they cannot be transcoded.
+        *given* decodes chunks that the codecs of *source* do not stand for.  Raises `NotUnshardable` with
+        the reason why they cannot be transcoded.
         """
         data_type = source.document["data_type"]
         old_normal, new_normal = (canonical(normal_codecs(each.codecs, data_type)) for each in (source, target))
-        if old_normal == new_normal and all(map(is_encoded_alike, source.codecs, target.codecs)):
+        is_same = old_normal == new_normal and all(map(is_encoded_alike, source.codecs, target.codecs))
+        if is_same and given is None:
             return None
+        was, becomes = _chain(source), _chain(target)
         try:
-            old, new = (ChunkCodec.parse(data_type, each.grid.chunk_shape, each.codecs) for each in (source, target))
-            encode(new.after, b"\0")  # so that no configuration is a surprise later
-            return cls(old, new)
+            if are_known := all(map(is_decodable, becomes.after)):
+                encode(becomes.after, b"\0")  # so that no configuration is a surprise later
+            try:
+                return cls(given or decoder_of(source), codec_of(target).encode)
+            except NotShownError:
+                if not are_known or _array_codecs(was) != _array_codecs(becomes):
+                    raise
+                if given is None and all(map(is_decodable, was.after)):
+                    given = partial(decode, was.after, limit=MAX_CHUNK_NBYTES)
+                return cls(given or decoder_of(source), partial(encode, becomes.after))
         except (MetadataError, NotShownError, RefusedError) as error:
-            was, becomes = _chain(source), _chain(target)
-            is_known = all(is_decodable(codec) for codec in (*was.after, *becomes.after))
-            if not is_known or _json((*was.before, was.serializer)) != _json((*becomes.before, becomes.serializer)):
-                raise NotUnshardable(f"its chunks would have to be transcoded: {error}") from None
-            return cls(None, None, was.after, becomes.after)
+            raise NotUnshardable(f"its chunks would have to be transcoded: {error}") from None
 
     def __call__(self, chunk: Buffer) -> Buffer:
         """Return a chunk in its new codecs; raises `CorruptionError` if it is damaged."""
-        if self.old is not None and self.new is not None:
-            return self.new.encode(self.old.decode(chunk))
-        return encode(self.encoded, decode(self.decoded, chunk, MAX_CHUNK_NBYTES))
+        return self.encode(self.decode(chunk))
 
 
 def fitting_counts(grid_shape: Sequence[int], chunk_shape: Sequence[int], most: int) -> tuple[int, ...]:
@@ -218,5 +254,5 @@ def _chain(array: UnshardedArray) -> CodecChain:
         raise NotUnshardable(str(error)) from None
 
 
-def _json(codecs: Sequence[Extension]) -> str:
-    return canonical([codec.to_json() for codec in codecs])
+def _array_codecs(chain: CodecChain) -> str:
+    return canonical([codec.to_json() for codec in (*chain.before, chain.serializer)])

@@ -31,7 +31,8 @@ from shardfs.format.document import Document, Extension, Json, brief, canonical
 from shardfs.format.dtype import VLEN_SERIALIZERS, parse_v2_dtype
 from shardfs.format.normal_form import ENCODER_MEMBERS
 
-_PREFIX: Final = "numcodecs."
+PREFIX: Final = "numcodecs."
+"""Names of codecs begin with it that zarr-python has for v3, and other libraries do not."""
 _COMPRESSORS: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _ARRAY_FILTERS: Final = frozenset({"delta", "fixedscaleoffset", "quantize", "bitround", "astype", "packbits"})
 """Codecs of numcodecs, array → array, that zarr-python 3 knows by `numcodecs.` and their name."""
@@ -94,7 +95,7 @@ def v2_codecs(codecs: Sequence[Extension], elements: Elements) -> V2Codecs:
         endian = parse_endian(serializer, "little")
         if filters and endian != "little":
             raise NotShownError("a filter before big-endian bytes has no Zarr v2 form")
-    elif serializer.name.startswith(_PREFIX):
+    elif serializer.name.startswith(PREFIX):
         if order != "C":
             raise NotShownError(f"{serializer.name} of transposed chunks has no Zarr v2 form")
         filters.append(_numcodec(serializer, elements))
@@ -102,7 +103,7 @@ def v2_codecs(codecs: Sequence[Extension], elements: Elements) -> V2Codecs:
         serializer.expect()
         filters.append({"id": serializer.name})
     encoders = [_bytes_filter(codec, elements) for codec in chain[position + 1 :]]
-    if not encoders and serializer.name.startswith(_PREFIX):
+    if not encoders and serializer.name.startswith(PREFIX):
         encoders = [filters.pop()]
     return V2Codecs(serializer.name, endian, order, (*filters, *encoders[:-1]), encoders[-1] if encoders else None)
 
@@ -113,7 +114,7 @@ def _array_filters(codecs: Sequence[Extension], elements: Elements) -> tuple[str
     filters: list[Codec] = []
     for codec in codecs:
         if codec.name != "transpose":
-            if codec.name.removeprefix(_PREFIX) not in _ARRAY_FILTERS or not codec.name.startswith(_PREFIX):
+            if codec.name.removeprefix(PREFIX) not in _ARRAY_FILTERS or not codec.name.startswith(PREFIX):
                 raise NotShownError(f"the codec {brief(codec.name)} has no Zarr v2 form")
             filters.append(_numcodec(codec, elements))
         else:
@@ -149,14 +150,14 @@ def _bytes_filter(codec: Extension, elements: Elements) -> Codec:
         case "crc32c":
             codec.expect()
             return {"id": "crc32c", "location": "end"}  # where numcodecs puts it has changed
-    if codec.name.startswith(_PREFIX) and codec.name.removeprefix(_PREFIX) in _BYTES_FILTERS:
+    if codec.name.startswith(PREFIX) and codec.name.removeprefix(PREFIX) in _BYTES_FILTERS:
         return _numcodec(codec, elements)
     raise NotShownError(f"the codec {brief(codec.name)} has no Zarr v2 form")
 
 
 def _numcodec(codec: Extension, elements: Elements) -> Codec:
     """Return the configuration that numcodecs has of a codec `numcodecs.X`, which is known, as X."""
-    name = codec.name.removeprefix(_PREFIX)
+    name = codec.name.removeprefix(PREFIX)
     if codec.configuration.get("id", name) != name:
         raise MetadataError(f"{codec.name} has the id {brief(codec.configuration['id'])}")
     for member in _DTYPE_MEMBERS:
@@ -249,7 +250,7 @@ def _v3_numcodec(codec: Codec) -> dict[str, Any]:
         if str(codec.get(member, "")).startswith(">"):
             raise NotUnshardable(f"the filter {codec['id']} of big-endian elements has no Zarr v3 form")
     configuration = {member: value for member, value in codec.items() if member != "id"}
-    return {"name": _PREFIX + codec["id"], "configuration": configuration}
+    return {"name": PREFIX + codec["id"], "configuration": configuration}
 
 
 def _follow_each_other(filters: list[Codec], elements: Elements) -> bool:

@@ -1,0 +1,151 @@
+"""Chunks of Zarr v2 whose filters or compressor only numcodecs knows, decoded as Zarr v2 has it.
+
+A filter takes the bytes that the one before it left for elements of whatever type it says.  No more is decoded than a
+chunk can need; nothing is unpickled, and no codec is used but those that are named here.
+
+Sources: Zarr storage specification 2, "Filters"; zarr-python 2.18; numcodecs 0.16.
+"""
+
+import bz2
+import lzma
+import math
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numcodecs
+import numpy as np
+from numcodecs.compat import ensure_contiguous_ndarray
+
+from shardfs.errors import CorruptionError, NotUnshardable, ShardfsError
+from shardfs.format.codecs import MAX_CHUNK_NBYTES, Buffer, Decompressor, check_size, decode, decode_members
+from shardfs.format.document import Document, Extension, brief
+from shardfs.format.dtype import parse_v2_dtype, v2_fields
+from shardfs.format.lens.v2_codecs import codecs_of, object_data_type
+
+_NATIVE: Final = frozenset({"gzip", "zstd", "blosc"})
+_ZSTD: Final = {"id": "zstd", "level": 0}
+_FILTERS: Final = frozenset(
+    {"delta", "fixedscaleoffset", "quantize", "bitround", "astype", "packbits", "shuffle"}
+    | {"crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3", "lz4"}
+)
+"""Codecs of numcodecs that make nothing larger than their data says; of lz4 that is checked here."""
+_DTYPE_MEMBERS: Final = ("dtype", "astype", "encode_dtype", "decode_dtype")
+_MAX_ITEM_NBYTES: Final = 16  # of elements between filters: those of numbers
+_MAX_DICTIONARY_NBYTES: Final = 2**28  # of lzma: four times that of its highest preset
+
+Codec = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class V2Decoder:
+    """Decodes chunks of *chunk_shape* that *codecs*, in this order, have encoded.
+
+    Decoded elements are little-endian and in C order.  Where they vary in size, they are what the first filter, which
+    is none of *codecs*, has made of them: then there is no *dtype*.
+    """
+
+    chunk_shape: tuple[int, ...]
+    dtype: np.dtype[Any] | None
+    order: Literal["C", "F"]
+    codecs: tuple[Codec, ...]
+
+    @classmethod
+    def of(cls, zarray: Document) -> "V2Decoder":
+        """Return what decodes the chunks of a `.zarray`, which is checked; raises `NotUnshardable` if nothing does."""
+        dtype, codecs = parse_v2_dtype(zarray["dtype"]), codecs_of(zarray)
+        shape, order = tuple(zarray["chunks"]), zarray["order"]
+        if dtype.hasobject:
+            object_data_type(codecs)  # or the reason why there is none
+            if order == "F" and len(shape) > 1:
+                raise NotUnshardable("elements that vary in size, in order F, have no Zarr v3 form")
+            return cls(shape, None, "C", tuple(_checked(codec) for codec in codecs[1:]))
+        if dtype.itemsize * math.prod(shape) > MAX_CHUNK_NBYTES:
+            raise NotUnshardable(f"chunks of more than {MAX_CHUNK_NBYTES} bytes are not transcoded")
+        return cls(shape, dtype, order, tuple(map(_checked, codecs)))
+
+    def native(self, zarray: Document) -> Document:
+        """Return the `.zarray` of the same array with decoded elements, and codecs that every library has for v3."""
+        compressor, filters = zarray["compressor"], zarray["filters"]
+        return {
+            **zarray,
+            "dtype": zarray["dtype"] if self.dtype is None else v2_fields(self.dtype.newbyteorder("<")),
+            "order": "C",
+            "filters": filters[:1] if self.dtype is None else None,
+            "compressor": compressor if compressor is not None and compressor["id"] in _NATIVE else _ZSTD,
+        }
+
+    def __str__(self) -> str:
+        return ", ".join(codec["id"] for codec in self.codecs) or "no codec"
+
+    def __call__(self, chunk: Buffer) -> Buffer:
+        """Return a decoded chunk; raises `CorruptionError` if it is damaged."""
+        count = math.prod(self.chunk_shape)
+        nbytes = count * self.dtype.itemsize if self.dtype is not None else None
+        limit = MAX_CHUNK_NBYTES if nbytes is None else min(max(nbytes, _MAX_ITEM_NBYTES * count), MAX_CHUNK_NBYTES)
+        data = chunk
+        for codec in reversed(self.codecs):
+            data = _decoded(codec, data, limit + limit // 8 + 4096)
+        if self.dtype is None:
+            return data
+        if len(data) != nbytes:
+            raise CorruptionError(f"the chunk decodes to {len(data)} bytes instead of {nbytes}")
+        elements = np.frombuffer(data, self.dtype).reshape(self.chunk_shape, order=self.order)
+        return elements.astype(self.dtype.newbyteorder("<"), order="C", copy=False).reshape(-1).view(np.uint8).data
+
+
+def _checked(codec: Codec) -> Codec:
+    """Return a codec that can be decoded; raises `NotUnshardable` for any other."""
+    name = codec["id"]
+    if name not in _NATIVE | _FILTERS | _DECOMPRESSORS.keys():
+        raise NotUnshardable(f"the codec {brief(name)} has no Zarr v3 form, and shardfs cannot decode it")
+    try:
+        dtypes = [parse_v2_dtype(codec[member]) for member in _DTYPE_MEMBERS if codec.get(member) is not None]
+        is_sound = all(dtype.kind in "biufcmM" and dtype.itemsize <= _MAX_ITEM_NBYTES for dtype in dtypes)
+        numcodecs.get_codec(dict(codec))
+        if name in _DECOMPRESSORS:
+            _DECOMPRESSORS[name](codec)
+    except Exception as error:  # a codec of numcodecs may raise anything about its configuration
+        raise NotUnshardable(f"the codec {brief(name)} cannot be decoded: {error}") from None
+    if not is_sound:
+        raise NotUnshardable(f"the codec {brief(name)} cannot be decoded: its elements are no numbers")
+    return codec
+
+
+def _decoded(codec: Codec, data: Buffer, limit: int) -> memoryview:
+    """Undo *codec*; raises `CorruptionError`, and `OversizedDataError` beyond *limit* bytes."""
+    name = codec["id"]
+    try:
+        if name in _NATIVE:
+            return memoryview(decode([Extension(name, {})], data, limit))
+        if name in _DECOMPRESSORS:
+            return memoryview(decode_members(lambda: _DECOMPRESSORS[name](codec), data, limit))
+        if name == "lz4":
+            check_size(struct.unpack_from("<I", data)[0], limit)
+        with np.errstate(all="ignore"):
+            decoded = numcodecs.get_codec(dict(codec)).decode(data)
+    except ShardfsError:
+        raise
+    except Exception as error:  # as numcodecs has it
+        raise CorruptionError(f"{name} data is damaged: {error}") from None
+    view: memoryview = ensure_contiguous_ndarray(decoded).reshape(-1).view(np.uint8).data
+    check_size(len(view), limit)
+    return view
+
+
+def _new_lzma(codec: Codec) -> Decompressor:
+    kind, filters = codec.get("format", lzma.FORMAT_XZ), codec.get("filters")
+    if any(each.get("dict_size", 0) > _MAX_DICTIONARY_NBYTES for each in filters or ()):
+        raise ValueError("its dictionary is too large")
+    if kind == lzma.FORMAT_RAW:
+        return lzma.LZMADecompressor(kind, filters=filters)
+    return lzma.LZMADecompressor(kind, _MAX_DICTIONARY_NBYTES)
+
+
+_DECOMPRESSORS: Final[dict[str, Callable[[Codec], Decompressor]]] = {
+    "zlib": lambda codec: zlib.decompressobj(),
+    "bz2": lambda codec: bz2.BZ2Decompressor(),
+    "lzma": _new_lzma,
+}
