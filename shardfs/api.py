@@ -7,16 +7,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import trio
 
-from shardfs.bulk.plan import pack as pack_dataset
-from shardfs.bulk.run import Filling, Report
-from shardfs.bulk.unpack import Shown
-from shardfs.bulk.unpack import unpack as unpack_dataset
+from shardfs.bulk.plan import PackPlan
+from shardfs.bulk.run import Plan, Report, RunOptions, fill
+from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.maintenance.walk import walk_nodes
 from shardfs.dataset.source import Source
@@ -103,10 +101,8 @@ def pack(
     packing = Packing(
         shard_size, shards, index_location == "start", None if codecs is None else parse_codecs_option(codecs)
     )
-    filling = Filling(sync, checksum, executor, jobs, progress)
-    options = store_options or StoreOptions()
-    paths = os.fspath(source), os.fspath(destination)
-    return trio.run(partial(pack_dataset, *paths, packing, filling, options, lambda line: None))
+    how = RunOptions(sync, checksum, executor, jobs, progress)
+    return _fill(source, destination, PackPlan(packing), how, store_options)
 
 
 def unpack(
@@ -126,10 +122,18 @@ def unpack(
 
     Arguments and result are those of `pack`.
     """
-    filling = Filling(sync, checksum, executor, jobs, progress)
-    options = store_options or StoreOptions()
-    paths = os.fspath(source), os.fspath(destination)
-    return trio.run(partial(unpack_dataset, *paths, Shown(view, decode), filling, options, lambda line: None))
+    how = RunOptions(sync, checksum, executor, jobs, progress)
+    return _fill(source, destination, UnpackPlan(Unpacking(view, decode)), how, store_options)
+
+
+def _fill(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    plan: Plan,
+    how: RunOptions,
+    options: StoreOptions | None,
+) -> Report:
+    return trio.run(fill, os.fspath(source), os.fspath(destination), plan, how, options or StoreOptions())
 
 
 class Dataset:

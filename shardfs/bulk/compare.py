@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
 
-from shardfs.bulk.delivery import Job, Mark
+from shardfs.bulk.delivery import Job, MadeOf
 from shardfs.bulk.engine import Context, Outcome, Task, run_tasks
 from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, shards_touched, walk
 from shardfs.dataset.array import Array
@@ -40,8 +40,12 @@ class CompareChunks:
 
     async def run(self, context: Context) -> Sequence[str]:
         """Return what differs, in lines."""
-        source, made = self.job.reading(context), self.job.made(context)
-        pair = _Pair.of(await find_node(source, self.path), await find_node(made, self.path))
+
+        async def find() -> _Pair | None:
+            stores = self.job.reading(context), self.job.made(context)
+            return _Pair.of(*[await find_node(store, self.path) for store in stores])
+
+        pair = await context.last("pair", (self.job, self.path), find)
         if pair is None:
             return [f"{self.path or '(root)'}: was changed meanwhile"]
         return [line for shard in self.shards async for line in pair.compare(shard)]
@@ -141,7 +145,7 @@ class _Pair:
 
         chunks: set[Coords] = set()
         for form in (self.source, self.made):
-            chunks |= {at async for at, _ in chunks_within(form.array, self.coarse, shard, damaged, Mark())}
+            chunks |= {at async for at, _ in chunks_within(form.array, self.coarse, shard, damaged, MadeOf())}
         for coords in sorted(chunks):
             name = join_key(path, f"chunk {'/'.join(map(str, coords))}")
             try:
@@ -205,7 +209,7 @@ async def compare(
     async def tasks() -> AsyncIterator[Task[Sequence[str]]]:
         names: set[str] = set()
         async for path, entries, node in walk(old):
-            if isinstance(node, Exception):
+            if isinstance(node, ShardfsError):
                 problems.append(f"{path or '(root)'}: {node}")
                 continue
             files = [e.name for e in entries if e.kind is not Kind.DIRECTORY]

@@ -1,5 +1,6 @@
 """Objects of a destination: stored as a whole or not at all, left alone if they are what they should be."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Snapshot, Stat, 
 from shardfs.stores.url import StoreOptions, is_remote
 from shardfs.vfs.parallel import for_each
 
-_AT_ONCE: Final = 16
+_OBJECTS_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Job:
 
     def at_once(self, context: Context) -> int:
         """Return how many small objects are to be worked on at a time."""
-        return _AT_ONCE if self.reading(context).store.rewrites or self.storing(context).rewrites else 1
+        return _OBJECTS_AT_ONCE if self.reading(context).store.rewrites or self.storing(context).rewrites else 1
 
     def _options(self, url: str) -> StoreOptions:
         return self.options if is_remote(url) else StoreOptions()
@@ -51,28 +52,56 @@ class Job:
 
 @dataclass(frozen=True)
 class Item:
-    """An object to be stored under *key*; *known* is what the manifest says of the one that was stored there before."""
+    """An object to be stored under *key*.
+
+    *made_of* and *state* are what the manifest says of the one that was stored there before, as `Delivered` has it.
+    """
 
     key: str
-    known: str = ""
+    made_of: str = ""
+    state: str = ""
 
 
 @dataclass(frozen=True)
 class Delivered:
     """What became of an object: *made_of* tells the state of what it was made of, *state* its own.
 
-    Both are "" if it was not stored as it should be; *problems* say why, a line each.  *nbytes* were stored now, None
-    if it stayed as it was.
+    Both are "" if it was not stored as it should be; *problems* say why, a line each.  It *is_stored* now, *nbytes* of
+    it, or *is_unchanged*; neither if it failed, or there is nothing to store.
     """
 
     key: str
     made_of: str = ""
     state: str = ""
-    nbytes: int | None = None
+    is_stored: bool = False
+    is_unchanged: bool = False
+    nbytes: int = 0
     problems: tuple[str, ...] = ()
 
 
-class Mark:
+@dataclass(frozen=True)
+class StoreTask(ABC):
+    """A task that stores *items*, of about *nbytes* bytes together."""
+
+    job: Job
+    items: tuple[Item, ...]
+    nbytes: int
+
+    @property
+    def name(self) -> str:
+        """The key of the first of them."""
+        return self.items[0].key
+
+    async def run(self, context: Context) -> Sequence[Delivered]:
+        """Store them; one that fails stops no other."""
+        return await each_delivered(self.items, await self.storer(context), at_once=self.job.at_once(context))
+
+    @abstractmethod
+    async def storer(self, context: Context) -> "Storer":
+        """Return what stores one of them."""
+
+
+class MadeOf:
     """What tells whether an object has to be stored again: the state of all that it is made of."""
 
     def __init__(self, *said: object) -> None:
@@ -91,6 +120,9 @@ def state_of(stat: Stat | None) -> str:
     if stat is None:
         return "absent"
     return f"{stat.size}:{stat.mtime_ns}" if stat.file is not None else f"{stat.size}:{stat.version}"
+
+
+Storer = Callable[[Item], Awaitable[Delivered]]
 
 
 class DifferentError(Exception):
@@ -136,34 +168,36 @@ async def deliver(
     job: Job,
     store: Store,
     item: Item,
-    mark: Mark,
+    made_of: MadeOf,
     nbytes: int,
     produce: Callable[[NewObject], Awaitable[Stat]],
     *,
     head_nbytes: int = 0,
 ) -> Delivered:
-    """Store what *produce* writes under the key of *item*, unless that is there already, by its *mark* or its bytes.
+    """Store what *produce* writes under the key of *item*, unless that is there already.
 
-    *nbytes* is about how many there are.  Raises what keeps it from being produced, or stored.
+    What it is *made_of* tells that, or if need be its bytes, of which there are about *nbytes*.  Raises what keeps it
+    from being produced, or stored.
     """
     stat: Stat | None = None
     with suppress(NotFoundError, NotADirectoryHereError):
-        if item.known or job.compares:
+        if item.made_of or job.compares:
             stat = await store.stat(item.key)
-    if item.known == f"{mark} {state_of(stat)}" and not job.compares:
-        return Delivered(item.key, str(mark), state_of(stat))
+    unchanged = Delivered(item.key, str(made_of), state_of(stat), is_unchanged=True)
+    if (item.made_of, item.state) == (unchanged.made_of, unchanged.state) and not job.compares:
+        return unchanged
     if stat is not None and job.compares:
         with suppress(DifferentError, NothingError, NotFoundError):
             await produce(Comparison(await store.open(item.key), head_nbytes))
-            return Delivered(item.key, str(mark), state_of(stat))
+            return unchanged
     try:
         async with store.new_object(item.key, nbytes, head_nbytes=head_nbytes) as new:
             stat = await produce(new)
     except NothingError:
         if stat is not None:
             await store.discard(item.key)
-        return Delivered(item.key, str(mark), state_of(None), 0)
-    return Delivered(item.key, str(mark), state_of(stat), stat.size)
+        return Delivered(item.key, str(made_of), state_of(None))
+    return Delivered(item.key, str(made_of), state_of(stat), is_stored=True, nbytes=stat.size)
 
 
 async def copy_file(job: Job, source: Store, store: Store, item: Item) -> Delivered:
@@ -175,23 +209,25 @@ async def copy_file(job: Job, source: Store, store: Store, item: Item) -> Delive
             await new.write([await snapshot.read(offset, min(PART_NBYTES, snapshot.size - offset))])
         return await new.finish()
 
-    return await deliver(job, store, item, Mark(state_of(snapshot.stat)), snapshot.size, produce)
+    return await deliver(job, store, item, MadeOf(state_of(snapshot.stat)), snapshot.size, produce)
 
 
-async def each_delivered(
-    items: Sequence[Item], work: Callable[[Item], Awaitable[Delivered]], *, at_once: int = 1
-) -> tuple[Delivered, ...]:
-    """Do *work* for each item; one that fails stops no other, unless it says that nothing can be stored any more."""
+async def each_delivered(items: Sequence[Item], store: "Storer", *, at_once: int = 1) -> tuple[Delivered, ...]:
+    """Store each item; one that fails stops no other, unless it says that nothing can be stored any more."""
     delivered: dict[Item, Delivered] = {}
 
     async def attempt(item: Item) -> None:
         try:
-            delivered[item] = await work(item)
+            delivered[item] = await store(item)
         except (NoSpaceError, ReadOnlyError):
             raise
         except ShardfsError as error:
-            reason = str(error) if item.key in str(error) else f"{item.key}: {error}"
-            delivered[item] = Delivered(item.key, problems=(f"left out: {reason}",))
+            delivered[item] = Delivered(item.key, problems=(left_out(item.key, error),))
 
     await for_each(items, attempt, at_once)
     return tuple(delivered.values())
+
+
+def left_out(path: str, error: object) -> str:
+    """Say that what is at *path* is left out, and why."""
+    return f"left out: {error}" if path and path in str(error) else f"left out: {path or '(root)'}: {error}"

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -46,13 +46,14 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Context:
-    """What the tasks of a run share in one process: sources that are open.  It belongs to one event loop at a time.
+    """What the tasks of a run share in one process: what is open, and found.  It belongs to one event loop at a time.
 
     *known* are sources that are open already, by URL and options.
     """
 
     def __init__(self, known: Mapping[tuple[str, StoreOptions], Source] | None = None) -> None:
         self._sources = dict(known or {})
+        self._last: dict[str, tuple[object, object]] = {}
 
     def source(self, url: str, options: StoreOptions) -> Source:
         """Return the source at *url*, opened when it is first asked for; raises as `open_store` does."""
@@ -60,6 +61,13 @@ class Context:
         if key not in self._sources:
             self._sources[key] = Source.of(open_store(url, options, ttl=_FOREVER))
         return self._sources[key]
+
+    async def last(self, purpose: str, key: object, make: Callable[[], Awaitable[R]]) -> R:
+        """Return what *make* makes of *key*; for each *purpose* what was made last is kept, as tasks ask in order."""
+        known = self._last.get(purpose)
+        if known is None or known[0] != key:
+            known = self._last[purpose] = key, await make()
+        return cast(R, known[1])
 
 
 class Task(Protocol[R_co]):

@@ -24,7 +24,7 @@ _TABLES: Final = """
         key blob primary key, made_of text, state text, run integer not null, is_begun integer not null
     ) without rowid;
 """
-_AT_ONCE: Final = 1000
+_NROWS: Final = 1000
 
 
 class Manifest:
@@ -48,7 +48,7 @@ class Manifest:
         for key in keys:
             stored = os.fsencode(key)
             found = self._database.execute("select made_of, state from objects where key = ?", (stored,)).fetchone()
-            items.append(Item(key, f"{found[0]} {found[1]}" if found is not None and found[0] is not None else ""))
+            items.append(Item(key, *found) if found is not None and found[0] is not None else Item(key))
             self._database.execute(
                 "insert into objects values (?, null, null, ?, 1) "
                 "on conflict (key) do update set run = excluded.run, is_begun = 1",
@@ -73,7 +73,8 @@ class Manifest:
         """
         last = b""
         while rows := self._database.execute(
-            "select key, state from objects where run < ? and key > ? order by key limit ?", (self._run, last, _AT_ONCE)
+            "select key, state from objects where run < ? and key > ? order by key limit ?",
+            (self._run, last, _NROWS),
         ).fetchall():
             for last, state in rows:
                 yield os.fsdecode(last), state

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
-from weakref import WeakKeyDictionary
 
-from shardfs.bulk.delivery import Mark, state_of
+from shardfs.bulk.delivery import Job, MadeOf, state_of
+from shardfs.bulk.engine import Context
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.layout import ArrayLayout
@@ -19,12 +19,13 @@ from shardfs.errors import (
     NotFoundError,
     NotUnshardable,
     ShardfsError,
+    StaleError,
+    StoreError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, parse_json
-from shardfs.format.dtype import item_nbytes
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.index import IndexLayout
-from shardfs.format.lens.packed import Packing, Transcoder, metadata_of_v2
+from shardfs.format.lens.packed import Packing, Transcoder, metadata_of_v2, usual_nbytes
 from shardfs.format.lens.unsharded import describe
 from shardfs.format.lens.v2 import V2_NAMES, ZARRAY, ZGROUP
 from shardfs.format.lens.v2_decoder import V2Decoder
@@ -62,28 +63,21 @@ class BulkNode:
 async def find_node(source: Source, path: str, names: Collection[str] | None = None) -> BulkNode | None:
     """Return the node at *path*, None if there is none; *names* are those in its directory, if they are known.
 
-    Raises `MetadataError` for a document that says nothing, and `NotUnshardable` for one of v2 without a v3 form.
+    Raises `MetadataError` for a document that says nothing, `NotUnshardable` for one of v2 without a v3 form, and what
+    keeps a document from being read.
     """
-    known = _recent.get(source)
-    if known is not None and known.path == path:
-        return known
     found = await _find_v3(source, path) if names is None or DOCUMENT in names else None
     if found is None and (names is None or V2_NAMES & set(names)):
         found = await _find_v2(source, path)
-    if found is not None:
-        _recent[source] = found
     return found
-
-
-_recent: WeakKeyDictionary[Source, BulkNode] = WeakKeyDictionary()  # the one that was asked for last: tasks follow it
 
 
 async def _find_v3(source: Source, path: str) -> BulkNode | None:
     node = await source.hierarchy.node(path)
-    if node.document is None:
-        return None
-    if node.metadata is None:
-        raise MetadataError(str(node.reason))
+    if node.metadata is None or node.document is None:
+        if node.reason is None:
+            return None
+        raise (StoreError if node.document is None else MetadataError)(node.reason)
     return BulkNode(path, node.metadata, {DOCUMENT: node.document}, node.any_array)
 
 
@@ -110,26 +104,30 @@ async def _find_v2(source: Source, path: str) -> BulkNode | None:
     return BulkNode(path, metadata, texts, array, decoder)
 
 
-async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode | Exception | None]]:
+async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode | ShardfsError | None]]:
     """Yield each directory of *source*, parents first, with the names in it that are no chunks, and its node.
 
-    Where a document cannot be read, or has no v3 form, the error takes the place of the node.
+    Where a directory below the source, or a document, cannot be read, or has no v3 form, the error takes the place of
+    the node.
     """
     pending = [""]
     while pending:
         path = pending.pop()
-        entries = [entry for entry in await source.store.list(path) if not is_reserved(entry.name)]
-        found: BulkNode | Exception | None = None
+        entries: list[Entry] = []
+        found: BulkNode | ShardfsError | None = None
         try:
+            entries = [entry for entry in await source.store.list(path) if not is_reserved(entry.name)]
             found = await find_node(source, path, [entry.name for entry in entries])
-        except (MetadataError, NotUnshardable) as error:
+        except ShardfsError as error:
+            if not path and not isinstance(error, MetadataError | NotUnshardable):
+                raise
             found = error
         if isinstance(found, BulkNode):
             entries = [entry for entry in entries if not found.is_chunk(entry.name)]
             entries = [e for e in entries if not (isinstance(found.metadata, ArrayMetadata) and is_lock(e.name))]
         entries.sort(key=lambda entry: entry.name)
         yield path, entries, found
-        if not isinstance(found, Exception):
+        if not isinstance(found, ShardfsError):
             pending += [join_key(path, entry.name) for entry in reversed(entries) if entry.kind is Kind.DIRECTORY]
 
 
@@ -137,15 +135,28 @@ async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode
 class Transfer:
     """How the chunks of *array* come into shards of *target*: by *transcoder*, or encoded as they are without one.
 
-    *document* is that of the packed array, and *mark* stands for what it says of its chunks.
+    *document* is that of the packed array, *fingerprint* stands for what it says of its chunks, and *how* tells people.
     """
 
     array: Array
     target: ArrayLayout
     document: Document
-    transcoder: Transcoder | None
-    mark: bytes
+    fingerprint: bytes
+    transcoder: Transcoder | None = None
     how: str = "copied encoded"
+
+    @classmethod
+    async def find(cls, context: Context, job: Job, path: str, packing: Packing) -> "Transfer":
+        """Return how the chunks of the array at *path* are packed; raises `StaleError` if there is none any more."""
+
+        async def find() -> Transfer:
+            node = await find_node(job.reading(context), path)
+            transfer = cls.of(node, packing) if node is not None else None
+            if transfer is None:
+                raise StaleError(f"the array {path or 'at the root'} was changed meanwhile")
+            return transfer
+
+        return await context.last("transfer", (job, path, packing), find)
 
     @classmethod
     def of(cls, node: BulkNode, packing: Packing) -> "Transfer | None":
@@ -153,13 +164,6 @@ class Transfer:
 
         Raises `NotUnshardable` with the reason why they cannot be.
         """
-        known = _transfers.get(node)
-        if known is None or known[0] != packing:
-            known = _transfers[node] = packing, cls._of(node, packing)
-        return known[1]
-
-    @classmethod
-    def _of(cls, node: BulkNode, packing: Packing) -> "Transfer | None":
         if not isinstance(node.metadata, ArrayMetadata):
             return None
         document = packing.get(node.metadata)
@@ -169,24 +173,21 @@ class Transfer:
         target, source = describe(packed), describe(node.metadata)
         layout = ArrayLayout(node.path, target.grid, target.key_encoding)
         transcoder = Transcoder.of(source, target, node.decoder)
-        transfer = cls(node.array, layout, document, transcoder, fingerprint(packed))
+        transfer = cls(node.array, layout, document, fingerprint(packed))
         if transcoder is None:
             return transfer
         was, becomes = (", ".join(codec.name for codec in each.codecs) for each in (source, target))
-        return replace(transfer, how=f"transcoded from {node.decoder or was} to {becomes}")
+        return replace(transfer, transcoder=transcoder, how=f"transcoded from {node.decoder or was} to {becomes}")
 
     def nbytes(self, shard: Coords) -> int:
         """Return about how many bytes the target shard at *shard* has: those of its chunks without compression."""
-        item = item_nbytes(self.array.document["data_type"]) or 1
-        return self.target.grid.nchunks_of(shard) * math.prod(self.target.grid.chunk_shape) * item
+        grid, item_nbytes = self.target.grid, usual_nbytes(self.document["data_type"])
+        return grid.nchunks_of(shard) * math.prod(grid.chunk_shape) * item_nbytes
 
     def index(self, shard: Coords) -> IndexLayout:
         """Return how the index of the target shard at *shard* is laid out."""
         level = self.target.grid.levels[0]
         return IndexLayout(level.index_codecs, self.target.grid.index_shape(shard), level.index_at_start)
-
-
-_transfers: WeakKeyDictionary[BulkNode, tuple[Packing, Transfer | None]] = WeakKeyDictionary()
 
 
 async def shards_touched(
@@ -215,22 +216,22 @@ async def chunks_within(
     grid: ShardGrid,
     shard: Coords,
     left_out: Callable[[ShardfsError, Coords | None], None],
-    mark: Mark,
+    made_of: MadeOf,
 ) -> AsyncIterator[tuple[Coords, int]]:
     """Yield the chunks that *array* has where *grid* has the shard at *shard*, in C order, with their sizes.
 
-    *left_out* is told what is damaged, and where; *mark* takes in the states of the files that the chunks are in.
+    *left_out* is told what is damaged, and where; *made_of* takes in the states of the files that the chunks are in.
     """
     if not grid.ndim:
         state, extent = await array.find(())
-        mark.add(state_of(state.stat))
+        made_of.add(state_of(state.stat))
         if extent is not None:
             yield (), extent.nbytes
         return
     *outer, row = [grid.covered(axis, index) for axis, index in enumerate(shard)]
     for prefix in product(*outer):
         async for run in array.list_row(prefix, row.start, row.stop):
-            mark.add(prefix, run.first, state_of(run.state.stat))
+            made_of.add(prefix, run.first, state_of(run.state.stat))
             if run.error is not None:
                 left_out(run.error, None)
                 continue

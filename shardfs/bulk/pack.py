@@ -2,79 +2,54 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import trio
 
-from shardfs.bulk.delivery import Delivered, Item, Job, Mark, NothingError, copy_file, deliver, each_delivered
+from shardfs.bulk.delivery import Delivered, Item, Job, MadeOf, NothingError, Storer, StoreTask, copy_file, deliver
 from shardfs.bulk.engine import Context
-from shardfs.bulk.nodes import Transfer, chunks_within, find_node
-from shardfs.errors import CorruptionError, ShardfsError, StaleError
+from shardfs.bulk.nodes import Transfer, chunks_within
+from shardfs.errors import CorruptionError, ShardfsError
 from shardfs.format.lens.packed import Packing
 from shardfs.format.sharding import Coords
 from shardfs.format.update import plan_write
 from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Stat
 from shardfs.vfs.parallel import for_each
 
-_AT_ONCE: Final = 64
+_CHUNKS_AT_ONCE: Final = 64
 _MAX_GROUP: Final = 1024
 """How many chunks are asked for at a time, and how many are read before they are stored."""
 
 
 @dataclass(frozen=True)
-class PackShards:
-    """The task that writes some shards of the array at *path*; *items* are the objects that they become."""
+class PackShards(StoreTask):
+    """The task that writes some *shards* of the array at *path*, one for each item."""
 
-    job: Job
     packing: Packing
     path: str
     shards: tuple[Coords, ...]
-    items: tuple[Item, ...]
-    nbytes: int
 
-    @property
-    def name(self) -> str:
-        """The key of the first of them."""
-        return self.items[0].key
-
-    async def run(self, context: Context) -> Sequence[Delivered]:
-        """Write them."""
-        source = self.job.reading(context)
-        at_once = _AT_ONCE if source.store.rewrites else 1
-        node = await find_node(source, self.path)
-        transfer = Transfer.of(node, self.packing) if node is not None else None
-        if transfer is None:
-            raise StaleError(f"the array {self.path or 'at the root'} was changed meanwhile")
+    async def storer(self, context: Context) -> Storer:
+        """Return what writes one of them."""
+        at_once = _CHUNKS_AT_ONCE if self.job.reading(context).store.rewrites else 1
+        transfer = await Transfer.find(context, self.job, self.path, self.packing)
         shards = dict(zip(self.items, self.shards, strict=True))
 
         async def write(item: Item) -> Delivered:
             return await _Shard(transfer, shards[item], at_once).deliver(self.job, context, item)
 
-        return await each_delivered(self.items, write, at_once=self.job.at_once(context))
+        return write
 
 
 @dataclass(frozen=True)
-class CopyFiles:
+class CopyFiles(StoreTask):
     """The task that copies some files as they are."""
 
-    job: Job
-    items: tuple[Item, ...]
-    nbytes: int
-
-    @property
-    def name(self) -> str:
-        """The key of the first of them."""
-        return self.items[0].key
-
-    async def run(self, context: Context) -> Sequence[Delivered]:
-        """Copy them."""
-        source, store = self.job.reading(context).store, self.job.storing(context)
-
-        async def copy(item: Item) -> Delivered:
-            return await copy_file(self.job, source, store, item)
-
-        return await each_delivered(self.items, copy, at_once=self.job.at_once(context))
+    async def storer(self, context: Context) -> Storer:
+        """Return what copies one of them."""
+        return partial(copy_file, self.job, self.job.reading(context).store, self.job.storing(context))
 
 
 @dataclass(eq=False)
@@ -88,9 +63,9 @@ class _Shard:
 
     async def deliver(self, job: Job, context: Context, item: Item) -> Delivered:
         """Store the shard; without the chunks that cannot be read, which are named."""
-        mark = Mark(self.coords, self.transfer.mark)
+        made_of = MadeOf(self.coords, self.transfer.fingerprint)
         array, grid = self.transfer.array, self.transfer.target.grid
-        chunks = [chunk async for chunk in chunks_within(array, grid, self.coords, self._left_out, mark)]
+        chunks = [chunk async for chunk in chunks_within(array, grid, self.coords, self._left_out, made_of)]
         index = self.transfer.index(self.coords)
         head_nbytes = index.nbytes if index.at_start else 0
         start = [grid.covered(axis, i).start for axis, i in enumerate(self.coords)]
@@ -112,9 +87,9 @@ class _Shard:
             return await new.finish(encoded if index.at_start else b"")
 
         nbytes = sum(nbytes for _, nbytes in chunks) + index.nbytes
-        done = await deliver(job, job.storing(context), item, mark, nbytes, produce, head_nbytes=head_nbytes)
+        done = await deliver(job, job.storing(context), item, made_of, nbytes, produce, head_nbytes=head_nbytes)
         if self.problems:  # it is to be done again, whatever is stored
-            return Delivered(item.key, nbytes=done.nbytes, problems=tuple(self.problems))
+            return replace(done, made_of="", state="", problems=tuple(self.problems))
         return done
 
     async def _read(self, chunks: Sequence[tuple[Coords, int]]) -> AsyncIterator[list[tuple[Coords, Buffer]]]:

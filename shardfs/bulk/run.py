@@ -1,20 +1,19 @@
 """A run of bulk work that fills a destination: checked before it begins, gone on with, and told about."""
 
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol, cast
 
-from shardfs.bulk.delivery import Delivered, Item, Job, Mark, deliver, each_delivered, state_of
-from shardfs.bulk.engine import Context, Outcome, Task, run_tasks
+from shardfs.bulk.delivery import Delivered, Item, Job, MadeOf, StoreTask, deliver, each_delivered, state_of
+from shardfs.bulk.engine import Context, Outcome, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
 from shardfs.dataset.maintenance.walk import prune
 from shardfs.dataset.slots import has_journal, hold
-from shardfs.dataset.source import Source
 from shardfs.dataset.state import needed
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import (
@@ -29,14 +28,19 @@ from shardfs.errors import (
 from shardfs.stores.base import Kind, NewObject, Stat, Store, is_reserved
 from shardfs.stores.url import StoreOptions, is_remote, open_store, url_of
 
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # as the kernel writes spaces and the like
+
 
 @dataclass
 class Report:
     """The result of a run, and its progress while it lasts.
 
-    *problems* name everything that is missing from the destination, or wrong in it, and why.
+    *done* objects of about *total* have been dealt with.  *problems* name everything that is missing from the
+    destination, or wrong in it, and why.
     """
 
+    done: int = 0
+    total: int = 0
     stored: int = 0
     unchanged: int = 0
     removed: int = 0
@@ -45,7 +49,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Filling:
+class RunOptions:
     """How a run goes about the destination, and who does the work.
 
     *syncs*: what is there and unchanged stays; else the destination has to be empty.  *compares*: bytes are compared,
@@ -64,38 +68,76 @@ class Filling:
         return self.syncs or self.compares
 
 
-class Contents(Protocol):
-    """What a destination is to have: objects that tasks store, and *documents* by key, parents first."""
+class Plan(Protocol):
+    """What a destination is to have: objects that tasks store, and *documents* by key, parents first.
+
+    As text it is the command that makes it: a run that goes on with another has to say the same.
+    """
 
     @property
     def problems(self) -> Sequence[str]:
-        """What is left out beforehand, and why."""
+        """What is left out, as far as is known, and why."""
 
     @property
     def documents(self) -> Mapping[str, bytes]:
-        """The documents."""
+        """The documents, which come last."""
 
-    def tasks(self, job: Job, source: Source, manifest: Manifest) -> AsyncIterator[Task[Sequence[Delivered]]]:
+    @property
+    def total(self) -> int:
+        """About how many objects there are: those of arrays that have all their chunks."""
+
+    def look(self, job: Job, context: Context) -> AsyncIterator[str]:
+        """Look at all nodes, before anything is written; yields what there is to say of them.
+
+        Raises what keeps the source from being read, and `UsageError` for what keeps all from being begun.
+        """
+
+    def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
         """Yield the tasks; the keys of what they store are noted in *manifest* before."""
 
 
-async def fill(job: Job, context: Context, contents: Contents, made_by: str, filling: Filling) -> Report:
-    """Have the destination of *job* filled with *contents*.
+async def fill(
+    source: str,
+    destination: str,
+    plan: Plan,
+    how: RunOptions,
+    options: StoreOptions,
+    announce: Callable[[str], None] = lambda line: None,
+    *,
+    is_dry: bool = False,
+) -> Report:
+    """Fill *destination* with what *plan* makes of *source*; nothing is written if it *is_dry*.
 
-    *made_by* says by what; a run that goes on with another has to say the same.
-    Documents come last, and that of the root at the very end: before, nobody takes the destination for complete.
-    Raises `SourceError` and `UsageError` before anything is written, and `NoSpaceError` if there is no room left.
+    *announce* is told, line by line, what there is to know before anything is written.  Raises `SourceError` and
+    `UsageError` before that, and `NoSpaceError` if there is no room left.
     """
-    report, source = Report(), job.reading(context)
+    context = Context()
+    job = await _begin(source, destination, options, how, context)
+    async for line in plan.look(job, context):
+        announce(line)
+    if not is_dry:
+        return await _fill(job, context, plan, how)
+    report = Report(total=plan.total, problems=list(plan.problems))
+    how.progress(report)
+    return report
+
+
+async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Report:
+    """Fill the destination of *job*.
+
+    Documents come last, and that of the root at the very end: before, nobody takes the destination for complete.
+    """
+    report, source = Report(total=plan.total), job.reading(context)
     is_pending = has_journal(source.store)
     _open(job.destination, job.options, make=True)
     store = job.storing(context)
     with ExitStack() as held:
         if store.root is not None:
             held.enter_context(hold(store))
-        manifest = held.enter_context(open_manifest(store.address, anew=not filling.goes_on))
-        manifest.require(f"{made_by} {source.store.address}")
+        manifest = held.enter_context(open_manifest(store.address, anew=not how.goes_on))
+        manifest.require(f"{plan} {source.store.address}")
         await store.clear_unfinished(manifest.unfinished())
+        how.progress(report)
 
         def take(delivered: Sequence[Delivered]) -> None:
             for each in delivered:
@@ -103,24 +145,26 @@ async def fill(job: Job, context: Context, contents: Contents, made_by: str, fil
                     report.problems.extend(each.problems)
                 else:
                     manifest.done(each.key, each.made_of, each.state)
-                report.stored += bool(each.nbytes)
-                report.unchanged += each.nbytes is None and not each.problems
-                report.nbytes += each.nbytes or 0
-            filling.progress(report)
+                report.done += 1
+                report.stored += each.is_stored
+                report.unchanged += each.is_unchanged and not each.problems
+                report.nbytes += each.nbytes
+            how.progress(report)
 
         def done(outcome: Outcome[Sequence[Delivered]]) -> None:
             if isinstance(outcome.error, NoSpaceError | ReadOnlyError):
                 raise type(outcome.error)(f"{outcome.error}; what is stored stays, and --sync goes on with it")
             if outcome.error is not None:
                 report.problems.append(f"{outcome.task.name}: {outcome.error}")
+                report.done += len(cast(StoreTask, outcome.task).items)
             take(outcome.result or ())
 
-        tasks = contents.tasks(job, source, manifest)
-        await run_tasks(tasks, done, context=context, executor=filling.executor, jobs=filling.jobs)
-        for item in manifest.items(list(contents.documents)[::-1]):
-            text = contents.documents[item.key]
+        tasks = plan.tasks(job, context, manifest)
+        await run_tasks(tasks, done, context=context, executor=how.executor, jobs=how.jobs)
+        for item in manifest.items(list(plan.documents)[::-1]):
+            text = plan.documents[item.key]
             take(await each_delivered([item], partial(_store_text, job, store, text=text)))
-        report.problems.extend(contents.problems)
+        report.problems.extend(plan.problems)
         if is_pending or has_journal(source.store):
             report.problems.append(
                 "SOURCE has a journal of chunks that may not be committed, which are not in DEST: unmount SOURCE, or "
@@ -140,6 +184,7 @@ async def fill(job: Job, context: Context, contents: Contents, made_by: str, fil
         if report.stored or report.removed:
             await store.settle()
         await store.clear_unfinished(())
+    how.progress(report)
     return report
 
 
@@ -165,21 +210,22 @@ async def _store_text(job: Job, store: Store, item: Item, text: bytes) -> Delive
         await new.write([text])
         return await new.finish()
 
-    return await deliver(job, store, item, Mark(text), len(text), produce)
+    return await deliver(job, store, item, MadeOf(text), len(text), produce)
 
 
-async def begin(source: str, destination: str, options: StoreOptions, filling: Filling, context: Context) -> Job:
+async def _begin(source: str, destination: str, options: StoreOptions, how: RunOptions, context: Context) -> Job:
     """Return the job that reads SOURCE and stores in DEST, which is not made yet.
 
     Raises `SourceError` if the source cannot be read, and `UsageError` if DEST overlaps it, or is not empty and not to
     be filled up.
     """
-    job = Job(url_of(source), url_of(destination), options, filling.compares)
+    job = Job(url_of(source), url_of(destination), options, how.compares)
     await job.reading(context).store.check()
-    if _is_within(job.source, job.destination) or _is_within(job.destination, job.source):
+    old, new = _place(job.source), _place(job.destination)
+    if _is_within(old, new) or _is_within(new, old):
         raise UsageError(f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other")
     store = _open(job.destination, options)
-    if store is not None and not filling.goes_on:
+    if store is not None and not how.goes_on:
         with suppress(NotFoundError):
             if not all(is_reserved(entry.name) for entry in await store.list("")):
                 way_out = "choose another DEST, or add --sync to go on with an earlier run"
@@ -188,13 +234,20 @@ async def begin(source: str, destination: str, options: StoreOptions, filling: F
 
 
 def _is_within(url: str, other: str) -> bool:
-    """Whether *url* is the same as *other*, or lies in it; a directory also where it is mounted a second time."""
-    if f"{url.rstrip('/')}/".startswith(f"{other.rstrip('/')}/"):
-        return True
-    if is_remote(url) or is_remote(other) or not os.path.exists(other):
-        return False
-    path = Path(url)
-    return any(above.exists() and above.samefile(other) for above in (path, *path.parents))
+    """Whether *url* is the same as *other*, or lies in it."""
+    return f"{url.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
+
+
+def _place(url: str) -> str:
+    """Return what is the same for a directory wherever it is mounted: its file system, and its path there."""
+    device, top, point = "", "/", "/"
+    if not is_remote(url):
+        with suppress(OSError), open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
+            for line in lines:
+                found = [_ESCAPED.sub(lambda code: chr(int(code[1], 8)), part) for part in line.split(" ")[2:5]]
+                if _is_within(url, found[2]) and len(found[2]) >= len(point):  # the last one hides the others
+                    device, top, point = found
+    return f"{device}:{os.path.normpath(os.path.join(top, os.path.relpath(url, point)))}" if device else url
 
 
 def _open(url: str, options: StoreOptions, *, make: bool = False) -> Store | None:

@@ -1,20 +1,27 @@
 """Unpacking: what a mount would show of a dataset, written as files or objects."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
-from weakref import WeakKeyDictionary
 
-from shardfs.bulk.delivery import Delivered, Item, Job, Mark, copy_file, deliver, each_delivered, state_of
+from shardfs.bulk.delivery import (
+    Delivered,
+    Item,
+    Job,
+    MadeOf,
+    Storer,
+    StoreTask,
+    copy_file,
+    deliver,
+    left_out,
+    state_of,
+)
 from shardfs.bulk.engine import Context
 from shardfs.bulk.manifest import Manifest
-from shardfs.bulk.run import Filling, Report, begin, fill
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
-from shardfs.dataset.source import Source
 from shardfs.errors import ShardfsError
 from shardfs.stores.base import PART_NBYTES, Kind, NewObject, Stat, join_key
-from shardfs.stores.url import StoreOptions
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.entries.npy import NpyHandle
 from shardfs.vfs.filesystem import Filesystem
@@ -29,45 +36,40 @@ _BATCH: Final = 1024
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a mount shows: the *view*, with decoded chunks or not."""
+class Unpacking:
+    """How a dataset is unpacked: as a mount shows it in a *view*, with decoded chunks or not."""
 
     view: str = "v3"
     decode: bool = False
 
-    async def tree(self, source: Source) -> Filesystem:
-        """Return the files that a mount of *source* shows."""
-        tree = _trees.get(source)
-        if tree is None:
+    def __str__(self) -> str:
+        return f"--view {self.view}{' --decode' if self.decode else ''}"
+
+    async def tree(self, context: Context, job: Job) -> Filesystem:
+        """Return the files that a mount of the source shows."""
+
+        async def make() -> Filesystem:
+            source = job.reading(context)
             cache = ChunkCache(_DECODED_NBYTES, source.statistics)
             view = make_view(self.view, source.store, decoded=self.decode)
-            tree = _trees[source] = Filesystem(source.store, source.hierarchy, view, cache, ttl=source.store.ttl)
+            tree = Filesystem(source.store, source.hierarchy, view, cache, ttl=source.store.ttl)
             await tree.start()
-        return tree
+            return tree
 
-
-_trees: WeakKeyDictionary[Source, Filesystem] = WeakKeyDictionary()
+        return await context.last("tree", (job, self), make)
 
 
 @dataclass(frozen=True)
-class WriteFiles:
-    """The task that writes files of one *directory*, as they are *shown*."""
+class WriteFiles(StoreTask):
+    """The task that writes files of one *directory*, as *unpacking* has them."""
 
-    job: Job
-    shown: Shown
+    unpacking: Unpacking
     directory: str
-    items: tuple[Item, ...]
-    nbytes: int
 
-    @property
-    def name(self) -> str:
-        """The key of the first of them."""
-        return self.items[0].key
-
-    async def run(self, context: Context) -> Sequence[Delivered]:
-        """Write them."""
+    async def storer(self, context: Context) -> Storer:
+        """Return what writes one of them."""
         source, store = self.job.reading(context), self.job.storing(context)
-        tree = await self.shown.tree(source)
+        tree = await self.unpacking.tree(context, self.job)
         parent = ROOT
         for name in self.directory.split("/") if self.directory else ():
             parent = (await tree.lookup(parent, os.fsencode(name))).ino
@@ -86,48 +88,61 @@ class WriteFiles:
             finally:
                 tree.forget(attributes.ino, 1)
 
-        return await each_delivered(self.items, write, at_once=self.job.at_once(context))
+        return write
 
     async def _write(self, item: Item, handle: FileHandle, context: Context) -> Delivered:
-        size, mark = handle.attributes.size, Mark(state_of(handle.attributes.status))
+        size, made_of = handle.attributes.size, MadeOf(state_of(handle.attributes.status))
         if isinstance(handle, DocumentHandle):
-            mark = Mark(handle.text)
+            made_of = MadeOf(handle.text)
         elif isinstance(handle, NpyHandle):
             async for shard in walk_shards(handle.array):
-                mark.add(shard, state_of((await handle.array.shard(shard)).stat))
+                made_of.add(shard, state_of((await handle.array.shard(shard)).stat))
 
         async def produce(new: NewObject) -> Stat:
             for offset in range(0, size, PART_NBYTES):
                 await new.write([await handle.read(offset, min(PART_NBYTES, size - offset))])
             return await new.finish()
 
-        return await deliver(self.job, self.job.storing(context), item, mark, size, produce)
+        return await deliver(self.job, self.job.storing(context), item, made_of, size, produce)
 
 
 @dataclass
-class Unpacked:
-    """What unpacking fills a destination with; *problems* are what it has not, as far as is known."""
+class UnpackPlan:
+    """What unpacking a source comes to; *problems* are what is left out, as far as is known."""
 
-    shown: Shown
+    unpacking: Unpacking
+    total: int = 0
     problems: list[str] = field(default_factory=list)
     documents: Mapping[str, bytes] = field(default_factory=dict)
 
-    async def look(self, source: Source) -> AsyncIterator[str]:
+    def __str__(self) -> str:
+        return f"unpack {self.unpacking}"
+
+    async def look(self, job: Job, context: Context) -> AsyncIterator[str]:
         """Look at all nodes, and yield what is to be said of them: which are left out, and which stay as they are."""
-        view = (await self.shown.tree(source)).view
-        async for node in walk_nodes(source):
+        view = (await self.unpacking.tree(context, job)).view
+        async for node in walk_nodes(job.reading(context)):
             name = node.path or "(root)"
             reason = view.left_out(node)
+            self.total += 1
             if reason is not None:
-                self.problems.append(f"left out: {name}: {reason}")
+                self.problems.append(left_out(node.path, reason))
             elif node.reason is not None:
-                yield f"{name}: stays as it is stored: {node.reason}"
-            elif view.caveat(node) is not None:
-                yield f"{name}: {view.caveat(node)}"
+                if node.document is not None:  # else what cannot be read is left out, and named then
+                    yield f"{name}: stays as it is stored: {node.reason}"
+            else:
+                if node.any_array is not None and self.unpacking.view != "npy":
+                    self.total += node.any_array.grid.nchunks
+                if view.caveat(node) is not None:
+                    yield f"{name}: {view.caveat(node)}"
 
-    async def tasks(self, job: Job, source: Source, manifest: Manifest) -> AsyncIterator[WriteFiles]:
+    async def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
         """Yield the tasks that write all files, documents at the end, and that of the root last of all."""
-        tree = await self.shown.tree(source)
+        tree = await self.unpacking.tree(context, job)
+
+        def write(directory: str, keys: list[str], nbytes: int) -> WriteFiles:
+            return WriteFiles(job, manifest.items(keys), nbytes, self.unpacking, directory)
+
         documents: list[tuple[str, list[str]]] = []
         pending = [("", ROOT)]
         while pending:
@@ -148,14 +163,14 @@ class Unpacked:
                             here.append(key)
                             continue
                         if keys and (len(keys) == _BATCH or nbytes + size > _BATCH_NBYTES):
-                            yield WriteFiles(job, self.shown, path, manifest.items(keys), nbytes)
+                            yield write(path, keys, nbytes)
                             keys, nbytes = [], 0
                         keys.append(key)
                         nbytes += size
             except ShardfsError as error:
-                self.problems.append(f"left out: {path or '(root)'}: {error}")
+                self.problems.append(left_out(path, error))
             if keys:
-                yield WriteFiles(job, self.shown, path, manifest.items(keys), nbytes)
+                yield write(path, keys, nbytes)
             if path:
                 tree.forget(ino, 1)
             tree.inodes.sweep()
@@ -163,21 +178,4 @@ class Unpacked:
             pending += reversed(below)
         for path, here in reversed(documents):
             if here:
-                yield WriteFiles(job, self.shown, path, manifest.items(here), 0)
-
-
-async def unpack(
-    source: str,
-    destination: str,
-    shown: Shown,
-    filling: Filling,
-    options: StoreOptions,
-    announce: Callable[[str], None],
-) -> Report:
-    """Write to *destination* what a mount of *source* would show; *announce* is told what to know before."""
-    context = Context()
-    job = await begin(source, destination, options, filling, context)
-    unpacked = Unpacked(shown)
-    async for line in unpacked.look(job.reading(context)):
-        announce(line)
-    return await fill(job, context, unpacked, f"unpack {shown}", filling)
+                yield write(path, here, 0)

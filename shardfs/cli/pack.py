@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -12,10 +12,9 @@ import click
 import trio
 
 from shardfs.bulk.cluster import Place
-from shardfs.bulk.plan import pack as pack_dataset
-from shardfs.bulk.run import Filling, Report
-from shardfs.bulk.unpack import Shown
-from shardfs.bulk.unpack import unpack as unpack_dataset
+from shardfs.bulk.plan import PackPlan
+from shardfs.bulk.run import Plan, Report, RunOptions, fill
+from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.cli.options import command, executor, json_option, size, store_options, view_options, workers_options
 from shardfs.cli.output import complain, progress
 from shardfs.errors import counted, printable
@@ -95,12 +94,7 @@ def pack(
         parse_codecs_option(codecs) if codecs is not None else None,
     )
 
-    def say(line: str) -> None:
-        click.echo(printable(line), err=as_json or not dry_run)
-
-    with _filling(source, destination, store_options, **filling) as how:
-        report = trio.run(partial(pack_dataset, source, destination, packing, how, store_options, say, is_dry=dry_run))
-    _finish(report, is_dry=dry_run, as_json=as_json)
+    _run(source, destination, store_options, PackPlan(packing), is_dry=dry_run, as_json=as_json, **filling)
 
 
 @command(
@@ -125,42 +119,43 @@ def unpack(
 
     Names whatever could not be written, and exits with 1.
     """
-    with _filling(source, destination, store_options, **filling) as how:
-        report = trio.run(partial(unpack_dataset, source, destination, Shown(view, decode), how, store_options, _say))
-    _finish(report, is_dry=False, as_json=as_json)
+    plan = UnpackPlan(Unpacking(view, decode))
+    _run(source, destination, store_options, plan, is_dry=False, as_json=as_json, **filling)
 
 
-def _say(line: str) -> None:
-    click.echo(printable(line), err=True)
-
-
-@contextmanager
-def _filling(
+def _run(
     source: str,
     destination: str,
     options: StoreOptions,
+    plan: Plan,
+    *,
+    is_dry: bool,
+    as_json: bool,
     sync: bool,
     checksum: bool,
     jobs: int | None,
     dask: str | None,
-) -> Iterator[Filling]:
-    """Yield how DEST is filled, and by whom, with progress on a terminal."""
-    told = 0
+) -> None:
+    """Fill DEST, say what comes of it, and end with the exit status of that; with progress on a terminal."""
+    done = told = 0
+    advance: Callable[[int], None] | None = None
+
+    def say(line: str) -> None:
+        click.echo(printable(line), err=as_json or not is_dry)
+
+    def tell(report: Report) -> None:
+        nonlocal advance, done, told
+        if advance is None:  # now it is known how much there is to do
+            advance = stack.enter_context(progress("stored", report.total, "object"))
+        advance(report.done - done)
+        for problem in report.problems[told:]:
+            complain(problem)
+        done, told = report.done, len(report.problems)
+
     places = [Place.of(source, options), Place.of(destination, options, is_written=True)]
-    with executor(jobs, dask, places) as chosen, progress("stored", None, "B") as advance:
-
-        def tell(report: Report) -> None:
-            nonlocal told
-            advance(report.nbytes - told)
-            told = report.nbytes
-
-        yield Filling(sync, checksum, chosen, jobs, tell)
-
-
-def _finish(report: Report, *, is_dry: bool, as_json: bool) -> None:
-    """Say what came of a run, and end with its exit status."""
-    for problem in report.problems:
-        complain(problem)
+    with executor(jobs, dask, places) as chosen, ExitStack() as stack:
+        how = RunOptions(sync, checksum, chosen, jobs, tell)
+        report = trio.run(partial(fill, source, destination, plan, how, options, say, is_dry=is_dry))
     if as_json:
         click.echo(json.dumps(asdict(report), indent=2))
     elif not is_dry:

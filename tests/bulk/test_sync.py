@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +17,10 @@ import pytest
 import trio
 import zarr
 
-from shardfs.bulk.plan import pack as pack_dataset
-from shardfs.bulk.run import Filling, Report
-from shardfs.bulk.unpack import Shown
-from shardfs.bulk.unpack import unpack as unpack_dataset
+from shardfs.bulk.plan import PackPlan
+from shardfs.bulk.run import Plan, Report, RunOptions
+from shardfs.bulk.run import fill as fill_with
+from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.errors import ShardfsError
 from shardfs.format.lens.packed import Packing
 from shardfs.stores.local.syscalls import Syscalls
@@ -205,12 +204,8 @@ def test_whatever_call_of_the_store_fails_the_next_run_ends_as_if_none_had(
         return LocalStore(url, disks.get(url, QUICK), ttl=ttl)
 
     def fill(made: Path) -> Report:
-        how, options = Filling(syncs=made != fresh, jobs=1), StoreOptions()
-        arguments = (str(source), str(made))
-        if what == "pack":
-            packing = Packing(chunks_per_shard=(4,))
-            return trio.run(partial(pack_dataset, *arguments, packing, how, options, print))
-        return trio.run(partial(unpack_dataset, *arguments, Shown(), how, options, print))
+        plan: Plan = UnpackPlan(Unpacking()) if what == "unpack" else PackPlan(Packing(chunks_per_shard=(4,)))
+        return trio.run(fill_with, str(source), str(made), plan, RunOptions(made != fresh, jobs=1), StoreOptions())
 
     monkeypatch.setattr("shardfs.bulk.engine.open_store", open_on_disk)
     fresh.mkdir()

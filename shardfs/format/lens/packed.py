@@ -23,7 +23,7 @@ from shardfs.format.codecs import (
     parse_chain,
     split_chain,
 )
-from shardfs.format.document import Document, Extension, brief, canonical, encode_json, parse_codecs, parse_json
+from shardfs.format.document import Document, Extension, Json, brief, canonical, encode_json, parse_codecs, parse_json
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.lens.unsharded import UnshardedArray, codec_of, describe, shard_new
 from shardfs.format.lens.v2 import V2, ZARRAY, array_documents
@@ -102,7 +102,7 @@ class Packing:
             return None if grid.nchunks == 1 else given * (grid.ndim // len(given))
         if grid.nchunks < _FEW:
             return None
-        chunk_nbytes = math.prod(grid.chunk_shape) * (item_nbytes(shown.document["data_type"]) or _VARIABLE_NBYTES)
+        chunk_nbytes = math.prod(grid.chunk_shape) * usual_nbytes(shown.document["data_type"])
         counts = fitting_counts(grid.grid_shape, grid.chunk_shape, self.shard_nbytes // max(chunk_nbytes, 1))
         return None if math.prod(counts) == 1 else counts
 
@@ -122,6 +122,11 @@ class Packing:
         if is_same and all(map(is_encoded_alike, old, wanted)):
             return old
         return [_spelled_out(codec, item_nbytes(data_type) or 1) for codec in wanted]
+
+
+def usual_nbytes(data_type: Json) -> int:
+    """Return the size of an element in bytes, or what is taken for it where it varies."""
+    return item_nbytes(data_type) or _VARIABLE_NBYTES
 
 
 def metadata_of_v2(name: str, documents: Mapping[str, bytes], separator: str) -> tuple[Metadata, V2Decoder | None]:

@@ -133,7 +133,7 @@ def _described(array: ArrayMetadata, grid: ShardGrid, codecs: tuple[Extension, .
     _check_supported(array)
     key_encoding = ChunkKeyEncoding.parse(array.chunk_key_encoding)
     if count_positions(grid.grid_shape) > 2**POSITION_BITS:
-        raise MetadataError(f"{math.prod(grid.grid_shape)} inner chunks are more than inode numbers can count")
+        raise MetadataError(f"{math.prod(grid.grid_shape)} inner chunks are more than shardfs can count")
     replaced = {
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(grid.chunk_shape)}},
         "chunk_key_encoding": key_encoding.to_json(),
