@@ -48,7 +48,7 @@ def write_v3(path: Path) -> None:
 
 
 def write_v2(path: Path) -> None:
-    """The same in v2: big-endian, in Fortran order, with filters, and with both separators."""
+    """The same in v2: big-endian, with codecs that only numcodecs has, and with both separators."""
     group = zarr.open_group(path, mode="w", zarr_format=2, attributes={"title": "ä"})
     codecs: dict[str, Any] = {"compressors": numcodecs.Blosc(), "filters": None}
     image = group.create_array("image", shape=IMAGE.shape, chunks=(8, 8, 8), dtype=">u2", fill_value=7, **codecs)
@@ -122,8 +122,8 @@ def test_other_libraries_read_every_packed_array(tmp_path: Path, write: Any, opt
     if write is write_v3:  # zarrs knows no big-endian elements
         with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
             assert_same_values(tmp_path / "source", tmp_path / "packed")
-    image = np.asarray(READERS["tensorstore"](tmp_path / "packed/image"))
-    assert_same(image.astype("u2"), IMAGE)
+    for name, expected in {"image": IMAGE, "below/table": TABLE}.items():
+        assert_same(READERS["tensorstore"](tmp_path / "packed" / name).astype(expected.dtype.str[1:]), expected)
     assert (tmp_path / "packed/README.txt").read_text() == "come along"
     assert (tmp_path / "packed/notes/more.bin").read_bytes() == bytes(100)
     assert not [name for name in files_below(tmp_path / "packed") if "/.z" in f"/{name}" or ".shardfs" in name]
@@ -179,6 +179,30 @@ def test_a_damaged_shard_and_a_damaged_chunk_are_named_and_left_out(tmp_path: Pa
     table = TABLE.copy()
     table[24:32, 16:32] = 0
     assert_same(np.asarray(packed["below/table"][...]), table)
+
+
+def test_a_folder_that_cannot_be_listed_is_named_and_all_others_are_packed(tmp_path: Path) -> None:
+    source, packed = tmp_path / "source", tmp_path / "packed"
+    write_v3(source)
+    closed = [source / name for name in ("image/c", "notes", "below/few/c")]
+    for folder in closed:
+        folder.chmod(0)
+    prefix = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+    try:
+        done = run("pack", "--jobs", "1", source, packed, prefix=prefix)
+    finally:
+        for folder in closed:
+            folder.chmod(0o755)
+    problems = [line for line in done.stderr.splitlines() if line.startswith("shardfs: ")]
+    assert sorted(problems) == [
+        "shardfs: left out: below/few/c: Permission denied",
+        "shardfs: left out: image/c: Permission denied",
+        "shardfs: left out: notes: Permission denied",
+    ]
+    assert (done.returncode, done.stdout.rpartition("; ")[2]) == (FAILED, "3 problems\n")
+    assert_same(np.asarray(zarr.open_array(packed / "below/table", mode="r")[...]), TABLE)
+    pack(source, packed, "--sync")
+    assert_same_values(source, packed)
 
 
 def refuse(tmp_path: Path, *arguments: str | Path) -> str:

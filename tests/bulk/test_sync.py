@@ -145,20 +145,21 @@ def test_what_is_in_the_way_of_one_document_stops_nothing_else(tmp_path: Path) -
     assert found == {path: data for path, data in files_below(fresh).items() if path != "image/zarr.json"}
 
 
-def test_a_destination_that_is_the_source_mounted_elsewhere_is_refused(tmp_path: Path) -> None:
-    source, place = tmp_path / "source", tmp_path / "place"
+def test_a_destination_that_is_in_the_source_by_another_mount_is_refused(tmp_path: Path) -> None:
+    source, place = tmp_path / "source", tmp_path / "a place"
     write_v3(source)
     place.mkdir()
     before = files_below(source)
-    subprocess.run(["mount", "--bind", source, place], check=True)
-    try:
-        for destination in (place, place / "within"):
-            done = run("pack", "--sync", source, destination)
-            assert done.returncode == WRONG_USAGE
-            assert "overlap" in done.stderr
-        assert "overlap" in run("unpack", "--sync", place, source).stderr
-    finally:
-        subprocess.run(["umount", place], check=True)
+    for mounted in (source, source / "below"):
+        subprocess.run(["mount", "--bind", mounted, place], check=True)
+        try:
+            for destination in (place, place / "within"):
+                done = run("pack", "--sync", source, destination)
+                assert done.returncode == WRONG_USAGE
+                assert "overlap" in done.stderr
+            assert "overlap" in run("unpack", "--sync", place, source).stderr
+        finally:
+            subprocess.run(["umount", place], check=True)
     assert files_below(source) == before
 
 

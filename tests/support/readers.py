@@ -17,8 +17,8 @@ def read_zarr(path: Path) -> np.ndarray:
         return np.asarray(zarr.open_array(str(path), mode="r")[...])
 
 
-def read_tensorstore(path: Path) -> np.ndarray:
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
+def read_tensorstore(path: Path, **options: str) -> np.ndarray:
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}, **options}
     return np.asarray(tensorstore.open(spec, read=True).result().read().result())
 
 
