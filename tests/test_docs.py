@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import pytest
 
 from shardfs.cli import cli
 from tests.support.mounting import environment
+from tests.support.prepared import for_shells
 from tests.support.s3_server import Bucket
 
 TOP = Path(__file__).parent.parent
@@ -27,7 +29,6 @@ OTHERS = {"--bind", "--cap-add", "--checksum", "--device", "--fusemount", "--hos
 OTHERS |= {"--one-cpu", "--stop-timeout", "--user"}
 """Options of other programs, and of scripts/bench, that the text names by themselves."""
 
-_ENVIRONMENT = environment() | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 _BEGIN = 'set -e; mkdir -p mnt; trap "! mountpoint -q mnt || shardfs umount mnt" EXIT\n'
 
 
@@ -54,18 +55,25 @@ def typed() -> Iterator[str]:
 
 
 def run(script: str, cwd: Path, **variables: str) -> None:
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=cwd, env=_ENVIRONMENT | variables, capture_output=True, text=True, timeout=120
-    )
+    env = environment() | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env = for_shells(env) | variables
+    done = subprocess.run(["bash", "-c", script], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the `data.zarr` that the README makes, and its chunks as files."""
-    (tmp_path / "make.py").write_text(blocks(README, "python")[0])
-    run("python3 make.py && shardfs unpack data.zarr chunks.zarr", tmp_path)
-    return tmp_path
+    directory = tmp_path_factory.mktemp("made")
+    (directory / "make.py").write_text(blocks(README, "python")[0])
+    run("python3 make.py && shardfs unpack data.zarr chunks.zarr", directory)
+    return directory
+
+
+@pytest.fixture
+def dataset(made: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
 
 
 @cache
@@ -77,7 +85,7 @@ def anchors(page: Path) -> set[str]:
 
 def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
     site = ["-n", "-W", "--keep-going", "-q", "-d", tmp_path / "trees", TOP / "docs", tmp_path / "site"]
-    done = subprocess.run([sys.executable, "-m", "sphinx", *site], env=_ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "sphinx", *site], env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "read_chunk" in (tmp_path / "site/python.html").read_text(encoding="utf-8")
 

@@ -70,7 +70,7 @@ def test_compact_rewrites_shards_of_a_bucket(remote: Remote) -> None:
 def test_it_is_mounted_in_the_background_and_shown_as_a_directory_would_be(
     background: Background, remote: Remote, place: Path, mount: Mounter
 ) -> None:
-    done = background(remote.url, place)
+    done = background(remote.url, place, PYTHONHASHSEED="0")  # so that its process is not a prepared one
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{remote.url} is mounted at {place}, read-only (log: ")
     assert files_below(place) == files_below(mount(remote.local).path)
@@ -82,7 +82,9 @@ def test_it_is_mounted_in_the_background_and_shown_as_a_directory_would_be(
     (log,) = background.logs.glob("*.log")
     assert "WARNING" not in log.read_text()
     daemon = daemon_of(place)
-    assert not {SECRET_KEY, TOKEN} & set(Path(f"/proc/{daemon}/cmdline").read_text().split("\0"))
+    command_line = Path(f"/proc/{daemon}/cmdline").read_text().split("\0")
+    assert remote.url in command_line
+    assert not {SECRET_KEY, TOKEN} & set(command_line)
     assert run("umount", place).returncode == 0
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,22 +93,22 @@ def test_it_says_what_is_mounted_how_and_by_which_process(mount: Mounter, datase
 
 def test_what_is_pending_is_told_with_its_age_and_why_and_the_last_commit(mount: Mounter, dataset: Path) -> None:
     root = mount(dataset, write=True).path
-    with kept_busy(dataset / "image/c/0/0"):
-        began = time.monotonic()
-        (root / "image/c/0/0").write_bytes(b"1" * 24)
-        written = time.monotonic()
-        (root / "image/c/0/1").write_bytes(b"2" * 24)
-        asked = time.monotonic()
-        figures = run_json("stats", "--json", root)
-        assert (figures["pending_chunks"], figures["pending_bytes"]) == (2, 48)
-        assert asked - written <= figures["pending_age_seconds"] <= time.monotonic() - began
-        assert figures["last_commit_timestamp_seconds"] is None
-        deadline = time.monotonic() + PATIENCE
-        while (figures := run_json("stats", "--json", root))["pending_reason"] is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        assert figures["pending_reason"] == "image/c/0/0 is locked by another program"
-    assert run("flush", root).returncode == 0
+    with ThreadPoolExecutor(1) as beside:
+        with kept_busy(dataset / "image/c/0/0"):
+            began = time.monotonic()
+            (root / "image/c/0/0").write_bytes(b"1" * 24)
+            written = time.monotonic()
+            (root / "image/c/0/1").write_bytes(b"2" * 24)
+            asked = time.monotonic()
+            figures = run_json("stats", "--json", root)
+            assert (figures["pending_chunks"], figures["pending_bytes"]) == (2, 48)
+            assert asked - written <= figures["pending_age_seconds"] <= time.monotonic() - began
+            assert figures["last_commit_timestamp_seconds"] is None
+            flushing = beside.submit(run, "flush", root)  # it waits for the lock
+            while (figures := run_json("stats", "--json", root))["pending_reason"] is None:
+                assert not flushing.done()
+            assert figures["pending_reason"] == "image/c/0/0 is locked by another program"
+        assert flushing.result().returncode == 0
     figures = run_json("stats", "--json", root)
     assert (figures["pending_chunks"], figures["pending_reason"]) == (0, None)
     assert figures["committed_chunks"] == 2

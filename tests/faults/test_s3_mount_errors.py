@@ -133,7 +133,7 @@ def test_a_server_whose_name_nobody_knows(bucket: Bucket, fail: Fail) -> None:
 def test_a_server_that_hangs_is_given_up(bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, fail: Fail) -> None:
     hang = Hang()
     s3_proxy.fail(None, hang, times=None)
-    variables = bucket.through(s3_proxy.url).environment | hasty(tmp_path, silence=30.0, first=2.0)
+    variables = bucket.through(s3_proxy.url).environment | hasty(silence=30.0, first=2.0)
     line = fail("mount", bucket.url(PREFIX), variables)
     assert line.endswith(f"{s3_proxy.url} does not answer within 2 seconds")
     hang.release()
@@ -163,7 +163,7 @@ def test_what_can_be_read_and_not_written_is_not_mounted_to_be_written(
     bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, fail: Fail, way: str, operation: str, fault: Fault, words: str
 ) -> None:
     s3_proxy.fail(operation, fault, times=None)
-    line = fail(way, bucket.url(PREFIX), bucket.through(s3_proxy.url).environment | hasty(tmp_path))
+    line = fail(way, bucket.url(PREFIX), bucket.through(s3_proxy.url).environment | hasty())
     assert bucket.url(PREFIX) in line
     assert words in line
     assert bucket.keys() == [f"{PREFIX}/zarr.json"]

@@ -130,7 +130,7 @@ def writer(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, mount: Mounter)
             model["c/0/0"] = os.urandom(6 * MIB)
             (mounted.path / "c/0/0").write_bytes(model["c/0/0"])
             mounted.unmount()
-        variables = s3_bucket.through(s3_proxy.url).environment | ({} if patient else hasty(tmp_path))
+        variables = s3_bucket.through(s3_proxy.url).environment | ({} if patient else hasty())
 
         def again() -> Mount:
             expected = (r"dataset\.commit", r"fuse\.operations", r"vfs\.session")

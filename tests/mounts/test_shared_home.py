@@ -19,7 +19,7 @@ from tests.support.daemons import daemon_of, end_mounts_below, kill_daemon
 from tests.support.datasets import store
 from tests.support.hosts import DOCUMENT, NEW, OTHER, PREFIX
 from tests.support.s3_server import Bucket
-from tests.support.shared_home import on_host, shared, without_locks
+from tests.support.shared_home import shared
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Host:
     variables: dict[str, Any]
 
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return run(*arguments, prefix=on_host(self.name), XDG_STATE_HOME=str(self.home / "state"), **self.variables)
+        return run(*arguments, TEST_HOST=self.name, XDG_STATE_HOME=str(self.home / "state"), **self.variables)
 
     def mount(self, source: str | Path, number: int = 0) -> Path:
         """Mount in the background, to write; returns where."""
@@ -50,7 +50,7 @@ class Host:
 @pytest.fixture
 def shares(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """One directory as two hosts see it."""
-    if os.geteuid() != 0 or subprocess.run([*on_host("name"), "true"], check=False, capture_output=True).returncode:
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--uts", "true"], check=False, capture_output=True).returncode:
         pytest.skip("no other host can be made here")
     (tmp_path / "shared").mkdir()
     with ExitStack() as stack:
@@ -124,7 +124,7 @@ def test_where_nothing_can_be_locked_mounts_of_one_host_keep_out_of_each_others_
     hosts: tuple[Host, Host], s3_bucket: Bucket
 ) -> None:
     home = hosts[0].home
-    alpha = Host("alpha", home, hosts[0].directory, s3_bucket.environment | without_locks(home))
+    alpha = Host("alpha", home, hosts[0].directory, s3_bucket.environment | {"TEST_WITHOUT_LOCKS": str(home)})
     url = s3_bucket.url(PREFIX)
     first = alpha.mount(url, 1)
     (first / "c/0/0").write_bytes(NEW)
@@ -168,6 +168,6 @@ def test_a_source_that_hosts_share_is_written_by_one_of_them_at_a_time(
 def test_a_source_on_a_file_system_without_locks_is_not_written(tmp_path: Path) -> None:
     store(tmp_path / "data", DOCUMENT)
     (tmp_path / "place").mkdir()
-    done = run("mount", "--write", tmp_path / "data", tmp_path / "place", **without_locks(tmp_path))
+    done = run("mount", "--write", tmp_path / "data", tmp_path / "place", TEST_WITHOUT_LOCKS=str(tmp_path))
     assert "shardfs can only write to a file system with locks" in one_line_of(done, SOURCE)
-    assert run("recover", tmp_path / "data", **without_locks(tmp_path)).stdout == "nothing to recover\n"
+    assert run("recover", tmp_path / "data", TEST_WITHOUT_LOCKS=str(tmp_path)).stdout == "nothing to recover\n"

@@ -1,7 +1,8 @@
 """Processes of shardfs that need not import it: they are forked from one that has, which saves most of their time.
 
-They differ from fresh ones in nothing else that a test sees; `SHARDFS_LONG` makes all of them fresh.  So are those with
-variables that are read before shardfs is, and those that other programs start.
+So are the daemons that they start.  They differ from fresh ones in nothing else that a test sees, but their command
+lines; `SHARDFS_LONG` makes all of them fresh.  So are those with variables that are read before shardfs is, and those
+that other programs start.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 TOP = Path(__file__).parents[2]
+_INSIDE = Path(__file__).with_name("inside")
 _FRESH = bool(os.environ.get("SHARDFS_LONG"))
 _READ_AT_START = re.compile(r"(LD_|PYTHON|LC_|LANG|TZ|MALLOC_|GLIBC_|OMP_|OPENBLAS_).*")
 
@@ -114,7 +116,15 @@ def can_be_prepared(env: Mapping[str, str]) -> bool:
 
 def fresh_environment() -> dict[str, str]:
     """Environment in which `python -m shardfs` finds this shardfs."""
-    return {**os.environ, "PYTHONPATH": str(TOP)}
+    return {**os.environ, "PYTHONPATH": f"{_INSIDE}{os.pathsep}{TOP}"}
+
+
+def for_shells(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment *env* for programs that look for `shardfs` in `PATH`, where it is prepared."""
+    if _FRESH:
+        return dict(env)
+    _connection()
+    return {**env, "PATH": f"{_INSIDE}{os.pathsep}{env['PATH']}", "TEST_PREPARED": _name()}
 
 
 def _file() -> IO[bytes]:
@@ -137,9 +147,13 @@ def _fork(wanted: dict[str, Any], fds: list[int]) -> tuple[int, int]:
 def _connection() -> socket.socket:
     """Start the process that forks, which ends when its end of the connection is the only one that is left."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(f"\0{_name()}")
+    listener.listen()
+    with theirs, listener:
         process = subprocess.Popen(
-            [sys.executable, "-P", Path(__file__).with_name("prepared_server.py")],
+            [sys.executable, "-P", Path(__file__).with_name("prepared_server.py"), str(listener.fileno())],
+            pass_fds=[listener.fileno()],
             env=fresh_environment(),
             cwd="/",
             stdin=theirs,
@@ -152,6 +166,10 @@ def _connection() -> socket.socket:
 
     atexit.register(end)
     return ours
+
+
+def _name() -> str:
+    return f"shardfs-tests-{os.getpid()}"
 
 
 def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:

@@ -1,12 +1,13 @@
 """A process that has imported shardfs, and forks one that runs it for each command line that it is sent.
 
-It is a script, started by `tests.support.prepared`, with its end of a socket as standard input.  A message has what
-subprocess.Popen takes; its descriptors are the three standard ones and a pipe for the status.  The answer is the
-process id, with a pidfd.
+It is a script, started by `tests.support.prepared`, with its end of a socket as standard input, and the number of
+another, to which `inside/shardfs` connects.  A message has what subprocess.Popen takes; its descriptors are the three
+standard ones and a pipe for the status.  The answer is the process id, with a pidfd.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import json
@@ -17,13 +18,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
 from contextlib import suppress
-from typing import Any
+from types import SimpleNamespace
+from typing import IO
+
+import boto3
+import quick_boto  # noqa: F401
+import sitecustomize
 
 import shardfs.cli
+import shardfs.fuse.daemon
 import shardfs.fuse.serve
-import shardfs.stores.s3.store  # noqa: F401 - all that a mount may need
+import shardfs.stores.s3.store
 
 _MESSAGE_NBYTES = 1 << 20
 _LIBC = ctypes.CDLL(None)
@@ -35,9 +42,11 @@ def serve() -> list[str]:
 
     Ends with the program at the other end of the socket.
     """
-    connection = socket.socket(fileno=os.dup(0))
+    connection, listener = socket.socket(fileno=os.dup(0)), socket.socket(fileno=int(sys.argv[1]))
+    connections = {connection.fileno(): connection}
     statuses: dict[int, tuple[int, int]] = {}  # by pidfd: process id, and the pipe for the status
     poll = select.poll()
+    poll.register(listener, select.POLLIN)
     poll.register(connection, select.POLLIN)
     while True:
         for fd, _ in poll.poll():
@@ -50,23 +59,35 @@ def serve() -> list[str]:
                 os.close(pipe)
                 os.close(fd)
                 continue
-            message, fds, _, _ = socket.recv_fds(connection, _MESSAGE_NBYTES, 4)
+            if fd == listener.fileno():
+                new = listener.accept()[0]
+                connections[new.fileno()] = new
+                poll.register(new, select.POLLIN)
+                continue
+            message = b""
+            with suppress(ConnectionResetError):  # it ended without reading its answer
+                message, fds, _, _ = socket.recv_fds(connections[fd], _MESSAGE_NBYTES, 4)
             if not message:
-                os._exit(0)
+                if fd == connection.fileno():
+                    os._exit(0)
+                poll.unregister(fd)
+                connections.pop(fd).close()
+                continue
             parent = os.getpid()
             pid = os.fork()
             if not pid:
-                connection.detach()  # its descriptor is closed with the others
+                for each in (listener, *connections.values()):
+                    each.detach()  # their descriptors are closed with the others
                 return _become(json.loads(message), fds, parent)
             pidfd = os.pidfd_open(pid)
-            socket.send_fds(connection, [str(pid).encode()], [pidfd])
-            for fd in fds[:3]:
-                os.close(fd)
+            socket.send_fds(connections[fd], [str(pid).encode()], [pidfd])
+            for each in fds[:3]:
+                os.close(each)
             statuses[pidfd] = (pid, fds[3])
             poll.register(pidfd, select.POLLIN)
 
 
-def _become(wanted: dict[str, Any], fds: list[int], parent: int) -> list[str]:
+def _become(wanted: dict, fds: list[int], parent: int) -> list[str]:
     """Take on in a child what is wanted of it: a directory, an environment, descriptors."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
@@ -74,71 +95,65 @@ def _become(wanted: dict[str, Any], fds: list[int], parent: int) -> list[str]:
     for number, fd in enumerate(fds[:3]):
         os.dup2(fd, number)
     os.closerange(3, 1 << 16)
-    _take_on(wanted)
-    arguments: list[str] = wanted["arguments"]
-    return arguments
-
-
-def _take_on(wanted: dict[str, Any]) -> None:
     os.chdir(wanted["cwd"])
     os.environ.clear()
     os.environ.update(wanted["env"])
+    return wanted["arguments"]
 
 
-class _Daemon:
-    """The process that a mount in the background begins, forked before; it has what is used of subprocess.Popen."""
+class _Daemon(BaseException):
+    """Leaves what a process is in that is to run another command line."""
 
-    def __init__(self, pid: int, connection: socket.socket) -> None:
-        self._pid = pid
-        self._connection = connection
-        self._popen = subprocess.Popen
-
-    def __call__(self, command: Sequence[str], **options: Any) -> Any:
-        if command[1:4] != ["-P", "-m", "shardfs"]:
-            return self._popen(command, **options)
-        assert options.pop("start_new_session")
-        assert options.pop("stdin") == subprocess.DEVNULL
-        (passed,) = options.pop("pass_fds")
-        wanted = {"arguments": command[4:], "env": options.pop("env"), "cwd": options.pop("cwd"), "passed": passed}
-        files = [options.pop("stdout").fileno(), options.pop("stderr").fileno(), passed]
-        assert not options
-        socket.send_fds(self._connection, [json.dumps(wanted).encode()], files)
-        return self
-
-    def wait(self) -> None:
-        os.waitpid(self._pid, 0)
+    def __init__(self, arguments: list[str], fds: list[int]) -> None:
+        self.arguments = arguments
+        self.fds = fds
 
 
-def fork_daemon() -> list[str] | None:
-    """Fork the process that a mount in the background is to begin; returns the arguments there, and None here."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def _start_daemon(command: list[str], *, cwd: str, env: dict, stdout: IO, stderr: IO, pass_fds: list[int], **_: object):
+    """Start a daemon of `shardfs mount` as subprocess.Popen does, by another fork."""
     pid = os.fork()
     if pid:
-        theirs.close()
-        subprocess.Popen = _Daemon(pid, ours)  # type: ignore[assignment, misc]
-        return None
-    ours.close()
-    message, fds, _, _ = socket.recv_fds(theirs, _MESSAGE_NBYTES, 3)
-    if not message:
-        os._exit(0)  # there is nothing to begin
-    wanted = json.loads(message)
+        return SimpleNamespace(wait=lambda: os.waitpid(pid, 0))
     os.setsid()
-    for number, fd in enumerate([os.open(os.devnull, os.O_RDONLY), *fds[:2]]):
-        os.dup2(fd, number)
-    passed = wanted["passed"]
-    os.dup2(fds[2], passed)
-    theirs.detach()  # its descriptor is closed with the others
-    os.closerange(3, passed)
-    os.closerange(passed + 1, 1 << 16)
-    _take_on(wanted)
-    arguments: list[str] = wanted["arguments"]
-    return arguments
+    os.dup2(stdout.fileno(), 1)
+    os.dup2(stderr.fileno(), 2)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    raise _Daemon(command[command.index("mount") :], pass_fds)
 
 
+def _run(arguments: list[str]) -> int:
+    """Run a command line; returns its status."""
+    sys.argv[1:] = arguments
+    sitecustomize.meet()
+    try:
+        runpy.run_module("shardfs", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code or 0
+    except _Daemon as daemon:
+        for fd in {*map(int, os.listdir("/proc/self/fd"))} - {0, 1, 2, *daemon.fds}:
+            with suppress(OSError):  # that of the listing
+                os.close(fd)
+        arguments = daemon.arguments
+    else:
+        return 0
+    return _run(arguments)
+
+
+def _end(status: int) -> None:
+    """End as Python does, without taking apart what this process was given."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    gc.collect()
+    with suppress(OSError):
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+shardfs.fuse.daemon.subprocess = SimpleNamespace(Popen=_start_daemon, DEVNULL=subprocess.DEVNULL)
+boto3.session.Session("a", "a", region_name="us-east-1").client("s3")  # so that all is parsed
 gc.collect()
 gc.freeze()  # children need not copy what they only look at
-arguments = serve()
-if arguments[:1] == ["mount"] and not {"-f", "--foreground"} & set(arguments):
-    arguments = fork_daemon() or arguments
-sys.argv[1:] = arguments
-runpy.run_module("shardfs", run_name="__main__", alter_sys=True)
+_end(_run(serve()))

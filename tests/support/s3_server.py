@@ -27,6 +27,7 @@ from typing import Any, Final
 import boto3
 from botocore.config import Config
 
+from tests.support.inside import quick_boto  # noqa: F401
 from tests.support.processes import end_with_parent
 
 ACCESS_KEY: Final = "test-access-key"

@@ -22,20 +22,6 @@ import trio
 from pyfuse3 import FileHandleT, FileInfo, InodeT
 
 
-def on_host(name: str) -> tuple[str, ...]:
-    """A command that starts a program on a host of this name."""
-    return ("unshare", "--uts", "sh", "-c", f'hostname {name} && exec "$@"', "sh")
-
-
-def without_locks(directory: Path) -> dict[str, str]:
-    """Variables with which shardfs finds that no file below *directory* can be locked."""
-    here = Path(__file__)
-    return {
-        "PYTHONPATH": os.pathsep.join([str(here.with_name("without_locks")), str(here.parents[2])]),
-        "WITHOUT_LOCKS": str(directory),
-    }
-
-
 @contextmanager
 def shared(directory: Path, place: Path, *, slow_seconds: float = 0.0) -> Iterator[Path]:
     """Show *directory* at *place*, as one of the hosts that share it sees it."""

@@ -1,0 +1,58 @@
+"""What a process that a test starts is to find, and what no option and no server can give it.
+
+Variables of the environment say what.  Python imports this when it starts, and `prepared_server` calls `meet`.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import socket
+
+_LOCKS = (fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW, fcntl.F_OFD_GETLK)
+_CLONE_NEWUTS = 0x04000000
+
+
+def meet() -> None:
+    """Find what the environment of this process says."""
+    if directory := os.environ.get("TEST_WITHOUT_LOCKS"):
+        _refuse_locks(directory + "/")
+    if name := os.environ.get("TEST_HOST"):
+        _move_to_host(name)
+    if seconds := os.environ.get("TEST_HASTE"):
+        _be_hasty(*map(float, seconds.split()))
+
+
+def _refuse_locks(below: str) -> None:
+    """Let no file below a directory be locked, as over NFS without its lock service."""
+    call = fcntl.fcntl
+
+    def refusing(fd: int, command: int, *arguments: object) -> object:
+        path = os.readlink(f"/proc/self/fd/{fd if isinstance(fd, int) else fd.fileno()}")
+        if command in _LOCKS and path.startswith(below):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        return call(fd, command, *arguments)
+
+    fcntl.fcntl = refusing
+
+
+def _move_to_host(name: str) -> None:
+    """Be on a host of this name."""
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUTS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    socket.sethostname(name)
+
+
+def _be_hasty(silence: float, pause: float, first: float) -> None:
+    """Give silent S3 servers up after *silence* seconds, and to begin with after *first*; try again after *pause*."""
+    from shardfs.stores.s3 import probe
+    from shardfs.stores.s3.client import Backoff, S3Client
+    from shardfs.stores.s3.session import Timeouts
+
+    S3Client.__init__.__kwdefaults__.update(
+        timeouts=Timeouts(connect=silence, silence=silence, work=silence), backoff=Backoff(first=pause, most=pause)
+    )
+    probe._PATIENCE = first
+
+
+meet()
