@@ -203,13 +203,19 @@ async def deliver(
 async def copy_file(job: Job, source: Store, store: Store, item: Item) -> Delivered:
     """Store the file of *source* that has the key of *item*, byte for byte."""
     snapshot = await source.open(item.key)
+    produce = copying(snapshot.read, snapshot.size)
+    return await deliver(job, store, item, MadeOf(state_of(snapshot.stat)), snapshot.size, produce)
+
+
+def copying(read: Callable[[int, int], Awaitable[Buffer]], nbytes: int) -> Callable[[NewObject], Awaitable[Stat]]:
+    """Return what writes *nbytes* bytes as *read* gives them, by offset and number of bytes."""
 
     async def produce(new: NewObject) -> Stat:
-        for offset in range(0, snapshot.size, PART_NBYTES):
-            await new.write([await snapshot.read(offset, min(PART_NBYTES, snapshot.size - offset))])
+        for offset in range(0, nbytes, PART_NBYTES):
+            await new.write([await read(offset, min(PART_NBYTES, nbytes - offset))])
         return await new.finish()
 
-    return await deliver(job, store, item, MadeOf(state_of(snapshot.stat)), snapshot.size, produce)
+    return produce
 
 
 async def each_delivered(items: Sequence[Item], store: "Storer", *, at_once: int = 1) -> tuple[Delivered, ...]:

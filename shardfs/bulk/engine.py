@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -41,6 +41,7 @@ _LARGE_NBYTES: Final = 256 * 2**20
 _WINDOW: Final = 256
 """How many tasks a given executor has at a time: some for each worker on each of some machines."""
 
+T = TypeVar("T")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
@@ -97,6 +98,23 @@ class Outcome(Generic[R]):
     task: Task[R]
     result: R | None = None
     error: ShardfsError | None = None
+
+
+async def batched(
+    items: AsyncIterable[T], cost: Callable[[T], int], *, most: int, nbytes: int
+) -> AsyncIterator[tuple[list[T], int]]:
+    """Yield *items* in lists, each with its cost: up to *most*, and up to *nbytes* together, but one at least."""
+    batch: list[T] = []
+    spent = 0
+    async for item in items:
+        more = cost(item)
+        if batch and (len(batch) == most or spent + more > nbytes):
+            yield batch, spent
+            batch, spent = [], 0
+        batch.append(item)
+        spent += more
+    if batch:
+        yield batch, spent
 
 
 async def run_tasks(

@@ -1,14 +1,15 @@
 """What packing a dataset comes to: decided, and said, before anything is written."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from shardfs.bulk.delivery import Job, StoreTask, left_out
-from shardfs.bulk.engine import Context
+from shardfs.bulk.engine import Context, batched
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.nodes import BulkNode, Transfer, find_node, shards_touched, walk
 from shardfs.bulk.pack import CopyFiles, PackShards
+from shardfs.bulk.run import Plan
 from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.maintenance.walk import walk_files
 from shardfs.dataset.source import Source
@@ -19,7 +20,6 @@ from shardfs.format.lens.consolidated import Consolidated
 from shardfs.format.lens.packed import Packing
 from shardfs.format.lens.v2 import ZMETADATA, parse_consolidated
 from shardfs.format.metadata import GroupMetadata
-from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, join_key
 from shardfs.stores.local.file_lock import is_lock
 
@@ -32,20 +32,17 @@ _MAX_ERRORS: Final = 3
 
 
 @dataclass
-class PackPlan:
+class PackPlan(Plan):
     """What packing a source comes to, as it is found before anything is written.
 
-    *documents* are those of the target by key, parents first; *files* are directories with files that come along, and
-    *trees* those of arrays that are copied as they are.  *problems* name what is left out.
+    *arrays* are those whose chunks are packed, or converted from v2; *trees* those that are copied as the files that
+    they are.  *files* are directories with other files.
     """
 
     packing: Packing
-    total: int = 0
     arrays: list[str] = field(default_factory=list)
-    documents: dict[str, bytes] = field(default_factory=dict)
-    files: list[tuple[str, list[str]]] = field(default_factory=list)
     trees: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    files: list[tuple[str, list[str]]] = field(default_factory=list)
     _errors: list[str] = field(default_factory=list)  # which keep all of it from being begun
     _ranks: set[int] = field(default_factory=set)
     _lines: dict[str, list[str]] = field(default_factory=dict)
@@ -88,31 +85,17 @@ class PackPlan:
                     yield task
             except ShardfsError as error:
                 self.problems.append(left_out(path, error))
-        keys: list[str] = []
-        async for key in self._files(job.reading(context)):
-            if len(keys) == _MAX_FILES:
-                yield CopyFiles(job, manifest.items(keys), 0)
-                keys = []
-            keys.append(key)
-        if keys:
+        files = self._files(job.reading(context))
+        async for keys, _ in batched(files, lambda key: 1, most=_MAX_FILES, nbytes=_MAX_FILES):
             yield CopyFiles(job, manifest.items(keys), 0)
 
     async def _pack(self, path: str, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[PackShards]:
         """Yield the tasks of one array."""
         transfer = await Transfer.find(context, job, path, self.packing)
-
-        def pack(shards: Sequence[Coords]) -> PackShards:
-            items = manifest.items([transfer.target.shard_key(shard) for shard in shards])
-            return PackShards(job, items, sum(map(transfer.nbytes, shards)), self.packing, path, tuple(shards))
-
-        batch: list[Coords] = []
-        async for shard in shards_touched(transfer.array, transfer.target.grid):
-            if batch and (len(batch) == _BATCH or len(batch) * transfer.nbytes(shard) >= _BATCH_NBYTES):
-                yield pack(batch)
-                batch = []
-            batch.append(shard)
-        if batch:
-            yield pack(batch)
+        touched = shards_touched(transfer.array, transfer.target.grid)
+        async for shards, nbytes in batched(touched, transfer.nbytes, most=_BATCH, nbytes=_BATCH_NBYTES):
+            items = manifest.items(map(transfer.target.shard_key, shards))
+            yield PackShards(job, items, nbytes, self.packing, path, tuple(shards))
 
     def _add(self, node: BulkNode) -> None:
         """Take in a node."""

@@ -2,12 +2,13 @@
 
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from shardfs.bulk.delivery import Delivered, Item, Job, MadeOf, StoreTask, deliver, each_delivered, state_of
 from shardfs.bulk.engine import Context, Outcome, run_tasks
@@ -68,30 +69,26 @@ class RunOptions:
         return self.syncs or self.compares
 
 
-class Plan(Protocol):
+@dataclass
+class Plan(ABC):
     """What a destination is to have: objects that tasks store, and *documents* by key, parents first.
 
-    As text it is the command that makes it: a run that goes on with another has to say the same.
+    There are about *total* objects, if all arrays have all their chunks; *problems* are what is left out, and why.  As
+    text it is the command that makes it: a run that goes on with another has to say the same.
     """
 
-    @property
-    def problems(self) -> Sequence[str]:
-        """What is left out, as far as is known, and why."""
+    total: int = field(init=False, default=0)
+    documents: dict[str, bytes] = field(init=False, default_factory=dict)
+    problems: list[str] = field(init=False, default_factory=list)
 
-    @property
-    def documents(self) -> Mapping[str, bytes]:
-        """The documents, which come last."""
-
-    @property
-    def total(self) -> int:
-        """About how many objects there are: those of arrays that have all their chunks."""
-
+    @abstractmethod
     def look(self, job: Job, context: Context) -> AsyncIterator[str]:
         """Look at all nodes, before anything is written; yields what there is to say of them.
 
         Raises what keeps the source from being read, and `UsageError` for what keeps all from being begun.
         """
 
+    @abstractmethod
     def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
         """Yield the tasks; the keys of what they store are noted in *manifest* before."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from shardfs.bulk.engine import Context, Outcome, as_told, run_tasks
+from shardfs.bulk.engine import Context, Outcome, as_told, batched, run_tasks
 from shardfs.dataset.array import Array
 from shardfs.dataset.source import Source
 from shardfs.errors import ShardfsError, StaleError
@@ -111,18 +111,13 @@ async def look_at_shards(
         elif outcome.result:
             found[outcome.index] = outcome.result
 
+    def cost(shard: tuple[Array, Coords]) -> int:
+        return _nbytes(*shard, reads_chunks=reads_chunks)
+
     async def batches() -> AsyncIterator[ShardBatch[R]]:
-        batch: list[StoredShard] = []
-        nbytes = 0
-        async for array, coords in shards:
-            cost = _nbytes(array, coords, reads_chunks=reads_chunks)
-            if batch and (nbytes + cost > _MAX_NBYTES or len(batch) == _MAX_SHARDS):
-                yield ShardBatch(url, options, look, tuple(batch), nbytes)
-                batch, nbytes = [], 0
-            batch.append(StoredShard(array.layout.path, coords, array.layout.shard_key(coords)))
-            nbytes += cost
-        if batch:
-            yield ShardBatch(url, options, look, tuple(batch), nbytes)
+        async for batch, nbytes in batched(shards, cost, most=_MAX_SHARDS, nbytes=_MAX_NBYTES):
+            stored = [StoredShard(array.layout.path, at, array.layout.shard_key(at)) for array, at in batch]
+            yield ShardBatch(url, options, look, tuple(stored), nbytes)
 
     await run_tasks(batches(), done, context=Context({(url, options): source}), executor=executor, jobs=jobs)
     return [each for index in sorted(found) for each in found[index]]

@@ -1,8 +1,9 @@
 """Unpacking: what a mount would show of a dataset, written as files or objects."""
 
 import os
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 from shardfs.bulk.delivery import (
@@ -13,15 +14,17 @@ from shardfs.bulk.delivery import (
     Storer,
     StoreTask,
     copy_file,
+    copying,
     deliver,
     left_out,
     state_of,
 )
-from shardfs.bulk.engine import Context
+from shardfs.bulk.engine import Context, batched
 from shardfs.bulk.manifest import Manifest
+from shardfs.bulk.run import Plan
 from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.errors import ShardfsError
-from shardfs.stores.base import PART_NBYTES, Kind, NewObject, Stat, join_key
+from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.entries.npy import NpyHandle
 from shardfs.vfs.filesystem import Filesystem
@@ -98,22 +101,14 @@ class WriteFiles(StoreTask):
             async for shard in walk_shards(handle.array):
                 made_of.add(shard, state_of((await handle.array.shard(shard)).stat))
 
-        async def produce(new: NewObject) -> Stat:
-            for offset in range(0, size, PART_NBYTES):
-                await new.write([await handle.read(offset, min(PART_NBYTES, size - offset))])
-            return await new.finish()
-
-        return await deliver(self.job, self.job.storing(context), item, made_of, size, produce)
+        return await deliver(self.job, self.job.storing(context), item, made_of, size, copying(handle.read, size))
 
 
 @dataclass
-class UnpackPlan:
-    """What unpacking a source comes to; *problems* are what is left out, as far as is known."""
+class UnpackPlan(Plan):
+    """What unpacking a source comes to; all documents are files, too."""
 
     unpacking: Unpacking
-    total: int = 0
-    problems: list[str] = field(default_factory=list)
-    documents: Mapping[str, bytes] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"unpack {self.unpacking}"
@@ -140,37 +135,15 @@ class UnpackPlan:
         """Yield the tasks that write all files, documents at the end, and that of the root last of all."""
         tree = await self.unpacking.tree(context, job)
 
-        def write(directory: str, keys: list[str], nbytes: int) -> WriteFiles:
-            return WriteFiles(job, manifest.items(keys), nbytes, self.unpacking, directory)
-
         documents: list[tuple[str, list[str]]] = []
         pending = [("", ROOT)]
         while pending:
             path, ino = pending.pop()
-            below: list[tuple[str, int]] = []
             here: list[str] = []
-            keys: list[str] = []
-            nbytes = 0
-            try:
-                async for batch in (await tree.entry(ino)).list(0):
-                    for name, number, size, _ in batch.rows:
-                        key = join_key(path, os.fsdecode(name))
-                        if batch.attributes.status.kind is Kind.DIRECTORY:
-                            tree.retain(number)
-                            below.append((key, number))
-                            continue
-                        if tree.is_document(key):
-                            here.append(key)
-                            continue
-                        if keys and (len(keys) == _BATCH or nbytes + size > _BATCH_NBYTES):
-                            yield write(path, keys, nbytes)
-                            keys, nbytes = [], 0
-                        keys.append(key)
-                        nbytes += size
-            except ShardfsError as error:
-                self.problems.append(left_out(path, error))
-            if keys:
-                yield write(path, keys, nbytes)
+            below: list[tuple[str, int]] = []
+            files = self._list(tree, path, ino, here, below)
+            async for batch, nbytes in batched(files, itemgetter(1), most=_BATCH, nbytes=_BATCH_NBYTES):
+                yield WriteFiles(job, manifest.items(key for key, _ in batch), nbytes, self.unpacking, path)
             if path:
                 tree.forget(ino, 1)
             tree.inodes.sweep()
@@ -178,4 +151,22 @@ class UnpackPlan:
             pending += reversed(below)
         for path, here in reversed(documents):
             if here:
-                yield write(path, here, 0)
+                yield WriteFiles(job, manifest.items(here), 0, self.unpacking, path)
+
+    async def _list(
+        self, tree: Filesystem, path: str, ino: int, documents: list[str], directories: list[tuple[str, int]]
+    ) -> AsyncIterator[tuple[str, int]]:
+        """Yield the files in a directory with their sizes; its *documents* and *directories* are told apart."""
+        try:
+            async for batch in (await tree.entry(ino)).list(0):
+                for name, number, size, _ in batch.rows:
+                    key = join_key(path, os.fsdecode(name))
+                    if batch.attributes.status.kind is Kind.DIRECTORY:
+                        tree.retain(number)
+                        directories.append((key, number))
+                    elif tree.is_document(key):
+                        documents.append(key)
+                    else:
+                        yield key, size
+        except ShardfsError as error:
+            self.problems.append(left_out(path, error))
