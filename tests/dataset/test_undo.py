@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
 import trio
-from trio.testing import MockClock
 
 from shardfs.dataset.wal.records import UndoRecord, unpack_ranges
 from shardfs.dataset.wal.recovery import read_left
@@ -23,9 +20,18 @@ from shardfs.stores.base import Splice
 from shardfs.stores.local.shards import LocalEdit
 from tests.crash.harness import Process, stored
 from tests.crash.histories import make_source, payload_of
+from tests.support.locking import kept_busy
 from tests.support.lossy_disk import QuickDisk
+from tests.support.opened import in_trio
 
+in_leaps = partial(in_trio, jump_after=0.002)
 GARBAGE = b"a part of it"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_source(tmp_path / "source")
+    return tmp_path / "source"
 
 
 class DiedError(Exception):
@@ -57,61 +63,47 @@ async def tear(
 
 @pytest.mark.parametrize("path", ["end", "unchecked"])
 @pytest.mark.parametrize("is_larger", [True, False], ids=["larger", "smaller"])
-def test_a_shard_that_is_replaced_while_its_lock_is_waited_for_is_not_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, is_larger: bool
+@in_leaps
+async def test_a_shard_that_is_replaced_while_its_lock_is_waited_for_is_not_cut(
+    root: Path, monkeypatch: pytest.MonkeyPatch, path: str, is_larger: bool
 ) -> None:
-    root, other = tmp_path / "source", tmp_path / "other"
-    make_source(root)
+    other = root.parent / "other"
     make_source(other)
     shard = root / path / "c/0"
-    lock = shard.with_name("0.__lock")
-
-    async def main() -> None:
-        native = await Process.start(other, QuickDisk())
-        for number in range(4):
-            await native.write(path, number, payload_of(path, 900 + number))
-        await native.commit()
-        new = (other / path / "c/0").read_bytes() if is_larger else b"small"
-        await tear(root, path, monkeypatch)
-        with lock.open("xb") as file:
-            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(Process.start, root, QuickDisk())
-                await trio.sleep(5)
-                file.write(new)
-                file.flush()
-                lock.rename(shard)
-        assert shard.read_bytes() == new
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.002))
+    native = await Process.start(other, QuickDisk())
+    for number in range(4):
+        await native.write(path, number, payload_of(path, 900 + number))
+    await native.commit()
+    new = (other / path / "c/0").read_bytes() if is_larger else b"small"
+    await tear(root, path, monkeypatch)
+    with kept_busy(shard) as lock:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Process.start, root, QuickDisk())
+            await trio.sleep(5)
+            lock.write_bytes(new)
+            lock.rename(shard)
+    assert shard.read_bytes() == new
 
 
 @pytest.mark.parametrize("path", ["unchecked", "end"])
-def test_what_is_torn_and_locked_at_the_start_is_taken_back_by_the_next_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+@in_leaps
+async def test_what_is_torn_and_locked_at_the_start_is_taken_back_by_the_next_commit(
+    root: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    root = tmp_path / "source"
-    make_source(root)
     shard = root / path / "c/0"
-
-    async def main() -> None:
-        before = await tear(root, path, monkeypatch)
-        with shard.with_name("0.__lock").open("xb") as file:
-            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-            process = await Process.start(root, QuickDisk())
-            assert shard.read_bytes() == before + GARBAGE
-            shard.with_name("0.__lock").unlink()
-        await process.writing.writer.commits.flush()
-        array = await process.array(path)
-        for number, seed in ((0, 10), (1, 21)):
-            expected = payload_of(path, seed)
-            found = await array.extent((number,))
-            assert found is not None
-            assert bytes(await found.read(0, found.nbytes)) == expected
-        await process.writing.finish()
-        assert not list((root / ".shardfs").rglob("*.journal"))
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.002))
+    before = await tear(root, path, monkeypatch)
+    with kept_busy(shard):
+        process = await Process.start(root, QuickDisk())
+        assert shard.read_bytes() == before + GARBAGE
+    await process.writing.writer.commits.flush()
+    array = await process.array(path)
+    for number, seed in ((0, 10), (1, 21)):
+        expected = payload_of(path, seed)
+        found = await array.extent((number,))
+        assert found is not None
+        assert bytes(await found.read(0, found.nbytes)) == expected
+    await process.writing.finish()
+    assert not list((root / ".shardfs").rglob("*.journal"))
 
 
 def appended_by_another(old: bytes) -> bytes:
@@ -131,57 +123,46 @@ PARTS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("name", [*PARTS, "of another program"])
-def test_of_an_index_without_checksum_only_one_of_another_program_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+@in_leaps
+async def test_of_an_index_without_checksum_only_one_of_another_program_is_left_alone(
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    root = tmp_path / "source"
-    make_source(root)
-
-    async def main() -> None:
-        before = await tear(root, "unchecked", monkeypatch, PARTS.get(name, appended_by_another))
-        process = await Process.start(root, QuickDisk())
-        process.check_done()
-        after = (root / "unchecked/c/0").read_bytes()
-        is_left = name == "of another program"
-        assert after.startswith(before + (appended_by_another(before) if is_left else b""))
-        found = await stored(root, "unchecked", range(4))
-        assert found[:2] == [payload_of("unchecked", seed) for seed in (10, 21)]
-        assert found[2:] == [None, b"x" * 100 if is_left else None]
-        await process.finish()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.002))
+    before = await tear(root, "unchecked", monkeypatch, PARTS.get(name, appended_by_another))
+    process = await Process.start(root, QuickDisk())
+    process.check_done()
+    after = (root / "unchecked/c/0").read_bytes()
+    is_left = name == "of another program"
+    assert after.startswith(before + (appended_by_another(before) if is_left else b""))
+    found = await stored(root, "unchecked", range(4))
+    assert found[:2] == [payload_of("unchecked", seed) for seed in (10, 21)]
+    assert found[2:] == [None, b"x" * 100 if is_left else None]
+    await process.finish()
 
 
 @pytest.mark.parametrize("path", ["end", "start", "unchecked"])
-def test_a_complete_commit_is_known_though_its_records_were_not_released(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+@in_leaps
+async def test_a_complete_commit_is_known_though_its_records_were_not_released(
+    root: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """Also where the array has other metadata by then."""
-    root = tmp_path / "source"
-    make_source(root)
-
-    async def main() -> None:
-        process = await Process.start(root, QuickDisk())
-        await process.write(path, 0, payload_of(path, 10))
+    process = await Process.start(root, QuickDisk())
+    await process.write(path, 0, payload_of(path, 10))
+    await process.commit()
+    await process.write(path, 1, payload_of(path, 21))
+    with monkeypatch.context() as patched:
+        patched.setattr("shardfs.dataset.wal.shared.SharedLog.release", AsyncMock())
         await process.commit()
-        await process.write(path, 1, payload_of(path, 21))
-        with monkeypatch.context() as patched:
-            patched.setattr("shardfs.dataset.wal.shared.SharedLog.release", AsyncMock())
-            await process.commit()
-        shard = (root / path / "c/0").read_bytes()
-        document = root / path / "zarr.json"
-        document.write_text(json.dumps(json.loads(document.read_text()) | {"data_type": "int8"}))
-        (await Process.start(root, QuickDisk())).check_done()
-        assert (root / path / "c/0").read_bytes() == shard
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.002))
+    shard = (root / path / "c/0").read_bytes()
+    document = root / path / "zarr.json"
+    document.write_text(json.dumps(json.loads(document.read_text()) | {"data_type": "int8"}))
+    (await Process.start(root, QuickDisk())).check_done()
+    assert (root / path / "c/0").read_bytes() == shard
 
 
-def test_what_is_carried_forward_does_not_pass_for_a_later_commit_of_its_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@in_leaps
+async def test_what_is_carried_forward_does_not_pass_for_a_later_commit_of_its_shard(
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = tmp_path / "source"
-    make_source(root)
 
     async def fails(*_: object) -> None:
         raise StoreError("the disk did not answer")
@@ -191,20 +172,17 @@ def test_what_is_carried_forward_does_not_pass_for_a_later_commit_of_its_shard(
             log.wal.carry_forward({})
         raise DiedError
 
-    async def main() -> None:
-        process = await Process.start(root, QuickDisk())
-        process.writing.journal._segment_nbytes = 1
-        await process.write("end", 0, payload_of("end", 10))
+    process = await Process.start(root, QuickDisk())
+    process.writing.journal._segment_nbytes = 1
+    await process.write("end", 0, payload_of("end", 10))
+    await process.commit()
+    await process.write("end", 1, payload_of("end", 21))
+    monkeypatch.setattr(LocalEdit, "splice", fails)
+    with pytest.raises(StoreError):
         await process.commit()
-        await process.write("end", 1, payload_of("end", 21))
-        monkeypatch.setattr(LocalEdit, "splice", fails)
-        with pytest.raises(StoreError):
-            await process.commit()
-        await process.write("end", 2, payload_of("end", 32))
-        monkeypatch.setattr(SharedLog, "sync", clean_and_die)
-        with pytest.raises(DiedError):
-            await process.commit()
-        undos = [each for each in read_left(str(root / ".shardfs/journal")).records if isinstance(each, UndoRecord)]
-        assert [len(unpack_ranges(undo)) for undo in undos][-1] == 2, "the later commit was of two chunks"
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.002))
+    await process.write("end", 2, payload_of("end", 32))
+    monkeypatch.setattr(SharedLog, "sync", clean_and_die)
+    with pytest.raises(DiedError):
+        await process.commit()
+    undos = [each for each in read_left(str(root / ".shardfs/journal")).records if isinstance(each, UndoRecord)]
+    assert [len(unpack_ranges(undo)) for undo in undos][-1] == 2, "the later commit was of two chunks"

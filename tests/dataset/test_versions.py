@@ -207,3 +207,39 @@ async def test_what_was_opened_in_the_middle_of_a_commit_is_no_version(
     assert after.stat is not None
     assert before.stat is not None
     assert (after.generation, after.stat.mtime_ns) == (before.generation, before.stat.mtime_ns)
+
+
+@in_trio
+async def test_open_extents_of_enclosed_shards_read_on_while_others_append(tmp_path: Path) -> None:
+    chunks = store(tmp_path, array((8, 6), (4, 6), sharding((4, 6), sharding((2, 3)))))
+    opened = await open_source(tmp_path).array()
+    old = await opened.extent((0, 0))
+    data = (tmp_path / "c/0/0").read_bytes()
+    with (tmp_path / "c/0/0").open("ab") as file:
+        file.write(b"a payload" + data[-20:])
+    assert await read(old) == chunks["c/0/0"]
+    assert await read(await opened.extent((0, 0))) == chunks["c/0/0"]
+
+
+@in_trio
+async def test_growth_does_not_hide_that_the_outermost_index_was_overwritten(tmp_path: Path) -> None:
+    store(tmp_path, array((8, 6), (4, 6), sharding((4, 6), sharding((2, 3)))))
+    extent = await (await open_source(tmp_path).array()).extent((0, 0))
+    assert extent is not None
+    data = (tmp_path / "c/0/0").read_bytes()
+    (tmp_path / "c/0/0").write_bytes(data[:-20] + bytes(20) + data[-20:])
+    with pytest.raises(StaleError):
+        await extent.read(0, 100)
+
+
+@in_trio
+async def test_a_torn_append_harms_no_open_extent_and_is_an_error_for_new_ones(tmp_path: Path) -> None:
+    chunks = store(tmp_path, array((8, 6), (4, 6), sharding((2, 3))))
+    opened = await open_source(tmp_path).array()
+    old = await opened.extent((0, 0))
+    with (tmp_path / "c/0/0").open("ab") as file:
+        file.write(b"half of a payload, and no ind")
+    assert await read(old) == chunks["c/0/0"]
+    with pytest.raises(CorruptionError):
+        await opened.extent((0, 0))
+    assert await read(old) == chunks["c/0/0"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from trio.testing import MockClock
 
 from shardfs.dataset.array import Array, ListedRun
 from shardfs.dataset.hierarchy import Hierarchy
@@ -26,12 +27,16 @@ from tests.support.datasets import age
 from tests.support.encoder import Encoded
 
 
-def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an asynchronous test."""
+def in_trio(test: Callable[..., Awaitable[None]], *, jump_after: float | None = None) -> Callable[..., None]:
+    """Run an asynchronous test; with *jump_after* on a clock that jumps when nothing is done for so many seconds.
+
+    It knows nothing of threads, which need a moment.
+    """
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        trio.run(partial(test, *args, **kwargs))
+        clock = None if jump_after is None else MockClock(autojump_threshold=jump_after)
+        trio.run(partial(test, *args, **kwargs), clock=clock)
 
     return run
 

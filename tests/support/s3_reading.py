@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import numpy as np
 import trio
-from trio.testing import MockClock
 
 from shardfs.stores.s3.location import Location
 from shardfs.stores.s3.requests import Counts
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
+from tests.support.opened import in_trio
 
 TTL = 60.0
 LATENCY = 0.02
 
 
-def on_mock_clock(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an asynchronous test on a clock that jumps to the next deadline when nothing else is left to do.
-
-    It waits a moment for threads, of which the clock does not know.
-    """
-
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        trio.run(partial(test, *args, **kwargs), clock=MockClock(autojump_threshold=0.01))
-
-    return run
+on_mock_clock = partial(in_trio, jump_after=0.01)
 
 
 def reader_of(fake: FakeS3, *, prefix: str = "", **options: Any) -> S3Store:

@@ -13,17 +13,15 @@ from shardfs.dataset.state import StateDirectory
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.vfs.inodes import ROOT
 from tests.crash.harness import Process
-from tests.crash.histories import INNER, NCHUNKS, make_source
+from tests.crash.histories import INNER, NCHUNKS
 from tests.support.opened import in_trio
 
 
 @in_trio
 async def test_more_than_may_be_pending_is_brought_into_shards_before_a_mount_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit, "MAX_PENDING", 3)
-    root = tmp_path / "source"
-    make_source(root)
     aside = root / StateDirectory(str(root)).staged_key / "unchecked/.chunks/c"
     aside.mkdir(parents=True)
     for number in range(NCHUNKS):
@@ -39,9 +37,7 @@ async def test_more_than_may_be_pending_is_brought_into_shards_before_a_mount_an
 
 
 @in_trio
-async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(tmp_path: Path) -> None:
-    root = tmp_path / "source"
-    make_source(root)
+async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(root: Path) -> None:
     (root / "partial").write_bytes(b"x")
     process = await Process.start(root, Syscalls())
     editor, found = process.writing.changes, []
@@ -60,9 +56,7 @@ async def test_a_file_on_its_way_to_another_place_is_not_taken_for_absent(tmp_pa
 
 
 @in_trio
-async def test_a_file_on_its_way_to_another_place_is_moved_and_looked_at_when_it_is_there(tmp_path: Path) -> None:
-    root = tmp_path / "source"
-    make_source(root)
+async def test_a_file_on_its_way_to_another_place_is_moved_and_looked_at_when_it_is_there(root: Path) -> None:
     (root / "partial").write_bytes(b"x")
     process = await Process.start(root, Syscalls())
     editor = process.writing.changes

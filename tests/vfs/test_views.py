@@ -18,7 +18,6 @@ from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.views import ZarrV2
 from tests.crash.harness import Process
-from tests.crash.histories import make_source
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import store
 from tests.support.opened import find, in_trio, list_directory, open_source
@@ -57,9 +56,7 @@ async def test_a_node_that_is_replaced_while_it_is_listed_or_looked_up_shows_as_
 
 
 @in_trio
-async def test_an_array_that_gets_other_codecs_takes_what_is_written_for_these_and_nothing_else(tmp_path: Path) -> None:
-    root = tmp_path / "source"
-    make_source(root)
+async def test_an_array_that_gets_other_codecs_takes_what_is_written_for_these_and_nothing_else(root: Path) -> None:
     process = await Process.start(root, Syscalls())
     before = await process.array("end")
     chunks, files, owner = await find(process.fs, "end/c"), process.writing.changes, Owner(0, 0)

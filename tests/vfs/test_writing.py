@@ -17,6 +17,7 @@ from shardfs.errors import ExistsError, StaleError
 from shardfs.stores.base import Kind
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.memory import MemoryContent
+from shardfs.vfs import write_buffer
 from shardfs.vfs.attributes import Attributes, Owner
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.entries.chunk import Chunk
@@ -25,9 +26,8 @@ from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import ChunkHandle
 from shardfs.vfs.inodes import ROOT, Inodes
-from shardfs.vfs.write_buffer import WriteBuffer
+from shardfs.vfs.write_buffer import BufferBytes, BufferSpace, WriteBuffer
 from tests.crash.harness import Process
-from tests.crash.histories import make_source
 from tests.support.opened import find, in_trio, read_file
 
 OWNER = Owner(os.geteuid(), os.getegid())
@@ -43,39 +43,35 @@ async def write(files: Changes, directory: int, name: bytes, text: bytes) -> Non
 
 
 @in_trio
-async def test_the_number_of_a_lock_file_that_is_gone_is_not_that_of_the_next(tmp_path: Path) -> None:
+async def test_the_number_of_a_lock_file_that_is_gone_is_not_that_of_the_next(root: Path) -> None:
     """Who waited for the lock compares numbers: it would write the old file, and rename the new and empty one."""
-    root = tmp_path / "source"
-    make_source(root)
     process = await Process.start(root, Syscalls())
-    fs, files, editor = process.fs, process.writing.changes, process.writing.changes
+    fs, files = process.fs, process.writing.changes
     directory = (await find(fs, "unchecked/c")).ino
     creating = os.O_CREAT | os.O_WRONLY
     handle, first, _ = await files.create(directory, LOCK, 0o644, creating, OWNER)
     await files.close(handle)
-    (stored,) = root.rglob("0.__lock")
+    (stored,) = root.rglob("0.__lock")  # noqa: ASYNC240
     os.link(stored, root / "kept")
-    await editor.unlink(directory, LOCK)
+    await files.unlink(directory, LOCK)
     late, _ = await files.open(first.ino, os.O_WRONLY)
     (root / "kept").rename(stored)  # as a file system does that gives a new file the inode of the last one
-    found = await editor.lookup(directory, LOCK)
+    found = await files.lookup(directory, LOCK)
     assert found.ino not in (0, first.ino)
     await files.fs.open_files[late].write(0, b"nobody sees this")
-    assert (await editor.attributes(first.ino)).size == 16
-    assert (await editor.attributes(found.ino)).size == 0
+    assert (await files.attributes(first.ino)).size == 16
+    assert (await files.attributes(found.ino)).size == 0
 
 
 @in_trio
-async def test_a_lock_file_that_became_a_chunk_is_opened_as_the_chunk(tmp_path: Path) -> None:
-    root = tmp_path / "source"
-    make_source(root)
+async def test_a_lock_file_that_became_a_chunk_is_opened_as_the_chunk(root: Path) -> None:
     process = await Process.start(root, Syscalls())
-    fs, files, editor = process.fs, process.writing.changes, process.writing.changes
+    fs, files = process.fs, process.writing.changes
     directory = (await find(fs, "unchecked/c")).ino
     handle, first, _ = await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
     await files.fs.open_files[handle].write(0, b"one")
     await files.close(handle)
-    await editor.rename(directory, LOCK, directory, b"0", exclusive=False)
+    await files.rename(directory, LOCK, directory, b"0", exclusive=False)
     late, _ = await files.open(first.ino, os.O_WRONLY)
     await files.fs.open_files[late].write(3, b" more")
     await files.fs.open_files[late].flush()
@@ -85,37 +81,33 @@ async def test_a_lock_file_that_became_a_chunk_is_opened_as_the_chunk(tmp_path: 
 
 
 @in_trio
-async def test_what_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(tmp_path: Path) -> None:
+async def test_what_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(root: Path) -> None:
     """The kernel looks only once more: with writers that are faster, a file that is there seemed to be none."""
-    root = tmp_path / "source"
-    make_source(root)
     process = await Process.start(root, Syscalls())
-    files, editor = process.writing.changes, process.writing.changes
+    files = process.writing.changes
     directory = (await find(process.fs, "unchecked/c")).ino
 
     await write(files, directory, b"0", b"first")
-    first = (await editor.lookup(directory, b"0")).ino
+    first = (await files.lookup(directory, b"0")).ino
     await write(files, directory, b"0", b"the second")
-    assert (await editor.attributes(first)).size == 10
+    assert (await files.attributes(first)).size == 10
     number, late, is_late = await files.open_to_read(first)
     assert is_late
     assert bytes(await late.read(0, 100)) == b"the second"
     await write(files, directory, b"0", b"third")
-    assert (await editor.attributes(first)).size == 10  # of who has it open
+    assert (await files.attributes(first)).size == 10  # of who has it open
     with pytest.raises(StaleError):  # whose size that would be, nobody could say
         await files.open_to_read(first)
     await files.close(number)
     _, later, _ = await files.open_to_read(first)
     assert bytes(await later.read(0, 100)) == b"third"
-    await editor.unlink(directory, b"0")
+    await files.unlink(directory, b"0")
     with pytest.raises(StaleError):  # the kernel looks once more, and finds nothing
         await files.open_to_read(first)
 
 
 @in_trio
-async def test_a_plain_file_that_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(tmp_path: Path) -> None:
-    root = tmp_path / "source"
-    make_source(root)
+async def test_a_plain_file_that_was_replaced_since_the_kernel_looked_is_read_as_it_is_now(root: Path) -> None:
     (root / "notes").write_bytes(b"first")
     process = await Process.start(root, Syscalls())
     first = (await process.writing.changes.lookup(ROOT, b"notes")).ino
@@ -128,16 +120,14 @@ async def test_a_plain_file_that_was_replaced_since_the_kernel_looked_is_read_as
 
 
 @in_trio
-async def test_a_shard_is_not_read_under_the_number_of_the_file_that_was_in_its_place(tmp_path: Path) -> None:
+async def test_a_shard_is_not_read_under_the_number_of_the_file_that_was_in_its_place(root: Path) -> None:
     """A chunk file that came before the document of its array may have the name of a shard that is stored later."""
-    root = tmp_path / "source"
-    make_source(root)
-    (root / "unchecked/zarr.json").rename(tmp_path / "zarr.json")
+    (root / "unchecked/zarr.json").rename(root.parent / "zarr.json")
     (root / "unchecked/c").mkdir(exist_ok=True)
     (root / "unchecked/c/0").write_bytes(b"a chunk")
     process = await Process.start(root, Syscalls())
     first = (await find(process.fs, "unchecked/c/0")).ino
-    (tmp_path / "zarr.json").rename(root / "unchecked/zarr.json")
+    (root.parent / "zarr.json").rename(root / "unchecked/zarr.json")
     (root / "unchecked/next").write_bytes(b"a shard")
     (root / "unchecked/next").rename(root / "unchecked/c/0")
     await process.fs.refresh("unchecked")
@@ -148,34 +138,30 @@ async def test_a_shard_is_not_read_under_the_number_of_the_file_that_was_in_its_
 
 
 @in_trio
-async def test_the_kernel_is_not_told_to_believe_the_size_of_a_chunk_that_is_cut(tmp_path: Path) -> None:
+async def test_the_kernel_is_not_told_to_believe_the_size_of_a_chunk_that_is_cut(root: Path) -> None:
     """A reader that opens the version that is there would take it for empty."""
-    root = tmp_path / "source"
-    make_source(root)
     process = await Process.start(root, Syscalls())
     process.fs.ttl = 3600.0
-    files, editor = process.writing.changes, process.writing.changes
+    files = process.writing.changes
     directory = (await find(process.fs, "unchecked/c")).ino
     handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
     assert made.ttl == 3600.0
     await files.fs.open_files[handle].write(0, b"text")
     await files.fs.open_files[handle].flush()
     await files.close(handle)
-    ino = (await editor.lookup(directory, b"0")).ino
+    ino = (await files.lookup(directory, b"0")).ino
     await files.open(ino, os.O_WRONLY | os.O_TRUNC)
-    assert (await editor.attributes(ino))[1:3] == (0, 0.0)
+    assert (await files.attributes(ino))[1:3] == (0, 0.0)
     await files.open_to_read(ino)
-    assert (await editor.attributes(ino)).size == 4
+    assert (await files.attributes(ino)).size == 4
 
 
 @in_trio
 async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = tmp_path / "source"
-    make_source(root)
     process = await Process.start(root, Syscalls())
-    files = editor = process.writing.changes
+    files = process.writing.changes
     directory = (await find(process.fs, "unchecked/c")).ino
     handles = [(await files.create(directory, LOCK, 0o644, os.O_CREAT | os.O_WRONLY, OWNER))[0] for _ in range(3)]
     await files.fs.open_files[handles[0]].write(0, b"text")
@@ -189,7 +175,7 @@ async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(
         return found
 
     monkeypatch.setattr(Chunk, "current", current_later)
-    await editor.rename(directory, LOCK, directory, b"0", exclusive=False)
+    await files.rename(directory, LOCK, directory, b"0", exclusive=False)
     await files.fs.open_files[others[0][0]].write(4, b" and")
     await files.fs.open_files[handles[0]].write(8, b" more")
     await files.close(handles[2])
@@ -202,49 +188,43 @@ async def test_a_writer_that_closes_while_its_file_becomes_a_chunk_is_left_out(
 
 
 @in_trio
-async def test_a_document_that_is_shown_in_another_text_has_another_number(tmp_path: Path) -> None:
+async def test_a_document_that_is_shown_in_another_text_has_another_number(root: Path) -> None:
     """The stored one stays as it is: a reader would have one text and the size of the other."""
-    root = tmp_path / "source"
-    make_source(root)
     process = await Process.start(root, Syscalls())
-    fs, files, editor = process.fs, process.writing.changes, process.writing.changes
+    fs, files = process.fs, process.writing.changes
     directory = (await find(fs, "unchecked")).ino
-    generated = await read_file(fs, (await editor.lookup(directory, b"zarr.json")).ino)
+    generated = await read_file(fs, (await files.lookup(directory, b"zarr.json")).ino)
     compact = json.dumps(json.loads(generated), separators=(",", ":")).encode()
     await write(files, directory, b"zarr.json", compact)
-    before = await editor.lookup(directory, b"zarr.json")
+    before = await files.lookup(directory, b"zarr.json")
     number, reader, _ = await files.open_to_read(before.ino)
     fs.texts = TextCache()  # as when too many others were written
-    after = await editor.lookup(directory, b"zarr.json")
+    after = await files.lookup(directory, b"zarr.json")
     assert (before.size, after.size) == (len(compact), len(generated))
     assert after.ino != before.ino
     assert await read_file(fs, after.ino) == generated
-    assert (await editor.attributes(before.ino)).size == len(bytes(await reader.read(0, 10**6))) == len(compact)
+    assert (await files.attributes(before.ino)).size == len(bytes(await reader.read(0, 10**6))) == len(compact)
     await files.close(number)
 
 
 @in_trio
-async def test_a_document_below_a_directory_that_is_moved_keeps_its_text(tmp_path: Path) -> None:
-    root = tmp_path / "source"
-    make_source(root)
+async def test_a_document_below_a_directory_that_is_moved_keeps_its_text(root: Path) -> None:
     process = await Process.start(root, Syscalls())
-    fs, files, editor = process.fs, process.writing.changes, process.writing.changes
+    fs, files = process.fs, process.writing.changes
     directory = (await find(fs, "unchecked")).ino
-    generated = await read_file(fs, (await editor.lookup(directory, b"zarr.json")).ino)
+    generated = await read_file(fs, (await files.lookup(directory, b"zarr.json")).ino)
     compact = json.dumps(json.loads(generated), separators=(",", ":")).encode()
     await write(files, directory, b"zarr.json", compact)
-    await editor.rename(ROOT, b"unchecked", ROOT, b"moved", exclusive=False)
+    await files.rename(ROOT, b"unchecked", ROOT, b"moved", exclusive=False)
     assert await read_file(fs, (await find(fs, "moved/zarr.json")).ino) == compact
 
 
 @in_trio
 async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(
-    tmp_path: Path,
+    root: Path,
 ) -> None:
-    root = tmp_path / "source"
-    make_source(root)
     process = await Process.start(root, Syscalls())
-    files, editor = process.writing.changes, process.writing.changes
+    files = process.writing.changes
     directory = (await find(process.fs, "unchecked/c")).ino
     handle, made, _ = await files.create(directory, b"0", 0o644, os.O_CREAT | os.O_WRONLY, OWNER)
     beside, _ = await files.open(made.ino, os.O_WRONLY)
@@ -252,17 +232,15 @@ async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(
     await files.fs.open_files[handle].flush()
     await files.fs.open_files[handle].write(5, b" and the rest")
     await files.close(handle)
-    assert await read_file(process.fs, (await editor.lookup(directory, b"0")).ino) == b"first and the rest"
+    assert await read_file(process.fs, (await files.lookup(directory, b"0")).ino) == b"first and the rest"
     await files.fs.open_files[beside].flush()
     await files.close(beside)
 
 
 @in_trio
 async def test_a_file_is_renamed_without_a_look_at_all_other_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = tmp_path / "source"
-    make_source(root)
     (root / "notes").write_bytes(b"text")
     process = await Process.start(root, Syscalls())
     first = (await process.writing.changes.lookup(ROOT, b"notes")).ino
@@ -272,10 +250,8 @@ async def test_a_file_is_renamed_without_a_look_at_all_other_numbers(
 
 
 @in_trio
-async def test_a_file_with_the_identity_of_a_link_that_is_gone_is_a_file(tmp_path: Path) -> None:
+async def test_a_file_with_the_identity_of_a_link_that_is_gone_is_a_file(root: Path) -> None:
     """Another program removes the link, and makes a file, which gets the freed inode of the store."""
-    root = tmp_path / "source"
-    make_source(root)
     (root / "name").symlink_to("elsewhere")
     process = await Process.start(root, Syscalls())
     fs, changes = process.fs, process.writing.changes
@@ -287,10 +263,8 @@ async def test_a_file_with_the_identity_of_a_link_that_is_gone_is_a_file(tmp_pat
 
 @in_trio
 async def test_a_chunk_that_is_moved_while_its_array_is_loses_no_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = tmp_path / "source"
-    make_source(root)
     document = json.loads((root / "unchecked/zarr.json").read_text())
     document["chunk_key_encoding"] = {"name": "default", "configuration": {"separator": "."}}
     (root / "unchecked/zarr.json").write_text(json.dumps(document))
@@ -333,10 +307,8 @@ async def test_a_chunk_that_is_moved_while_its_array_is_loses_no_write(
 
 
 @in_trio
-async def test_a_chunk_that_is_made_only_if_there_is_none_replaces_none(tmp_path: Path) -> None:
+async def test_a_chunk_that_is_made_only_if_there_is_none_replaces_none(root: Path) -> None:
     """Another program may have stored one since it was made."""
-    root = tmp_path / "source"
-    make_source(root)
     process = await Process.start(root, Syscalls())
     files, shard = process.writing.changes, root / "unchecked/c/0"
     await process.write("unchecked", 0, b"theirs")
@@ -355,9 +327,7 @@ async def test_a_chunk_that_is_made_only_if_there_is_none_replaces_none(tmp_path
 
 
 @in_trio
-async def test_a_chunk_that_waits_to_be_moved_while_its_array_is_resized_brings_nothing_old(tmp_path: Path) -> None:
-    root = tmp_path / "source"
-    make_source(root)
+async def test_a_chunk_that_waits_to_be_moved_while_its_array_is_resized_brings_nothing_old(root: Path) -> None:
     process = await Process.start(root, Syscalls())
     fs, changes = process.fs, process.writing.changes
     fs.hierarchy._ttl = 3600.0
@@ -387,11 +357,9 @@ async def test_a_chunk_that_waits_to_be_moved_while_its_array_is_resized_brings_
 @in_trio
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_chunk_that_is_closed_while_it_is_moved_keeps_what_was_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    root: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """It is closed *before* or *after* the old name was removed: after all was published, or before."""
-    root = tmp_path / "source"
-    make_source(root)
     process = await Process.start(root, Syscalls())
     fs, changes = process.fs, process.writing.changes
     directory = (await find(fs, "unchecked/c")).ino
@@ -447,10 +415,8 @@ class Opening:
 @in_trio
 @pytest.mark.parametrize("number", [1, 2, 3])
 async def test_a_chunk_that_is_written_while_it_becomes_a_plain_file_loses_no_write_that_succeeded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    root: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    root = tmp_path / "source"
-    make_source(root)
     process = await Process.start(root, Syscalls())
     fs, changes = process.fs, process.writing.changes
     directory = (await find(fs, "unchecked/c")).ino
@@ -488,10 +454,8 @@ async def test_a_chunk_that_is_written_while_it_becomes_a_plain_file_loses_no_wr
 
 @in_trio
 async def test_a_chunk_that_is_closed_while_it_becomes_a_plain_file_stays_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = tmp_path / "source"
-    make_source(root)
     process = await Process.start(root, Syscalls())
     fs, changes = process.fs, process.writing.changes
     directory = (await find(fs, "unchecked/c")).ino
@@ -507,10 +471,8 @@ async def test_a_chunk_that_is_closed_while_it_becomes_a_plain_file_stays_closed
 
 @in_trio
 async def test_a_write_while_another_is_published_is_made_on_top_of_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = tmp_path / "source"
-    make_source(root)
     process = await Process.start(root, Syscalls())
     fs, changes = process.fs, process.writing.changes
     directory = (await find(fs, "unchecked/c")).ino
@@ -536,3 +498,17 @@ async def test_a_write_while_another_is_published_is_made_on_top_of_that(
         await fs.open_files[number].flush()
         await changes.close(number)
     assert await read_file(fs, (await find(fs, "unchecked/c/0")).ino) == b"Third "
+
+
+def test_many_open_drafts_take_no_more_memory_than_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_buffer, "_MAX_MEMORY", 100)
+    space = BufferSpace(str(tmp_path))
+    opened = [BufferBytes(space) for _ in range(20)]
+    for number, draft in enumerate(opened):
+        draft.write(0, bytes([number]) * 10)
+    assert space.memory <= 100
+    for number, draft in enumerate(opened):
+        assert bytes(draft.read(0, 11)) == bytes([number]) * 10
+        draft.clear()
+        assert draft.nbytes == 0
+    assert space.memory == 0
