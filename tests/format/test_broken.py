@@ -7,8 +7,7 @@ import json
 import pytest
 
 from shardfs.errors import MetadataError, NotUnshardable
-from shardfs.format.lens.consolidated import Consolidated
-from shardfs.format.lens.unsharded import Unsharded, unshard
+from shardfs.format.lens.unsharded import unshard
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from tests.support.corpus import BROKEN, Broken
 from tests.support.parametrize import each
@@ -31,16 +30,6 @@ def test_a_broken_document_has_a_reason(broken: Broken) -> None:
     text = reason(broken)
     assert 10 < len(text) < 200
     assert text.isprintable()
-
-
-@every_broken
-def test_a_broken_copy_in_consolidated_metadata_stays_as_it_is(broken: Broken) -> None:
-    group = {
-        "zarr_format": 3,
-        "node_type": "group",
-        "consolidated_metadata": {"kind": "inline", "metadata": {"a": broken.document}},
-    }
-    assert Consolidated(Unsharded()).get(group) is group
 
 
 def test_reasons_tell_documents_apart() -> None:

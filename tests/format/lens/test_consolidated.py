@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import warnings
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -190,14 +186,6 @@ def test_each_copy_is_stored_as_the_array_is(case: Any) -> None:
     )
 
 
-def test_edits_of_the_group_are_kept() -> None:
-    document = group({"a": shown(BASE)}, example={"must_understand": False}) | {"attributes": {"edited": 1}}
-    expected = group({"a": BASE}, example={"must_understand": False}) | {"attributes": {"edited": 1}}
-    before = deepcopy(document)
-    assert json.dumps(resharded(document, {"a": BASE})) == json.dumps(expected)
-    assert document == before
-
-
 OPAQUE = array((4,), (2,), extension("example.raw"))
 COPIES = {"hidden": OPAQUE, "a": BASE, "g": group({"x": PLAIN, "deep": OPAQUE}), "last": OPAQUE}
 
@@ -300,37 +288,3 @@ def test_a_document_that_is_nested_too_deeply_is_refused() -> None:
         resharded(document, {})
     while "g" in document["consolidated_metadata"]["metadata"]:
         document = document["consolidated_metadata"]["metadata"].pop("g")
-
-
-def test_what_zarr_python_consolidates_from_the_unsharded_view_opens_the_stored_arrays(tmp_path: Path) -> None:
-    values = np.arange(24 * 36, dtype="f4").reshape(24, 36)
-    stored, view = tmp_path / "stored", tmp_path / "view"
-    for path in ("a/image", "a/b/image", "mask"):
-        zarr.create_array(str(stored), name=path, data=values, shards=(8, 12), chunks=(4, 3))
-    zarr.create_array(str(stored), name="plain", data=values, chunks=(4, 3))
-    documents = {}
-    for file in stored.rglob("zarr.json"):
-        path = file.parent.relative_to(stored).as_posix()
-        document = documents[path] = json.loads(file.read_bytes())
-        (view / path).mkdir(parents=True, exist_ok=True)
-        is_sharded = "sharding_indexed" in json.dumps(document)
-        (view / path / "zarr.json").write_text(json.dumps(shown(document) if is_sharded else document))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        zarr.consolidate_metadata(str(view))
-        zarr.consolidate_metadata(str(view), path="a")
-        zarr.open_group(str(view), mode="r+").attrs["edited"] = True
-        for path in ("", "a"):
-            prefix = f"{path}/" if path else ""
-            written = json.loads((view / path / "zarr.json").read_bytes())
-            assert "sharding_indexed" not in json.dumps(written)
-            nodes = {key.removeprefix(prefix): stored_node for key, stored_node in documents.items()}
-            result = resharded(written, nodes)
-            (stored / path / "zarr.json").write_text(json.dumps(result))
-        opened = zarr.open_group(str(stored), mode="r", use_consolidated=True)
-        assert opened.attrs["edited"] is True
-        assert opened["mask"].shards == (8, 12)
-        assert opened["plain"].shards is None
-        for path in ("a/image", "a/b/image", "mask", "plain"):
-            assert np.array_equal(np.asarray(opened[path][...]), values)
-        assert zarr.open_group(str(stored / "a"), mode="r", use_consolidated=True)["b/image"].shards == (8, 12)

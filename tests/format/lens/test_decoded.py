@@ -157,22 +157,6 @@ def test_byte_order_matters_where_there_is_one() -> None:
         require_decoded(parsed(array((4, 4), (2, 2), extension("vlen-utf8"), data_type="string", fill_value="")))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"data_type": "float32"},
-        {"chunk_grid": extension("regular", chunk_shape=[2, 2])},
-        {"shape": [7], "chunk_grid": extension("regular", chunk_shape=[2])},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_everything_else_is_judged_as_an_edit_of_encoded_chunks(change: dict[str, Any]) -> None:
-    stored, unsharded = parsed(BASE), shown(BASE)
-    document = decoded_document(unsharded) | change
-    with pytest.raises(RefusedError):
-        reshard(stored, accept_decoded(unsharded, parsed(document)))
-
-
 def test_chunks_that_no_file_holds_are_not_shown_as_files() -> None:
     largest = array((2**62,), (2**60 - 1,), LITTLE, data_type="int64")
     assert codec_of(describe(parsed(largest))).nbytes == 2**63 - 8

@@ -29,7 +29,6 @@ ZARRAY = {
     "zarr_format": 2,
 }
 STRUCT = extension("structured", fields=[["a", "int16"], ["b", extension("raw_bytes", length_bytes=2)]])
-RAW = extension("raw_bytes", length_bytes=2)
 
 
 def parsed(document: dict[str, Any]) -> ArrayMetadata:
