@@ -138,9 +138,6 @@ def write_torn(directory: Path, document: dict[str, Any], index: Index, step: in
 
 INDEXES = {
     "little": (LITTLE, CRC32C),
-    "big": (BIG, CRC32C),
-    "two-checksums": (LITTLE, CRC32C, CRC32C),
-    "transposed": (transpose(2, 1, 0), LITTLE, CRC32C),
     "transposed-big-two-checksums": (transpose(1, 0, 2), BIG, CRC32C, CRC32C),
 }
 each_index = pytest.mark.parametrize("codecs", INDEXES.values(), ids=INDEXES)

@@ -269,13 +269,6 @@ def one_per_segment(path: Path, count: int, disk: Syscalls | None = None) -> tup
     return log, [put(log, b"x" * 100).sequence for _ in range(count)]
 
 
-def test_a_full_segment_is_followed_by_another_and_a_large_record_has_its_own(tmp_path: Path) -> None:
-    log = opened(tmp_path, segment_nbytes=4096)
-    records = [put(log, b"x" * nbytes) for nbytes in (1500, 1500, 1500, 9000, 10)]
-    assert numbers_of(tmp_path) == [1, 2, 3, 4]
-    assert said_by(tmp_path) == [plain(record) for record in records]
-
-
 def test_segments_go_from_the_oldest_on(tmp_path: Path) -> None:
     log, (first, second, third, fourth) = one_per_segment(tmp_path, 4)
     log.release([second, third])

@@ -15,10 +15,6 @@ MIB = 2**20
 spans = st.builds(lambda start, nbytes: Span(start, start + nbytes), st.integers(0, 200), st.integers(1, 40))
 
 
-def test_neighbours_become_one() -> None:
-    assert merge([Span(10, 20), Span(0, 10)]) == [Span(0, 20)]
-
-
 def test_a_gap_that_costs_less_than_a_request_is_fetched_along() -> None:
     far = 10 + MAX_GAP
     assert merge([Span(0, 10), Span(far, far + 1)]) == [Span(0, far + 1)]
@@ -29,14 +25,6 @@ def test_neighbours_stay_apart_when_they_would_be_too_much_for_one_request() -> 
     half = MAX_NBYTES // 2
     assert merge([Span(0, half), Span(half, MAX_NBYTES)]) == [Span(0, MAX_NBYTES)]
     assert merge([Span(0, half), Span(half, MAX_NBYTES + 1)]) == [Span(0, half), Span(half, MAX_NBYTES + 1)]
-
-
-def test_what_overlaps_is_one_whatever_its_size() -> None:
-    assert merge([Span(0, 12 * MIB), Span(11 * MIB, 20 * MIB)]) == [Span(0, 20 * MIB)]
-
-
-def test_nothing_is_planned_for_nothing() -> None:
-    assert merge([]) == []
 
 
 @given(st.lists(spans, max_size=12), st.integers(0, 20), st.integers(1, 120))

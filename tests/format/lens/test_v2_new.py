@@ -41,6 +41,17 @@ def text(document: Any) -> bytes:
         ({"dtype": "|u1"}, [{"name": "bytes"}]),
         ({"compressor": {"id": "zstd", "level": 1}}, [LITTLE, extension("zstd", level=1, checksum=False)]),
         ({"compressor": {"id": "zstd", "checksum": True}}, [LITTLE, extension("zstd", level=0, checksum=True)]),
+        (
+            {"compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}},
+            [LITTLE, extension("blosc", typesize=2, cname="lz4", clevel=5, shuffle="shuffle", blocksize=0)],
+        ),
+        (
+            {"dtype": "|i1", "compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": -1}},
+            [
+                {"name": "bytes"},
+                extension("blosc", typesize=1, cname="lz4", clevel=5, shuffle="bitshuffle", blocksize=0),
+            ],
+        ),
         ({"compressor": {"id": "crc32c"}}, [LITTLE, {"name": "crc32c"}]),
         (
             {"compressor": {"id": "crc32c", "location": "start"}},

@@ -14,11 +14,9 @@ from shardfs.stores.base import Content, Kept, Splice
 from shardfs.stores.s3.parts import (
     GIB,
     MIB,
-    Copied,
     Limits,
     Part,
     Sent,
-    Slice,
     kept_prefix,
     plan_fetches,
     plan_parts,
@@ -109,35 +107,6 @@ def test_the_kept_prefix_is_common_to_both_versions(splice: Splice) -> None:
     nbytes = kept_prefix(splice)
     assert bytes_of(*splice.pieces)[:nbytes] == OLD[:nbytes]
     assert nbytes <= sum(piece.nbytes for piece in splice.pieces if isinstance(piece, Kept))
-
-
-def test_an_append_copies_the_old_payload_and_sends_all_new_content_in_one_part() -> None:
-    payloads = [Counted(64 * 1024) for _ in range(500)]
-    old, index = 10 * GIB, 1_000_004
-    parts = plan_parts(Splice((Kept(0, old - index), *payloads, Counted(index)), index), old)
-    assert [type(part) for part in parts] == [Copied, Copied, Sent]
-    assert sum(part.nbytes for part in parts[:2]) == old - index
-    assert len(parts[2].pieces) == 501
-
-
-def test_a_new_head_is_sent_with_as_many_old_bytes_as_make_a_part() -> None:
-    parts = plan_parts(Splice((Counted(MIB), Kept(MIB, 20 * MIB), Counted(5))), 21 * MIB)
-    assert [part.nbytes for part in parts] == [5 * MIB, 16 * MIB, 5]
-    assert isinstance(parts[0], Sent)
-    assert parts[0].pieces[1] == Kept(MIB, 4 * MIB)
-    assert parts[1] == Copied(5 * MIB, 16 * MIB)
-
-
-def test_small_objects_are_one_part_that_is_sent() -> None:
-    (part,) = plan_parts(Splice((Kept(0, 5 * MIB - 1), Counted(10 * MIB))), 6 * MIB)
-    assert isinstance(part, Sent)
-
-
-def test_content_larger_than_a_part_is_cut() -> None:
-    parts = plan_parts(Splice((Counted(11 * GIB),)), 0)
-    assert len(parts) == 3
-    assert sum(part.nbytes for part in parts) == 11 * GIB
-    assert all(isinstance(piece, Slice) for part in parts if isinstance(part, Sent) for piece in part.pieces)
 
 
 def test_more_ranges_than_parts_are_sent_in_larger_parts() -> None:

@@ -88,29 +88,6 @@ async def test_a_failure_is_never_absence() -> None:
 
 
 @on_mock_clock
-async def test_a_version_that_was_replaced_is_stale_and_the_next_one_is_opened() -> None:
-    fake, store, _ = stored()
-    snapshot = await store.open("k", head_nbytes=10)
-    fake.store("k", NEW)
-    assert bytes(await snapshot.read(0, 10)) == OLD[:10]  # which it has
-    with pytest.raises(StaleError):
-        await snapshot.read(500, 10)
-    again = await store.open("k")
-    assert bytes(await again.read(500, 10)) == NEW[500:510]
-
-
-@on_mock_clock
-async def test_a_version_that_was_removed_is_stale() -> None:
-    fake, store, _ = stored()
-    snapshot = await store.open("k")
-    fake.remove("k")
-    with pytest.raises(StaleError):
-        await snapshot.read(0, 10)
-    with pytest.raises(NotFoundError):
-        await store.open("k")
-
-
-@on_mock_clock
 async def test_content_is_read_in_large_pieces_of_one_version() -> None:
     data = pattern(MIB) * 20
     fake, store, stat = stored(data)
