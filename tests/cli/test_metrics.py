@@ -61,10 +61,7 @@ def prometheus(directory: Path, target: str) -> Iterator[Any]:
     with (
         open(directory / "prometheus.log", "wb") as log,
         subprocess.Popen(
-            [program, *arguments, f"--web.listen-address={address}"],
-            stdout=log,
-            stderr=log,
-            preexec_fn=end_with_parent,
+            [program, *arguments, f"--web.listen-address={address}"], stdout=log, stderr=log, preexec_fn=end_with_parent
         ) as process,
     ):
 

@@ -278,8 +278,4 @@ def test_progress_towards_an_end_that_nobody_knows(monkeypatch: pytest.MonkeyPat
             advance(10_000)
 
     shown = drawn(monkeypatch, loop)
-    assert shown[1:4] == [
-        "looking  0 shards",
-        "looking  1 shard, 0.5/s",
-        "looking  10,001 shards, 2,500/s",
-    ]
+    assert shown[1:4] == ["looking  0 shards", "looking  1 shard, 0.5/s", "looking  10,001 shards, 2,500/s"]

@@ -136,10 +136,7 @@ def write_torn(directory: Path, document: dict[str, Any], index: Index, step: in
     return found
 
 
-INDEXES = {
-    "little": (LITTLE, CRC32C),
-    "transposed-big-two-checksums": (transpose(1, 0, 2), BIG, CRC32C, CRC32C),
-}
+INDEXES = {"little": (LITTLE, CRC32C), "transposed-big-two-checksums": (transpose(1, 0, 2), BIG, CRC32C, CRC32C)}
 each_index = pytest.mark.parametrize("codecs", INDEXES.values(), ids=INDEXES)
 
 

@@ -146,10 +146,7 @@ def python(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[
     )
 
 
-@pytest.mark.parametrize(
-    ("command", "library"),
-    [("info", "boto3"), ("recover", "obstore")],
-)
+@pytest.mark.parametrize(("command", "library"), [("info", "boto3"), ("recover", "obstore")])
 def test_without_the_libraries_for_s3_the_command_says_how_to_get_them(command: str, library: str) -> None:
     program = f"import sys; sys.modules[{library!r}] = None; from shardfs.cli import main; main()"
     done = python(program, command, "s3://bucket/data")

@@ -57,11 +57,7 @@ def await_unmounted(place: Path) -> None:
 def unmounting(place: Path, *options: str) -> subprocess.Popen[str]:
     """`shardfs umount` on its way; returns when the mount is gone."""
     process = subprocess.Popen(
-        command("umount", *options, place),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command("umount", *options, place), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     await_unmounted(place)
     return process

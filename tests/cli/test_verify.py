@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.commands import SOURCE, one_line_of, run, run_json
-from tests.support.corpus import (
-    CASES,
-    LITTLE,
-    array,
-    extension,
-    sharding,
-    write_case,
-)
+from tests.support.corpus import CASES, LITTLE, array, extension, sharding, write_case
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit, entry, flip, index
 from tests.support.datasets import store
 from tests.support.encoder import Coordinates, chunk_key, shards

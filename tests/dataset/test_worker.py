@@ -87,11 +87,7 @@ def large_group(root: Path) -> dict[str, Any]:
         "zarr_format": 3,
         "node_type": "group",
         "attributes": {"much": "y" * 1000},
-        "consolidated_metadata": {
-            "kind": "inline",
-            "must_understand": False,
-            "metadata": copies,
-        },
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": copies},
     }
     write(root, group)
     assert (root / "zarr.json").stat().st_size > LARGE_NBYTES

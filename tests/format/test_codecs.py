@@ -22,28 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.errors import CorruptionError, MetadataError, NotShownError, RefusedError
-from shardfs.format.codecs import (
-    MAX_CHUNK_NBYTES,
-    ChunkCodec,
-    decode,
-    encode,
-    parse_chain,
-    parse_transpose,
-)
+from shardfs.format.codecs import MAX_CHUNK_NBYTES, ChunkCodec, decode, encode, parse_chain, parse_transpose
 from shardfs.format.document import Extension, parse_codecs
-from tests.support.corpus import (
-    BIG,
-    BLOSC,
-    CRC32C,
-    GZIP,
-    IGNORED,
-    LITTLE,
-    ZSTD,
-    array,
-    extension,
-    sharding,
-    transpose,
-)
+from tests.support.corpus import BIG, BLOSC, CRC32C, GZIP, IGNORED, LITTLE, ZSTD, array, extension, sharding, transpose
 from tests.support.encoder import apply, encode_array
 
 CHECKED = extension("zstd", level=1, checksum=True)
@@ -123,7 +104,7 @@ def test_codecs_that_may_be_ignored_are_dropped_and_old_names_replaced() -> None
     assert names([IGNORED, extension("endian", endian="big"), IGNORED, optional]) == ["bytes", "gzip"]
     assert names([extension("example.raw"), GZIP]) == ["example.raw", "gzip"]
     assert names([transpose(0), extension("example.shift"), LITTLE, extension("example.invert")]) == [
-        *("transpose", "example.shift", "bytes", "example.invert"),
+        *("transpose", "example.shift", "bytes", "example.invert")
     ]
 
 

@@ -140,10 +140,7 @@ def test_what_is_no_element_is_refused_by_name(data_type: Any, fill_value: Any) 
     assert len(str(caught.value)) < 200
 
 
-@given(
-    st.sampled_from([*NATIVE, DATE, TEXT, BYTES, RAW, STRUCT, PAIRS]),
-    json_values,
-)
+@given(st.sampled_from([*NATIVE, DATE, TEXT, BYTES, RAW, STRUCT, PAIRS]), json_values)
 def test_any_json_is_an_element_or_is_refused(data_type: Any, fill_value: Any) -> None:
     try:
         assert len(filled(data_type, fill_value)) == DataType.parse(data_type).nbytes

@@ -114,11 +114,7 @@ def test_decoding_undoes_encoding(encoding: ChunkKeyEncoding, coords: tuple[int,
     assert encoding.decode(encoding.encode(coords), len(coords)) == coords
 
 
-@given(
-    encodings,
-    st.one_of(st.text("0123456789c./+- ", max_size=8), st.text(max_size=6)),
-    st.integers(0, 4),
-)
+@given(encodings, st.one_of(st.text("0123456789c./+- ", max_size=8), st.text(max_size=6)), st.integers(0, 4))
 @example(ENCODINGS[0], "c/0/", 1)
 @example(ENCODINGS[1], "c", 0)
 @example(ENCODINGS[2], "0/01", 2)

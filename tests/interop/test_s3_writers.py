@@ -22,14 +22,7 @@ from tests.support.readers import READERS, assert_same
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 from tests.support.together import ROWS_OF_THE_SAME_CHUNKS, TENSORSTORE, rows_of_the_same_chunks, run_together
-from tests.support.writers import (
-    WRITERS,
-    assert_sound,
-    document_of,
-    flush,
-    tool,
-    write_zarr,
-)
+from tests.support.writers import WRITERS, assert_sound, document_of, flush, tool, write_zarr
 
 PREFIX = "some/data.zarr"
 BY_NAME = {case.name: case for case in CASES}

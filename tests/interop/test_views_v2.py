@@ -8,14 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.clients import (
-    ZARR2,
-    open_tensorstore_v2,
-    output_of,
-    read_gdal,
-    read_zarr2,
-    system_tool,
-)
+from tests.support.clients import ZARR2, open_tensorstore_v2, output_of, read_gdal, read_zarr2, system_tool
 from tests.support.corpus import CASES
 from tests.support.datasets import Corpus
 from tests.support.mounting import Mounter

@@ -75,10 +75,7 @@ def transpose(*order: int) -> dict[str, Any]:
 
 
 def sharding(
-    chunk_shape: Sequence[int],
-    *codecs: Any,
-    index_codecs: Sequence[Any] = (LITTLE, CRC32C),
-    **members: Any,
+    chunk_shape: Sequence[int], *codecs: Any, index_codecs: Sequence[Any] = (LITTLE, CRC32C), **members: Any
 ) -> dict[str, Any]:
     """A sharding codec; inner chunks are plain little-endian bytes if no codecs are given."""
     inner = {"chunk_shape": list(chunk_shape), "codecs": list(codecs or (LITTLE,))}
@@ -612,11 +609,7 @@ def absences() -> Iterator[Case]:
     )
     start = array((7, 11), (4, 6), sharding((2, 3), index_location="start", index_codecs=[BIG]))
     yield case(
-        "empty-index-start",
-        "the same, all bytes 255",
-        start,
-        absent=first_shard,
-        layout=Layout(keep_empty_shards=True),
+        "empty-index-start", "the same, all bytes 255", start, absent=first_shard, layout=Layout(keep_empty_shards=True)
     )
     yield case("absent-all", "not one shard", document, absent=everything)
     yield case("empty-indexes-only", "nothing but empty indexes", document, everything, Layout(keep_empty_shards=True))
@@ -652,11 +645,7 @@ def documents() -> Iterator[Case]:
         "attributes", "large integers and odd strings survive", array((7, 11), (4, 6), codec, attributes=attributes)
     )
     for name, names in {"named": ["y", "x"], "null": [None, "x"], "repeated": ["x", "x"]}.items():
-        yield case(
-            f"dimension-names-{name}",
-            "kept as they are",
-            array((7, 11), (4, 6), codec, dimension_names=names),
-        )
+        yield case(f"dimension-names-{name}", "kept as they are", array((7, 11), (4, 6), codec, dimension_names=names))
     yield case(
         "dimension-names-transpose",
         "names follow the array's axes, not the shard's",
@@ -896,11 +885,7 @@ def broken_grids() -> Iterator[Broken]:
         ("bounded-not-dividing", "the clipped edges 3 and 5 do not divide", regular_bounded(4, 6)),
         ("bounded-rank", "one length too few", regular_bounded(4)),
         ("bounded-zero", "a length of 0", regular_bounded(4, 0)),
-        (
-            "unknown-ignored",
-            "a grid must always be understood",
-            {"name": "example.spiral", "must_understand": False},
-        ),
+        ("unknown-ignored", "a grid must always be understood", {"name": "example.spiral", "must_understand": False}),
     ]:
         yield broken(f"grid-{name}", why, ("chunk_grid",), grid)
     for name, grid in {"unknown": extension("example.spiral", turns=3), "unknown-short": "example.spiral"}.items():

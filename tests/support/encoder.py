@@ -54,10 +54,7 @@ class Encoded:
 
 
 def encode(
-    document: Document,
-    values: np.ndarray,
-    absent: frozenset[Coordinates] = frozenset(),
-    layout: Layout = Layout(),
+    document: Document, values: np.ndarray, absent: frozenset[Coordinates] = frozenset(), layout: Layout = Layout()
 ) -> Encoded:
     """Store `values` under `document`, without the innermost chunks at the `absent` coordinates."""
     document = with_codec(document)

@@ -202,12 +202,7 @@ def _start(
     if can_be_prepared(env) and not bound_by_modes:  # capabilities are lost with exec only
         return Prepared(line[len(command()) :], env=env, cwd=None, stdout=subprocess.PIPE, stderr=log)
     return subprocess.Popen(
-        line,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        preexec_fn=_prepare(bound_by_modes),
+        line, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, preexec_fn=_prepare(bound_by_modes)
     )
 
 

@@ -12,20 +12,8 @@ import pytest
 import tensorstore
 import zarr
 
-from tests.support.corpus import (
-    CASES,
-    LITTLE,
-    array,
-    extension,
-    sharding,
-    write_case,
-)
-from tests.support.encoder import (
-    EMPTY,
-    Layout,
-    encode,
-    encode_array,
-)
+from tests.support.corpus import CASES, LITTLE, array, extension, sharding, write_case
+from tests.support.encoder import EMPTY, Layout, encode, encode_array
 
 
 def read_zarr(path: Path) -> np.ndarray:

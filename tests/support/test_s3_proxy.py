@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from botocore.exceptions import (
-    ClientError,
-    ConnectionClosedError,
-)
+from botocore.exceptions import ClientError, ConnectionClosedError
 
-from tests.support.s3_faults import (
-    Before,
-    Ignore,
-    Reply,
-)
+from tests.support.s3_faults import Before, Ignore, Reply
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
 

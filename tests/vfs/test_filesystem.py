@@ -8,26 +8,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shardfs.errors import (
-    IsADirectoryHereError,
-    NoAttributeError,
-    NotADirectoryHereError,
-)
+from shardfs.errors import IsADirectoryHereError, NoAttributeError, NotADirectoryHereError
 from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT
 from tests.support.corpus import Case
 from tests.support.encoder import Encoded, chunk_key
-from tests.support.opened import (
-    StoredCorpus,
-    find,
-    in_trio,
-    list_directory,
-    open_source,
-    open_tree,
-    read_file,
-    rows,
-)
+from tests.support.opened import StoredCorpus, find, in_trio, list_directory, open_source, open_tree, read_file, rows
 from tests.support.parametrize import every_case
 
 

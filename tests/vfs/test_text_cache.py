@@ -57,13 +57,7 @@ def test_the_texts_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     for number in range(5):
         written(f"{number}/zarr.json", known=known)
     written("4/zarr.json", known=known)
-    assert [text_of(known, f"{number}/zarr.json") == COMPACT for number in range(5)] == [
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]
+    assert [text_of(known, f"{number}/zarr.json") == COMPACT for number in range(5)] == [False, False, True, True, True]
     written("4/zarr.json", COMPACT + b" " * most, known=known)
     assert [text_of(known, f"{number}/zarr.json") == COMPACT for number in range(5)] == [
         False,

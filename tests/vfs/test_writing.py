@@ -220,9 +220,7 @@ async def test_a_document_below_a_directory_that_is_moved_keeps_its_text(root: P
 
 
 @in_trio
-async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(
-    root: Path,
-) -> None:
+async def test_a_write_that_ends_after_its_descriptor_was_flushed_is_published(root: Path) -> None:
     process = await Process.start(root, Syscalls())
     files = process.writing.changes
     directory = (await find(process.fs, "unchecked/c")).ino

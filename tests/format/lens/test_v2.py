@@ -58,10 +58,7 @@ def test_an_array_has_one_document_if_it_has_no_attributes() -> None:
         ([{"name": "bytes"}], {}),
         ([LITTLE, "gzip"], {"compressor": {"id": "gzip", "level": 1}}),
         ([LITTLE, extension("zstd", level=-5, checksum=True)], {"compressor": {"id": "zstd", "level": -5}}),
-        (
-            [LITTLE, BLOSC],
-            {"compressor": {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1, "blocksize": 0}},
-        ),
+        ([LITTLE, BLOSC], {"compressor": {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1, "blocksize": 0}}),
         (
             [LITTLE, extension("blosc", cname="lz4", clevel=9, shuffle="bitshuffle", blocksize=64)],
             {"compressor": {"id": "blosc", "cname": "lz4", "clevel": 9, "shuffle": 2, "blocksize": 64}},

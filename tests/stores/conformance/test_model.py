@@ -59,12 +59,7 @@ class Step:
 NAMES = ["replace", "write", "write", "truncate", "append", "rename", "rename", "unlink", "mkdir", "rmdir"]
 NAMES += ["make_directories", "flush", "stat", "list", "open"]
 STEPS = st.builds(
-    Step,
-    st.sampled_from(NAMES),
-    st.sampled_from(KEYS),
-    st.sampled_from(KEYS),
-    st.binary(max_size=5),
-    st.booleans(),
+    Step, st.sampled_from(NAMES), st.sampled_from(KEYS), st.sampled_from(KEYS), st.binary(max_size=5), st.booleans()
 )
 
 

@@ -253,9 +253,7 @@ async def append_with_a_tail(store: LocalStore) -> None:
 
 
 @in_trio
-async def test_where_nothing_can_be_made_beside_it_a_file_is_appended_to_in_place(
-    source: Path,
-) -> None:
+async def test_where_nothing_can_be_made_beside_it_a_file_is_appended_to_in_place(source: Path) -> None:
     class Closed(InPlace):
         def create(self, name: str, flags: int, mode: int, dir_fd: int) -> int:
             raise PermissionError(errno.EACCES, "injected")

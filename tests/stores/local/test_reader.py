@@ -15,11 +15,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardfs.errors import (
-    CorruptionError,
-    NotADirectoryHereError,
-    NotFoundError,
-)
+from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError
 from shardfs.stores.base import Descriptor, Kind
 from shardfs.stores.local import reader
 from shardfs.stores.local.openat import open_beneath
@@ -142,9 +138,7 @@ async def test_a_request_opens_a_directory_once_and_the_next_one_again(
 
 
 @in_trio
-async def test_after_a_call_that_took_long_names_are_looked_at_in_threads(
-    store: LocalStore,
-) -> None:
+async def test_after_a_call_that_took_long_names_are_looked_at_in_threads(store: LocalStore) -> None:
     main = threading.get_ident()
     seen: list[bool] = []
 

@@ -8,25 +8,10 @@ from functools import partial
 import pytest
 import trio
 
-from shardfs.errors import (
-    ConflictError,
-    NotFoundError,
-    ShardfsError,
-    StoreError,
-    UnknownOutcomeError,
-    UnreachableError,
-)
+from shardfs.errors import ConflictError, NotFoundError, ShardfsError, StoreError, UnknownOutcomeError, UnreachableError
 from shardfs.stores.s3.requests import Condition, Range
 from tests.stores.s3.clients import HASTY, PLAIN, Memory, Tried, client_of, run
-from tests.support.s3_faults import (
-    Hang,
-    HangMidBody,
-    Ignore,
-    LostReply,
-    LostRequest,
-    Reply,
-    Truncated,
-)
+from tests.support.s3_faults import Hang, HangMidBody, Ignore, LostReply, LostRequest, Reply, Truncated
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import ACCESS_KEY, SECRET_KEY, Bucket
 

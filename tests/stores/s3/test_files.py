@@ -12,14 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from shardfs.errors import (
-    NoSpaceError,
-    NotFoundError,
-    StaleError,
-    StoreError,
-    UnknownOutcomeError,
-    UnreachableError,
-)
+from shardfs.errors import NoSpaceError, NotFoundError, StaleError, StoreError, UnknownOutcomeError, UnreachableError
 from shardfs.stores.kept_files import KeptFiles
 from shardfs.stores.s3 import files as spooling
 from shardfs.stores.s3 import heads

@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 
 from shardfs.errors import StoreError
 from shardfs.stores.base import Content, Kept, Splice
-from shardfs.stores.s3.parts import (
-    GIB,
-    MIB,
-    Limits,
-    Part,
-    Sent,
-    kept_prefix,
-    plan_fetches,
-    plan_parts,
-)
+from shardfs.stores.s3.parts import GIB, MIB, Limits, Part, Sent, kept_prefix, plan_fetches, plan_parts
 from tests.stores.local.splices import Counted, content
 
 OLD = bytes(i * 7 % 251 for i in range(300))

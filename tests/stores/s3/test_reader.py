@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from shardfs.errors import (
-    NotFoundError,
-    StaleError,
-    StoreError,
-)
+from shardfs.errors import NotFoundError, StaleError, StoreError
 from shardfs.stores.ranges import WINDOW_NBYTES
 from shardfs.stores.s3.requests import ObjectStat, Properties
 from shardfs.stores.s3.store import S3Store
