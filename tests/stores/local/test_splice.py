@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from shardfs.errors import NotFoundError, StaleError, StoreError
 from shardfs.stores.base import Kept, Splice, is_reserved
-from shardfs.stores.local.shards import BATCH_NBYTES
 from shardfs.stores.local.syscalls import BLOCK, Syscalls
 from shardfs.stores.local.tree import LocalStore
 from tests.stores.local.splices import (
@@ -35,6 +34,7 @@ from tests.stores.local.splices import (
 )
 from tests.support.opened import in_trio
 
+pytestmark = pytest.mark.usefixtures("small_steps")
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 in_place = pytest.mark.parametrize(
     "case", [case for name, case in CASES.items() if case.in_place and name != "cut"], ids=lambda case: case.calls
@@ -121,12 +121,12 @@ async def test_a_splice_takes_these_calls(source: Path, case: Case) -> None:
 @in_trio
 async def test_an_append_that_is_made_at_once_writes_the_last_block_again_and_nothing_else(source: Path) -> None:
     disk = SpliceDisk(source)
-    payloads = [content(bytes([i % 256]) * 1000) for i in range(3000)]  # more than one call takes as buffers
-    padding = -(len(OLD) + 3000 * 1000 + TAIL_NBYTES) % BLOCK
+    payloads = [content(bytes([i % 256]) * 30) for i in range(3000)]  # more than one call takes as buffers
+    padding = -(len(OLD) + 3000 * 30 + TAIL_NBYTES) % BLOCK
     pieces = (WHOLE, content(bytes(padding)), *payloads, content(b"t" * TAIL_NBYTES))
     await make(source, disk, Case(pieces, TAIL_NBYTES, ()))
     assert disk.names == ["pwrite_direct", "utime", "sync"]
-    assert disk.written == len(OLD) % BLOCK + padding + 3000 * 1000 + TAIL_NBYTES
+    assert disk.written == len(OLD) % BLOCK + padding + 3000 * 30 + TAIL_NBYTES
 
 
 @pytest.mark.parametrize("name", ["append", "append at once", "large append", "append in two steps"])
@@ -193,7 +193,7 @@ async def test_whoever_opens_the_file_during_a_large_append_finds_a_whole_tail(s
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        pieces = (Kept(0, len(old)), Counted(32 * MIB - 96), content(tail))
+        pieces = (Kept(0, len(old)), Counted(32 * 2**20 - 96), content(tail))
         await make(source, Syscalls(), Case(pieces, 96, ()))
     finally:
         done.set()
@@ -212,7 +212,7 @@ async def test_memory_is_bounded(source: Path, kept: tuple[Kept, ...]) -> None:
     disk = SpliceDisk(source)
     await make(source, disk, Case((*kept, *large), 0, ()))
     assert max(piece.largest for piece in large) <= MIB
-    assert max(len(call.data) for call in disk.calls) <= BATCH_NBYTES
+    assert max(len(call.data) for call in disk.calls) <= 8 * MIB
 
 
 @st.composite

@@ -40,6 +40,7 @@ FAILED = [
     for written in ([0, 1, 300] if CASES[name].calls[number].startswith("pwrite") else [0])
 ]
 every_call = pytest.mark.parametrize(("name", "number"), CALLS, ids=lambda value: str(value))
+pytestmark = pytest.mark.usefixtures("small_steps")
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 RENAMES = ("rename", "rename_exclusive")
