@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import trio
 import zarr
+from zarr.codecs import numcodecs as zarr_numcodecs
 
 from tests.support.commands import FAILED, WRONG_USAGE, one_line_of, run
 from tests.support.corpus import CASES, write_case
@@ -149,14 +150,18 @@ def test_chunks_are_transcoded_where_other_codecs_are_asked_for_and_nowhere_else
     source = zarr.open_group(tmp_path / "source")
     zipped = source.create_array("gzip", shape=(64,), chunks=(4,), dtype="i4", compressors=zarr.codecs.GzipCodec())
     zipped[...] = np.arange(64)
+    only_zarr = {"filters": [zarr_numcodecs.Delta(dtype="<i4")], "compressors": [zarr_numcodecs.LZ4()]}
+    source.create_array("numcodecs", shape=(64,), chunks=(4,), dtype="i4", **only_zarr)[...] = np.arange(64)
     said = pack(tmp_path / "source", tmp_path / "packed", "--codecs", codecs)
     how = {line.partition(":")[0]: line.rpartition(", ")[2] for line in said.splitlines()}
     assert (how["image"] == "copied encoded") is (codecs == "zstd")
     assert how["gzip"] != "copied encoded"
+    assert "transcoded from numcodecs.delta" in said
     packed = zarr.open_group(tmp_path / "packed", mode="r", use_consolidated=False)
     assert_same(np.asarray(packed["image"][...]), IMAGE)
     assert_same(np.asarray(packed["gzip"][...]), np.arange(64, dtype="i4"))
     assert_same(READERS["tensorstore"](tmp_path / "packed/image"), IMAGE)
+    assert_same(READERS["tensorstore"](tmp_path / "packed/numcodecs"), np.arange(64, dtype="i4"))
 
 
 def test_a_damaged_shard_and_a_damaged_chunk_are_named_and_left_out(tmp_path: Path) -> None:

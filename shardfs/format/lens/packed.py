@@ -115,7 +115,8 @@ class Packing:
         try:
             chain = split_chain(parse_chain(old, "codecs"), "codecs")
             if all(is_decodable(codec) for codec in wanted):  # bytes → bytes codecs only
-                wanted = (*chain.before, chain.serializer, *wanted)
+                is_native = not any(codec.name.startswith(PREFIX) for codec in chain.before)
+                wanted = (*(chain.before if is_native else ()), chain.serializer, *wanted)
             is_same = canonical(normal_codecs(old, data_type)) == canonical(normal_codecs(wanted, data_type))
         except MetadataError as error:
             raise NotUnshardable(str(error)) from None
@@ -174,8 +175,8 @@ class Transcoder:
     def of(cls, source: UnshardedArray, target: UnshardedArray, given: Decoder | None = None) -> "Transcoder | None":
         """Return what brings chunks of *source* into *target*, whose chunks are as long; None if they stay as they are.
 
-        *given* decodes chunks that the codecs of *source* do not stand for.  Raises `NotUnshardable` with
-        the reason why they cannot be transcoded.
+        *given* decodes chunks that the codecs of *source* do not stand for.  Raises `NotUnshardable` with the reason
+        why they cannot be transcoded.
         """
         data_type = source.document["data_type"]
         old_normal, new_normal = (canonical(normal_codecs(each.codecs, data_type)) for each in (source, target))
@@ -189,11 +190,13 @@ class Transcoder:
             try:
                 return cls(given or decoder_of(source), codec_of(target).encode)
             except NotShownError:
-                if not are_known or _array_codecs(was) != _array_codecs(becomes):
-                    raise
                 if given is None and all(map(is_decodable, was.after)):
                     given = partial(decode, was.after, limit=MAX_CHUNK_NBYTES)
-                return cls(given or decoder_of(source), partial(encode, becomes.after))
+                decode_bytes = given or decoder_of(source)
+                are_elements = isinstance(decode_bytes, V2Decoder) and decode_bytes.dtype is not None
+                if are_elements or not are_known or _array_codecs(was) != _array_codecs(becomes):
+                    raise
+                return cls(decode_bytes, partial(encode, becomes.after))
         except (MetadataError, NotShownError, RefusedError) as error:
             raise NotUnshardable(f"its chunks would have to be transcoded: {error}") from None
 
