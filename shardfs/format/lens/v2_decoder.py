@@ -68,12 +68,12 @@ class V2Decoder:
 
     def native(self, zarray: Document) -> Document:
         """Return the `.zarray` of the same array with decoded elements, and codecs that every library has for v3."""
-        compressor, filters = zarray["compressor"], zarray["filters"]
+        compressor = zarray["compressor"]
         return {
             **zarray,
             "dtype": zarray["dtype"] if self.dtype is None else v2_fields(self.dtype.newbyteorder("<")),
             "order": "C",
-            "filters": filters[:1] if self.dtype is None else None,
+            "filters": codecs_of(zarray)[:1] if self.dtype is None else None,
             "compressor": compressor if compressor is not None and compressor["id"] in _NATIVE else _ZSTD,
         }
 
