@@ -13,7 +13,7 @@ from typing import Any, Literal
 import trio
 
 from shardfs.bulk.plan import PackPlan
-from shardfs.bulk.run import Plan, Report, RunOptions, fill
+from shardfs.bulk.run import Report, RunOptions, fill
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.maintenance.walk import walk_nodes
@@ -102,7 +102,8 @@ def pack(
         shard_size, shards, index_location == "start", None if codecs is None else parse_codecs_option(codecs)
     )
     how = RunOptions(sync, checksum, executor, jobs, progress)
-    return _fill(source, destination, PackPlan(packing), how, store_options)
+    plan, options = PackPlan(packing), store_options or StoreOptions()
+    return trio.run(fill, os.fspath(source), os.fspath(destination), plan, how, options)
 
 
 def unpack(
@@ -123,17 +124,8 @@ def unpack(
     Arguments and result are those of `pack`.
     """
     how = RunOptions(sync, checksum, executor, jobs, progress)
-    return _fill(source, destination, UnpackPlan(Unpacking(view, decode)), how, store_options)
-
-
-def _fill(
-    source: str | os.PathLike[str],
-    destination: str | os.PathLike[str],
-    plan: Plan,
-    how: RunOptions,
-    options: StoreOptions | None,
-) -> Report:
-    return trio.run(fill, os.fspath(source), os.fspath(destination), plan, how, options or StoreOptions())
+    plan, options = UnpackPlan(Unpacking(view, decode)), store_options or StoreOptions()
+    return trio.run(fill, os.fspath(source), os.fspath(destination), plan, how, options)
 
 
 class Dataset:

@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
 
-from shardfs.bulk.delivery import Job, MadeOf
+from shardfs.bulk.delivery import Comparison, DifferentError, Job, MadeOf, copying, named
 from shardfs.bulk.engine import Context, Outcome, Task, run_tasks
 from shardfs.bulk.nodes import BulkNode, chunks_within, find_node, shards_touched, walk
 from shardfs.dataset.array import Array
@@ -18,7 +18,7 @@ from shardfs.format.lens.unsharded import describe
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.normal_form import normal_data_type
 from shardfs.format.sharding import Coords, ShardGrid
-from shardfs.stores.base import PART_NBYTES, Buffer, Kind, join_key
+from shardfs.stores.base import Buffer, Kind, join_key
 from shardfs.stores.url import StoreOptions, url_of
 
 _BATCH: Final = 64
@@ -71,15 +71,13 @@ class CompareFiles:
         for key in self.keys:
             try:
                 one, other = [await store.open(key) for store in stores]
-                is_same = one.size == other.size
-                for offset in range(0, one.size if is_same else 0, PART_NBYTES):
-                    nbytes = min(PART_NBYTES, one.size - offset)
-                    is_same = is_same and await one.read(offset, nbytes) == await other.read(offset, nbytes)
-                found += [] if is_same else [f"{key}: differs"]
+                await copying(one.read, one.size)(Comparison(other))
+            except DifferentError:
+                found.append(f"{key}: differs")
             except NotFoundError:
                 found.append(f"{key}: is missing in DEST")
             except ShardfsError as error:
-                found.append(f"{key}: {error}")
+                found.append(named(key, error))
         return found
 
 
@@ -210,18 +208,22 @@ async def compare(
         names: set[str] = set()
         async for path, entries, node in walk(old):
             if isinstance(node, ShardfsError):
-                problems.append(f"{path or '(root)'}: {node}")
+                problems.append(named(path, node))
                 continue
-            files = [e.name for e in entries if e.kind is not Kind.DIRECTORY]
+            files = [entry.name for entry in entries if entry.kind is not Kind.DIRECTORY]
             if node is not None:
                 names.add(path)
-                made = await find_node(new, path)
-                problems.extend(_differences(node, made))
-                pair = _Pair.of(node, made)
-                shards = [shard async for shard in pair.shards()] if pair is not None else []
+                files = [name for name in files if name not in node.documents]
+                try:
+                    made = await find_node(new, path)
+                    problems.extend(_differences(node, made))
+                    pair = _Pair.of(node, made)
+                    shards = [shard async for shard in pair.shards()] if pair is not None else []
+                except ShardfsError as error:
+                    problems.append(named(path, error))
+                    shards = []
                 for first in range(0, len(shards), _BATCH):
                     yield CompareChunks(job, path, tuple(shards[first : first + _BATCH]), 2**20 * _BATCH)
-                files = [name for name in files if name not in node.documents]
             for first in range(0, len(files), _BATCH):
                 yield CompareFiles(job, tuple(join_key(path, name) for name in files[first : first + _BATCH]))
         async for path, _, node in walk(new):

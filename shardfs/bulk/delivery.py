@@ -132,7 +132,7 @@ class DifferentError(Exception):
 class Comparison:
     """Takes what is to be stored, as a new object does, and compares it with what is there; stores nothing."""
 
-    def __init__(self, stored: Snapshot, head_nbytes: int) -> None:
+    def __init__(self, stored: Snapshot, head_nbytes: int = 0) -> None:
         self._stored = stored
         self._head_nbytes = head_nbytes
         self._position = head_nbytes
@@ -236,4 +236,10 @@ async def each_delivered(items: Sequence[Item], store: "Storer", *, at_once: int
 
 def left_out(path: str, error: object) -> str:
     """Say that what is at *path* is left out, and why."""
-    return f"left out: {error}" if path and path in str(error) else f"left out: {path or '(root)'}: {error}"
+    return f"left out: {named(path, error)}"
+
+
+def named(path: str, error: object) -> str:
+    """Return what *error* says, with the *path* that it is about."""
+    does_say = path and str(error).startswith((f"{path}:", f"{path}/", f"{path} is "))
+    return str(error) if does_say else f"{path or '(root)'}: {error}"

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from shardfs.bulk.delivery import Job, StoreTask, left_out
+from shardfs.bulk.delivery import Job, StoreTask, left_out, named
 from shardfs.bulk.engine import Context, batched
 from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.nodes import BulkNode, Transfer, find_node, shards_touched, walk
@@ -55,7 +55,7 @@ class PackPlan(Plan):
         """Look at all nodes of the source, and yield what becomes of its arrays."""
         async for path, entries, node in walk(job.reading(context)):
             if isinstance(node, MetadataError | NotUnshardable):
-                self._errors.append(f"{path or '(root)'}: {node}")
+                self._errors.append(named(path, node))
             elif isinstance(node, ShardfsError):
                 self.problems.append(left_out(path, node))
             else:
@@ -111,7 +111,7 @@ class PackPlan(Plan):
         try:
             transfer = Transfer.of(node, self.packing)
         except NotUnshardable as error:
-            self._errors.append(f"{node.path or '(root)'}: {error}")
+            self._errors.append(named(node.path, error))
             return
         if transfer is not None:
             self.arrays.append(node.path)

@@ -195,6 +195,7 @@ def test_a_folder_that_cannot_be_listed_is_named_and_all_others_are_packed(tmp_p
     prefix = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
     try:
         done = run("pack", "--jobs", "1", source, packed, prefix=prefix)
+        verified = run("verify", "--jobs", "1", source, packed, prefix=prefix)
     finally:
         for folder in closed:
             folder.chmod(0o755)
@@ -205,6 +206,8 @@ def test_a_folder_that_cannot_be_listed_is_named_and_all_others_are_packed(tmp_p
         "shardfs: left out: notes: Permission denied",
     ]
     assert (done.returncode, done.stdout.rpartition("; ")[2]) == (FAILED, "3 problems\n")
+    denied = [f"{folder}: Permission denied" for folder in ("below/few/c", "image/c", "notes")]
+    assert (verified.returncode, verified.stdout.splitlines()) == (FAILED, [*denied, "3 differences"])
     assert_same(np.asarray(zarr.open_array(packed / "below/table", mode="r")[...]), TABLE)
     pack(source, packed, "--sync")
     assert_same_values(source, packed)
@@ -225,12 +228,15 @@ def test_what_cannot_be_packed_is_said_before_anything_is_written(tmp_path: Path
     document = json.loads((source / "image/zarr.json").read_text()) | {"chunk_grid": edges}
     (source / "uneven").mkdir()
     (source / "uneven/zarr.json").write_text(json.dumps(document))
+    (source / "a").mkdir()
+    (source / "a/zarr.json").write_text("{")
     (source / "pickled").mkdir()
     zarray = {"zarr_format": 2, "shape": [8], "chunks": [1], "dtype": "|O", "order": "C", "fill_value": None}
     filters = {"compressor": None, "filters": [{"id": "pickle"}]}
     (source / "pickled/.zarray").write_text(json.dumps(zarray | filters))
     said = refuse(tmp_path, source, packed)
     assert "uneven: chunks have several lengths along axis 0" in said
+    assert "a: the document is not valid JSON" in said
     assert "pickled: objects that the filter 'pickle' encodes have no Zarr v3 form" in said
     assert not packed.exists()
 
