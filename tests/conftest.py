@@ -1,5 +1,6 @@
 """Fixtures for tests on real mounts and on real S3 servers."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,12 @@ from tests.support.datasets import Corpus
 from tests.support.mounting import Mounter, mounter
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket, S3Server, credentials, ministack, moto
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave alone what all tests share."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

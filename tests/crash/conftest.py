@@ -2,14 +2,27 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
 from tests.crash.crashes import make_template
 
 MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(autouse=True)
+def calls_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that block, of which none really waits, are made where they are awaited, and not in threads."""
+
+    async def run_sync(call: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return call(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
 
 
 @pytest.fixture

@@ -66,17 +66,12 @@ def ledger(paths: Collection[str]) -> Ledger:
 
 
 async def live(root: Path, disk: Syscalls, history: Sequence[Operation], book: Ledger, v2: bool) -> None:
-    process = await _start(root, disk, v2)
+    process = await Process.start(root, disk, v2=v2)
     for operation in history:
         book.begin(operation)
         await _do(process, operation, book)
         book.end()
     await process.finish()
-
-
-async def _start(root: Path, disk: Syscalls, v2: bool) -> Process:
-    trio.to_thread.current_default_thread_limiter().total_tokens = 1  # so that calls come in one order
-    return await Process.start(root, disk, v2=v2)
 
 
 async def _do(process: Process, operation: Operation, book: Ledger) -> None:
@@ -105,7 +100,7 @@ async def _do(process: Process, operation: Operation, book: Ledger) -> None:
 
 
 async def recover(root: Path, disk: Syscalls, v2: bool) -> None:
-    process = await _start(root, disk, v2)
+    process = await Process.start(root, disk, v2=v2)
     process.check_done()
     await process.finish()
 
@@ -139,6 +134,12 @@ class Crashes:
         after = self.directory / "after"
         shutil.rmtree(after, ignore_errors=True)
         return after
+
+    @staticmethod
+    def kills(machine: Machine) -> list[int]:
+        """Numbers of the calls before which it may be killed, and the end; before a sync is as after it."""
+        syncs = [call.name.startswith("sync") for call in machine.calls]
+        return [at for at, is_sync in enumerate([*syncs, False]) if not is_sync]
 
     def any_choice(self) -> Choose:
         return self.chance.choice([oldest, newest, self.chance.randrange, self.chance.randrange])

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run
 from tests.support.corpus import array, sharding
 from tests.support.datasets import store
-from tests.support.mounting import PATIENCE, Mounter, command, environment
+from tests.support.mounting import PATIENCE, Mounter
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     store(tmp_path / "source", array((8, 12), (4, 6), sharding((2, 3))))
     return tmp_path / "source"
-
-
-def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), env=environment(), cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
 
 
 def test_a_signal_unmounts_even_while_a_file_is_open(mount: Mounter, source: Path) -> None:

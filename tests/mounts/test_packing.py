@@ -19,10 +19,10 @@ from tests.support.mounting import Mounter
 from tests.support.readers import READERS, assert_same
 from tests.support.writers import assert_packed, assert_sound, document_of, flush, tool
 
-SHAPE, CHUNKS = (16, 8, 9), (2, 2, 2)  # the last shard of the last axis overhangs
-VALUES = np.arange(1, 1 + 16 * 8 * 9, dtype="u2").reshape(SHAPE)
-NCHUNKS = 8 * 4 * 5
-INDEX_NBYTES = 4**3 * 16 + 4
+SHAPE, CHUNKS = (8, 4, 9), (2, 2, 2)  # the last shard of the last axis overhangs
+VALUES = np.arange(1, 1 + 8 * 4 * 9, dtype="u2").reshape(SHAPE)
+NCHUNKS = 4 * 2 * 5
+INDEX_NBYTES = 2**3 * 16 + 4
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +80,14 @@ def assert_group_is_packed(source: Path) -> None:
         assert_native(source / name)
         document = document_of(source / name)
         assert [codec["name"] for codec in document["codecs"]] == ["sharding_indexed"]
-        assert document["chunk_grid"]["configuration"]["chunk_shape"] == [8, 8, 8]
+        assert document["chunk_grid"]["configuration"]["chunk_shape"] == [4, 4, 4]
         assert document["attributes"] == {"name": name}
         assert document_of(source)["consolidated_metadata"]["metadata"][name] == document
         opened = zarr.open_group(str(source), mode="r", use_consolidated=True)[name]
         assert isinstance(opened, zarr.Array)
-        assert (opened.shards, opened.chunks) == ((8, 8, 8), CHUNKS)
+        assert (opened.shards, opened.chunks) == ((4, 4, 4), CHUNKS)
         assert_same(np.asarray(opened[...]), VALUES)
-        assert keys_of(source / name / "c") == sorted(f"{i}/{j}/{k}" for i in "01" for j in "0" for k in "01")
+        assert keys_of(source / name / "c") == sorted(f"{i}/{j}/{k}" for i in "01" for j in "0" for k in "012")
     assert_packed(source, 2 * NCHUNKS, index_nbytes=INDEX_NBYTES)
     assert (source / "image" / "notes.txt").read_text() == "plain\n"
     assert_sound(source)
@@ -98,7 +98,7 @@ def test_a_copier_packs_and_unpacks(mount: Mounter, tmp_path: Path, plain: Path,
     if not shutil.which(copy[0]):
         pytest.skip(f"{copy[0]} is not installed")
     (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    mounted = mount(tmp_path / "source", write=True, shards="2,2,2")
     tool(*copy, plain, mounted.path)
     tool(*copy, mounted.path / plain.name, tmp_path / "out-before")
     flush(mounted)
@@ -145,7 +145,7 @@ def test_files_may_come_in_any_order(
     elif order == "one-array-at-a-time":
         keys.sort(key=lambda key: key.startswith("deep"))
     (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    mounted = mount(tmp_path / "source", write=True, shards="2,2,2")
     copy_files(plain, mounted.path, keys, way, workers)
     shown = files_below(mounted.path)
     assert shown.keys() == set(keys)
@@ -157,7 +157,7 @@ def test_a_document_that_comes_meanwhile_hides_no_temporary_file(mount: Mounter,
     """What programs do to one by its name until they rename it: the file is moved below them as its array begins."""
     document, data = (plain / "image/zarr.json").read_bytes(), (plain / "image/c/0/0/0").read_bytes()
     (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    mounted = mount(tmp_path / "source", write=True, shards="2,2,2")
 
     def copy(path: Path) -> None:
         for number in range(5):  # the grid has 5 along this axis
@@ -194,7 +194,7 @@ def test_tar_unpacks_into_shards_in_any_order(mount: Mounter, tmp_path: Path, pl
         for key in keys:
             archive.add(plain / key, key)
     (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="4")
+    mounted = mount(tmp_path / "source", write=True, shards="2")
     tool("tar", "-xf", tmp_path / "all.tar", "-C", mounted.path)
     mounted.unmount()
     assert_group_is_packed(tmp_path / "source")
@@ -203,11 +203,11 @@ def test_tar_unpacks_into_shards_in_any_order(mount: Mounter, tmp_path: Path, pl
 def test_chunks_without_a_document_wait_for_it_in_the_next_mount(mount: Mounter, tmp_path: Path, plain: Path) -> None:
     keys = [key for key in keys_of(plain / "image") if key != "zarr.json"]
     (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    mounted = mount(tmp_path / "source", write=True, shards="2,2,2")
     copy_files(plain / "image", mounted.path, keys, "in-place", 1)
     assert files_below(mounted.path) == {key: (plain / "image" / key).read_bytes() for key in keys}
     mounted.unmount()
-    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    mounted = mount(tmp_path / "source", write=True, shards="2,2,2")
     copy_files(plain / "image", mounted.path, ["zarr.json"], "rename", 1)
     mounted.unmount()
     assert_native(tmp_path / "source")
@@ -219,7 +219,7 @@ def test_an_array_of_another_rank_is_stored_as_written(mount: Mounter, tmp_path:
     (tmp_path / "source").mkdir()
     values = np.arange(1, 13).reshape(3, 4)
     zarr.create_array(str(tmp_path / "flat.zarr"), data=values, chunks=(2, 2))
-    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    mounted = mount(tmp_path / "source", write=True, shards="2,2,2")
     tool("cp", "-r", tmp_path / "flat.zarr", mounted.path)
     assert any("flat.zarr" in line and "2" in line and "3" in line for line in mounted.log.splitlines()), mounted.log
     mounted.unmount()
@@ -252,7 +252,7 @@ def test_other_key_encodings_are_packed(mount: Mounter, tmp_path: Path, name: st
     plain = tmp_path / "plain.zarr"
     zarr.create_array(str(plain), data=VALUES, chunks=CHUNKS, chunk_key_encoding=ENCODINGS[name])
     (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    mounted = mount(tmp_path / "source", write=True, shards="2,2,2")
     keys = sorted(keys_of(plain), key=lambda key: (key == "zarr.json") == (order == "document-last"))
     copy_files(plain, mounted.path, keys, "rename", 3)
     assert keys_of(mounted.path) == sorted(keys)
@@ -265,7 +265,7 @@ def test_other_key_encodings_are_packed(mount: Mounter, tmp_path: Path, name: st
 @pytest.mark.parametrize("first", ["zarr.json", "c"])
 def test_packed_files_keep_their_times(mount: Mounter, tmp_path: Path, plain: Path, first: str) -> None:
     (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="4,4,4")
+    mounted = mount(tmp_path / "source", write=True, shards="2,2,2")
     for name in sorted(("c", "zarr.json"), key=lambda name: name != first):
         tool("cp", "-a", plain / "image" / name, mounted.path)
     for step in ("pending", "committed"):

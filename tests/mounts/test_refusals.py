@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run
+from tests.support.commands import MACHINE, MOUNT_POINT, SOURCE, WRONG_USAGE, one_line_of, run
 from tests.support.corpus import array, sharding
 from tests.support.datasets import store
-from tests.support.mounting import Mount, Mounter, command, environment, mount_points
+from tests.support.mounting import Mount, Mounter, mount_points
 
-WRONG_USAGE, SOURCE, MOUNT_POINT, MACHINE = 2, 3, 4, 5
 WAYS = pytest.mark.parametrize("way", [[], ["--foreground"]], ids=["background", "foreground"])
 
 
@@ -162,12 +161,8 @@ def test_a_log_file_that_cannot_be_written(place: Path, way: list[str]) -> None:
     assert "log" in line
 
 
-@pytest.mark.parametrize("arguments", [["umount"], ["stats"], ["flush"]], ids=" ".join)
-@pytest.mark.parametrize("point", ["place", "missing", "source/zarr.json", "/", "/proc"])
-def test_what_is_no_mount_of_ours_is_told(place: Path, arguments: list[str], point: str) -> None:
-    done = subprocess.run(
-        command(*arguments, point), env=environment(), cwd=place, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (MOUNT_POINT, "")
-    what = "does not exist" if point == "missing" else "is not a mount of shardfs"
-    assert done.stderr.startswith(f"shardfs: {point} {what}; ")
+@pytest.mark.parametrize("name", ["umount", "stats", "flush"])
+def test_what_is_no_mount_of_ours_is_told(place: Path, name: str) -> None:
+    for point in ("place", "missing", "source/zarr.json", "/", "/proc"):
+        said = one_line_of(run(name, point, cwd=place), MOUNT_POINT)
+        assert said.startswith(f"{point} {'does not exist' if point == 'missing' else 'is not a mount of shardfs'}; ")
