@@ -101,7 +101,7 @@ def pack(
     packing = Packing(
         shard_size, shards, index_location == "start", None if codecs is None else parse_codecs_option(codecs)
     )
-    how = RunOptions(sync, checksum, executor, jobs, progress)
+    how = RunOptions(sync or checksum, checksum, executor, jobs, progress)
     plan, options = PackPlan(packing), store_options or StoreOptions()
     return trio.run(fill, os.fspath(source), os.fspath(destination), plan, how, options)
 
@@ -123,7 +123,7 @@ def unpack(
 
     Arguments and result are those of `pack`.
     """
-    how = RunOptions(sync, checksum, executor, jobs, progress)
+    how = RunOptions(sync or checksum, checksum, executor, jobs, progress)
     plan, options = UnpackPlan(Unpacking(view, decode)), store_options or StoreOptions()
     return trio.run(fill, os.fspath(source), os.fspath(destination), plan, how, options)
 

@@ -241,5 +241,6 @@ def left_out(path: str, error: object) -> str:
 
 def named(path: str, error: object) -> str:
     """Return what *error* says, with the *path* that it is about."""
-    does_say = path and str(error).startswith((f"{path}:", f"{path}/", f"{path} is "))
-    return str(error) if does_say else f"{path or '(root)'}: {error}"
+    said = str(error)
+    is_said = said.startswith((f"{path}:", f"{path}/", f"{path} is ")) or f"/{path} " in said
+    return said if path and is_said else f"{path or '(root)'}: {said}"

@@ -21,6 +21,7 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
     StoreError,
+    UnreachableError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES, Document, parse_json
 from shardfs.format.grid import ChunkKeyEncoding
@@ -108,7 +109,7 @@ async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode
     """Yield each directory of *source*, parents first, with the names in it that are no chunks, and its node.
 
     Where a directory below the source, or a document, cannot be read, or has no v3 form, the error takes the place of
-    the node.
+    the node.  Raises `UnreachableError`, and what keeps the source itself from being read.
     """
     pending = [""]
     while pending:
@@ -119,7 +120,8 @@ async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode
             entries = [entry for entry in await source.store.list(path) if not is_reserved(entry.name)]
             found = await find_node(source, path, [entry.name for entry in entries])
         except ShardfsError as error:
-            if not path and not isinstance(error, MetadataError | NotUnshardable):
+            is_verdict = isinstance(error, MetadataError | NotUnshardable)
+            if isinstance(error, UnreachableError) or not (path or is_verdict):
                 raise
             found = error
         if isinstance(found, BulkNode):

@@ -53,8 +53,8 @@ class Report:
 class RunOptions:
     """How a run goes about the destination, and who does the work.
 
-    *syncs*: what is there and unchanged stays; else the destination has to be empty.  *compares*: bytes are compared,
-    too.  *progress* is told of the report whenever something was done.
+    *syncs*: what is there and unchanged stays; else the destination has to be empty.  *compares*: then bytes are
+    compared, too.  *progress* is told of the report whenever something was done.
     """
 
     syncs: bool = False
@@ -62,11 +62,6 @@ class RunOptions:
     executor: Executor | None = None
     jobs: int | None = None
     progress: Callable[[Report], None] = lambda report: None
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the destination may have something in it."""
-        return self.syncs or self.compares
 
 
 @dataclass
@@ -131,7 +126,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
     with ExitStack() as held:
         if store.root is not None:
             held.enter_context(hold(store))
-        manifest = held.enter_context(open_manifest(store.address, anew=not how.goes_on))
+        manifest = held.enter_context(open_manifest(store.address, anew=not how.syncs))
         manifest.require(f"{plan} {source.store.address}")
         await store.clear_unfinished(manifest.unfinished())
         how.progress(report)
@@ -222,7 +217,7 @@ async def _begin(source: str, destination: str, options: StoreOptions, how: RunO
     if _is_within(old, new) or _is_within(new, old):
         raise UsageError(f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other")
     store = _open(job.destination, options)
-    if store is not None and not how.goes_on:
+    if store is not None and not how.syncs:
         with suppress(NotFoundError):
             if not all(is_reserved(entry.name) for entry in await store.list("")):
                 way_out = "choose another DEST, or add --sync to go on with an earlier run"

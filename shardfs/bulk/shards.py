@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -111,8 +112,7 @@ async def look_at_shards(
         elif outcome.result:
             found[outcome.index] = outcome.result
 
-    def cost(shard: tuple[Array, Coords]) -> int:
-        return _nbytes(*shard, reads_chunks=reads_chunks)
+    cost = partial(_nbytes, reads_chunks=reads_chunks)
 
     async def batches() -> AsyncIterator[ShardBatch[R]]:
         async for batch, nbytes in batched(shards, cost, most=_MAX_SHARDS, nbytes=_MAX_NBYTES):
@@ -123,9 +123,9 @@ async def look_at_shards(
     return [each for index in sorted(found) for each in found[index]]
 
 
-def _nbytes(array: Array, coords: Coords, *, reads_chunks: bool) -> int:
+def _nbytes(shard: tuple[Array, Coords], *, reads_chunks: bool) -> int:
     """Return about how much is read of a shard: its index, or what its chunks decode to."""
-    grid = array.grid
+    (array, coords), grid = shard, shard[0].grid
     if not reads_chunks:
         return grid.index_nbytes(coords)
     return grid.nchunks_of(coords) * prod(grid.chunk_shape) * (item_nbytes(array.document["data_type"]) or 1)

@@ -154,7 +154,7 @@ def _run(
 
     places = [Place.of(source, options), Place.of(destination, options, is_written=True)]
     with executor(jobs, dask, places) as chosen, ExitStack() as stack:
-        how = RunOptions(sync, checksum, chosen, jobs, tell)
+        how = RunOptions(sync or checksum, checksum, chosen, jobs, tell)
         report = trio.run(partial(fill, source, destination, plan, how, options, say, is_dry=is_dry))
     if as_json:
         click.echo(json.dumps(asdict(report), indent=2))
