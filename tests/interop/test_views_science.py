@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,16 @@ part[["mask"]].drop_vars("lat").to_zarr(root, region={**whole, "lon": slice(0, 2
 """
 
 
+@cache
+def appended_natively(name: str) -> tuple[Values, Values]:
+    """What xarray reads, and what is stored, when the same is done to a dataset without a mount."""
+    with tempfile.TemporaryDirectory() as directory:
+        reference = Path(directory, "reference.zarr")
+        WRITERS[name](reference)
+        MAIN.run(APPEND, reference, "3")
+        return natively(reference), stored(reference)
+
+
 @pytest.mark.parametrize(
     ("name", "library", "view"),
     [
@@ -135,12 +147,10 @@ part[["mask"]].drop_vars("lat").to_zarr(root, region={**whole, "lon": slice(0, 2
 def test_what_xarray_appends_and_writes_in_a_region_is_what_it_reads_natively_then(
     mount: Mounter, tmp_path: Path, name: str, library: str, view: str
 ) -> None:
-    source, reference = tmp_path / "data.zarr", tmp_path / "reference.zarr"
-    for path in (source, reference):
-        WRITERS[name](path)
-        age(path)
-    MAIN.run(APPEND, reference, "3")
-    expected, raw = natively(reference), stored(reference)
+    source = tmp_path / "data.zarr"
+    WRITERS[name](source)
+    age(source)
+    expected, raw = appended_natively(name)
     before = {path.parent.name: document_of(path.parent) for path in source.glob("*/zarr.json")}
     mounted = mount(source, write=True, arguments=VIEWS[view])
     MAIN.run(APPEND, mounted.path, "2") if library == "new" else ZARR2.run(APPEND, mounted.path)
