@@ -15,7 +15,7 @@ import zarr
 from tests.support.clients import ZARR2, read_zarr2
 from tests.support.commands import run, run_json
 from tests.support.corpus import GZIP, LITTLE, array, extension, sharding
-from tests.support.datasets import age, files_below
+from tests.support.datasets import age, files_below, walk
 from tests.support.mounting import Mounter
 from tests.support.writers import assert_sound, tool
 
@@ -265,8 +265,9 @@ def test_chunks_of_an_array_that_is_not_sharded_are_shown_too(mount: Mounter, tm
             opened[4:6] = 7
     age(source)
     root = mount(source, arguments=["--view=v2", f"--dimension-separator={separator}"]).path
-    chunks = {name: [key for key in files_below(root / name) if key[0] != "."] for name in ("plain", "long", "scalar")}
-    assert {name: len(keys) for name, keys in chunks.items()} == {"plain": 30, "long": 1500, "scalar": 1}
-    found = read_zarr2(root, list(chunks), tmp_path)
+    counts = {"plain": 30, "long": 1500, "scalar": 1}
+    for name, count in counts.items():
+        assert sum(not os.path.basename(path).startswith(".") for path in walk(root / name)) == count
+    found = read_zarr2(root, counts, tmp_path)
     for name, values in values_of(source).items():
         assert np.array_equal(found[name], values), name
