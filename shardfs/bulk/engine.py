@@ -84,7 +84,7 @@ class Task(Protocol[R_co]):
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes it goes through."""
+        """About how many bytes could be copied in the time that it takes."""
 
     async def run(self, context: Context) -> R_co:
         """Do it; returns something small that can be pickled."""

@@ -27,6 +27,9 @@ _BATCH_NBYTES: Final = 64 * 2**20
 _BATCH: Final = 256
 """Small shards go into one task up to so many bytes, and so many shards."""
 
+_TRANSCODING: Final = 16
+"""How many times longer transcoding takes than copying, or more."""
+
 _MAX_FILES: Final = 16
 _MAX_ERRORS: Final = 3
 
@@ -95,7 +98,8 @@ class PackPlan(Plan):
         touched = shards_touched(transfer.array, transfer.target.grid)
         async for shards, nbytes in batched(touched, transfer.nbytes, most=_BATCH, nbytes=_BATCH_NBYTES):
             items = manifest.items(map(transfer.target.shard_key, shards))
-            yield PackShards(job, items, nbytes, self.packing, path, tuple(shards))
+            cost = nbytes if transfer.transcoder is None else nbytes * _TRANSCODING
+            yield PackShards(job, items, cost, self.packing, path, tuple(shards))
 
     def _add(self, node: BulkNode) -> None:
         """Take in a node."""
