@@ -4,6 +4,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from shardfs.bulk.delivery import Comparison, DifferentError, Job, MadeOf, copying, named
@@ -126,12 +127,11 @@ class _Pair:
             return None
         return cls(one, other, (other if one.array.grid.is_unsharded else one).array.grid)
 
-    async def shards(self) -> AsyncIterator[Coords]:
-        """Yield the shards of the coarser grid in which either has anything."""
-        found = {shard async for shard in shards_touched(self.source.array, self.coarse)}
-        found |= {shard async for shard in shards_touched(self.made.array, self.coarse)}
-        for shard in sorted(found):
-            yield shard
+    async def shards(self, fail: Callable[[ShardfsError], None]) -> Sequence[Coords]:
+        """Return the shards of the coarser grid in which either has anything; *fail* is told what cannot be listed."""
+        found = {shard async for shard in shards_touched(self.source.array, self.coarse, fail)}
+        found |= {shard async for shard in shards_touched(self.made.array, self.coarse, fail)}
+        return sorted(found)
 
     async def compare(self, shard: Coords) -> AsyncIterator[str]:
         """Yield what differs in the shard at *shard*, in lines."""
@@ -204,11 +204,15 @@ async def compare(
     for each in (old, new):
         await each.store.check()
 
+    def add(path: str, error: ShardfsError) -> None:
+        problems.append(named(path, error))
+
     async def tasks() -> AsyncIterator[Task[Sequence[str]]]:
         names: set[str] = set()
         async for path, entries, node in walk(old):
+            fail = partial(add, path)
             if isinstance(node, ShardfsError):
-                problems.append(named(path, node))
+                fail(node)
                 continue
             files = [entry.name for entry in entries if entry.kind is not Kind.DIRECTORY]
             if node is not None:
@@ -218,10 +222,10 @@ async def compare(
                     made = await find_node(new, path)
                     problems.extend(_differences(node, made))
                     pair = _Pair.of(node, made)
-                    shards = [shard async for shard in pair.shards()] if pair is not None else []
+                    shards = await pair.shards(fail) if pair is not None else ()
                 except ShardfsError as error:
-                    problems.append(named(path, error))
-                    shards = []
+                    fail(error)
+                    shards = ()
                 for first in range(0, len(shards), _BATCH):
                     yield CompareChunks(job, path, tuple(shards[first : first + _BATCH]), 2**20 * _BATCH)
             for first in range(0, len(files), _BATCH):

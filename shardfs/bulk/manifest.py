@@ -35,9 +35,17 @@ class Manifest:
         self._database.executescript(_TABLES)
         self._run = 1 + (self._database.execute("select max(run) from objects").fetchone()[0] or 0)
 
-    def require(self, what: str) -> None:
-        """Note what the destination is made by, the first time; raises `UsageError` if that was something else."""
+    def require(self, what: str, *, is_empty: bool) -> None:
+        """Note what the destination is made by, the first time, when it *is_empty*.
+
+        Raises `UsageError` if it was made by something else, or by nobody knows what.
+        """
         found = self._database.execute("select said from about where what = 'made by'").fetchone()
+        if found is None and not is_empty:
+            raise UsageError(
+                "DEST is not empty, and no run is known on this machine that made it: choose another DEST, or go on "
+                "where that run was, as the same user"
+            )
         if found is not None and found[0] != what:
             raise UsageError(f"DEST was made by another command: {found[0]}; with --sync give the same again")
         self._database.execute("insert or ignore into about values ('made by', ?)", (what,))
@@ -108,7 +116,7 @@ def open_manifest(destination: Address, *, anew: bool) -> Iterator[Manifest]:
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    """Open a database, an empty one in place of one that is damaged: then all is done again."""
+    """Open a database, an empty one in place of one that is damaged."""
     for _ in range(2):
         database = sqlite3.connect(path, isolation_level=None)
         try:

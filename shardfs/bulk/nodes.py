@@ -193,11 +193,16 @@ class Transfer:
 
 
 async def shards_touched(
-    array: Array, grid: ShardGrid, prefix: Coords = (), stored: Sequence[Coords] = ((),)
+    array: Array,
+    grid: ShardGrid,
+    fail: Callable[[ShardfsError], None],
+    prefix: Coords = (),
+    stored: Sequence[Coords] = ((),),
 ) -> AsyncIterator[Coords]:
     """Yield, in C order, the coordinates below *prefix* of the shards of *grid* in which *array* has anything stored.
 
-    *stored* are the prefixes of its own shards that overlap those below *prefix*.
+    *stored* are the prefixes of its own shards that overlap those below *prefix*; *fail* is told of what cannot be
+    listed.
     """
     axis = len(prefix)
     if axis == grid.ndim:
@@ -205,11 +210,16 @@ async def shards_touched(
         return
     found: dict[int, list[Coords]] = {}
     for above in stored:
-        for index in await array.listing.children(above):
+        try:
+            children = await array.listing.children(above)
+        except ShardfsError as error:
+            fail(error)
+            continue
+        for index in children:
             for number in _touched(grid, axis, array.grid.covered(axis, index)):
                 found.setdefault(number, []).append((*above, index))
     for number in sorted(found):
-        async for shard in shards_touched(array, grid, (*prefix, number), found[number]):
+        async for shard in shards_touched(array, grid, fail, (*prefix, number), found[number]):
             yield shard
 
 

@@ -63,7 +63,10 @@ class PackPlan(Plan):
                 self.problems.append(left_out(path, node))
             else:
                 files = [entry.name for entry in entries if entry.kind in (Kind.FILE, Kind.SYMLINK)]
+                special = [join_key(path, entry.name) for entry in entries if entry.kind is Kind.SPECIAL]
+                self.problems += [left_out(key, "it is not a regular file") for key in special]
                 if node is not None:
+                    self.nnodes += 1
                     self._add(node)
                     files = [file for file in files if file not in node.documents]
                 self.files.append((path, files))
@@ -95,7 +98,11 @@ class PackPlan(Plan):
     async def _pack(self, path: str, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[PackShards]:
         """Yield the tasks of one array."""
         transfer = await Transfer.find(context, job, path, self.packing)
-        touched = shards_touched(transfer.array, transfer.target.grid)
+
+        def fail(error: ShardfsError) -> None:
+            self.problems.append(left_out(path, error))
+
+        touched = shards_touched(transfer.array, transfer.target.grid, fail)
         async for shards, nbytes in batched(touched, transfer.nbytes, most=_BATCH, nbytes=_BATCH_NBYTES):
             items = manifest.items(map(transfer.target.shard_key, shards))
             cost = nbytes if transfer.transcoder is None else nbytes * _TRANSCODING

@@ -68,11 +68,13 @@ class RunOptions:
 class Plan(ABC):
     """What a destination is to have: objects that tasks store, and *documents* by key, parents first.
 
-    There are about *total* objects, if all arrays have all their chunks; *problems* are what is left out, and why.  As
-    text it is the command that makes it: a run that goes on with another has to say the same.
+    There are about *total* objects, if all arrays have all their chunks, of *nnodes* arrays and groups; *problems* are
+    what is left out, and why.  As text it is the command that makes it: a run that goes on with another has to say the
+    same.
     """
 
     total: int = field(init=False, default=0)
+    nnodes: int = field(init=False, default=0)
     documents: dict[str, bytes] = field(init=False, default_factory=dict)
     problems: list[str] = field(init=False, default_factory=list)
 
@@ -107,6 +109,8 @@ async def fill(
     job = await _begin(source, destination, options, how, context)
     async for line in plan.look(job, context):
         announce(line)
+    if not plan.nnodes and not plan.problems:  # as where a disk is not mounted: all of DEST would be removed
+        raise SourceError(f"{source} has no Zarr arrays or groups; check that it is the right folder, and mounted")
     if not is_dry:
         return await _fill(job, context, plan, how)
     report = Report(total=plan.total, problems=list(plan.problems))
@@ -127,7 +131,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
         if store.root is not None:
             held.enter_context(hold(store))
         manifest = held.enter_context(open_manifest(store.address, anew=not how.syncs))
-        manifest.require(f"{plan} {source.store.address}")
+        manifest.require(f"{plan} {source.store.address}", is_empty=await _is_empty(store))
         await store.clear_unfinished(manifest.unfinished())
         how.progress(report)
 
@@ -217,12 +221,17 @@ async def _begin(source: str, destination: str, options: StoreOptions, how: RunO
     if _is_within(old, new) or _is_within(new, old):
         raise UsageError(f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other")
     store = _open(job.destination, options)
-    if store is not None and not how.syncs:
-        with suppress(NotFoundError):
-            if not all(is_reserved(entry.name) for entry in await store.list("")):
-                way_out = "choose another DEST, or add --sync to go on with an earlier run"
-                raise UsageError(f"{job.destination} is not empty; {way_out}")
+    if store is not None and not how.syncs and not await _is_empty(store):
+        way_out = "choose another DEST, or add --sync to go on with an earlier run"
+        raise UsageError(f"{job.destination} is not empty; {way_out}")
     return job
+
+
+async def _is_empty(store: Store) -> bool:
+    try:
+        return all(is_reserved(entry.name) for entry in await store.list(""))
+    except NotFoundError:
+        return True
 
 
 def _is_within(url: str, other: str) -> bool:

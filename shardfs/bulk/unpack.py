@@ -120,6 +120,7 @@ class UnpackPlan(Plan):
             name = node.path or "(root)"
             reason = view.left_out(node)
             self.total += 1
+            self.nnodes += node.document is not None
             if reason is not None:
                 self.problems.append(left_out(node.path, reason))
             elif node.reason is not None:

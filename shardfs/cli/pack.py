@@ -155,7 +155,11 @@ def _run(
     places = [Place.of(source, options), Place.of(destination, options, is_written=True)]
     with executor(jobs, dask, places) as chosen, ExitStack() as stack:
         how = RunOptions(sync or checksum, checksum, chosen, jobs, tell)
-        report = trio.run(partial(fill, source, destination, plan, how, options, say, is_dry=is_dry))
+        try:
+            report = trio.run(partial(fill, source, destination, plan, how, options, say, is_dry=is_dry))
+        except KeyboardInterrupt:
+            complain("interrupted; what is stored stays, and --sync goes on with it")
+            raise
     if as_json:
         click.echo(json.dumps(asdict(report), indent=2))
     elif not is_dry:

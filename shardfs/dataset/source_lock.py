@@ -146,7 +146,7 @@ def _locks_reach(state: StateDirectory) -> bool:
 
 def _refusal(what: str, state: StateDirectory, holder: Holder) -> str:
     if not holder.is_elsewhere:
-        return f"{what} already being written by {holder}; unmount it there first"
+        return f"{what} already being written by {holder}; unmount it there first, or wait for pack or unpack there"
     return (
         f"{what} already being written by {holder}; unmount it there first. If that host or process is gone, remove "
         f"{shown(state.lock)}"

@@ -213,6 +213,29 @@ def test_a_folder_that_cannot_be_listed_is_named_and_all_others_are_packed(tmp_p
     assert_same_values(source, packed)
 
 
+def test_a_folder_of_chunks_that_is_left_out_costs_no_chunk_of_another(tmp_path: Path) -> None:
+    source, packed, fresh = tmp_path / "source", tmp_path / "packed", tmp_path / "fresh"
+    write_v3(source)
+    pack(source, fresh, "--shards", "2")
+    folder, elsewhere = source / "below/table/c/3", tmp_path / "elsewhere"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    os.mkfifo(source / "notes/fifo")
+    done = run("pack", "--shards", "2", "--jobs", "1", source, packed)
+    assert [line for line in done.stderr.splitlines() if line.startswith("shardfs: ")] == [
+        "shardfs: left out: notes/fifo: it is not a regular file",
+        "shardfs: left out: below/table/c/3 is a link that leads out of the dataset",
+    ]
+    assert done.returncode == FAILED
+    folder.unlink()
+    rest = np.asarray(zarr.open_array(source / "below/table", mode="r")[...])
+    assert_same(np.asarray(zarr.open_array(packed / "below/table", mode="r")[...]), rest)
+    elsewhere.rename(folder)
+    (source / "notes/fifo").unlink()
+    pack(source, packed, "--shards", "2", "--sync")
+    assert files_below(packed) == files_below(fresh)
+
+
 def refuse(tmp_path: Path, *arguments: str | Path) -> str:
     before = files_below(tmp_path)
     said = one_line_of(run("pack", *arguments), WRONG_USAGE)

@@ -28,7 +28,7 @@ from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.url import StoreOptions
 from tests.bulk.test_pack import pack, write_v3
-from tests.support.commands import FAILED, WRONG_USAGE, run
+from tests.support.commands import FAILED, SOURCE, WRONG_USAGE, one_line_of, run
 from tests.support.datasets import files_below
 from tests.support.lossy_disk import Fault, Killed, LossyDisk, QuickDisk
 from tests.support.mounting import Mounter, command, environment
@@ -101,15 +101,33 @@ def test_a_destination_of_another_command_is_refused(tmp_path: Path) -> None:
     assert files_below(made) == before
 
 
-def test_a_destination_that_nothing_is_known_of_is_filled_all_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [("pack", *SHAPES, "--sync"), ("pack", "--checksum"), ("unpack", "--sync")])
+def test_a_destination_that_no_known_run_made_is_refused(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """It may be the only copy of something else, or have shards of what is gone from the source."""
     source, made = tmp_path / "source", tmp_path / "made"
     write_v3(source)
-    pack(source, made, *SHAPES)
+    shutil.copytree(source, made)
     before = files_below(made)
-    shutil.rmtree(tmp_path / "state")
-    (made / "image/c/0/0/0").unlink()
-    assert "unchanged" not in summary("pack", *SHAPES, "--sync", source, made)
+    done = run(*command, source, made)
+    assert (done.returncode, done.stdout) == (WRONG_USAGE, "")
+    assert "DEST is not empty, and no run is known on this machine that made it: choose another DEST" in done.stderr
     assert files_below(made) == before
+
+
+@pytest.mark.parametrize("command", [("pack", *SHAPES), ("unpack",)], ids=" ".join)
+def test_from_a_source_without_arrays_nothing_is_made_or_removed(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """As where the disk of the source is not mounted."""
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_v3(source)
+    assert run(*command, "--jobs", "1", source, made).returncode == 0
+    before = files_below(made)
+    shutil.rmtree(source)
+    source.mkdir()
+    (source / "lost+found").mkdir()
+    for destination in (made, tmp_path / "new"):
+        assert "has no Zarr arrays or groups" in one_line_of(run(*command, "--sync", source, destination), SOURCE)
+    assert files_below(made) == before
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_somebody_else_put_in_the_place_of_what_is_to_go_is_named_and_stays(tmp_path: Path) -> None:
@@ -133,14 +151,16 @@ def test_what_is_in_the_way_of_one_document_stops_nothing_else(tmp_path: Path) -
     source, made, fresh = tmp_path / "source", tmp_path / "made", tmp_path / "fresh"
     write_v3(source)
     pack(source, fresh, *SHAPES)
-    (made / "image/zarr.json").mkdir(parents=True)
+    pack(source, made, *SHAPES)
+    (made / "image/zarr.json").unlink()
+    (made / "image/zarr.json").mkdir()
     (made / "image/zarr.json/mine").write_text("mine")
     done = run("pack", *SHAPES, "--sync", "--json", "--jobs", "1", source, made)
     assert done.returncode == FAILED
     assert "image/zarr.json" in done.stderr
     report = json.loads(done.stdout)
     assert ["image/zarr.json" in problem for problem in report["problems"]] == [True]
-    assert report["stored"] == len(files_below(fresh)) - 1
+    assert report["unchanged"] == len(files_below(fresh)) - 1
     found = files_below(made)
     assert found.pop("image/zarr.json/mine") == b"mine"
     assert found == {path: data for path, data in files_below(fresh).items() if path != "image/zarr.json"}

@@ -330,7 +330,7 @@ def parse_chunks_per_shard(text: str) -> tuple[int, ...]:
     if len(numbers) != len(parts) or min(numbers) < 1:
         raise UsageError(
             f"{brief(text)} does not say how many inner chunks a shard has: "
-            "give a number of at least 1 for each axis, as in 8,8,8, or one for all axes, as in 8"
+            "give a number from 1 to 999999999 for each axis, as in 8,8,8, or one for all axes, as in 8"
         )
     if len(numbers) > MAX_NDIM or math.prod(numbers) > _MAX_ENTRIES:
         raise UsageError(f"{brief(text)} is too much for one shard, which can have {_MAX_ENTRIES} inner chunks")
