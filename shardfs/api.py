@@ -15,9 +15,8 @@ import trio
 from shardfs.bulk.plan import PackPlan
 from shardfs.bulk.run import Report, RunOptions, fill
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
-from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.dataset.hierarchy import DOCUMENT, Node, Source
 from shardfs.dataset.maintenance.walk import walk_nodes
-from shardfs.dataset.source import Source
 from shardfs.errors import NotFoundError, NotUnshardable, StoreError, UnfinishedError
 from shardfs.format.document import parse_json
 from shardfs.format.lens.packed import SHARD_NBYTES, Packing, parse_codecs_option

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Final
 
 from shardfs.bulk.engine import Context
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import Source
 from shardfs.errors import NoSpaceError, NotADirectoryHereError, NotFoundError, ReadOnlyError, ShardfsError
 from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Snapshot, Stat, Store
 from shardfs.stores.url import StoreOptions, is_remote

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import trio
 
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import Source
 from shardfs.errors import ShardfsError, StoreError
 from shardfs.stores.local.syscalls import keep_freed_memory
 from shardfs.stores.url import StoreOptions, open_store

@@ -9,9 +9,8 @@ from itertools import product
 from shardfs.bulk.delivery import Job, MadeOf, state_of
 from shardfs.bulk.engine import Context
 from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import DOCUMENT
+from shardfs.dataset.hierarchy import DOCUMENT, Source
 from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.source import Source
 from shardfs.errors import (
     IsADirectoryHereError,
     MetadataError,

@@ -10,9 +10,8 @@ from shardfs.bulk.manifest import Manifest
 from shardfs.bulk.nodes import BulkNode, Transfer, find_node, shards_touched, walk
 from shardfs.bulk.pack import CopyFiles, PackShards
 from shardfs.bulk.run import Plan
-from shardfs.dataset.hierarchy import DOCUMENT
+from shardfs.dataset.hierarchy import DOCUMENT, Source
 from shardfs.dataset.maintenance.walk import walk_files
-from shardfs.dataset.source import Source
 from shardfs.errors import MetadataError, NotUnshardable, ShardfsError, UsageError
 from shardfs.format.document import encode_json, parse_json
 from shardfs.format.dtype import item_nbytes

@@ -9,7 +9,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from shardfs.bulk.engine import Context, Outcome, as_told, batched, run_tasks
 from shardfs.dataset.array import Array
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import Source
 from shardfs.errors import ShardfsError, StaleError
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.sharding import Coords

@@ -22,11 +22,10 @@ from shardfs.cli.options import (
     workers_options,
 )
 from shardfs.cli.output import progress
-from shardfs.dataset.foreign import some_arrays
-from shardfs.dataset.maintenance.compact import find_waste
-from shardfs.dataset.maintenance.walk import walk_all_shards
+from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.maintenance.verify import find_waste
+from shardfs.dataset.maintenance.walk import some_arrays, walk_all_shards
 from shardfs.dataset.slots import hold
-from shardfs.dataset.source import Source
 from shardfs.dataset.wal.recovery import opened
 from shardfs.errors import ShardfsError, SourceError, counted, printable
 from shardfs.stores.base import Store

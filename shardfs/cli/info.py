@@ -13,10 +13,8 @@ from shardfs.cli.clients import VIEW_OPTIONS, Advice, Adviser, ViewOptions
 from shardfs.cli.options import array_argument, command, json_option, open_source, source_options
 from shardfs.cli.output import complain, progress, table
 from shardfs.dataset.array import Array
-from shardfs.dataset.foreign import what_else
-from shardfs.dataset.hierarchy import Node
-from shardfs.dataset.maintenance.walk import Advance, array_nodes, walk_shards
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import Node, Source
+from shardfs.dataset.maintenance.walk import Advance, array_nodes, walk_shards, what_else
 from shardfs.errors import MetadataError, ShardfsError, counted, printable
 from shardfs.format.codecs import SHARDING
 from shardfs.format.document import Extension, Json, brief, encode_json

@@ -26,11 +26,9 @@ from shardfs.cli.options import (
 )
 from shardfs.cli.output import progress, replacing, terminal_width
 from shardfs.cli.pictures import WORDS, ArrayMap, Cell, Grid, describe
-from shardfs.dataset.foreign import what_else
-from shardfs.dataset.hierarchy import Node
+from shardfs.dataset.hierarchy import Node, Source
 from shardfs.dataset.maintenance.verify import ShardUse, Use, lay_out, measure
-from shardfs.dataset.maintenance.walk import array_nodes, walk_all_shards
-from shardfs.dataset.source import Source
+from shardfs.dataset.maintenance.walk import array_nodes, walk_all_shards, what_else
 from shardfs.errors import ShardfsError, counted, printable
 from shardfs.stores.url import StoreOptions
 

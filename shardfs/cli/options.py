@@ -20,7 +20,7 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 from shardfs.bulk.cluster import Place, connected
 from shardfs.cli.output import complain
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import Source
 from shardfs.errors import ShardfsError, UsageError
 from shardfs.fuse.control import TIMEOUT
 from shardfs.fuse.mounts import list_mounts

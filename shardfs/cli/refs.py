@@ -13,10 +13,8 @@ import trio
 from shardfs import errors
 from shardfs.cli.options import command, open_source, source_options
 from shardfs.cli.output import complain, progress, replacing
-from shardfs.dataset.foreign import what_else
-from shardfs.dataset.hierarchy import Node
-from shardfs.dataset.maintenance.walk import no_progress, walk_nodes
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import Node, Source
+from shardfs.dataset.maintenance.walk import no_progress, walk_nodes, what_else
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError
 from shardfs.format.metadata import GroupMetadata
 from shardfs.stores.url import StoreOptions

@@ -18,10 +18,9 @@ from shardfs.bulk.shards import look_at_shards
 from shardfs.cli.options import command, executor, json_option, open_source, source_options, workers_options
 from shardfs.cli.output import progress
 from shardfs.dataset.array import Array
-from shardfs.dataset.foreign import some_arrays
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage
-from shardfs.dataset.maintenance.walk import walk_shards
-from shardfs.dataset.source import Source
+from shardfs.dataset.maintenance.walk import some_arrays, walk_shards
 from shardfs.errors import ShardfsError, UsageError, counted, printable
 from shardfs.format.document import brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name

@@ -15,13 +15,10 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from shardfs.dataset.builder import NewShard, build
 from shardfs.dataset.conflict_log import ConflictLog
-from shardfs.dataset.hierarchy import DOCUMENT, is_below
-from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.queue import ShardQueue
-from shardfs.dataset.shard import OpenShard, index_place, open_shard
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import DOCUMENT, Source, is_below
+from shardfs.dataset.layout import ArrayLayout, ShardQueue
+from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Change, Put, UndoRecord, pack_ranges
 from shardfs.dataset.wal.shared import SharedLog

@@ -1,4 +1,7 @@
-"""Nodes: which directories of the source are arrays and groups, and which arrays can be shown unsharded."""
+"""Nodes: which directories of a source are arrays and groups, and which arrays can be shown unsharded.
+
+`Source` has all that reads a source: every command and every mount starts from one.
+"""
 
 import logging
 import time
@@ -12,6 +15,7 @@ from shardfs.dataset.array import Array
 from shardfs.dataset.cache import Cache
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.shard_cache import ShardCache
+from shardfs.dataset.statistics import Statistics
 from shardfs.dataset.worker import LARGE_NBYTES, Worker
 from shardfs.errors import (
     AccessDeniedError,
@@ -320,3 +324,21 @@ def is_below(path: str, directory: str) -> bool:
 def _is_being_written(identity: int, now: Stat | None) -> bool:
     """Whether the file of this *identity* was changed in place a moment ago, so that it may be half a document."""
     return now is not None and hash(now.identity) == identity and abs(time.time_ns() - now.mtime_ns) < _SETTLED_NS
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A store, the shards that are open, and the nodes that are known.  Compared by identity."""
+
+    store: Store
+    statistics: Statistics
+    shards: ShardCache
+    hierarchy: Hierarchy
+
+    @classmethod
+    def of(cls, store: Store, *, ttl: float | None = None, max_open: int = 512) -> "Source":
+        """Read *store*, trusting what was seen for *ttl* seconds, by default as long as it does."""
+        ttl = store.ttl if ttl is None else ttl
+        statistics = Statistics()
+        shards = ShardCache(store, ttl=ttl, statistics=statistics, max_open=max_open)
+        return cls(store, statistics, shards, Hierarchy(store, shards, ttl=ttl))

@@ -39,8 +39,7 @@ from shardfs.dataset.state import NO_LOCKS, StateDirectory, make_directory, need
 from shardfs.errors import ShardfsError, SourceError, UsageError
 from shardfs.stores.base import Address, Descriptor, Store
 from shardfs.stores.kept_files import KeptFile, KeptFiles
-from shardfs.stores.local.openat import READ
-from shardfs.stores.local.syscalls import ofd_lock, ofd_unlock
+from shardfs.stores.local.syscalls import READ, ofd_lock, ofd_unlock
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from shardfs.errors import ShardfsError, SourceError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from shardfs.stores.base import Descriptor
-from shardfs.stores.local.openat import READ
-from shardfs.stores.local.syscalls import is_local, is_ofd_locked, ofd_lock, ofd_unlock
+from shardfs.stores.local.syscalls import READ, is_local, is_ofd_locked, ofd_lock, ofd_unlock
 
 _HOLDER_NBYTES: Final = 512
 

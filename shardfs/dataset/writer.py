@@ -12,13 +12,14 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.commit import MAX_PENDING, GroupCommit
-from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.queue import ShardQueue
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.layout import ArrayLayout, ShardQueue
+from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Change, Erase, Payload, Put, Shrink
 from shardfs.dataset.wal.shared import SharedLog
 from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
+from shardfs.format.grid import ChunkGrid
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content
 
@@ -188,3 +189,34 @@ class Writer:
     def _payloads(self) -> Mapping[int, Payload]:
         changes = [change for queue in self.commits.pending for change in queue.changes.values()]
         return {change.sequence: change.payload for change in changes if isinstance(change, Put)}
+
+
+async def empty_outside(commits: GroupCommit, array: Array, shape: tuple[int, ...]) -> None:
+    """Remove every stored chunk of *array* that does not overlap *shape*.
+
+    Raises what kept one of its shards from being changed, when all others are.
+    """
+    inside = ChunkGrid.regular(shape, array.grid.chunk_shape).shape
+    failure: ShardfsError | None = None
+    for shard in [shard async for shard in walk_shards(array)]:
+        try:
+            await _empty_outside(commits, array, shard, inside)
+        except ShardfsError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+async def _empty_outside(commits: GroupCommit, array: Array, shard: Coords, inside: Coords) -> None:
+    """Remove the chunks of one shard that do not lie in the grid of the shape *inside*."""
+    starts = (array.grid.covered(axis, index).start for axis, index in enumerate(shard))
+    if any(start >= n for start, n in zip(starts, inside, strict=True)):
+        await commits.rewrite(array.layout, shard, None)
+        return
+    outside: dict[Coords, Content | None] = {
+        coords: None
+        async for coords in array.chunks_of(shard)
+        if any(i >= n for i, n in zip(coords, inside, strict=True))
+    }
+    if outside:
+        await commits.rewrite(array.layout, shard, outside)

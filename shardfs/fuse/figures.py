@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from shardfs.dataset.queue import Pending, pending_in
+from shardfs.dataset.layout import Pending, pending_in
 from shardfs.dataset.statistics import Snapshot, Statistics
 from shardfs.fuse.control import id_of
 from shardfs.fuse.log import path as log_path

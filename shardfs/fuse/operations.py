@@ -28,10 +28,9 @@ from shardfs.fuse import control
 from shardfs.fuse.options import MountOptions
 from shardfs.stores.base import Kind, Stat, join_key
 from shardfs.stores.ttl import one_request
-from shardfs.vfs.attributes import Attributes, Owner
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import DocumentHandle, PassthroughHandle
+from shardfs.vfs.handles import Attributes, DocumentHandle, Owner, PassthroughHandle
 from shardfs.vfs.session import Session
 from shardfs.vfs.write_buffer import WriteHandle
 

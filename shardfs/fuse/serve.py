@@ -12,9 +12,9 @@ from typing import Final
 import pyfuse3
 import trio
 
-from shardfs.dataset.foreign import EMPTY, NO_ZARR, foreign_format, unsharded
+from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_format, unsharded
 from shardfs.dataset.slots import has_journal, hold
-from shardfs.dataset.source import Source
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
 from shardfs.fuse.figures import Figures

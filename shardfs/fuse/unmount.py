@@ -20,7 +20,7 @@ from shardfs.fuse import control
 from shardfs.fuse.mountpoint import count_mounts, mounted_path, run_fusermount
 from shardfs.fuse.mounts import find_daemon, find_mount, open_figures, pid_of, read_figures
 from shardfs.fuse.progress import Progress
-from shardfs.stores.local.openat import open_directory
+from shardfs.stores.local.syscalls import open_directory
 
 _STEP_SECONDS: Final = 0.1
 _WORD_SECONDS: Final = 1.0

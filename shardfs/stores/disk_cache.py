@@ -38,8 +38,7 @@ import numpy as np
 
 from shardfs.errors import CorruptionError, UsageError, printable
 from shardfs.stores.base import Buffer, Descriptor
-from shardfs.stores.local.openat import READ
-from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local.syscalls import READ, Syscalls
 from shardfs.stores.ranges import Span, Spans
 from shardfs.stores.s3.requests import Counts
 

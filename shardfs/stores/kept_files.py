@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardfs.stores.base import Buffer
-from shardfs.stores.local.openat import READ
-from shardfs.stores.local.syscalls import changing
+from shardfs.stores.local.syscalls import READ, changing
 
 _SUFFIX: Final = ".json"
 _NEW: Final = ".new"

@@ -11,7 +11,7 @@ from shardfs.errors import SourceError, UsageError
 from shardfs.stores.base import Store
 from shardfs.stores.local.reader import TTL as LOCAL_TTL
 from shardfs.stores.local.tree import LocalStore
-from shardfs.stores.s3.location import Location, S3Options
+from shardfs.stores.s3.requests import Location, S3Options
 
 DEFAULT_CACHE_NBYTES: Final = 10 * 2**30
 

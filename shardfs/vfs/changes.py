@@ -10,14 +10,13 @@ from shardfs.dataset.hierarchy import DOCUMENT, is_below
 from shardfs.dataset.writer import Writer
 from shardfs.errors import CrossDeviceError, ExistsError, NotFoundError, NotPermittedError, StaleError
 from shardfs.stores.base import Kind, is_reserved, join_key
-from shardfs.vfs.attributes import ABSENT, Attributes, Owner
 from shardfs.vfs.documents import Documents
 from shardfs.vfs.entries.base import Entry, NewAttributes, Published
 from shardfs.vfs.entries.chunk import ChunkDirectory
 from shardfs.vfs.entries.document import Document
 from shardfs.vfs.entries.passthrough import Directory, Passthrough
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import FileHandle, PassthroughHandle
+from shardfs.vfs.handles import ABSENT, Attributes, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.locks import Locks
 from shardfs.vfs.orphans import OrphanChunks
 from shardfs.vfs.write_buffer import PIECE_NBYTES, BufferSpace, State, WriteBuffer, WriteBuffers, WriteHandle

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 from shardfs.dataset.array import ListedRun
 from shardfs.errors import ShardfsError
 from shardfs.format.sharding import Coords
-from shardfs.vfs.attributes import unreadable
-from shardfs.vfs.handles import OTHERS, Batch, Row
+from shardfs.vfs.handles import OTHERS, Batch, Row, unreadable
 from shardfs.vfs.inodes import MISSING
 
 if TYPE_CHECKING:

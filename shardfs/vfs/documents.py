@@ -13,10 +13,9 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT, Node
-from shardfs.dataset.maintenance.shrink import empty_outside
 from shardfs.dataset.maintenance.walk import prune
 from shardfs.dataset.worker import LARGE_NBYTES
-from shardfs.dataset.writer import Writer
+from shardfs.dataset.writer import Writer, empty_outside
 from shardfs.errors import (
     ExistsError,
     IsADirectoryHereError,

@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from typing import Final
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import DOCUMENT, Node
+from shardfs.dataset.hierarchy import DOCUMENT, Node, Source
 from shardfs.dataset.maintenance.walk import walk_files
-from shardfs.dataset.source import Source
 from shardfs.errors import CorruptionError, NotShownError, NotUnshardable
 from shardfs.format.document import encode_json, parse_json
 from shardfs.format.index import are_sound
@@ -21,7 +20,7 @@ from shardfs.format.lens.consolidated import without_copies
 from shardfs.format.lens.v2 import ZMETADATA
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import join_key
-from shardfs.vfs.chunk_view import ChunkView
+from shardfs.vfs.chunk_cache import ChunkView
 from shardfs.vfs.inodes import ChunkNumbering
 from shardfs.vfs.views import View
 

@@ -6,15 +6,14 @@ from typing import Final
 
 import trio
 
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.state import StateDirectory, shown
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import LogContents, read_log
 from shardfs.dataset.wal.recovery import bring_home, log_damage, recover_command, replay
 from shardfs.dataset.writer import Writer
 from shardfs.errors import ConflictError, ShardfsError, counted
-from shardfs.stores.local.openat import open_directory
-from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local.syscalls import Syscalls, open_directory
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
 

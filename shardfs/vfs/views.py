@@ -43,7 +43,7 @@ from shardfs.format.lens.v2 import (
 )
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document, parse_group
 from shardfs.stores.base import Store, join_key
-from shardfs.vfs.chunk_view import ChunkView, Missing
+from shardfs.vfs.chunk_cache import ChunkView, Missing
 from shardfs.vfs.entries.npy import Ahead, NpyDirectory, NpyHandle
 from shardfs.vfs.entries.passthrough import Directory
 

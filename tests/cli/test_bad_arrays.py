@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import trio
 
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import walk_nodes
-from shardfs.dataset.source import Source
 from shardfs.stores.local.tree import LocalStore
 from tests.support.commands import run, run_json
 from tests.support.corpus import BASE, GZIP, LITTLE, array, extension, sharding

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from shardfs.cli import cli
 from shardfs.cli.clients import TOOLS, VIEW_OPTIONS
 from shardfs.cli.info import advise
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import Source
 from shardfs.stores.url import open_store
 from shardfs.vfs.views import make_view
 from tests.support.commands import run

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import trio
 
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import Use as Kind
 from shardfs.dataset.maintenance.verify import lay_out
-from shardfs.dataset.source import Source
 from shardfs.stores.url import open_store
 from tests.cli.test_info import levels_of
 from tests.support.changing import ChangingArray

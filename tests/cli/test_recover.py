@@ -29,8 +29,7 @@ from shardfs.dataset.wal.records import (
     salt_of,
 )
 from shardfs.stores.local.atomic_write import temporary_name
-from shardfs.stores.local.openat import open_directory
-from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local.syscalls import Syscalls, open_directory
 from shardfs.stores.memory import MemoryContent
 from tests.cli.conftest import Background
 from tests.support.commands import FAILED, run, run_json

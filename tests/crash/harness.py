@@ -16,14 +16,14 @@ from typing import Any
 from unittest.mock import patch
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.state import StateDirectory
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
-from shardfs.vfs.attributes import Owner
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.handles import Owner
 from shardfs.vfs.session import Session
 from shardfs.vfs.views import ZarrV2, ZarrV3
 from tests.support.opened import find, read_file

@@ -18,9 +18,9 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from shardfs.dataset.maintenance.repair import find_torn, repair
-from shardfs.dataset.maintenance.shrink import empty_outside
-from shardfs.dataset.queue import ShardQueue
+from shardfs.dataset.layout import ShardQueue
+from shardfs.dataset.maintenance.recover import find_torn, repair
+from shardfs.dataset.writer import empty_outside
 from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, StaleError, StoreError
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.entries.chunk import Chunk

@@ -14,7 +14,7 @@ from shardfs.dataset.state import StateDirectory
 from shardfs.dataset.wal.reading import read_log
 from shardfs.dataset.wal.recovery import bring_home
 from shardfs.errors import CorruptionError, ShardfsError, StoreError
-from shardfs.stores.local.openat import open_directory
+from shardfs.stores.local.syscalls import open_directory
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from tests.crash.harness import Process

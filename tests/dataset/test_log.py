@@ -25,8 +25,7 @@ from shardfs.dataset.wal.reading import LogContents, are_within, read_log
 from shardfs.dataset.wal.records import Erase, Put, Shrink, UndoRecord, pack_ranges, unpack_ranges
 from shardfs.errors import NoSpaceError, ReadOnlyError, RefusedError, StoreError
 from shardfs.stores.base import Buffer, Content, Descriptor
-from shardfs.stores.local.openat import WALK
-from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local.syscalls import WALK, Syscalls
 from shardfs.stores.memory import MemoryContent
 from tests.support.lossy_disk import Fault, LossyDisk, QuickDisk
 from tests.support.opened import in_trio

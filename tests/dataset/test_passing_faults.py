@@ -13,7 +13,7 @@ import trio.testing
 from shardfs.dataset import hierarchy
 from shardfs.dataset.array import Array
 from shardfs.errors import AccessDeniedError, StoreError
-from shardfs.stores.local.snapshot import LocalSnapshot
+from shardfs.stores.local.reader import LocalSnapshot
 from shardfs.stores.local.tree import LocalStore
 from tests.crash.harness import Process
 from tests.crash.histories import make_source

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from shardfs.dataset.maintenance.shrink import empty_outside
+from shardfs.dataset.writer import empty_outside
 from shardfs.stores.local.tree import LocalStore
 from tests.support.commands import run
 from tests.support.datasets import age

@@ -18,9 +18,9 @@ from shardfs.dataset.worker import LARGE_NBYTES, Worker
 from shardfs.errors import MetadataError, RefusedError, StoreError
 from shardfs.format.metadata import parse_document
 from shardfs.stores.local.syscalls import Syscalls
-from shardfs.vfs.attributes import Owner
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.handles import Owner
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.views import View, ZarrV2, ZarrV3
 from tests.crash.harness import Process

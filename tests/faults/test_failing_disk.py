@@ -14,7 +14,7 @@ import trio
 
 import shardfs
 from shardfs.dataset.array import Array
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.source_lock import locked
 from shardfs.dataset.state import StateDirectory
 from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError

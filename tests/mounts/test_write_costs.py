@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 import trio
 
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.writer import Writer
 from shardfs.fuse import control
-from shardfs.stores.local.openat import open_directory
-from shardfs.stores.local.syscalls import BLOCK, Syscalls
+from shardfs.stores.local.syscalls import BLOCK, Syscalls, open_directory
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from tests.support.corpus import CRC32C, array, extension, sharding

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from shardfs.stores.local.snapshot import LocalSnapshot
+from shardfs.stores.local.reader import LocalSnapshot
 from shardfs.stores.local.tree import LocalStore
 
 Hook = Callable[[str, int, int], Awaitable[None]]

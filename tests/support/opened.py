@@ -16,10 +16,9 @@ from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.shard_cache import ShardCache
 from shardfs.dataset.statistics import Statistics
 from shardfs.stores.local.tree import LocalStore
-from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import Row
+from shardfs.vfs.handles import Attributes, Row
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.views import ZarrV3
 from tests.support.corpus import CASES, Case, write_case

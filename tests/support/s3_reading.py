@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.requests import Counts
+from shardfs.stores.s3.requests import Counts, Location
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.opened import in_trio

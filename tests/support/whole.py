@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.source import Source
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import read_log
 from shardfs.dataset.wal.recovery import Recovery, replay
 from shardfs.dataset.writer import Writer
 from shardfs.stores.base import Store
-from shardfs.stores.local.openat import open_directory
-from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local.syscalls import Syscalls, open_directory
 from shardfs.stores.memory import MemoryContent
 from tests.support.corpus import array, extension
 from tests.support.lossy_disk import QuickDisk

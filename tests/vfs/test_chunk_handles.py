@@ -9,8 +9,7 @@ import pytest
 
 from shardfs.errors import StaleError
 from shardfs.stores.base import Kind, Stat
-from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.handles import ChunkHandle
+from shardfs.vfs.handles import Attributes, ChunkHandle
 from tests.support.opened import in_trio
 
 ATTRIBUTES = Attributes(7, 4, 0.0, Stat(Kind.FILE, 4, None, None, 0, 0, 0, 0, 0, 0, 0, 0))

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shardfs.errors import IsADirectoryHereError, NoAttributeError, NotADirectoryHereError
-from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.handles import Attributes
 from shardfs.vfs.inodes import ROOT
 from tests.support.corpus import Case
 from tests.support.encoder import Encoded, chunk_key

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from shardfs.errors import StoreError
 from shardfs.stores.base import Kind, Stat
-from shardfs.vfs.attributes import Attributes
-from shardfs.vfs.handles import Batch, DirectoryHandle, Row
+from shardfs.vfs.handles import Attributes, Batch, DirectoryHandle, Row
 from tests.support.opened import in_trio
 
 STATUS = Stat(Kind.FILE, 0, None, None, 0, 0, 0, 0, 0, 0, 0, 0)

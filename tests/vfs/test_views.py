@@ -12,9 +12,9 @@ import pytest
 from shardfs.dataset.hierarchy import Node
 from shardfs.errors import RefusedError
 from shardfs.stores.local.syscalls import Syscalls
-from shardfs.vfs.attributes import Owner
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
+from shardfs.vfs.handles import Owner
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.views import ZarrV2
 from tests.crash.harness import Process

@@ -18,13 +18,12 @@ from shardfs.stores.base import Kind
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs import write_buffer
-from shardfs.vfs.attributes import Attributes, Owner
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.entries.document import Document, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.filesystem import Filesystem
-from shardfs.vfs.handles import ChunkHandle
+from shardfs.vfs.handles import Attributes, ChunkHandle, Owner
 from shardfs.vfs.inodes import ROOT, Inodes
 from shardfs.vfs.write_buffer import BufferBytes, BufferSpace, WriteBuffer
 from tests.crash.harness import Process

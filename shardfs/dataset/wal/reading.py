@@ -38,8 +38,7 @@ from shardfs.dataset.wal.records import (
 )
 from shardfs.errors import CorruptionError, StoreError
 from shardfs.stores.base import Descriptor
-from shardfs.stores.local.openat import READ
-from shardfs.stores.local.syscalls import translate
+from shardfs.stores.local.syscalls import READ, translate
 
 log = logging.getLogger(__name__)
 

@@ -23,21 +23,20 @@ import numpy as np
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.commit import GroupCommit
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout
-from shardfs.dataset.maintenance.shrink import empty_outside
-from shardfs.dataset.source import Source
 from shardfs.dataset.state import StateDirectory, shown
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import Damage, LogContents, are_within, read_log
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink, damaged_name, unpack_ranges
 from shardfs.dataset.wal.shared import SharedLog
 from shardfs.dataset.wal.undo import Outcome, Undone, check_name, is_lasting, undo_commits, while_it_changes
+from shardfs.dataset.writer import empty_outside
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, counted
 from shardfs.format.lens.unsharded import describe as describe_array
 from shardfs.format.metadata import ArrayMetadata, parse_node
 from shardfs.stores.base import Address, Store
-from shardfs.stores.local.openat import open_directory
-from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local.syscalls import Syscalls, open_directory
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 import trio
 
+from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.shard import OpenShard
-from shardfs.dataset.source import Source
 from shardfs.dataset.wal.reading import LogContents
 from shardfs.dataset.wal.records import UndoRecord, checksum_of, hash_of, reversed_checksum
 from shardfs.errors import (

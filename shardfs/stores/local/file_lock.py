@@ -20,8 +20,7 @@ from typing import Final
 from shardfs.errors import LockedError, StoreError
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.atomic_write import Rights
-from shardfs.stores.local.openat import WRITE
-from shardfs.stores.local.syscalls import CANNOT_MAKE, Syscalls, changing, ofd_lock, ofd_unlock
+from shardfs.stores.local.syscalls import CANNOT_MAKE, WRITE, Syscalls, changing, ofd_lock, ofd_unlock
 from shardfs.stores.local.threads import Threads
 
 LOCK_SUFFIX: Final = ".__lock"

@@ -18,10 +18,8 @@ from shardfs.errors import ConflictError, NotFoundError, StoreError
 from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Descriptor, Kept, Splice, Stat, join_key
 from shardfs.stores.local.atomic_write import NoCloneError, Rights, rename_to_absent, temporary_name, write_aside
 from shardfs.stores.local.file_lock import FileLock, lock
-from shardfs.stores.local.openat import READ, WALK, open_beneath
-from shardfs.stores.local.reader import LocalReader
-from shardfs.stores.local.snapshot import LocalSnapshot, to_stat
-from shardfs.stores.local.syscalls import BLOCK, Syscalls, changing
+from shardfs.stores.local.reader import LocalReader, LocalSnapshot, to_stat
+from shardfs.stores.local.syscalls import BLOCK, READ, WALK, Syscalls, changing, open_beneath
 
 BATCH_NBYTES: Final = 8 * 2**20
 """What is written in one call at most, but for a tail."""

@@ -19,19 +19,19 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Buffer, Descriptor, Expected, Kind, Stat
 from shardfs.stores.local.atomic_write import (
+    NewFile,
     Rights,
+    clear_unfinished,
     make_directories,
+    new_file,
     rename_to_absent,
     temporary_name,
     write_aside,
 )
 from shardfs.stores.local.file_lock import FileLock, lock
-from shardfs.stores.local.new_object import NewFile, clear_unfinished, new_file
-from shardfs.stores.local.openat import ITSELF, READ, WRITE, open_beneath
-from shardfs.stores.local.reader import TTL, USER, LocalReader
+from shardfs.stores.local.reader import TTL, USER, LocalReader, read_cached, to_stat
 from shardfs.stores.local.shards import LocalEdit
-from shardfs.stores.local.snapshot import read_cached, to_stat
-from shardfs.stores.local.syscalls import Syscalls, Target, changing, translated
+from shardfs.stores.local.syscalls import ITSELF, READ, WRITE, Syscalls, Target, changing, open_beneath, translated
 from shardfs.stores.local.threads import Threads
 
 T = TypeVar("T")

@@ -12,5 +12,5 @@ was faster.  Files that pass through are on the local disk while they are being 
 - names: `heads`, the one cache of what keys are
 - bytes: `objects`, which also carries open files over our own changes
 - changing shards: `shards`, `parts`, `uploads`
-- requests: `client`, `session`, `errors`; values: `requests`, `location`
+- requests: `client`, `session`, `errors`; values: `requests`
 """

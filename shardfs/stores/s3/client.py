@@ -22,7 +22,6 @@ import trio
 from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, RefusedError, StoreError
 from shardfs.stores.base import Content
 from shardfs.stores.s3.errors import NOT_PARTIAL, FailedRequest, Failure
-from shardfs.stores.s3.location import S3Options
 from shardfs.stores.s3.requests import (
     Condition,
     Counts,
@@ -32,6 +31,7 @@ from shardfs.stores.s3.requests import (
     Properties,
     Range,
     Request,
+    S3Options,
     Upload,
 )
 from shardfs.stores.s3.session import Session, Timeouts, etag_of, stat_of

@@ -19,8 +19,7 @@ import trio
 
 from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, printable
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.location import DOCUMENT, Location
-from shardfs.stores.s3.requests import Fetched, ListPage, ObjectStat, Properties, Range
+from shardfs.stores.s3.requests import DOCUMENT, Fetched, ListPage, Location, ObjectStat, Properties, Range
 from shardfs.stores.ttl import within_ttl
 
 log = logging.getLogger(__name__)

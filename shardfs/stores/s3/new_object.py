@@ -12,10 +12,9 @@ from shardfs.stores.base import PART_NBYTES, Buffer, Stat
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.heads import Heads
-from shardfs.stores.s3.location import Location
 from shardfs.stores.s3.objects import file_stat
 from shardfs.stores.s3.parts import S3_LIMITS
-from shardfs.stores.s3.requests import ObjectStat, Properties
+from shardfs.stores.s3.requests import Location, ObjectStat, Properties
 
 _AT_ONCE: Final = 4
 """How many parts are under way at a time."""

@@ -26,8 +26,7 @@ from shardfs.stores.disk_cache import DiskCache
 from shardfs.stores.ranges import WINDOW_NBYTES, Reads, Span, Spans, merge, window
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.heads import Heads, not_found
-from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.requests import ObjectStat, Properties, Range
+from shardfs.stores.s3.requests import Location, ObjectStat, Properties, Range
 
 GATHER_SECONDS: Final = 0.001
 """For how long a reader waits for others that want something near; a small part of what a request takes."""

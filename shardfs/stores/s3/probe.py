@@ -27,8 +27,7 @@ from shardfs.errors import (
 from shardfs.stores.base import MAGIC_NBYTES, MAX_TOP, Entry, Kind, file_format
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.location import DOCUMENT, Location
-from shardfs.stores.s3.requests import Condition, ListPage, Properties, Range
+from shardfs.stores.s3.requests import DOCUMENT, Condition, ListPage, Location, Properties, Range
 from shardfs.stores.s3.uploads import Uploads
 
 log = logging.getLogger(__name__)

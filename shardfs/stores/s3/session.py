@@ -37,8 +37,7 @@ from shardfs.stores.s3.errors import (
     Failure,
     failures,
 )
-from shardfs.stores.s3.location import S3Options
-from shardfs.stores.s3.requests import Fetched, ObjectStat, Properties, Range
+from shardfs.stores.s3.requests import Fetched, ObjectStat, Properties, Range, S3Options
 
 if TYPE_CHECKING:
     from obstore import GetOptions

@@ -19,8 +19,7 @@ from shardfs.errors import AccessDeniedError, NotFoundError, ShardfsError, Unsup
 from shardfs.stores.base import join_key
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.requests import Counts, Properties
+from shardfs.stores.s3.requests import Counts, Location, Properties
 
 log = logging.getLogger(__name__)
 

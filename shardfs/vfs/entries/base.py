@@ -21,8 +21,16 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Content, Stat
 from shardfs.stores.memory import MemoryContent
-from shardfs.vfs.attributes import Attributes, Owner, new_file
-from shardfs.vfs.handles import Batch, ChunkHandle, DocumentHandle, FileHandle, PassthroughHandle
+from shardfs.vfs.handles import (
+    Attributes,
+    Batch,
+    ChunkHandle,
+    DocumentHandle,
+    FileHandle,
+    Owner,
+    PassthroughHandle,
+    new_file,
+)
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem

@@ -27,12 +27,10 @@ from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Content, Kind, Stat, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
-from shardfs.vfs.attributes import UNKNOWN_FILE, Attributes, Owner, absent, new_file
-from shardfs.vfs.chunk_cache import DecodedChunk
+from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk
 from shardfs.vfs.chunk_listing import list_chunks
-from shardfs.vfs.chunk_view import ChunkView, FillChunk
 from shardfs.vfs.entries.base import Entry, NewAttributes, Published, mode_of
-from shardfs.vfs.handles import OTHERS, Batch, ChunkHandle
+from shardfs.vfs.handles import OTHERS, UNKNOWN_FILE, Attributes, Batch, ChunkHandle, Owner, absent, new_file
 from shardfs.vfs.inodes import MISSING, ArrayNumbers, in_table
 
 if TYPE_CHECKING:

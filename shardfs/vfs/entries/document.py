@@ -9,9 +9,8 @@ from shardfs.errors import NotFoundError, NotPermittedError, StaleError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import GroupMetadata
 from shardfs.stores.base import Content, join_key
-from shardfs.vfs.attributes import Attributes, Owner
 from shardfs.vfs.entries.base import NewAttributes, Published, mode_of
-from shardfs.vfs.handles import DocumentHandle, FileHandle, PassthroughHandle
+from shardfs.vfs.handles import Attributes, DocumentHandle, FileHandle, Owner, PassthroughHandle
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem

@@ -15,8 +15,8 @@ import trio
 
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.hierarchy import DOCUMENT, Node
-from shardfs.dataset.quick_lock import QuickLock
 from shardfs.dataset.shard import OpenShard
+from shardfs.dataset.wal.shared import QuickLock
 from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError, StoreError
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens.npy import Copy
@@ -24,11 +24,10 @@ from shardfs.format.lens.show import NpyForm
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer, Kind, is_reserved, join_key
-from shardfs.vfs.attributes import Attributes
 from shardfs.vfs.chunk_cache import DecodedChunk, VersionKey
 from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.passthrough import Directory
-from shardfs.vfs.handles import Batch, DocumentHandle, FileHandle
+from shardfs.vfs.handles import Attributes, Batch, DocumentHandle, FileHandle
 from shardfs.vfs.parallel import for_each
 
 if TYPE_CHECKING:

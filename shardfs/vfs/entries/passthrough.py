@@ -20,10 +20,9 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Content, Kind, OpenFile, join_key
 from shardfs.stores.local.file_lock import is_lock
-from shardfs.vfs.attributes import Attributes, Owner
 from shardfs.vfs.entries.base import Entry, NewAttributes, mode_of
 from shardfs.vfs.entries.document import Document
-from shardfs.vfs.handles import Batch, FileHandle, PassthroughHandle
+from shardfs.vfs.handles import Attributes, Batch, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.inodes import GONE
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import pytest
 from shardfs.stores.base import Store
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.location import Location, S3Options
-from shardfs.stores.s3.requests import Counts
+from shardfs.stores.s3.requests import Counts, Location, S3Options
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardfs.errors import CorruptionError, NotFoundError, OutsideSourceError
-from shardfs.stores.local import openat
+from shardfs.stores.local import syscalls
 from shardfs.stores.local.tree import LocalStore
 from tests.support.opened import in_trio
 
@@ -19,7 +19,7 @@ INSIDE, OUTSIDE = b"inside", b"secret"
 def source(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A source with a file and a directory, beside a file and a directory that are none of its business."""
     if not request.param:
-        monkeypatch.setattr(openat, "_has_openat2", lambda: False)
+        monkeypatch.setattr(syscalls, "_has_openat2", lambda: False)
     source = tmp_path / "source"
     (source / "a" / "b").mkdir(parents=True)
     (source / "a" / "b" / "f").write_bytes(INSIDE)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError
 from shardfs.stores.base import Descriptor, Kind
 from shardfs.stores.local import reader
-from shardfs.stores.local.openat import open_beneath
+from shardfs.stores.local.syscalls import open_beneath
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.ttl import one_request
 from tests.support.opened import in_trio

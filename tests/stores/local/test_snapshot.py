@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardfs.errors import OutsideSourceError, ShardfsError, StaleError
-from shardfs.stores.local.snapshot import LocalSnapshot
+from shardfs.stores.local.reader import LocalSnapshot
 from shardfs.stores.local.tree import LocalStore
 from tests.support.datasets import LONG_AGO, age
 from tests.support.opened import in_trio

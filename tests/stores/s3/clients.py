@@ -9,8 +9,7 @@ from typing import TypeVar
 import trio
 
 from shardfs.stores.s3.client import Backoff, S3Client
-from shardfs.stores.s3.location import S3Options
-from shardfs.stores.s3.requests import Counts, Properties
+from shardfs.stores.s3.requests import Counts, Properties, S3Options
 from shardfs.stores.s3.session import Timeouts
 from tests.support.s3_server import Bucket
 

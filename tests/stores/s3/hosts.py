@@ -12,10 +12,9 @@ import trio
 from shardfs.stores.base import Splice, Stat
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.client import Backoff, S3Client
-from shardfs.stores.s3.location import Location, S3Options
 from shardfs.stores.s3.objects import S3Snapshot
 from shardfs.stores.s3.probe import Conditions
-from shardfs.stores.s3.requests import Counts
+from shardfs.stores.s3.requests import Counts, Location, S3Options
 from shardfs.stores.s3.session import Timeouts
 from shardfs.stores.s3.shards import S3Edit, Writing
 from shardfs.stores.s3.store import S3Store

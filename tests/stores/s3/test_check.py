@@ -9,8 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from shardfs.errors import NotFoundError, SourceError
-from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.requests import Counts, ListPage
+from shardfs.stores.s3.requests import Counts, ListPage, Location
 from shardfs.stores.s3.store import S3Store
 
 

@@ -10,8 +10,7 @@ import trio
 from shardfs.errors import NotFoundError, StoreError
 from shardfs.stores.base import Entry, Kind
 from shardfs.stores.s3.heads import Heads
-from shardfs.stores.s3.location import Location
-from shardfs.stores.s3.requests import ObjectStat
+from shardfs.stores.s3.requests import Location, ObjectStat
 from shardfs.stores.s3.store import S3Store
 from tests.support.fake_s3 import FakeS3, Request
 from tests.support.s3_reading import LATENCY, TTL, lists, on_mock_clock, reader_of

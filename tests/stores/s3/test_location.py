@@ -6,7 +6,7 @@ import pytest
 
 from shardfs.errors import SourceError
 from shardfs.stores.base import Address
-from shardfs.stores.s3.location import Location
+from shardfs.stores.s3.requests import Location
 
 
 @pytest.mark.parametrize(

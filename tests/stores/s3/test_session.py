@@ -12,8 +12,7 @@ import pytest
 
 from shardfs.errors import AccessDeniedError, SourceError, StoreError
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.location import S3Options
-from shardfs.stores.s3.requests import Counts
+from shardfs.stores.s3.requests import Counts, S3Options
 from tests.stores.s3.clients import PLAIN, Memory, client_of, run
 from tests.support.s3_faults import Reply
 from tests.support.s3_proxy import S3Proxy
@@ -152,7 +151,7 @@ FORK = """
 import os, sys
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.requests import Counts
-from shardfs.stores.s3.location import S3Options
+from shardfs.stores.s3.requests import S3Options
 client = S3Client(sys.argv[1], S3Options(), Counts())
 child = os.fork()
 if child == 0:
