@@ -392,6 +392,8 @@ class GroupCommit:
             error = type(error)(f"{queue.key}: {error}")
         log.error("%s still pending: %s", counted(len(queue.changes), "chunk"), error)
         queue.fail(error)
+        if queue.due_at < self._next:
+            self.wanted.set()
         self.failing[queue] = None
         self.room_at_failure = self.log.wal.room()
 

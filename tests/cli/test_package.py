@@ -31,7 +31,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("package")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory]
     done = subprocess.run(build, cwd=TOP, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done
     (wheel,) = directory.glob("*.whl")
     venv.create(directory / "venv")
     (packages,) = (directory / "venv").glob("lib/*/site-packages")

@@ -268,6 +268,19 @@ async def test_a_shard_that_cannot_be_committed_pins_its_own_bytes_and_nothing_e
 
 
 @in_leaps
+async def test_what_a_flush_could_not_commit_is_tried_again_soon_though_it_would_not_be_due_yet(root: Path) -> None:
+    async with that_cannot_commit(root, "end") as process:
+        commits = process.writing.writer.commits
+        await put(process, 0, b"less than an index")
+        await trio.sleep(1)
+        with pytest.raises(StoreError):
+            await commits.flush()
+        del commits._plan  # it can be committed again
+        await trio.sleep(6)
+        assert commits.npending == 0
+
+
+@in_leaps
 async def test_writers_of_what_cannot_be_committed_get_its_error_and_leave_room_for_others(root: Path) -> None:
     async with that_cannot_commit(root, "end", "start") as process:
         for path in ("end", "start"):

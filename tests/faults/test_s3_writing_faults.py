@@ -118,10 +118,10 @@ class Writer:
 def writer(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, mount: Mounter) -> Callable[..., Writer]:
     """`writer(large)` mounts; with *large* a shard has more than 5 MiB, of which S3 copies what stays.
 
-    If *patient*, it waits for an answer as long as outside of tests.
+    It gives a silent server up after *silence* seconds.
     """
 
-    def make(*, large: bool = False, patient: bool = False) -> Writer:
+    def make(*, large: bool = False, silence: float = 1.0) -> Writer:
         model = store(tmp_path / "source", SMALL)
         s3_bucket.upload(tmp_path / "source", PREFIX)
         url = s3_bucket.url(PREFIX)
@@ -130,7 +130,7 @@ def writer(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, mount: Mounter)
             model["c/0/0"] = os.urandom(6 * MIB)
             (mounted.path / "c/0/0").write_bytes(model["c/0/0"])
             mounted.unmount()
-        variables = s3_bucket.through(s3_proxy.url).environment | ({} if patient else hasty())
+        variables = s3_bucket.through(s3_proxy.url).environment | hasty(silence=silence)
 
         def again() -> Mount:
             expected = (r"dataset\.commit", r"fuse\.operations", r"vfs\.session")
@@ -240,7 +240,7 @@ def test_an_answer_that_somebody_was_faster_is_followed_by_another_attempt(
 @pytest.mark.parametrize("large", [False, True], ids=["put", "upload"])
 @pytest.mark.parametrize("kind", ["before", "after-a-lost-reply", "after-a-lost-reply-of-the-same-chunk"])
 def test_a_commit_of_another_host_meanwhile_is_kept(writer: Callable[..., Writer], large: bool, kind: str) -> None:
-    here = writer(large=large, patient=True)
+    here = writer(large=large, silence=PATIENCE)
     here.write("c/0/1", b"ours")
     theirs = "c/0/1" if kind.endswith("same-chunk") else "c/1/0"
 
@@ -303,8 +303,8 @@ def test_a_storm_of_slow_downs_is_outlived(writer: Callable[..., Writer]) -> Non
 
 
 def fill(here: Writer, count: int) -> None:
-    """Write files that pass through, and all chunks."""
-    for i in range(4):
+    """Write files that pass through, and half of each shard: so little is not committed by itself for a long time."""
+    for i in (0, 2):
         for j in range(4):
             here.write(f"c/{i}/{j}", b"%24d" % (4 * i + j))
     for i in range(count):
@@ -332,7 +332,7 @@ def test_what_cannot_be_committed_when_the_server_is_down_is_told_by_umount(writ
         assert done.returncode == FAILED
         assert "the rest stays in the journal, for the next mount with --write" in done.stderr
         assert here.mounted.process.wait(PATIENCE) == 1
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < PATIENCE
     is_kept_and_committed_by_the_next_mount(here)
 
 
@@ -346,7 +346,7 @@ def test_a_signal_ends_a_mount_whose_server_hangs_and_all_is_kept(writer: Callab
     with here.meeting(Hang(), times=None):
         reader = os.open(here.path / "c/3/3", os.O_RDONLY)
         here.mounted.process.send_signal(signal.SIGTERM)
-        assert here.mounted.process.wait(15) == 1
+        assert here.mounted.process.wait(PATIENCE) == 1
         os.close(reader) if here.mounted.is_mounted else None
     for file in writers:
         with suppress(OSError):
@@ -359,16 +359,17 @@ def test_a_signal_ends_a_mount_whose_server_hangs_and_all_is_kept(writer: Callab
 
 
 def test_umount_gives_up_on_a_server_that_hangs_and_all_is_kept(writer: Callable[..., Writer]) -> None:
-    here = writer()
+    here = writer(silence=2 * PATIENCE)
     fill(here, 0)
     here.mounted.ends = (1,)
     with here.meeting(Hang(), times=None):
-        done = run("umount", "--timeout", "2", here.path)
-        assert done.returncode == UNFINISHED
+        done = run("umount", "--timeout", "4", here.path)
+        assert done.returncode == UNFINISHED, done
         assert not here.mounted.is_mounted
         assert f"its daemon, process {here.mounted.process.pid}, is not done" in done.stderr
-        assert "made no progress for 2 s; 16 chunks not in their shards; it goes on" in done.stderr
-        assert here.mounted.process.wait(PATIENCE) == 1
+        assert "made no progress for 4 s; 8 chunks not in their shards; it goes on" in done.stderr
+        with here.proxy.down():
+            assert here.mounted.process.wait(PATIENCE) == 1
     is_kept_and_committed_by_the_next_mount(here)
 
 
@@ -378,10 +379,9 @@ def test_one_silent_request_ends_a_commit_of_many_shards(writer: Callable[..., W
     with here.meeting(Hang(), times=None):
         here.proxy.log.clear()
         here.flush_fails()
-        # One thing is asked for, and again after the time limit; a commit that is due by itself may begin with it, too.
-        asked = here.proxy.log.of()
+        asked = here.proxy.log.of()  # one thing is asked for, and again after the time limit
         assert len({(one.operation, one.key, one.query.get("prefix")) for one in asked}) == 1, asked
-        assert 2 <= len(asked) <= 3, asked
+        assert len(asked) == 2, asked
     here.flush()
     here.check_bucket()
 
