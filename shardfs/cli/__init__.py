@@ -4,28 +4,53 @@ Each family of commands is a module; `options` has what they share, and `output`
 """
 
 import platform
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Final
 
 import click
 
 from shardfs import __version__
-from shardfs.cli import (
-    compact,
-    doctor,
-    info,
-    map,
-    mount,
-    mount_helper,
-    mounted,
-    mounts,
-    pack,
-    recover,
-    refs,
-    stats,
-    verify,
-)
 from shardfs.cli.options import Commands, begin
 from shardfs.errors import ShardfsError
 from shardfs.fuse.mountpoint import fuse_versions
+
+_MODULES: Final = {
+    "mount": "mount",
+    "umount": "mounted",
+    "flush": "mounted",
+    "stats": "stats",
+    "mounts": "mounts",
+    "doctor": "doctor",
+    "info": "info",
+    "map": "map",
+    "verify": "verify",
+    "refs": "refs",
+    "recover": "recover",
+    "compact": "compact",
+    "pack": "pack",
+    "unpack": "pack",
+    "install-helper": "mount_helper",
+}
+"""Where each command is, in the order of the help."""
+
+
+class _Loaded(Mapping[str, click.Command]):
+    """The commands by name; the module of one is imported when it is asked for, as most take long to import."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        module = import_module(f"shardfs.cli.{_MODULES[name]}")
+        found: click.Command = getattr(module, name.replace("-", "_"))
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in _MODULES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
 
 
 def _print_versions(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
@@ -39,7 +64,11 @@ def _print_versions(context: click.Context, _: click.Parameter, is_asked: bool) 
     context.exit()
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands,
+    commands=_Loaded(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -58,26 +87,6 @@ def cli() -> None:
       ls /mnt/x/image/c/0/0               every inner chunk is a file
       shardfs umount /mnt/x               unmount it
     """
-
-
-for each in (
-    mount.mount,
-    mounted.umount,
-    mounted.flush,
-    stats.stats,
-    mounts.mounts,
-    doctor.doctor,
-    info.info,
-    map.map,
-    verify.verify,
-    refs.refs,
-    recover.recover,
-    compact.compact,
-    pack.pack,
-    pack.unpack,
-    mount_helper.install_helper,
-):
-    cli.add_command(each)
 
 
 def main() -> None:

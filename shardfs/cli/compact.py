@@ -11,17 +11,9 @@ import trio
 
 from shardfs.bulk.cluster import Place
 from shardfs.bulk.shards import look_at_shards
-from shardfs.cli.options import (
-    Number,
-    command,
-    executor,
-    json_option,
-    open_checked,
-    single_writer_option,
-    source_options,
-    workers_options,
-)
+from shardfs.cli.options import Number, command, json_option
 from shardfs.cli.output import progress
+from shardfs.cli.sources import executor, open_checked, single_writer_option, source_options, workers_options
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import find_waste
 from shardfs.dataset.maintenance.walk import some_arrays, walk_all_shards

@@ -25,7 +25,8 @@ import trio
 
 from shardfs import __version__
 from shardfs.cli.mounts import find_rows
-from shardfs.cli.options import command, json_option, optional_source_argument, store_options
+from shardfs.cli.options import command, json_option, optional_source_argument
+from shardfs.cli.sources import store_options
 from shardfs.dataset.slots import Slot, all_slots, hold, kept_files, slots_of
 from shardfs.dataset.source_lock import find_holder
 from shardfs.dataset.state import StateDirectory

@@ -10,8 +10,9 @@ import click
 import trio
 
 from shardfs.cli.clients import VIEW_OPTIONS, Advice, Adviser, ViewOptions
-from shardfs.cli.options import array_argument, command, json_option, open_source, source_options
+from shardfs.cli.options import array_argument, command, json_option
 from shardfs.cli.output import complain, progress, table
+from shardfs.cli.sources import open_source, source_options
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Node, Source
 from shardfs.dataset.maintenance.walk import Advance, array_nodes, walk_shards, what_else

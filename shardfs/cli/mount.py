@@ -9,17 +9,8 @@ from pathlib import Path
 import click
 
 from shardfs import __version__, errors
-from shardfs.cli.options import (
-    Integer,
-    Number,
-    RemoteOption,
-    command,
-    mountpoint_argument,
-    single_writer_option,
-    size,
-    source_options,
-    view_options,
-)
+from shardfs.cli.options import Integer, Number, RemoteOption, command, mountpoint_argument, size, view_options
+from shardfs.cli.sources import single_writer_option, source_options
 from shardfs.format.lens.unsharded import parse_chunks_per_shard
 from shardfs.fuse import daemon
 from shardfs.fuse.log import FORMATS, log_to

@@ -8,27 +8,18 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
-import trio
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
-from shardfs.bulk.cluster import Place, connected
 from shardfs.cli.output import complain
-from shardfs.dataset.hierarchy import Source
-from shardfs.errors import ShardfsError, UsageError
+from shardfs.errors import ShardfsError
 from shardfs.fuse.control import TIMEOUT
 from shardfs.fuse.mounts import list_mounts
 from shardfs.fuse.options import VIEWS, MountOptions
-from shardfs.stores.base import Store
-from shardfs.stores.url import StoreOptions, open_store
 
-_FOREVER: Final = float("inf")  # a command looks at everything once
 _SPECIAL: Final = re.compile(r"[^\w@%+=:,./~-]")
 """What a shell may take for something else than itself."""
 
@@ -256,101 +247,8 @@ def size(_: click.Context, __: click.Parameter, value: str) -> int:
     return nbytes
 
 
-def workers_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say who does the work, `jobs` and `dask`; see `executor`."""
-    jobs = click.option(
-        "--jobs", type=Integer(min=1), metavar="N", help="Number of processes, by default one per core."
-    )
-    dask = click.option("--dask", metavar="ADDRESS", help="Let the workers of this Dask scheduler do the work.")
-    return jobs(dask(function))
-
-
-@contextmanager
-def executor(jobs: int | None, dask: str | None, places: Sequence[Place]) -> Iterator[Executor | None]:
-    """Yield the executor that options ask for, None being processes of this machine; its workers reach *places*."""
-    if dask is None:
-        yield None
-        return
-    if jobs is not None:
-        raise UsageError("--jobs is for this machine; a Dask cluster has the processes that it was started with")
-    with connected(dask, places) as found:
-        yield found
-
-
-_STORE_OPTIONS: Final = (
-    click.option("--profile", cls=RemoteOption, metavar="NAME", help="Profile in the AWS configuration files."),
-    click.option("--region", cls=RemoteOption, metavar="NAME", help="Region of the bucket."),
-    click.option("--endpoint-url", cls=RemoteOption, metavar="URL", help="URL of a server other than AWS."),
-    click.option("--anonymous", cls=RemoteOption, is_flag=True, help="Do not sign requests, for public buckets."),
-    click.option("--request-payer", cls=RemoteOption, is_flag=True, help="Pay for requests to somebody else's bucket."),
-    click.option(
-        "--max-connections",
-        cls=RemoteOption,
-        type=Integer(min=1, max=1024),
-        default=StoreOptions().max_connections,
-        show_default=True,
-        metavar="N",
-        help="Number of requests at a time.",
-    ),
-)
-
-single_writer_option = click.option(
-    "--single-writer",
-    cls=RemoteOption,
-    is_flag=True,
-    help="Nobody else writes to SOURCE: accept a server that cannot keep several writers apart.",
-)
-
-
-def store_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say how to reach SOURCE; *function* gets them as one argument, `store_options`."""
-
-    @wraps(function)
-    def run(
-        *,
-        profile: str | None,
-        region: str | None,
-        endpoint_url: str | None,
-        anonymous: bool,
-        request_payer: bool,
-        max_connections: int,
-        **rest: Any,  # noqa: ANN401 - as click passes them
-    ) -> None:
-        chosen = StoreOptions(
-            profile=profile,
-            region=region,
-            endpoint_url=endpoint_url,
-            anonymous=anonymous,
-            request_payer=request_payer,
-            max_connections=max_connections,
-        )
-        function(store_options=chosen, **rest)
-
-    decorated: Callable[..., None] = run
-    for option in reversed(_STORE_OPTIONS):
-        decorated = option(decorated)
-    return decorated
-
-
-def source_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the argument SOURCE and the options that say how to reach it."""
-    return source_argument(store_options(function))
-
-
 def _array_path(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
     return None if value is None else "" if value in (".", "(root)") else value.strip("/")
 
 
 array_argument = click.argument("array", metavar="[ARRAY]", required=False, callback=_array_path)
-
-
-def open_checked(source: str, options: StoreOptions) -> Store:
-    """Open SOURCE for a command; raises `SourceError` for what keeps it from being read."""
-    store = open_store(source, options, ttl=_FOREVER)
-    trio.run(store.check)
-    return store
-
-
-def open_source(source: str, options: StoreOptions) -> Source:
-    """Open SOURCE with everything that reads it, for a command; raises as `open_checked` does."""
-    return Source.of(open_checked(source, options))

@@ -15,8 +15,9 @@ from shardfs.bulk.cluster import Place
 from shardfs.bulk.plan import PackPlan
 from shardfs.bulk.run import Plan, Report, RunOptions, fill
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
-from shardfs.cli.options import command, executor, json_option, size, store_options, view_options, workers_options
+from shardfs.cli.options import command, json_option, size, view_options
 from shardfs.cli.output import complain, progress
+from shardfs.cli.sources import executor, store_options, workers_options
 from shardfs.errors import counted, printable
 from shardfs.format.lens.packed import Packing, parse_codecs_option
 from shardfs.format.lens.unsharded import parse_chunks_per_shard

@@ -8,15 +8,9 @@ import click
 import trio
 
 from shardfs import errors
-from shardfs.cli.options import (
-    command,
-    json_option,
-    open_source,
-    optional_source_argument,
-    single_writer_option,
-    store_options,
-)
+from shardfs.cli.options import command, json_option, optional_source_argument
 from shardfs.cli.output import progress
+from shardfs.cli.sources import open_source, single_writer_option, store_options
 from shardfs.dataset.maintenance.recover import Finding, list_slots, recover_source, show_source
 from shardfs.errors import printable
 from shardfs.stores.url import StoreOptions

@@ -11,8 +11,9 @@ import click
 import trio
 
 from shardfs import errors
-from shardfs.cli.options import command, open_source, source_options
+from shardfs.cli.options import command
 from shardfs.cli.output import complain, progress, replacing
+from shardfs.cli.sources import open_source, source_options
 from shardfs.dataset.hierarchy import Node, Source
 from shardfs.dataset.maintenance.walk import no_progress, walk_nodes, what_else
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, ShardfsError

@@ -15,8 +15,9 @@ import trio
 from shardfs.bulk.cluster import Place
 from shardfs.bulk.compare import compare
 from shardfs.bulk.shards import look_at_shards
-from shardfs.cli.options import command, executor, json_option, open_source, source_options, workers_options
+from shardfs.cli.options import command, json_option
 from shardfs.cli.output import progress
+from shardfs.cli.sources import executor, open_source, source_options, workers_options
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage

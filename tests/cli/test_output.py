@@ -98,7 +98,7 @@ def test_a_wrong_command_is_told_what_is_wrong_with_it(arguments: list[str], sai
     assert said in done.stderr
 
 
-@pytest.mark.parametrize("loaded", ["click", "numpy", "shardfs.cli.verify", "shardfs.fuse.serve"])
+@pytest.mark.parametrize("loaded", ["click", "numpy", "shardfs.cli.mount", "shardfs.fuse.serve"])
 def test_ctrl_c_in_its_first_moments_is_no_traceback(tmp_path: Path, loaded: str) -> None:
     (tmp_path / "place").mkdir()
     store(tmp_path / "source", array((4, 6), (4, 6), sharding((2, 3))))
