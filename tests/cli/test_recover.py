@@ -425,7 +425,7 @@ BAD: dict[str, Callable[[WriteAheadLog, str], object]] = {
 }
 
 
-@pytest.mark.parametrize(("what", "way"), zip(BAD, cycle(["mount", "recover"])))
+@pytest.mark.parametrize(("what", "way"), list(zip(BAD, cycle(["mount", "recover"]))))
 def test_a_record_that_cannot_be_handled_keeps_no_other_from_its_shard(
     background: Background, source: Path, place: Path, mount: Mounter, what: str, way: str
 ) -> None:
