@@ -16,8 +16,7 @@ from shardfs.format.document import canonical
 from shardfs.format.dtype import fill_element
 from shardfs.format.lens.packed import Decoder, decoder_of
 from shardfs.format.lens.unsharded import describe
-from shardfs.format.metadata import ArrayMetadata
-from shardfs.format.normal_form import normal_data_type
+from shardfs.format.metadata import ArrayMetadata, normal_data_type
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Buffer, Kind, join_key
 from shardfs.stores.url import StoreOptions, url_of

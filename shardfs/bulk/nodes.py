@@ -29,8 +29,7 @@ from shardfs.format.lens.packed import Packing, Transcoder, metadata_of_v2, usua
 from shardfs.format.lens.unsharded import describe
 from shardfs.format.lens.v2 import V2_NAMES, ZARRAY, ZGROUP
 from shardfs.format.lens.v2_decoder import V2Decoder
-from shardfs.format.metadata import ArrayMetadata, Metadata, parse_array
-from shardfs.format.normal_form import fingerprint
+from shardfs.format.metadata import ArrayMetadata, Metadata, fingerprint, parse_array
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Entry, Kind, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock

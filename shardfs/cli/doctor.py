@@ -28,8 +28,7 @@ from shardfs.cli.mounts import find_rows
 from shardfs.cli.options import command, json_option, optional_source_argument
 from shardfs.cli.sources import store_options
 from shardfs.dataset.slots import Slot, all_slots, hold, kept_files, slots_of
-from shardfs.dataset.source_lock import find_holder
-from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.state import StateDirectory, find_holder
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import ShardfsError, counted, printable
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other

@@ -16,7 +16,7 @@ import numpy as np
 from shardfs.dataset.layout import ArrayLayout, PendingBytes
 from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.shard_cache import ShardCache, ShardState
-from shardfs.dataset.wal.records import PIECE_NBYTES, Change, Erase, Put, reversed_checksum
+from shardfs.dataset.wal.records import Change, Erase, Put, reversed_checksum
 from shardfs.errors import (
     CorruptionError,
     IsADirectoryHereError,
@@ -29,7 +29,7 @@ from shardfs.format.grid import parse_coordinate
 from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import Coords, Segment, ShardGrid
-from shardfs.stores.base import Buffer, Content, Kind, Stat, Store, join_key
+from shardfs.stores.base import Buffer, Content, Kind, Stat, Store, in_pieces, join_key
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.ttl import derived_at, within_ttl
 
@@ -431,8 +431,8 @@ def _nbytes(change: Change) -> int | None:
 async def _checksum(extent: Extent) -> int:
     """Return a checksum of the bytes of a chunk, which do not end with it, as they may with a crc32c."""
     found = 0
-    for start in range(0, extent.nbytes, PIECE_NBYTES):
-        found = reversed_checksum(await extent.read(start, min(PIECE_NBYTES, extent.nbytes - start)), found)
+    for start, nbytes in in_pieces(extent.nbytes):
+        found = reversed_checksum(await extent.read(start, nbytes), found)
     return found
 
 

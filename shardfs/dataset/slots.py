@@ -25,17 +25,21 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from shardfs.dataset.source_lock import (
+from shardfs.dataset.state import (
+    NO_LOCKS,
     Holder,
+    StateDirectory,
     find_holder,
     find_recorded,
     locked,
+    make_directory,
+    needed,
     prepare,
     release,
+    sync_directory,
     tidy,
     try_lock,
 )
-from shardfs.dataset.state import NO_LOCKS, StateDirectory, make_directory, needed, sync_directory
 from shardfs.errors import ShardfsError, SourceError, UsageError
 from shardfs.stores.base import Address, Descriptor, Store
 from shardfs.stores.kept_files import KeptFile, KeptFiles

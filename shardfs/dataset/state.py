@@ -1,19 +1,28 @@
 """The state directory: `.shardfs`, in the source if that is a directory of this machine, else in a slot.
 
-It has the lock, the write-ahead log ("journal"), the conflict log, and files that are being written.
+It has the lock, the write-ahead log ("journal"), the conflict log, and files that are being written.  The lock allows
+one writing mount at a time: an open file description lock on a file, so that it goes with the process that holds it,
+however that ends.  The file says who that is: where locks do not reach other hosts, that counts too.
 """
 
 import errno
+import json
 import os
+import shlex
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
-from shardfs.errors import SourceError
+from shardfs.dataset.hierarchy import DOCUMENT
+from shardfs.dataset.maintenance.walk import holds_chunks
+from shardfs.errors import ShardfsError, SourceError
+from shardfs.format.document import MAX_DOCUMENT_NBYTES
+from shardfs.format.metadata import ArrayMetadata, parse_document
 from shardfs.stores.base import Descriptor
-from shardfs.stores.local.syscalls import Syscalls
+from shardfs.stores.local.syscalls import READ, Syscalls, is_local, is_ofd_locked, ofd_lock, ofd_unlock
 
 DIRECTORY: Final = ".shardfs"
 
@@ -120,3 +129,249 @@ def _has_segments(directory: str) -> bool:
     with suppress(OSError):
         return any(name.endswith(".journal") for name in os.listdir(directory))
     return False
+
+
+_HOLDER_NBYTES: Final = 512
+
+
+class Holder(NamedTuple):
+    """Who has a lock, as far as that is known: a process, told from others of its number by boot and start time."""
+
+    pid: int | None = None
+    host: str | None = None
+    boot: str | None = None
+    started: str | None = None
+
+    def __str__(self) -> str:
+        if self.host is None:
+            return "another process"
+        return (
+            f"process {self.pid} on {self.host}" if self.pid is not None else f"a process on {self.host} that has ended"
+        )
+
+    @classmethod
+    def own(cls) -> "Holder":
+        """Return what this process is to others."""
+        return cls(os.getpid(), socket.gethostname(), _boot(), _start_of(os.getpid()))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is of another host, so that nobody here can tell whether it lives."""
+        return self.host is not None and self.host != socket.gethostname()
+
+    def lives_here(self) -> bool:
+        """Whether it is another process of this host that runs."""
+        if self.pid in (None, os.getpid()) or self.is_elsewhere or self.boot is None or self.boot != _boot():
+            return False
+        return self.started is not None and self.started == _start_of(self.pid)
+
+
+NOBODY: Final = Holder()
+
+
+@contextmanager
+def locked(state: StateDirectory) -> Iterator[StateDirectory]:
+    """Hold the lock of a source on this machine; what is empty of its directory goes at the end.
+
+    Raises `SourceError` if another process writes the same dataset, or one around or within it; and if one of those
+    left changes that are not in the store, which only a mount of the same source may bring there.
+    """
+    root = state.root
+    file = try_lock(state, locks_reach=_locks_reach(state))
+    if file is None:
+        raise SourceError(_refusal(f"{root} is", state, _read_holder(state)))
+    try:
+        _require_in_place(state)
+        for other in (*_ancestors(root), *_descendants(root)):
+            _require_idle(root, StateDirectory(other))
+        prepare(state)
+        yield state
+    finally:
+        release(state, file)
+
+
+def try_lock(state: StateDirectory, *, locks_reach: bool) -> Descriptor | None:
+    """Lock a directory of our own, which is made if there is none; return the file that holds the lock.
+
+    None if another process has it: one that holds the lock; or one that runs, or is of another host, where locks may
+    not reach.  There, unless it is a source, a file system without locks will do.  Raises `SourceError` if the lock
+    cannot be made.
+    """
+    with needed(state.lock, "; shardfs can only write to a file system with locks"):
+        while True:
+            make_directory(state.path)
+            file = Descriptor(os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            try:
+                if not ofd_lock(file.fd):
+                    return None
+            except OSError as error:
+                if state.opened is not None or error.errno not in NO_LOCKS:
+                    raise
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(file.fd), os.stat(state.lock)):
+                    break  # else whoever had it took it away
+        before = _read_holder(state)
+        if not locks_reach and (before.is_elsewhere or before.lives_here()):
+            return None
+        _write_holder(file.fd, Holder.own())
+    return file
+
+
+def release(state: StateDirectory, file: Descriptor, last: Holder = NOBODY) -> None:
+    """Tidy a directory, and let go of its lock, which says from now on who had it *last*."""
+    tidy(state, file)
+    with suppress(OSError):
+        _write_holder(file.fd, last)
+    with suppress(OSError):  # there may be no locks
+        ofd_unlock(file.fd)
+
+
+def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
+    """Return who has the lock of a directory, as `try_lock` sees it; None if nobody has.
+
+    Raises `SourceError` if that cannot be told.
+    """
+    is_locked = False
+    try:
+        file = Descriptor(os.open(state.lock, READ))
+        is_locked = is_ofd_locked(file.fd)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if locks_reach or error.errno not in NO_LOCKS:
+            raise SourceError(f"cannot tell whether {state.root} is being written: {error.strerror}") from None
+    holder = _read_holder(state)
+    return holder if is_locked or (not locks_reach and (holder.is_elsewhere or holder.lives_here())) else None
+
+
+def _locks_reach(state: StateDirectory) -> bool:
+    """Whether a lock on the file system of a source is one for all hosts that have it mounted, for all that we know."""
+    try:
+        directory = Descriptor(os.open(os.path.dirname(state.path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return is_local(directory.fd)
+
+
+def _refusal(what: str, state: StateDirectory, holder: Holder) -> str:
+    if not holder.is_elsewhere:
+        return f"{what} already being written by {holder}; unmount it there first, or wait for pack or unpack there"
+    return (
+        f"{what} already being written by {holder}; unmount it there first. If that host or process is gone, remove "
+        f"{shown(state.lock)}"
+    )
+
+
+def prepare(state: StateDirectory) -> None:
+    """Make what a locked directory has in it; raises `SourceError`."""
+    for directory in (state.journal, state.conflicts, state.drafts):
+        make_directory(directory)
+    for directory in (state.path, os.path.dirname(state.path)):  # a journal is not durable in a directory that is not
+        sync_directory(directory)
+
+
+def _require_in_place(state: StateDirectory) -> None:
+    """Raise `SourceError` if another directory than *state* has its path: what is around it is looked at by path."""
+    if state.opened is not None:
+        with suppress(OSError):
+            if os.path.samestat(os.stat(state.root), os.fstat(state.opened.fd)):
+                return
+        raise SourceError(f"{state.root} was moved away or replaced while it was opened; try again")
+
+
+def _require_idle(root: str, other: StateDirectory) -> None:
+    holder = find_holder(other, locks_reach=_locks_reach(other))
+    if holder is not None:
+        raise SourceError(_refusal(f"{other.root}, which overlaps {root}, is", other, holder))
+    if other.has_journal():
+        raise SourceError(
+            f"{other.root}, which overlaps {root}, has a journal of chunks that are not committed yet; "
+            f"run `shardfs recover --apply {shlex.quote(other.root)}` first"
+        )
+
+
+def find_recorded(state: StateDirectory) -> Holder | None:
+    """Return who wrote that it has the lock, whether it still has it or not; None if nobody did."""
+    holder = _read_holder(state)
+    return holder if holder.host is not None else None
+
+
+def _write_holder(fd: int, holder: Holder) -> None:
+    # In one call, and of one length: others read it at any time.
+    os.pwrite(fd, json.dumps(holder._asdict()).encode().ljust(_HOLDER_NBYTES), 0)
+    os.ftruncate(fd, _HOLDER_NBYTES)
+
+
+def _read_holder(state: StateDirectory) -> Holder:
+    try:
+        with open(os.open(state.lock, READ), "rb") as file:
+            holder = json.loads(file.read(4096))
+        boot, started = (str(holder[name]) if holder.get(name) is not None else None for name in ("boot", "started"))
+        pid, host = holder["pid"], holder["host"]
+        return Holder(None if pid is None else int(pid), None if host is None else str(host), boot, started)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Holder()
+
+
+def _ancestors(root: str) -> Iterator[str]:
+    path = root
+    while (parent := os.path.dirname(path)) != path:
+        path = parent
+        if os.path.isdir(os.path.join(path, DIRECTORY)):
+            yield path
+
+
+def _descendants(root: str) -> Iterator[str]:
+    """Yield the directories below *root* that have a directory of ours; those of chunks are not looked into.
+
+    What is called like one may be an array: the levels of an image pyramid are `0`, `1` and so on.
+    """
+    pending = [root]
+    while pending:
+        path = pending.pop()
+        with suppress(OSError), os.scandir(path) as entries:
+            is_array = _is_array(path)
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False) or (is_array and holds_chunks(entry.name)):
+                    continue
+                if entry.name != DIRECTORY:
+                    pending.append(entry.path)
+                elif path != root:
+                    yield path
+
+
+def _is_array(directory: str) -> bool:
+    """Whether a directory has the document of an array; what cannot be told is none, and looked into."""
+    try:
+        with open(os.open(os.path.join(directory, DOCUMENT), READ), "rb") as file:
+            return isinstance(parse_document(file.read(MAX_DOCUMENT_NBYTES + 1)), ArrayMetadata)
+    except (OSError, ShardfsError):
+        return False
+
+
+def tidy(state: StateDirectory, file: Descriptor) -> None:
+    """Remove what is empty of a directory that *file* has the lock of, and the lock if nothing is left beside it."""
+    with suppress(OSError):
+        if not os.path.samestat(os.fstat(file.fd), os.stat(state.lock)):
+            return  # somebody removed what was ours, and another process has made it anew
+        for directory, _, _ in os.walk(state.path, topdown=False):
+            with suppress(OSError):
+                if directory != state.path:
+                    os.rmdir(directory)
+        if os.listdir(state.path) == ["lock"]:
+            os.unlink(state.lock)
+            os.rmdir(state.path)
+
+
+def _boot() -> str | None:
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return None
+
+
+def _start_of(pid: int | None) -> str | None:
+    """Return when a process began, in a clock of its own; None if it does not run."""
+    with suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        state, *fields = file.read().rpartition(b")")[2].split()
+        return fields[18].decode() if state not in (b"Z", b"X") else None  # which nobody has waited for yet
+    return None

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
 import trio
 
 from shardfs.errors import ShardfsError, StoreError
+from shardfs.stores.base import PIECE_NBYTES
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,6 @@ LARGE_NBYTES: Final = 256 * 2**10
 _MAX_MEMORY: Final = 2 * 2**30
 _MAX_KEPT: Final = 192 * 2**20  # a worker that came to need more is replaced by a small one
 _HEADER: Final = struct.Struct("<QQ")  # length of a reply, memory that was needed by then
-_PIECE_NBYTES: Final = 2**20
 
 
 class Worker:
@@ -103,7 +103,7 @@ async def _ask(process: trio.Process, request: object) -> tuple[int, Any, Shardf
     nbytes = _HEADER.size
     memory = 0
     while len(reply) < nbytes:
-        piece = await process.stdout.receive_some(_PIECE_NBYTES)
+        piece = await process.stdout.receive_some(PIECE_NBYTES)
         if not piece:
             raise EOFError
         reply += piece

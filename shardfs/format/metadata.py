@@ -1,17 +1,41 @@
-"""`zarr.json` documents of Zarr v3: bytes to `ArrayMetadata` or `GroupMetadata`, and back to bytes.
+"""`zarr.json` documents of Zarr v3: bytes to `ArrayMetadata` or `GroupMetadata`, and what they mean.
 
 Accepts what the specification allows and nothing else.  Members that shardfs does not interpret (fill value,
 attributes, dimension names, data type) are kept as they were read.
 
-Source: Zarr core specification 3.1, "Metadata".
+The normal form of a document is what it says of stored bytes, however the library that wrote it spells that.  Libraries
+that read a document and write it again use long names for short ones, spell out defaults or drop them, and drop what
+says nothing for the data type.  Members of a codec that only steer the encoder (a compression level) do not change what
+encoded bytes mean, as the bytes themselves say how to decode them.
+
+The fingerprint of an array says whether a place in a shard, and bytes for it, still mean what they did.
+
+Sources: Zarr core specification 3.1, "Metadata"; specifications of the codecs; zarr-python 3.1 and tensorstore 0.1 as
+observed.
 """
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from shardfs.errors import MetadataError
-from shardfs.format.document import MAX_NDIM, Document, Extension, Json, brief, parse_codecs, parse_json, parse_lengths
+from shardfs.format.codecs import SHARDING, parse_chain
+from shardfs.format.document import (
+    MAX_NDIM,
+    Document,
+    Extension,
+    Json,
+    brief,
+    canonical,
+    parse_codecs,
+    parse_json,
+    parse_lengths,
+)
+from shardfs.format.dtype import DataType
+from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.indexed import INDEXED, is_indexed, sharding_of
+from shardfs.format.sharding import MAX_LEVELS
 
 _ARRAY_MEMBERS: Final = frozenset(
     {
@@ -137,3 +161,105 @@ def _check_members(document: dict[str, Json], required: frozenset[str], optional
             raise MetadataError(f"unknown member {name!r}, which does not say must_understand: false")
     if not isinstance(document.get("attributes", {}), dict):
         raise MetadataError("attributes must be an object")
+
+
+ENCODER_MEMBERS: Final[dict[str, frozenset[str]]] = {
+    "gzip": frozenset({"level"}),
+    "zstd": frozenset({"level", "checksum"}),
+    "blosc": frozenset({"cname", "clevel", "shuffle", "typesize", "blocksize"}),
+    "zlib": frozenset({"level"}),
+    "bz2": frozenset({"level"}),
+    "lz4": frozenset({"acceleration"}),
+    "lzma": frozenset({"preset"}),
+}
+"""Members of codecs, of Zarr v3 and of numcodecs, that only steer the encoder."""
+
+FINGERPRINT_NBYTES: Final = 16
+_ENCODER_DEFAULTS: Final[dict[str, dict[str, Json]]] = {"zstd": {"checksum": False}, "blosc": {"blocksize": 0}}
+_DATA_TYPE_ALIASES: Final = {"bytes": "variable_length_bytes"}
+_GRID_ALIASES: Final = {"regular_bounded": "zarrs.regular_bounded"}
+_INDEX_DATA_TYPE: Final = "uint64"
+
+
+def normal_data_type(data_type: Json) -> Json:
+    """Return the normal form of a `data_type` member."""
+    extension = Extension.parse(data_type, "data_type")
+    return {
+        "name": _DATA_TYPE_ALIASES.get(extension.name, extension.name),
+        "configuration": dict(extension.configuration),
+    }
+
+
+def normal_key_encoding(encoding: Extension) -> Json:
+    """Return the normal form of a chunk key encoding; of one that is not known, what it says."""
+    try:
+        return ChunkKeyEncoding.parse(encoding).to_json()
+    except MetadataError:
+        return encoding.to_json()
+
+
+def normal_codecs(codecs: Sequence[Extension], data_type: Json, depth: int = 0) -> list[Json]:
+    """Return the normal form of a codec chain for elements of *data_type*, without what only steers the encoder."""
+    try:
+        chain = parse_chain(codecs, "codecs")
+    except MetadataError:
+        chain = tuple(codecs)
+    normal: list[Json] = []
+    for codec in chain:
+        members = ENCODER_MEMBERS.get(codec.name, frozenset())
+        configuration = {name: value for name, value in codec.configuration.items() if name not in members}
+        if codec.name == "bytes":
+            # Behind a codec that is not known, elements may be of another type.
+            is_known = all(before["name"] == "transpose" for before in normal)
+            configuration = _normal_bytes(configuration, data_type if is_known else None)
+        elif codec.name == SHARDING and depth < MAX_LEVELS:
+            configuration = _normal_sharding(configuration, data_type, depth + 1)
+        normal.append({"name": codec.name, "configuration": configuration})
+    return normal
+
+
+def is_encoded_alike(one: Extension, other: Extension) -> bool:
+    """Whether codecs of one name steer the encoder alike; only members that both have are compared."""
+    defaults = _ENCODER_DEFAULTS.get(one.name, {})
+    mine, its = {**defaults, **one.configuration}, {**defaults, **other.configuration}
+    members = set(ENCODER_MEMBERS.get(one.name, ()))
+    if mine.get("shuffle") == its.get("shuffle") == "noshuffle":
+        members.discard("typesize")
+    return all(canonical(mine[name]) == canonical(its[name]) for name in members & mine.keys() & its.keys())
+
+
+def _normal_bytes(configuration: dict[str, Json], data_type: Json) -> dict[str, Json]:
+    known = DataType.find(data_type)
+    # Records count as having a byte order: journals hold fingerprints that were made so.
+    if known is not None and (known.nbytes == 1 or (known.dtype.names is None and not known.has_byte_order)):
+        return {name: value for name, value in configuration.items() if name != "endian"}
+    return {"endian": "little", **configuration}  # as zarr-python reads a chain that does not say
+
+
+def _normal_sharding(configuration: dict[str, Json], data_type: Json, depth: int) -> dict[str, Json]:
+    normal = {"index_location": "end", **configuration}
+    try:
+        normal["codecs"] = normal_codecs(parse_codecs(configuration.get("codecs"), "codecs"), data_type, depth)
+        index_codecs = parse_codecs(configuration.get("index_codecs"), "index_codecs")
+        normal["index_codecs"] = normal_codecs(index_codecs, _INDEX_DATA_TYPE, depth)
+    except MetadataError:
+        return configuration
+    return normal
+
+
+def fingerprint(array: ArrayMetadata) -> bytes:
+    """Return 16 bytes that tell arrays apart whose chunks lie elsewhere or whose bytes mean something else.
+
+    They depend on chunk grid, chunk key encoding, codecs and data type, and not on how a library spells these, on the
+    shape, or on anything else.  Raises `MetadataError` for a document that is nested too deeply to be compared.
+    """
+    data_type, grid = array.document["data_type"], array.chunk_grid
+    text = canonical(
+        [
+            {"name": _GRID_ALIASES.get(grid.name, grid.name), "configuration": dict(grid.configuration)},
+            normal_key_encoding(array.chunk_key_encoding),
+            normal_codecs(array.codecs, data_type),
+            normal_data_type(data_type),
+        ]
+    )
+    return hashlib.blake2b(text.encode(), digest_size=FINGERPRINT_NBYTES).digest()

@@ -10,8 +10,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from typing import Final
 
 from shardfs.dataset.slots import kept_files
-from shardfs.dataset.source_lock import find_holder
-from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.state import StateDirectory, find_holder
 from shardfs.dataset.statistics import Snapshot
 from shardfs.dataset.wal.records import Erase, Put
 from shardfs.dataset.wal.recovery import read_left

@@ -2,10 +2,12 @@
 
 import enum
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, cast
+
+import trio
 
 
 class Address(NamedTuple):
@@ -274,6 +276,21 @@ class NewObject(Protocol):
 
 PART_NBYTES: Final = 8 * 2**20
 """How much of a new object is written at a time."""
+
+PIECE_NBYTES: Final = 2**20
+"""How much is read at a time, in a multiple of the blocks of checksums."""
+
+
+def in_pieces(nbytes: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield offset and size of the pieces, of up to `PIECE_NBYTES` bytes, from *start* to *nbytes*."""
+    for offset in range(start, nbytes, PIECE_NBYTES):
+        yield offset, min(PIECE_NBYTES, nbytes - offset)
+
+
+async def write_all(file: OpenFile, content: Content) -> None:
+    """Write *content* at the beginning of *file*."""
+    for offset, nbytes in in_pieces(content.nbytes):
+        await file.write(offset, await trio.to_thread.run_sync(content.read, offset, nbytes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ here by its note.  What the store refused stays, with the reason, until somebody
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +18,6 @@ from shardfs.stores.local.syscalls import READ, changing
 _SUFFIX: Final = ".json"
 _NEW: Final = ".new"
 _MAX_NOTE_NBYTES: Final = 64 * 2**10
-_PIECE_NBYTES: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,10 @@ class KeptFile:
             reason += "; a later version was stored from here since"
         return f"{self.key}, {self.nbytes:,} bytes in {self.path}: {reason}"
 
-    def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes, each piece with its offset."""
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return *nbytes* bytes from *offset*."""
         with changing(self.path), open(os.open(self.path, READ), "rb") as file:
-            offset = 0
-            while piece := file.read(_PIECE_NBYTES):
-                yield offset, piece
-                offset += len(piece)
+            return os.pread(file.fileno(), nbytes, offset)
 
     def remove(self) -> None:
         """Remove it."""

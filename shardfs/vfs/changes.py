@@ -9,7 +9,7 @@ from typing import TypeVar
 from shardfs.dataset.hierarchy import DOCUMENT, is_below
 from shardfs.dataset.writer import Writer
 from shardfs.errors import CrossDeviceError, ExistsError, NotFoundError, NotPermittedError, StaleError
-from shardfs.stores.base import Kind, is_reserved, join_key
+from shardfs.stores.base import Kind, is_reserved, join_key, write_all
 from shardfs.vfs.documents import Documents
 from shardfs.vfs.entries.base import Entry, NewAttributes, Published
 from shardfs.vfs.entries.chunk import ChunkDirectory
@@ -19,7 +19,7 @@ from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import ABSENT, Attributes, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.locks import Locks
 from shardfs.vfs.orphans import OrphanChunks
-from shardfs.vfs.write_buffer import PIECE_NBYTES, BufferSpace, State, WriteBuffer, WriteBuffers, WriteHandle
+from shardfs.vfs.write_buffer import BufferSpace, State, WriteBuffer, WriteBuffers, WriteHandle
 
 T = TypeVar("T")
 
@@ -436,8 +436,7 @@ class Changes:
                     file = await self.fs.store.open_passthrough(path, writable=True)
                     try:
                         await file.truncate(0)
-                        for start in range(0, buffer.content.nbytes, PIECE_NBYTES):
-                            await file.write(start, buffer.content.read(start, PIECE_NBYTES))
+                        await write_all(file, buffer.content)
                         await file.flush()
                     finally:
                         await file.close()

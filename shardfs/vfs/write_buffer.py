@@ -12,14 +12,13 @@ from typing import Final
 from shardfs.dataset.hierarchy import is_below
 from shardfs.dataset.wal.shared import QuickLock
 from shardfs.errors import StaleError
-from shardfs.stores.base import Buffer, Descriptor, Stat
+from shardfs.stores.base import PIECE_NBYTES, Buffer, Descriptor, Stat
 from shardfs.stores.local.syscalls import changing, translated
 from shardfs.vfs.entries.base import Published
 from shardfs.vfs.handles import Attributes, ChunkHandle, DocumentHandle, FileHandle
 
 _SPILL_NBYTES: Final = 4 * 2**20
 _MAX_MEMORY: Final = 64 * 2**20
-PIECE_NBYTES: Final = 2**20
 
 
 class BufferSpace:

@@ -16,8 +16,7 @@ from typing import Any, cast
 import pytest
 
 from shardfs.dataset.slots import Claim, all_slots, has_journal, hold, slots_of
-from shardfs.dataset.source_lock import Holder
-from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.state import Holder, StateDirectory
 from shardfs.errors import SourceError, UsageError
 from shardfs.stores.base import Address, Store
 from tests.support.mounting import PATIENCE

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shardfs.dataset import source_lock
-from shardfs.dataset.source_lock import locked, release, try_lock
-from shardfs.dataset.state import StateDirectory
+from shardfs.dataset import state as state_module
+from shardfs.dataset.state import StateDirectory, locked, release, try_lock
 from shardfs.errors import SourceError
 from shardfs.stores.local import syscalls
 
@@ -61,7 +60,7 @@ def test_a_lock_that_cannot_be_written_to_is_not_kept(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOSPC, "injected")
 
     with monkeypatch.context() as patched:
-        patched.setattr(source_lock, "_write_holder", full)
+        patched.setattr(state_module, "_write_holder", full)
         with pytest.raises(SourceError, match="injected"):
             try_lock(state, locks_reach=True)
     fd = try_lock(state, locks_reach=True)

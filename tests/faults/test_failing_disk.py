@@ -15,8 +15,7 @@ import trio
 import shardfs
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
-from shardfs.dataset.source_lock import locked
-from shardfs.dataset.state import StateDirectory
+from shardfs.dataset.state import StateDirectory, locked
 from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent

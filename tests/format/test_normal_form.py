@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from shardfs.errors import MetadataError
-from shardfs.format.metadata import ArrayMetadata, parse_node
-from shardfs.format.normal_form import FINGERPRINT_NBYTES, fingerprint
+from shardfs.format.metadata import FINGERPRINT_NBYTES, ArrayMetadata, fingerprint, parse_node
 from shardfs.format.sharding import MAX_LEVELS
 from tests.support.corpus import (
     BIG,

@@ -41,10 +41,8 @@ from shardfs.errors import CorruptionError, ExistsError, ShardfsError, StaleErro
 from shardfs.format.index import IndexLayout, ShardIndex, damaged
 from shardfs.format.index_search import find_last_index
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Kept, Snapshot, Splice, join_key
+from shardfs.stores.base import Kept, Snapshot, Splice, join_key, write_all
 from shardfs.stores.kept_files import KeptFile
-
-_PIECE_NBYTES: Final = 2**20
 
 
 @dataclass(frozen=True)
@@ -138,9 +136,7 @@ async def _keep_tail(source: Source, snapshot: Snapshot, start: int, key: str) -
             file = await source.store.create(place, 0o600, exclusive=True)
         except ExistsError:
             continue
-        for offset in range(start, snapshot.size, _PIECE_NBYTES):
-            piece = await snapshot.read(offset, min(_PIECE_NBYTES, snapshot.size - offset))
-            await file.write(offset - start, piece)
+        await write_all(file, snapshot.content(start, snapshot.size - start))
         await file.sync()
         await source.store.sync_directory(key.rpartition("/")[0])
         return place
@@ -328,8 +324,7 @@ async def _store_file(source: Source, kept: KeptFile, found: Findings) -> None:
         file = await source.store.create(kept.key, 0o644, exclusive=False)
         try:
             await file.truncate(0)
-            for offset, piece in kept.pieces():
-                await file.write(offset, piece)
+            await write_all(file, kept)
             await file.sync()
         finally:
             await file.close()

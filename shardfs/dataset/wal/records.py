@@ -40,7 +40,7 @@ import numpy.typing as npt
 import trio
 
 from shardfs.errors import CorruptionError, RefusedError, StoreError
-from shardfs.stores.base import Buffer, Content, Descriptor
+from shardfs.stores.base import PIECE_NBYTES, Buffer, Content, Descriptor, in_pieces
 from shardfs.stores.local.syscalls import translate
 
 VERSION: Final = 4
@@ -61,8 +61,6 @@ _MAX_SEQUENCE: Final = 2**62
 _RANGE_NBYTES: Final = 16
 _LENGTH: Final = struct.Struct("<I")
 _INTEGERS: Final = {"w": 4, "q": 8, "i": 16}
-PIECE_NBYTES: Final = 2**20
-"""How much is read at once, a multiple of what `reversed_checksum` reverses."""
 _BLOCK_NBYTES: Final = 4096
 
 
@@ -413,8 +411,8 @@ def checksum_of(contents: Iterable[Content]) -> int:
     """Return the `reversed_checksum` of contents behind each other; blocks."""
     found, waiting = 0, bytearray()
     for content in contents:
-        for start in range(0, content.nbytes, PIECE_NBYTES):
-            waiting += content.read(start, min(PIECE_NBYTES, content.nbytes - start))
+        for start, count in in_pieces(content.nbytes):
+            waiting += content.read(start, count)
             if len(waiting) >= PIECE_NBYTES:
                 nbytes = len(waiting) // _BLOCK_NBYTES * _BLOCK_NBYTES
                 found = reversed_checksum(bytes(waiting[:nbytes]), found)

@@ -35,13 +35,12 @@ from shardfs.dataset.writer import empty_outside
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, counted
 from shardfs.format.lens.unsharded import describe as describe_array
 from shardfs.format.metadata import ArrayMetadata, parse_node
-from shardfs.stores.base import Address, Store
+from shardfs.stores.base import Address, Store, in_pieces
 from shardfs.stores.local.syscalls import Syscalls, open_directory
 
 log = logging.getLogger(__name__)
 
 _SYSCALLS: Final = Syscalls()
-_PIECE_NBYTES: Final = 2**20
 _CHANGED: Final = "another program has changed the chunk since"
 
 
@@ -213,8 +212,7 @@ async def _is_stored(array: Array, change: Change) -> bool:
         return extent is None and isinstance(change, Erase)
     if extent.nbytes != change.payload.nbytes:
         return False
-    for start in range(0, extent.nbytes, _PIECE_NBYTES):
-        nbytes = min(_PIECE_NBYTES, extent.nbytes - start)
+    for start, nbytes in in_pieces(extent.nbytes):
         if await extent.read(start, nbytes) != change.payload.read(start, nbytes):
             return False
     return True

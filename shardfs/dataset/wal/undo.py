@@ -34,12 +34,11 @@ from shardfs.errors import (
 )
 from shardfs.format.index import are_empty, damaged
 from shardfs.format.sharding import Coords, ShardGrid
-from shardfs.stores.base import Content, Kept, ShardWriter, Snapshot, Splice, is_reserved
+from shardfs.stores.base import Content, Kept, ShardWriter, Snapshot, Splice, in_pieces, is_reserved
 from shardfs.stores.memory import MemoryContent
 
 log = logging.getLogger(__name__)
 
-_PIECE_NBYTES: Final = 2**20
 _ATTEMPTS: Final = 5
 _PAUSE: Final = 0.1  # seconds
 
@@ -236,8 +235,8 @@ async def _outcome(source: Source, undo: UndoRecord, snapshot: Snapshot | None) 
     if undo.checked_from < size == undo.planned_nbytes:
         snapshot.expect(undo.checked_from, size - undo.checked_from)
         found = 0
-        for start in range(undo.checked_from, size, _PIECE_NBYTES):
-            found = reversed_checksum(await snapshot.read(start, min(_PIECE_NBYTES, size - start)), found)
+        for start, nbytes in in_pieces(size, undo.checked_from):
+            found = reversed_checksum(await snapshot.read(start, nbytes), found)
         if found == undo.checksum:
             return Outcome.COMPLETE
     # The number of a device may be another one after a restart; that of an inode is not.

@@ -15,8 +15,7 @@ from typing import Any, Final
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable, RefusedError
 from shardfs.format.document import Document, Json, canonical, encode_json, parse_json
 from shardfs.format.lens import Lens
-from shardfs.format.metadata import ArrayMetadata, parse_array, parse_document, parse_node
-from shardfs.format.normal_form import fingerprint
+from shardfs.format.metadata import ArrayMetadata, fingerprint, parse_array, parse_document, parse_node
 
 MAX_PATH_LENGTH: Final = 4096
 """Length of a path up to which it can be that of a node."""

@@ -29,8 +29,7 @@ from shardfs.format.lens.unsharded import UnshardedArray, codec_of, describe, sh
 from shardfs.format.lens.v2 import V2, ZARRAY, array_documents
 from shardfs.format.lens.v2_codecs import PREFIX
 from shardfs.format.lens.v2_decoder import V2Decoder
-from shardfs.format.metadata import ArrayMetadata, Metadata, parse_array
-from shardfs.format.normal_form import is_encoded_alike, normal_codecs
+from shardfs.format.metadata import ArrayMetadata, Metadata, is_encoded_alike, normal_codecs, parse_array
 
 SHARD_NBYTES: Final = 256 * 2**20
 

@@ -27,8 +27,7 @@ from shardfs.format.lens.v2_attributes import (
     odd_missing_value,
     v2_attributes,
 )
-from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document
-from shardfs.format.normal_form import fingerprint
+from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, fingerprint, parse_document
 
 ZARR_JSON: Final = "zarr.json"
 ATTRIBUTES: Final = ".json"

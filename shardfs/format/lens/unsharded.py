@@ -19,8 +19,14 @@ from shardfs.format.document import MAX_NDIM, Document, Extension, Json, brief, 
 from shardfs.format.dtype import DataType, item_nbytes
 from shardfs.format.grid import ChunkGrid, ChunkKeyEncoding
 from shardfs.format.index import ENTRY_NBYTES
-from shardfs.format.metadata import ArrayMetadata, parse_array
-from shardfs.format.normal_form import is_encoded_alike, normal_codecs, normal_data_type, normal_key_encoding
+from shardfs.format.metadata import (
+    ArrayMetadata,
+    is_encoded_alike,
+    normal_codecs,
+    normal_data_type,
+    normal_key_encoding,
+    parse_array,
+)
 from shardfs.format.sharding import MAX_INDEX_NBYTES, ShardGrid, parse_sharding
 
 POSITION_BITS: Final = 36

@@ -29,7 +29,7 @@ from shardfs.format.codecs import (
 )
 from shardfs.format.document import Document, Extension, Json, brief, canonical
 from shardfs.format.dtype import VLEN_SERIALIZERS, parse_v2_dtype
-from shardfs.format.normal_form import ENCODER_MEMBERS
+from shardfs.format.metadata import ENCODER_MEMBERS
 
 PREFIX: Final = "numcodecs."
 """Names of codecs begin with it that zarr-python has for v3, and other libraries do not."""

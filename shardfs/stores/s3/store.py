@@ -53,12 +53,11 @@ from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.files import SPOOLS, Files, Spool, SpoolFile, object_of
 from shardfs.stores.s3.heads import GONE, Head, Heads, not_found, split
-from shardfs.stores.s3.new_object import NewS3Objects
 from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, file_stat
 from shardfs.stores.s3.probe import check, probe
 from shardfs.stores.s3.requests import Counts, Location, ObjectStat
 from shardfs.stores.s3.shards import S3Edit, Writing
-from shardfs.stores.s3.uploads import Uploads
+from shardfs.stores.s3.uploads import NewS3Objects, Uploads
 
 log = logging.getLogger(__name__)
 

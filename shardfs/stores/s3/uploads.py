@@ -1,14 +1,15 @@
-"""The upload log: multipart uploads that may have to be aborted, remembered on the local disk.
+"""New objects that are written from first byte to last, and the log of multipart uploads.
 
 What was sent of an upload that nobody completes or aborts is paid for, and no listing of the bucket shows it.  So each
-has a small file from before it begins until it is over; what a crash leaves is aborted by the next mount.
+that changes an object has a small file on the local disk from before it begins until it is over; what a crash leaves is
+aborted by the next mount.  New objects of bulk work are put at once if they are small, else in parts, without a file.
 """
 
 import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Final
@@ -16,10 +17,14 @@ from typing import Final
 import trio
 
 from shardfs.errors import AccessDeniedError, NotFoundError, ShardfsError, UnsupportedError, printable
-from shardfs.stores.base import join_key
+from shardfs.stores.base import PART_NBYTES, Buffer, Stat, join_key
 from shardfs.stores.local.tree import LocalStore
+from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
-from shardfs.stores.s3.requests import Counts, Location, Properties
+from shardfs.stores.s3.heads import Heads
+from shardfs.stores.s3.objects import file_stat
+from shardfs.stores.s3.parts import S3_LIMITS
+from shardfs.stores.s3.requests import Counts, Location, ObjectStat, Properties
 
 log = logging.getLogger(__name__)
 
@@ -126,3 +131,148 @@ class Uploads:
             upload_id = None if note["upload_id"] is None else str(note["upload_id"])
             return _Record(str(note["key"]), float(note["begun"]), upload_id, bool(note["is_certain"]))
         return None
+
+
+_AT_ONCE: Final = 4
+"""How many parts are under way at a time."""
+
+
+class NewS3Object:
+    """An object that becomes *key*: what was written is sent in parts of *part_nbytes*, beside what is written next.
+
+    With a head, the first part waits for that.
+    """
+
+    def __init__(self, client: S3Client, key: str, part_nbytes: int, head_nbytes: int, nursery: trio.Nursery) -> None:
+        self.stat: ObjectStat | None = None
+        self._client = client
+        self._key = key
+        self._part_nbytes = part_nbytes
+        self._head_nbytes = head_nbytes
+        self._nursery = nursery
+        self._pending = bytearray(head_nbytes)
+        self._first: bytearray | None = None
+        self._nbytes = head_nbytes
+        self._upload_id: str | None = None
+        self._etags: dict[int, str] = {}
+        self._number = 0
+        self._limit = trio.CapacityLimiter(_AT_ONCE)
+        self._error: ShardfsError | None = None
+
+    async def write(self, data: Sequence[Buffer]) -> None:
+        """Send what makes a part; one after the other waits until there is room for it."""
+        for piece in data:
+            view = memoryview(piece).cast("B")
+            self._nbytes += view.nbytes
+            while view.nbytes:
+                room = self._part_nbytes - len(self._pending)
+                if not room:
+                    await self._send()
+                    continue
+                self._pending += view[:room]
+                view = view[room:]
+
+    async def finish(self, head: Buffer = b"") -> Stat:
+        """Send the rest, and make the object."""
+        if self._upload_id is None:
+            self._pending[: len(head)] = head
+            etag = await self._client.put(self._key, MemoryContent(memoryview(self._pending)), _properties(self._key))
+        else:
+            if self._first is not None:
+                self._first[: len(head)] = head
+                await self._start(1, self._first)
+            if self._pending:
+                await self._send()
+            for _ in range(_AT_ONCE):  # nobody else is sending then
+                await self._limit.acquire_on_behalf_of(object())
+            if self._error is not None:
+                raise self._error
+            etags = [self._etags[number] for number in range(1, self._number + 1)]
+            etag = await self._client.complete_upload(self._key, self._upload_id, etags, condition=None)
+            self._upload_id = None
+        self.stat = ObjectStat(self._nbytes, etag, time.time_ns())
+        return file_stat(self._key, self.stat)
+
+    async def abort(self) -> None:
+        """Give the upload up, if one was begun and is not complete."""
+        if self._upload_id is not None:
+            await self._client.abort_upload(self._key, self._upload_id)
+
+    async def _send(self) -> None:
+        """Send what is pending as the next part."""
+        if self._upload_id is None:
+            self._upload_id = await self._client.create_upload(self._key, _properties(self._key))
+        self._number += 1
+        part, self._pending = self._pending, bytearray()
+        if self._number == 1 and self._head_nbytes:
+            self._first = part
+        else:
+            await self._start(self._number, part)
+
+    async def _start(self, number: int, part: bytearray) -> None:
+        token = object()
+        await self._limit.acquire_on_behalf_of(token)
+        if self._error is not None:
+            raise self._error
+        self._nursery.start_soon(self._put_part, number, part, token)
+
+    async def _put_part(self, number: int, part: bytearray, token: object) -> None:
+        assert self._upload_id is not None
+        try:
+            body = MemoryContent(memoryview(part))
+            self._etags[number] = await self._client.upload_part(self._key, self._upload_id, number, body)
+        except ShardfsError as error:  # it is raised where the next part is, in the task that writes
+            self._error = error
+        finally:
+            self._limit.release_on_behalf_of(token)
+
+
+class NewS3Objects:
+    """What a store does for bulk work: no condition is made, and nothing is remembered of uploads."""
+
+    location: Location
+    heads: Heads
+    _client: S3Client
+
+    @asynccontextmanager
+    async def new_object(self, key: str, nbytes: int, *, head_nbytes: int = 0) -> AsyncIterator[NewS3Object]:
+        """Begin an object that becomes *key*; what was sent of it is given up unless it is finished in the block."""
+        full = self.location.object_key(key)
+        part_nbytes = max(PART_NBYTES, -(-(nbytes + nbytes // 8) // S3_LIMITS.max_parts), head_nbytes)
+        new: NewS3Object | None = None
+        error: Exception | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                new = NewS3Object(self._client, full, part_nbytes, head_nbytes, nursery)
+                try:
+                    yield new
+                except Exception as raised:  # which the nursery would wrap
+                    error = raised
+                    nursery.cancel_scope.cancel()
+        finally:
+            if new is not None and new.stat is not None:
+                self.heads.changed(key, new.stat)
+            elif new is not None:
+                with trio.CancelScope(shield=True):
+                    await new.abort()
+        if error is not None:
+            raise error
+
+    async def discard(self, key: str) -> None:
+        """Remove an object; there may be none."""
+        await self._client.delete(self.location.object_key(key))
+        self.heads.changed(key, None)
+
+    async def clear_unfinished(self, keys: Sequence[str]) -> None:
+        """Give up all uploads of *keys*."""
+        for key in map(self.location.object_key, keys):
+            for upload in await self._client.list_uploads(key):
+                await self._client.abort_upload(key, upload.upload_id)
+
+    async def settle(self) -> None:
+        """Return: S3 has what it has."""
+
+
+def _properties(key: str) -> Properties:
+    is_json = key.endswith(".json") or key.rpartition("/")[2].startswith(".z")
+    return Properties({"ContentType": "application/json" if is_json else "application/octet-stream"})

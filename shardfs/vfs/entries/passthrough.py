@@ -18,7 +18,7 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.stores.base import Content, Kind, OpenFile, join_key
+from shardfs.stores.base import Content, Kind, OpenFile, join_key, write_all
 from shardfs.stores.local.file_lock import is_lock
 from shardfs.vfs.entries.base import Entry, NewAttributes, mode_of
 from shardfs.vfs.entries.document import Document
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
 
 _REASON: Final = b"user.shardfs.reason"
-_PIECE_NBYTES: Final = 2**20
 
 
 class Passthrough(Entry):
@@ -175,8 +174,7 @@ class Passthrough(Entry):
         copy = self._copy()
         file = await store.create(copy, mode_of(status), exclusive=True)
         try:
-            for start in range(0, content.nbytes, _PIECE_NBYTES):
-                await file.write(start, content.read(start, min(_PIECE_NBYTES, content.nbytes - start)))
+            await write_all(file, content)
             file.set_attributes(mtime_ns=attributes.own_mtime_ns, atime_ns=status.atime_ns)
             await store.rename(copy, self.path, exclusive=exclusive)
         except ShardfsError:

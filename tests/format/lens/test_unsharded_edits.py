@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from shardfs.errors import MetadataError, NotUnshardable, RefusedError
 from shardfs.format.grid import ChunkGrid
 from shardfs.format.lens.unsharded import POSITION_BITS, check_resized, reshard, unshard
-from shardfs.format.metadata import ArrayMetadata, parse_document, parse_node
-from shardfs.format.normal_form import fingerprint
+from shardfs.format.metadata import ArrayMetadata, fingerprint, parse_document, parse_node
 from tests.support.corpus import (
     BASE,
     BIG,
