@@ -17,7 +17,7 @@ import pytest
 from tests.support.corpus import CRC32C, LITTLE, array, sharding
 from tests.support.datasets import files_below, store
 from tests.support.hasty import hasty
-from tests.support.mounting import Mount, Mounter
+from tests.support.mounting import PATIENCE, Mount, Mounter
 from tests.support.s3_faults import Fault, Hang, HangMidBody, LostReply, LostRequest, Reply, Truncated
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import ACCESS_KEY, SECRET_KEY, Bucket
@@ -45,6 +45,11 @@ FAULTS: dict[str, Callable[[], Fault]] = {
 DENIED = ("expired-token", "denied")
 WAITED_FOR = ("stat of a chunk", "the root", "a file")
 """What is tried of a server that hangs: each request of it is waited for, and most uses begin with the same ones."""
+
+
+def silence_of(name: str) -> float:
+    """After how many seconds a server with a fault is given up if it is silent."""
+    return 2.0 if name.startswith("hang") else PATIENCE
 
 
 @dataclass
@@ -112,14 +117,14 @@ class Faulty:
 
 @pytest.fixture
 def faulty(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, mount: Mounter) -> Callable[..., Faulty]:
-    """`faulty(**options)` mounts through the proxy."""
+    """`faulty(**options)` mounts through the proxy, and gives a silent server up after *silence* seconds."""
 
-    def make(ttl: float = 0, more: dict[str, str] | None = None, **options: Any) -> Faulty:
+    def make(ttl: float = 0, more: dict[str, str] | None = None, silence: float = PATIENCE, **options: Any) -> Faulty:
         chunks = store(tmp_path / "source", DOCUMENT, absent=[(1, 1)])
         s3_bucket.upload(tmp_path / "source", PREFIX)
         for key, data in (PLAIN | {"sub/zarr.json": GROUP}).items():
             s3_bucket.put(f"{PREFIX}/{key}", data)
-        variables = s3_bucket.through(s3_proxy.url).environment | hasty() | (more or {})
+        variables = s3_bucket.through(s3_proxy.url).environment | hasty(silence=silence) | (more or {})
         mounted = mount(
             s3_bucket.url(PREFIX),
             env=variables,
@@ -159,7 +164,7 @@ def faulty(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, mount: Mounter)
     ],
 )
 def test_a_fault_that_stays_is_an_error_and_never_a_hole(faulty: Callable[..., Faulty], name: str, write: bool) -> None:
-    behind = faulty(write=write)
+    behind = faulty(write=write, silence=silence_of(name))
     number = errno.EACCES if name in DENIED else errno.EIO
     uses = WAITED_FOR if name.startswith("hang") else tuple(behind.uses())
     with behind.meeting(FAULTS[name]()):
@@ -176,7 +181,7 @@ def test_a_fault_that_stays_is_an_error_and_never_a_hole(faulty: Callable[..., F
     [("internal-error", False), ("lost-reply", False), ("truncated", True), ("hang", False), ("hang-mid-body", False)],
 )
 def test_a_fault_that_passes_is_not_seen(faulty: Callable[..., Faulty], name: str, write: bool) -> None:
-    behind = faulty(write=write)
+    behind = faulty(write=write, silence=silence_of(name))
     turn = iter(range(1_000_000))
     every = 40 if name.startswith("hang") else 3  # each of them is waited for
     with behind.meeting(FAULTS[name](), match=lambda _: next(turn) % every == 0):
@@ -208,7 +213,7 @@ def test_shards_are_never_shown_for_chunks_because_the_document_cannot_be_read(
 
 @pytest.mark.parametrize("name", ["truncated", "hang-mid-body", "expired-token"])
 def test_an_open_file_fails_and_goes_on(faulty: Callable[..., Faulty], name: str) -> None:
-    behind = faulty()
+    behind = faulty(silence=silence_of(name))
     with open(behind.path / "c/0/0", "rb", buffering=0) as chunk, open(behind.path / "notes.txt", "rb", 0) as plain:
         with behind.meeting(FAULTS[name](), match="GetObject"):
             for file in (chunk, plain):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,6 +29,8 @@ SHARD = f"{PREFIX}/c/0/0"
 SMALL = array((8, 12), (4, 6), sharding((2, 3), index_codecs=(LITTLE, CRC32C)))
 """Shards of four chunks; chunks are opaque, and may be of any size: see `large`."""
 MIB = 2**20
+SILENCE = 2.0
+"""Seconds after which a server that hangs is given up."""
 
 FAULTS: dict[str, Callable[[], Fault]] = {
     "lost-request": LostRequest,
@@ -121,7 +122,7 @@ def writer(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_path: Path, mount: Mounter)
     It gives a silent server up after *silence* seconds.
     """
 
-    def make(*, large: bool = False, silence: float = 1.0) -> Writer:
+    def make(*, large: bool = False, silence: float = PATIENCE) -> Writer:
         model = store(tmp_path / "source", SMALL)
         s3_bucket.upload(tmp_path / "source", PREFIX)
         url = s3_bucket.url(PREFIX)
@@ -208,7 +209,7 @@ def test_one_fault_at_every_request_of_a_commit_loses_nothing(
 def test_a_fault_that_stays_is_told_and_everything_waits_in_the_journal(
     writer: Callable[..., Writer], operation: str, name: str
 ) -> None:
-    here = writer(large=operation != "PutObject")
+    here = writer(large=operation != "PutObject", silence=SILENCE if name == "hang" else PATIENCE)
     others = {"expired-token": Reply(403, "ExpiredToken"), "no-such-bucket": Reply(404, "NoSuchBucket")}
     fault = others[name] if name in others else FAULTS[name]()
     here.write("c/0/1", b"new")
@@ -240,7 +241,7 @@ def test_an_answer_that_somebody_was_faster_is_followed_by_another_attempt(
 @pytest.mark.parametrize("large", [False, True], ids=["put", "upload"])
 @pytest.mark.parametrize("kind", ["before", "after-a-lost-reply", "after-a-lost-reply-of-the-same-chunk"])
 def test_a_commit_of_another_host_meanwhile_is_kept(writer: Callable[..., Writer], large: bool, kind: str) -> None:
-    here = writer(large=large, silence=PATIENCE)
+    here = writer(large=large)
     here.write("c/0/1", b"ours")
     theirs = "c/0/1" if kind.endswith("same-chunk") else "c/1/0"
 
@@ -325,19 +326,17 @@ def test_what_cannot_be_committed_when_the_server_is_down_is_told_by_umount(writ
     variables = here.bucket.environment | {"XDG_STATE_HOME": str(here.directory / "state")}
     here.mounted.ends = (1,)
     with here.proxy.down():
-        started = time.monotonic()
         done = run("flush", here.path, **variables)
         assert done.returncode == FAILED
         done = run("umount", here.path, **variables)
         assert done.returncode == FAILED
         assert "the rest stays in the journal, for the next mount with --write" in done.stderr
         assert here.mounted.process.wait(PATIENCE) == 1
-        assert time.monotonic() - started < PATIENCE
     is_kept_and_committed_by_the_next_mount(here)
 
 
 def test_a_signal_ends_a_mount_whose_server_hangs_and_all_is_kept(writer: Callable[..., Writer]) -> None:
-    here = writer()
+    here = writer(silence=SILENCE)
     fill(here, 40)
     here.mounted.ends = (1,)
     writers = [os.open(here.path / f"open-{number}", os.O_WRONLY | os.O_CREAT) for number in range(20)]
@@ -359,7 +358,7 @@ def test_a_signal_ends_a_mount_whose_server_hangs_and_all_is_kept(writer: Callab
 
 
 def test_umount_gives_up_on_a_server_that_hangs_and_all_is_kept(writer: Callable[..., Writer]) -> None:
-    here = writer(silence=2 * PATIENCE)
+    here = writer()
     fill(here, 0)
     here.mounted.ends = (1,)
     with here.meeting(Hang(), times=None):
@@ -374,7 +373,7 @@ def test_umount_gives_up_on_a_server_that_hangs_and_all_is_kept(writer: Callable
 
 
 def test_one_silent_request_ends_a_commit_of_many_shards(writer: Callable[..., Writer]) -> None:
-    here = writer()
+    here = writer(silence=SILENCE)
     fill(here, 40)
     with here.meeting(Hang(), times=None):
         here.proxy.log.clear()

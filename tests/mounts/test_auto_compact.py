@@ -67,6 +67,7 @@ def test_it_happens_when_idle_and_nobody_notices(mount: Mounter, tmp_path: Path)
     old = (mounted.path / KEY).read_bytes()
     with open(mounted.path / KEY, "rb", buffering=0) as before, open(source / SHARD, "rb") as native:
         waste(mounted)
+        (mounted.path / ELSEWHERE).write_bytes(b"pending" + bytes(17))  # so the mount is not idle
         appended = size(mounted)
         assert appended >= SIZE + 4 * (24 + 68)  # and padding; it waits until the mount is idle
         seen, values = attributes(mounted.path), read_zarr(mounted.path)
@@ -76,6 +77,7 @@ def test_it_happens_when_idle_and_nobody_notices(mount: Mounter, tmp_path: Path)
             open(mounted.path / NEIGHBOUR, "rb", buffering=0) as beside,
         ):
             neighbour = (mounted.path / NEIGHBOUR).read_bytes()
+            flush(mounted)
             eventually(lambda: size(mounted) == SIZE)
             assert (source / SHARD).stat().st_ino != number
             assert attributes(mounted.path) == seen

@@ -1,8 +1,8 @@
 """A directory that hosts share as over NFS without its lock service: none sees the locks of another, or there are none.
 
 Run as a program it passes a directory through at a mount point.  The kernel keeps locks to each such mount, so that two
-of them are two hosts' views of one file server.  It may be slow to find names `slow-to-find…`, and to
-read files `slow-to-read…`.
+of them are two hosts' views of one file server.  It may be slow to find names `slow-to-find…`, and to read
+files `slow-to-read…`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ from pyfuse3 import FileHandleT, FileInfo, InodeT
 
 
 @contextmanager
-def shared(directory: Path, place: Path, *, slow_seconds: float = 0.0) -> Iterator[Path]:
-    """Show *directory* at *place*, as one of the hosts that share it sees it."""
+def shared(directory: Path, place: Path, *, held: int | None = None) -> Iterator[Path]:
+    """Show *directory* at *place*, as one of the hosts that share it sees it.
+
+    What is slow is so until the other end of the pipe *held* is closed.
+    """
     from tests.support.mounting import PATIENCE, environment
 
     place.mkdir()
     process = subprocess.Popen(
-        [sys.executable, __file__, str(directory), str(place), str(slow_seconds)],
+        [sys.executable, __file__, str(directory), str(place), *([] if held is None else [str(held)])],
         env=environment(),
+        pass_fds=[] if held is None else [held],
         stdout=subprocess.PIPE,
     )
     try:
@@ -45,9 +49,9 @@ def shared(directory: Path, place: Path, *, slow_seconds: float = 0.0) -> Iterat
 class _PassThrough(pyfuse3.Operations):
     """The directory *root*; a file is known by the path at which it was looked up or moved to last."""
 
-    def __init__(self, root: str, slow_seconds: float) -> None:
+    def __init__(self, root: str) -> None:
         super().__init__()
-        self._slow_seconds = slow_seconds
+        self.released = trio.Event()
         self._paths: dict[int, str] = {pyfuse3.ROOT_INODE: root}
 
     def _child(self, parent: InodeT, name: bytes) -> str:
@@ -65,7 +69,7 @@ class _PassThrough(pyfuse3.Operations):
 
     async def _wait(self, path: str, slow: str) -> None:
         if os.path.basename(path).startswith(slow):
-            await trio.sleep(self._slow_seconds)
+            await self.released.wait()
 
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: Any) -> pyfuse3.EntryAttributes:
         await self._wait(os.fsdecode(name), "slow-to-find")
@@ -149,15 +153,22 @@ def _with_errno(handler: Any) -> Any:
     return handle
 
 
-def _pass_through(directory: str, place: str, slow_seconds: str) -> None:
+async def _serve(operations: _PassThrough, held: int | None) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pyfuse3.main, 1, 1000)
+        if held is not None:
+            await trio.lowlevel.wait_readable(held)
+        operations.released.set()
+
+
+def _pass_through(directory: str, place: str, held: str | None = None) -> None:
     for name, handler in list(vars(_PassThrough).items()):
         if not name.startswith("_"):
             setattr(_PassThrough, name, _with_errno(handler))
-    pyfuse3.init(
-        _PassThrough(directory, float(slow_seconds)), place, {"fsname=shared", "allow_other", "default_permissions"}
-    )
+    operations = _PassThrough(directory)
+    pyfuse3.init(operations, place, {"fsname=shared", "allow_other", "default_permissions"})
     print("ready", flush=True)
-    trio.run(pyfuse3.main, 1, 1000)
+    trio.run(_serve, operations, None if held is None else int(held))
     pyfuse3.close(unmount=False)
 
 
