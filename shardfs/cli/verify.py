@@ -2,11 +2,10 @@
 
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import click
@@ -19,9 +18,9 @@ from shardfs.cli.options import command, json_option
 from shardfs.cli.output import progress
 from shardfs.cli.sources import executor, open_source, source_options, workers_options
 from shardfs.dataset.array import Array
-from shardfs.dataset.hierarchy import Source
+from shardfs.dataset.hierarchy import Node, Source
 from shardfs.dataset.maintenance.verify import ChunkDecoder, Problem, find_damage
-from shardfs.dataset.maintenance.walk import some_arrays, walk_shards
+from shardfs.dataset.maintenance.walk import some_arrays, walk_all_shards
 from shardfs.errors import ShardfsError, UsageError, counted, printable
 from shardfs.format.document import brief
 from shardfs.format.dtype import VLEN_SERIALIZERS, item_nbytes, type_name
@@ -143,15 +142,14 @@ async def verify_source(
 ) -> Report:
     """Check every shard of *source*, which was opened with *options*; *data* decodes the inner chunks too."""
     report = Report()
-    stored: list[tuple[Array, list[Coords], int]] = []  # and how many problems there were in the documents before it
-    with progress("listing shards", None, "shard") as advance:
+
+    async def nodes() -> AsyncIterator[Node]:
         async for node in some_arrays(source):
             if node.array is not None:
                 report.arrays += 1
-                shards = await _list_shards(node.array, report, advance)
-                stored.append((node.array, shards, len(report.problems)))
                 if data:
                     _note_unchecked(node.array, report)
+                yield node
             elif node.metadata is None:
                 report.problems.append(
                     {"shard": None, "document": node.path or "(root)", "chunk": None, "message": node.reason}
@@ -159,46 +157,28 @@ async def verify_source(
             elif isinstance(node.metadata, ArrayMetadata):
                 reason = node.reason or fault_of(node.metadata) or "it is not sharded: each chunk is a file of its own"
                 report.unchecked.append({"array": node.path, "reason": reason})
-    report.shards = sum(len(shards) for _, shards, _ in stored)
 
-    async def all_shards() -> AsyncIterator[tuple[Array, Coords]]:
-        for array, shards, _ in stored:
-            for coords in shards:
-                yield array, coords
+    def failed(path: str, error: ShardfsError) -> None:  # what was listed is checked all the same
+        report.add(Problem(path or "(root)", None, str(error)))
 
-    with progress("verifying", report.shards, "shard") as advance:
-        found = await look_at_shards(
-            source,
-            options,
-            all_shards(),
-            partial(find_damage, data=data),
-            reads_chunks=data,
-            executor=executor,
-            jobs=jobs,
-            advance=advance,
-        )
-    damage = {path: list(each) for path, each in groupby(found, lambda each: each.shard.path)}
-    walked, report.problems = report.problems, []
-    start = 0
-    for array, _, stop in stored:
-        report.problems += walked[start:stop]
-        start = stop
-        for each in damage.get(array.layout.path, ()):
-            for problem in each.result or [Problem(each.shard.key, None, str(each.error))]:
-                report.add(problem)
-    report.problems += walked[start:]
+    async def shards() -> AsyncIterator[tuple[Array, Coords]]:
+        async for shard in walk_all_shards(nodes(), "verifying", progress, failed):
+            report.shards += 1
+            yield shard
+
+    found = await look_at_shards(
+        source,
+        options,
+        shards(),
+        partial(find_damage, data=data),
+        reads_chunks=data,
+        executor=executor,
+        jobs=jobs,
+    )
+    for each in found:
+        for problem in each.result or [Problem(each.shard.key, None, str(each.error))]:
+            report.add(problem)
     return report
-
-
-async def _list_shards(array: Array, report: Report, advance: Callable[[int], None]) -> list[Coords]:
-    shards: list[Coords] = []
-    try:
-        async for coords in walk_shards(array):
-            shards.append(coords)
-            advance(1)
-    except ShardfsError as error:  # a directory of shards; what was found is checked all the same
-        report.add(Problem(array.layout.path or "(root)", None, str(error)))
-    return shards
 
 
 def _note_unchecked(array: Array, report: Report) -> None:

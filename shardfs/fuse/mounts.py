@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardfs.dataset.statistics import Snapshot
+from shardfs.stores.base import Descriptor
 
 FIGURES_FILE: Final = "shardfs-figures"
 FIGURES_NBYTES: Final = 2**16
@@ -85,13 +86,8 @@ def list_daemons() -> Iterator[tuple[int, Snapshot]]:
     """Yield the daemons that this process may look at: the process id as it is here, and the latest figures."""
     for name in os.listdir("/proc"):
         with suppress(OSError, ValueError):
-            figures = open_figures(int(name))
-            if figures is not None:
-                try:
-                    snapshot = read_figures(figures)
-                finally:
-                    os.close(figures)
-                yield int(name), snapshot
+            if (figures := open_figures(int(name))) is not None:
+                yield int(name), read_figures(figures)
 
 
 def find_daemon(path: str) -> int | None:
@@ -119,20 +115,20 @@ def pid_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def open_figures(pid: int) -> int | None:
+def open_figures(pid: int) -> Descriptor | None:
     """Open the file with the figures of a daemon; None if the process is none, or another user's."""
     with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             path = f"/proc/{pid}/fd/{name}"
             with suppress(OSError):
                 if os.readlink(path).startswith(f"/memfd:{FIGURES_FILE} "):
-                    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                    return Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     return None
 
 
-def read_figures(fd: int) -> Snapshot:
+def read_figures(figures: Descriptor) -> Snapshot:
     """Return the latest snapshot in a file of figures; raises `ValueError` if it is being written."""
-    return Snapshot.parse(os.pread(fd, FIGURES_NBYTES, 0))
+    return Snapshot.parse(os.pread(figures.fd, FIGURES_NBYTES, 0))
 
 
 def _unescaped(text: str) -> str:

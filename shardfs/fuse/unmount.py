@@ -6,7 +6,7 @@ import select
 import shlex
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import Final
 
 from shardfs.dataset.slots import kept_files
@@ -19,6 +19,7 @@ from shardfs.fuse import control
 from shardfs.fuse.mountpoint import count_mounts, mounted_path, run_fusermount
 from shardfs.fuse.mounts import find_daemon, find_mount, open_figures, pid_of, read_figures
 from shardfs.fuse.progress import Progress
+from shardfs.stores.base import Descriptor
 from shardfs.stores.local.syscalls import open_directory
 
 _STEP_SECONDS: Final = 0.1
@@ -35,11 +36,10 @@ def unmount(mountpoint: str, timeout: float = control.TIMEOUT, say: Callable[[st
     """
     path = mounted_path(mountpoint)
     for _ in range(count_mounts(path)):
-        with ExitStack() as stack:
-            _unmount_upper(path, timeout, say, stack)
+        _unmount_upper(path, timeout, say)
 
 
-def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], stack: ExitStack) -> None:
+def _unmount_upper(path: str, timeout: float, say: Callable[[str], None]) -> None:
     """Unmount what lies on top at *path*."""
     mount = find_mount(path)
     if mount is not None and os.geteuid() not in (0, mount.uid):
@@ -53,12 +53,12 @@ def _unmount_upper(path: str, timeout: float, say: Callable[[str], None], stack:
                 why += f"; unmount it with: fusermount3 -u {shlex.quote(path)}"
             raise MountPointError(f"{path} cannot be unmounted: {why}") from None
         # It died, or ends at this moment, or somebody cut the connection and it commits still.
-        ending = _Ending(path, None, find_daemon(path), stack)
+        ending = _Ending(path, None, find_daemon(path))
         with suppress(MountPointError) if count_mounts(path) == 0 else nullcontext():
             run_fusermount("-u", "-z", path)
         ending.wait(timeout, say)
     else:
-        ending = _Ending(path, figures, pid_of(figures), stack)
+        ending = _Ending(path, figures, pid_of(figures))
         run_fusermount("-u", path)
         ending.wait(timeout, say)
         ending.check()
@@ -68,24 +68,20 @@ class _Ending:
     """The end of the daemon behind a mount, made before it is unmounted.
 
     *figures* are what it answered, None if it does not answer any more; *pid* is its process, None if none is seen from
-    here.  *stack* closes what is open.
+    here.
     """
 
-    def __init__(self, path: str, figures: Snapshot | None, pid: int | None, stack: ExitStack) -> None:
+    def __init__(self, path: str, figures: Snapshot | None, pid: int | None) -> None:
         self._path = path
         self._pid = pid
         self._poll = select.poll()
-        self._is_seen = False
+        self._process: Descriptor | None = None
         self._progress = Progress()
         self._figures = None if pid is None else open_figures(pid)
         with suppress(ProcessLookupError):
             if pid is not None:
-                process = os.pidfd_open(pid)
-                stack.callback(os.close, process)
-                self._poll.register(process, select.POLLIN)
-                self._is_seen = True
-        if self._figures is not None:
-            stack.callback(os.close, self._figures)
+                self._process = Descriptor(os.pidfd_open(pid))
+                self._poll.register(self._process.fd, select.POLLIN)
         log = None if figures is None else figures.log
         self._why = f"; {log} says why" if log is not None else "; its log says why"
         self._source = None if figures is None else figures.written
@@ -96,7 +92,7 @@ class _Ending:
 
     def wait(self, timeout: float, say: Callable[[str], None]) -> None:
         """Return when the daemon is gone; raises `UnfinishedError` if it gets nothing done for *timeout* seconds."""
-        who = f", process {self._pid}," if self._is_seen else ""
+        who = f", process {self._pid}," if self._process is not None else ""
         moved = time.monotonic()
         next_word = moved + min(_WORD_SECONDS, timeout / 2)
         seen = self._done()
@@ -148,7 +144,7 @@ class _Ending:
 
     def _has_ended(self) -> bool:
         """Whether the daemon is gone, at the latest a moment from now."""
-        if self._is_seen:
+        if self._process is not None:
             return bool(self._poll.poll(1000 * _STEP_SECONDS))
         if self._state is None or find_holder(self._state, locks_reach=False) is None:
             return True
