@@ -13,7 +13,6 @@ Slots are claimed and left one at a time, so that none goes while it is looked a
 """
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -42,13 +41,12 @@ from shardfs.dataset.state import (
 )
 from shardfs.errors import ShardfsError, SourceError, UsageError
 from shardfs.stores.base import Address, Descriptor, Store
-from shardfs.stores.kept_files import KeptFile, KeptFiles
-from shardfs.stores.local.syscalls import READ, ofd_lock, ofd_unlock
+from shardfs.stores.kept_files import KeptFile, KeptFiles, read_note, write_note
+from shardfs.stores.local.syscalls import ofd_lock, ofd_unlock
 
 log = logging.getLogger(__name__)
 
 _SOURCE: Final = "source.json"
-_MAX_SOURCE_NBYTES: Final = 64 * 2**10
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 _MAX_NAME: Final = 80
 
@@ -296,18 +294,12 @@ def _require_source(state: StateDirectory, address: Address) -> None:
 def _write_source(root: str, address: Address) -> None:
     path = os.path.join(root, _SOURCE)
     with needed(path):
-        with open(path + ".new", "wb") as file:
-            file.write(json.dumps(address._asdict(), indent=2).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path + ".new", path)
-    sync_directory(root)
+        write_note(path, address._asdict())
 
 
 def _read_source(root: str) -> Address | None:
     try:
-        with open(os.open(os.path.join(root, _SOURCE), READ), "rb") as file:
-            found = json.loads(file.read(_MAX_SOURCE_NBYTES))
+        found = read_note(os.path.join(root, _SOURCE))
         return Address(str(found["url"]), str(found["endpoint"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -22,7 +22,7 @@ from shardfs.errors import ShardfsError, SourceError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import ArrayMetadata, parse_document
 from shardfs.stores.base import Descriptor
-from shardfs.stores.local.syscalls import READ, Syscalls, is_local, is_ofd_locked, ofd_lock, ofd_unlock
+from shardfs.stores.local.syscalls import READ, SYSCALLS, is_local, is_ofd_locked, ofd_lock, ofd_unlock
 
 DIRECTORY: Final = ".shardfs"
 
@@ -116,7 +116,7 @@ def sync_directory(path: str) -> None:
     """Make the names in a directory durable; raises `SourceError`."""
     with needed(path):
         directory = Descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        Syscalls().sync_directory(directory.fd)
+        SYSCALLS.sync_directory(directory.fd)
 
 
 def shown(path: str) -> str:

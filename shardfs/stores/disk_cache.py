@@ -38,7 +38,7 @@ import numpy as np
 
 from shardfs.errors import CorruptionError, UsageError, printable
 from shardfs.stores.base import Buffer, Descriptor
-from shardfs.stores.local.syscalls import READ, Syscalls
+from shardfs.stores.local.syscalls import READ, SYSCALLS, Syscalls
 from shardfs.stores.ranges import Span, Spans
 from shardfs.stores.s3.requests import Counts
 
@@ -56,7 +56,6 @@ _PAUSE_SECONDS: Final = 60.0
 _ABANDONED_SECONDS: Final = 3600.0  # for which nobody writes one entry
 _NEVER: Final = -math.inf
 _KEPT_SHARE: Final = 0.9
-_DISK: Final = Syscalls()
 _DISK_BLOCK_NBYTES: Final = 512  # what st_blocks counts, whatever the file system
 _DAMAGE: Final = (errno.EIO, errno.ELOOP, errno.ENXIO, errno.EBADMSG, errno.EUCLEAN)
 _DRAWER: Final = re.compile("[0-9a-f]{3}")
@@ -197,7 +196,7 @@ class DiskCache:
         max_nbytes: int,
         counts: Counts,
         *,
-        disk: Syscalls = _DISK,
+        disk: Syscalls = SYSCALLS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Make or take the directory, and look at all entries in it; raises `UsageError` if it cannot be used.

@@ -7,13 +7,13 @@ here by its note.  What the store refused stays, with the reason, until somebody
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from shardfs.stores.base import Buffer
-from shardfs.stores.local.syscalls import READ, changing
+from shardfs.stores.base import Buffer, Descriptor
+from shardfs.stores.local.syscalls import READ, SYSCALLS, changing
 
 _SUFFIX: Final = ".json"
 _NEW: Final = ".new"
@@ -75,18 +75,11 @@ class KeptFiles:
 
         If there is a *reason*, it is said durably, and the bytes are durable.
         """
-        path = self.path(name)
+        path, note = self.path(name), {"key": key, "reason": reason, "superseded": is_superseded}
         with changing(path):
-            with open(path + _NEW, "wb") as file:
-                file.write(json.dumps({"key": key, "reason": reason, "superseded": is_superseded}).encode())
-                if reason:
-                    file.flush()
-                    os.fsync(file.fileno())
             if reason:
                 _sync(path)
-            os.replace(path + _NEW, path + _SUFFIX)
-            if reason:
-                _sync(self.directory)
+            write_note(path + _SUFFIX, note, is_durable=bool(reason))
         return path
 
     def supersede(self, path: str) -> None:
@@ -118,8 +111,7 @@ class KeptFiles:
     def _read(self, name: str) -> KeptFile:
         path = self.path(name)
         status = os.stat(path, follow_symlinks=False)
-        with open(os.open(path + _SUFFIX, READ), "rb") as file:
-            note = json.loads(file.read(_MAX_NOTE_NBYTES))
+        note = read_note(path + _SUFFIX)
         return KeptFile(
             str(note["key"]), path, status.st_size, status.st_mtime_ns, str(note["reason"]), bool(note["superseded"])
         )
@@ -129,6 +121,25 @@ class KeptFiles:
             return os.listdir(self.directory)
         except OSError:
             return []
+
+
+def write_note(path: str, note: Mapping[str, object], *, is_durable: bool = True) -> None:
+    """Write a small file that `read_note` reads, in place of what has its name."""
+    with open(path + _NEW, "wb") as file:
+        file.write(json.dumps(note).encode())
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(path + _NEW, path)
+    if is_durable:
+        directory = Descriptor(os.open(os.path.dirname(path), READ))
+        SYSCALLS.sync_directory(directory.fd)
+
+
+def read_note(path: str) -> Any:  # noqa: ANN401 - whatever is there
+    """Return what a note says; raises `OSError`, and `ValueError` for what is none."""
+    with open(os.open(path, READ), "rb") as file:
+        return json.loads(file.read(_MAX_NOTE_NBYTES))
 
 
 def remove_kept(path: str) -> None:
@@ -144,8 +155,5 @@ def new_name() -> str:
 
 
 def _sync(path: str) -> None:
-    fd = os.open(path, READ)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    found = Descriptor(os.open(path, READ))
+    os.fsync(found.fd)

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Final
 
 import trio
 
@@ -13,13 +12,11 @@ from shardfs.dataset.wal.reading import LogContents, read_log
 from shardfs.dataset.wal.recovery import bring_home, log_damage, recover_command, replay
 from shardfs.dataset.writer import Writer
 from shardfs.errors import ConflictError, ShardfsError, counted
-from shardfs.stores.local.syscalls import Syscalls, open_directory
+from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, open_directory
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
 
 log = logging.getLogger(__name__)
-
-_DISK: Final = Syscalls()
 
 
 class Session:
@@ -40,7 +37,7 @@ class Session:
         *,
         left: Sequence[StateDirectory] = (),
         single_writer: bool = False,
-        disk: Syscalls = _DISK,
+        disk: Syscalls = SYSCALLS,
     ) -> None:
         self.source = source
         self.state = state

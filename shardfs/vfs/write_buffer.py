@@ -13,7 +13,7 @@ from shardfs.dataset.hierarchy import is_below
 from shardfs.dataset.wal.shared import QuickLock
 from shardfs.errors import StaleError
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Descriptor, Stat
-from shardfs.stores.local.syscalls import changing, translated
+from shardfs.stores.local.syscalls import SYSCALLS, changing, translated
 from shardfs.vfs.entries.base import Published
 from shardfs.vfs.handles import Attributes, ChunkHandle, DocumentHandle, FileHandle
 
@@ -57,7 +57,7 @@ class BufferBytes:
             self._spill()
         if self._file is not None:
             with changing("a write buffer"):
-                _write(self._file.fd, data, offset)
+                SYSCALLS.pwrite(self._file.fd, [data], offset)
             self.nbytes = max(self.nbytes, end)
         elif self.nbytes == offset == 0:
             self._hold(bytes(data))
@@ -102,7 +102,7 @@ class BufferBytes:
             fd, path = tempfile.mkstemp(dir=self._space.directory)
             file = Descriptor(fd)
             os.unlink(path)
-            _write(fd, self._buffer, 0)
+            SYSCALLS.pwrite(fd, [self._buffer], 0)
         self._hold(b"")
         self._file, self.nbytes = file, nbytes
 
@@ -465,11 +465,3 @@ class WriteBuffers:
             buffers.remove(buffer)
             if not buffers:
                 del self._by_path[path]
-
-
-def _write(fd: int, data: Buffer, offset: int) -> None:
-    """Write all of *data*: a disk that is nearly full takes a part of it."""
-    view = memoryview(data)
-    done = 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], offset + done)

@@ -24,9 +24,7 @@ What is read is input like any other: paths, keys and numbers may be of another'
 """
 
 import enum
-import errno
 import hashlib
-import os
 import re
 import secrets
 import struct
@@ -41,7 +39,7 @@ import trio
 
 from shardfs.errors import CorruptionError, RefusedError, StoreError
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Content, Descriptor, in_pieces
-from shardfs.stores.local.syscalls import translate
+from shardfs.stores.local.syscalls import read_cached, read_fully, translated
 
 VERSION: Final = 4
 HEADER_NBYTES: Final = 24
@@ -87,32 +85,23 @@ class Payload:
         """Read them from where *to*, which has the same bytes, has them; readers may be at work in other threads."""
         self._place = to._place
 
-    def read(self, offset: int, nbytes: int) -> bytes:
+    def read(self, offset: int, nbytes: int) -> Buffer:
         """Return exactly *nbytes* bytes from *offset*, which lie within the payload; blocks."""
         self._check(offset, nbytes)
+        buffer = np.empty(nbytes, np.uint8).data
         descriptor, begin = self._place
-        found = b""
-        while len(found) < nbytes:
-            try:
-                piece = os.pread(descriptor.fd, nbytes - len(found), begin + offset + len(found))
-            except OSError as error:
-                raise translate(error, "the journal") from None
-            if not piece:
+        with translated("the journal"):
+            if read_fully(descriptor.fd, buffer, begin + offset) < nbytes:
                 raise StoreError("the journal was cut short by another program")
-            found = found + piece if found else piece
-        return found
+        return buffer
 
     async def read_soon(self, offset: int, nbytes: int) -> Buffer:
         """Return what `read` returns: at once if the page cache has it, else by a thread."""
         self._check(offset, nbytes)
         buffer = np.empty(nbytes, np.uint8).data
         descriptor, begin = self._place
-        try:
-            if os.preadv(descriptor.fd, [buffer], begin + offset, os.RWF_NOWAIT) == nbytes:
-                return buffer
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
-                raise translate(error, "the journal") from None
+        if read_cached(descriptor.fd, buffer, begin + offset, "the journal") == nbytes:
+            return buffer
         return await trio.to_thread.run_sync(self.read, offset, nbytes)
 
     def _check(self, offset: int, nbytes: int) -> None:

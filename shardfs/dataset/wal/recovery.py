@@ -36,11 +36,10 @@ from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, counted
 from shardfs.format.lens.unsharded import describe as describe_array
 from shardfs.format.metadata import ArrayMetadata, parse_node
 from shardfs.stores.base import Address, Store, in_pieces
-from shardfs.stores.local.syscalls import Syscalls, open_directory
+from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, open_directory
 
 log = logging.getLogger(__name__)
 
-_SYSCALLS: Final = Syscalls()
 _CHANGED: Final = "another program has changed the chunk since"
 
 
@@ -289,7 +288,7 @@ def log_damage(directory: str, contents: LogContents) -> None:
 
 
 @contextmanager
-def opened(source: Source, state: StateDirectory, disk: Syscalls = _SYSCALLS) -> Iterator[OpenLogs]:
+def opened(source: Source, state: StateDirectory, disk: Syscalls = SYSCALLS) -> Iterator[OpenLogs]:
     """Open the journals in *state*, whose lock the caller holds, for the length of a block.
 
     Raises `StoreError` for one that cannot be read, or at the end cannot be let go of.

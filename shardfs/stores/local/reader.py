@@ -29,7 +29,16 @@ from shardfs.stores.base import (
     Stat,
     file_format,
 )
-from shardfs.stores.local.syscalls import ITSELF, READ, WALK, is_local, open_beneath, translate, translated
+from shardfs.stores.local.syscalls import (
+    ITSELF,
+    READ,
+    WALK,
+    is_local,
+    open_beneath,
+    read_cached,
+    read_fully,
+    translated,
+)
 from shardfs.stores.local.threads import Threads
 from shardfs.stores.ttl import within_ttl
 
@@ -168,14 +177,10 @@ class LocalSnapshot:
 
     def _read_rest(self, buffer: memoryview, offset: int, done: int) -> None:
         """Read what is missing after *done* bytes, and check."""
-        while done < len(buffer):
-            try:
-                n = os.preadv(self._descriptor.fd, [buffer[done:]], offset + done)
-            except OSError as error:
-                raise translate(error, self._key) from None
-            if n == 0:
-                raise StaleError(f"{self._key} ended before byte {offset + len(buffer)}")
-            done += n
+        with translated(self._key):
+            done = read_fully(self._descriptor.fd, buffer, offset, done)
+        if done < len(buffer):
+            raise StaleError(f"{self._key} ended before byte {offset + len(buffer)}")
         self._check()
 
     def _check(self) -> None:
@@ -201,16 +206,6 @@ class SnapshotContent:
     def read(self, offset: int, nbytes: int) -> Buffer:
         """Return *nbytes* bytes from *offset* of them."""
         return self.snapshot.read_blocking(self.start + offset, nbytes)
-
-
-def read_cached(fd: int, buffer: memoryview, offset: int, key: str) -> int:
-    """Read what the page cache has from *offset* on, without waiting; return how many bytes that is."""
-    try:
-        return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
-            return 0
-        raise translate(error, key) from None
 
 
 def to_stat(status: os.stat_result) -> Stat:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+import numpy as np
 import trio
 
 from shardfs.errors import ConflictError, NotFoundError, StoreError
@@ -19,7 +20,7 @@ from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Descriptor, Kept
 from shardfs.stores.local.atomic_write import NoCloneError, Rights, rename_to_absent, temporary_name, write_aside
 from shardfs.stores.local.file_lock import FileLock, lock
 from shardfs.stores.local.reader import LocalReader, LocalSnapshot, to_stat
-from shardfs.stores.local.syscalls import BLOCK, READ, WALK, Syscalls, changing, open_beneath
+from shardfs.stores.local.syscalls import BLOCK, READ, WALK, Syscalls, changing, open_beneath, read_fully
 
 BATCH_NBYTES: Final = 8 * 2**20
 """What is written in one call at most, but for a tail."""
@@ -209,16 +210,11 @@ def _reader(piece: Piece, fd: int) -> Callable[[int, int], Buffer]:
     return lambda offset, nbytes: _read(fd, piece.offset + offset, nbytes)
 
 
-def _read(fd: int, offset: int, nbytes: int) -> bytes:
-    parts: list[bytes] = []
-    while nbytes:
-        part = os.pread(fd, nbytes, offset)
-        if not part:
-            raise ConflictError("the old version was shortened meanwhile")
-        parts.append(part)
-        offset += len(part)
-        nbytes -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def _read(fd: int, offset: int, nbytes: int) -> memoryview:
+    buffer = np.empty(nbytes, np.uint8).data
+    if read_fully(fd, buffer, offset) < nbytes:
+        raise ConflictError("the old version was shortened meanwhile")
+    return buffer
 
 
 @dataclass(slots=True, eq=False)

@@ -162,6 +162,26 @@ def _file_system_of(fd: int) -> int | None:
     return int(struct.unpack_from("l", status)[0]) & 0xFFFFFFFF
 
 
+def read_cached(fd: int, buffer: memoryview, offset: int, key: str) -> int:
+    """Read what the page cache has from *offset* on, without waiting; return how many bytes that is."""
+    try:
+        return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+            return 0
+        raise translate(error, key) from None
+
+
+def read_fully(fd: int, buffer: memoryview, offset: int, done: int = 0) -> int:
+    """Fill *buffer*, which has *done* bytes, from *offset* of a file on; return how many it has: fewer at the end."""
+    while done < len(buffer):
+        count = os.preadv(fd, [buffer[done:]], offset + done)
+        if not count:
+            break
+        done += count
+    return done
+
+
 class Syscalls:
     """The local disk.  Names are relative to the directory open as *dir_fd*, and final links are not followed."""
 
@@ -287,6 +307,9 @@ class Syscalls:
     def remove_attribute(self, target: Target, name: bytes) -> None:
         """Remove an extended attribute."""
         os.removexattr(target, name)
+
+
+SYSCALLS: Final = Syscalls()
 
 
 def _renameat2(dir_fd: int, name: bytes, new_dir_fd: int, new: bytes, flags: int) -> None:

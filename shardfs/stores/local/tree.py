@@ -29,14 +29,24 @@ from shardfs.stores.local.atomic_write import (
     write_aside,
 )
 from shardfs.stores.local.file_lock import FileLock, lock
-from shardfs.stores.local.reader import TTL, USER, LocalReader, read_cached, to_stat
+from shardfs.stores.local.reader import TTL, USER, LocalReader, to_stat
 from shardfs.stores.local.shards import LocalEdit
-from shardfs.stores.local.syscalls import ITSELF, READ, WRITE, Syscalls, Target, changing, open_beneath, translated
+from shardfs.stores.local.syscalls import (
+    ITSELF,
+    READ,
+    SYSCALLS,
+    WRITE,
+    Syscalls,
+    Target,
+    changing,
+    open_beneath,
+    read_cached,
+    translated,
+)
 from shardfs.stores.local.threads import Threads
 
 T = TypeVar("T")
 
-_SYSCALLS: Final = Syscalls()
 _DIRECTORY: Final = READ | os.O_DIRECTORY
 _THREAD_NBYTES: Final = 256 * 2**10  # less is copied to the page cache faster than a thread takes over
 
@@ -44,7 +54,7 @@ _THREAD_NBYTES: Final = 256 * 2**10  # less is copied to the page cache faster t
 class LocalStore(LocalReader):
     """A directory of this machine."""
 
-    def __init__(self, root: str, syscalls: Syscalls = _SYSCALLS, *, ttl: float = TTL) -> None:
+    def __init__(self, root: str, syscalls: Syscalls = SYSCALLS, *, ttl: float = TTL) -> None:
         """Open *root*; raises `SourceError` if it is not a directory that can be read."""
         super().__init__(root, ttl=ttl)
         self._syscalls = syscalls
