@@ -21,7 +21,7 @@ from tests.support.corpus import CASES, GZIP, LITTLE, array, extension, sharding
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
 from tests.support.datasets import store
 from tests.support.encoder import Encoded
-from tests.support.mounting import environment
+from tests.support.mounting import PATIENCE, environment
 
 
 @pytest.fixture
@@ -195,4 +195,4 @@ for _ in range(20):
 def test_many_threads_may_read_at_the_same_time(tmp_path: Path) -> None:
     """As dask does; in a process of its own, which may hang."""
     store(tmp_path, document(LITTLE, after=(GZIP,)))
-    subprocess.run([sys.executable, "-c", MANY_THREADS, tmp_path], env=environment(), check=True, timeout=15)
+    subprocess.run([sys.executable, "-c", MANY_THREADS, tmp_path], env=environment(), check=True, timeout=PATIENCE)

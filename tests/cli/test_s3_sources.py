@@ -18,6 +18,7 @@ from tests.cli.conftest import Background
 from tests.support.commands import FAILED, SOURCE, one_line_of, run, run_json
 from tests.support.daemons import daemon_of
 from tests.support.datasets import files_below
+from tests.support.hasty import hasty
 from tests.support.mounting import PATIENCE, Mounter, command, environment, mount_points
 from tests.support.s3_faults import Hang, Reply
 from tests.support.s3_proxy import S3Proxy
@@ -149,7 +150,7 @@ def test_a_command_that_waits_for_an_answer_ends_at_once_with_ctrl_c(at_proxy: R
     rule = s3_proxy.fail("GetObject", hung)
     process = subprocess.Popen(
         command("verify", at_proxy.url),
-        env=environment(),
+        env=environment() | hasty(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -158,7 +159,7 @@ def test_a_command_that_waits_for_an_answer_ends_at_once_with_ctrl_c(at_proxy: R
     try:
         rule.wait()
         process.send_signal(signal.SIGINT)
-        output, said = process.communicate(timeout=10)
+        output, said = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         hung.release()
@@ -168,14 +169,14 @@ def test_a_command_that_waits_for_an_answer_ends_at_once_with_ctrl_c(at_proxy: R
 def test_a_mount_that_waits_for_an_answer_is_ended_by_a_signal(
     mount: Mounter, at_proxy: Remote, s3_proxy: S3Proxy
 ) -> None:
-    mounted = mount(at_proxy.url)
+    mounted = mount(at_proxy.url, env=hasty())
     hung = Hang()
     rule = s3_proxy.fail("GetObject", hung)
     reader = subprocess.Popen(["cat", mounted.path / "c/0/0"], stderr=subprocess.DEVNULL)
     try:
         rule.wait()
         mounted.process.send_signal(signal.SIGTERM)
-        assert mounted.process.wait(20) == 0
+        assert mounted.process.wait(PATIENCE) == 0
         assert reader.wait(PATIENCE) != 0
         assert not mounted.is_mounted
     finally:

@@ -15,7 +15,7 @@ import zarr
 
 from tests.support.clients import ZARR2
 from tests.support.datasets import files_below
-from tests.support.mounting import Mounter
+from tests.support.mounting import PATIENCE, Mounter
 from tests.support.writers import assert_sound, tool
 
 MAKE = """
@@ -144,7 +144,7 @@ def test_several_processes_write_one_shard_its_attributes_and_new_arrays(mount: 
     group.create_array("a", shape=(16, 8), chunks=(1, 4), shards=(16, 8), dtype="i4")
     mounted = mount(source, write=True, shards="2", arguments=["--view=v2", "--decode"])
     running = [subprocess.Popen([ZARR2.python, "-c", APPEND, mounted.path, str(i)]) for i in range(4)]
-    assert [process.wait(60) for process in running] == [0] * 4
+    assert [process.wait(4 * PATIENCE) for process in running] == [0] * 4
     mounted.unmount()
     group = zarr.open_group(str(source), mode="r")
     assert np.array_equal(group["a"][...], np.broadcast_to(np.arange(16)[:, None], (16, 8)))  # type: ignore[index]

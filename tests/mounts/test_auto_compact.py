@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +11,7 @@ import numpy as np
 from tests.support.corpus import array, sharding
 from tests.support.datasets import LONG_AGO, store
 from tests.support.encoder import Layout
-from tests.support.mounting import PATIENCE, Mount, Mounter
+from tests.support.mounting import PATIENCE, Mount, Mounter, eventually
 from tests.support.readers import READERS, read_zarr
 
 KEY, NEIGHBOUR, ELSEWHERE = "c/0/0", "c/1/1", "c/3/3"
@@ -36,14 +33,6 @@ def waste(mounted: Mount, times: int = 4) -> None:
     for number in range(times):
         (mounted.path / KEY).write_bytes(bytes([number]) * 24)
         flush(mounted)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what the mount does by itself, seconds after it got idle."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        select.select([], [], [], 0.05)
 
 
 def size(mounted: Mount, key: str = SHARD) -> int:

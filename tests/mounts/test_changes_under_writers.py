@@ -15,7 +15,7 @@ from threading import Event, Thread
 
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import store
-from tests.support.mounting import Mounter
+from tests.support.mounting import PATIENCE, Mounter
 
 NBYTES = 24
 KEYS = [f"c/{i}/{j}" for i in range(4) for j in range(4)]
@@ -29,7 +29,7 @@ def new_source(tmp_path: Path) -> Path:
 
 
 def flush(path: Path) -> None:
-    run([sys.executable, "-c", FLUSH, path], check=True, timeout=10)
+    run([sys.executable, "-c", FLUSH, path], check=True, timeout=PATIENCE)
 
 
 @contextmanager

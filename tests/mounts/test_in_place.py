@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import store
-from tests.support.mounting import Mount, Mounter
+from tests.support.mounting import Mount, Mounter, eventually
 
 KEY, ABSENT = "c/0/0", "c/0/1"
 CUT = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -41,15 +41,6 @@ def plain(tmp_path: Path) -> Path:
     (tmp_path / "plain/c/0").mkdir(parents=True)
     (tmp_path / "plain" / KEY).write_bytes(b"0" * 24)
     return tmp_path / "plain"
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """The kernel does not wait for the answer to a release."""
-    for _ in range(10_000):
-        if condition():
-            return
-        os.sched_yield()
-    raise AssertionError
 
 
 def content(path: Path) -> bytes | None:
@@ -177,7 +168,7 @@ def test_what_is_written_while_another_thread_closes_the_file_is_published(root:
             assert failure is None or isinstance(failure, OSError)
             assert failure is None or failure.errno == errno.EBADF  # it was closed first
             nbytes = writing.result() if failure is None else 0
-            wait_for(lambda n=n, nbytes=nbytes: content(root / KEY) == data[n:][:nbytes])  # type: ignore[misc]
+            eventually(lambda n=n, nbytes=nbytes: content(root / KEY) == data[n:][:nbytes])  # type: ignore[misc]
 
 
 # Names that are made and not published yet

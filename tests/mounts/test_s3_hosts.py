@@ -176,7 +176,17 @@ def test_of_many_that_create_a_document_exactly_one_succeeds(
 
 
 def test_what_is_written_while_another_host_resizes_is_whole_or_kept(hosts: list[Host], tmp_path: Path) -> None:
-    expected = ("another program", "put aside", "recover", "has changed", "does not fit", "INVAL", "ESTALE", "Stale")
+    expected = (
+        "another program",
+        "put aside",
+        "recover",
+        "has changed",
+        "does not fit",
+        "INVAL",
+        "ESTALE",
+        "Stale",
+        "beyond",
+    )
     mounts = [mount_watchful(host, expected) for host in hosts[:2]]
     lost: list[OSError] = []
 

@@ -20,7 +20,7 @@ import pytest
 from tests.support.commands import run
 from tests.support.corpus import GZIP, LITTLE, array, extension, sharding
 from tests.support.datasets import LONG_AGO, files_below, store
-from tests.support.mounting import Mount, Mounter
+from tests.support.mounting import Mount, Mounter, eventually
 from tests.support.readers import READERS, read_zarr
 
 KEY, NEIGHBOUR, ELSEWHERE, LAST = "c/0/0", "c/0/1", "c/2/0", "c/3/3"
@@ -291,17 +291,8 @@ def test_a_file_that_is_made_and_not_written_is_published_empty_at_its_end(mount
     root = new_array(mounted, absent=[(0, 0)])
     with opened(root / KEY, os.O_WRONLY | os.O_CREAT):
         assert "0" not in os.listdir(root / "c/0")
-    wait_for(lambda: "0" in os.listdir(root / "c/0"))
+    eventually(lambda: "0" in os.listdir(root / "c/0"))
     assert (root / KEY).read_bytes() == b""
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """The kernel does not wait for the answer to a release."""
-    for _ in range(10_000):
-        if condition():
-            return
-        os.sched_yield()
-    raise AssertionError
 
 
 def test_all_who_write_one_name_write_one_file(root: Path) -> None:

@@ -66,12 +66,18 @@ class ChangingArray:
 
     def append(self, key: str, entry: int, payload: bytes) -> None:
         """Append an inner chunk and a new index; what stood in the shard stays."""
+        appended = self.appended(key, entry, payload)
+        with open(self.directory / key, "r+b") as file:
+            file.seek(0, os.SEEK_END)
+            file.write(appended[file.tell() :])
+
+    def appended(self, key: str, entry: int, payload: bytes) -> bytes:
+        """The same, as what is in the shard then."""
         stored = (self.directory / key).read_bytes()
         index = np.frombuffer(stored[-4 * 16 - 4 : -4], "<u8").reshape(4, 2).copy()
         index[entry] = len(stored), len(payload)
         encoded = index.tobytes()
-        with open(self.directory / key, "ab") as file:
-            file.write(payload + encoded + google_crc32c.value(encoded).to_bytes(4, "little"))
+        return stored + payload + encoded + google_crc32c.value(encoded).to_bytes(4, "little")
 
     def replace_document(self) -> None:
         replace(self.directory / "zarr.json", json.dumps(self.document).encode())

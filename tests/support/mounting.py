@@ -204,6 +204,14 @@ class Mounter:
 _NUMBERS = count(1)
 
 
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for what a mount does by itself, or after a file was closed: the kernel does not wait for that."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def _start(
     line: list[str], env: Mapping[str, str], log: IO[bytes], bound_by_modes: bool
 ) -> subprocess.Popen[bytes] | Prepared:

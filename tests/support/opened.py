@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import trio
 from trio.testing import MockClock
@@ -25,19 +27,43 @@ from tests.support.corpus import CASES, Case, write_case
 from tests.support.datasets import age
 from tests.support.encoder import Encoded
 
+_THREAD_SECONDS = 1.0
+"""For how long threads work, at most, that wait for nothing that comes only when the clock jumps."""
+
 
 def in_trio(test: Callable[..., Awaitable[None]], *, jump_after: float | None = None) -> Callable[..., None]:
-    """Run an asynchronous test; with *jump_after* on a clock that jumps when nothing is done for so many seconds.
-
-    It knows nothing of threads, which need a moment.
-    """
+    """Run an asynchronous test; with *jump_after* on a clock that jumps when nothing is done for so many seconds."""
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        clock = None if jump_after is None else MockClock(autojump_threshold=jump_after)
-        trio.run(partial(test, *args, **kwargs), clock=clock)
+        if jump_after is None:
+            trio.run(partial(test, *args, **kwargs))
+        else:
+            run_in_leaps(partial(test, *args, **kwargs), jump_after=jump_after)
 
     return run
+
+
+def run_in_leaps(main: Callable[[], Awaitable[None]], *, jump_after: float) -> None:
+    """Run *main* on a clock that jumps when neither a task nor a thread has done anything for *jump_after* seconds."""
+    clock, run_sync = MockClock(autojump_threshold=jump_after), trio.to_thread.run_sync
+    jump, nworking, begun = clock._autojump, 0, 0.0
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal nworking, begun
+        nworking, begun = nworking + 1, time.monotonic()
+        try:
+            return await run_sync(*args, **options)
+        finally:
+            nworking -= 1
+
+    def jump_if_idle() -> None:
+        if not nworking or time.monotonic() > begun + _THREAD_SECONDS:
+            jump()
+
+    clock._autojump = jump_if_idle  # type: ignore[method-assign]
+    with patch.object(trio.to_thread, "run_sync", counted):
+        trio.run(main, clock=clock)
 
 
 class Clock:

@@ -117,7 +117,7 @@ class Rule:
         self._came.set()
         return True
 
-    def wait(self, patience: float = 30.0) -> None:
+    def wait(self, patience: float = 60.0) -> None:
         """Wait until a request met the fault."""
         assert self._came.wait(patience), f"no request met the fault: {self}"
 

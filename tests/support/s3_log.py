@@ -148,7 +148,7 @@ class RequestLog:
         """How many requests of some operations, or of any, were under way at the same time."""
         return max_in_flight(self.of(*operations))
 
-    def wait_for(self, operation: str, count: int = 1, patience: float = 30.0) -> None:
+    def wait_for(self, operation: str, count: int = 1, patience: float = 60.0) -> None:
         """Wait until an operation was asked for so often since the last `clear`."""
         _check((operation,))
         with self._changed:

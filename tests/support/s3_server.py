@@ -35,7 +35,7 @@ SECRET_KEY: Final = "test-secret-key"
 """Any credentials are right; these can be searched for in logs."""
 REGION: Final = "us-east-1"
 
-_PATIENCE = 30.0
+_PATIENCE = 60.0
 _READY = re.compile(rb"Running on (http://127\.0\.0\.1:\d+)")
 _SCRIPTS = os.path.dirname(sys.executable)
 _NUMBERS = count(1)

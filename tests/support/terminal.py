@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -30,6 +31,7 @@ class Terminal:
         )
         os.close(end)
         self.shown = ""
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode  # a read may end within a character
 
     def read_until(self, text: str) -> str:
         """Return all that was shown by the time *text* is there."""
@@ -37,7 +39,7 @@ class Terminal:
         while text not in self.shown:
             assert select.select([self._fd], [], [], deadline - time.monotonic())[0], self.shown
             try:
-                self.shown += os.read(self._fd, 65536).decode()
+                self.shown += self._decode(os.read(self._fd, 65536))
             except OSError:  # nobody has the other end any more
                 raise AssertionError(self.shown) from None
         return self.shown
@@ -50,7 +52,7 @@ class Terminal:
         """Return the status with which the command ends, when all is read that it shows."""
         with suppress(OSError):
             while select.select([self._fd], [], [], PATIENCE)[0] and (data := os.read(self._fd, 65536)):
-                self.shown += data.decode()
+                self.shown += self._decode(data)
         return self.process.wait(PATIENCE)
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from shardfs.stores.base import Kept, Splice
 from shardfs.stores.local.syscalls import BLOCK, Syscalls
 from shardfs.stores.local.tree import LocalStore
 from tests.stores.local.splices import OLD, content, files, make_source
-from tests.support.opened import in_trio
+from tests.support.opened import in_trio, run_in_leaps
 
 HOLD = """
 import sys, trio
@@ -141,7 +141,7 @@ def test_a_lock_file_that_nobody_has_locked_is_waited_for_while_it_is_young(sour
             lock.unlink()
         assert (source / "d" / "f").read_bytes() == OLD + b"x"
 
-    trio.run(main, clock=MockClock(autojump_threshold=0.01))
+    run_in_leaps(main, jump_after=0.01)
 
 
 def test_a_lock_file_that_was_left_is_named_and_stays(source: Path) -> None:
