@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -89,7 +90,7 @@ class ArrayLayout:
 
     *versions* are the versions of shards that were seen last, *own* those of chunks that were written through this
     mount, *pending* the chunks among them that are not in their shards yet.  *listing* counts the commits that made or
-    removed a shard.
+    removed a shard.  *serial* is a number that no other layout has, then or later.
 
     The directories above chunks are there as far as the grid goes: *directories* is None.  Of an array that was made
     through the mount only those are that were made: next coordinates by those that lead to a directory.  Who makes an
@@ -104,6 +105,7 @@ class ArrayLayout:
     pending: PendingChanges = field(default_factory=PendingChanges)
     directories: dict[Coords, set[int]] | None = None
     listing: int = 0
+    serial: int = field(default_factory=count(1).__next__)
     _run_length: int = 0
     _runs: dict[tuple[Coords, int], Segment] = field(default_factory=dict)
 

@@ -26,6 +26,7 @@ from shardfs.format.lens.v2_attributes import FillValues
 from shardfs.format.sharding import MAX_DECODED_NBYTES, Coords
 from shardfs.stores.base import Buffer, Content
 from shardfs.stores.memory import MemoryContent
+from shardfs.vfs.inodes import ChunkNumbering
 
 _AT_ONCE_NBYTES: Final = 64 * 2**10  # a smaller chunk is decoded in less time than it takes to hand it to a thread
 _IN_FLIGHT_NBYTES: Final = 256 * 2**20
@@ -356,6 +357,12 @@ class ChunkView(NamedTuple):
     key_encoding: ChunkKeyEncoding
     codec: ChunkCodec | None
     missing: Missing | None = None
+
+    @property
+    def numbering(self) -> ChunkNumbering:
+        """The positions of the chunks, and of the directories above them."""
+        grid = self.array.grid
+        return ChunkNumbering.of(grid.grid_shape, nested=self.key_encoding.is_nested(grid.ndim))
 
     @property
     def key(self) -> bytes:

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar, cast
-from weakref import ref
 
 from shardfs.dataset.hierarchy import Hierarchy, Node, is_below
 from shardfs.dataset.maintenance.walk import prune, walk_files
@@ -29,7 +28,7 @@ from shardfs.vfs.entries.chunk import ChunkDirectory, ChunkTree
 from shardfs.vfs.entries.document import DocumentText, StoredDocument, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough, Special
 from shardfs.vfs.handles import OTHERS, Attributes, Batch, DirectoryHandle, FileHandle, absent
-from shardfs.vfs.inodes import ROOT, ArrayRanges, ChunkNumbering, Inodes, Row, in_table
+from shardfs.vfs.inodes import ROOT, ArrayRanges, Inodes, Row, in_table
 from shardfs.vfs.parallel import for_each
 from shardfs.vfs.views import View
 
@@ -396,13 +395,12 @@ class Filesystem:
                 self._use(tree)
             return tree
         if numbers is None or tree is not None or numbers.key != chunk_view.key:
-            encoding, grid = chunk_view.key_encoding, chunk_view.array.grid
-            numbering = ChunkNumbering.of(grid.grid_shape, nested=encoding.is_nested(grid.ndim))
-            numbers = self.ranges.add(node.path, chunk_view.key, numbering)
-        elif numbers.layout() is not chunk_view.array.layout:
+            numbers = self.ranges.add(node.path, chunk_view.key, chunk_view.numbering.count)
+        elif numbers.layout != chunk_view.array.layout.serial:
             numbers.epoch += 1  # which versions of chunks were seen before is forgotten
+        numbers.layout = chunk_view.array.layout.serial
         tree = ChunkTree(self, chunk_view, numbers)
-        numbers.tree, numbers.layout = ref(tree), ref(chunk_view.array.layout)
+        numbers.show(tree)
         self._use(tree)
         return tree
 

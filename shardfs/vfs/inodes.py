@@ -7,12 +7,12 @@ chunks, and the generation tells versions of a chunk apart.  So a chunk's number
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, ref
 
 from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import StaleError, StoreError
@@ -37,16 +37,16 @@ def in_table(ino: int) -> bool:
     return ino < _FIRST
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class _Name:
-    """A path that rows have or had, or that leads to such: a name below its parent, so that a directory is moved alone.
+    """A path that a row has, or that leads to such: a name below its parent, so that a directory is moved alone.
 
-    *row* is the one that has it now.  It lives for as long as a row refers to it, or to one of its *children*.
+    *row* is the one that has it now.  It is among its parent's *children* as long as there is a row, or a child.
     """
 
     parent: "_Name | None"
     text: str
-    children: "WeakValueDictionary[str, _Name] | None" = None
+    children: "dict[str, _Name] | None" = None
     row: "Row | None" = None
 
     @property
@@ -64,8 +64,8 @@ class Row:
     """What the table knows of one number.
 
     *kind* makes the entry of something with a path, whose *identity* tells whether the path still stands for it; a row
-    with an *entry* of its own has neither.  *nlink* is how many names it has, *names* those that are known, and *name*
-    the one that it was found by last.
+    with an *entry* of its own has neither.  *name* is the one that it was found by last, and may have lost since.
+    *nlink* is how many names it has, and *others* are those that are known beside that.
     """
 
     ino: int
@@ -75,13 +75,18 @@ class Row:
     entry: object = None
     key: Hashable = None
     lookups: int = 0
-    names: list[_Name] = field(default_factory=list)
     name: _Name | None = None
+    others: tuple[_Name, ...] = ()
 
     @property
     def path(self) -> str:
         """The path by which it was found last, on the mount as it is now."""
         return self.name.path if self.name is not None else ""
+
+    @property
+    def names(self) -> list[_Name]:
+        """The names that it is known to have now, in the order in which they were found."""
+        return [name for name in (*self.others, self.name) if name is not None and name.row is self]
 
 
 class Inodes:
@@ -130,7 +135,7 @@ class Inodes:
         if row is None:
             row = self._add(Row(self.reserve(), kind, identity, key=key))
         row.nlink = nlink
-        self._bind(row, name)
+        _bind(row, name)
         return row.ino
 
     def keyed(self, key: Hashable, kind: Hashable, entry: object) -> int:
@@ -155,7 +160,7 @@ class Inodes:
     def name_of(self, ino: int) -> str:
         """Return a path that a file has now, "" if none is known."""
         row = self._rows.get(ino)
-        return row.names[-1].path if row is not None and row.names else ""
+        return names[-1].path if row is not None and (names := row.names) else ""
 
     def below(self, path: str) -> list[tuple[str, Row]]:
         """Return the rows of what is below *path*, and its path."""
@@ -180,12 +185,10 @@ class Inodes:
         if name is None or name.row is None:
             return
         row = name.row
-        self._unbind(row, name)
+        _free(name)
         row.nlink -= 1
         if row.nlink <= 0:
             self._retire(row)
-        if row.names:
-            row.name = row.names[-1]
 
     def retire(self, key: Hashable) -> None:
         """Give the number of what *key* identifies, and is gone, to nothing else."""
@@ -204,9 +207,8 @@ class Inodes:
         self.removed(new)
         name = self._find(old)
         if row is not None and name is not None:
-            to = self._at(new)
-            self._unbind(row, name)
-            self._bind(row, to)
+            _free(name)
+            _bind(row, self._at(new))
         return True
 
     def moved_directory(self, old: str, new: str) -> None:
@@ -216,11 +218,11 @@ class Inodes:
         if name is None or name.parent is None:
             return
         parent, _, text = new.rpartition("/")
-        above = self._at(parent)
-        assert name.parent.children is not None
-        del name.parent.children[name.text]
+        before, above = name.parent, self._at(parent)
+        _cut_off(name)
         name.parent, name.text = above, text
         _children(above)[text] = name  # in place of another: what was below that is stale, under its old path
+        _prune(before)
 
     def retain(self, ino: int) -> None:
         """Count one more reference of the kernel."""
@@ -268,27 +270,12 @@ class Inodes:
             name = child
         return name
 
-    def _bind(self, row: Row, name: _Name) -> None:
-        """Let *row* have *name*, and no other row; of names it keeps those that came last, as many as it has links."""
-        if name.row is not row:
-            if name.row is not None:
-                name.row.names.remove(name)
-            name.row = row
-            row.names.append(name)
-            while len(row.names) > max(row.nlink, 1):
-                self._unbind(row, row.names[0])
-        row.name = name
-
-    def _unbind(self, row: Row, name: _Name) -> None:
-        name.row = None
-        row.names.remove(name)
-
     def _retire(self, row: Row) -> None:
         if row.key is not None:
             self._keys.pop(row.key, None)
             row.key = None
-        for name in list(row.names):
-            self._unbind(row, name)
+        for name in row.names:
+            _free(name)
         row.identity = GONE
 
     def _let_go(self, row: Row) -> None:
@@ -296,8 +283,10 @@ class Inodes:
         if row.key is not None and self._keys.get(row.key) is row:
             del self._keys[row.key]
         row.key = None
-        for name in list(row.names):
-            self._unbind(row, name)
+        for name in row.names:
+            _free(name)
+        if row.name is not None:
+            _prune(row.name)
         row.name = None
 
     def _drop(self, row: Row) -> None:
@@ -306,10 +295,58 @@ class Inodes:
         self._let_go(row)
 
 
-def _children(name: _Name) -> "WeakValueDictionary[str, _Name]":
+def _children(name: _Name) -> dict[str, _Name]:
     if name.children is None:
-        name.children = WeakValueDictionary()
+        name.children = {}
     return name.children
+
+
+def _bind(row: Row, name: _Name) -> None:
+    """Let *row* have *name*, and no other row; it keeps the names that were found last, as many as it has links."""
+    if name.row is row:
+        if row.name is not name:
+            row.others = tuple(other for other in row.names if other is not name)
+            row.name = name
+        return
+    if name.row is not None:
+        _unbind(name)
+    known, before = row.names, row.name
+    nlost = max(0, len(known) + 1 - max(row.nlink, 1))
+    row.name, row.others, name.row = name, tuple(known[nlost:]), row
+    for lost in known[:nlost]:
+        lost.row = None
+        _prune(lost)
+    if before is not None:
+        _prune(before)
+
+
+def _unbind(name: _Name) -> None:
+    """Take *name* from the row that has it, which keeps the path if it has no other."""
+    row, name.row = name.row, None
+    if row is not None and row.others:
+        *others, row.name = row.names
+        row.others = tuple(others)
+
+
+def _free(name: _Name) -> None:
+    """Take *name* from the row that has it, for no other to have it."""
+    _unbind(name)
+    _prune(name)
+
+
+def _prune(name: _Name) -> None:
+    """Forget *name*, and those above it, if nothing has it and nothing is below it."""
+    while name.parent is not None and name.row is None and not name.children and _cut_off(name):
+        name = name.parent
+
+
+def _cut_off(name: _Name) -> bool:
+    """Take *name* from the children of its parent; return whether it was there."""
+    siblings = name.parent.children if name.parent is not None else None
+    if siblings is None or siblings.get(name.text) is not name:
+        return False
+    del siblings[name.text]
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,9 +406,13 @@ class ChunkNumbering:
         return index
 
 
+def _nobody() -> None:
+    """Show no chunks."""
+
+
 @dataclass(slots=True, eq=False)
 class ArrayNumbers:
-    """The numbers of the array at *path*: those of each generation, as *numbering* counts, from *start* on.
+    """The numbers of the array at *path*: for each generation *npositions*, from *start* on.
 
     *key* tells whether an array there has the same chunks still; *tree* is what shows them, as long as somebody uses it
     or did a moment ago.  *epoch* counts how often its *layout* was forgotten, and with it which versions were seen.
@@ -379,12 +420,20 @@ class ArrayNumbers:
 
     path: str
     key: bytes
-    numbering: ChunkNumbering
     start: int
     npositions: int
-    tree: "Callable[[], ChunkTree | None]" = lambda: None
-    layout: Callable[[], object] = lambda: None
+    layout: int = 0
     epoch: int = 0
+    tree: "Callable[[], ChunkTree | None]" = _nobody
+
+    def show(self, tree: "ChunkTree") -> None:
+        """Let *tree* be what shows the chunks."""
+
+        def gone(reference: "ReferenceType[ChunkTree]") -> None:
+            if self.tree is reference:
+                self.tree = _nobody
+
+        self.tree = ref(tree, gone)
 
     def ino(self, generation: int, position: int) -> int:
         """Return the number of *position*; generations repeat after 1024."""
@@ -407,13 +456,12 @@ class ArrayRanges:
         self._by_path: dict[str, ArrayNumbers] = {}
         self._next = _FIRST
 
-    def add(self, path: str, key: bytes, numbering: ChunkNumbering) -> ArrayNumbers:
+    def add(self, path: str, key: bytes, npositions: int) -> ArrayNumbers:
         """Give numbers to the array at *path*, in place of those that one there had."""
-        npositions = numbering.count
         if self._next + npositions * GENERATIONS > _END:
             raise StoreError("the arrays that were opened through this mount have used all inode numbers; mount again")
         self.remove(path)
-        numbers = self._by_path[path] = ArrayNumbers(path, key, numbering, self._next, npositions)
+        numbers = self._by_path[path] = ArrayNumbers(path, key, self._next, npositions)
         self._next += npositions * GENERATIONS
         self._known.append(numbers)
         return numbers

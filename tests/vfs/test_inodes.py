@@ -15,11 +15,6 @@ from shardfs.format.lens.unsharded import POSITION_BITS, count_positions
 from shardfs.vfs.inodes import GONE, MISSING, ROOT, ArrayRanges, ChunkNumbering, Inodes, in_table
 
 
-def sized(count: int) -> ChunkNumbering:
-    """The numbering of an array that takes *count* positions."""
-    return ChunkNumbering((count,), (1,), (0,))
-
-
 def known(table: Inodes, path: str) -> int | None:
     """The number of what has *path*."""
     row = table.row_at(path)
@@ -29,7 +24,7 @@ def known(table: Inodes, path: str) -> int | None:
 @given(st.lists(st.integers(1, 2**36), min_size=1, max_size=8), st.data())
 def test_numbers_of_arrays_are_unique_and_have_an_inverse(sizes: list[int], data: st.DataObject) -> None:
     ranges = ArrayRanges()
-    arrays = [ranges.add(str(n), b"", sized(size)) for n, size in enumerate(sizes)]
+    arrays = [ranges.add(str(n), b"", size) for n, size in enumerate(sizes)]
     for numbers in arrays:
         generation = data.draw(st.integers(0, 2**20))
         position = data.draw(st.integers(0, numbers.npositions - 1))
@@ -46,7 +41,7 @@ def test_numbers_of_arrays_are_unique_and_have_an_inverse(sizes: list[int], data
 
 def test_an_array_in_place_of_another_has_other_numbers() -> None:
     ranges = ArrayRanges()
-    first, other, second = (ranges.add(path, b"", sized(10)) for path in ("a/b", "c", "a/b"))
+    first, other, second = (ranges.add(path, b"", 10) for path in ("a/b", "c", "a/b"))
     assert ranges.at("a/b") is second
     assert ranges.find(second.ino(0, 9)) is second
     assert ranges.find(other.ino(1023, 9)) is other
@@ -61,15 +56,15 @@ def test_an_array_in_place_of_another_has_other_numbers() -> None:
 
 def test_arrays_take_no_more_numbers_than_they_need() -> None:
     ranges = ArrayRanges()
-    last = max((ranges.add(str(n), b"", sized(10**6)) for n in range(1000)), key=lambda numbers: numbers.start)
+    last = max((ranges.add(str(n), b"", 10**6) for n in range(1000)), key=lambda numbers: numbers.start)
     assert last.start + 1024 * 10**6 < 2**64 / 15_000
 
 
 def test_numbers_run_out_with_a_message() -> None:
     ranges = ArrayRanges()
-    ranges.add("large", b"", sized(2**54 - 2**37))
+    ranges.add("large", b"", 2**54 - 2**37)
     with pytest.raises(StoreError, match="mount again"):
-        ranges.add("one more", b"", sized(2**37))
+        ranges.add("one more", b"", 2**37)
 
 
 PATHS = [f"{directory}{name}" for directory in ("", "d/", "d/e/", "f/") for name in "ab"] + ["d", "d/e", "f"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 from collections import Counter
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from shardfs.dataset import hierarchy
+from shardfs.vfs import filesystem
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.inodes import ROOT
 from tests.support.corpus import BASE, array, extension, sharding
@@ -144,3 +147,33 @@ async def test_absent_names_leave_nothing(opened: Opened) -> None:
     for i in range(100):
         assert await kernel.look_up(directory, b"absent %d" % i) == 0
     assert known(fs) == 2
+
+
+@in_trio
+async def test_of_an_array_that_was_walked_a_path_and_a_range_of_numbers_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each array that was walked before, as many nodes and chunk trees as the caches hold stay beside that."""
+    monkeypatch.setattr(hierarchy, "_MAX_NODES", 4)
+    monkeypatch.setattr(filesystem, "_MAX_RECENT", 4)
+    for i in range(24):
+        store(tmp_path / f"{i // 8}" / f"{i % 8}", array((4, 4), (4, 4), sharding((2, 2))))
+    opened = open_source(tmp_path, max_open=4)
+    fs = await open_tree(opened)
+    kernel = Kernel(fs)
+    groups = [await kernel.look_up(ROOT, b"%d" % i) for i in range(3)]
+    await kernel.walk(groups[0])
+    before = objects()
+    await kernel.walk(groups[1])
+    assert objects() - before == Counter(ArrayNumbers=8, Row=16, _Name=16)
+    kernel.forget()
+    await kernel.walk(await kernel.look_up(ROOT, b"2"))
+    kernel.forget()
+    assert objects() - before == Counter(ArrayNumbers=16)
+
+
+def objects() -> Counter[str]:
+    """How many objects of each class of the project there are."""
+    gc.collect()
+    classes = [type(each) for each in gc.get_objects()]
+    return Counter(each.__name__ for each in classes if str(each.__module__).startswith("shardfs."))

@@ -63,7 +63,7 @@ class ChunkTree:
         self.array, self.encoding, self.codec, _ = chunk_view
         self.path = self.array.layout.path
         self.numbers = numbers
-        self.numbering = numbers.numbering
+        self.numbering = chunk_view.numbering
         self._ndim = self.array.grid.ndim
         self.root = self.encoding.root(self._ndim)
         self.is_nested = self.encoding.is_nested(self._ndim)

@@ -99,8 +99,8 @@ class TextCache:
 class Document(Published):
     """A document of a directory, generated from the stored `zarr.json`.
 
-    *identity* is the version of the latter, and the size of the text: one version may be shown in several texts, as the
-    one that a program wrote is not known for ever.
+    *identity* is a hash of the version of the latter, and the size of the text: one version may be shown in several
+    texts, as the one that a program wrote is not known for ever.
     """
 
     __slots__ = ("_path", "identity")
@@ -146,7 +146,7 @@ class Document(Published):
         if shown is None or status is None:
             raise StaleError(f"{self.path} was replaced")
         nbytes = len(shown.text)
-        ino = self.fs.inodes.number(Document, self.path, (status.version, nbytes))
+        ino = self.fs.inodes.number(Document, self.path, (hash(status.version), nbytes))
         ttl = self.fs.hierarchy.remaining(node.path)
         return DocumentHandle(Attributes(ino, nbytes, ttl, status, shown.mtime_ns), shown.text)
 
@@ -271,7 +271,7 @@ class Document(Published):
             if row is not None and row.kind is Document and isinstance(row.identity, tuple):
                 version, nbytes = row.identity
                 if version == self.identity[0]:
-                    row.identity = (status.version, nbytes)
+                    row.identity = (hash(status.version), nbytes)
 
     async def _set_time(self, mtime_ns: int) -> None:
         """Give the document another modification time; one that is not there, as it says nothing, needs none."""
