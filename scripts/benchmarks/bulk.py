@@ -6,6 +6,7 @@ it was made of.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -122,7 +123,9 @@ def run_s3(service: Service, dataset: Dataset, rounds: int) -> None:
     if not has_rclone():
         return
     work = dataset.unsharded.with_name("bulk-s3")
-    made = work / "made"
+    shutil.rmtree(work, ignore_errors=True)
+    # Inodes that were freed lately are passed over one by one in ext4: nothing is removed before the end.
+    made = (work / str(number) for number in itertools.count())
     sharded, unsharded = upload(service, dataset), upload(service, dataset, unsharded=True)
     pack = [
         "pack",
@@ -131,7 +134,7 @@ def run_s3(service: Service, dataset: Dataset, rounds: int) -> None:
         str(dataset.unsharded),
         f"s3://{BUCKET}/made",
     ]
-    unpack = ["unpack", f"s3://{BUCKET}/{sharded}", str(made)]
+    unpack = ["unpack", f"s3://{BUCKET}/{sharded}"]
     environment = service.environment | {"XDG_STATE_HOME": str(work / "state")}
 
     def shardfs(arguments: list[str]) -> None:
@@ -141,13 +144,15 @@ def run_s3(service: Service, dataset: Dataset, rounds: int) -> None:
     copier = f"rclone, {TRANSFERS} transfers"
     ways = {
         "into S3": {"shardfs": lambda: shardfs(pack), copier: lambda: rclone(service, dataset.unsharded, "made")},
-        "out of S3": {"shardfs": lambda: shardfs(unpack), copier: lambda: rclone(service, unsharded, made)},
+        "out of S3": {
+            "shardfs": lambda: shardfs([*unpack, str(next(made))]),
+            copier: lambda: rclone(service, unsharded, next(made)),
+        },
     }
     for way, peers in ways.items():
 
         def measure(peer: str, _: random.Random, peers: dict[str, Callable[[], None]] = peers) -> float:
             service.delete("made")
-            shutil.rmtree(made, ignore_errors=True)
             os.sync()
             start = perf_counter()
             peers[peer]()
@@ -164,3 +169,4 @@ def run_s3(service: Service, dataset: Dataset, rounds: int) -> None:
         chunks = f"{dataset.chunk_count:,} chunks of {size(dataset.chunk_bytes)}"
         title = f"A dataset {way}, {chunks}, median of {rounds} rounds"
         print_table(title, ["peer", "s", "shardfs is faster", "target", "met"], rows)
+    shutil.rmtree(work)

@@ -14,7 +14,7 @@ from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Snapshot, Stat, 
 from shardfs.stores.url import StoreOptions, is_remote
 from shardfs.vfs.parallel import for_each
 
-_OBJECTS_AT_ONCE: Final = 16
+_OBJECTS_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True)

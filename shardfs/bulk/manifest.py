@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from shardfs.bulk.delivery import Item
+from shardfs.bulk.delivery import Delivered, Item
 from shardfs.dataset.slots import state_home
 from shardfs.dataset.state import needed
 from shardfs.errors import SourceError, UsageError
@@ -53,22 +53,23 @@ class Manifest:
     def items(self, keys: Iterable[str]) -> tuple[Item, ...]:
         """Note that objects are about to be stored under *keys*, and return them with what `done` was told before."""
         items: list[Item] = []
-        for key in keys:
-            stored = os.fsencode(key)
-            found = self._database.execute("select made_of, state from objects where key = ?", (stored,)).fetchone()
-            items.append(Item(key, *found) if found is not None and found[0] is not None else Item(key))
-            self._database.execute(
-                "insert into objects values (?, null, null, ?, 1) "
-                "on conflict (key) do update set run = excluded.run, is_begun = 1",
-                (stored, self._run),
-            )
+        with self._together():
+            for key in keys:
+                stored = os.fsencode(key)
+                found = self._database.execute("select made_of, state from objects where key = ?", (stored,)).fetchone()
+                items.append(Item(key, *found) if found is not None and found[0] is not None else Item(key))
+                self._database.execute(
+                    "insert into objects values (?, null, null, ?, 1) "
+                    "on conflict (key) do update set run = excluded.run, is_begun = 1",
+                    (stored, self._run),
+                )
         return tuple(items)
 
-    def done(self, key: str, made_of: str, state: str) -> None:
-        """Note what the object under *key* is made of, and the *state* that it has in the store."""
-        self._database.execute(
-            "update objects set made_of = ?, state = ?, is_begun = 0 where key = ?", (made_of, state, os.fsencode(key))
-        )
+    def done(self, delivered: Iterable[Delivered]) -> None:
+        """Note what objects are made of, and the states that they have in the store."""
+        rows = [(each.made_of, each.state, os.fsencode(each.key)) for each in delivered]
+        with self._together():
+            self._database.executemany("update objects set made_of = ?, state = ?, is_begun = 0 where key = ?", rows)
 
     def unfinished(self) -> list[str]:
         """Return the keys that an earlier run began with, and did not come to an end."""
@@ -90,6 +91,13 @@ class Manifest:
     def forget(self, key: str) -> None:
         """Know nothing of an object any more."""
         self._database.execute("delete from objects where key = ?", (os.fsencode(key),))
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Have all changes of the block stored by one write, or none."""
+        self._database.execute("begin immediate")
+        with self._database:
+            yield
 
 
 @contextmanager

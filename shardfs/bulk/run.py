@@ -66,7 +66,8 @@ class RunOptions:
 
 @dataclass
 class Plan(ABC):
-    """What a destination is to have: objects that tasks store, and *documents* by key, parents first.
+    """What a destination is to have: objects that tasks store, the *last* one when all others are done, and *documents*
+    by key, parents first.
 
     There are about *total* objects, if all arrays have all their chunks, of *nnodes* arrays and groups; *problems* are
     what is left out, and why.  As text it is the command that makes it: a run that goes on with another has to say the
@@ -77,6 +78,7 @@ class Plan(ABC):
     nnodes: int = field(init=False, default=0)
     documents: dict[str, bytes] = field(init=False, default_factory=dict)
     problems: list[str] = field(init=False, default_factory=list)
+    last: StoreTask | None = field(init=False, default=None)
 
     @abstractmethod
     def look(self, job: Job, context: Context) -> AsyncIterator[str]:
@@ -136,11 +138,9 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
         how.progress(report)
 
         def take(delivered: Sequence[Delivered]) -> None:
+            manifest.done(each for each in delivered if not each.problems)
             for each in delivered:
-                if each.problems:
-                    report.problems.extend(each.problems)
-                else:
-                    manifest.done(each.key, each.made_of, each.state)
+                report.problems.extend(each.problems)
                 report.done += 1
                 report.stored += each.is_stored
                 report.unchanged += each.is_unchanged and not each.problems
@@ -157,6 +157,8 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
 
         tasks = plan.tasks(job, context, manifest)
         await run_tasks(tasks, done, context=context, executor=how.executor, jobs=how.jobs)
+        if plan.last is not None:
+            take(await plan.last.run(context))
         for item in manifest.items(list(plan.documents)[::-1]):
             text = plan.documents[item.key]
             take(await each_delivered([item], partial(_store_text, job, store, text=text)))

@@ -1,7 +1,7 @@
 """Unpacking: what a mount would show of a dataset, written as files or objects."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
@@ -64,21 +64,25 @@ class Unpacking:
 
 @dataclass(frozen=True)
 class WriteFiles(StoreTask):
-    """The task that writes files of one *directory*, as *unpacking* has them."""
+    """The task that writes files as *unpacking* has them."""
 
     unpacking: Unpacking
-    directory: str
 
     async def storer(self, context: Context) -> Storer:
         """Return what writes one of them."""
         source, store = self.job.reading(context), self.job.storing(context)
         tree = await self.unpacking.tree(context, self.job)
-        parent = ROOT
-        for name in self.directory.split("/") if self.directory else ():
-            parent = (await tree.lookup(parent, os.fsencode(name))).ino
+        directories = {"": ROOT}
+
+        async def find(path: str) -> int:
+            if path not in directories:
+                above, _, name = path.rpartition("/")
+                directories[path] = (await tree.lookup(await find(above), os.fsencode(name))).ino
+            return directories[path]
 
         async def write(item: Item) -> Delivered:
-            attributes = await tree.lookup(parent, os.fsencode(item.key.rpartition("/")[2]))
+            above, _, name = item.key.rpartition("/")
+            attributes = await tree.lookup(await find(above), os.fsencode(name))
             if attributes.status.kind is not Kind.FILE:  # a link, which is followed within the source
                 return await copy_file(self.job, source.store, store, item)
             try:
@@ -133,41 +137,42 @@ class UnpackPlan(Plan):
                     yield f"{name}: {view.caveat(node)}"
 
     async def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
-        """Yield the tasks that write all files, documents at the end, and that of the root last of all."""
+        """Yield the tasks that write all files, and then documents; those of the root are left for the end."""
         tree = await self.unpacking.tree(context, job)
+        documents: list[str] = []
 
-        documents: list[tuple[str, list[str]]] = []
+        def write(keys: Iterable[str], nbytes: int = 0) -> WriteFiles:
+            return WriteFiles(job, manifest.items(keys), nbytes, self.unpacking)
+
+        files = self._files(tree, documents)
+        async for batch, nbytes in batched(files, itemgetter(1), most=_BATCH, nbytes=_BATCH_NBYTES):
+            yield write((key for key, _ in batch), nbytes)
+        below = [key for key in reversed(documents) if "/" in key]
+        for start in range(0, len(below), _BATCH):
+            yield write(below[start : start + _BATCH])
+        if len(below) < len(documents):
+            self.last = write(key for key in documents if "/" not in key)
+
+    async def _files(self, tree: Filesystem, documents: list[str]) -> AsyncIterator[tuple[str, int]]:
+        """Yield all files with their sizes; those that are *documents* are added there instead, parents first."""
         pending = [("", ROOT)]
         while pending:
             path, ino = pending.pop()
-            here: list[str] = []
             below: list[tuple[str, int]] = []
-            files = self._list(tree, path, ino, here, below)
-            async for batch, nbytes in batched(files, itemgetter(1), most=_BATCH, nbytes=_BATCH_NBYTES):
-                yield WriteFiles(job, manifest.items(key for key, _ in batch), nbytes, self.unpacking, path)
+            try:
+                async for batch in (await tree.entry(ino)).list(0):
+                    for name, number, size, _ in batch.rows:
+                        key = join_key(path, os.fsdecode(name))
+                        if batch.attributes.status.kind is Kind.DIRECTORY:
+                            tree.retain(number)
+                            below.append((key, number))
+                        elif tree.is_document(key):
+                            documents.append(key)
+                        else:
+                            yield key, size
+            except ShardfsError as error:
+                self.problems.append(left_out(path, error))
             if path:
                 tree.forget(ino, 1)
             tree.inodes.sweep()
-            documents.append((path, here))
             pending += reversed(below)
-        for path, here in reversed(documents):
-            if here:
-                yield WriteFiles(job, manifest.items(here), 0, self.unpacking, path)
-
-    async def _list(
-        self, tree: Filesystem, path: str, ino: int, documents: list[str], directories: list[tuple[str, int]]
-    ) -> AsyncIterator[tuple[str, int]]:
-        """Yield the files in a directory with their sizes; its *documents* and *directories* are told apart."""
-        try:
-            async for batch in (await tree.entry(ino)).list(0):
-                for name, number, size, _ in batch.rows:
-                    key = join_key(path, os.fsdecode(name))
-                    if batch.attributes.status.kind is Kind.DIRECTORY:
-                        tree.retain(number)
-                        directories.append((key, number))
-                    elif tree.is_document(key):
-                        documents.append(key)
-                    else:
-                        yield key, size
-        except ShardfsError as error:
-            self.problems.append(left_out(path, error))
