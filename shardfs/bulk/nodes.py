@@ -135,15 +135,17 @@ async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode
 class Transfer:
     """How the chunks of *array* come into shards of *target*: by *transcoder*, or encoded as they are without one.
 
-    *document* is that of the packed array, *fingerprint* stands for what it says of its chunks, and *how* tells people.
+    *document* is that of the packed array, and *fingerprint* stands for what it says of its chunks.  *was* and
+    *becomes* name the codecs of chunks.
     """
 
     array: Array
     target: ArrayLayout
     document: Document
     fingerprint: bytes
-    transcoder: Transcoder | None = None
-    how: str = "copied encoded"
+    transcoder: Transcoder | None
+    was: str
+    becomes: str
 
     @classmethod
     async def find(cls, context: Context, job: Job, path: str, packing: Packing) -> "Transfer":
@@ -173,11 +175,9 @@ class Transfer:
         target, source = describe(packed), describe(node.metadata)
         layout = ArrayLayout(node.path, target.grid, target.key_encoding)
         transcoder = Transcoder.of(source, target, node.decoder)
-        transfer = cls(node.array, layout, document, fingerprint(packed))
-        if transcoder is None:
-            return transfer
         was, becomes = (", ".join(codec.name for codec in each.codecs) for each in (source, target))
-        return replace(transfer, transcoder=transcoder, how=f"transcoded from {node.decoder or was} to {becomes}")
+        was = str(node.decoder or was)
+        return cls(node.array, layout, document, fingerprint(packed), transcoder, was, becomes)
 
     def nbytes(self, shard: Coords) -> int:
         """Return about how many bytes the target shard at *shard* has: those of its chunks without compression."""

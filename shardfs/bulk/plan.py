@@ -1,7 +1,7 @@
 """What packing a dataset comes to: decided, and said, before anything is written."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shardfs.bulk.delivery import Job, StoreTask, left_out, named
@@ -14,7 +14,7 @@ from shardfs.dataset.hierarchy import DOCUMENT, Source
 from shardfs.dataset.maintenance.walk import walk_files
 from shardfs.errors import MetadataError, NotUnshardable, ShardfsError, UsageError
 from shardfs.format.document import encode_json, parse_json
-from shardfs.format.dtype import item_nbytes
+from shardfs.format.dtype import DataType
 from shardfs.format.lens.consolidated import Consolidated
 from shardfs.format.lens.packed import Packing
 from shardfs.format.lens.v2 import ZMETADATA, parse_consolidated
@@ -29,6 +29,7 @@ _BATCH: Final = 256
 _TRANSCODING: Final = 16
 """How many times longer transcoding takes than copying, or more."""
 
+_NOT_IN_SHARDS: Final = "zarr-python 3.1 reads such elements only in arrays without shards"
 _MAX_FILES: Final = 16
 _MAX_ERRORS: Final = 3
 
@@ -38,7 +39,7 @@ class PackPlan(Plan):
     """What packing a source comes to, as it is found before anything is written.
 
     *arrays* are those whose chunks are packed, or converted from v2; *trees* those that are copied as the files that
-    they are.  *files* are directories with other files.
+    they are; *planned* is what is said of them all.  *files* are directories with other files.
     """
 
     packing: Packing
@@ -47,7 +48,7 @@ class PackPlan(Plan):
     files: list[tuple[str, list[str]]] = field(default_factory=list)
     _errors: list[str] = field(default_factory=list)  # which keep all of it from being begun
     _ranks: set[int] = field(default_factory=set)
-    _lines: dict[str, list[str]] = field(default_factory=dict)
+    planned: list["PlannedArray"] = field(default_factory=list)
     _copies: dict[str, list[str]] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -78,7 +79,10 @@ class PackPlan(Plan):
         given = self.packing.chunks_per_shard
         if given is not None and len(given) > 1 and len(given) not in self._ranks:
             raise UsageError(f"--shards has {len(given)} numbers, and no array has as many axes")
-        for what, paths in self._lines.items():
+        lines: dict[str, list[str]] = {}
+        for planned in self.planned:
+            lines.setdefault(str(planned), []).append(planned.path)
+        for what, paths in lines.items():
             others = f" and {len(paths) - 2:,} more" if len(paths) > 2 else ""
             yield f"{', '.join(path or '(root)' for path in paths[:2])}{others}: {what}"
 
@@ -131,7 +135,7 @@ class PackPlan(Plan):
             self.trees.append(node.path)
             self.total += node.array.grid.shards.nchunks if node.array is not None else 0
             self.documents[key] = text or b""
-        self._lines.setdefault(_description(node, transfer), []).append(node.path)
+        self.planned.append(PlannedArray.of(node, transfer))
 
     def _consolidate(self) -> None:
         """Give groups that were consolidated as v2 the copies that v3 has in the document of the group."""
@@ -165,18 +169,56 @@ class PackPlan(Plan):
                 self.problems.append(left_out(path, error))
 
 
-def _description(node: BulkNode, transfer: Transfer | None) -> str:
-    """Say what becomes of an array."""
-    if transfer is None:
-        return "stays as it is stored"
-    grid = transfer.target.grid
-    if grid.is_unsharded:
-        return f"chunks stay files, {grid.nchunks:,} of them, of unsharded Zarr v3, {transfer.how}"
-    origin = (0,) * grid.ndim
-    counts, nbytes = " × ".join(map(str, grid.index_shape(origin))), transfer.nbytes(origin)
-    plural = "" if grid.shards.nchunks == 1 else "s"
-    about = "" if item_nbytes(transfer.document["data_type"]) else "about "  # the size of elements varies
-    return (
-        f"{grid.nchunks:,} chunks in {grid.shards.nchunks:,} shard{plural} of {counts}, "
-        f"{about}{nbytes:,} bytes without compression, {transfer.how}"
-    )
+@dataclass(frozen=True)
+class PlannedArray:
+    """What becomes of the array at *path*; as text, what people are told of it.
+
+    Without *shards* its chunks stay files.  *shard_nbytes* are those of a full shard, without compression; about, if
+    elements vary in size.  *transcoded* tells why its chunks do not stay as they are encoded: "--codecs", or "v2" for
+    codecs that v3 does not have.  *was* and *becomes* are the codecs.
+    """
+
+    path: str
+    chunks: int | None = None
+    shards: int | None = None
+    chunks_per_shard: tuple[int, ...] | None = None
+    shard_nbytes: int | None = None
+    varies: bool = False
+    was: str | None = None
+    becomes: str | None = None
+    transcoded: str | None = None
+    caveat: str | None = None
+
+    @classmethod
+    def of(cls, node: BulkNode, transfer: Transfer | None) -> "PlannedArray":
+        """Return what becomes of *node*; without a *transfer* its files are copied."""
+        if transfer is None:
+            return cls(node.path, node.array.grid.nchunks if node.array is not None else None)
+        grid, element = transfer.target.grid, DataType.find(transfer.document["data_type"])
+        origin, why = (0,) * grid.ndim, None
+        if transfer.transcoder is not None:
+            why = "v2" if node.decoder is not None else "--codecs"
+        found = cls(node.path, grid.nchunks, was=transfer.was, becomes=transfer.becomes, transcoded=why)
+        if grid.is_unsharded:
+            return found
+        return replace(
+            found,
+            shards=grid.shards.nchunks,
+            chunks_per_shard=grid.index_shape(origin),
+            shard_nbytes=transfer.nbytes(origin),
+            varies=element is None,
+            caveat=_NOT_IN_SHARDS if element is not None and element.dtype.kind == "V" else None,
+        )
+
+    def __str__(self) -> str:
+        if self.was is None:
+            return "stays as it is stored"
+        how = "copied encoded" if self.transcoded is None else f"transcoded from {self.was} to {self.becomes}"
+        if self.shards is None:
+            return f"chunks stay files, {self.chunks:,} of them, of unsharded Zarr v3, {how}"
+        counts, plural = " × ".join(map(str, self.chunks_per_shard or ())), "" if self.shards == 1 else "s"
+        return (
+            f"{self.chunks:,} chunks in {self.shards:,} shard{plural} of {counts}, "
+            f"{'about ' if self.varies else ''}{self.shard_nbytes:,} bytes without compression, {how}"
+            f"{f'; {self.caveat}' if self.caveat is not None else ''}"
+        )

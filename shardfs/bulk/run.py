@@ -30,6 +30,7 @@ from shardfs.stores.base import Kind, NewObject, Stat, Store, is_reserved
 from shardfs.stores.url import StoreOptions, is_remote, open_store, url_of
 
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # as the kernel writes spaces and the like
+_OURS: Final = "fuse.shardfs"
 
 
 @dataclass
@@ -219,7 +220,10 @@ async def _begin(source: str, destination: str, options: StoreOptions, how: RunO
     """
     job = Job(url_of(source), url_of(destination), options, how.compares)
     await job.reading(context).store.check()
-    old, new = _place(job.source), _place(job.destination)
+    (old, _), (new, mounted) = _place(job.source), _place(job.destination)
+    if mounted is not None:
+        way_out = f"choose another directory, or unmount it, and let DEST be {mounted}"
+        raise UsageError(f"DEST {job.destination} lies on a mount of shardfs: {way_out}")
     if _is_within(old, new) or _is_within(new, old):
         raise UsageError(f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other")
     store = _open(job.destination, options)
@@ -241,16 +245,23 @@ def _is_within(url: str, other: str) -> bool:
     return f"{url.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
 
 
-def _place(url: str) -> str:
-    """Return what is the same for a directory wherever it is mounted: its file system, and its path there."""
-    device, top, point = "", "/", "/"
-    if not is_remote(url):
-        with suppress(OSError), open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
-            for line in lines:
-                found = [_ESCAPED.sub(lambda code: chr(int(code[1], 8)), part) for part in line.split(" ")[2:5]]
-                if _is_within(url, found[2]) and len(found[2]) >= len(point):  # the last one hides the others
-                    device, top, point = found
-    return f"{device}:{os.path.normpath(os.path.join(top, os.path.relpath(url, point)))}" if device else url
+def _place(url: str) -> tuple[str, str | None]:
+    """Return what is the same for a directory wherever it is mounted: its file system, and its path there.
+
+    For one on a mount of shardfs also where it is in the source of that, else None.
+    """
+    if is_remote(url):
+        return url, None
+    device, top, point, kind, source = "", "/", "/", "", ""
+    with suppress(OSError), open("/proc/self/mountinfo", newline="\n", errors="surrogateescape") as lines:
+        for line in lines:
+            parts = [_ESCAPED.sub(lambda code: chr(int(code[1], 8)), part) for part in line.split(" ")]
+            if _is_within(url, parts[4]) and len(parts[4]) >= len(point):  # the last one hides the others
+                device, top, point = parts[2:5]
+                kind, source = parts[parts.index("-") + 1 :][:2]
+    below = os.path.relpath(url, point)
+    place = os.path.normpath(os.path.join(top, below))
+    return (f"{device}:{place}" if device else url), (f"{source}/{below}".removesuffix("/.") if kind == _OURS else None)
 
 
 def _open(url: str, options: StoreOptions, *, make: bool = False) -> Store | None:

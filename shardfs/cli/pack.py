@@ -142,7 +142,8 @@ def _run(
     advance: Callable[[int], None] | None = None
 
     def say(line: str) -> None:
-        click.echo(printable(line), err=as_json or not is_dry)
+        if not (as_json and is_dry):
+            click.echo(printable(line), err=not is_dry)
 
     def tell(report: Report) -> None:
         nonlocal advance, done, told
@@ -162,7 +163,8 @@ def _run(
             complain("interrupted; what is stored stays, and --sync goes on with it")
             raise
     if as_json:
-        click.echo(json.dumps(asdict(report), indent=2))
+        planned = {"arrays": [asdict(array) for array in plan.planned]} if isinstance(plan, PackPlan) and is_dry else {}
+        click.echo(json.dumps(asdict(report) | planned, indent=2))
     elif not is_dry:
         parts = [f"{counted(report.stored, 'object')} stored, {report.nbytes:,} bytes"]
         parts += [f"{report.unchanged:,} unchanged"] if report.unchanged else []

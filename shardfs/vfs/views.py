@@ -331,6 +331,8 @@ def make_view(
     shows the stored fill values, and no file for what is not stored.
     """
     match name:
+        case "npy" if decoded:
+            raise UsageError("--view npy is always decoded: leave out --decode")
         case "npy":
             return NpyView(store.url)
         case "v3":

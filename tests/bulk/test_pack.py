@@ -132,12 +132,33 @@ def test_other_libraries_read_every_packed_array(tmp_path: Path, write: Any, opt
 
 def test_by_size_shards_are_nearly_as_large_as_they_may_be_and_the_plan_says_so(tmp_path: Path) -> None:
     write_v3(tmp_path / "source")
-    said = run("pack", "--dry-run", "--shard-size", "16K", tmp_path / "source", tmp_path / "packed")
+    records = [("a", "<i4"), ("b", "<f4")]
+    zarr.create_array(tmp_path / "source/records", shape=(40,), chunks=(2,), dtype=records)
+    dry = ("pack", "--dry-run", "--shard-size", "16K", tmp_path / "source", tmp_path / "packed")
+    said = run(*dry)
+    read_as_json = run(*dry, "--json", "--codecs", "gzip")
     assert not (tmp_path / "packed").exists()
+    assert read_as_json.stderr == ""
+    planned = {array.pop("path"): array for array in json.loads(read_as_json.stdout)["arrays"]}
+    assert planned["image"] == {
+        "chunks": 140,
+        "shards": 16,
+        "chunks_per_shard": [3, 2, 2],
+        "shard_nbytes": 12288,
+        "varies": False,
+        "was": "bytes, zstd",
+        "becomes": "bytes, gzip",
+        "transcoded": "--codecs",
+        "caveat": None,
+    }
+    assert set(planned) == {"image", "records", *NAMES}
+    assert [planned["point"][key] for key in ("chunks", "shards", "transcoded")] == [1, None, None]
     assert said.stdout.splitlines() == [
         "below/few, point: stays as it is stored",
         "below/table: 256 chunks in 1 shard of 16 × 16, 16,384 bytes without compression, copied encoded",
         "image: 140 chunks in 16 shards of 3 × 2 × 2, 12,288 bytes without compression, copied encoded",
+        "records: 20 chunks in 1 shard of 20, 320 bytes without compression, copied encoded; "
+        "zarr-python 3.1 reads such elements only in arrays without shards",
     ]
 
 
@@ -276,6 +297,10 @@ def test_a_destination_that_cannot_be_filled_is_refused(tmp_path: Path) -> None:
         tmp_path, "--shards", "2,2", source / "image", tmp_path / "packed"
     )
     assert "no codecs" in refuse(tmp_path, "--codecs", "[1]", source, tmp_path / "packed")
+    done = run("unpack", "--view", "npy", "--decode", source, tmp_path / "unpacked")
+    assert done.returncode == WRONG_USAGE
+    assert "leave out --decode" in done.stderr
+    assert not (tmp_path / "unpacked").exists()
     if os.geteuid():
         (tmp_path / "closed").mkdir(mode=0o500)
         assert "cannot be" in refuse(tmp_path, source, tmp_path / "closed")

@@ -191,6 +191,13 @@ def test_chunks_that_wait_in_a_journal_are_missed_until_they_are_committed(tmp_p
     mounted = mount(source, write=True)
     new = (mounted.path / "a/c/1").read_bytes()
     (mounted.path / "a/c/0").write_bytes(new)
+    done = run("pack", tmp_path / "plain", mounted.path / "b")
+    assert done.returncode == WRONG_USAGE
+    assert (
+        f"lies on a mount of shardfs: choose another directory, or unmount it, and let DEST be {source}/b"
+        in done.stderr
+    )
+    assert not (mounted.path / "b").exists()
     done = run("pack", "--shards", "3", "--jobs", "1", source, made)
     assert done.returncode == FAILED
     assert "SOURCE has a journal of chunks that may not be committed" in done.stderr
