@@ -18,6 +18,8 @@ from shardfs.stores.local.syscalls import READ, WALK, Syscalls, changing, open_b
 _NOT_EXCLUSIVE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _NOT_TO_BE_OWNER: Final = (errno.EPERM, errno.EACCES, errno.EINVAL)  # the last: one that a user namespace does not know
 _NO_LINKS: Final = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+_STEP_NBYTES: Final = 2**16
+"""For a larger write, the kernel looks for memory in one piece, which may cost several times what the write does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def write_aside(
             _clone(syscalls, fd, clone_of)
             offset = os.fstat(fd).st_size
         for buffers in content:
-            syscalls.pwrite(fd, buffers, offset)
+            _write(syscalls, fd, buffers, offset)
             offset += sum(len(buffer) for buffer in buffers)
         rights.give(syscalls, fd)
         syscalls.sync(fd)
@@ -176,6 +178,22 @@ _THREAD_NBYTES: Final = 256 * 2**10  # less is copied to the page cache faster t
 _DIRECTORY: Final = READ | os.O_DIRECTORY
 
 
+def _write(syscalls: Syscalls, fd: int, data: Sequence[Buffer], offset: int) -> None:
+    """Write *data*, one piece behind the other, from *offset* on, in steps of `_STEP_NBYTES`."""
+    step: list[memoryview] = []
+    room = _STEP_NBYTES
+    for view in (memoryview(piece).cast("B") for piece in data):
+        while view.nbytes:
+            step.append(view[:room])
+            view = view[room:]
+            room -= step[-1].nbytes
+            if not room:
+                syscalls.pwrite(fd, step, offset)
+                offset += _STEP_NBYTES
+                step, room = [], _STEP_NBYTES
+    syscalls.pwrite(fd, step, offset)
+
+
 class NewFile:
     """A file that becomes *key*."""
 
@@ -209,7 +227,7 @@ class NewFile:
             self._syscalls.unlink(self._name, self._directory.fd)
 
     def _write(self, data: Sequence[Buffer], nbytes: int) -> None:
-        self._syscalls.pwrite(self._file.fd, data, self._nbytes)
+        _write(self._syscalls, self._file.fd, data, self._nbytes)
         if nbytes >= _DURABLE_NBYTES:
             self._syscalls.begin_to_sync(self._file.fd, self._nbytes, nbytes)
 
