@@ -11,8 +11,8 @@ from shardfs.bulk.engine import Context
 from shardfs.dataset.hierarchy import Source
 from shardfs.errors import NoSpaceError, NotADirectoryHereError, NotFoundError, ReadOnlyError, ShardfsError
 from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Snapshot, Stat, Store
+from shardfs.stores.parallel import for_each
 from shardfs.stores.url import StoreOptions, is_remote
-from shardfs.vfs.parallel import for_each
 
 _OBJECTS_AT_ONCE: Final = 64
 

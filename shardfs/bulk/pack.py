@@ -16,7 +16,7 @@ from shardfs.format.lens.packed import Packing
 from shardfs.format.sharding import Coords
 from shardfs.format.update import plan_write
 from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Stat
-from shardfs.vfs.parallel import for_each
+from shardfs.stores.parallel import for_each
 
 _CHUNKS_AT_ONCE: Final = 64
 _MAX_GROUP: Final = 1024

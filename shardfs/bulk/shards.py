@@ -13,8 +13,8 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.errors import ShardfsError, StaleError
 from shardfs.format.dtype import item_nbytes
 from shardfs.format.sharding import Coords
+from shardfs.stores.parallel import for_each
 from shardfs.stores.url import StoreOptions
-from shardfs.vfs.parallel import for_each
 
 _MAX_SHARDS: Final = 64
 _MAX_NBYTES: Final = 16 * 2**20

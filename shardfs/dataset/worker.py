@@ -7,7 +7,6 @@ import logging
 import os
 import pickle
 import resource
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
 import trio
 
 from shardfs.errors import ShardfsError, StoreError
-from shardfs.stores.base import PIECE_NBYTES
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +26,6 @@ LARGE_NBYTES: Final = 256 * 2**10
 
 _MAX_MEMORY: Final = 2 * 2**30
 _MAX_KEPT: Final = 192 * 2**20  # a worker that came to need more is replaced by a small one
-_HEADER: Final = struct.Struct("<QQ")  # length of a reply, memory that was needed by then
 
 
 class Worker:
@@ -36,7 +33,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._turn = trio.Lock()
-        self._process: trio.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     async def work(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what a function returns that works on documents: in the worker if one of its arguments is large."""
@@ -50,10 +47,13 @@ class Worker:
         Raises `StoreError` if the process dies of it.
         """
         async with self._turn:
-            process = self._process = self._process or await _start()
+            if self._process is None:
+                self._process = await trio.to_thread.run_sync(_start)
+            process = self._process
             try:
-                memory, result, error = await _ask(process, (function, args, kwargs))
-            except (trio.BrokenResourceError, EOFError):
+                request = function, args, kwargs
+                result, error, memory = await trio.to_thread.run_sync(_ask, process, request, abandon_on_cancel=True)
+            except (OSError, EOFError, pickle.UnpicklingError):
                 await self.end()
                 log.error("the process that works on large documents died (status %s)", process.returncode)  # noqa: TRY400
                 raise StoreError("the process that works on large documents died") from None
@@ -71,18 +71,14 @@ class Worker:
         """End the process, whatever it is doing."""
         process, self._process = self._process, None
         if process is not None:
+            process.kill()
             with trio.CancelScope(shield=True):
-                process.kill()
-                await process.wait()
-                assert process.stdin is not None
-                assert process.stdout is not None
-                await process.stdin.aclose()
-                await process.stdout.aclose()
+                await trio.to_thread.run_sync(process.wait)
 
 
-async def _start() -> trio.Process:
+def _start() -> "subprocess.Popen[bytes]":
     try:
-        return await trio.lowlevel.open_process(
+        return subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
             [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -94,24 +90,14 @@ async def _start() -> trio.Process:
         raise StoreError(f"no process can be started to work on a large document: {error}") from None
 
 
-async def _ask(process: trio.Process, request: object) -> tuple[int, Any, ShardfsError | None]:
-    """Return what the process needed of memory by now, and result or error of a request."""
+def _ask(process: "subprocess.Popen[bytes]", request: object) -> tuple[Any, ShardfsError | None, int]:
+    """Return result or error of a request, and what the process needed of memory by now; blocks."""
     assert process.stdin is not None
     assert process.stdout is not None
-    await process.stdin.send_all(pickle.dumps(request, protocol=5))
-    reply = bytearray()
-    nbytes = _HEADER.size
-    memory = 0
-    while len(reply) < nbytes:
-        piece = await process.stdout.receive_some(PIECE_NBYTES)
-        if not piece:
-            raise EOFError
-        reply += piece
-        if nbytes == _HEADER.size <= len(reply):
-            length, memory = _HEADER.unpack_from(reply)
-            nbytes += length
-    result, error = pickle.loads(memoryview(reply)[_HEADER.size :])  # noqa: S301 - from the process we started
-    return memory, result, error
+    pickle.dump(request, process.stdin, protocol=5)
+    process.stdin.flush()
+    result, error = pickle.load(process.stdout)  # noqa: S301 - from the process we started
+    return result, error, pickle.load(process.stdout)  # noqa: S301
 
 
 def _serve() -> None:
@@ -120,10 +106,8 @@ def _serve() -> None:
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
     while requests.peek(1):
-        reply = _reply(requests)
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
-        replies.write(_HEADER.pack(len(reply), memory))
-        replies.write(reply)
+        replies.write(_reply(requests))
+        pickle.dump(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10, replies)
         replies.flush()
 
 

@@ -22,6 +22,7 @@ from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.stores.base import Entry as Listed
 from shardfs.stores.base import Kind, Stat, Store, is_reserved, join_key
 from shardfs.stores.local.file_lock import is_lock
+from shardfs.stores.parallel import for_each
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.chunk import ChunkDirectory, ChunkTree
@@ -29,7 +30,6 @@ from shardfs.vfs.entries.document import DocumentText, StoredDocument, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough, Special
 from shardfs.vfs.handles import OTHERS, Attributes, Batch, DirectoryHandle, FileHandle, absent
 from shardfs.vfs.inodes import ROOT, ArrayRanges, Inodes, Row, in_table
-from shardfs.vfs.parallel import for_each
 from shardfs.vfs.views import View
 
 if TYPE_CHECKING:

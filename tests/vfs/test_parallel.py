@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from shardfs.errors import StoreError
-from shardfs.vfs.parallel import for_each
+from shardfs.stores.parallel import for_each
 from tests.support.opened import in_trio
 
 

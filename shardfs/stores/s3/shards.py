@@ -30,6 +30,7 @@ from shardfs.errors import (
 from shardfs.stores.base import Buffer, Content, Kept, Splice, Stat
 from shardfs.stores.local.syscalls import changing, translated
 from shardfs.stores.memory import JoinedContent
+from shardfs.stores.parallel import for_each
 from shardfs.stores.s3.client import Backoff, S3Client
 from shardfs.stores.s3.objects import Objects, S3Snapshot, file_stat
 from shardfs.stores.s3.parts import S3_LIMITS, Copied, Part, Sent, kept_prefix, plan_fetches, plan_parts
@@ -284,8 +285,6 @@ class S3Edit:
     ) -> Sequence[str]:
         """Make the parts, several at a time, and return their ETags; the first that fails ends all."""
         etags = [""] * len(parts)
-        failures: list[ShardfsError] = []
-        limit = trio.CapacityLimiter(_MAX_PARALLEL)
         condition = Condition(source.object.etag) if source is not None and self.writing.conditions.copy else None
 
         async def make(number: int, part: Part) -> str:
@@ -302,18 +301,9 @@ class S3Edit:
                 raise self._changed() from None
 
         async def run(place: int) -> None:
-            async with limit:
-                try:
-                    etags[place] = await make(place + 1, parts[place])
-                except ShardfsError as error:
-                    failures.append(error)
-                    nursery.cancel_scope.cancel()
+            etags[place] = await make(place + 1, parts[place])
 
-        async with trio.open_nursery() as nursery:
-            for place in range(len(parts)):
-                nursery.start_soon(run, place)
-        if failures:
-            raise failures[0]
+        await for_each(range(len(parts)), run, _MAX_PARALLEL)
         return etags
 
     @asynccontextmanager

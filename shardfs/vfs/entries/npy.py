@@ -24,11 +24,11 @@ from shardfs.format.lens.show import NpyForm
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer, Kind, is_reserved, join_key
+from shardfs.stores.parallel import for_each
 from shardfs.vfs.chunk_cache import DecodedChunk, VersionKey
 from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.passthrough import Directory
 from shardfs.vfs.handles import Attributes, Batch, DocumentHandle, FileHandle
-from shardfs.vfs.parallel import for_each
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
