@@ -14,10 +14,9 @@ import trio
 
 from shardfs.bulk.cluster import Place
 from shardfs.bulk.shards import look_at_shards
-from shardfs.cli.map_page import write_page
 from shardfs.cli.options import array_argument, command, json_option
 from shardfs.cli.output import progress, replacing, terminal_width
-from shardfs.cli.pictures import WORDS, ArrayMap, Cell, Grid, describe
+from shardfs.cli.pictures import WORDS, ArrayMap, Cell, Grid, describe, write_page
 from shardfs.cli.sources import executor, open_source, source_options, workers_options
 from shardfs.dataset.hierarchy import Node, Source
 from shardfs.dataset.maintenance.verify import ShardUse, Use, lay_out, measure
