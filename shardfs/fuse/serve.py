@@ -24,6 +24,7 @@ from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping
 from shardfs.stores.base import Store
+from shardfs.stores.local.syscalls import keep_freed_memory
 from shardfs.stores.url import StoreOptions
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.filesystem import Filesystem
@@ -145,6 +146,7 @@ def _mount(operations: Operations, path: str, options: MountOptions, name: str) 
     if options.allow_other:
         fuse_options.add("allow_other")
     look_before_sleeping(lambda: operations.pending == 0)
+    keep_freed_memory()
     gc.freeze()  # what is imported stays: to look through all of it now and then takes a tenth of a second
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until there is somebody to unmount on them
     try:
