@@ -1,5 +1,6 @@
 """The command `shardfs`, also as `python -m shardfs`."""
 
+import os
 import signal
 
 
@@ -8,6 +9,7 @@ def main() -> None:
     ctrl_c = signal.getsignal(signal.SIGINT)
     if ctrl_c is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start threads for matrices, which we have not
     from shardfs import cli
 
     signal.signal(signal.SIGINT, ctrl_c)
