@@ -26,7 +26,7 @@ from shardfs.dataset.statistics import Snapshot, Statistics
 from shardfs.errors import RefusedError, ShardfsError
 from shardfs.fuse import control
 from shardfs.fuse.options import MountOptions
-from shardfs.stores.base import Kind, Stat, join_key
+from shardfs.stores.base import Kind, NewAttributes, Stat, join_key
 from shardfs.stores.ttl import one_request
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
@@ -335,7 +335,7 @@ class WritingOperations(Operations):
     ) -> pyfuse3.EntryAttributes:
         """Change attributes."""
         # The object that pyfuse3 passes is its own, but those that `_entry` returns are used again: read it first.
-        changes = {
+        changes: NewAttributes = {
             "mode": attr.st_mode & 0o7777 if fields.update_mode else None,
             "uid": attr.st_uid if fields.update_uid else None,
             "gid": attr.st_gid if fields.update_gid else None,

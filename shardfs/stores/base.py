@@ -5,7 +5,7 @@ import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, TypedDict, Unpack, cast
 
 import trio
 
@@ -100,6 +100,21 @@ class Capacity:
     name_max: int
 
 
+class NewRights(TypedDict, total=False):
+    """Permissions and owner of a file that is new; what is missing, or None, is what the system gives."""
+
+    mode: int | None
+    uid: int | None
+    gid: int | None
+
+
+class NewAttributes(NewRights, total=False):
+    """Attributes that a file is to have; what is missing, or None, stays as it is."""
+
+    atime_ns: int | None
+    mtime_ns: int | None
+
+
 class Content(Protocol):
     """Bytes that are to be stored, wherever they are now: in memory, in a log, in a write buffer."""
 
@@ -182,15 +197,7 @@ class OpenFile(Protocol):
     async def close(self) -> None:
         """Let go of the file; what is not stored then is kept on this machine, as the log says."""
 
-    def set_attributes(
-        self,
-        *,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        atime_ns: int | None = None,
-        mtime_ns: int | None = None,
-    ) -> Stat:
+    def set_attributes(self, **changes: Unpack[NewAttributes]) -> Stat:
         """Change what is given, and return the state after it."""
 
 
@@ -465,16 +472,7 @@ class FileTree(Protocol):
     async def make_directories(self, key: str) -> None:
         """Make the directory *key* and all above it that are missing, durably."""
 
-    async def set_attributes(
-        self,
-        key: str,
-        *,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        atime_ns: int | None = None,
-        mtime_ns: int | None = None,
-    ) -> Stat:
+    async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
         """Change what is given, of the link itself if *key* is one, and return the state after it."""
 
     async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
@@ -522,17 +520,9 @@ class Store(Reader, FileTree, Protocol):
         """Make durable what `new_object` made."""
 
     def edit(
-        self,
-        key: str,
-        *,
-        head_nbytes: int = 0,
-        tail_nbytes: int = 0,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        waited: float = 0.0,
+        self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
     ) -> AbstractAsyncContextManager[ShardWriter]:
-        """Begin a change of a regular file, alone; *mode*, *uid* and *gid* are for a file that is new.
+        """Begin a change of a regular file, alone; *rights* are those of a file that is new.
 
         *head_nbytes* and *tail_nbytes* are those of `open`.
         Modes are exact, without a umask; None is what the system gives.  Directories that a new file needs are made.

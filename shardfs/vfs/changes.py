@@ -9,9 +9,9 @@ from typing import TypeVar
 from shardfs.dataset.hierarchy import DOCUMENT, is_below
 from shardfs.dataset.writer import Writer
 from shardfs.errors import CrossDeviceError, ExistsError, NotFoundError, NotPermittedError, StaleError
-from shardfs.stores.base import Kind, is_reserved, join_key, write_all
+from shardfs.stores.base import Kind, NewAttributes, is_reserved, join_key, write_all
 from shardfs.vfs.documents import Documents
-from shardfs.vfs.entries.base import Entry, NewAttributes, Published
+from shardfs.vfs.entries.base import Entry, Published
 from shardfs.vfs.entries.chunk import ChunkDirectory
 from shardfs.vfs.entries.document import Document
 from shardfs.vfs.entries.passthrough import Directory, Passthrough

@@ -4,7 +4,7 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Final, TypeVar
+from typing import Final, TypeVar, Unpack
 
 import numpy as np
 import trio
@@ -17,7 +17,7 @@ from shardfs.errors import (
     RefusedError,
     UnsupportedError,
 )
-from shardfs.stores.base import Buffer, Descriptor, Expected, Kind, Stat
+from shardfs.stores.base import Buffer, Descriptor, Expected, Kind, NewAttributes, NewRights, Stat
 from shardfs.stores.local.atomic_write import (
     NewFile,
     Rights,
@@ -73,29 +73,21 @@ class LocalStore(LocalReader):
 
     @asynccontextmanager
     async def edit(
-        self,
-        key: str,
-        *,
-        head_nbytes: int = 0,
-        tail_nbytes: int = 0,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        waited: float = 0.0,
+        self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
     ) -> AsyncIterator[LocalEdit]:
         """Begin a change of a regular file, alone."""
-        rights = Rights(mode, uid, gid)
+        new = Rights(**rights)
 
         def look(parent: Descriptor, name: str) -> tuple[Descriptor, Rights]:
             with suppress(FileNotFoundError):
                 return parent, Rights.of(os.stat(name, dir_fd=parent.fd, follow_symlinks=False))
-            return parent, rights
+            return parent, new
 
         held: FileLock | None = None
         with suppress(NotFoundError):  # there is no directory yet
             parent, owner = await self._change(key, look)
             held = await lock(self._syscalls, self.threads, parent, key, owner, waited)
-        edit = LocalEdit(self, self._syscalls, self.make_directories, key, rights, held)
+        edit = LocalEdit(self, self._syscalls, self.make_directories, key, new, held)
         try:
             with suppress(NotFoundError):
                 file, status = await self._open_to_change(key)
@@ -251,23 +243,10 @@ class LocalStore(LocalReader):
             with changing(key):
                 await self.threads.on_content(make_directories, self._syscalls, self.directory, key)
 
-    async def set_attributes(
-        self,
-        key: str,
-        *,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        atime_ns: int | None = None,
-        mtime_ns: int | None = None,
-    ) -> Stat:
+    async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
         """Change what is given, of the link itself if *key* is one."""
-
         return await self._change_itself(
-            key,
-            lambda itself: _change_attributes(
-                self._syscalls, itself.path, itself.fd, mode, uid, gid, atime_ns, mtime_ns
-            ),
+            key, lambda itself: _change_attributes(self._syscalls, itself.path, itself.fd, changes)
         )
 
     async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
@@ -358,31 +337,16 @@ class LocalFile:
     async def close(self) -> None:
         """Return: the file is closed with the last reference to it."""
 
-    def set_attributes(
-        self,
-        *,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        atime_ns: int | None = None,
-        mtime_ns: int | None = None,
-    ) -> Stat:
+    def set_attributes(self, **changes: Unpack[NewAttributes]) -> Stat:
         """Change what is given."""
         with changing(self._key):
-            return _change_attributes(self._syscalls, self._fd, self._fd, mode, uid, gid, atime_ns, mtime_ns)
+            return _change_attributes(self._syscalls, self._fd, self._fd, changes)
 
 
-def _change_attributes(
-    syscalls: Syscalls,
-    target: Target,
-    fd: int,
-    mode: int | None,
-    uid: int | None,
-    gid: int | None,
-    atime_ns: int | None,
-    mtime_ns: int | None,
-) -> Stat:
-    """Change what is given of *target*, which *fd* is open for, and return the state after it."""
+def _change_attributes(syscalls: Syscalls, target: Target, fd: int, changes: NewAttributes) -> Stat:
+    """Change attributes of *target*, which *fd* is open for, and return the state after it."""
+    mode, uid, gid = changes.get("mode"), changes.get("uid"), changes.get("gid")
+    atime_ns, mtime_ns = changes.get("atime_ns"), changes.get("mtime_ns")
     if uid is not None or gid is not None:
         syscalls.chown(target, -1 if uid is None else uid, -1 if gid is None else gid)
     if mode is not None:  # after the owner, a change of which takes the set-user-ID bit away

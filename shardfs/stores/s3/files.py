@@ -12,12 +12,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final, cast
+from typing import Final, Unpack, cast
 
 import trio
 
 from shardfs.errors import ConflictError, NoSpaceError, NotFoundError, ReadOnlyError, ShardfsError, StaleError
-from shardfs.stores.base import Buffer, Content, Snapshot, Splice, Stat, join_key
+from shardfs.stores.base import Buffer, Content, NewAttributes, Snapshot, Splice, Stat, join_key
 from shardfs.stores.kept_files import KeptFiles, new_name, remove_kept
 from shardfs.stores.local.tree import LocalFile, LocalStore
 from shardfs.stores.memory import MemorySnapshot
@@ -437,16 +437,9 @@ class SpoolFile:
             files, self._writes = self._writes, None
             await files.close(self._spool)
 
-    def set_attributes(
-        self,
-        *,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        atime_ns: int | None = None,
-        mtime_ns: int | None = None,
-    ) -> Stat:
+    def set_attributes(self, **changes: Unpack[NewAttributes]) -> Stat:
         """Set the time of what is being written; objects have no attributes that can be set."""
+        mtime_ns = changes.get("mtime_ns")
         if mtime_ns is not None and self._spool.is_here:
             self._spool.mtime_ns = mtime_ns
         return self._spool.stat()

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, Unpack, cast
 
 import trio
 
@@ -39,6 +39,8 @@ from shardfs.stores.base import (
     Entry,
     Expected,
     Kind,
+    NewAttributes,
+    NewRights,
     OpenFile,
     ShardWriter,
     Snapshot,
@@ -294,20 +296,12 @@ class S3Store(NewS3Objects):
 
     @asynccontextmanager
     async def edit(
-        self,
-        key: str,
-        *,
-        head_nbytes: int = 0,
-        tail_nbytes: int = 0,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        waited: float = 0.0,
+        self, key: str, *, head_nbytes: int = 0, tail_nbytes: int = 0, waited: float = 0.0, **rights: Unpack[NewRights]
     ) -> AsyncIterator[ShardWriter]:
         """Begin a change of an object, which nobody is kept from changing meanwhile; it has no mode and no owner."""
         files = self._writable()
         if _is_on_side(key):
-            async with files.side.edit(key, mode=mode, uid=uid, gid=gid, waited=waited) as edit:
+            async with files.side.edit(key, waited=waited, **rights) as edit:
                 yield edit
             return
         if files.here(key) is not None:
@@ -452,18 +446,10 @@ class S3Store(NewS3Objects):
         raise NotPermittedError(f"{key}: S3 has no symbolic links")
 
     @_changing
-    async def set_attributes(
-        self,
-        key: str,
-        *,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        atime_ns: int | None = None,
-        mtime_ns: int | None = None,
-    ) -> Stat:
+    async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
         """Set the time of a file that is being written; all else is accepted, and has no effect on objects."""
         spool = self._writable().here(key)
+        mtime_ns = changes.get("mtime_ns")
         if spool is not None and mtime_ns is not None:
             spool.mtime_ns = mtime_ns
         return await self.stat(key)

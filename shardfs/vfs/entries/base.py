@@ -4,7 +4,7 @@ import os
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 from shardfs.errors import (
@@ -19,7 +19,7 @@ from shardfs.errors import (
     TooLargeError,
     UnsupportedError,
 )
-from shardfs.stores.base import Content, Stat
+from shardfs.stores.base import Content, NewAttributes, Stat
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.handles import (
     Attributes,
@@ -35,9 +35,6 @@ from shardfs.vfs.handles import (
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
     from shardfs.vfs.write_buffer import WriteBuffer, WriteHandle
-
-NewAttributes = Mapping[str, int | None]
-"""New values of `mode`, `uid`, `gid`, `atime_ns` and `mtime_ns`; None leaves one as it is."""
 
 
 class Entry(ABC):

@@ -25,11 +25,11 @@ from shardfs.errors import (
 )
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.sharding import Coords
-from shardfs.stores.base import Content, Kind, Stat, join_key
+from shardfs.stores.base import Content, Kind, NewAttributes, Stat, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk
 from shardfs.vfs.chunk_listing import list_chunks
-from shardfs.vfs.entries.base import Entry, NewAttributes, Published, mode_of
+from shardfs.vfs.entries.base import Entry, Published, mode_of
 from shardfs.vfs.handles import OTHERS, UNKNOWN_FILE, Attributes, Batch, ChunkHandle, Owner, absent, new_file
 from shardfs.vfs.inodes import MISSING, ArrayNumbers, in_table
 
@@ -366,7 +366,7 @@ class Chunk(Published):
 
     async def set_attributes(self, changes: NewAttributes) -> None:
         """Give the chunk another modification time; mode and owner are the shard's, and stay."""
-        mtime_ns = changes["mtime_ns"]
+        mtime_ns = changes.get("mtime_ns")
         if mtime_ns is None:
             return
         ino, chunk = self.ino, self

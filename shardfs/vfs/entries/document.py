@@ -8,8 +8,8 @@ from shardfs.dataset.hierarchy import DOCUMENT, Node, is_below
 from shardfs.errors import NotFoundError, NotPermittedError, StaleError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import GroupMetadata
-from shardfs.stores.base import Content, join_key
-from shardfs.vfs.entries.base import NewAttributes, Published, mode_of
+from shardfs.stores.base import Content, NewAttributes, join_key
+from shardfs.vfs.entries.base import Published, mode_of
 from shardfs.vfs.handles import Attributes, DocumentHandle, FileHandle, Owner, PassthroughHandle
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class Document(Published):
 
     async def set_attributes(self, changes: NewAttributes) -> None:
         """Change attributes of the stored document; the time of one that is not stored yet is kept for it."""
-        mtime_ns = changes["mtime_ns"]
+        mtime_ns = changes.get("mtime_ns")
         buffer = self.fs.changes.buffers.of_ino(self.ino)
         if buffer is not None and buffer.is_new:
             buffer.mtime_ns = mtime_ns if mtime_ns is not None else buffer.mtime_ns

@@ -18,9 +18,9 @@ from shardfs.errors import (
     ShardfsError,
     StaleError,
 )
-from shardfs.stores.base import Content, Kind, OpenFile, join_key, write_all
+from shardfs.stores.base import Content, Kind, NewAttributes, OpenFile, join_key, write_all
 from shardfs.stores.local.file_lock import is_lock
-from shardfs.vfs.entries.base import Entry, NewAttributes, mode_of
+from shardfs.vfs.entries.base import Entry, mode_of
 from shardfs.vfs.entries.document import Document
 from shardfs.vfs.handles import Attributes, Batch, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.inodes import GONE
