@@ -38,7 +38,7 @@ import numpy as np
 
 from shardfs.errors import CorruptionError, UsageError, printable
 from shardfs.stores.base import Buffer, Descriptor
-from shardfs.stores.local.syscalls import READ, SYSCALLS, Syscalls
+from shardfs.stores.local.syscalls import DIRECTORY, READ, SYSCALLS, Syscalls
 from shardfs.stores.ranges import Span, Spans
 from shardfs.stores.s3.requests import Counts
 
@@ -343,7 +343,7 @@ class DiskCache:
         found: dict[Entry, tuple[float, int, Entry]] = {}
         useless: list[Entry] = []
         with suppress(OSError):
-            directory = Descriptor(os.open(name, READ | os.O_DIRECTORY, dir_fd=self._root.fd))
+            directory = Descriptor(os.open(name, DIRECTORY, dir_fd=self._root.fd))
             for file in os.scandir(directory.fd):
                 entry = Entry.parse(file.name)
                 if entry is None or entry.drawer != name:

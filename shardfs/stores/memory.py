@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from mmap import PROT_READ, mmap
 
 from shardfs.stores.base import Buffer, Content, Stat
 
@@ -23,6 +24,16 @@ class MemoryContent:
     def read(self, offset: int, nbytes: int) -> Buffer:
         """Return *nbytes* bytes from *offset*."""
         return self.data[offset : offset + nbytes]
+
+
+@contextmanager
+def map_file(fd: int, nbytes: int) -> Iterator[memoryview]:
+    """Map the first *nbytes* bytes of a file, to search them."""
+    if not nbytes:  # there is no mapping of nothing
+        yield memoryview(b"")
+        return
+    with mmap(fd, nbytes, prot=PROT_READ) as mapping, memoryview(mapping) as view:
+        yield view
 
 
 class JoinedContent:

@@ -42,7 +42,7 @@ _BYTES_FILTERS: Final = frozenset(
 )
 """The same, bytes → bytes."""
 _SERIALIZERS: Final = frozenset({"bytes", "vlen-utf8", "vlen-bytes", "numcodecs.zfpy", "numcodecs.pcodec"})
-_DTYPE_MEMBERS: Final = ("dtype", "astype", "encode_dtype", "decode_dtype")
+DTYPE_MEMBERS: Final = ("dtype", "astype", "encode_dtype", "decode_dtype")
 _AUTOSHUFFLE: Final = -1
 _DEFAULTS: Final[dict[str, dict[str, Json]]] = {
     "crc32": {"location": "start"},
@@ -160,7 +160,7 @@ def _numcodec(codec: Extension, elements: Elements) -> Codec:
     name = codec.name.removeprefix(PREFIX)
     if codec.configuration.get("id", name) != name:
         raise MetadataError(f"{codec.name} has the id {brief(codec.configuration['id'])}")
-    for member in _DTYPE_MEMBERS:
+    for member in DTYPE_MEMBERS:
         if str(codec.configuration.get(member, "")).startswith(">"):
             raise NotShownError(f"the codec {codec.name} of big-endian elements has no Zarr v2 form")
     defaults: dict[str, Any] = {
@@ -246,7 +246,7 @@ def _bytes_codec(v2_codec: Codec, elements: Elements, *, is_first: bool) -> dict
 
 
 def _v3_numcodec(codec: Codec) -> dict[str, Any]:
-    for member in _DTYPE_MEMBERS:
+    for member in DTYPE_MEMBERS:
         if str(codec.get(member, "")).startswith(">"):
             raise NotUnshardable(f"the filter {codec['id']} of big-endian elements has no Zarr v3 form")
     configuration = {member: value for member, value in codec.items() if member != "id"}
@@ -269,9 +269,7 @@ def _follow_each_other(filters: list[Codec], elements: Elements) -> bool:
 
 def _is_wide(codec: Codec) -> bool:
     """Whether a filter says, of what it makes or takes, that it has more than a byte."""
-    return any(
-        codec.get(member) is not None and parse_v2_dtype(codec[member]).itemsize > 1 for member in _DTYPE_MEMBERS
-    )
+    return any(codec.get(member) is not None and parse_v2_dtype(codec[member]).itemsize > 1 for member in DTYPE_MEMBERS)
 
 
 def object_data_type(codecs: list[Codec]) -> str:

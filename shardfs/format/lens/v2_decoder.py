@@ -23,7 +23,7 @@ from shardfs.errors import CorruptionError, NotUnshardable, ShardfsError
 from shardfs.format.codecs import MAX_CHUNK_NBYTES, Buffer, Decompressor, check_size, decode, decode_members
 from shardfs.format.document import Document, Extension, brief
 from shardfs.format.dtype import parse_v2_dtype, v2_fields
-from shardfs.format.lens.v2_codecs import codecs_of, object_data_type
+from shardfs.format.lens.v2_codecs import DTYPE_MEMBERS, codecs_of, object_data_type
 
 _NATIVE: Final = frozenset({"gzip", "zstd", "blosc"})
 _ZSTD: Final = {"id": "zstd", "level": 0}
@@ -32,7 +32,6 @@ _FILTERS: Final = frozenset(
     | {"crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3", "lz4"}
 )
 """Codecs of numcodecs that make nothing larger than their data says; of lz4 that is checked here."""
-_DTYPE_MEMBERS: Final = ("dtype", "astype", "encode_dtype", "decode_dtype")
 _MAX_ITEM_NBYTES: Final = 16  # of elements between filters: those of numbers
 _MAX_DICTIONARY_NBYTES: Final = 2**28  # of lzma: four times that of its highest preset
 
@@ -102,7 +101,7 @@ def _checked(codec: Codec) -> Codec:
     if name not in _NATIVE | _FILTERS | _DECOMPRESSORS.keys():
         raise NotUnshardable(f"the codec {brief(name)} has no Zarr v3 form, and shardfs cannot decode it")
     try:
-        dtypes = [parse_v2_dtype(codec[member]) for member in _DTYPE_MEMBERS if codec.get(member) is not None]
+        dtypes = [parse_v2_dtype(codec[member]) for member in DTYPE_MEMBERS if codec.get(member) is not None]
         is_sound = all(dtype.kind in "biufcmM" and dtype.itemsize <= _MAX_ITEM_NBYTES for dtype in dtypes)
         numcodecs.get_codec(dict(codec))
         if name in _DECOMPRESSORS:

@@ -13,7 +13,7 @@ from typing import Final
 
 from shardfs.stores.base import Buffer, Descriptor, Stat
 from shardfs.stores.local.reader import LocalReader, to_stat
-from shardfs.stores.local.syscalls import READ, WALK, Syscalls, changing, open_beneath
+from shardfs.stores.local.syscalls import DIRECTORY, WALK, Syscalls, changing, open_beneath
 
 _NOT_EXCLUSIVE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _NOT_TO_BE_OWNER: Final = (errno.EPERM, errno.EACCES, errno.EINVAL)  # the last: one that a user namespace does not know
@@ -161,7 +161,7 @@ def make_directories(syscalls: Syscalls, root: Descriptor, key: str, *, is_durab
         return
     parent, _, name = key.rpartition("/")
     make_directories(syscalls, root, parent, is_durable=is_durable)
-    directory = open_beneath(root, parent, READ | os.O_DIRECTORY)
+    directory = open_beneath(root, parent, DIRECTORY)
     with suppress(FileExistsError):
         syscalls.mkdir(name, 0o777, directory.fd)
     if is_durable:
@@ -175,7 +175,6 @@ _DURABLE_NBYTES: Final = 2**20
 """From this size on a file is made durable by itself; of many small ones, each would take as long as all together."""
 
 _THREAD_NBYTES: Final = 256 * 2**10  # less is copied to the page cache faster than a thread takes over
-_DIRECTORY: Final = READ | os.O_DIRECTORY
 
 
 def _write(syscalls: Syscalls, fd: int, data: Sequence[Buffer], offset: int) -> None:
@@ -202,7 +201,7 @@ class NewFile:
         self._syscalls = syscalls
         self._key = key
         self._nbytes = head_nbytes
-        self._directory = open_beneath(store.directory, UNFINISHED, _DIRECTORY)
+        self._directory = open_beneath(store.directory, UNFINISHED, DIRECTORY)
         self._name = temporary_name()
         self._file = Descriptor(syscalls.create(self._name, os.O_RDWR | os.O_EXCL, 0o666, self._directory.fd))
 
@@ -238,7 +237,7 @@ class NewFile:
             self._syscalls.sync(self._file.fd)
         parent, _, name = self._key.rpartition("/")
         make_directories(self._syscalls, self._store.directory, parent, is_durable=False)
-        directory = open_beneath(self._store.directory, parent, _DIRECTORY)
+        directory = open_beneath(self._store.directory, parent, DIRECTORY)
         self._syscalls.rename(self._name, name, self._directory.fd, directory.fd)
         if is_large:
             self._syscalls.sync_directory(directory.fd)
@@ -261,9 +260,9 @@ async def new_file(store: LocalReader, syscalls: Syscalls, key: str, head_nbytes
 def clear_unfinished(store: LocalReader, syscalls: Syscalls) -> None:
     """Remove all files that are not complete, and their directory."""
     with suppress(FileNotFoundError):
-        directory = open_beneath(store.directory, UNFINISHED, _DIRECTORY)
+        directory = open_beneath(store.directory, UNFINISHED, DIRECTORY)
         for name in os.listdir(directory.fd):
             syscalls.unlink(name, directory.fd)
         above, _, name = UNFINISHED.rpartition("/")
-        directory = open_beneath(store.directory, above, _DIRECTORY)
+        directory = open_beneath(store.directory, above, DIRECTORY)
         syscalls.rmdir(name, directory.fd)

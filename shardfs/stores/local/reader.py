@@ -1,7 +1,6 @@
 """A directory of this machine, as far as it is read; snapshots are versions of files, held by open descriptors."""
 
 import errno
-import mmap
 import os
 import stat
 import time
@@ -30,6 +29,7 @@ from shardfs.stores.base import (
     file_format,
 )
 from shardfs.stores.local.syscalls import (
+    DIRECTORY,
     ITSELF,
     READ,
     WALK,
@@ -40,6 +40,7 @@ from shardfs.stores.local.syscalls import (
     translated,
 )
 from shardfs.stores.local.threads import Threads
+from shardfs.stores.memory import map_file
 from shardfs.stores.ttl import within_ttl
 
 _ATTEMPTS: Final = 8
@@ -114,15 +115,8 @@ class LocalSnapshot:
     @contextmanager
     def mapped(self) -> Iterator[memoryview]:
         """Map the file into memory, to search it; for commands only: a file that is cut meanwhile ends the process."""
-        if not self.size:  # there is no mapping of nothing
-            yield memoryview(b"")
-            return
-        with mmap.mmap(self._descriptor.fd, self.size, prot=mmap.PROT_READ) as mapping:
-            view = memoryview(mapping)
-            try:
-                yield view
-            finally:
-                view.release()
+        with map_file(self._descriptor.fd, self.size) as view:
+            yield view
 
     async def is_current(self) -> bool:
         """Whether the name that was opened still stands for this version."""
@@ -347,7 +341,7 @@ class LocalReader:
         """Return the names in a directory."""
 
         def look() -> Descriptor:
-            return open_beneath(self.directory, key, READ | os.O_DIRECTORY)
+            return open_beneath(self.directory, key, DIRECTORY)
 
         def scan() -> list[Entry]:
             with translated(key), os.scandir(descriptor.fd) as entries:

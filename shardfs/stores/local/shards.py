@@ -20,14 +20,13 @@ from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Descriptor, Kept
 from shardfs.stores.local.atomic_write import NoCloneError, Rights, rename_to_absent, temporary_name, write_aside
 from shardfs.stores.local.file_lock import FileLock, lock
 from shardfs.stores.local.reader import LocalReader, LocalSnapshot, to_stat
-from shardfs.stores.local.syscalls import BLOCK, READ, WALK, Syscalls, changing, open_beneath, read_fully
+from shardfs.stores.local.syscalls import BLOCK, DIRECTORY, WALK, Syscalls, changing, open_beneath, read_fully
 
 BATCH_NBYTES: Final = 8 * 2**20
 """What is written in one call at most, but for a tail."""
 
 _STEP_NBYTES: Final = APPEND_NBYTES + BLOCK
 _READ_NBYTES: Final = 2**20
-_DIRECTORY: Final = READ | os.O_DIRECTORY
 _NO_FILE: Final = -1
 
 Piece = Kept | Content
@@ -322,7 +321,7 @@ class LocalEdit:
         return now
 
     def _write_new(self, change: _Change, clone_of: Descriptor | None) -> Stat:
-        directory = open_beneath(self.store.directory, self._parent, _DIRECTORY)
+        directory = open_beneath(self.store.directory, self._parent, DIRECTORY)
         temporary = self.temporary.rpartition("/")[2]
         fd, rights, kept = _NO_FILE, self.rights, 0
         if self.file is not None:
@@ -352,7 +351,7 @@ class LocalEdit:
     def _delete(self) -> None:
         if self.snapshot is None:
             raise NotFoundError(f"{self.key} does not exist")
-        directory = open_beneath(self.store.directory, self._parent, _DIRECTORY)
+        directory = open_beneath(self.store.directory, self._parent, DIRECTORY)
         self._require_unchanged()
         self.syscalls.unlink(self._name, directory.fd)
         self.syscalls.sync_directory(directory.fd)

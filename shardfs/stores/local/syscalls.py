@@ -221,11 +221,8 @@ class Syscalls:
         room = os.fstatvfs(fd)
         if room.f_bavail * room.f_frsize < len(buffer):  # else a part of it would be written
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        direct = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
-        try:
-            done = os.pwrite(direct, buffer, offset)
-        finally:
-            os.close(direct)
+        direct = Descriptor(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC))
+        done = os.pwrite(direct.fd, buffer, offset)
         if done < len(buffer):
             self.pwrite(fd, [buffer[done:]], offset + done)
 
@@ -351,10 +348,11 @@ def translate(error: OSError, key: str, errors: Mapping[int, type[ShardfsError]]
 
 READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 WRITE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+DIRECTORY: Final = READ | os.O_DIRECTORY
 WALK: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 ITSELF: Final = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
-"""Flags: to read a file, to read and write it, to pass through a directory, and to get at what a name stands for, be it
-a link."""
+"""Flags: to read a file, to read and write it, to list a directory, to pass through one, and to get at what a name
+stands for, be it a link."""
 
 _MAX_LINKS: Final = 40
 

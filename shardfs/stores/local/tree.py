@@ -32,8 +32,8 @@ from shardfs.stores.local.file_lock import FileLock, lock
 from shardfs.stores.local.reader import TTL, USER, LocalReader, to_stat
 from shardfs.stores.local.shards import LocalEdit
 from shardfs.stores.local.syscalls import (
+    DIRECTORY,
     ITSELF,
-    READ,
     SYSCALLS,
     WRITE,
     Syscalls,
@@ -47,7 +47,6 @@ from shardfs.stores.local.threads import Threads
 
 T = TypeVar("T")
 
-_DIRECTORY: Final = READ | os.O_DIRECTORY
 _THREAD_NBYTES: Final = 256 * 2**10  # less is copied to the page cache faster than a thread takes over
 
 
@@ -114,7 +113,7 @@ class LocalStore(LocalReader):
         """Make all durable that was written, with what else its file system holds."""
 
         def settle() -> None:
-            directory = open_beneath(self.directory, "", _DIRECTORY)
+            directory = open_beneath(self.directory, "", DIRECTORY)
             self._syscalls.sync_file_system(directory.fd)
 
         with changing(""):
@@ -165,7 +164,7 @@ class LocalStore(LocalReader):
 
         def replace() -> Stat:
             parent, _, name = key.rpartition("/")
-            directory = open_beneath(self.directory, parent, _DIRECTORY)
+            directory = open_beneath(self.directory, parent, DIRECTORY)
             rights = Rights(mode)
             with suppress(FileNotFoundError):
                 old = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
@@ -265,7 +264,7 @@ class LocalStore(LocalReader):
         """Make the names in a directory durable."""
 
         def sync() -> None:
-            directory = open_beneath(self.directory, key, _DIRECTORY)
+            directory = open_beneath(self.directory, key, DIRECTORY)
             self._syscalls.sync_directory(directory.fd)
 
         with changing(key):

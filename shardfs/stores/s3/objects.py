@@ -5,7 +5,6 @@ about the same time, or while all connections are busy, one plan is made.  What 
 """
 
 import copy
-import mmap
 import os
 import stat as modes
 import tempfile
@@ -23,6 +22,7 @@ import trio
 from shardfs.errors import ConflictError, IsADirectoryHereError, NotFoundError, StaleError, StoreError
 from shardfs.stores.base import Buffer, Kind, Stat
 from shardfs.stores.disk_cache import DiskCache
+from shardfs.stores.memory import map_file
 from shardfs.stores.ranges import WINDOW_NBYTES, Reads, Span, Spans, merge, window
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.heads import Heads, not_found
@@ -446,9 +446,6 @@ class S3Snapshot:
     @contextmanager
     def mapped(self) -> Iterator[memoryview]:
         """Download the object into a file without a name and map that, to search it; blocks."""
-        if not self.size:  # there is no mapping of nothing
-            yield memoryview(b"")
-            return
         with tempfile.TemporaryFile() as file:
             for offset in range(0, self.size, _DOWNLOAD_NBYTES):
                 piece = self.read_blocking(offset, min(_DOWNLOAD_NBYTES, self.size - offset))
@@ -457,7 +454,7 @@ class S3Snapshot:
                     file.flush()
                 except OSError as error:
                     raise StoreError(f"{self._key} cannot be kept in a temporary file: {error.strerror}") from None
-            with mmap.mmap(file.fileno(), self.size, prot=mmap.PROT_READ) as mapping, memoryview(mapping) as view:
+            with map_file(file.fileno(), self.size) as view:
                 yield view
 
     def expect(self, offset: int, nbytes: int) -> None:
