@@ -7,12 +7,10 @@ import trio
 
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.state import StateDirectory, shown
-from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.reading import LogContents, read_log
-from shardfs.dataset.wal.recovery import bring_home, log_damage, recover_command, replay
+from shardfs.dataset.wal.recovery import bring_home, log_damage, open_log, recover_command, replay
 from shardfs.dataset.writer import Writer
 from shardfs.errors import ConflictError, ShardfsError, counted
-from shardfs.stores.local.syscalls import SYSCALLS, Syscalls, open_directory
+from shardfs.stores.local.syscalls import SYSCALLS, Syscalls
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
 
@@ -43,8 +41,8 @@ class Session:
         self.state = state
         self._left = left
         self._single_writer = single_writer
-        self._contents, self.journal = _open_log(state.journal, disk)
-        self._aside, self.conflicts = _open_log(state.conflicts, disk)
+        self._contents, self.journal = open_log(state.journal, disk)
+        self._aside, self.conflicts = open_log(state.conflicts, disk)
         self.writer = Writer(source, self.journal, self.conflicts, auto_compact=auto_compact)
         self.changes = Changes(
             fs,
@@ -112,10 +110,3 @@ class Session:
                 log.error("the journal in %s is left as it is: %s", journal.where, error)  # noqa: TRY400
                 is_committed = False
         return is_committed
-
-
-def _open_log(path: str, disk: Syscalls) -> tuple[LogContents, WriteAheadLog]:
-    """Open the log in the directory *path*; returns what it held at the beginning, too."""
-    directory = open_directory(path)
-    contents = read_log(directory)
-    return contents, WriteAheadLog(directory, disk, contents)

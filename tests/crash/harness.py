@@ -35,7 +35,7 @@ OWNER = Owner(os.geteuid(), os.getegid())
 def small_log() -> Iterator[None]:
     """Let what was written and not committed lie in many small files, written in small pieces."""
     small = partial(WriteAheadLog, segment_nbytes=8192)
-    with patch("shardfs.vfs.session.WriteAheadLog", small), patch("shardfs.dataset.wal.log._PIECE_NBYTES", 4096):
+    with patch("shardfs.dataset.wal.recovery.WriteAheadLog", small), patch("shardfs.dataset.wal.log._PIECE_NBYTES", 4096):
         yield
 
 

@@ -250,10 +250,9 @@ async def finish_shrink(source: Source, commits: GroupCommit, shrink: Shrink) ->
 
 @dataclass(frozen=True, slots=True)
 class OpenLogs:
-    """The log and the conflict log, with what they held, and a `GroupCommit` for the former."""
+    """The log, with what it held, the conflict log, and a `GroupCommit` for the former."""
 
     contents: LogContents
-    aside: LogContents
     journal: WriteAheadLog
     conflicts: WriteAheadLog
     commits: GroupCommit
@@ -287,19 +286,22 @@ def log_damage(directory: str, contents: LogContents) -> None:
         log.error("%s", describe_damage(directory, damage))
 
 
+def open_log(path: str, disk: Syscalls = SYSCALLS) -> tuple[LogContents, WriteAheadLog]:
+    """Open the log in the directory *path*, whose lock the caller holds; returns what it held at the beginning, too."""
+    directory = open_directory(path)
+    contents = read_log(directory)
+    return contents, WriteAheadLog(directory, disk, contents)
+
+
 @contextmanager
 def opened(source: Source, state: StateDirectory, disk: Syscalls = SYSCALLS) -> Iterator[OpenLogs]:
     """Open the journals in *state*, whose lock the caller holds, for the length of a block.
 
     Raises `StoreError` for one that cannot be read, or at the end cannot be let go of.
     """
-    directory, directory_aside = open_directory(state.journal), open_directory(state.conflicts)
-    contents, aside = read_log(directory), read_log(directory_aside)
-    with (
-        closing(WriteAheadLog(directory, disk, contents)) as journal,
-        closing(WriteAheadLog(directory_aside, disk, aside)) as conflicts,
-    ):
-        yield OpenLogs(contents, aside, journal, conflicts, GroupCommit(source, SharedLog(journal), conflicts))
+    (contents, journal), (_, conflicts) = (open_log(path, disk) for path in (state.journal, state.conflicts))
+    with closing(journal), closing(conflicts):
+        yield OpenLogs(contents, journal, conflicts, GroupCommit(source, SharedLog(journal), conflicts))
 
 
 async def bring_home(store: Store, left: Sequence[StateDirectory]) -> None:
