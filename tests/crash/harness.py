@@ -35,7 +35,8 @@ OWNER = Owner(os.geteuid(), os.getegid())
 def small_log() -> Iterator[None]:
     """Let what was written and not committed lie in many small files, written in small pieces."""
     small = partial(WriteAheadLog, segment_nbytes=8192)
-    with patch("shardfs.dataset.wal.recovery.WriteAheadLog", small), patch("shardfs.dataset.wal.log._PIECE_NBYTES", 4096):
+    wal = "shardfs.dataset.wal"
+    with patch(f"{wal}.recovery.WriteAheadLog", small), patch(f"{wal}.log._PIECE_NBYTES", 4096):
         yield
 
 
