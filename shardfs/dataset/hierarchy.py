@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 DOCUMENT: Final = ZARR_JSON
 _MAX_NODES: Final = 512
-_MAX_NODES_NBYTES: Final = 32 * 2**20
+_MAX_NODES_NBYTES: Final = 3 * MAX_DOCUMENT_NBYTES  # the largest document, what is shown of it, and other nodes
 _ATTEMPTS: Final = 4
 _FIRST_NBYTES: Final = 256 * 2**10  # most documents are shorter, and are one request then
 _SETTLED_NS: Final = 2 * 10**9

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import trio
 
+from shardfs.format.document import MAX_DOCUMENT_NBYTES
+from shardfs.format.lens.show import V3Shower
 from tests.support.corpus import BASE, GZIP, LITTLE, ZSTD, edited, extension, sharding, transpose
 from tests.support.documents import later, write
 from tests.support.gated import GatedStore
@@ -107,6 +109,18 @@ async def test_few_of_very_many_nodes_are_kept(root: Path) -> None:
         await source.hierarchy.node(f"d{i}")
     assert source.hierarchy.remaining("d0") == 0.0
     assert source.hierarchy.remaining("d4999") == 1.0
+
+
+@in_trio
+async def test_the_largest_document_is_kept_while_other_nodes_are_looked_at(root: Path) -> None:
+    """To make what is shown of one can take ten seconds."""
+    write(root / "a", edited(("attributes",), {"text": "x" * (MAX_DOCUMENT_NBYTES - 2**12)}))
+    hierarchy = open_source(root).hierarchy
+    hierarchy.show(V3Shower())
+    node = await hierarchy.node("a")
+    assert node.memory > 2 * (MAX_DOCUMENT_NBYTES - 2**12)
+    await hierarchy.node("")
+    assert await hierarchy.node("a") is node
 
 
 @in_trio
