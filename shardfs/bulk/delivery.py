@@ -67,7 +67,8 @@ class Delivered:
     """What became of an object: *made_of* tells the state of what it was made of, *state* its own.
 
     Both are "" if it was not stored as it should be; *problems* say why, a line each.  It *is_stored* now, *nbytes* of
-    it, or *is_unchanged*; neither if it failed, or there is nothing to store.
+    it, or *is_unchanged*; neither if it failed, or there is nothing to store.  *fatal* is what keeps all others from
+    being stored, too.
     """
 
     key: str
@@ -77,6 +78,7 @@ class Delivered:
     is_unchanged: bool = False
     nbytes: int = 0
     problems: tuple[str, ...] = ()
+    fatal: NoSpaceError | ReadOnlyError | None = None
 
 
 @dataclass(frozen=True)
@@ -219,18 +221,20 @@ def copying(read: Callable[[int, int], Awaitable[Buffer]], nbytes: int) -> Calla
 
 
 async def each_delivered(items: Sequence[Item], store: "Storer", *, at_once: int = 1) -> tuple[Delivered, ...]:
-    """Store each item; one that fails stops no other, unless it says that nothing can be stored any more."""
+    """Store each item; one that fails stops no other, unless that is fatal: then what is returned lacks the rest."""
     delivered: dict[Item, Delivered] = {}
 
     async def attempt(item: Item) -> None:
         try:
             delivered[item] = await store(item)
-        except (NoSpaceError, ReadOnlyError):
+        except (NoSpaceError, ReadOnlyError) as error:
+            delivered[item] = Delivered(item.key, fatal=error)
             raise
         except ShardfsError as error:
             delivered[item] = Delivered(item.key, problems=(left_out(item.key, error),))
 
-    await for_each(items, attempt, at_once)
+    with suppress(NoSpaceError, ReadOnlyError):
+        await for_each(items, attempt, at_once)
     return tuple(delivered.values())
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from shardfs.bulk.delivery import Delivered, Item
 from shardfs.dataset.slots import state_home
 from shardfs.dataset.state import needed
-from shardfs.errors import SourceError, UsageError
+from shardfs.errors import SourceError, StoreError, UsageError
 from shardfs.stores.base import Address, Descriptor
 from shardfs.stores.local.syscalls import ofd_lock
 
@@ -104,7 +104,7 @@ class Manifest:
 def open_manifest(destination: Address, *, anew: bool) -> Iterator[Manifest]:
     """Open the manifest of *destination*, an empty one if it is begun *anew*; nobody else has it open meanwhile.
 
-    Raises `SourceError` if another process has.
+    Raises `SourceError` if another process has, and `StoreError` if its disk is full.
     """
     digest = hashlib.sha256("\n".join(destination).encode(errors="surrogateescape")).hexdigest()[:32]
     directory = os.path.join(state_home(), "shardfs", "bulk")
@@ -119,6 +119,10 @@ def open_manifest(destination: Address, *, anew: bool) -> Iterator[Manifest]:
     database = _connect(path)
     try:
         yield Manifest(database)
+    except sqlite3.OperationalError as error:
+        raise StoreError(
+            f"{path} cannot be written: {error}; what is stored stays, and --sync goes on with it"
+        ) from None
     finally:
         database.close()
 

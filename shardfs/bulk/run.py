@@ -18,10 +18,8 @@ from shardfs.dataset.slots import has_journal, hold
 from shardfs.dataset.state import needed
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import (
-    NoSpaceError,
     NotADirectoryHereError,
     NotFoundError,
-    ReadOnlyError,
     ShardfsError,
     SourceError,
     UsageError,
@@ -139,7 +137,10 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
         how.progress(report)
 
         def take(delivered: Sequence[Delivered]) -> None:
-            manifest.done(each for each in delivered if not each.problems)
+            fatal = next((each.fatal for each in delivered if each.fatal is not None), None)
+            manifest.done(each for each in delivered if not each.problems and each.fatal is None)
+            if fatal is not None:
+                raise type(fatal)(f"{fatal}; what is stored stays, and --sync goes on with it")
             for each in delivered:
                 report.problems.extend(each.problems)
                 report.done += 1
@@ -149,8 +150,6 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
             how.progress(report)
 
         def done(outcome: Outcome[Sequence[Delivered]]) -> None:
-            if isinstance(outcome.error, NoSpaceError | ReadOnlyError):
-                raise type(outcome.error)(f"{outcome.error}; what is stored stays, and --sync goes on with it")
             if outcome.error is not None:
                 report.problems.append(f"{outcome.task.name}: {outcome.error}")
                 report.done += len(cast(StoreTask, outcome.task).items)

@@ -184,6 +184,32 @@ def test_a_destination_that_is_in_the_source_by_another_mount_is_refused(tmp_pat
     assert files_below(source) == before
 
 
+def test_after_a_full_disk_what_is_stored_stays_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    source, disk = tmp_path / "source", tmp_path / "disk"
+    write_small(tmp_path / "plain")
+    array = zarr.create_array(source, shape=(32, 2**16), chunks=(1, 2**16), dtype="u1", compressors=None)
+    array[...] = 1
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "none", disk], check=True)
+    try:
+        (disk / "else").write_bytes(bytes(3 * 2**20))
+        done = run("pack", "--shards", "4,1", "--jobs", "1", source, disk / "made")
+        assert done.returncode == FAILED
+        assert "No space left on device; what is stored stays" in done.stderr
+        (disk / "else").unlink()
+        stored = len(list((disk / "made/c").iterdir()))
+        assert 1 <= stored < 8
+        report = json.loads(summary("pack", "--shards", "4,1", "--json", "--sync", source, disk / "made"))
+        assert (report["unchanged"], report["stored"]) == (stored, 8 - stored + 1)
+        (disk / "else").write_bytes(bytes(4 * 2**20 - 100_000 - sum(map(len, files_below(disk).values()))))
+        done = run("pack", tmp_path / "plain", tmp_path / "unknown", XDG_STATE_HOME=str(disk))
+        assert done.returncode == FAILED
+        assert "cannot be written: database or disk is full" in done.stderr
+        assert "Traceback" not in done.stderr
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
 def test_chunks_that_wait_in_a_journal_are_missed_until_they_are_committed(tmp_path: Path, mount: Mounter) -> None:
     source, made = tmp_path / "source", tmp_path / "made"
     write_small(tmp_path / "plain")

@@ -194,62 +194,78 @@ def _write(syscalls: Syscalls, fd: int, data: Sequence[Buffer], offset: int) -> 
 
 
 class NewFile:
-    """A file that becomes *key*."""
+    """A file that becomes *key*; a small one is made, written and named by one call."""
 
     def __init__(self, store: LocalReader, syscalls: Syscalls, key: str, head_nbytes: int) -> None:
         self._store = store
         self._syscalls = syscalls
         self._key = key
         self._nbytes = head_nbytes
-        self._directory = open_beneath(store.directory, UNFINISHED, DIRECTORY)
+        self._pending: list[Buffer] = []
+        self._pending_nbytes = 0
         self._name = temporary_name()
-        self._file = Descriptor(syscalls.create(self._name, os.O_RDWR | os.O_EXCL, 0o666, self._directory.fd))
+        self._opened: tuple[Descriptor, Descriptor] | None = None
 
     async def write(self, data: Sequence[Buffer]) -> None:
-        """Write *data* behind what is there."""
-        nbytes = sum(memoryview(piece).nbytes for piece in data)
-        run = self._store.threads.on_content if nbytes > _THREAD_NBYTES else self._store.threads.on_names
-        with changing(self._key):
-            await run(self._write, data, nbytes)
-        self._nbytes += nbytes
+        """Write *data*, which nobody changes any more, behind what is there."""
+        self._pending += data
+        self._pending_nbytes += sum(memoryview(piece).nbytes for piece in data)
+        if self._pending_nbytes > _THREAD_NBYTES:
+            with changing(self._key):
+                await self._store.threads.on_content(self._write)
 
     async def finish(self, head: Buffer = b"") -> Stat:
         """Write *head*, and move the file to its name."""
         threads = self._store.threads
-        run = threads.on_content if self._nbytes >= _DURABLE_NBYTES else threads.on_names
+        run = threads.on_content if self._nbytes + self._pending_nbytes >= _DURABLE_NBYTES else threads.on_names
         with changing(self._key):
             return await run(self._finish, head)
 
     def remove(self) -> None:
         """Remove the file, if it has no other name yet."""
-        with suppress(OSError):
-            self._syscalls.unlink(self._name, self._directory.fd)
+        if self._opened is not None:
+            with suppress(OSError):
+                self._syscalls.unlink(self._name, self._opened[0].fd)
 
-    def _write(self, data: Sequence[Buffer], nbytes: int) -> None:
-        _write(self._syscalls, self._file.fd, data, self._nbytes)
+    def _write(self) -> tuple[Descriptor, Descriptor]:
+        """Write what is pending; return the directory and the file, open."""
+        if self._opened is None:
+            directory = self._open_directory(UNFINISHED)
+            file = Descriptor(self._syscalls.create(self._name, os.O_RDWR | os.O_EXCL, 0o666, directory.fd))
+            self._opened = directory, file
+        data, nbytes, self._pending, self._pending_nbytes = self._pending, self._pending_nbytes, [], 0
+        fd = self._opened[1].fd
+        _write(self._syscalls, fd, data, self._nbytes)
         if nbytes >= _DURABLE_NBYTES:
-            self._syscalls.begin_to_sync(self._file.fd, self._nbytes, nbytes)
+            self._syscalls.begin_to_sync(fd, self._nbytes, nbytes)
+        self._nbytes += nbytes
+        return self._opened
 
     def _finish(self, head: Buffer) -> Stat:
+        unfinished, file = self._write()
         is_large = self._nbytes >= _DURABLE_NBYTES
-        self._syscalls.pwrite(self._file.fd, [head], 0)
+        self._syscalls.pwrite(file.fd, [head], 0)
         if is_large:
-            self._syscalls.sync(self._file.fd)
+            self._syscalls.sync(file.fd)
         parent, _, name = self._key.rpartition("/")
-        make_directories(self._syscalls, self._store.directory, parent, is_durable=False)
-        directory = open_beneath(self._store.directory, parent, DIRECTORY)
-        self._syscalls.rename(self._name, name, self._directory.fd, directory.fd)
+        directory = self._open_directory(parent)
+        self._syscalls.rename(self._name, name, unfinished.fd, directory.fd)
         if is_large:
             self._syscalls.sync_directory(directory.fd)
-        return to_stat(os.fstat(self._file.fd))
+        return to_stat(os.fstat(file.fd))
+
+    def _open_directory(self, key: str) -> Descriptor:
+        """Open a directory, which is made if it is not there."""
+        with suppress(FileNotFoundError):
+            return open_beneath(self._store.directory, key, DIRECTORY)
+        make_directories(self._syscalls, self._store.directory, key, is_durable=False)
+        return open_beneath(self._store.directory, key, DIRECTORY)
 
 
 @asynccontextmanager
 async def new_file(store: LocalReader, syscalls: Syscalls, key: str, head_nbytes: int) -> AsyncIterator[NewFile]:
     """Begin a file that becomes *key*; it is removed unless it is finished in the block."""
-    with changing(key):
-        await store.threads.on_names(make_directories, syscalls, store.directory, UNFINISHED)
-        file = await store.threads.on_names(NewFile, store, syscalls, key, head_nbytes)
+    file = NewFile(store, syscalls, key, head_nbytes)
     try:
         yield file
     except BaseException:
