@@ -1,4 +1,4 @@
-"""What every store offers: `Reader`, `FileTree` and `ShardWriter`, and versions of objects, `Snapshot`."""
+"""What every store offers: `Store`, `ShardWriter`, and versions of objects, `Snapshot`."""
 
 import enum
 import os
@@ -335,7 +335,7 @@ def file_format(name: str, first: bytes) -> str:
     return "a file; SOURCE is the folder of an array, a group or several"
 
 
-class Reader(Protocol):
+class Store(Protocol):
     """Named bytes below one source; a remote one caches names for *ttl* seconds, a local one never does."""
 
     @property
@@ -409,9 +409,7 @@ class Reader(Protocol):
     async def capacity(self) -> Capacity:
         """Return how much room there is."""
 
-
-class FileTree(Protocol):
-    """Names and files, changed as programs ask for it."""
+    # Names and files, changed as programs ask for it.
 
     async def create(self, key: str, mode: int, *, exclusive: bool) -> OpenFile:
         """Open a regular file to read and write, and make it with *mode* if there is none.
@@ -487,9 +485,7 @@ class FileTree(Protocol):
     async def flush(self) -> None:
         """Store what was written to files that are open; raises what keeps one from being stored."""
 
-
-class Store(Reader, FileTree, Protocol):
-    """What is read and written: names, files, and shards."""
+    # Whole objects and shards.
 
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
         """Begin to change the store, as is done once before anything is.
