@@ -28,7 +28,7 @@ from shardfs.errors import (
 from shardfs.format.grid import parse_coordinate
 from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
-from shardfs.format.sharding import Coords, Segment, ShardGrid
+from shardfs.format.sharding import Coords, Segment
 from shardfs.stores.base import Buffer, Content, Kind, Stat, Store, in_pieces, join_key
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.ttl import derived_at, within_ttl
@@ -204,16 +204,13 @@ class Array:
 
     def __init__(self, layout: ArrayLayout, unsharded: UnshardedArray, shards: ShardCache, fingerprint: bytes) -> None:
         self.layout = layout
+        self.grid = layout.grid
+        """Where the inner chunks lie."""
         self.fingerprint = fingerprint
         self.document = unsharded.document
         self.codecs = unsharded.codecs
         self.listing = ShardListing(shards.store, layout, ttl=shards.ttl, clock=shards.clock)
         self._shards = shards
-
-    @property
-    def grid(self) -> ShardGrid:
-        """Where the inner chunks lie."""
-        return self.layout.grid
 
     async def find(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:
         """Return the extent of the inner chunk at *coords*, None if there is no such chunk, and its shard's state.

@@ -64,12 +64,9 @@ class View:
 
     def __init__(self, shower: Shower) -> None:
         self.shower = shower
-        self._chunk_views: WeakKeyDictionary[Node, ChunkView] = WeakKeyDictionary()
-
-    @property
-    def translates(self) -> bool:
+        self.translates = shower.translates
         """Whether arrays are shown in another form: unsharded ones too, and some perhaps not at all."""
-        return self.shower.translates
+        self._chunk_views: WeakKeyDictionary[Node, ChunkView] = WeakKeyDictionary()
 
     def shown(self, node: Node) -> Shown:
         """Return what is shown of *node*, which a hierarchy that was not told of the view does not know."""

@@ -269,9 +269,8 @@ class NpyHandle(FileHandle):
         super().__init__(attributes)
         self._node = node
         self._layout = shown.layout
-        self._source, (self._file, self._codec, fill) = shown
-        self._source.listing.forget()
-        self._array = self._source.layout
+        self.array, (self._file, self._codec, fill) = shown
+        self.array.listing.forget()
         self._chunks = node.fs.chunk_cache
         self._item = self._file.item
         self._source_strides = tuple(n * self._item.itemsize for n in self._file.chunk_strides)
@@ -289,11 +288,6 @@ class NpyHandle(FileHandle):
         # Elements that can always be read with one plan: many chunks of one element would make it long.
         last = min((*self._file.shape[-1:], *self._file.chunk_shape[-1:]), default=1)
         self._max_planned = _MAX_COPIES * max(1, last)
-
-    @property
-    def array(self) -> Array:
-        """The array that the file shows."""
-        return self._source
 
     async def read(self, offset: int, nbytes: int) -> Buffer:
         """Return up to *nbytes* bytes from *offset*; raises `StaleError` when the array became another one."""
@@ -357,7 +351,7 @@ class NpyHandle(FileHandle):
             self._known.clear()
             self._large = None
             self._all_ahead.pop(self, None)
-            self._source.listing.forget()
+            self.array.listing.forget()
         hierarchy = self._node.fs.hierarchy
         if hierarchy.clock() < self._valid_until:
             return
@@ -366,8 +360,8 @@ class NpyHandle(FileHandle):
         except NotFoundError:
             raise StaleError(f"{self._node.path} is gone") from None
         if now.layout != self._layout:
-            raise StaleError(f"the array {self._array.path or 'at the root'} has changed")
-        self._valid_until = hierarchy.clock() + hierarchy.remaining(self._array.path)
+            raise StaleError(f"the array {self.array.layout.path or 'at the root'} has changed")
+        self._valid_until = hierarchy.clock() + hierarchy.remaining(self.array.layout.path)
 
     async def _fill_in(self, out: Elements, plan: dict[Coords, list[Copy]], is_in_order: bool) -> None:
         await trio.lowlevel.checkpoint()  # so that others have a turn
@@ -390,14 +384,14 @@ class NpyHandle(FileHandle):
     async def _fetch(self, coords: Coords, copies: list[Copy], out: Elements, is_in_order: bool) -> None:
         nopened = self._nopened
         try:
-            extent = (await self._source.find(coords, fresh=coords not in self._known))[1]
+            extent = (await self.array.find(coords, fresh=coords not in self._known))[1]
             first, data = await self._bytes_of(coords, extent, copies, is_in_order)
         except StaleError:  # what was believed is out of date; no byte of it was given
             self._large = None
-            extent = (await self._source.find(coords, fresh=True))[1]
+            extent = (await self.array.find(coords, fresh=True))[1]
             first, data = await self._bytes_of(coords, extent, copies, is_in_order)
         if nopened == self._nopened:  # else it may be out of date, for who has opened the file meanwhile
-            self._known[coords] = VersionKey.of(self._array, coords, extent) if extent is not None else None
+            self._known[coords] = VersionKey.of(self.array.layout, coords, extent) if extent is not None else None
         self._copy(copies, data, first, out)
 
     async def _bytes_of(
@@ -411,12 +405,14 @@ class NpyHandle(FileHandle):
             return 0, None
         if is_in_order and isinstance(extent.shard, OpenShard):
             extent.shard.expect()
-        chunk = DecodedChunk(self._chunks, self._array, coords, extent, self._codec)
+        chunk = DecodedChunk(self._chunks, self.array.layout, coords, extent, self._codec)
         if self._codec.is_identity:
             first = min(copy.source for copy in copies) * self._item.itemsize
             last = max(map(self._stop, copies))
             if last - first > _MAX_RANGE_NBYTES:
-                raise StoreError(f"a chunk of {self._array.path or 'the array'} is too large: {chunk.nbytes} bytes")
+                raise StoreError(
+                    f"a chunk of {self.array.layout.path or 'the array'} is too large: {chunk.nbytes} bytes"
+                )
             return first, await chunk.read(first, last - first)
         if chunk.nbytes > self._chunks.max_nbytes:
             if self._large is None or self._large[0] != coords:
