@@ -86,8 +86,21 @@ def list_daemons() -> Iterator[tuple[int, Snapshot]]:
     """Yield the daemons that this process may look at: the process id as it is here, and the latest figures."""
     for name in os.listdir("/proc"):
         with suppress(OSError, ValueError):
-            if (figures := open_figures(int(name))) is not None:
-                yield int(name), read_figures(figures)
+            pid = int(name)
+            snapshot = _latest_of(pid)
+            if snapshot is not None and _is_told_by(pid, snapshot):
+                yield pid, snapshot
+
+
+def _latest_of(pid: int) -> Snapshot | None:
+    figures = open_figures(pid)
+    return None if figures is None else read_figures(figures)
+
+
+def _is_told_by(pid: int, snapshot: Snapshot) -> bool:
+    """Whether a process is the daemon of its figures, and not one that has them open to read them."""
+    namespace = os.stat(f"/proc/{pid}/ns/pid").st_ino
+    return namespace == snapshot.pid_namespace and (namespace != pid_namespace() or pid == snapshot.pid)
 
 
 def find_daemon(path: str) -> int | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from shardfs.fuse.mounts import open_figures
 from tests.cli.conftest import Background
 from tests.support.commands import MOUNT_POINT, one_line_of, run, run_json
 from tests.support.corpus import array, sharding
@@ -42,6 +43,8 @@ def test_all_are_listed_the_dead_and_the_silent_and_those_that_commit_still(
         assert background(*options, source, place).returncode == 0
     daemons = {name: daemon_of(place) for name, place in places.items()}
     ends = os.pidfd_open(daemons["ending"])
+    is_read = open_figures(daemons["ending"])  # as `umount` does while it waits, and is no daemon for that
+    assert is_read is not None
     kill_daemon(places["dead"])
     (places["ending"] / "c/0/0").write_bytes(b"n" * 24)
     os.kill(daemons["silent"], signal.SIGSTOP)
