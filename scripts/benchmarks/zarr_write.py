@@ -1,7 +1,7 @@
 """zarr-python writes a whole sharded array, inner chunk by inner chunk: natively, and through the mount.
 
 Natively each inner chunk costs its shard anew. What the mount holds back is brought into the shards at the end, which
-is part of the time.
+is part of the time. What zarr-python itself takes shows where the array is not sharded and there is no mount.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .rounds import interleave
 from .writing_peers import WRITING_PEERS
 from .zarr_write_client import PAYLOADS, contents, selections
 
-NATIVE, THROUGH = "native (sharded)", "shardfs"
+NATIVE, THROUGH, FILES = "native (sharded)", "shardfs", "plain files"
 OF_NATIVE = 5.0
 """How many times as fast as natively zarr-python must be through the mount."""
 
@@ -47,7 +47,7 @@ class Written:
 
 
 def run(work: Path, peers: Sequence[str], shard: tuple[int, ...], placement: Placement, rounds: int) -> None:
-    """Measure both with an array of two shards, and print their table."""
+    """Measure all three with an array of two shards, and print their table."""
     if THROUGH not in peers:
         return
     shape = (2 * shard[0], *shard[1:])
@@ -55,10 +55,11 @@ def run(work: Path, peers: Sequence[str], shard: tuple[int, ...], placement: Pla
     def measure(subject: str, order: random.Random) -> Written:
         with tempfile.TemporaryDirectory(dir=work) as parent:
             source = Path(parent, "array")
+            shards = None if subject == FILES else shard
             zarr.create_array(
-                source, shape=shape, chunks=INNER, shards=shard, dtype="uint16", compressors=None, fill_value=0
+                source, shape=shape, chunks=INNER, shards=shards, dtype="uint16", compressors=None, fill_value=0
             )
-            if subject == NATIVE:
+            if subject != THROUGH:
                 written = _write(source, shape)
             else:
                 with WRITING_PEERS[THROUGH](source, "", placement) as mounted:
@@ -68,7 +69,7 @@ def run(work: Path, peers: Sequence[str], shard: tuple[int, ...], placement: Pla
         return written
 
     placement.apply()
-    results = interleave([NATIVE, THROUGH], rounds, measure)
+    results = interleave([NATIVE, THROUGH, FILES], rounds, measure)
     native = [turn.flushed for turn in results[NATIVE]]
     rows = []
     for subject, turns in results.items():
