@@ -14,6 +14,11 @@ from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket, S3Server, credentials, ministack, moto
 
 
+def pytest_configure() -> None:
+    """Let other users read what tests make, as nearly everywhere: some tests are about them."""
+    os.umask(0o022)
+
+
 def pytest_collection_finish() -> None:
     """Let the garbage collector leave alone what all tests share."""
     gc.collect()

@@ -106,7 +106,7 @@ def test_s3_clients_need_not_be_installed() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, *wanted], env=environment(), capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done
+    assert done.returncode == 0, str(done)
 
 
 @every_module

@@ -18,7 +18,7 @@ from tests.support.commands import FAILED, run
 def differences(source: Path, made: Path) -> list[str]:
     done = run("verify", "--jobs", "1", source, made)
     lines = done.stdout.splitlines()
-    assert done.returncode == (FAILED if lines[:-1] else 0), done
+    assert done.returncode == (FAILED if lines[:-1] else 0), str(done)
     return lines[:-1]
 
 

@@ -75,7 +75,7 @@ def finish(group: zarr.Group, path: Path) -> None:
 
 def pack(source: Path, destination: Path, *arguments: str, status: int = 0) -> str:
     done = run("pack", *(() if "--jobs" in arguments else ("--jobs", "1")), *arguments, source, destination)
-    assert done.returncode == status, done
+    assert done.returncode == status, str(done)
     return done.stderr
 
 

@@ -22,7 +22,7 @@ CHUNK = 2**20
 
 def s3(*arguments: str | Path, bucket: Bucket, status: int = 0) -> str:
     done = run(*arguments, "--jobs", "1", "--endpoint-url", bucket.endpoint_url)
-    assert done.returncode == status, done
+    assert done.returncode == status, str(done)
     return done.stdout
 
 

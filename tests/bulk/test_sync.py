@@ -45,7 +45,7 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def summary(*arguments: str | Path, status: int = 0) -> str:
     done = run(*arguments, *(() if "--jobs" in arguments else ("--jobs", "1")))
-    assert done.returncode == status, done
+    assert done.returncode == status, str(done)
     return done.stdout.strip()
 
 
@@ -293,7 +293,7 @@ def test_a_run_that_is_killed_at_any_call_is_finished_by_the_next(tmp_path: Path
         check=False,
         preexec_fn=end_with_parent,
     )
-    assert done.returncode == 0, done
+    assert done.returncode == 0, str(done)
     assert int(done.stdout) >= kills
 
 

@@ -30,7 +30,7 @@ def test_what_is_unpacked_is_what_a_mount_shows(tmp_path: Path, mount: Mounter, 
     (source / "link").symlink_to("README.txt")
     done = run("unpack", "--jobs", "1", "--view", *view, source, tmp_path / "unpacked")
     left_out = [line for line in done.stderr.splitlines() if line.startswith("shardfs: left out: ")]
-    assert done.returncode == (FAILED if left_out else 0), done
+    assert done.returncode == (FAILED if left_out else 0), str(done)
     assert bool(left_out) is (view != ("v3",))  # some arrays of the corpus have no such form
     mounted = mount(source, arguments=["--view", *view], expect=EXPECTED)
     shown = files_below(mounted.path)

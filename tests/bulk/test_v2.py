@@ -113,7 +113,7 @@ def test_every_codec_and_data_type_of_v2_is_packed_for_every_library(tmp_path: P
             assert found.tolist() == expected.tolist(), name
         assert dict(packed[name].attrs) == {"name": name}
     done = run("verify", "--jobs", "1", tmp_path / "source", tmp_path / "packed")
-    assert done.returncode == 0, done
+    assert done.returncode == 0, str(done)
 
 
 UNKNOWN = [

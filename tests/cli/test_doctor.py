@@ -25,7 +25,7 @@ from tests.support.users import AS_NOBODY, shared_directory
 
 def findings(*arguments: str | Path, status: int, prefix: tuple[str, ...] = (), **variables: str) -> list[Any]:
     done = run("doctor", "--json", *arguments, prefix=prefix, **variables)
-    assert done.returncode == status, done
+    assert done.returncode == status, str(done)
     found: list[Any] = json.loads(done.stdout)
     assert any(each["kind"] == "problem" for each in found) == (status == FAILED)
     return found

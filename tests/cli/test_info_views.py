@@ -194,7 +194,7 @@ def test_a_group_that_cannot_be_listed_is_named_beside_the_others(tmp_path: Path
     (tmp_path / "denied").chmod(0o300)
     bound = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
     done = run("info", "--json", tmp_path, prefix=() if os.geteuid() else bound)
-    assert done.returncode == 0, done
+    assert done.returncode == 0, str(done)
     assert {item["path"]: item["reason"] for item in json.loads(done.stdout)["arrays"]} == {
         "denied": "denied: Permission denied",
         "image": None,

@@ -28,9 +28,11 @@ from tests.support.users import AS_NOBODY, MOUNT_OF_NOBODY, NOBODY, shared_direc
 def rows_below(directory: Path, *, prefix: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
     """What is said of the mounts below a directory, by the name of the place: other tests have mounts too."""
     done = run("mounts", "--json", prefix=prefix)
-    assert done.returncode == 0, done
-    found = json.loads(done.stdout)
-    return {Path(row["mountpoint"]).name: row for row in found if row["mountpoint"].startswith(f"{directory}/")}
+    assert done.returncode == 0, str(done)
+    found = [row for row in json.loads(done.stdout) if row["mountpoint"].startswith(f"{directory}/")]
+    rows = {Path(row["mountpoint"]).name: row for row in found}
+    assert len(rows) == len(found), found
+    return rows
 
 
 def test_all_are_listed_the_dead_and_the_silent_and_those_that_commit_still(
@@ -121,7 +123,7 @@ def test_figures_of_others_that_say_nonsense_are_passed_over(figures: bytes) -> 
     try:
         os.pwrite(file, figures, 0)
         done = run("mounts", "--json")
-        assert done.returncode == 0, done
+        assert done.returncode == 0, str(done)
         assert os.getpid() not in [row["pid"] for row in json.loads(done.stdout)]
     finally:
         os.close(file)
@@ -162,7 +164,7 @@ def of_nobody() -> Iterator[Path]:
         (directory / "place").mkdir()
         state = {"XDG_STATE_HOME": str(directory / "state")}
         done = run("mount", "--write", directory / "source", directory / "place", prefix=MOUNT_OF_NOBODY, **state)
-        assert done.returncode == 0, done
+        assert done.returncode == 0, str(done)
         yield directory / "place"
         subprocess.run(["fusermount3", "-u", "-z", directory / "place"], capture_output=True, check=False)
         end_mounts_below(directory)

@@ -31,7 +31,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("package")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory]
     done = subprocess.run(build, cwd=TOP, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done
+    assert done.returncode == 0, str(done)
     (wheel,) = directory.glob("*.whl")
     venv.create(directory / "venv")
     (packages,) = (directory / "venv").glob("lib/*/site-packages")
@@ -59,7 +59,10 @@ def test_every_command_has_a_man_page_with_all_that_its_help_has(prefix: Path) -
     assert {path.stem for path in man1.iterdir()} == {"shardfs", *(f"shardfs-{name}" for name in cli.commands)}
     for page in man1.iterdir():
         shown = subprocess.run(
-            ["man", "--warnings", "-l", page], env=os.environ | {"MANWIDTH": "10000"}, capture_output=True, text=True
+            ["man", "--warnings", "-l", page],
+            env=os.environ | {"MANWIDTH": "10000", "LC_ALL": "C.UTF-8"},
+            capture_output=True,
+            text=True,
         )
         assert (shown.returncode, shown.stderr) == (0, ""), page
         command = cli.commands.get(page.stem.removeprefix("shardfs-"), cli)

@@ -601,7 +601,7 @@ def test_it_repairs_a_torn_shard_that_the_journal_has_changes_for(
         file.write(b"torn by another program")
     for _ in range(2):  # what is in a shard that cannot be read is decided when it can
         done = run("recover", "--apply", source)
-    assert done.returncode == 0, done
+    assert done.returncode == 0, str(done)
     assert read_zarr_chunk(source, "c/0/0") == b"a" * 24
     assert run("recover", source).stdout == "nothing to recover\n"
 

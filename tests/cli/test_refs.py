@@ -31,7 +31,7 @@ References = Mapping[str, Any]
 
 def references(*arguments: str | Path) -> References:
     done = run("refs", *arguments)
-    assert done.returncode == 0, done
+    assert done.returncode == 0, str(done)
     content = json.loads(done.stdout)
     assert content.keys() == {"version", "refs"}
     assert content["version"] == 1

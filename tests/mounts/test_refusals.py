@@ -43,7 +43,7 @@ def refused(
             if point.startswith(str(place)):
                 subprocess.run(["fusermount3", "-u", "-z", point], check=True)
                 pytest.fail(f"{point} was mounted, and should not have been")
-    assert (done.returncode, done.stdout) == (status, ""), done
+    assert (done.returncode, done.stdout) == (status, ""), str(done)
     assert "Traceback" not in done.stderr
     line = done.stderr.removeprefix(before)
     assert line.startswith("shardfs: ")

@@ -39,7 +39,7 @@ class Host:
         place = self.directory / f"{self.name}-{number}"
         place.mkdir(exist_ok=True)
         done = self.run("mount", "--write", "--log-file", self.log, source, place)
-        assert done.returncode == 0, done
+        assert done.returncode == 0, str(done)
         return place
 
     @property

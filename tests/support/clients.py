@@ -49,13 +49,13 @@ class Client:
     def run(self, program: str, *arguments: str | Path) -> str:
         """Run *program*, whose `sys.argv[1:]` are *arguments*; it must succeed.  Returns what it printed."""
         done = self._run(program, *arguments)
-        assert done.returncode == 0, done
+        assert done.returncode == 0, str(done)
         return done.stdout
 
     def complaint(self, program: str, *arguments: str | Path) -> str:
         """Run *program*, which must fail; returns the last line of its traceback."""
         done = self._run(program, *arguments)
-        assert done.returncode == 1, done
+        assert done.returncode == 1, str(done)
         return done.stderr.rstrip().splitlines()[-1]
 
     def arrays(self, program: str, directory: Path, *arguments: str | Path) -> dict[str, np.ndarray]:
@@ -155,7 +155,7 @@ def system_tool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def output_of(*arguments: str | Path) -> str:
     """What a tool of the system prints; it must succeed."""
     done = system_tool(*arguments)
-    assert done.returncode == 0, done
+    assert done.returncode == 0, str(done)
     return done.stdout
 
 

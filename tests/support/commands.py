@@ -37,13 +37,13 @@ def run(
 def run_json(*arguments: str | Path, status: int = 0, **variables: str) -> Any:
     """Run a command that prints JSON and nothing else, and return what it says."""
     done = run(*arguments, **variables)
-    assert done.returncode == status, done
+    assert done.returncode == status, str(done)
     return json.loads(done.stdout)
 
 
 def one_line_of(done: subprocess.CompletedProcess[str], status: int) -> str:
     """Return the one line, without its mark, with which a command failed as documented."""
-    assert (done.returncode, done.stdout) == (status, ""), done
+    assert (done.returncode, done.stdout) == (status, ""), str(done)
     assert done.stderr.startswith("shardfs: ")
     assert done.stderr.endswith("\n")
     assert done.stderr.count("\n") == 1

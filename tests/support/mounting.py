@@ -125,7 +125,7 @@ class Mount:
             if "busy" not in done.stderr or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        assert done.returncode == 0, done
+        assert done.returncode == 0, str(done)
         assert self.process.wait(PATIENCE) == status, self.log
 
     def _ask(self) -> None:

@@ -59,4 +59,4 @@ def run_together(path: Path, script: str) -> None:
     """Run *script* in several processes that begin at the same time."""
     command = [sys.executable, "-c", EACH + script, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4 * PATIENCE)
-    assert done.returncode == 0, done
+    assert done.returncode == 0, str(done)

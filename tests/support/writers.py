@@ -47,14 +47,14 @@ def open_tensorstore(path: Path, **members: Any) -> tensorstore.TensorStore:
 def tool(*arguments: str | Path, cwd: Path | None = None) -> bytes:
     """Run a tool of the system; it must succeed and say nothing on stderr."""
     done = subprocess.run(arguments, cwd=cwd, capture_output=True, check=False, timeout=4 * PATIENCE)
-    assert (done.returncode, done.stderr) == (0, b""), done
+    assert (done.returncode, done.stderr) == (0, b""), str(done)
     return done.stdout
 
 
 def flush(mount: Mount) -> None:
     """Bring everything into the shards."""
     done = run("flush", mount.path)
-    assert done.returncode == 0, done
+    assert done.returncode == 0, str(done)
 
 
 def shards_of(source: Path) -> dict[str, list[dict[str, Any]]]:
@@ -74,7 +74,7 @@ def assert_packed(source: Path, nchunks: int) -> None:
 def assert_sound(source: Path) -> None:
     """`shardfs verify` finds nothing wrong, down to the decoded chunks, and the mount left nothing behind."""
     done = run("verify", "--data", source)
-    assert done.returncode == 0, done
+    assert done.returncode == 0, str(done)
     assert not (source / ".shardfs").exists(), sorted(map(str, (source / ".shardfs").rglob("*")))
 
 

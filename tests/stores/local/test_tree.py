@@ -501,7 +501,7 @@ def test_what_modes_forbid_is_not_changed() -> None:
             (root / key).chmod(0o444)
         done = subprocess.run([sys.executable, "-c", UNPRIVILEGED, directory], capture_output=True, text=True)
         assert files(root) == {"closed/f", "readonly"}
-    assert done.returncode == 0, done
+    assert done.returncode == 0, str(done)
 
 
 def descriptors() -> int:
