@@ -12,6 +12,7 @@ from shardfs.bulk.delivery import Delivered, Item, Job, MadeOf, NothingError, St
 from shardfs.bulk.engine import Context
 from shardfs.bulk.nodes import Transfer, chunks_within
 from shardfs.errors import CorruptionError, ShardfsError
+from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.lens.packed import Packing
 from shardfs.format.sharding import Coords
 from shardfs.format.update import plan_write
@@ -97,6 +98,9 @@ class _Shard:
         group: list[Coords] = []
         nbytes = 0
         for coords, size in chunks:
+            if size > 2 * MAX_CHUNK_NBYTES and self.transfer.transcoder is not None:
+                self._left_out(CorruptionError(f"{size:,} bytes are too many to be decoded"), coords)
+                continue
             is_large = size > PART_NBYTES and self.transfer.transcoder is None
             if group and (is_large or nbytes + size > PART_NBYTES or len(group) == _MAX_GROUP):
                 yield await self._fetch(group)

@@ -192,14 +192,16 @@ def test_a_damaged_shard_and_a_damaged_chunk_are_named_and_left_out(tmp_path: Pa
     plain[...] = np.arange(1, 65)
     edit(tmp_path / "source/below/table/c/3/1", flip(-3))
     (tmp_path / "source/plain/c/5").write_bytes(b"no zstd")
+    os.truncate(tmp_path / "source/plain/c/6", 5 * 2**30)
     done = run("pack", "--codecs", "gzip", tmp_path / "source", tmp_path / "packed")
     assert done.returncode == FAILED
     problems = [line for line in done.stderr.splitlines() if line.startswith("shardfs: ")]
-    assert len(problems) == 2
+    assert len(problems) == 3
     assert "left out: below/table/c/3/1" in problems[0]
-    assert "left out: plain/c/5: " in problems[1]
+    assert "left out: plain/c/6: 5,368,709,120 bytes are too many to be decoded" in problems[1]
+    assert "left out: plain/c/5: " in problems[2]
     expected = np.arange(1, 65, dtype="i4")
-    expected[20:24] = 0
+    expected[20:28] = 0
     packed = zarr.open_group(tmp_path / "packed", mode="r", use_consolidated=False)
     assert_same(np.asarray(packed["plain"][...]), expected)
     table = TABLE.copy()
@@ -297,6 +299,10 @@ def test_a_destination_that_cannot_be_filled_is_refused(tmp_path: Path) -> None:
         tmp_path, "--shards", "2,2", source / "image", tmp_path / "packed"
     )
     assert "no codecs" in refuse(tmp_path, "--codecs", "[1]", source, tmp_path / "packed")
+    huge = {"shape": (2**36,), "chunks": (2**33,), "dtype": "u1", "compressors": None}
+    zarr.create_array(tmp_path / "huge", **huge)
+    options = ("--shards", "2", "--codecs", "zstd")
+    assert "8,589,934,592 bytes are too many" in refuse(tmp_path, *options, tmp_path / "huge", tmp_path / "packed")
     done = run("unpack", "--view", "npy", "--decode", source, tmp_path / "unpacked")
     assert done.returncode == WRONG_USAGE
     assert "leave out --decode" in done.stderr

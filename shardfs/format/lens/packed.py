@@ -182,6 +182,9 @@ class Transcoder:
         is_same = old_normal == new_normal and all(map(is_encoded_alike, source.codecs, target.codecs))
         if is_same and given is None:
             return None
+        nbytes = math.prod(source.grid.chunk_shape) * (item_nbytes(data_type) or 1)
+        if nbytes > MAX_CHUNK_NBYTES:
+            raise NotUnshardable(f"its chunks would have to be transcoded, and {nbytes:,} bytes are too many for that")
         was, becomes = _chain(source), _chain(target)
         try:
             if are_known := all(map(is_decodable, becomes.after)):
