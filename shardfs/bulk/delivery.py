@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-from shardfs.bulk.engine import Context
+from shardfs.bulk.engine import Context, as_told
 from shardfs.dataset.hierarchy import Source
-from shardfs.errors import NoSpaceError, NotADirectoryHereError, NotFoundError, ReadOnlyError, ShardfsError
+from shardfs.errors import NoSpaceError, NotADirectoryHereError, NotFoundError, ReadOnlyError
 from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Snapshot, Stat, Store
 from shardfs.stores.parallel import for_each
 from shardfs.stores.url import StoreOptions, is_remote
@@ -196,7 +196,7 @@ async def deliver(
         async with store.new_object(item.key, nbytes, head_nbytes=head_nbytes) as new:
             stat = await produce(new)
     except NothingError:
-        if stat is not None:
+        with suppress(NotFoundError, NotADirectoryHereError):
             await store.discard(item.key)
         return Delivered(item.key, str(made_of), state_of(None))
     return Delivered(item.key, str(made_of), state_of(stat), is_stored=True, nbytes=stat.size)
@@ -230,8 +230,8 @@ async def each_delivered(items: Sequence[Item], store: "Storer", *, at_once: int
         except (NoSpaceError, ReadOnlyError) as error:
             delivered[item] = Delivered(item.key, fatal=error)
             raise
-        except ShardfsError as error:
-            delivered[item] = Delivered(item.key, problems=(left_out(item.key, error),))
+        except Exception as error:
+            delivered[item] = Delivered(item.key, problems=(left_out(item.key, as_told(error)),))
 
     with suppress(NoSpaceError, ReadOnlyError):
         await for_each(items, attempt, at_once)

@@ -82,7 +82,8 @@ class Manifest:
         """
         last = b""
         while rows := self._database.execute(
-            "select key, state from objects where run < ? and key > ? order by key limit ?",
+            "select key, case when is_begun then null else state end from objects where run < ? and key > ? "
+            "order by key limit ?",
             (self._run, last, _NROWS),
         ).fetchall():
             for last, state in rows:

@@ -135,8 +135,8 @@ async def walk(source: Source) -> AsyncIterator[tuple[str, list[Entry], BulkNode
 class Transfer:
     """How the chunks of *array* come into shards of *target*: by *transcoder*, or encoded as they are without one.
 
-    *document* is that of the packed array, and *fingerprint* stands for what it says of its chunks.  *was* and
-    *becomes* name the codecs of chunks.
+    *document* is that of the packed array.  *fingerprint* stands for what both documents say of their chunks, and
+    *version* for their shape, too.  *was* and *becomes* name the codecs of chunks.
     """
 
     array: Array
@@ -147,18 +147,25 @@ class Transfer:
     was: str
     becomes: str
 
+    @property
+    def version(self) -> tuple[bytes, tuple[int, ...]]:
+        """What tells whether shards that are made now fit those that were made before, and the document."""
+        return self.fingerprint, tuple(self.document["shape"])
+
     @classmethod
-    async def find(cls, context: Context, job: Job, path: str, packing: Packing) -> "Transfer":
-        """Return how the chunks of the array at *path* are packed; raises `StaleError` if there is none any more."""
+    async def find(
+        cls, context: Context, job: Job, path: str, packing: Packing, version: tuple[bytes, tuple[int, ...]]
+    ) -> "Transfer":
+        """Return how the chunks of the array at *path* are packed; raises `StaleError` if it has another *version*."""
 
         async def find() -> Transfer:
             node = await find_node(job.reading(context), path)
             transfer = cls.of(node, packing) if node is not None else None
-            if transfer is None:
-                raise StaleError(f"the array {path or 'at the root'} was changed meanwhile")
+            if transfer is None or transfer.version != version:
+                raise StaleError(f"the array {path or 'at the root'} was changed meanwhile; go on with --sync")
             return transfer
 
-        return await context.last("transfer", (job, path, packing), find)
+        return await context.last("transfer", (job, path, packing, version), find)
 
     @classmethod
     def of(cls, node: BulkNode, packing: Packing) -> "Transfer | None":
@@ -177,7 +184,8 @@ class Transfer:
         transcoder = Transcoder.of(source, target, node.decoder)
         was, becomes = (", ".join(codec.name for codec in each.codecs) for each in (source, target))
         was = str(node.decoder or was)
-        return cls(node.array, layout, document, fingerprint(packed), transcoder, was, becomes)
+        both = fingerprint(packed) + fingerprint(node.metadata) + was.encode()
+        return cls(node.array, layout, document, both, transcoder, was, becomes)
 
     def nbytes(self, shard: Coords) -> int:
         """Return about how many bytes the target shard at *shard* has: those of its chunks without compression."""

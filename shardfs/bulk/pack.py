@@ -26,16 +26,17 @@ _MAX_GROUP: Final = 1024
 
 @dataclass(frozen=True)
 class PackShards(StoreTask):
-    """The task that writes some *shards* of the array at *path*, one for each item."""
+    """The task that writes some *shards* of the array at *path*, one for each item; *version* is that of `Transfer`."""
 
     packing: Packing
     path: str
+    version: tuple[bytes, tuple[int, ...]]
     shards: tuple[Coords, ...]
 
     async def storer(self, context: Context) -> Storer:
         """Return what writes one of them."""
         at_once = _CHUNKS_AT_ONCE if self.job.reading(context).store.rewrites else 1
-        transfer = await Transfer.find(context, self.job, self.path, self.packing)
+        transfer = await Transfer.find(context, self.job, self.path, self.packing, self.version)
         shards = dict(zip(self.items, self.shards, strict=True))
 
         async def write(item: Item) -> Delivered:

@@ -38,12 +38,13 @@ _MAX_ERRORS: Final = 3
 class PackPlan(Plan):
     """What packing a source comes to, as it is found before anything is written.
 
-    *arrays* are those whose chunks are packed, or converted from v2; *trees* those that are copied as the files that
-    they are; *planned* is what is said of them all.  *files* are directories with other files.
+    *arrays* are those whose chunks are packed, or converted from v2, with their versions, as `Transfer` has them;
+    *trees* those that are copied as the files that they are; *planned* is what is said of them all.  *files* are
+    directories with other files.
     """
 
     packing: Packing
-    arrays: list[str] = field(default_factory=list)
+    arrays: dict[str, tuple[bytes, tuple[int, ...]]] = field(default_factory=dict)
     trees: list[str] = field(default_factory=list)
     files: list[tuple[str, list[str]]] = field(default_factory=list)
     _errors: list[str] = field(default_factory=list)  # which keep all of it from being begun
@@ -100,7 +101,8 @@ class PackPlan(Plan):
 
     async def _pack(self, path: str, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[PackShards]:
         """Yield the tasks of one array."""
-        transfer = await Transfer.find(context, job, path, self.packing)
+        version = self.arrays[path]
+        transfer = await Transfer.find(context, job, path, self.packing, version)
 
         def fail(error: ShardfsError) -> None:
             self.problems.append(left_out(path, error))
@@ -109,7 +111,7 @@ class PackPlan(Plan):
         async for shards, nbytes in batched(touched, transfer.nbytes, most=_BATCH, nbytes=_BATCH_NBYTES):
             items = manifest.items(map(transfer.target.shard_key, shards))
             cost = nbytes if transfer.transcoder is None else nbytes * _TRANSCODING
-            yield PackShards(job, items, cost, self.packing, path, tuple(shards))
+            yield PackShards(job, items, cost, self.packing, path, version, tuple(shards))
 
     def _add(self, node: BulkNode) -> None:
         """Take in a node."""
@@ -128,7 +130,7 @@ class PackPlan(Plan):
             self._errors.append(named(node.path, error))
             return
         if transfer is not None:
-            self.arrays.append(node.path)
+            self.arrays[node.path] = transfer.version
             self.total += transfer.target.grid.shards.nchunks
             self.documents[key] = encode_json(transfer.document)
         else:

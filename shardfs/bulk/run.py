@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, cast
 
-from shardfs.bulk.delivery import Delivered, Item, Job, MadeOf, StoreTask, deliver, each_delivered, state_of
+from shardfs.bulk.delivery import (
+    Delivered,
+    Item,
+    Job,
+    MadeOf,
+    StoreTask,
+    deliver,
+    each_delivered,
+    left_out,
+    state_of,
+)
 from shardfs.bulk.engine import Context, Outcome, run_tasks
 from shardfs.bulk.manifest import Manifest, open_manifest
 from shardfs.dataset.maintenance.walk import prune
@@ -151,12 +161,14 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
 
         def done(outcome: Outcome[Sequence[Delivered]]) -> None:
             if outcome.error is not None:
-                report.problems.append(f"{outcome.task.name}: {outcome.error}")
-                report.done += len(cast(StoreTask, outcome.task).items)
+                items = cast(StoreTask, outcome.task).items
+                report.problems += [left_out(item.key, outcome.error) for item in items]
+                report.done += len(items)
             take(outcome.result or ())
 
         tasks = plan.tasks(job, context, manifest)
         await run_tasks(tasks, done, context=context, executor=how.executor, jobs=how.jobs)
+        await source.store.check()  # where it is gone, or another one, nothing was found, and all would be removed
         if plan.last is not None:
             take(await plan.last.run(context))
         for item in manifest.items(list(plan.documents)[::-1]):

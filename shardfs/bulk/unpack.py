@@ -26,6 +26,8 @@ from shardfs.dataset.maintenance.walk import walk_nodes, walk_shards
 from shardfs.errors import ShardfsError
 from shardfs.stores.base import Kind, join_key
 from shardfs.vfs.chunk_cache import ChunkCache
+from shardfs.vfs.entries.base import Entry
+from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.entries.npy import NpyHandle
 from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import DocumentHandle, FileHandle
@@ -83,12 +85,13 @@ class WriteFiles(StoreTask):
         async def write(item: Item) -> Delivered:
             above, _, name = item.key.rpartition("/")
             attributes = await tree.lookup(await find(above), os.fsencode(name))
-            if attributes.status.kind is not Kind.FILE:  # a link, which is followed within the source
-                return await copy_file(self.job, source.store, store, item)
             try:
+                if attributes.status.kind is not Kind.FILE:  # a link, which is followed within the source
+                    return await copy_file(self.job, source.store, store, item)
+                entry = await tree.entry(attributes.ino)
                 number, handle = await tree.open(attributes.ino)
                 try:
-                    return await self._write(item, handle, context)
+                    return await self._write(item, entry, handle, context)
                 finally:
                     del tree.open_files[number]
                     await handle.close()
@@ -97,11 +100,14 @@ class WriteFiles(StoreTask):
 
         return write
 
-    async def _write(self, item: Item, handle: FileHandle, context: Context) -> Delivered:
+    async def _write(self, item: Item, entry: Entry, handle: FileHandle, context: Context) -> Delivered:
         size, made_of = handle.attributes.size, MadeOf(state_of(handle.attributes.status))
+        if self.unpacking.decode and isinstance(entry, Chunk):
+            made_of.add(entry.chunks.array.fingerprint)
         if isinstance(handle, DocumentHandle):
             made_of = MadeOf(handle.text)
         elif isinstance(handle, NpyHandle):
+            made_of.add(handle.array.fingerprint)
             async for shard in walk_shards(handle.array):
                 made_of.add(shard, state_of((await handle.array.shard(shard)).stat))
 

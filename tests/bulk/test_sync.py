@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,12 +20,14 @@ import pytest
 import trio
 import zarr
 
+from shardfs.bulk.delivery import Delivered, Item, Job, MadeOf, NothingError, deliver, each_delivered
 from shardfs.bulk.plan import PackPlan
 from shardfs.bulk.run import Plan, Report, RunOptions
 from shardfs.bulk.run import fill as fill_with
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.errors import ShardfsError
 from shardfs.format.lens.packed import Packing
+from shardfs.stores.base import NewObject, Stat
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.url import StoreOptions
@@ -327,3 +331,104 @@ def wait_for_some(made: Path, process: subprocess.Popen[bytes], count: int) -> N
         except OSError:
             continue
         time.sleep(0.001)
+
+
+def fill_while(change: Callable[[], object], source: Path, made: Path, *, syncs: bool = False) -> Report:
+    """Pack; the source is changed when all was looked at, and nothing is stored yet."""
+    changes = iter([change])
+
+    def progress(_: Report) -> None:
+        for each in changes:
+            each()
+
+    plan = PackPlan(Packing(shard_nbytes=128))
+    with ThreadPoolExecutor(1) as others:  # which have not looked at it
+        how = RunOptions(syncs, executor=others, progress=progress)
+        return trio.run(fill_with, str(source), str(made), plan, how, StoreOptions())
+
+
+def test_an_array_that_grows_after_it_was_looked_at_is_left_for_the_next_run(tmp_path: Path) -> None:
+    source, made, fresh = tmp_path / "source", tmp_path / "made", tmp_path / "fresh"
+    array = zarr.create_array(source, shape=(16,), chunks=(1,), dtype="i4", compressors=None)
+    array[...] = np.arange(16)
+    report = fill_while(lambda: array.append(np.arange(200)), source, made)
+    assert report.problems == ["left out: c/0: the array at the root was changed meanwhile; go on with --sync"]
+    assert set(files_below(made)) == {"zarr.json"}
+    summary("pack", "--shard-size", "128", "--sync", source, made)
+    summary("pack", "--shard-size", "128", source, fresh)
+    assert files_below(made) == files_below(fresh)
+
+
+@pytest.mark.parametrize("syncs", [False, True])
+def test_nothing_is_removed_or_called_complete_if_the_source_is_another_directory_now(
+    tmp_path: Path, syncs: bool
+) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_v3(source)
+    made.mkdir()
+    if syncs:
+        assert not fill_while(lambda: None, source, made).problems
+    before = files_below(made)
+
+    def replace() -> None:
+        shutil.rmtree(source)
+        source.mkdir()
+
+    with pytest.raises(ShardfsError, match="is another directory now"):
+        fill_while(replace, source, made, syncs=syncs)
+    assert files_below(made) == before
+
+
+@pytest.mark.parametrize(
+    "command", [("pack", "--shards", "2", "--codecs", "gzip"), ("unpack", "--decode")], ids=" ".join
+)
+def test_chunks_whose_codecs_were_corrected_are_made_again(tmp_path: Path, command: tuple[str, ...]) -> None:
+    source, made, fresh = tmp_path / "source", tmp_path / "made", tmp_path / "fresh"
+    create = {"shape": (8,), "chunks": (2,), "dtype": "i4", "compressors": None}
+    zarr.create_array(source, shards=(4,) if command[0] == "unpack" else None, **create)[...] = np.arange(8)
+    summary(*command, source, made)
+    document = (source / "zarr.json").read_text()
+    assert '"little"' in document
+    (source / "zarr.json").write_text(document.replace('"little"', '"big"', 1))
+    summary(*command, "--sync", source, made)
+    summary(*command, source, fresh)
+    assert files_below(made) == files_below(fresh)
+
+
+def test_a_shard_that_could_not_be_stored_again_and_then_left_the_source_is_removed(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    zarr.create_array(source, shape=(8,), chunks=(2,), shards=(4,), dtype="i4")[...] = 1
+    summary("pack", "--shards", "2", source, made)
+    shard = source / "c/1"
+    shard.write_bytes(bytes(len(shard.read_bytes())))
+    assert "left out" in run("pack", "--shards", "2", "--sync", "--jobs", "1", source, made).stderr
+    shard.unlink()
+    summary("pack", "--shards", "2", "--sync", source, made)
+    assert set(files_below(made)) == {"zarr.json", "c/0"}
+
+
+def test_one_object_that_cannot_be_made_keeps_no_other_from_being_stored() -> None:
+    async def store(item: Item) -> Delivered:
+        if item.key == "b":
+            raise MemoryError
+        return Delivered(item.key, is_stored=True)
+
+    delivered = trio.run(each_delivered, [Item("a"), Item("b"), Item("c")], store)
+    assert [each.is_stored for each in delivered] == [True, False, True]
+    assert delivered[1].problems == ("left out: b: it takes more memory than there is",)
+
+
+def test_what_an_unknown_run_has_stored_is_removed_where_there_is_nothing_to_store(tmp_path: Path) -> None:
+    (tmp_path / "c").write_bytes(b"of a run that was killed")
+
+    async def nothing(_: NewObject) -> Stat:
+        raise NothingError
+
+    async def main() -> None:
+        store = LocalStore(str(tmp_path))
+        job = Job("", str(tmp_path))
+        await deliver(job, store, Item("c"), MadeOf(), 0, nothing)
+        await deliver(job, store, Item("d"), MadeOf(), 0, nothing)
+
+    trio.run(main)
+    assert files_below(tmp_path) == {}

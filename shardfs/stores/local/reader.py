@@ -304,8 +304,13 @@ class LocalReader:
         """Do nothing: names are looked at each time."""
 
     async def check(self) -> Sequence[Entry] | None:
-        """Return the names at the top, if they are not very many; opening the source was looking at it."""
+        """Return the names at the top, if they are not very many.
+
+        Raises `SourceError` if the directory that was opened is not what its path leads to any more.
+        """
         with translated(""), os.scandir(self.root) as found:
+            if not os.path.samestat(os.stat(self.root), os.fstat(self.directory.fd)):
+                raise SourceError(f"{self.root} is another directory now than the one that was opened")
             entries = [Entry(entry.name, _entry_kind(entry)) for entry in islice(found, MAX_TOP + 1)]
         return entries if len(entries) <= MAX_TOP else None
 
