@@ -16,7 +16,8 @@ from shardfs.format.document import canonical
 from shardfs.format.dtype import fill_element
 from shardfs.format.lens.packed import Decoder, decoder_of
 from shardfs.format.lens.unsharded import describe
-from shardfs.format.metadata import ArrayMetadata, normal_data_type
+from shardfs.format.lens.v2_decoder import V2Decoder
+from shardfs.format.metadata import ArrayMetadata, normal_codecs, normal_data_type
 from shardfs.format.sharding import Coords, ShardGrid
 from shardfs.stores.base import Buffer, Kind, join_key
 from shardfs.stores.url import StoreOptions, url_of
@@ -83,11 +84,15 @@ class CompareFiles:
 
 @dataclass(frozen=True)
 class _Form:
-    """An array, and what decodes its chunks; None if nothing does.  *fill* is a chunk that is not there."""
+    """An array, and what decodes its chunks; None if nothing does.  *element* is the fill value.
+
+    Equal bytes are equal values only where the *encoding* is the same.
+    """
 
     array: Array
+    encoding: tuple[str, V2Decoder | None]
     decode: Decoder | None = None
-    fill: bytes = b""
+    element: bytes = b""
 
     @classmethod
     def of(cls, node: BulkNode | None) -> "_Form | None":
@@ -95,18 +100,19 @@ class _Form:
         if node is None or node.array is None or not isinstance(node.metadata, ArrayMetadata):
             return None
         document = node.metadata.document
+        encoding = canonical(normal_codecs(node.array.codecs, document["data_type"])), node.decoder
         try:
             element = fill_element(document["data_type"], document["fill_value"])
             decode = node.decoder or decoder_of(describe(node.metadata))
         except (NotShownError, MetadataError):
-            return cls(node.array)
-        return cls(node.array, decode, element * math.prod(node.array.grid.chunk_shape))
+            return cls(node.array, encoding)
+        return cls(node.array, encoding, decode, element)
 
     def values(self, chunk: Buffer | None) -> object:
         """Return what tells the values of a chunk; nothing is equal to those of one that cannot be decoded."""
         if self.decode is None:
             return object()
-        return self.decode(chunk) if chunk is not None else self.fill
+        return self.decode(chunk) if chunk is not None else self.element * math.prod(self.array.grid.chunk_shape)
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,7 @@ class _Pair:
         """Yield what differs in the shard at *shard*, in lines."""
         path = self.source.array.layout.path
         problems: dict[str, None] = {}
+        is_alike = self.source.encoding == self.made.encoding
 
         def damaged(error: ShardfsError, coords: Coords | None) -> None:
             problems[str(error)] = None
@@ -147,7 +154,8 @@ class _Pair:
             name = join_key(path, f"chunk {'/'.join(map(str, coords))}")
             try:
                 one, other = [await form.array.read_once(coords) for form in (self.source, self.made)]
-                if one != other and self.source.values(one) != self.made.values(other):
+                is_same = one == other and (is_alike or one is None)
+                if not is_same and self.source.values(one) != self.made.values(other):
                     problems[f"{name} {'is missing' if other is None else 'differs'}"] = None
             except ShardfsError as error:
                 problems[f"{name}: {error}"] = None
@@ -194,7 +202,7 @@ async def compare(
 ) -> list[str]:
     """Return what differs between what was packed or unpacked and what came of it, in lines.
 
-    Chunks are the same if their encoded bytes are, or their values; one that is not there has the fill value.
+    Chunks are the same if their values are, as where equal bytes have the same codecs; one that is not there has the fill value.
     *progress* is told how many tasks more are done.  Raises `SourceError` for what cannot be read.
     """
     context, problems = Context(), list[str]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -66,6 +67,16 @@ def test_whatever_differs_is_named(tmp_path: Path) -> None:
         "notes/more.bin: differs",
         "point: other attributes",
     ]
+
+
+def test_equal_bytes_of_other_codecs_are_other_values(tmp_path: Path) -> None:
+    stored = {"shape": (4,), "chunks": (2,), "dtype": "u2", "compressors": None}
+    for name in ("little", "big"):
+        serializer = zarr.codecs.BytesCodec(endian=name)
+        zarr.create_array(tmp_path / name, serializer=serializer, **stored)
+    zarr.open_array(tmp_path / "little")[...] = [1, 2, 0x101, 0x202]
+    shutil.copytree(tmp_path / "little/c", tmp_path / "big/c")
+    assert differences(tmp_path / "little", tmp_path / "big") == ["chunk 0 differs"]
 
 
 def test_from_python_an_executor_does_the_work_and_tells_how_far_it_is(
