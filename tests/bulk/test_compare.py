@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,6 +78,20 @@ def test_equal_bytes_of_other_codecs_are_other_values(tmp_path: Path) -> None:
     zarr.open_array(tmp_path / "little")[...] = [1, 2, 0x101, 0x202]
     shutil.copytree(tmp_path / "little/c", tmp_path / "big/c")
     assert differences(tmp_path / "little", tmp_path / "big") == ["chunk 0 differs"]
+
+
+def test_chunks_of_gigabytes_are_named_and_not_read(tmp_path: Path) -> None:
+    write_v3(tmp_path / "source")
+    shutil.copytree(tmp_path / "source", tmp_path / "made")
+    os.truncate(tmp_path / "made/below/few/c/1", 2**40)
+    for name in ("source", "made"):
+        zarr.create_array(tmp_path / name / "huge", shape=(2**41,), chunks=(2**40,), dtype="u1", compressors=None)
+    (tmp_path / "source/huge/c").mkdir()
+    (tmp_path / "source/huge/c/0").write_bytes(b"short")
+    assert sorted(differences(tmp_path / "source", tmp_path / "made")) == [
+        "below/few/chunk 1: 1,099,511,627,776 bytes are too many to be compared",
+        "huge/chunk 0: 1,099,511,627,776 bytes are too many to be compared",
+    ]
 
 
 def test_from_python_an_executor_does_the_work_and_tells_how_far_it_is(
