@@ -35,6 +35,12 @@ class Manifest:
         self._database.executescript(_TABLES)
         self._run = 1 + (self._database.execute("select max(run) from objects").fetchone()[0] or 0)
 
+    def clear(self) -> None:
+        """Know nothing any more, as of a destination that is empty."""
+        with self._together():
+            self._database.execute("delete from objects")
+            self._database.execute("delete from about")
+
     def require(self, what: str, *, is_empty: bool) -> None:
         """Note what the destination is made by, the first time, when it *is_empty*.
 
@@ -102,8 +108,8 @@ class Manifest:
 
 
 @contextmanager
-def open_manifest(destination: Address, *, anew: bool) -> Iterator[Manifest]:
-    """Open the manifest of *destination*, an empty one if it is begun *anew*; nobody else has it open meanwhile.
+def open_manifest(destination: Address) -> Iterator[Manifest]:
+    """Open the manifest of *destination*, an empty one if there is none; nobody else has it open meanwhile.
 
     Raises `SourceError` if another process has, and `StoreError` if its disk is full.
     """
@@ -115,8 +121,6 @@ def open_manifest(destination: Address, *, anew: bool) -> Iterator[Manifest]:
         lock = Descriptor(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         if not ofd_lock(lock.fd):
             raise SourceError(f"{destination} is being written by another process of this host")
-        if anew:
-            _remove(path)
     database = _connect(path)
     try:
         yield Manifest(database)

@@ -141,8 +141,13 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
     with ExitStack() as held:
         if store.root is not None:
             held.enter_context(hold(store))
-        manifest = held.enter_context(open_manifest(store.address, anew=not how.syncs))
-        manifest.require(f"{plan} {source.store.address}", is_empty=await _is_empty(store))
+        manifest = held.enter_context(open_manifest(store.address))
+        is_empty = await _is_empty(store)
+        if not how.syncs:
+            if not is_empty:  # another run has been here since it was asked for first
+                raise _not_empty(job)
+            manifest.clear()
+        manifest.require(f"{plan} {source.store.address}", is_empty=is_empty)
         await store.clear_unfinished(manifest.unfinished())
         how.progress(report)
 
@@ -239,9 +244,13 @@ async def _begin(source: str, destination: str, options: StoreOptions, how: RunO
         raise UsageError(f"DEST {job.destination} and SOURCE {job.source} overlap: one lies within the other")
     store = _open(job.destination, options)
     if store is not None and not how.syncs and not await _is_empty(store):
-        way_out = "choose another DEST, or add --sync to go on with an earlier run"
-        raise UsageError(f"{job.destination} is not empty; {way_out}")
+        raise _not_empty(job)
     return job
+
+
+def _not_empty(job: Job) -> UsageError:
+    way_out = "choose another DEST, or add --sync to go on with an earlier run"
+    return UsageError(f"{job.destination} is not empty; {way_out}")
 
 
 async def _is_empty(store: Store) -> bool:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -21,11 +21,12 @@ import trio
 import zarr
 
 from shardfs.bulk.delivery import Delivered, Item, Job, MadeOf, NothingError, deliver, each_delivered
+from shardfs.bulk.engine import Context
 from shardfs.bulk.plan import PackPlan
 from shardfs.bulk.run import Plan, Report, RunOptions
 from shardfs.bulk.run import fill as fill_with
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
-from shardfs.errors import ShardfsError
+from shardfs.errors import ShardfsError, UsageError
 from shardfs.format.lens.packed import Packing
 from shardfs.stores.base import NewObject, Stat
 from shardfs.stores.local.syscalls import Syscalls
@@ -116,6 +117,23 @@ def test_a_destination_that_no_known_run_made_is_refused(tmp_path: Path, command
     assert (done.returncode, done.stdout) == (WRONG_USAGE, "")
     assert "DEST is not empty, and no run is known on this machine that made it: choose another DEST" in done.stderr
     assert files_below(made) == before
+
+
+def test_a_run_that_finds_another_was_faster_takes_nothing_of_it(tmp_path: Path) -> None:
+    """Both found DEST empty; what the first has noted of it stays, and it can be gone on with."""
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_small(source)
+
+    class Overtaken(PackPlan):
+        async def look(self, job: Job, context: Context) -> AsyncIterator[str]:
+            async for line in super().look(job, context):
+                yield line
+            await trio.to_thread.run_sync(pack, source, made, "--shards", "4")
+
+    plan, how = Overtaken(Packing(chunks_per_shard=(4,))), RunOptions(jobs=1)
+    with pytest.raises(UsageError, match=f"^{made} is not empty"):
+        trio.run(fill_with, str(source), str(made), plan, how, StoreOptions())
+    assert summary("pack", "--shards", "4", "--sync", source, made).startswith("0 objects stored")
 
 
 @pytest.mark.parametrize("command", [("pack", *SHAPES), ("unpack",)], ids=" ".join)
