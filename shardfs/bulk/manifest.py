@@ -111,7 +111,7 @@ class Manifest:
 def open_manifest(destination: Address) -> Iterator[Manifest]:
     """Open the manifest of *destination*, an empty one if there is none; nobody else has it open meanwhile.
 
-    Raises `SourceError` if another process has, and `StoreError` if its disk is full.
+    Raises `SourceError` if another process has, and `StoreError` if its disk is full, or it is damaged.
     """
     digest = hashlib.sha256("\n".join(destination).encode(errors="surrogateescape")).hexdigest()[:32]
     directory = os.path.join(state_home(), "shardfs", "bulk")
@@ -127,6 +127,11 @@ def open_manifest(destination: Address) -> Iterator[Manifest]:
     except sqlite3.OperationalError as error:
         raise StoreError(
             f"{path} cannot be written: {error}; what is stored stays, and --sync goes on with it"
+        ) from None
+    except sqlite3.DatabaseError as error:
+        raise StoreError(
+            f"{path}, which knows what DEST is made of, is damaged: {error}; move it away, and begin again with an "
+            "empty DEST"
         ) from None
     finally:
         database.close()

@@ -136,6 +136,23 @@ def test_a_run_that_finds_another_was_faster_takes_nothing_of_it(tmp_path: Path)
     assert summary("pack", "--shards", "4", "--sync", source, made).startswith("0 objects stored")
 
 
+def test_a_manifest_with_a_damaged_page_is_named_with_the_way_out(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_small(source)
+    pack(source, made)
+    (manifest,) = (tmp_path / "state/shardfs/bulk").glob("*.sqlite")
+    text = manifest.read_bytes()
+    manifest.write_bytes(text[:4096].ljust(len(text), b"\xff"))  # the first page only says which tables there are
+    done = run("pack", "--sync", "--jobs", "1", source, made)
+    assert done.returncode == FAILED
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"shardfs: {manifest}, which knows what DEST is made of, is damaged: ")
+    assert "move it away, and begin again with an empty DEST" in said
+    manifest.unlink()
+    shutil.rmtree(made)
+    summary("pack", "--sync", source, made)
+
+
 @pytest.mark.parametrize("command", [("pack", *SHAPES), ("unpack",)], ids=" ".join)
 def test_from_a_source_without_arrays_nothing_is_made_or_removed(tmp_path: Path, command: tuple[str, ...]) -> None:
     """As where the disk of the source is not mounted."""
