@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -133,8 +133,9 @@ async def run_tasks(
     *window* tasks are with the executor at a time.
 
     Whatever ends this early, as Ctrl-C does, or what *done* raises: tasks that have not begun are dropped, those that
-    have are waited for, unless that is interrupted too.  Raises `StoreError` if processes cannot be started, or a
-    given executor breaks.
+    have are waited for, unless that is interrupted too.  Executors other than the pools of `concurrent.futures` do not
+    tell which have begun: all that they have are waited for, or still written after a second interrupt.  Raises
+    `StoreError` if processes cannot be started, or a given executor breaks.
     """
     keep_freed_memory()
     context = context or Context()
@@ -213,10 +214,16 @@ class _Crew(Generic[R]):
 
     async def abandon(self) -> None:
         """Drop the tasks that have not begun, and wait for the others."""
-        for future in list(self._under_way):
+        tells = self._given is None or isinstance(self._given, ThreadPoolExecutor | ProcessPoolExecutor)
+        for future in list(self._under_way) if tells else ():  # Dask cancels what a worker is doing, which goes on
             if future.cancel():
                 del self._under_way[future]
-        if self._under_way and (self._given or self._pool) is not None:
+        if self._under_way and not tells:
+            log.warning(
+                "waiting for tasks that workers have: %d; if you interrupt again, they still write",
+                len(self._under_way),
+            )
+        elif self._under_way and (self._given or self._pool) is not None:
             log.warning("waiting for tasks that have begun: %d; interrupt again to end them", len(self._under_way))
         while self._under_way:
             with suppress(Exception):  # of the caller, who is told already why this ends

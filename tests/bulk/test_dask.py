@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 from distributed import LocalCluster
 
 import shardfs
 from shardfs.bulk.cluster import Place, connected
+from shardfs.bulk.engine import run_tasks as run_engine
 from shardfs.errors import StoreError
 from shardfs.stores.url import StoreOptions
-from tests.bulk.tasks import Corrupt, Deadly, Task
+from tests.bulk.tasks import Corrupt, Deadly, Task, Waiting
 from tests.bulk.test_engine import run as run_tasks
 from tests.support.commands import FAILED, WRONG_USAGE, one_line_of, run
 from tests.support.corpus import LITTLE, ZSTD
@@ -76,6 +81,39 @@ def test_threads_of_a_worker_do_tasks_beside_each_other(damaged: Path) -> None:
         done = run("verify", "--data", "--dask", cluster.scheduler_address, damaged)
     assert done.stdout == run("verify", "--data", damaged).stdout
     assert sorted(path.name for path in damaged.iterdir()) == sorted(map(str, range(20)))
+
+
+def test_what_ends_early_waits_for_what_workers_are_doing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or they would write when the locks are released."""
+    said = ""
+    lock = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    async def tasks() -> AsyncIterator[Task]:
+        nonlocal said
+        yield Waiting("long", where=tmp_path)
+        while "begun long" not in said:
+            await trio.sleep(0.01)
+            said += capfd.readouterr().out
+        raise KeyboardInterrupt
+
+    def unlock(message: str, *arguments: object) -> None:
+        assert "waiting for tasks that workers have" in message
+        fcntl.flock(lock, fcntl.LOCK_UN)
+
+    monkeypatch.setattr("shardfs.bulk.engine.log.warning", unlock)
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster,
+        cluster.get_client() as client,
+    ):
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                trio.run(partial(run_engine, tasks(), lambda outcome: None, executor=client.get_executor(pure=False)))
+            assert "done long" in said + capfd.readouterr().out
+        finally:
+            os.close(lock)
 
 
 @pytest.mark.parametrize(
