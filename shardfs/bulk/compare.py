@@ -234,7 +234,7 @@ async def compare(
             files = [entry.name for entry in entries if entry.kind is not Kind.DIRECTORY]
             if node is not None:
                 names.add(path)
-                files = [name for name in files if name not in node.documents]
+                files = [name for name in files if name not in node.documents and not node.is_superseded(name)]
                 try:
                     made = await find_node(new, path)
                     problems.extend(_differences(node, made))

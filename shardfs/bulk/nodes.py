@@ -54,6 +54,10 @@ class BulkNode:
         """Whether it is stored as Zarr v2."""
         return DOCUMENT not in self.documents
 
+    def is_superseded(self, name: str) -> bool:
+        """Whether *name*, in the directory of the node, is a document of Zarr v2 which that of v3 took the place of."""
+        return not self.is_v2 and name in V2_NAMES
+
     def is_chunk(self, name: str) -> bool:
         """Whether *name*, in the directory of the node, is a chunk or leads to some."""
         return self.array is not None and self.array.layout.key_encoding.begins(name, self.array.grid.ndim)

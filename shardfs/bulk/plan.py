@@ -57,6 +57,7 @@ class PackPlan(Plan):
 
     async def look(self, job: Job, context: Context) -> AsyncIterator[str]:
         """Look at all nodes of the source, and yield what becomes of its arrays."""
+        superseded: list[str] = []
         async for path, entries, node in walk(job.reading(context)):
             if isinstance(node, MetadataError | NotUnshardable):
                 self._errors.append(named(path, node))
@@ -70,6 +71,8 @@ class PackPlan(Plan):
                     self.nnodes += 1
                     self._add(node)
                     files = [file for file in files if file not in node.documents]
+                    superseded += [join_key(path, file) for file in files if node.is_superseded(file)]
+                    files = [file for file in files if not node.is_superseded(file)]
                 self.files.append((path, files))
         self._consolidate()
         self.total += len(self.documents) + sum(len(files) for _, files in self.files)
@@ -86,6 +89,9 @@ class PackPlan(Plan):
         for what, paths in lines.items():
             others = f" and {len(paths) - 2:,} more" if len(paths) > 2 else ""
             yield f"{', '.join(path or '(root)' for path in paths[:2])}{others}: {what}"
+        if superseded:  # else readers of v2 would take shards for chunks
+            others = f" and {len(superseded) - 2:,} more" if len(superseded) > 2 else ""
+            yield f"{', '.join(superseded[:2])}{others}: left out, of Zarr v2 beside zarr.json"
 
     async def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
         """Yield what is to be done; keys are noted in *manifest* before."""

@@ -130,6 +130,18 @@ def test_other_libraries_read_every_packed_array(tmp_path: Path, write: Any, opt
     assert not [name for name in files_below(tmp_path / "packed") if "/.z" in f"/{name}" or ".shardfs" in name]
 
 
+def test_documents_of_v2_beside_those_of_v3_are_left_out_and_named(tmp_path: Path) -> None:
+    """Readers of v2 would take shards for chunks."""
+    source, packed = tmp_path / "source", tmp_path / "packed"
+    write_v3(source)
+    for key in ("image/.zarray", "image/.zattrs", ".zgroup", "notes/.zattrs"):
+        (source / key).write_text("{}")
+    said = pack(source, packed, "--shards", "2")
+    assert ".zgroup, image/.zarray and 1 more: left out, of Zarr v2 beside zarr.json" in said
+    assert [path for path in sorted(files_below(packed)) if "/.z" in f"/{path}"] == ["notes/.zattrs"]
+    assert run("verify", source, packed).returncode == 0
+
+
 def test_by_size_shards_are_nearly_as_large_as_they_may_be_and_the_plan_says_so(tmp_path: Path) -> None:
     write_v3(tmp_path / "source")
     records = [("a", "<i4"), ("b", "<f4")]
