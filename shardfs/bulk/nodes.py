@@ -208,11 +208,12 @@ async def shards_touched(
     fail: Callable[[ShardfsError], None],
     prefix: Coords = (),
     stored: Sequence[Coords] = ((),),
+    others: Callable[[str, int], None] = lambda key, count: None,
 ) -> AsyncIterator[Coords]:
     """Yield, in C order, the coordinates below *prefix* of the shards of *grid* in which *array* has anything stored.
 
     *stored* are the prefixes of its own shards that overlap those below *prefix*; *fail* is told of what cannot be
-    listed.
+    listed, and *others* of what lies between shards and is none: one key, and how many there are.
     """
     axis = len(prefix)
     if axis == grid.ndim:
@@ -225,11 +226,13 @@ async def shards_touched(
         except ShardfsError as error:
             fail(error)
             continue
+        if (beside := array.listing.others(above)) is not None:
+            others(*beside)
         for index in children:
             for number in _touched(grid, axis, array.grid.covered(axis, index)):
                 found.setdefault(number, []).append((*above, index))
     for number in sorted(found):
-        async for shard in shards_touched(array, grid, fail, (*prefix, number), found[number]):
+        async for shard in shards_touched(array, grid, fail, (*prefix, number), found[number], others):
             yield shard
 
 

@@ -1,5 +1,6 @@
 """What packing a dataset comes to: decided, and said, before anything is written."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -113,11 +114,19 @@ class PackPlan(Plan):
         def fail(error: ShardfsError) -> None:
             self.problems.append(left_out(path, error))
 
-        touched = shards_touched(transfer.array, transfer.target.grid, fail)
+        beside: Counter[str] = Counter()
+
+        def others(key: str, count: int) -> None:
+            beside[next(iter(beside), key)] += count
+
+        touched = shards_touched(transfer.array, transfer.target.grid, fail, others=others)
         async for shards, nbytes in batched(touched, transfer.nbytes, most=_BATCH, nbytes=_BATCH_NBYTES):
             items = manifest.items(map(transfer.target.shard_key, shards))
             cost = nbytes if transfer.transcoder is None else nbytes * _TRANSCODING
             yield PackShards(job, items, cost, self.packing, path, version, tuple(shards))
+        for key, count in beside.items():
+            more = f" and {count - 1:,} more" if count > 1 else ""
+            self.notes.append(f"left out: {key}{more}: no chunk of the array")
 
     def _add(self, node: BulkNode) -> None:
         """Take in a node."""

@@ -46,7 +46,7 @@ class Report:
     """The result of a run, and its progress while it lasts.
 
     *done* objects of about *total* have been dealt with.  *problems* name everything that is missing from the
-    destination, or wrong in it, and why.
+    destination, or wrong in it, and why.  *notes* name what else was left out, as it is part of no array.
     """
 
     done: int = 0
@@ -56,6 +56,7 @@ class Report:
     removed: int = 0
     nbytes: int = 0
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,15 @@ class Plan(ABC):
     by key, parents first.
 
     There are about *total* objects, if all arrays have all their chunks, of *nnodes* arrays and groups; *problems* are
-    what is left out, and why.  As text it is the command that makes it: a run that goes on with another has to say the
-    same.
+    what is left out, and why, *notes* what else is.  As text it is the command that makes it: a run that goes on with
+    another has to say the same.
     """
 
     total: int = field(init=False, default=0)
     nnodes: int = field(init=False, default=0)
     documents: dict[str, bytes] = field(init=False, default_factory=dict)
     problems: list[str] = field(init=False, default_factory=list)
+    notes: list[str] = field(init=False, default_factory=list)
     last: StoreTask | None = field(init=False, default=None)
 
     @abstractmethod
@@ -180,6 +182,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
             text = plan.documents[item.key]
             take(await each_delivered([item], partial(_store_text, job, store, text=text)))
         report.problems.extend(plan.problems)
+        report.notes.extend(plan.notes)
         if is_pending or has_journal(source.store):
             report.problems.append(
                 "SOURCE has a journal of chunks that may not be committed, which are not in DEST: unmount SOURCE, or "

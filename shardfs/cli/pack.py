@@ -162,6 +162,8 @@ def _run(
         except KeyboardInterrupt:
             complain("interrupted; what is stored stays, and --sync goes on with it")
             raise
+    for note in report.notes:
+        complain(note)
     if as_json:
         planned = {"arrays": [asdict(array) for array in plan.planned]} if isinstance(plan, PackPlan) and is_dry else {}
         click.echo(json.dumps(asdict(report) | planned, indent=2))

@@ -30,6 +30,7 @@ from shardfs.format.index import Entries, are_empty, are_sound
 from shardfs.format.lens.unsharded import UnshardedArray
 from shardfs.format.sharding import Coords, Segment
 from shardfs.stores.base import Buffer, Content, Kind, Stat, Store, in_pieces, join_key
+from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.ttl import derived_at, within_ttl
 
@@ -37,11 +38,15 @@ _MAX_LISTED: Final = 1024
 
 
 class _Listed(NamedTuple):
-    """The next coordinates behind some prefixes, when they were listed, and what `ArrayLayout.listing` was then."""
+    """The next coordinates behind some prefixes, when they were listed, and what `ArrayLayout.listing` was then.
+
+    *others* are the first name that is of no shard of the grid, and how many there are.
+    """
 
     children: Mapping[Coords, Sequence[int]]
     time: float
     listing: int
+    others: tuple[str, int] | None
 
 
 class ShardListing:
@@ -68,7 +73,8 @@ class ShardListing:
         known = self._listed.get(directory)
         if known is None or known.listing != layout.listing or not within_ttl(known.time, self._clock(), self._ttl):
             begun, listing = derived_at(self._clock()), layout.listing
-            found = {prefix: await self._list_directory(prefix)} if is_nested else await self._list_flat()
+            others: list[str] = []
+            found = {prefix: await self._list_directory(prefix, others)} if is_nested else await self._list_flat(others)
             dimensions = layout.grid.shards.dimensions
             children = {
                 at: sorted(index for index in indices if index < dimensions[len(at)].nchunks)
@@ -76,8 +82,18 @@ class ShardListing:
             }
             if len(self._listed) >= _MAX_LISTED:
                 self._listed.clear()
-            known = self._listed[directory] = _Listed(children, begun, listing)
+            known = self._listed[directory] = _Listed(
+                children, begun, listing, (min(others), len(others)) if others else None
+            )
         return known.children.get(prefix, ())
+
+    def others(self, prefix: Coords) -> tuple[str, int] | None:
+        """Return the first key beside those that `children` found behind *prefix* last, and how many there are.
+
+        They are where only shards are, and of no shard of the grid.
+        """
+        known = self._listed.get(prefix)
+        return known.others if known is not None else None
 
     def forget(self) -> None:
         """List again when it is asked next."""
@@ -95,24 +111,35 @@ class ShardListing:
             return False
         return True
 
-    async def _list_directory(self, prefix: Coords) -> set[int]:
+    async def _list_directory(self, prefix: Coords, others: list[str]) -> set[int]:
         layout = self._layout
-        parts = [layout.path, layout.key_encoding.root(layout.grid.ndim), *map(str, prefix)]
+        root = layout.key_encoding.root(layout.grid.ndim)
+        directory = "/".join(part for part in (layout.path, root, *map(str, prefix)) if part)
         try:
-            entries = await self._store.list("/".join(part for part in parts if part))
+            entries = await self._store.list(directory)
         except NotFoundError:
             return set()
         except NotADirectoryHereError as error:
             raise CorruptionError(f"{error}, where shards should be") from None
-        return {index for entry in entries if (index := parse_coordinate(entry.name)) is not None}
+        nchunks = layout.grid.shards.dimensions[len(prefix)].nchunks
+        found: set[int] = set()
+        for entry in entries:
+            index = parse_coordinate(entry.name)
+            if index is not None:
+                found.add(index)
+            if index >= nchunks if index is not None else (root or prefix) and not is_lock(entry.name):
+                others.append(join_key(directory, entry.name))
+        return found
 
-    async def _list_flat(self) -> dict[Coords, set[int]]:
+    async def _list_flat(self, others: list[str]) -> dict[Coords, set[int]]:
         layout = self._layout
         found: dict[Coords, set[int]] = {}
         for entry in await self._store.list(layout.path):
             coords = layout.key_encoding.decode(entry.name, layout.grid.ndim) or ()
             for depth, index in enumerate(coords):
                 found.setdefault(coords[:depth], set()).add(index)
+            if any(index >= dim.nchunks for index, dim in zip(coords, layout.grid.shards.dimensions, strict=False)):
+                others.append(join_key(layout.path, entry.name))
         return found
 
 

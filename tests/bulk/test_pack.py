@@ -142,6 +142,23 @@ def test_documents_of_v2_beside_those_of_v3_are_left_out_and_named(tmp_path: Pat
     assert run("verify", source, packed).returncode == 0
 
 
+def test_what_lies_between_chunks_and_is_none_is_named(tmp_path: Path) -> None:
+    source = zarr.open_group(tmp_path / "source", mode="w", zarr_format=3)
+    nested = source.create_array("nested", shape=(8, 8), chunks=(2, 2), dtype="i4")
+    flat = source.create_array(
+        "flat", shape=(8,), chunks=(1,), dtype="i4", chunk_key_encoding={"name": "v2", "separator": "."}
+    )
+    nested[...], flat[...] = 1, 1
+    for key in ("nested/c/0/notes.txt", "nested/c/00", "nested/c/16", "flat/8", "flat/notes.txt"):
+        (tmp_path / "source" / key).write_text("x")
+    said = pack(tmp_path / "source", tmp_path / "packed", "--shards", "2").splitlines()
+    assert sorted(line for line in said if "left out" in line) == [
+        "shardfs: left out: flat/8: no chunk of the array",
+        "shardfs: left out: nested/c/00 and 2 more: no chunk of the array",
+    ]
+    assert "flat/notes.txt" in files_below(tmp_path / "packed")
+
+
 def test_by_size_shards_are_nearly_as_large_as_they_may_be_and_the_plan_says_so(tmp_path: Path) -> None:
     write_v3(tmp_path / "source")
     records = [("a", "<i4"), ("b", "<f4")]
