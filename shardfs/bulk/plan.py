@@ -1,4 +1,4 @@
-"""What packing a dataset comes to: decided, and said, before anything is written."""
+"""The plan of `pack`: what becomes of each array, decided and announced before anything is written."""
 
 from collections import Counter
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A run of bulk work that fills a destination: checked before it begins, gone on with, and told about."""
+"""A run of `pack` or `unpack`, which fills a destination: checks before it begins, its order, its report."""
 
 import os
 import re

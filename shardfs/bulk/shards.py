@@ -93,12 +93,11 @@ async def look_at_shards(
     reads_chunks: bool,
     executor: Executor | None,
     jobs: int | None,
-    advance: Callable[[int], None] = lambda more: None,
 ) -> list[Found[R]]:
     """Have *look* look at all of *shards*; returns what it finds, in their order.
 
     *source* was opened with *options*, and others open it so.  *reads_chunks*: bytes of chunks are read, not only
-    indexes.  *advance* is told how many more are done; *executor* and *jobs* are those of `run_tasks`.
+    indexes.  *executor* and *jobs* are those of `run_tasks`.
     """
     url = source.store.url
     found: dict[int, list[Found[R]]] = {}
@@ -106,7 +105,6 @@ async def look_at_shards(
     def done(outcome: Outcome[list[Found[R]]]) -> None:
         batch = outcome.task
         assert isinstance(batch, ShardBatch)
-        advance(len(batch.shards))
         if outcome.error is not None:
             found[outcome.index] = [Found(shard, None, outcome.error) for shard in batch.shards]
         elif outcome.result:
