@@ -14,7 +14,6 @@ import trio
 from shardfs.bulk.cluster import Place
 from shardfs.bulk.plan import PackPlan
 from shardfs.bulk.run import Plan, Report, RunOptions, fill
-from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.cli.options import command, json_option, size, view_options
 from shardfs.cli.output import complain, progress
 from shardfs.cli.sources import executor, store_options, workers_options
@@ -120,6 +119,8 @@ def unpack(
 
     Names whatever could not be written, and exits with 1.
     """
+    from shardfs.bulk.unpack import Unpacking, UnpackPlan  # late, as `pack` does without the tree of a mount
+
     plan = UnpackPlan(Unpacking(view, decode))
     _run(source, destination, store_options, plan, is_dry=False, as_json=as_json, **filling)
 

@@ -12,10 +12,9 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from numcodecs.checksum32 import CRC32C
 
 from shardfs.errors import CorruptionError
-from shardfs.format.codecs import Buffer
+from shardfs.format.codecs import Buffer, crc32c
 from shardfs.format.index import ENTRY_NBYTES, IndexLayout, damaged
 
 _ROW: Final = 2048  # positions that follow each other in a block; the rows of a block are worked on side by side
@@ -98,7 +97,7 @@ class _Window:
 
 def _linear(data: npt.NDArray[np.uint8] | bytes, state: int = 0) -> int:
     """Return the crc32c of *data* without inversion before and after, from *state* on."""
-    return int(CRC32C.checksum(data, state ^ _ONES)) ^ _ONES
+    return crc32c(data, state ^ _ONES) ^ _ONES
 
 
 def _apply(operator: list[int], state: int) -> int:

@@ -25,7 +25,6 @@ from shardfs.dataset.wal.records import (
     Kind,
     Shrink,
     UndoRecord,
-    checksum,
     pack_header,
     pack_meta,
     pack_record,
@@ -33,6 +32,7 @@ from shardfs.dataset.wal.records import (
     unpack_ranges,
 )
 from shardfs.errors import CorruptionError, StoreError
+from shardfs.format.codecs import crc32c
 from tests.dataset.test_log import (
     contents_of,
     descriptor_of,
@@ -311,7 +311,7 @@ def segment_of(path: Path, *records: bytes, nbytes: int = 0) -> Path:
 
 
 def record_of(sequence: int, kind: int, meta: bytes = b"", payload: bytes = b"") -> bytes:
-    return pack_record(SALT, sequence, kind, meta, len(payload), checksum(payload)) + payload
+    return pack_record(SALT, sequence, kind, meta, len(payload), crc32c(payload)) + payload
 
 
 def ranges(*bounds: tuple[int, int]) -> bytes:

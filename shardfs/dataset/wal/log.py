@@ -34,7 +34,6 @@ from shardfs.dataset.wal.records import (
     Payload,
     Put,
     UndoRecord,
-    checksum,
     damaged_name,
     new_name,
     pack_header,
@@ -44,6 +43,7 @@ from shardfs.dataset.wal.records import (
     salt_of,
 )
 from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
+from shardfs.format.codecs import crc32c
 from shardfs.stores.base import Buffer, Content, Descriptor
 from shardfs.stores.local.syscalls import Syscalls, translate
 from shardfs.stores.memory import MemoryContent
@@ -275,7 +275,7 @@ class WriteAheadLog:
             piece: Buffer = b""
             for start in range(0, nbytes, _PIECE_NBYTES):
                 piece = _read_exactly(content, start, min(_PIECE_NBYTES, nbytes - start))
-                found = checksum(piece, found)
+                found = crc32c(piece, found)
                 if nbytes > _PIECE_NBYTES:
                     self._write(segment, [piece], payload_at + start)
             head = pack_record(salt_of(segment.name), sequence, kind, meta, nbytes, found)

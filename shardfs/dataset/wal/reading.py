@@ -27,7 +27,6 @@ from shardfs.dataset.wal.records import (
     Payload,
     Put,
     Record,
-    checksum,
     meta_nbytes,
     number_of,
     salt_of,
@@ -37,6 +36,7 @@ from shardfs.dataset.wal.records import (
     unpack_version,
 )
 from shardfs.errors import CorruptionError, StoreError
+from shardfs.format.codecs import crc32c
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.syscalls import READ, translate
 
@@ -250,7 +250,7 @@ class _Scan:
             piece = self._read(offset, min(_BLOCK_NBYTES, head.end - offset))
             if not piece:
                 break
-            found = checksum(piece, found)
+            found = crc32c(piece, found)
             offset += len(piece)
         if offset < head.end or found != head.payload_checksum:
             what = f"chunk {record.coords} of {record.path!r}" if isinstance(record, Put) else f"record {head.sequence}"

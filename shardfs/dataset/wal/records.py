@@ -32,12 +32,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, NamedTuple
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import trio
 
 from shardfs.errors import CorruptionError, RefusedError, StoreError
+from shardfs.format.codecs import crc32c
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Content, Descriptor, in_pieces
 from shardfs.stores.local.syscalls import read_cached, read_fully, translated
 
@@ -329,7 +329,7 @@ class Head(NamedTuple):
 def pack_header(version: int = VERSION) -> bytes:
     """Return the first bytes of a segment."""
     before, after = _HEADER.pack(_MAGIC, version), bytes(SALT_NBYTES)
-    return before + _CHECKSUM.pack(checksum(after, checksum(before))) + after
+    return before + _CHECKSUM.pack(crc32c(after, crc32c(before))) + after
 
 
 def unpack_version(header: bytes) -> int | None:
@@ -337,7 +337,7 @@ def unpack_version(header: bytes) -> int | None:
     if len(header) < HEADER_NBYTES:
         return None
     magic, version = _HEADER.unpack_from(header)
-    found = checksum(header[-SALT_NBYTES:], checksum(header[: _HEADER.size]))
+    found = crc32c(header[-SALT_NBYTES:], crc32c(header[: _HEADER.size]))
     is_sound = magic == _MAGIC and header[_HEADER.size : -SALT_NBYTES] == _CHECKSUM.pack(found)
     return int(version) if is_sound else None
 
@@ -347,7 +347,7 @@ def pack_record(
 ) -> bytes:
     """Return a record up to its payload."""
     covered = _RECORD.pack(payload_checksum, sequence, payload_nbytes, len(meta), kind) + meta
-    return salt + _CHECKSUM.pack(checksum(covered, checksum(salt))) + covered
+    return salt + _CHECKSUM.pack(crc32c(covered, crc32c(salt))) + covered
 
 
 def meta_nbytes(data: bytes) -> int:
@@ -364,23 +364,13 @@ def unpack_record(salt: bytes, begin: int, data: bytes) -> Head | None:
     stop = RECORD_NBYTES + length
     if length > MAX_META_NBYTES or len(data) < stop or sequence >= _MAX_SEQUENCE:
         return None
-    if data[SALT_NBYTES:_COVERED] != _CHECKSUM.pack(checksum(data[_COVERED:stop], checksum(salt))):
+    if data[SALT_NBYTES:_COVERED] != _CHECKSUM.pack(crc32c(data[_COVERED:stop], crc32c(salt))):
         return None
     end = begin + stop + payload_nbytes
     return Head(begin, end, kind, sequence, data[RECORD_NBYTES:stop], payload_nbytes, payload_checksum)
 
 
 # Checksums
-
-
-def checksum(data: Buffer, before: int = 0) -> int:
-    """Return the crc32c of *data*, behind bytes whose crc32c is *before*."""
-    if not isinstance(data, bytes):  # the library takes no other kind of buffer as it is
-        if not len(data):
-            return before
-        data = np.frombuffer(data, np.uint8)  # type: ignore[assignment]
-    value: int = google_crc32c.extend(before, data)
-    return value
 
 
 def reversed_checksum(data: Buffer, before: int = 0) -> int:
@@ -392,8 +382,8 @@ def reversed_checksum(data: Buffer, before: int = 0) -> int:
     found = np.frombuffer(data, np.uint8)
     nbytes = len(found) // _BLOCK_NBYTES * _BLOCK_NBYTES
     blocks = found[:nbytes].view(np.uint64).reshape(-1, _BLOCK_NBYTES // 8)[:, ::-1].byteswap()
-    value = checksum(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1).data, before)
-    return checksum(found[nbytes:][::-1].tobytes(), value)
+    value = crc32c(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1).data, before)
+    return crc32c(found[nbytes:][::-1].tobytes(), value)
 
 
 def checksum_of(contents: Iterable[Content]) -> int:

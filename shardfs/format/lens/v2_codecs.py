@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numcodecs
 import numpy as np
 
 from shardfs.errors import MetadataError, NotShownError, NotUnshardable
@@ -304,13 +303,20 @@ def _steering(codec: Codec, steering: frozenset[str]) -> Codec:
     return given
 
 
+def get_codec(codec: Codec) -> Any:  # noqa: ANN401 - numcodecs has no types
+    """Return a codec as numcodecs has it; that may raise anything about its configuration."""
+    import numcodecs  # late, as in `format.codecs`
+
+    return numcodecs.get_codec(dict(codec))
+
+
 def _with_defaults(codec: Codec, steering: frozenset[str]) -> Codec:
     """Return what decides on bytes, with the defaults of numcodecs; of a codec that it refuses, what it says."""
     given = {member: value for member, value in codec.items() if member not in steering}
     if codec["id"] not in _ARRAY_FILTERS | _BYTES_FILTERS:
         return given
     try:
-        normal = numcodecs.get_codec(dict(given)).get_config()
-    except Exception:  # a codec of numcodecs may raise anything about its configuration
+        normal = get_codec(given).get_config()
+    except Exception:
         return given
     return {**_DEFAULTS.get(codec["id"], {}), **{m: value for m, value in normal.items() if m not in steering}}

@@ -15,15 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-import numcodecs
 import numpy as np
-from numcodecs.compat import ensure_contiguous_ndarray
 
 from shardfs.errors import CorruptionError, NotUnshardable, ShardfsError
 from shardfs.format.codecs import MAX_CHUNK_NBYTES, Buffer, Decompressor, check_size, decode, decode_members
 from shardfs.format.document import Document, Extension, brief
 from shardfs.format.dtype import parse_v2_dtype, v2_fields
-from shardfs.format.lens.v2_codecs import DTYPE_MEMBERS, codecs_of, object_data_type
+from shardfs.format.lens.v2_codecs import DTYPE_MEMBERS, codecs_of, get_codec, object_data_type
 
 _NATIVE: Final = frozenset({"gzip", "zstd", "blosc"})
 _ZSTD: Final = {"id": "zstd", "level": 0}
@@ -103,10 +101,10 @@ def _checked(codec: Codec) -> Codec:
     try:
         dtypes = [parse_v2_dtype(codec[member]) for member in DTYPE_MEMBERS if codec.get(member) is not None]
         is_sound = all(dtype.kind in "biufcmM" and dtype.itemsize <= _MAX_ITEM_NBYTES for dtype in dtypes)
-        numcodecs.get_codec(dict(codec))
+        get_codec(codec)
         if name in _DECOMPRESSORS:
             _DECOMPRESSORS[name](codec)
-    except Exception as error:  # a codec of numcodecs may raise anything about its configuration
+    except Exception as error:
         raise NotUnshardable(f"the codec {brief(name)} cannot be decoded: {error}") from None
     if not is_sound:
         raise NotUnshardable(f"the codec {brief(name)} cannot be decoded: its elements are no numbers")
@@ -115,6 +113,8 @@ def _checked(codec: Codec) -> Codec:
 
 def _decoded(codec: Codec, data: Buffer, limit: int) -> memoryview:
     """Undo *codec*; raises `CorruptionError`, and `OversizedDataError` beyond *limit* bytes."""
+    from numcodecs.compat import ensure_contiguous_ndarray
+
     name = codec["id"]
     try:
         if name in _NATIVE:
@@ -124,7 +124,7 @@ def _decoded(codec: Codec, data: Buffer, limit: int) -> memoryview:
         if name == "lz4":
             check_size(struct.unpack_from("<I", data)[0], limit)
         with np.errstate(all="ignore"):
-            decoded = numcodecs.get_codec(dict(codec)).decode(data)
+            decoded = get_codec(codec).decode(data)
     except ShardfsError:
         raise
     except Exception as error:  # as numcodecs has it
