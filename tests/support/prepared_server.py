@@ -24,9 +24,11 @@ from types import SimpleNamespace
 from typing import IO
 
 import boto3
+import numcodecs  # noqa: F401 - shardfs imports it late
 import quick_boto  # noqa: F401
 import sitecustomize
 
+import shardfs.bulk.unpack
 import shardfs.cli
 import shardfs.fuse.daemon
 import shardfs.fuse.serve
