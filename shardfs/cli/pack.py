@@ -156,7 +156,7 @@ def _run(
         done, told = report.done, len(report.problems)
 
     places = [Place.of(source, options), Place.of(destination, options, is_written=True)]
-    with executor(jobs, dask, places) as chosen, ExitStack() as stack:
+    with executor(jobs, None if is_dry else dask, places) as chosen, ExitStack() as stack:
         how = RunOptions(sync or checksum, checksum, chosen, jobs, tell)
         try:
             report = trio.run(partial(fill, source, destination, plan, how, options, say, is_dry=is_dry))
