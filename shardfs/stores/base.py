@@ -5,7 +5,7 @@ import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypedDict, Unpack, cast
+from typing import Final, NamedTuple, Protocol, TypedDict, Unpack
 
 import trio
 
@@ -49,6 +49,9 @@ class Descriptor:
         os.close(self.fd)
 
 
+INODE_BITS: Final = 64
+
+
 class Kind(enum.Enum):
     """What a name stands for."""
 
@@ -59,7 +62,10 @@ class Kind(enum.Enum):
 
 
 class Stat(NamedTuple):
-    """State of a name.  *version* is equal for equal content; *mode* holds the file type too; times are in ns."""
+    """State of a name.  *version* is equal for equal content; *mode* holds the file type too; times are in ns.
+
+    *identity* is equal for one file, whatever its content; of files of the system it is an integer, see `file`.
+    """
 
     kind: Kind
     size: int
@@ -77,7 +83,7 @@ class Stat(NamedTuple):
     @property
     def file(self) -> tuple[int, int] | None:
         """Device and inode number, where the store is a file system."""
-        return cast(tuple[int, int], self.identity) if isinstance(self.identity, tuple) else None
+        return divmod(self.identity, 1 << INODE_BITS) if isinstance(self.identity, int) else None
 
 
 class Entry(NamedTuple):

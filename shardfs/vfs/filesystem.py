@@ -209,7 +209,7 @@ class Filesystem:
             kind = StoredDocument
         else:
             kind, nlink = Passthrough if status.kind is Kind.FILE else Special, status.nlink
-            if isinstance(status.identity, tuple):  # links are one file, where files are known
+            if status.file is not None:  # links are one file, where files are known
                 key = kind, status.identity  # of a link that is gone, a file may get the identity
         ino = self.inodes.number(kind, path, status.identity, nlink=nlink, key=key)
         return Attributes(ino, status.size, self.ttl, status)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from operator import attrgetter
+from sys import intern
 from typing import TYPE_CHECKING, Final
 from weakref import ReferenceType, ref
 
@@ -41,13 +42,29 @@ def in_table(ino: int) -> bool:
 class _Name:
     """A path that a row has, or that leads to such: a name below its parent, so that a directory is moved alone.
 
-    *row* is the one that has it now.  It is among its parent's *children* as long as there is a row, or a child.
+    *row* is the one that has it now.  It is among its parent's *children* as long as there is a row, or a child.  Most
+    directories are those of arrays, with one document: such a name is there without a dictionary.
     """
 
     parent: "_Name | None"
     text: str
-    children: "dict[str, _Name] | None" = None
+    children: "dict[str, _Name] | _Name | None" = None
     row: "Row | None" = None
+
+    def child(self, text: str) -> "_Name | None":
+        """Return the name *text* below this one."""
+        if isinstance(self.children, dict):
+            return self.children.get(text)
+        return self.children if self.children is not None and self.children.text == text else None
+
+    def add(self, child: "_Name") -> None:
+        """Let *child* be below this, in place of another of its text."""
+        if isinstance(self.children, _Name) and self.children.text != child.text:
+            self.children = {self.children.text: self.children}
+        if isinstance(self.children, dict):
+            self.children[child.text] = child
+        else:
+            self.children = child
 
     @property
     def path(self) -> str:
@@ -168,8 +185,9 @@ class Inodes:
         todo = [(name, path)] if name is not None else []
         while todo:
             name, path = todo.pop()
-            for text, child in list(name.children.items()) if name.children is not None else ():
-                below = f"{path}/{text}" if path else text
+            children = [name.children] if isinstance(name.children, _Name) else (name.children or {}).values()
+            for child in children:
+                below = f"{path}/{child.text}" if path else child.text
                 todo.append((child, below))
                 if child.row is not None:
                     found.append((below, child.row))
@@ -221,7 +239,7 @@ class Inodes:
         before, above = name.parent, self._at(parent)
         _cut_off(name)
         name.parent, name.text = above, text
-        _children(above)[text] = name  # in place of another: what was below that is stale, under its old path
+        above.add(name)  # in place of another: what was below that is stale, under its old path
         _prune(before)
 
     def retain(self, ino: int) -> None:
@@ -253,7 +271,7 @@ class Inodes:
     def _find(self, path: str) -> _Name | None:
         name = self._top
         for text in path.split("/") if path else ():
-            child = name.children.get(text) if name.children is not None else None
+            child = name.child(text)
             if child is None:
                 return None
             name = child
@@ -263,10 +281,10 @@ class Inodes:
         """Return the name of *path*."""
         name = self._top
         for text in path.split("/") if path else ():
-            children = _children(name)
-            child = children.get(text)
+            child = name.child(text)
             if child is None:
-                child = children[text] = _Name(name, text)
+                child = _Name(name, intern(text))
+                name.add(child)
             name = child
         return name
 
@@ -293,12 +311,6 @@ class Inodes:
         self._new.discard(row.ino)
         del self._rows[row.ino]
         self._let_go(row)
-
-
-def _children(name: _Name) -> dict[str, _Name]:
-    if name.children is None:
-        name.children = {}
-    return name.children
 
 
 def _bind(row: Row, name: _Name) -> None:
@@ -342,10 +354,13 @@ def _prune(name: _Name) -> None:
 
 def _cut_off(name: _Name) -> bool:
     """Take *name* from the children of its parent; return whether it was there."""
-    siblings = name.parent.children if name.parent is not None else None
-    if siblings is None or siblings.get(name.text) is not name:
+    parent = name.parent
+    if parent is None or parent.child(name.text) is not name:
         return False
-    del siblings[name.text]
+    if isinstance(parent.children, dict):
+        del parent.children[name.text]
+    else:
+        parent.children = None
     return True
 
 

@@ -17,6 +17,7 @@ import trio
 
 from shardfs.errors import CorruptionError, IsADirectoryHereError, NoAttributeError, SourceError, StaleError
 from shardfs.stores.base import (
+    INODE_BITS,
     MAGIC_NBYTES,
     MAX_TOP,
     Address,
@@ -208,7 +209,7 @@ def to_stat(status: os.stat_result) -> Stat:
         kind=_kind(status.st_mode),
         size=status.st_size,
         version=version_of(status),
-        identity=(status.st_dev, status.st_ino),
+        identity=status.st_dev << INODE_BITS | status.st_ino,
         mode=status.st_mode,
         uid=status.st_uid,
         gid=status.st_gid,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NO_ATTRIBUTES: Final = b"{}"
 """What the `.zattrs` of a node without attributes says, if there is one."""
+_SIZE_BITS: Final = 32
 _MAX_TEXTS_NBYTES: Final = 16 * 2**20
 _OVERHEAD_NBYTES: Final = 512
 """About what a text takes beside itself: its path, its place here, and what is generated."""
@@ -99,8 +100,8 @@ class TextCache:
 class Document(Published):
     """A document of a directory, generated from the stored `zarr.json`.
 
-    *identity* is a hash of the version of the latter, and the size of the text: one version may be shown in several
-    texts, as the one that a program wrote is not known for ever.
+    *identity* is a hash of the version of the latter, and the size of the text, in one integer: one version may be
+    shown in several texts, as the one that a program wrote is not known for ever.
     """
 
     __slots__ = ("_path", "identity")
@@ -146,7 +147,7 @@ class Document(Published):
         if shown is None or status is None:
             raise StaleError(f"{self.path} was replaced")
         nbytes = len(shown.text)
-        ino = self.fs.inodes.number(Document, self.path, (hash(status.version), nbytes))
+        ino = self.fs.inodes.number(Document, self.path, hash(status.version) << _SIZE_BITS | nbytes)
         ttl = self.fs.hierarchy.remaining(node.path)
         return DocumentHandle(Attributes(ino, nbytes, ttl, status, shown.mtime_ns), shown.text)
 
@@ -188,7 +189,7 @@ class Document(Published):
     def reserve(self) -> int:
         """Return a number for the document, which is not there yet."""
         ino = self.fs.inodes.reserve()
-        self.fs.inodes.keep(ino, Document, path=self.path, identity=(ino, 0))
+        self.fs.inodes.keep(ino, Document, path=self.path, identity=ino << _SIZE_BITS)
         return ino
 
     async def publish(self, buffer: "WriteBuffer") -> None:
@@ -264,14 +265,14 @@ class Document(Published):
         """Let numbers of generated documents go on standing for them when attributes of the stored one changed."""
         fs = self.fs
         status = (await fs.hierarchy.node(self.node_path, fresh=True)).document_stat
-        if status is None or not isinstance(self.identity, tuple):
+        if status is None or not isinstance(self.identity, int):
             return
         for name in fs.view.document_names:
             row = fs.inodes.row_at(join_key(self.node_path, name))
-            if row is not None and row.kind is Document and isinstance(row.identity, tuple):
-                version, nbytes = row.identity
-                if version == self.identity[0]:
-                    row.identity = (hash(status.version), nbytes)
+            if row is not None and row.kind is Document and isinstance(row.identity, int):
+                version, nbytes = divmod(row.identity, 1 << _SIZE_BITS)
+                if version == self.identity >> _SIZE_BITS:
+                    row.identity = hash(status.version) << _SIZE_BITS | nbytes
 
     async def _set_time(self, mtime_ns: int) -> None:
         """Give the document another modification time; one that is not there, as it says nothing, needs none."""
