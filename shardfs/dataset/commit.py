@@ -250,7 +250,8 @@ class GroupCommit:
         if not records:
             return None
         first = next((record for record in records if isinstance(record, Put)), None)
-        owner = {} if first is None else {"mode": first.mode, "uid": first.uid, "gid": first.gid}
+        # A journal may come with a dataset: no file may act as its owner for what is in there.
+        owner = {} if first is None else {"mode": first.mode & 0o777, "uid": first.uid, "gid": first.gid}
         edit = await edits.enter_async_context(self._edit(queue, **owner))
         queue.locked_since = None
         if edit.snapshot is None and first is None:

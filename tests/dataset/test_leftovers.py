@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,14 @@ async def test_one_journal_that_cannot_be_read_keeps_no_other_from_its_shards(
     await bring_home(LocalStore(str(root)), [StateDirectory(str(tmp_path / "nowhere")), state])
     assert "nowhere" in caplog.text
     assert await stored(root) == b"new"
+
+
+@in_trio
+async def test_no_journal_makes_a_file_that_runs_as_its_owner(root: Path) -> None:
+    process = await Process.start(root, QuickDisk())
+    content = MemoryContent(memoryview(b"#!/bin/sh"))
+    rights = OWNER | {"mode": 0o6751}
+    await process.writing.writer.put(await process.array("end"), (0,), content, mtime_ns=1, **rights)
+    await bring_home(LocalStore(str(root)), [StateDirectory(str(root))])
+    assert await stored(root) == b"#!/bin/sh"
+    assert stat.S_IMODE((root / "end/c/0").stat().st_mode) == 0o751
