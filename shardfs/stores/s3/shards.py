@@ -313,7 +313,9 @@ class S3Edit:
         These are fetched before the request begins: that the version is gone is then known before anything is sent, and
         a body that has to be sent again costs nothing more.  Many of them are held in an unnamed file.
         """
-        with tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=self.writing.scratch) as file:
+        scratch = self.writing.scratch
+        # What could not be written is written once more when the file is closed.
+        with changing(scratch), tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=scratch) as file:
             contents: list[Content] = []
             position = 0
             for piece in part.pieces:
@@ -328,10 +330,9 @@ class S3Edit:
                 data = (await self._client.get(self._object_key, wanted, etag=self._etag)).data
                 if data.nbytes != wanted.nbytes:
                     raise StoreError(f"{self._url}: {wanted.nbytes} bytes came as {data.nbytes}")
-                with changing(self.writing.scratch):
-                    for kept in group:
-                        start = kept.offset - first
-                        await trio.to_thread.run_sync(file.write, data[start : start + kept.nbytes])
+                for kept in group:
+                    start = kept.offset - first
+                    await trio.to_thread.run_sync(file.write, data[start : start + kept.nbytes])
             yield JoinedContent(contents)
 
     async def _condition(self, honoured: bool) -> Condition | None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from shardfs.errors import ConflictError, StoreError
+from shardfs.errors import ConflictError, StoreError, TooLargeError
 from shardfs.stores.base import Buffer, Kept, Splice
 from shardfs.stores.s3.parts import MIB
 from shardfs.stores.s3.shards import COMMIT_IDS
 from tests.stores.local.splices import content
 from tests.stores.s3.hosts import IGNORED, PREFIX, Host, host, run
+from tests.support.fake_s3 import FakeS3
+from tests.support.opened import in_trio
 from tests.support.s3_faults import Before, Hang, LostReply, LostRequest, Reply, Then
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
+from tests.support.s3_writing import writing
 
 KEY = "a/c/0"
 OBJECT = f"{PREFIX}/{KEY}"
@@ -197,6 +201,23 @@ def test_what_cannot_be_told_is_said(s3_bucket: Bucket, s3_proxy: S3Proxy, tmp_p
         assert not isinstance(caught.value, ConflictError)
 
     run(main)
+
+
+@in_trio
+async def test_a_full_disk_is_what_a_change_fails_with_that_fetches_more_than_memory_should_hold(
+    tmp_path: Path,
+) -> None:
+    store = await writing(FakeS3(), tmp_path / "here")
+    async with store.edit(KEY) as edit:
+        await edit.splice(Splice((content(bytes(12 * MIB)),)))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with store.edit(KEY) as edit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9 * MIB, before[1]))
+        try:
+            with pytest.raises(TooLargeError):
+                await edit.splice(Splice(tuple(Kept(start, 5000) for start in range(0, 12 * MIB - 5000, 6000))))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_content_that_cannot_be_read_is_what_the_change_fails_with(s3_bucket: Bucket, here: Host) -> None:
