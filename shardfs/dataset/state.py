@@ -309,7 +309,7 @@ def _read_holder(state: StateDirectory) -> Holder:
         boot, started = (str(holder[name]) if holder.get(name) is not None else None for name in ("boot", "started"))
         pid, host = holder["pid"], holder["host"]
         return Holder(None if pid is None else int(pid), None if host is None else str(host), boot, started)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return Holder()
 
 

@@ -53,6 +53,14 @@ def test_on_local_file_systems_only_the_lock_itself_counts(
         pass
 
 
+@pytest.mark.parametrize("text", ["[" * 4000, '{"pid": 1e999, "host": "x"}', '{"pid": "x", "host": "x"}', "7", "\0"])
+def test_what_a_lock_file_says_keeps_nobody_from_locking_it(tmp_path: Path, text: str) -> None:
+    state = left_by_another_host(tmp_path)
+    Path(state.lock).write_text(text)
+    with locked(state):
+        pass
+
+
 def test_a_lock_that_cannot_be_written_to_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = StateDirectory(str(tmp_path))
 
