@@ -419,7 +419,7 @@ class GroupCommit:
         due = [queue for queue in self.pending if queue.due_at <= now]
         if due or not self._is_urgent():
             return due
-        ready = [queue for queue in self.pending if queue.error is None]
+        ready = [queue for queue in self.pending if queue.error is None and (queue.retry_at or now) <= now]
         return [queue for queue in ready if queue.is_full] or ready[: max(_BATCH, len(ready) // 2)]
 
     def _note_append(self, commit: _Commit) -> None:

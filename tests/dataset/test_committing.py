@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -20,7 +23,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from shardfs.dataset.layout import ShardQueue
 from shardfs.dataset.maintenance.recover import find_torn, repair
 from shardfs.dataset.writer import empty_outside
-from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, StaleError, StoreError
+from shardfs.errors import ConflictError, CorruptionError, NoSpaceError, ShardfsError, StaleError, StoreError
+from shardfs.stores.local import file_lock
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.inodes import ROOT
@@ -495,3 +499,76 @@ def test_a_shard_that_stays_locked_is_told_and_committed_when_it_is_free(root: P
             nursery.cancel_scope.cancel()
 
     run_in_leaps(main, jump_after=0.01)
+
+
+@in_leaps
+async def test_a_full_journal_hurries_no_shard_that_another_program_has_locked(root: Path) -> None:
+    process = await Process.start(root, QuickDisk())
+    commits, store = process.writing.writer.commits, process.writing.source.store
+    process.writing.journal.max_nbytes = 2000
+    await put(process, 0, b"old")
+    await commits.flush()
+    edit, attempts = store.edit, 0
+
+    def counted(key: str, **options: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        assert attempts < 100
+        return edit(key, **options)
+
+    store.edit = counted  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(commits.run)
+        with kept_busy(root / "end/c/0"):
+            await put(process, 0, bytes(2000))
+            nursery.start_soon(put, process, PER_SHARD, bytes(2000))
+            await trio.sleep(10)
+            assert commits.npending == 1
+        await trio.sleep(10)
+        assert commits.npending == 0
+        nursery.cancel_scope.cancel()
+
+
+class FailingOnce:
+    """Fails one call of what looks at an open file, or unlocks it, as a network file system may do."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def of(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def fails_once(*args: Any) -> Any:
+            if sys._getframe(1).f_globals["__name__"].startswith("shardfs."):
+                self.left -= 1
+                if self.left == -1:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return call(*args)
+
+        return fails_once
+
+
+@partial(in_trio, jump_after=0.01)
+async def test_a_network_file_system_that_fails_for_a_moment_keeps_nothing_from_being_committed(root: Path) -> None:
+    for number in count():
+        process, data = await Process.start(root, QuickDisk()), bytes([number]) * 200
+        commits, array = process.writing.writer.commits, await process.array("end")
+        once = FailingOnce(number)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(commits.run)
+            with pytest.MonkeyPatch.context() as patched:
+                for module, name in ((os, "fstat"), (os, "fstatvfs"), (file_lock, "ofd_unlock")):
+                    patched.setattr(module, name, once.of(getattr(module, name)))
+                with suppress(ShardfsError):
+                    await put(process, 0, data)
+                await trio.sleep(10)
+            with suppress(ShardfsError):  # what became of it is in doubt
+                await put(process, 0, data)
+            await trio.sleep(10)
+            assert commits.npending == 0
+            found = await array.extent((0,))
+            assert found is not None
+            assert bytes(await found.read(0, found.nbytes)) == data
+            nursery.cancel_scope.cancel()
+        await process.finish()
+        if once.left >= 0:  # there are no more calls
+            assert number > 10
+            break

@@ -522,6 +522,20 @@ def test_a_log_that_was_removed_is_noticed_by_a_sync(tmp_path: Path) -> None:
     assert log.is_failed
 
 
+def test_a_log_that_another_host_removed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = opened(tmp_path)
+    put(log)
+
+    def stale(_: int) -> None:  # as NFS says
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", stale)
+        with pytest.raises(StoreError, match="has vanished"):
+            log.sync()
+    assert (log.is_failed, log.has_vanished) == (True, True)
+
+
 def test_a_segment_that_was_cut_is_noticed(tmp_path: Path) -> None:
     log = opened(tmp_path)
     record = put(log)

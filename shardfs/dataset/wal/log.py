@@ -86,6 +86,7 @@ class WriteAheadLog:
         except OSError as error:
             raise translate(error, "the journal") from None
         self._disk = disk
+        self._room = 0
         self._failed = ""
         self.has_vanished = False
         """Whether nothing is taken because somebody removed the files: only this process can read what is in them."""
@@ -150,9 +151,11 @@ class WriteAheadLog:
         return self.nbytes + nbytes < (self.limit() if nbytes else self.max_nbytes) or not self.live
 
     def room(self) -> int:
-        """Return how many bytes the disk has room for."""
-        status = os.fstatvfs(self._directory.fd)
-        return status.f_bavail * status.f_frsize
+        """Return how many bytes the disk has room for; the same as before if it does not answer."""
+        with contextlib.suppress(OSError):
+            status = os.fstatvfs(self._directory.fd)
+            self._room = status.f_bavail * status.f_frsize
+        return self._room
 
     def limit(self) -> int:
         """Return how large all segments may get; the disk must have as much room besides, for the shards."""
@@ -412,11 +415,17 @@ class WriteAheadLog:
 
     def _look(self, segment: Segment, end: int) -> None:
         """Notice that somebody else removed a segment, or cut it before *end*."""
-        status = os.fstat(segment.descriptor.fd)
-        if segment.is_removed or (status.st_nlink and status.st_size >= end):
+        nlink, size = 0, 0
+        try:
+            status = os.fstat(segment.descriptor.fd)
+            nlink, size = status.st_nlink, status.st_size
+        except OSError as error:
+            if error.errno != errno.ESTALE:  # which NFS says of what another host removed
+                raise self._explained(error) from None
+        if segment.is_removed or (nlink and size >= end):
             return
-        self.has_vanished |= not status.st_nlink
-        raise self._lost("was cut short by another program" if status.st_nlink else "has vanished")
+        self.has_vanished |= not nlink
+        raise self._lost("was cut short by another program" if nlink else "has vanished")
 
     def _sync_names(self) -> None:
         try:

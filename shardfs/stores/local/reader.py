@@ -38,6 +38,7 @@ from shardfs.stores.local.syscalls import (
     open_beneath,
     read_cached,
     read_fully,
+    translate,
     translated,
 )
 from shardfs.stores.local.threads import Threads
@@ -163,7 +164,10 @@ class LocalSnapshot:
         return version_of(os.stat(self._key, dir_fd=self._root.fd))
 
     def _now(self) -> tuple[int, int]:
-        status = os.fstat(self._descriptor.fd)
+        try:
+            status = os.fstat(self._descriptor.fd)
+        except OSError as error:  # as NFS may say of an open file
+            raise translate(error, self._key) from None
         return status.st_size, status.st_mtime_ns
 
     def _pread(self, offset: int, nbytes: int) -> bytes:

@@ -299,14 +299,15 @@ class LocalEdit:
         assert self.snapshot is not None
         fd, old, threads = self.file.fd, self.snapshot.stat, self.store.threads
         await threads.on_names(self._require_unchanged)
-        before, ended = list(self.store.snapshots), trio.Event()
+        before, ended, now = list(self.store.snapshots), trio.Event(), old
         self.store.changes[old.identity] = ended
         held = [] if change.is_cut else [open_ for open_ in before if open_.hold(old)]
         try:
             make = partial(change_in_place, self.syscalls, fd, change, at_once=self.append_alignment > 1)
             self.written_nbytes = await threads.on_content(make)
         finally:
-            now = to_stat(os.fstat(fd))
+            with suppress(OSError):  # else open files find out by themselves what it is now
+                now = to_stat(os.fstat(fd))
             for snapshot in held:
                 snapshot.settle(now if now.size in (old.size, change.nbytes) else old)
             # Who opened the file when it had grown, and before it got its time, has this version too.

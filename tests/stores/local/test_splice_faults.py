@@ -342,6 +342,33 @@ async def test_what_another_program_shortens_during_a_change_is_stale_at_once(so
     assert len(seen) == 2
 
 
+@in_trio
+async def test_who_waits_for_a_change_does_not_wait_for_ever_if_the_disk_cannot_tell_how_it_ended(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network file system may fail."""
+    looks = [os.fstat]
+
+    def fails(_: int) -> None:
+        del looks[1:]
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def meddle() -> None:
+        trio.from_thread.run(open_and_wait)
+        looks.append(fails)  # is next, when the change is made
+
+    async def open_and_wait() -> None:
+        snapshot = await store.open("d/f")
+        nursery.start_soon(snapshot.accept_growth, 0, OLD)
+
+    store = LocalStore(str(source), MeddledDisk("sync", meddle))
+    monkeypatch.setattr(os, "fstat", lambda fd: looks[-1](fd))
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery, store.edit("d/f") as edit:
+            await edit.splice(CASES["append"].splice)
+    assert (source / "d/f").read_bytes() == CASES["append"].new
+
+
 @every_case
 @in_trio
 async def test_a_splice_that_is_cancelled_is_brought_to_its_end(source: Path, case: Case) -> None:
