@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,36 +91,31 @@ def test_the_sound_array_beside_them_is_right_and_the_daemon_is_small(ward: Ward
     assert ward.mount.peak_memory() < MAX_MEMORY
 
 
-@pytest.mark.parametrize("kind", ["directory", "fifo", "link-out", "link-to-itself", "dangling", "mode-000", "sparse"])
-def test_something_odd_in_place_of_a_document(mount: Mounter, tmp_path: Path, kind: str) -> None:
+ODD: dict[str, Callable[[Path], object]] = {
+    "directory": Path.mkdir,
+    "fifo": os.mkfifo,
+    "link-out": lambda document: document.symlink_to("/etc/hostname"),
+    "link-to-itself": lambda document: document.symlink_to("zarr.json"),
+    "dangling": lambda document: document.symlink_to("nothing"),
+    "mode-000": lambda document: (document.write_text(json.dumps(SOUND)), document.chmod(0)),
+    "sparse": lambda document: (document.touch(), os.truncate(document, 20 * 2**30)),
+}
+
+
+def test_something_odd_in_place_of_a_document(mount: Mounter, tmp_path: Path) -> None:
     source = tmp_path / "source"
     chunks = store(source / "sound", SOUND)
-    document = source / "odd" / "zarr.json"
-    document.parent.mkdir()
-    (document.parent / "plain").write_bytes(b"plain")
-    match kind:
-        case "directory":
-            document.mkdir()
-        case "fifo":
-            os.mkfifo(document)
-        case "link-out":
-            document.symlink_to("/etc/hostname")
-        case "link-to-itself":
-            document.symlink_to("zarr.json")
-        case "dangling":
-            document.symlink_to("nothing")
-        case "mode-000":
-            document.write_text(json.dumps(SOUND))
-            document.chmod(0)
-        case "sparse":
-            with document.open("wb") as file:
-                file.truncate(20 * 2**30)
+    for kind, make in ODD.items():
+        (source / kind).mkdir()
+        (source / kind / "plain").write_bytes(b"plain")
+        make(source / kind / "zarr.json")
     mounted = mount(source, bound_by_modes=True, address_space=2**32)
-    shown = mounted.path / "odd" / "zarr.json"
-    assert sorted(os.listdir(shown.parent)) == ["plain", "zarr.json"]
-    assert (shown.parent / "plain").read_bytes() == b"plain"
-    before, after = os.lstat(document), os.lstat(shown)
-    assert (after.st_mode, after.st_size) == (before.st_mode, before.st_size)
-    assert os.listxattr(shown.parent) == ["user.shardfs.reason"]
+    for kind in ODD:
+        document, shown = source / kind / "zarr.json", mounted.path / kind / "zarr.json"
+        assert sorted(os.listdir(shown.parent)) == ["plain", "zarr.json"]
+        assert (shown.parent / "plain").read_bytes() == b"plain"
+        before, after = os.lstat(document), os.lstat(shown)
+        assert (after.st_mode, after.st_size) == (before.st_mode, before.st_size), kind
+        assert os.listxattr(shown.parent) == ["user.shardfs.reason"]
     assert {name: (mounted.path / "sound" / name).read_bytes() for name in chunks} == chunks
     assert mounted.peak_memory() < MAX_MEMORY

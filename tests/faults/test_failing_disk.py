@@ -115,21 +115,6 @@ async def test_a_commit_that_fails_at_any_call_is_done_again_and_then_complete(
 
 
 @ERRORS
-@in_trio
-async def test_a_commit_that_fails_till_the_end_is_for_the_next_mount(source: Path, number: int) -> None:
-    async with opened(source, journal=False) as fs:
-        await fs.put(NEW, 0, 0)
-        start = len(fs.disk.calls)
-        fs.disk.faults.update({start + at: Fault(OSError(number, "a test's")) for at in range(100)})
-        assert not await fs.writing.commit()
-        assert not await fs.writing.finish()
-    assert await stored(source, 0, 0) != NEW
-    async with opened(source, journal=False) as fs:
-        assert await fs.writing.finish()
-    assert await stored(source, 0, 0) == NEW
-
-
-@ERRORS
 @pytest.mark.parametrize("nbytes", [48, 3 * 2**20])
 @in_trio
 async def test_a_journal_that_cannot_be_written_is_an_error_to_the_writer_and_goes_on(
@@ -209,23 +194,3 @@ async def test_a_sync_that_fails_within_a_commit_makes_the_mount_read_only(
     async with opened(source, journal=True) as fs:
         assert await fs.writing.finish()
     assert await stored(source, 0, 0) == NEW
-
-
-@in_trio
-async def test_many_writers_hear_of_one_failed_sync(source: Path) -> None:
-    async with opened(source, journal=True) as fs:
-        await fs.put(NEW, 0, 0)
-        fs.disk.faults[len(fs.disk.calls)] = Fault(OSError(errno.EIO, "a test's"))
-        failed = []
-
-        async def sync() -> None:
-            try:
-                await fs.writing.writer.log.sync()
-            except ShardfsError:
-                failed.append(True)
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(8):
-                nursery.start_soon(sync)
-        assert len(failed) == 8
-        await fs.writing.finish()
