@@ -14,50 +14,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.corpus import LITTLE, array, extension, sharding
+
 INNER = 3000  # bytes of a chunk: payloads and indexes lie in several pages, and across them
 PER_SHARD = 4
 NCHUNKS = 8
 SHAPE = INNER * NCHUNKS
 
-BYTES = {"name": "bytes"}
-GZIP = {"name": "gzip", "configuration": {"level": 1}}
-CRC32C = {"name": "crc32c"}
-LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
-
 Chunk = tuple[str, int]
 """The path of an array and the number of one of its chunks."""
 
 
-def sharding(length: int, codecs: list[Any], *, location: str = "end", checked: bool = True) -> dict[str, Any]:
-    configuration = {
-        "chunk_shape": [length],
-        "codecs": codecs,
-        "index_codecs": [LITTLE, CRC32C] if checked else [LITTLE],
-        "index_location": location,
-    }
-    return {"name": "sharding_indexed", "configuration": configuration}
-
-
-def stored_document(codecs: list[Any], *, sharded: bool = True) -> dict[str, Any]:
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [SHAPE],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [INNER * PER_SHARD if sharded else INNER]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": codecs,
-        "attributes": {},
-    }
-
-
+BYTES, GZIP = extension("bytes"), extension("gzip", level=1)
 ARRAYS: dict[str, list[Any]] = {
-    "end": [sharding(INNER, [BYTES, GZIP])],
-    "unchecked": [sharding(INNER, [BYTES], checked=False)],
-    "start": [sharding(INNER, [BYTES], location="start")],
-    "nested": [sharding(2 * INNER, [sharding(INNER, [BYTES])])],
-    "encoded": [sharding(INNER, [BYTES]), GZIP],
+    "end": [sharding([INNER], BYTES, GZIP)],
+    "unchecked": [sharding([INNER], BYTES, index_codecs=[LITTLE])],
+    "start": [sharding([INNER], BYTES, index_location="start")],
+    "nested": [sharding([2 * INNER], sharding([INNER], BYTES))],
+    "encoded": [sharding([INNER], BYTES), GZIP],
     "unsharded": [BYTES, GZIP],
 }
 """Codecs of arrays whose chunks are stored in different ways."""
@@ -86,7 +60,9 @@ def make_source(root: Path) -> None:
     (root / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     for path, codecs in ARRAYS.items():
         (root / path).mkdir()
-        (root / path / "zarr.json").write_text(json.dumps(stored_document(codecs, sharded=path != "unsharded")))
+        length = INNER if path == "unsharded" else INNER * PER_SHARD
+        document = array([SHAPE], [length], *codecs, data_type="uint8", attributes={})
+        (root / path / "zarr.json").write_text(json.dumps(document))
 
 
 @dataclass(frozen=True)

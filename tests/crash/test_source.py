@@ -17,7 +17,7 @@ from tests.crash.crashes import IS_LONG, Crashes
 from tests.crash.histories import ARRAYS, INNER, SHAPE, Operation
 from tests.support.lossy_disk import oldest
 
-RANDOM_HISTORIES = 1500 if IS_LONG else 50
+RANDOM_HISTORIES = 1500 if IS_LONG else 40
 
 op = Operation
 
@@ -62,16 +62,14 @@ def of_array(name: str, path: str) -> list[Operation]:
     return [o for o in history if path != "unsharded" or o.what != "label"]
 
 
-EVERYWHERE = ("append", "overwrite a whole shard", "erase all of a shard", "replace what is pending")
-"""Histories whose commits are others for each array; of the rest a few arrays are enough."""
-
 every_history = pytest.mark.parametrize(
     ("name", "path"),
-    [(name, path) for name in EVERYWHERE for path in ARRAYS]
-    + [("shrink and grow", path) for path in ("end", "start", "nested")]
-    + [("carry forward", path) for path in ("unchecked", "encoded", "unsharded")]
-    + [("beside and rename", path) for path in ("end", "unchecked", "unsharded")]
-    + [(name, path) for name in ("empty", "the same again") for path in ("end", "unsharded")],
+    [(name, path) for name in ("append", "replace what is pending") for path in ARRAYS]
+    + [("overwrite a whole shard", path) for path in ("end", "start", "encoded")]
+    + [("erase all of a shard", path) for path in ("unchecked", "nested", "unsharded")]
+    + [("shrink and grow", path) for path in ("start", "nested")]
+    + [("carry forward", path) for path in ("unchecked", "unsharded")]
+    + [("beside and rename", "unchecked"), ("empty", "end"), ("the same again", "unsharded")],
 )
 
 
@@ -103,7 +101,7 @@ def test_a_recovery_killed_at_any_call_is_done_by_the_next(template: Path, tmp_p
     crashes = Crashes(tmp_path, template, of_array("replace what is pending", path), random.Random(path))
     whole, book = crashes.whole()
     ncalls = len(whole.calls)
-    for at in range(ncalls) if IS_LONG else sorted(crashes.chance.sample(range(ncalls), 2)):
+    for at in range(ncalls) if IS_LONG else [crashes.chance.randrange(ncalls)]:
         after, killed = 0, True
         while killed:
             root, machine, book = crashes.begin()
@@ -113,7 +111,7 @@ def test_a_recovery_killed_at_any_call_is_done_by_the_next(template: Path, tmp_p
             after += 1
 
 
-@pytest.mark.parametrize("name", ["append", "overwrite a whole shard", "erase all of a shard"])
+@pytest.mark.parametrize("name", ["append", "erase all of a shard"])
 def test_what_a_recovery_brought_into_shards_is_durable(template: Path, tmp_path: Path, name: str) -> None:
     crashes = Crashes(tmp_path, template, of_array(name, "end"), random.Random(name))
     whole, _ = crashes.whole()

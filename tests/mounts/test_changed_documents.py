@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from tests.support.changing import ChangingArray, document, replace, version
 from tests.support.corpus import LITTLE, array
 from tests.support.datasets import files_below
-from tests.support.mounting import Mount, Mounter
+from tests.support.mounting import Mount, Mounter, refuses
 from tests.support.readers import read_zarr
 
 
@@ -95,9 +94,8 @@ def test_another_inner_chunk_shape_is_another_tree(mounted: Place, stored: Chang
     assert os.stat(root / "c/1/3").st_size == len(stored.chunks(2)["c/1/3"])
     with pytest.raises(FileNotFoundError):
         os.stat(root / "c/3/1")
-    with pytest.raises(OSError, match="Stale") as raised:
+    with refuses(errno.ESTALE):
         os.stat("0", dir_fd=directory)
-    assert raised.value.errno == errno.ESTALE
     os.close(directory)
 
 
@@ -128,29 +126,6 @@ def test_a_broken_document_is_shown_as_stored_until_it_is_mended(mounted: Place,
     stored.replace_document()
     assert chunks_below(mounted.path / "image") == stored.chunks(1)
     assert os.listxattr(mounted.path / "image") == []
-
-
-def test_a_new_shard_brings_its_chunks(mounted: Place, stored: ChangingArray) -> None:
-    os.unlink(stored.directory / "c/0/0")
-    assert set(chunks_below(mounted.path / "image")) == {"c/2/0", "c/2/1", "c/3/0", "c/3/1"}
-    with pytest.raises(FileNotFoundError):
-        os.stat(mounted.path / "image/c/0/0")
-    stored.replace("c/0/0", 2)
-    assert (mounted.path / "image/c/0/0").read_bytes() == stored.chunks(2)["c/0/0"]
-    assert len(chunks_below(mounted.path / "image")) == 8
-
-
-def test_a_removed_array_is_gone_and_a_new_one_is_there(mounted: Place, stored: ChangingArray) -> None:
-    expected = files_below(mounted.path / "image")
-    shutil.rmtree(stored.directory)
-    assert os.listdir(mounted.path) == []
-    with pytest.raises(FileNotFoundError):
-        os.stat(mounted.path / "image")
-    other = ChangingArray(stored.directory.with_name("other"))
-    assert os.listdir(mounted.path) == ["other"]
-    assert files_below(mounted.path / "other") == expected
-    os.rename(other.directory, stored.directory)
-    assert files_below(mounted.path) == {f"image/{name}": data for name, data in expected.items()}
 
 
 def test_plain_files_follow_every_change(mounted: Place, stored: ChangingArray) -> None:

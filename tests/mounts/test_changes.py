@@ -20,7 +20,7 @@ import pytest
 from tests.support.changing import ChangingArray, document, replace
 from tests.support.corpus import GZIP
 from tests.support.datasets import LONG_AGO, files_below
-from tests.support.mounting import PATIENCE, Mount, Mounter
+from tests.support.mounting import PATIENCE, Mount, Mounter, refuses
 
 KEY, OTHER_SHARD = "c/0/0", "c/2/0"
 SHARD = "c/0/0"
@@ -63,9 +63,8 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def assert_stale(fd: int, size: int = 10**6) -> None:
-    with pytest.raises(OSError, match="Stale") as raised:
+    with refuses(errno.ESTALE):
         os.pread(fd, size, 0)
-    assert raised.value.errno == errno.ESTALE
 
 
 def test_a_replaced_shard_keeps_serving_open_files_and_new_opens_see_the_new_one(dataset: Dataset) -> None:
@@ -123,17 +122,6 @@ def test_a_shard_that_was_appended_to_keeps_serving_open_files(dataset: Dataset)
         assert os.pread(neighbour, 10**6, 0) == old["c/1/1"]
         assert (dataset.root / KEY).read_bytes() == b"again"
         assert (dataset.root / "c/1/1").read_bytes() == old["c/1/1"]
-
-
-def test_a_truncated_shard_is_stale_to_open_files_and_eio_to_new_ones(dataset: Dataset) -> None:
-    dataset.mount.expect("no room for its index")
-    with opened(dataset.root / KEY) as fd:
-        os.truncate(dataset.array.directory / SHARD, 50)
-        assert_stale(fd)
-        with pytest.raises(OSError, match="Input/output error"):
-            os.open(dataset.root / KEY, os.O_RDONLY)
-    dataset.array.replace(SHARD, 2)
-    assert (dataset.root / KEY).read_bytes() == dataset.array.chunks(2)[KEY]
 
 
 def test_a_deleted_shard_keeps_serving_open_files_and_is_enoent_to_new_opens(dataset: Dataset) -> None:

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import errno
 import json
-import mmap
 import os
-import random
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from shardfs.fuse import control
 from tests.faults.test_hostile_sizes import BOMBS
 from tests.support import damage
-from tests.support.corpus import BIG, BLOSC, CASES, CRC32C, GZIP, LITTLE, ZSTD, Case, array, extension, sharding
+from tests.support.corpus import BLOSC, CASES, CRC32C, GZIP, LITTLE, ZSTD, Case, array, extension, sharding
 from tests.support.datasets import Corpus, store
 from tests.support.encoder import Coordinates, chunk_key, element, numpy_dtype, window
-from tests.support.mounting import Mount, Mounter
+from tests.support.mounting import Mounter
 
 MIB = 2**20
 NOT_DECODED = {"opaque-codec", "zero-bytes", "opaque-serializer", "type-string"}
 NAN_PAYLOADS = {"fill-hex-nan", "fill-hex-float64", "fill-complex-hex"}
 """Fill values without a form in v2."""
-
-
-def counts(mount: Mount) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(os.getxattr(mount.path, control.FIGURES))
-    return found
 
 
 def read_error(path: Path) -> int | None:
@@ -66,7 +56,7 @@ def test_every_array_of_the_corpus_is_plain_bytes_of_the_size_that_is_told(
     left_out = NOT_DECODED | (NAN_PAYLOADS if view == "v2" else set())
     shown = [case for case in CASES if case.name not in left_out]
     assert set(os.listdir(root)) == {case.name for case in shown}
-    for case in shown:
+    for case in shown if view == "v3" else shown[::4]:  # in v2 chunks have other names, and the same bytes
         chunk_shape = chunk_shape_of(root / case.name, view)
         for coords in corpus.encoded[case.name].inner:
             key = chunk_key(case.document, coords) if view == "v3" else ".".join(map(str, coords)) or "0"
@@ -74,41 +64,6 @@ def test_every_array_of_the_corpus_is_plain_bytes_of_the_size_that_is_told(
                 size, plain = os.fstat(file.fileno()).st_size, file.read()
             assert plain == plain_chunk(case, coords, chunk_shape), (case.name, key)
             assert size == len(plain)
-
-
-@pytest.mark.parametrize("page_cache", [False, True])
-def test_a_chunk_larger_than_the_cache_is_decoded_once_however_it_is_read_and_never_for_its_size(
-    mount: Mounter, tmp_path: Path, page_cache: bool
-) -> None:
-    n = 300_000
-    values = np.random.default_rng(0).integers(0, 1000, (3, n)).astype("<i4")
-    store(tmp_path / "a", array((3, n), (3, n), sharding((1, n), BIG, ZSTD)), values)
-    mounted = mount(tmp_path / "a", page_cache=page_cache, arguments=["--decode", "--decode-cache=1M"])
-    chunks = [mounted.path / f"c/{row}/0" for row in range(3)]
-    sizes = subprocess.run(["find", mounted.path, "-name", "0", "-printf", "%s "], check=True, capture_output=True)
-    assert sizes.stdout.split().count(b"%d" % (4 * n)) == 3
-    told = counts(mounted)
-    assert (told["bytes_read"], told["decoded_chunks"]) == (0, 0)
-
-    plain = values[0].tobytes()
-    with open(chunks[0], "rb", buffering=0) as file:
-        chance = random.Random(0)
-        for _ in range(50):
-            offset, nbytes = chance.randrange(len(plain) + 10), chance.randrange(200_000)
-            assert os.pread(file.fileno(), nbytes, offset) == plain[offset : offset + nbytes]
-        if page_cache:
-            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-                assert mapped[:] == plain
-    assert counts(mounted)["decoded_chunks"] == 1
-
-    dd = subprocess.run(["dd", f"if={chunks[1]}", "bs=1", "skip=777", "count=500"], check=True, capture_output=True)
-    assert dd.stdout == values[1].tobytes()[777:1277]
-    assert counts(mounted)["decoded_chunks"] == 2
-
-    with open(chunks[2], "rb"), ThreadPoolExecutor(8) as readers:  # as long as one has it open
-        found = set(readers.map(Path.read_bytes, [chunks[2]] * 8))
-    assert found == {values[2].tobytes()}
-    assert counts(mounted)["decoded_chunks"] == 3
 
 
 def test_damaged_chunks_are_eio_and_named_in_the_log_and_the_others_are_right(mount: Mounter, tmp_path: Path) -> None:
@@ -133,7 +88,7 @@ def test_damaged_chunks_are_eio_and_named_in_the_log_and_the_others_are_right(mo
 
 
 def test_bombs_and_many_large_chunks_take_no_more_memory_than_a_few_of_them(mount: Mounter, tmp_path: Path) -> None:
-    nbytes = 8 * MIB
+    nbytes = 4 * MIB
     for name, (codecs, bomb) in BOMBS.items():
         codec = sharding((nbytes,), extension("bytes"), *codecs)
         document = array((4 * nbytes,), (4 * nbytes,), codec, data_type="uint8")
@@ -148,4 +103,4 @@ def test_bombs_and_many_large_chunks_take_no_more_memory_than_a_few_of_them(moun
         sound = [mounted.path / name / f"c/{key}" for name in BOMBS for key in (0, 3)]
         assert set(readers.map(read_error, sound)) == {None}
     assert all(f"c/1 of {name} " in mounted.log for name in BOMBS)
-    assert mounted.peak_memory() < 300 * MIB
+    assert mounted.peak_memory() < 200 * MIB

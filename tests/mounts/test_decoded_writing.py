@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ import numpy as np
 import pytest
 import zarr
 
-from shardfs.fuse import control
-from tests.support.commands import run
 from tests.support.corpus import (
     BIG,
     BLOSC,
@@ -31,10 +27,9 @@ from tests.support.corpus import (
     sharding,
     transpose,
 )
-from tests.support.daemons import kill_daemon
 from tests.support.datasets import age, store
-from tests.support.encoder import Layout, encode
-from tests.support.mounting import Mount, Mounter
+from tests.support.encoder import encode
+from tests.support.mounting import Mount, Mounter, flush, refuses
 
 N = 40_000
 """Elements of a chunk that is decoded in a thread."""
@@ -60,18 +55,6 @@ def source(tmp_path: Path) -> Path:
         (path / name / "zarr.json").write_text(json.dumps(document))
     age(path)
     return path
-
-
-@contextmanager
-def refused(number: int) -> Iterator[None]:
-    """Expect an error."""
-    with pytest.raises(OSError) as caught:
-        yield
-    assert caught.value.errno == number
-
-
-def flush(mount: Mount) -> None:
-    os.setxattr(mount.path, control.FLUSH, b"")
 
 
 def assert_stored(mount: Mounter, source: Path, first: bytes, second: bytes, **options: Any) -> None:
@@ -105,16 +88,16 @@ def change_in_every_way(mounted: Mount, one: Path, other: Path, beside: Path) ->
 
     assert_old()
     for size in (0, 3, n + 1):
-        with refused(errno.EINVAL):
+        with refuses(errno.EINVAL):
             os.truncate(one, size)
         assert_old()
     os.truncate(one, n)
-    with refused(errno.EINVAL), open(one, "ab", buffering=0) as file:
+    with refuses(errno.EINVAL), open(one, "ab", buffering=0) as file:
         file.write(b"x")
     assert_old()
     fd = os.open(one, os.O_WRONLY | os.O_TRUNC)
     os.write(fd, b"abc")
-    with refused(errno.EINVAL):
+    with refuses(errno.EINVAL):
         os.fsync(fd)
     assert one.read_bytes() == old
     os.pwrite(fd, b"z" * (n - 3), 3)
@@ -127,7 +110,7 @@ def change_in_every_way(mounted: Mount, one: Path, other: Path, beside: Path) ->
     with open(other, "rb", buffering=0) as file:
         begun = file.read(4)
         subprocess.run(["cp", "--reflink=auto", one, other], check=True)
-        flush(mounted)
+        flush(mounted.path)
         assert begun + file.read() == before
         assert other.read_bytes() == new
 
@@ -138,7 +121,7 @@ def change_in_every_way(mounted: Mount, one: Path, other: Path, beside: Path) ->
     assert beside.read_bytes() == new
     beside.write_bytes(b"a" * (n + 1))
     for take in (os.rename, os.link):
-        with refused(errno.EINVAL):
+        with refuses(errno.EINVAL):
             take(beside, one)
         assert not one.exists()
     os.truncate(beside, n)
@@ -163,20 +146,6 @@ def test_plain_chunks_are_changed_as_any_file_is_except_in_size(mount: Mounter, 
     assert_stored(mount, source, b"a", b"b")
 
 
-def test_plain_chunks_that_were_closed_survive_the_daemon(mount: Mounter, source: Path) -> None:
-    mounted = mount(source, write=True, arguments=["--decode"])
-    for name in DOCUMENTS:
-        for key, byte in (("c/0/0", b"k"), ("c/1/1", b"l")):
-            path = mounted.path / name / key
-            plain = byte * path.stat().st_size
-            path.write_bytes(plain)
-            assert path.read_bytes() == plain  # from the journal
-    kill_daemon(mounted.path)
-    mounted.process.wait()
-    subprocess.run(["fusermount3", "-u", "-z", mounted.path], check=True)
-    assert_stored(mount, source, b"k", b"l", write=True)
-
-
 def test_open_chunks_stay_while_their_shards_are_appended_to_and_replaced(mount: Mounter, tmp_path: Path) -> None:
     source = tmp_path / "a"
     values = np.arange(4 * N, dtype="<i4").reshape(4, N)
@@ -192,7 +161,7 @@ def test_open_chunks_stay_while_their_shards_are_appended_to_and_replaced(mount:
     with open(chunks[0], "rb", buffering=0) as begun, open(chunks[1], "rb", buffering=0) as unread:
         start = begun.read(100)
         chunks[0].write_bytes(bytes(4 * N))
-        flush(mounted)
+        flush(mounted.path)
         assert chunks[0].read_bytes() == bytes(4 * N)
         chunks[2].write_bytes(bytes(4 * N))
         shutil.rmtree(source / "c")
@@ -201,25 +170,12 @@ def test_open_chunks_stay_while_their_shards_are_appended_to_and_replaced(mount:
         assert unread.read() == values[1].tobytes()
     for row in (0, 1, 3):
         assert chunks[row].read_bytes() == (values[row] + 1).tobytes()
-    with refused(errno.EIO):  # it was encoded in the other byte order
+    with refuses(errno.EIO):  # it was encoded in the other byte order
         chunks[2].read_bytes()
     assert "c/2/0 of the array was published for metadata that another program has changed" in mounted.log
-    with refused(errno.EIO):
-        flush(mounted)
+    with refuses(errno.EIO):
+        flush(mounted.path)
     assert chunks[2].read_bytes() == (values[2] + 1).tobytes()
-
-
-def test_open_chunks_stay_while_their_shards_are_compacted(mount: Mounter, tmp_path: Path) -> None:
-    values = np.arange(4 * N, dtype="<i4").reshape(4, N)
-    document = array((4, N), (4, N), sharding((1, N), LITTLE, ZSTD))
-    store(tmp_path / "a", document, values, layout=Layout("reversed", gaps=True))
-    root = mount(tmp_path / "a", metadata_ttl=0, arguments=["--decode"]).path
-    with open(root / "c/0/0", "rb", buffering=0) as begun, open(root / "c/1/0", "rb", buffering=0) as unread:
-        start = begun.read(100)
-        assert run("compact", "--threshold", "0", "--force", tmp_path / "a").stdout.startswith("1 shard")
-        assert start + begun.read() == values[0].tobytes()
-        assert unread.read() == values[1].tobytes()
-        assert (root / "c/0/0").read_bytes() == values[0].tobytes()
 
 
 def test_chunks_that_cannot_be_encoded_are_refused_and_named(mount: Mounter, tmp_path: Path) -> None:
@@ -234,7 +190,7 @@ def test_chunks_that_cannot_be_encoded_are_refused_and_named(mount: Mounter, tmp
         (tmp_path / "s" / name / "zarr.json").write_text(json.dumps(document))
     mounted = mount(tmp_path / "s", write=True, arguments=["--decode"], expect=("is refused",))
     for name in codecs:
-        with refused(errno.EINVAL):
+        with refuses(errno.EINVAL):
             (mounted.path / name / "c/0/0").write_bytes(bytes(16))
         assert f"{name}/c/0/0 is refused: " in mounted.log
         assert not (mounted.path / name / "c/0/0").exists()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
 import warnings
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +15,48 @@ import pytest
 import zarr
 
 from tests.support.commands import run, run_json
-from tests.support.corpus import indexed
-from tests.support.indexed import indexed_document, read_indexed, stored_below, write_indexed
+from tests.support.corpus import GZIP, LITTLE, array, indexed
+from tests.support.datasets import store
+from tests.support.encoder import EMPTY
 from tests.support.mounting import Mounter
 
 SHAPE, CHUNKS, PER_SHARD = (21, 17), (4, 3), (2, 3)
-DOCUMENT = indexed_document(SHAPE, CHUNKS, PER_SHARD, attributes={"a": 1}, dimension_names=["y", "x"])
+DRAFT = indexed(PER_SHARD, extension="https://purl.org/zarr/spec/storage_transformers/sharding/1.0", type="indexed")
+MEMBERS = {"attributes": {"a": 1}, "dimension_names": ["y", "x"], "storage_transformers": DRAFT}
+DOCUMENT = array(SHAPE, CHUNKS, LITTLE, GZIP, data_type="uint16", fill_value=9, **MEMBERS)
+ABSENT = [(1, 1), *product((4, 5), range(3))]  # one chunk, and all of a shard
 
 
 def made_values() -> np.ndarray:
     values = np.arange(1, 1 + 21 * 17, dtype="u2").reshape(SHAPE)
-    values[4:8, 3:6] = 9
-    values[16:, :9] = 9  # the chunks of a whole shard
+    values[4:8, 3:6] = values[16:, :9] = 9
     return values
+
+
+def read(directory: Path) -> np.ndarray:
+    """Read an array of such a document, by NumPy alone."""
+    document = json.loads((directory / "zarr.json").read_bytes())
+    assert document["storage_transformers"] == DRAFT
+    grid = [-(-n // edge) for n, edge in zip(document["shape"], CHUNKS, strict=True)]
+    values = np.full([n * edge for n, edge in zip(grid, CHUNKS, strict=True)], 9, "<u2")
+    for coords in product(*map(range, grid)):
+        shard, inner = zip(*map(divmod, coords, PER_SHARD), strict=True)
+        path = directory / "/".join(["c", *map(str, shard)])
+        if path.exists():
+            index = np.frombuffer(path.read_bytes()[-16 * math.prod(PER_SHARD) :], "<u8").reshape(*PER_SHARD, 2)
+            offset, nbytes = map(int, index[inner])
+            if offset != EMPTY:
+                chunk = np.frombuffer(gzip.decompress(path.read_bytes()[offset : offset + nbytes]), "<u2")
+                place = tuple(slice(i * edge, (i + 1) * edge) for i, edge in zip(coords, CHUNKS, strict=True))
+                values[place] = chunk.reshape(CHUNKS)
+    return values[tuple(map(slice, document["shape"]))]
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Such an array in a consolidated group."""
     path = tmp_path / "data.zarr"
-    write_indexed(path / "image", DOCUMENT, made_values())
+    store(path / "image", DOCUMENT, made_values(), ABSENT)
     consolidated = {"kind": "inline", "must_understand": False, "metadata": {"image": DOCUMENT}}
     group = {"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": consolidated}
     (path / "zarr.json").write_text(json.dumps(group))
@@ -59,7 +84,7 @@ def test_what_is_written_and_resized_is_stored_in_such_shards(mount: Mounter, so
     mounted.unmount()
     grown = np.full((23, 20), 9, "u2")
     grown[:8, :17] = expected[:8]
-    assert np.array_equal(read_indexed(stored_below(source / "image")), grown)
+    assert np.array_equal(read(source / "image"), grown)
     document = json.loads((source / "image/zarr.json").read_text())
     assert document == {**DOCUMENT, "shape": [23, 20], "attributes": {"a": 1, "b": 2}}
     shown = zarr.open_array(str(mount(source).path / "image"), mode="r")
@@ -71,7 +96,7 @@ def test_a_new_array_is_shown_as_its_writer_writes_it_and_unsharded_by_the_next_
 ) -> None:
     mounted = mount(source, write=True)
     other = tmp_path / "other"
-    write_indexed(other, DOCUMENT, made_values())
+    store(other, DOCUMENT, made_values(), ABSENT)
     for path in [other, *sorted(other.rglob("*"))]:
         target = mounted.path / "new" / path.relative_to(other)
         target.mkdir() if path.is_dir() else target.write_bytes(path.read_bytes())
@@ -80,7 +105,7 @@ def test_a_new_array_is_shown_as_its_writer_writes_it_and_unsharded_by_the_next_
         (mounted.path / "new/zarr.json").write_text(json.dumps(broken))
     mounted.expect("chunks_per_shard must hold integers of at least 1")
     mounted.unmount()
-    assert np.array_equal(read_indexed(stored_below(source / "new")), made_values())
+    assert np.array_equal(read(source / "new"), made_values())
     shown = zarr.open_array(str(mount(source).path / "new"), mode="r")
     assert np.array_equal(np.asarray(shown[...]), made_values())
 
@@ -97,7 +122,7 @@ def test_it_is_named_verified_and_compacted(mount: Mounter, source: Path) -> Non
     assert (source / "image/c/0/0").stat().st_size < before
     expected = made_values()
     expected[:4, 6:9] = 3
-    assert np.array_equal(read_indexed(stored_below(source / "image")), expected)
+    assert np.array_equal(read(source / "image"), expected)
     assert run("verify", "--data", source).returncode == 0
     (source / "image/c/0/0").write_bytes(b"x" * 100)
     done = run("verify", source)

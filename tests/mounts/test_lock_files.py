@@ -43,21 +43,13 @@ def make(source: Path, separator: str) -> Path:
 
 
 @every_separator
-@pytest.mark.parametrize("write", [False, True], ids=["read-only", "writing"])
-def test_the_lock_of_a_shard_is_not_shown(mount: Mounter, tmp_path: Path, separator: str, write: bool) -> None:
-    make(tmp_path / "source", separator)
-    mounted = mount(tmp_path / "source", write=write)
-    assert not [name for _, _, names in os.walk(mounted.path) for name in names if "lock" in name]
-    assert not (mounted.path / "a" / LOCKS[separator]).exists()
-    assert_same(READERS["zarr"](mounted.path / "a"), VALUES)
-
-
-@every_separator
 def test_programs_on_the_mount_lock_inner_chunks_and_not_the_shard_of_the_same_key(
     mount: Mounter, tmp_path: Path, separator: str
 ) -> None:
     lock = make(tmp_path / "source", separator)
     mounted = mount(tmp_path / "source", write=True)
+    assert not [name for _, _, names in os.walk(mounted.path) for name in names if "lock" in name]
+    assert not (mounted.path / "a" / LOCKS[separator]).exists()
     open_tensorstore(mounted.path / "a")[...] = VALUES + 1
     assert lock.read_bytes() == b"half of a shard"
     assert_same(READERS["zarr"](mounted.path / "a"), VALUES + 1)

@@ -6,18 +6,15 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.support.corpus import array, sharding
 from tests.support.datasets import store
 from tests.support.mounting import PATIENCE, command, environment
 
 STRICT = {"PYTHONIOENCODING": "utf-8:strict"}  # as in most locales of desktops
-NAME = os.fsdecode(b"latin-\xe9")
 
 
-@pytest.mark.parametrize(("name", "log"), [(NAME, ["--log-file", "log"]), (NAME, []), ("µ-日本", [])], ids=ascii)
-def test_odd_names_are_named_on_the_terminal_and_in_the_log(tmp_path: Path, name: str, log: list[str]) -> None:
+def test_odd_names_are_named_on_the_terminal_and_in_the_log(tmp_path: Path) -> None:
+    name = os.fsdecode(b"latin-\xe9-\n\xc2\xb5")
     source = tmp_path / name
     chunks = store(source / "sound", array((8, 12), (4, 6), sharding((2, 3))))
     store(source / name, array((8, 12), (4, 6), sharding((2, 3))))
@@ -31,7 +28,7 @@ def test_odd_names_are_named_on_the_terminal_and_in_the_log(tmp_path: Path, name
         )
 
     try:
-        done = run("mount", *log, source, "place")
+        done = run("mount", "--log-file", "log", source, "place")
         assert (done.returncode, done.stderr) == (0, b"")
         assert done.stdout.count(b"\n") == 1
         assert sorted(os.listdir(tmp_path / "place" / name)) == ["c", "zarr.json"]
@@ -39,7 +36,6 @@ def test_odd_names_are_named_on_the_terminal_and_in_the_log(tmp_path: Path, name
     finally:
         ended = run("umount", "place")
     assert (ended.returncode, ended.stderr) == (0, b"")
-    [file] = [tmp_path / "log"] if log else (tmp_path / "state").rglob("*.log")
-    logged = file.read_text(encoding="utf-8", errors="replace")
+    logged = (tmp_path / "log").read_text(encoding="utf-8", errors="replace")
     assert "Traceback" not in logged
     assert "is shown as stored: the document is not valid JSON" in logged

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +106,7 @@ def test_with_fill_missing_no_fill_values_and_chunks_are_those_that_are_stored(m
         assert (warned in mounted.log) == (name in ("null", "other"))
 
 
-@pytest.mark.parametrize("separator", [".", "/"])
-@pytest.mark.parametrize("arguments", [[], ["--decode"]])
+@pytest.mark.parametrize(("arguments", "separator"), [([], "/"), (["--decode"], ".")])
 def test_a_chunk_that_is_removed_is_stored_as_the_fill_value_that_was_shown(
     mount: Mounter, source: Path, tmp_path: Path, arguments: list[str], separator: str
 ) -> None:
@@ -142,18 +140,13 @@ def test_a_missing_chunk_is_written_in_parts_and_moved(mount: Mounter, source: P
     assert np.array_equal(values_of(source)["other"], expected)
 
 
-@pytest.mark.parametrize("separator", [".", "/"])
-@pytest.mark.parametrize("how", ["rm", "rmtree", "chunks first", "zarr 2"])
-def test_an_array_that_is_removed_is_gone(
-    mount: Mounter, source: Path, tmp_path: Path, how: str, separator: str
-) -> None:
+@pytest.mark.parametrize(("how", "separator"), [("rm", "/"), ("chunks first", "/"), ("zarr 2", ".")])
+def test_an_array_that_is_removed_is_gone(mount: Mounter, source: Path, how: str, separator: str) -> None:
     mounted = mount(source, write=True, arguments=["--view=v2", f"--dimension-separator={separator}"])
     for name in ("null", "other"):
         path = mounted.path / name
         if how == "rm":
             tool("rm", "-r", path)
-        elif how == "rmtree":
-            shutil.rmtree(path)
         elif how == "zarr 2":
             ZARR2.run("import sys, zarr; del zarr.open_group(sys.argv[1])[sys.argv[2]]", mounted.path, name)
         else:
@@ -212,16 +205,6 @@ def test_an_array_whose_chunks_cannot_be_made_is_as_stored_and_info_says_so(moun
     assert f"  caveat              {caveats['odd']}\n" in run("info", source, "odd").stdout
 
 
-def test_a_missing_chunk_is_a_file_of_its_own(mount: Mounter, source: Path) -> None:
-    mounted = mount(source, write=True, arguments=["--view=v2"])
-    path = mounted.path / "other" / "0.0"
-    before, content = path.stat(), path.read_bytes()
-    with path.open("rb") as reader:
-        path.write_bytes((mounted.path / "other" / "1.1").read_bytes())
-        assert reader.read() == content
-    assert path.stat().st_ino != before.st_ino
-
-
 def test_an_array_that_is_made_shows_what_its_writer_wrote(mount: Mounter, source: Path, tmp_path: Path) -> None:
     """`cp -r` makes every name itself, and takes it for an error if one is there."""
     copied = mount(source, arguments=["--view=v2", "--dimension-separator=/"]).path / "null"
@@ -249,8 +232,7 @@ def test_what_a_removed_chunk_went_on_as_stays_when_the_document_is_written_anew
     assert (values_of(source)["other"][4:8, 4:8] == -1).all()
 
 
-@pytest.mark.parametrize("separator", [".", "/"])
-def test_chunks_of_an_array_that_is_not_sharded_are_shown_too(mount: Mounter, tmp_path: Path, separator: str) -> None:
+def test_chunks_of_an_array_that_is_not_sharded_are_shown_too(mount: Mounter, tmp_path: Path) -> None:
     source = tmp_path / "data.zarr"
     zarr.create_group(str(source))
     for name, shape in (("plain", SHAPE), ("long", (3000,)), ("scalar", ())):
@@ -264,7 +246,7 @@ def test_chunks_of_an_array_that_is_not_sharded_are_shown_too(mount: Mounter, tm
         if shape:
             opened[4:6] = 7
     age(source)
-    root = mount(source, arguments=["--view=v2", f"--dimension-separator={separator}"]).path
+    root = mount(source, arguments=["--view=v2", "--dimension-separator=/"]).path
     counts = {"plain": 30, "long": 1500, "scalar": 1}
     for name, count in counts.items():
         assert sum(not os.path.basename(path).startswith(".") for path in walk(root / name)) == count

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.corpus import array, sharding
-from tests.support.datasets import files_below, store
+from tests.support.datasets import store
 from tests.support.mounting import Mounter, mounter
 
 DOCUMENT = array((8, 12), (4, 6), sharding((2, 3)))
@@ -130,17 +130,6 @@ def test_plain_names_may_be_any_bytes(mount: Mounter, tmp_path: Path) -> None:
             with open(path, "rb") as file:
                 assert file.read() == name
             assert name in os.listdir(os.fsencode(root) + directory)
-
-
-def test_an_array_under_a_name_that_is_not_utf_8(mount: Mounter, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    name = os.fsdecode(b"array-\xff")
-    chunks = store(source / name, DOCUMENT)
-    root = mount(source).path
-    found = files_below(root / name)
-    found.pop("zarr.json")
-    assert found == chunks
-    assert os.getxattr(root / name / SHARD, "user.shardfs.shard") == b"array-\xff/c/0/0"
 
 
 def test_a_name_that_is_too_long_or_no_coordinate_is_enoent(mount: Mounter, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support.corpus import CRC32C, GZIP, LITTLE, array, extension, sharding
 from tests.support.datasets import store
-from tests.support.mounting import Mounter
+from tests.support.mounting import Mounter, refuses
 
 MIB = 2**20
 UINT8 = extension("bytes")
@@ -69,17 +69,6 @@ def test_any_range_of_any_file_is_exact(dataset: Dataset, data: st.DataObject) -
         os.close(fd)
 
 
-def test_every_range_around_both_ends_is_exact(dataset: Dataset) -> None:
-    expected = dataset.files["small/c/0"]
-    fd = os.open(dataset.root / "small/c/0", os.O_RDONLY)
-    try:
-        for offset in [*range(8), *range(len(expected) - 8, len(expected) + 8)]:
-            for size in (0, 1, 2, 7, len(expected), 4096):
-                assert os.pread(fd, size, offset) == expected[offset : offset + size]
-    finally:
-        os.close(fd)
-
-
 def test_a_private_mapping_works_on_every_file(dataset: Dataset) -> None:
     for name, expected in dataset.files.items():
         with open(dataset.root / name, "rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as mapped:
@@ -90,9 +79,8 @@ def test_a_shared_mapping_works_on_plain_files_and_with_the_page_cache_on_chunks
     for name in ("plain", "medium/zarr.json", "medium/c/1"):
         with open(dataset.root / name, "rb") as file:
             if name == "medium/c/1" and not dataset.page_cache:
-                with pytest.raises(OSError) as raised:
+                with refuses(errno.ENODEV):
                     mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                assert raised.value.errno == errno.ENODEV
             else:
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
                     assert mapped[:] == file.read()

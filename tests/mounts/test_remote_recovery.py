@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import errno
-import os
 from functools import partial
-from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 
 import pytest
 
 from tests.support.commands import FAILED
-from tests.support.hosts import NEW, OTHER, PREFIX, Host, kill, make_host, publish
-from tests.support.mounting import PATIENCE, Mount, Mounter
-from tests.support.s3_faults import Before, Hang, Then
+from tests.support.hosts import NEW, OTHER, PREFIX, Host, kill, publish
+from tests.support.mounting import PATIENCE, Mount, flush
+from tests.support.s3_faults import Before, Then
 from tests.support.s3_proxy import S3Proxy
-from tests.support.s3_server import Bucket
 
 SHARD = f"{PREFIX}/c/0/0"
-
-
-@pytest.fixture
-def host(s3_bucket: Bucket, tmp_path: Path, mount: Mounter) -> Host:
-    return make_host(s3_bucket, tmp_path, mount)
 
 
 def commit(mounted: Mount) -> None:
     """Ask for a commit, over which the daemon dies."""
     with pytest.raises(OSError) as caught:
-        os.setxattr(mounted.path, "user.shardfs.flush", b"")
+        flush(mounted.path)
     assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
 
 
@@ -64,14 +56,6 @@ def test_a_journal_is_not_brought_to_another_prefix_of_the_same_bucket(host: Hos
     assert [found["message"].split()[0] for found in host.recover(status=FAILED)] == [host.url]
 
 
-def test_a_mount_that_only_reads_says_that_there_is_a_journal(host: Host) -> None:
-    host.leave(_0=NEW)
-    mounted = host.mount(write=False, expect=("has a journal",))
-    assert "has a journal of chunks that are not committed yet" in mounted.log
-    assert (mounted.path / "c/0/0").read_bytes() != NEW
-    mounted.unmount()
-
-
 def test_a_commit_that_was_made_before_its_mount_was_killed_is_not_made_again(host: Host, s3_proxy: S3Proxy) -> None:
     host = host.behind(s3_proxy.url)
     mounted = host.mount()
@@ -84,25 +68,6 @@ def test_a_commit_that_was_made_before_its_mount_was_killed_is_not_made_again(ho
     assert (again.path / "c/0/0").read_bytes() == NEW
     again.unmount()
     assert SHARD not in s3_proxy.log.keys("PutObject")
-    assert host.recover() == []
-
-
-def test_a_commit_that_was_not_made_is_made_by_the_next_mount(host: Host, s3_proxy: S3Proxy) -> None:
-    host = host.behind(s3_proxy.url)
-    mounted = host.mount()
-    publish(mounted, _0=NEW, _1=NEW)
-    hangs = s3_proxy.fail("PutObject", Hang(), key=SHARD)
-
-    def kill_it_then() -> None:
-        hangs.wait()
-        kill(mounted)
-
-    killer = Thread(target=kill_it_then)
-    killer.start()
-    commit(mounted)
-    killer.join()
-    host.mount().unmount()
-    assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, NEW)
     assert host.recover() == []
 
 

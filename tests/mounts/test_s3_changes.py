@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.corpus import GZIP, array, extension, sharding
-from tests.support.mounting import Mounter
 from tests.support.s3_faults import Before
 from tests.support.s3_mounts import Remote
-from tests.support.s3_proxy import S3Proxy
-from tests.support.s3_server import Bucket
 
 MIB = 2**20
 LONG = {"metadata_ttl": 3600}
 CHUNKS = {f"c/{number}" for number in range(4)}
 
 
-@pytest.fixture
-def remote(s3_bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, tmp_path: Path) -> Remote:
-    return Remote(s3_bucket, s3_proxy, mount, tmp_path / "local")
-
-
-def document(nbytes: int, *codecs: Any) -> dict[str, Any]:
-    """An array of a shard of four chunks of *nbytes* bytes."""
+def document(nbytes: int, *codecs: Any, count: int = 4) -> dict[str, Any]:
+    """An array of a shard of *count* chunks of *nbytes* bytes."""
     codec = sharding((nbytes,), extension("bytes"), *codecs)
-    return array((4 * nbytes,), (4 * nbytes,), codec, data_type="uint8")
+    return array((count * nbytes,), (count * nbytes,), codec, data_type="uint8")
 
 
 def replace(remote: Remote, stored: dict[str, Any], seed: int = 1) -> dict[str, bytes]:
@@ -49,12 +39,12 @@ def error_of(descriptor: int, offset: int) -> int | None:
     return None
 
 
-@pytest.mark.parametrize(("ttl", "name"), [(0, "c/1"), (3600, "plain")])
+@pytest.mark.parametrize(("ttl", "name"), [(0, "c/0"), (3600, "plain")])
 def test_an_open_file_keeps_what_was_fetched_and_fails_behind_it(remote: Remote, ttl: int, name: str) -> None:
-    stored = document(20 * MIB)
+    stored = document(20 * MIB, count=1)
 
     def put(seed: int) -> bytes:
-        chunk = replace(remote, stored, seed)["c/1"]
+        chunk = replace(remote, stored, seed)["c/0"]
         remote.put("plain", chunk)
         return chunk
 
@@ -114,21 +104,19 @@ def test_a_shard_that_is_replaced_while_it_is_opened_is_read_as_one_version(remo
     assert (root / "c/2").read_bytes() == new["c/2"]  # between its index and its bytes
 
 
-@pytest.mark.parametrize("nbytes", [4096, 20 * MIB])
-def test_a_deleted_shard_is_absent_and_what_was_fetched_of_it_can_be_read(remote: Remote, nbytes: int) -> None:
-    stored = document(nbytes)
+def test_a_deleted_shard_is_absent_and_what_was_fetched_of_it_can_be_read(remote: Remote) -> None:
+    stored = document(20 * MIB, count=2)
     old = replace(remote, stored)
     root = remote.mount(metadata_ttl=0, expect=("read: ",))
     descriptor = os.open(root / "c/0", os.O_RDONLY)
     try:
-        assert os.pread(descriptor, min(MIB, nbytes), 0) == old["c/0"][:MIB]
+        assert os.pread(descriptor, MIB, 0) == old["c/0"][:MIB]
         remote.bucket.delete(remote.key("c/0"))
         assert not (root / "c/0").exists()
-        assert not (root / "c/3").exists()
+        assert not (root / "c/1").exists()
         assert os.listdir(root) == ["zarr.json"]
-        if nbytes > MIB:
-            assert os.pread(descriptor, MIB, 4 * MIB) == old["c/0"][4 * MIB : 5 * MIB]
-            assert error_of(descriptor, 18 * MIB) == errno.ESTALE
+        assert os.pread(descriptor, MIB, 4 * MIB) == old["c/0"][4 * MIB : 5 * MIB]
+        assert error_of(descriptor, 18 * MIB) == errno.ESTALE
     finally:
         os.close(descriptor)
 
@@ -145,33 +133,3 @@ def test_a_deleted_shard_that_is_believed_to_be_there_is_absent_once_it_is_read(
         with pytest.raises(FileNotFoundError):
             (root / name).read_bytes()
     assert remote.asked() == []
-
-
-def test_new_objects_are_seen_after_the_metadata_ttl(remote: Remote) -> None:
-    stored = array((8, 8), (4, 4), sharding((2, 2)))
-    chunks = remote.store("", stored)
-    remote.bucket.delete(*remote.bucket.keys(remote.key("c/")))
-    root = remote.mount(metadata_ttl=0)
-    assert os.listdir(root) == ["zarr.json"]
-    assert not (root / "c/3/3").exists()
-    remote.upload("")
-    assert (root / "c/3/3").read_bytes() == chunks["c/3/3"]
-    assert sorted(os.listdir(root)) == ["c", "zarr.json"]
-    remote.put("new/notes.txt", b"new")
-    assert (root / "new/notes.txt").read_bytes() == b"new"
-    remote.bucket.delete(remote.key("new/notes.txt"))
-    assert not (root / "new").exists()
-
-
-def test_an_edited_document_is_seen_after_the_metadata_ttl(remote: Remote) -> None:
-    stored = array((8, 8), (4, 4), sharding((2, 2)))
-    remote.store("", stored)
-    root = remote.mount(metadata_ttl=0)
-    assert not (root / "c/4/0").exists()
-    assert json.loads((root / "zarr.json").read_text())["shape"] == [8, 8]
-    edited = {**stored, "shape": [4, 8], "attributes": {"title": "edited"}}
-    remote.put("zarr.json", json.dumps(edited).encode())
-    shown = json.loads((root / "zarr.json").read_text())
-    assert (shown["shape"], shown["attributes"]) == ([4, 8], {"title": "edited"})
-    assert sorted(os.listdir(root / "c")) == ["0", "1"]
-    assert not (root / "c/2/0").exists()

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardfs.fuse import control
 from tests.support.corpus import BIG, GZIP, ZSTD, array, sharding
 from tests.support.mounting import Mounter
 from tests.support.s3_mounts import Remote
@@ -43,18 +42,3 @@ def test_sizes_take_no_chunk_and_a_chunk_that_is_read_in_parts_takes_one_request
                 assert os.pread(file.fileno(), 5000, offset) == VALUES[1].tobytes()[offset : offset + 5000]
         assert (root / name / "c/1/0").read_bytes() == VALUES[1].tobytes()
         assert [request.split()[:2] for request in remote.asked()] == [["GET", shard]]
-
-
-def test_a_part_of_a_chunk_is_written_and_stored_encoded(remote: Remote) -> None:
-    root = remote.mount(write=True, arguments=["--decode"])
-    plain = VALUES[1].tobytes()[:4] + b"abcd" + VALUES[1].tobytes()[8:]
-    for name in ("sharded", "loose"):
-        with open(root / name / "c/1/0", "r+b", buffering=0) as file:
-            file.seek(4)
-            file.write(b"abcd")
-        assert (root / name / "c/1/0").read_bytes() == plain
-    os.setxattr(root, control.FLUSH, b"")
-    for mounted in (root, remote.mount(arguments=["--view=v2", "--decode"])):
-        for name in ("sharded", "loose"):
-            key = "c/1/0" if mounted == root else "1.0"
-            assert (mounted / name / key).read_bytes() == plain

@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import sqlite3
-import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,22 +16,15 @@ from typing import Any
 
 import pytest
 
-from shardfs.fuse import control
 from tests.support.commands import FAILED
-from tests.support.hosts import DOCUMENT, PREFIX, Host, kill, make_host
-from tests.support.mounting import PATIENCE, Mount, Mounter
-from tests.support.s3_faults import Hang, Reply
+from tests.support.hosts import DOCUMENT, PREFIX, Host, kill
+from tests.support.mounting import PATIENCE, Mount, flush, refuses
+from tests.support.s3_faults import Hang
 from tests.support.s3_proxy import S3Proxy
-from tests.support.s3_server import Bucket
 
 MIB = 2**20
 CHANGED = "was changed by another program"
 KEPT = "is kept in"
-
-
-@pytest.fixture
-def host(s3_bucket: Bucket, tmp_path: Path, mount: Mounter) -> Host:
-    return make_host(s3_bucket, tmp_path, mount)
 
 
 def key(name: str) -> str:
@@ -50,9 +42,8 @@ def by_rename(path: Path, data: bytes) -> None:
 
 
 def refused(change: Callable[[], Any]) -> None:
-    with pytest.raises(OSError) as raised:
+    with refuses(errno.ESTALE):
         change()
-    assert raised.value.errno == errno.ESTALE
 
 
 def attributes(document: bytes) -> dict[str, Any]:
@@ -63,7 +54,7 @@ def attributes(document: bytes) -> dict[str, Any]:
 # What is closed is stored
 
 
-@pytest.mark.parametrize("nbytes", [0, 5, 3 * MIB])
+@pytest.mark.parametrize("nbytes", [0, 3 * MIB])
 def test_a_file_is_in_the_bucket_when_it_is_closed(host: Host, nbytes: int) -> None:
     mounted = host.mount()
     (mounted.path / "notes").mkdir()
@@ -206,8 +197,7 @@ def test_a_file_that_nobody_wrote_to_is_not_kept_where_another_host_has_made_it(
     assert host.bucket.get(key("journal.txt")) == theirs
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "zarr.json"])
-@pytest.mark.parametrize("write", [in_place, by_rename])
+@pytest.mark.parametrize(("name", "write"), [("notes.txt", in_place), ("zarr.json", by_rename)])
 def test_what_was_refused_stays_but_never_replaces_a_later_version_of_its_own_host(
     host: Host, name: str, write: Callable[[Path, bytes], None]
 ) -> None:
@@ -231,30 +221,24 @@ def test_what_was_refused_stays_but_never_replaces_a_later_version_of_its_own_ho
     assert host.recover(host.url) == []
 
 
-@pytest.mark.parametrize("write", [in_place, by_rename])
-def test_of_two_hosts_that_edit_a_document_the_second_is_refused(
-    host: Host, write: Callable[[Path, bytes], None]
-) -> None:
+def test_of_two_hosts_that_edit_a_document_the_second_is_refused(host: Host) -> None:
     one, other = host.mount(), host.elsewhere().mount(expect=(CHANGED, KEPT))
     documents = [json.loads((mounted.path / "zarr.json").read_bytes()) for mounted in (one, other)]
     texts = [
         json.dumps(document | {"attributes": {name: 1}}).encode()
         for document, name in zip(documents, ("one", "other"), strict=True)
     ]
-    write(one.path / "zarr.json", texts[0])
-    refused(lambda: write(other.path / "zarr.json", texts[1]))
+    by_rename(one.path / "zarr.json", texts[0])
+    refused(lambda: by_rename(other.path / "zarr.json", texts[1]))
     assert attributes(host.bucket.get(key("zarr.json"))) == {"one": 1}
     seen = json.loads((other.path / "zarr.json").read_bytes())
     assert seen["attributes"] == {"one": 1}
     seen["attributes"]["other"] = 1
-    write(other.path / "zarr.json", json.dumps(seen).encode())
+    by_rename(other.path / "zarr.json", json.dumps(seen).encode())
     assert attributes(host.bucket.get(key("zarr.json"))) == {"one": 1, "other": 1}
 
 
-@pytest.mark.parametrize("write", [in_place, by_rename])
-def test_what_a_program_read_long_ago_is_what_its_edit_is_compared_with(
-    host: Host, write: Callable[[Path, bytes], None]
-) -> None:
+def test_what_a_program_read_long_ago_is_what_its_edit_is_compared_with(host: Host) -> None:
     other = host.elsewhere()
     mounted = host.mounter(
         host.url, write=True, state=other.state, env=host.bucket.environment, expect=(CHANGED, KEPT), metadata_ttl=0
@@ -266,14 +250,15 @@ def test_what_a_program_read_long_ago_is_what_its_edit_is_compared_with(
     theirs = json.dumps(document | {"attributes": {"theirs": 1}}).encode()
     host.bucket.put(key("zarr.json"), theirs)
     assert (mounted.path / "notes.txt").stat().st_size == len(b"of another host")  # to look is not to read
-    refused(lambda: write(mounted.path / "notes.txt", b"ours"))
-    refused(lambda: write(mounted.path / "zarr.json", json.dumps(document | {"attributes": {"ours": 1}}).encode()))
+    ours = json.dumps(document | {"attributes": {"ours": 1}}).encode()
+    for write in (in_place, by_rename):
+        refused(lambda write=write: write(mounted.path / "zarr.json", ours))  # type: ignore[misc]
+    refused(lambda: by_rename(mounted.path / "notes.txt", b"ours"))
     assert host.bucket.get(key("notes.txt")) == b"of another host"
     assert host.bucket.get(key("zarr.json")) == theirs
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "new/zarr.json"])
-@pytest.mark.parametrize("write", [in_place, by_rename])
+@pytest.mark.parametrize(("name", "write"), [("notes.txt", by_rename), ("new/zarr.json", in_place)])
 def test_what_was_said_not_to_be_there_is_made_and_never_replaced(
     host: Host, write: Callable[[Path, bytes], None], name: str
 ) -> None:
@@ -378,7 +363,7 @@ def test_what_a_killed_mount_had_not_stored_replaces_nothing_and_is_named(host: 
     host.bucket.put(key("notes.txt"), b"of another host")
     mounted = host.mount(expect=("notes.txt",))
     assert (mounted.path / "notes.txt").read_bytes() == b"of another host"
-    os.setxattr(mounted.path, control.FLUSH, b"")
+    flush(mounted.path)
     mounted.unmount()
     assert host.bucket.get(key("notes.txt")) == b"of another host"
     (found,) = host.recover(host.url, status=FAILED)
@@ -426,20 +411,6 @@ def test_a_file_that_was_closed_survives_a_killed_mount_and_is_not_sent_again(ho
     assert host.recover() == []
 
 
-def test_what_the_server_does_not_take_is_an_error_of_close_and_kept(host: Host, s3_proxy: S3Proxy) -> None:
-    behind = host.behind(s3_proxy.url)
-    mounted = behind.mount(expect=("notes.txt", KEPT))
-    s3_proxy.fail("PutObject", Reply(403, "AccessDenied"), key=key("notes.txt"))
-    with pytest.raises(PermissionError):
-        in_place(mounted.path / "notes.txt", b"ours")
-    mounted.unmount()
-    (found,) = behind.recover(host.url, status=FAILED)
-    assert found["key"] == "notes.txt"
-    s3_proxy.heal()
-    behind.recover("--apply", host.url)
-    assert host.bucket.get(key("notes.txt")) == b"ours"
-
-
 def test_of_hosts_that_make_one_file_only_if_it_is_absent_one_succeeds(host: Host) -> None:
     mounts = [host.mount(expect=(CHANGED, KEPT)), host.elsewhere().mount(expect=(CHANGED, KEPT))]
     files = [os.open(mounted.path / "lock", os.O_WRONLY | os.O_CREAT | os.O_EXCL) for mounted in mounts]
@@ -483,18 +454,3 @@ def test_chunk_files_of_an_unsharded_array_are_never_replaced_by_those_of_a_kill
     assert {item["kind"] for item in found} == {"conflict"}
     host.recover("--apply", host.url)
     assert host.bucket.get(key("plain/c/0/0")) == host.bucket.get(key("plain/c/1/1")) == b"k" * nbytes
-
-
-def test_programs_that_copy_trees_store_every_file(host: Host, tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
-    for number in range(20):
-        (tree / str(number % 3)).mkdir(parents=True, exist_ok=True)
-        (tree / str(number % 3) / f"f{number}").write_bytes(os.urandom(1000 * number))
-    mounted = host.mount()
-    subprocess.run(["cp", "-r", tree, mounted.path / "cp"], check=True)
-    subprocess.run(["rsync", "-a", f"{tree}/", mounted.path / "rsync"], check=True)
-    for name in ("cp", "rsync"):
-        stored = host.bucket.objects(key(name))
-        assert stored == {
-            key(f"{name}/{path.relative_to(tree)}"): path.read_bytes() for path in tree.rglob("*") if path.is_file()
-        }

@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
@@ -15,9 +14,9 @@ import pytest
 
 from tests.mounts.test_sigkill import COMMIT, Book, Load, read_natively
 from tests.mounts.test_sigkill import source as local_source
-from tests.support.commands import FAILED
-from tests.support.hosts import NEW, OTHER, PREFIX, Host, kill, make_host
-from tests.support.mounting import PATIENCE, Mount, Mounter
+from tests.support.corpus import LITTLE, array, extension, sharding
+from tests.support.hosts import PREFIX, Host, kill
+from tests.support.mounting import PATIENCE, Mount, Mounter, flush
 from tests.support.s3_faults import Hang
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
@@ -60,29 +59,10 @@ def test_what_was_closed_survives_a_daemon_killed_at_any_moment(
             mounted = mounted_again(mounted.path)
 
 
-@pytest.fixture
-def host(s3_bucket: Bucket, tmp_path: Path, mount: Mounter) -> Host:
-    return make_host(s3_bucket, tmp_path, mount)
-
-
 def store_large(host: Host) -> str:
     """Store an array with one shard of 6 MiB, to which is appended in parts; returns the key of the shard."""
-    codecs = [{"name": "bytes"}]
-    inner = {
-        "chunk_shape": [MIB],
-        "codecs": codecs,
-        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-    }
-    document = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [16 * MIB],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [16 * MIB]}},
-        "chunk_key_encoding": {"name": "default"},
-        "fill_value": 0,
-        "codecs": [{"name": "sharding_indexed", "configuration": inner}],
-    }
+    codec = sharding((MIB,), extension("bytes"), index_codecs=[LITTLE])
+    document = array((16 * MIB,), (16 * MIB,), codec, data_type="uint8")
     host.bucket.put(f"{PREFIX}/large/zarr.json", json.dumps(document).encode())
     mounted = host.mount()
     for number in range(6):
@@ -91,7 +71,7 @@ def store_large(host: Host) -> str:
     return f"{PREFIX}/large/c/0"
 
 
-@pytest.mark.parametrize("operation", ["UploadPartCopy", "UploadPart", "CompleteMultipartUpload"])
+@pytest.mark.parametrize("operation", ["UploadPart", "CompleteMultipartUpload"])
 def test_an_upload_that_a_killed_mount_left_is_aborted_and_that_of_another_program_is_not(
     host: Host, s3_proxy: S3Proxy, operation: str
 ) -> None:
@@ -110,7 +90,7 @@ def test_an_upload_that_a_killed_mount_left_is_aborted_and_that_of_another_progr
     killer = Thread(target=kill_it_then)
     killer.start()
     with pytest.raises(OSError):
-        os.setxattr(mounted.path, "user.shardfs.flush", b"")
+        flush(mounted.path)
     killer.join()
     assert sorted(host.bucket.uploads()) == [key, key]
     again = behind.mount()
@@ -123,45 +103,3 @@ def test_an_upload_that_a_killed_mount_left_is_aborted_and_that_of_another_progr
     hang.release()
     again.unmount()
     assert host.bucket.get(key) == shard
-
-
-def test_what_another_host_changed_in_the_same_chunk_is_kept_reported_and_applied_when_asked(host: Host) -> None:
-    host.leave(_0=NEW, _1=NEW)
-    host.elsewhere().commit("c/0/0", OTHER)
-    mounted = host.mount(expect=("another program has changed the chunk since",))
-    assert (mounted.path / "c/0/0").read_bytes() == OTHER
-    assert (mounted.path / "c/0/1").read_bytes() == NEW
-    mounted.unmount()
-    assert (host.chunk(0, 0), host.chunk(0, 1)) == (OTHER, NEW)
-    (found,) = host.recover(host.url, status=FAILED)
-    assert found["kind"] == "conflict"
-    host.recover("--apply", host.url)
-    assert host.chunk(0, 0) == NEW
-    assert host.recover() == []
-
-
-@pytest.mark.parametrize("what", ["bucket", "prefix", "endpoint"])
-def test_a_journal_stays_where_it_belongs(host: Host, s3_proxy: S3Proxy, what: str) -> None:
-    host.leave(_0=NEW)
-    other, url = host, host.bucket.url("elsewhere")
-    if what == "bucket":
-        name = f"{host.bucket.name}-other"
-        host.bucket.client.create_bucket(Bucket=name)
-        bucket = type(host.bucket)(name, host.bucket.endpoint_url)
-        bucket.put(f"{PREFIX}/zarr.json", host.bucket.get(f"{PREFIX}/zarr.json"))
-        url = bucket.url(PREFIX)
-    elif what == "prefix":
-        host.bucket.put("elsewhere/zarr.json", host.bucket.get(f"{PREFIX}/zarr.json"))
-    else:
-        other, url = host.behind(s3_proxy.url), host.url
-    before = host.bucket.objects(PREFIX)
-    mounted = host.mounter(url, write=True, state=host.state, env=other.bucket.environment)
-    with suppress(FileNotFoundError):
-        assert (mounted.path / "c/0/0").read_bytes() != NEW
-    mounted.unmount()
-    assert host.bucket.objects(PREFIX) == before
-    (left,) = host.recover(status=FAILED)
-    assert left["kind"] == "slot"
-    assert left["command"] == f"shardfs recover --apply --endpoint-url {host.bucket.endpoint_url} {host.url}"
-    host.mount().unmount()
-    assert host.chunk(0, 0) == NEW

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from shardfs.fuse.control import FIGURES
 from tests.support.commands import run, run_json
 from tests.support.corpus import LITTLE, array, sharding
 from tests.support.datasets import files_below
-from tests.support.mounting import Mounter
+from tests.support.mounting import Mounter, figures
 from tests.support.s3_faults import Hang
 from tests.support.s3_mounts import PREFIX, Remote, bytes_of, fill
 from tests.support.s3_proxy import S3Proxy
-from tests.support.s3_server import Bucket, S3Server
+from tests.support.s3_server import S3Server
 
 ODD = [
     "with space",
@@ -42,22 +39,14 @@ ODD = [
 """Names that are something else in a URL, in XML, or in a shell."""
 
 
-@pytest.fixture
-def remote(s3_bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, tmp_path: Path) -> Remote:
-    return Remote(s3_bucket, s3_proxy, mount, tmp_path / "local")
-
-
-COMMANDS = [["info", "--json"], ["info", "--tools"], ["map", "--json"], ["verify", "--json", "--data"]]
-
-
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_a_command_says_of_a_bucket_what_it_says_of_the_same_files_on_disk(mixed: Remote, arguments: list[str]) -> None:
-    here = run(*arguments, mixed.local)
-    there = run(*arguments, mixed.url, **mixed.bucket.environment)
-    assert (there.returncode, there.stderr) == (here.returncode, here.stderr)
-    # It ends with what to type, which has the source and the options that reach it.
-    options = re.compile(rf"(?<=shardfs mount )(.* )?{re.escape(mixed.url)}")
-    assert options.sub(str(mixed.local), there.stdout) == here.stdout
+def test_a_command_says_of_a_bucket_what_it_says_of_the_same_files_on_disk(mixed: Remote) -> None:
+    for arguments in (["info", "--json"], ["info", "--tools"], ["map", "--json"], ["verify", "--json", "--data"]):
+        here = run(*arguments, mixed.local)
+        there = run(*arguments, mixed.url, **mixed.bucket.environment)
+        assert (there.returncode, there.stderr) == (here.returncode, here.stderr)
+        # It ends with what to type, which has the source and the options that reach it.
+        options = re.compile(rf"(?<=shardfs mount )(.* )?{re.escape(mixed.url)}")
+        assert options.sub(str(mixed.local), there.stdout) == here.stdout
 
 
 def test_references_are_those_on_disk_but_for_the_urls_of_shards(mixed: Remote) -> None:
@@ -114,21 +103,6 @@ def test_the_same_files_are_shown_as_from_disk(mixed: Remote, local: Path) -> No
     assert shown["group/sharded"]["chunk_grid"]["configuration"]["chunk_shape"] == [8, 4]
 
 
-@pytest.mark.parametrize("copy", [("cp", "-a"), ("tar",)], ids=" ".join)
-def test_a_copy_out_of_a_bucket_is_complete(mixed: Remote, tmp_path: Path, copy: tuple[str, ...]) -> None:
-    root, here = mixed.mounts[0].path, tmp_path / "copy"
-    if not shutil.which(copy[0]):
-        pytest.skip(f"{copy[0]} is not installed")
-    here.mkdir()
-    if copy == ("tar",):
-        archive = tmp_path / "archive.tar"
-        subprocess.run(["tar", "-cf", archive, "-C", root, "."], check=True)
-        subprocess.run(["tar", "-xf", archive, "-C", here], check=True)
-    else:
-        subprocess.run([*copy, f"{root}/.", here], check=True)
-    assert files_below(here) == files_below(root)
-
-
 def test_keys_with_odd_characters_are_names_like_any_other(remote: Remote) -> None:
     stored = {name: remote.store(name, array((4,), (4,), sharding((2,)))) for name in ODD}
     for name in ODD:
@@ -141,17 +115,6 @@ def test_keys_with_odd_characters_are_names_like_any_other(remote: Remote) -> No
         assert found.keys() == {"zarr.json", *chunks}
         assert all(found[key] == data for key, data in chunks.items())
     assert sorted(os.listdir(root)) == sorted([*ODD, *(f"{name}.txt" for name in ODD)])
-
-
-def test_keys_that_no_file_system_can_show_are_hidden_and_said_once(remote: Remote) -> None:
-    remote.put("ok", b"ok")
-    for key in ("a//b", "a/b", "./c", "d/../e", "d/f", "/g"):
-        remote.bucket.put(remote.key(key), key.encode())
-    root = remote.mount()
-    for _ in range(2):
-        assert files_below(root) == {"ok": b"ok", "a/b": b"a/b", "d/f": b"d/f"}
-    assert remote.mounts[0].log.count("no file system can show") == 1
-    assert "hidden" in remote.mounts[0].log
 
 
 def test_markers_of_directories_are_directories_which_may_be_empty(remote: Remote) -> None:
@@ -194,7 +157,7 @@ def test_what_is_known_is_read_while_120_reads_wait_for_the_store(remote: Remote
         remote.proxy.fail("GetObject", stalled, key="image/c", times=None)
         stack.callback(stalled.release)
         waiting = [readers.submit(file.read) for file in files]
-        while json.loads(os.getxattr(root, FIGURES))["requests"].get("read", 0) < len(files):
+        while figures(root)["requests"].get("read", 0) < len(files):
             time.sleep(0.01)
         assert first.read_bytes() == before
         assert not any(read.done() for read in waiting)

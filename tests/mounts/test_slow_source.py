@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -12,21 +11,14 @@ from typing import Any
 
 import pytest
 
-from shardfs.fuse.control import FIGURES
 from tests.support.corpus import array, sharding
 from tests.support.datasets import store
-from tests.support.mounting import PATIENCE, Mounter
+from tests.support.mounting import PATIENCE, Mounter, figures
 from tests.support.shared_home import shared
 
 
 def read(path: Path) -> bytes:
     return path.read_bytes()
-
-
-def asked(root: Path, kind: str) -> int:
-    """How many requests of a kind the mount got."""
-    count: int = json.loads(os.getxattr(root, FIGURES))["requests"].get(kind, 0)
-    return count
 
 
 @pytest.mark.parametrize(
@@ -48,9 +40,9 @@ def test_what_is_slow_keeps_nobody_else_waiting(
             mounted = mount(place)
             key, data = next(iter(chunks.items()))
             assert read(mounted.path / "array" / key) == data
-            before, deadline = asked(mounted.path, kind), time.monotonic() + PATIENCE
+            before, deadline = figures(mounted.path)["requests"].get(kind, 0), time.monotonic() + PATIENCE
             waiting = [threads.submit(wait, mounted.path / path.name) for path in slow]
-            while asked(mounted.path, kind) < before + times:
+            while figures(mounted.path)["requests"].get(kind, 0) < before + times:
                 assert time.monotonic() < deadline
             for _ in range(10):
                 assert threads.submit(read, mounted.path / "array" / key).result(PATIENCE) == data

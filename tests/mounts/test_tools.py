@@ -59,12 +59,6 @@ def test_a_copy_out_of_the_mount_is_an_ordinary_array(dataset: Dataset, copy: tu
         assert_same(read(tmp_path / "image"), expected)
 
 
-def test_cp_a_keeps_mode_and_time_of_the_shard(dataset: Dataset, tmp_path: Path) -> None:
-    dataset.run("cp", "-a", "image/c/6/0", tmp_path)
-    copied, shard = os.stat(tmp_path / "0"), os.stat(dataset.source / "image/c/1/0")
-    assert (copied.st_mode, copied.st_mtime_ns) == (shard.st_mode, shard.st_mtime_ns)
-
-
 def test_statfs_is_that_of_the_source(dataset: Dataset) -> None:
     shown, stored = os.statvfs(dataset.path), os.statvfs(dataset.source)
     for name in ("f_frsize", "f_blocks", "f_files", "f_namemax"):

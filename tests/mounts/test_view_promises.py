@@ -8,8 +8,6 @@ import math
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,9 @@ import numpy as np
 import pytest
 import zarr
 
-from shardfs.fuse import control
 from tests.support.datasets import files_below
 from tests.support.encoder import encode
-from tests.support.mounting import Mounter
+from tests.support.mounting import Mounter, figures, refuses
 from tests.support.viewed import ABSENT, ATTRIBUTES, DOCUMENTS, WITH_V2_FORM, values_of, write_source
 from tests.support.writers import document_of
 
@@ -60,14 +57,6 @@ def v2_name(key: str, separator: str) -> str:
     return separator.join(key.split("/")[1:]) or "0"
 
 
-@contextmanager
-def refused(number: int) -> Iterator[None]:
-    """Expect an error."""
-    with pytest.raises(OSError) as caught:
-        yield
-    assert caught.value.errno == number
-
-
 def written(path: Path, document: Any) -> None:
     path.write_text(json.dumps(document))
 
@@ -95,7 +84,7 @@ def test_the_v2_view_has_every_chunk_byte_for_byte_and_nothing_of_v3(
     assert {key for key in seen if key not in chunks} == {".zgroup", ".zattrs", ".zmetadata"} | {
         f"{name}/.zarray" for name in [*WITH_V2_FORM, "loose", "scalar"]
     } | {f"{name}/.zattrs" for name in [*WITH_V2_FORM, "scalar"]}
-    with refused(errno.ENOENT):
+    with refuses(errno.ENOENT):
         os.stat(root / "image" / "zarr.json")
 
 
@@ -125,21 +114,21 @@ def test_sizes_of_decoded_chunks_are_known_and_attributes_are_of_the_encoded_byt
         shard, offset, length = (os.getxattr(path, f"user.shardfs.{what}") for what in ("shard", "offset", "nbytes"))
         stored = (source / os.fsdecode(shard)).read_bytes()
         assert stored[int(offset) : int(offset) + int(length)] == encoded
-    assert json.loads(os.getxattr(root, control.FIGURES))["decoded_chunks"] == 0
+    assert figures(root)["decoded_chunks"] == 0
 
 
 def test_documents_of_v2_are_written_by_their_own_rules(mount: Mounter, source: Path) -> None:
     mounted = mount(source, write=True, arguments=["--view=v2"], expect=("refused", "cannot"))
     root = mounted.path
-    with refused(errno.EPERM):
+    with refuses(errno.EPERM):
         (root / "image/zarr.json").write_text("{}")
     zarray, metadata = (json.loads((root / name).read_text()) for name in ("image/.zarray", ".zmetadata"))
     for member, value in {"chunks": [1, 1, 1], "dtype": "<f4", "compressor": None, "order": "F"}.items():
-        with refused(errno.EINVAL):
+        with refuses(errno.EINVAL):
             written(root / "image/.zarray", zarray | {member: value})
     written(root / ".zmetadata", metadata)
     metadata["metadata"]["image/.zarray"]["shape"] = [1, 1, 1]
-    with refused(errno.EINVAL):
+    with refuses(errno.EINVAL):
         written(root / ".zmetadata", metadata)
     assert document_of(source / "image") == DOCUMENTS["image"]
 
@@ -194,7 +183,7 @@ def test_what_is_written_decoded_has_the_right_size_and_a_new_array_is_plain(mou
     chunk = root / "image/0.0.0"
     right = chunk.read_bytes()
     for wrong in (right[:-1], right + b"x"):
-        with refused(errno.EINVAL):
+        with refuses(errno.EINVAL):
             chunk.write_bytes(wrong)
         assert chunk.read_bytes() == right
     chunk.write_bytes(b"")  # which nobody can be told at its end
@@ -204,7 +193,7 @@ def test_what_is_written_decoded_has_the_right_size_and_a_new_array_is_plain(mou
     plain = json.loads((root / "loose/.zarray").read_text())
     (root / "new").mkdir()
     for member, value in {"compressor": {"id": "zlib", "level": 1}, "order": "F", "dtype": ">i4"}.items():
-        with refused(errno.EINVAL):
+        with refuses(errno.EINVAL):
             written(root / "new/.zarray", plain | {member: value})
     (root / "new/0.1").write_bytes(bytes(23))  # a chunk that comes before its document, and is too short
     written(root / "new/.zarray", plain)
@@ -218,11 +207,11 @@ def test_what_is_written_decoded_has_the_right_size_and_a_new_array_is_plain(mou
 
 def test_the_npy_view_is_read_only(mount: Mounter, source: Path) -> None:
     root = mount(source, arguments=["--view=npy"]).path
-    with refused(errno.EROFS):
+    with refuses(errno.EROFS):
         open(root / "image.npy", "r+b")  # noqa: SIM115
-    with refused(errno.EROFS):
+    with refuses(errno.EROFS):
         (root / "new.npy").touch()
-    with refused(errno.EROFS):
+    with refuses(errno.EROFS):
         os.remove(root / "image.npy")
 
 
@@ -230,6 +219,6 @@ def test_an_open_npy_file_is_stale_when_its_array_becomes_another_one(mount: Mou
     root = mount(source, metadata_ttl=0, arguments=["--view=npy"]).path
     with open(root / "image.npy", "rb") as file:
         written(source / "image/zarr.json", DOCUMENTS["image"] | {"data_type": "float16"})
-        with refused(errno.ESTALE):
+        with refuses(errno.ESTALE):
             file.read()
     assert np.load(root / "image.npy").dtype == np.float16

@@ -68,8 +68,7 @@ def assert_consolidated(path: Path) -> None:
                 assert np.array_equal(np.asarray(array[6:12]), VALUES[6:12]), name
 
 
-@pytest.mark.parametrize("shards", [None, "2"], ids=["plain", "shards"])
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize(("writer", "shards"), [("zarr", None), ("tensorstore", "2"), ("zarrs", "2")])
 def test_copies_of_arrays_that_are_shown_as_stored_say_what_their_documents_say(
     mount: Mounter, tmp_path: Path, writer: str, shards: str | None
 ) -> None:
@@ -90,8 +89,7 @@ def test_copies_of_arrays_that_are_shown_as_stored_say_what_their_documents_say(
     assert_consolidated(mount(source, write=True, shards=shards).path / "moved.zarr")
 
 
-@pytest.mark.parametrize("view", ["v3", "v3-decoded"])
-@pytest.mark.parametrize("shards", [None, "2"], ids=["plain", "shards"])
+@pytest.mark.parametrize(("view", "shards"), [("v3", "2"), ("v3-decoded", None)])
 def test_sharded_arrays_are_copied_in_any_order_and_each_file_is_read_back(
     mount: Mounter, tmp_path: Path, view: str, shards: str | None
 ) -> None:
@@ -202,8 +200,6 @@ def test_a_text_that_readers_would_take_for_something_else_is_not_shown(mount: M
     ("view", "copier"),
     [
         ("v2", "rsync -a"),
-        ("v2", "cp -a"),
-        ("v3", "rsync -a --checksum"),
         ("v3", "rsync -a --inplace"),
         ("v3", "rclone copy"),
     ],
@@ -232,7 +228,7 @@ def test_a_copier_finds_what_it_has_copied(mount: Mounter, tmp_path: Path, view:
     mounted = mount(tmp_path / "source", write=True, shards="2", arguments=[f"--view={view}"])
     options = ["--config="] if copier.startswith("rclone") else []
     for _ in range(2):
-        tool(*copier.split(), *options, f"{plain}/{'.' if copier == 'cp -a' else ''}", mounted.path / "copy/")
+        tool(*copier.split(), *options, f"{plain}/", mounted.path / "copy/")
         assert files_below(mounted.path / "copy") == files_below(plain)
     for key in files_below(plain):
         assert (mounted.path / "copy" / key).stat().st_mtime_ns == (plain / key).stat().st_mtime_ns, key

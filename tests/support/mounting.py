@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import resource
@@ -202,6 +203,21 @@ class Mounter:
 
 
 _NUMBERS = count(1)
+
+
+def flush(path: Path) -> None:
+    """Bring everything that is published on a mount into the shards."""
+    os.setxattr(path, control.FLUSH, b"")
+
+
+def figures(path: Path) -> Any:
+    """What a mount says of itself."""
+    return json.loads(os.getxattr(path, control.FIGURES))
+
+
+def refuses(code: int) -> Any:
+    """Expect an `OSError` with this errno."""
+    return pytest.raises(OSError, match=rf"Errno {code}\b")
 
 
 def eventually(condition: Callable[[], bool]) -> None:
