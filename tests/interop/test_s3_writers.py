@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tarfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +14,12 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.support.corpus import CASES, GZIP, LITTLE, ZSTD, array, ramp, sharding
+from tests.support.corpus import CASES, GZIP, LITTLE, array, ramp, sharding
 from tests.support.datasets import files_below
 from tests.support.mounting import Mount, Mounter
 from tests.support.readers import READERS, assert_same
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import Bucket
-from tests.support.together import ROWS_OF_THE_SAME_CHUNKS, TENSORSTORE, rows_of_the_same_chunks, run_together
 from tests.support.writers import WRITERS, assert_sound, document_of, flush, tool, write_zarr
 
 PREFIX = "some/data.zarr"
@@ -106,30 +104,20 @@ def test_a_library_writes_an_array(remote: Remote, library_name: str) -> None:
     assert beside_chunks <= names, "temporary names among chunks stay on this machine"
 
 
-def pack_with_cp(plain: Path, target: Path, _: Path) -> None:
-    tool("cp", "-r", plain / "image", target)
-
-
-def pack_with_the_document_last(plain: Path, target: Path, _: Path) -> None:
+def pack_with_the_document_last(plain: Path, target: Path) -> None:
     for key in sorted(files_below(plain / "image"), key=lambda key: key == "zarr.json"):
         path = target / "image" / key
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(plain / "image" / key, path)
 
 
-def pack_with_rsync(plain: Path, target: Path, _: Path) -> None:
+def pack_with_rsync(plain: Path, target: Path) -> None:
     if not shutil.which("rsync"):
         pytest.skip("rsync is not installed")
     tool("rsync", "-a", f"{plain}/image", f"{target}/")
 
 
-def pack_with_tar(plain: Path, target: Path, directory: Path) -> None:
-    with tarfile.open(directory / "x.tar", "w") as file:
-        file.add(plain / "image", "image")
-    tool("tar", "-x", "--no-same-owner", "-f", directory / "x.tar", "-C", target)
-
-
-def pack_with_zarr(plain: Path, target: Path, _: Path) -> None:
+def pack_with_zarr(plain: Path, target: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         group = zarr.open_group(str(target), mode="r+")
@@ -137,19 +125,17 @@ def pack_with_zarr(plain: Path, target: Path, _: Path) -> None:
     shutil.copyfile(plain / "image/notes.txt", target / "image/notes.txt")
 
 
-PACKERS: dict[str, Callable[[Path, Path, Path], None]] = {
-    "cp": pack_with_cp,
+PACKERS: dict[str, Callable[[Path, Path], None]] = {
     "document-last": pack_with_the_document_last,
     "rsync": pack_with_rsync,
-    "tar": pack_with_tar,
     "zarr": pack_with_zarr,
 }
 
 
 @pytest.mark.parametrize("way", PACKERS)
-def test_an_unsharded_array_becomes_a_sharded_one(remote: Remote, plain: Path, tmp_path: Path, way: str) -> None:
+def test_an_unsharded_array_becomes_a_sharded_one(remote: Remote, plain: Path, way: str) -> None:
     mounted = remote.mount(shards="4,3")
-    PACKERS[way](plain, mounted.path, tmp_path)
+    PACKERS[way](plain, mounted.path)
     assert files_below(mounted.path / "image").keys() == files_below(plain / "image").keys()
     assert_same(READERS["zarr"](mounted.path / "image"), VALUES)
     mounted.unmount()
@@ -187,31 +173,18 @@ def test_zarr_edits_and_resizes_through_the_document(remote: Remote) -> None:
     assert_sound(native)
 
 
-def test_tensorstore_updates_parts_of_the_same_chunks_in_several_processes(remote: Remote) -> None:
-    codec = sharding((8, 4), LITTLE, ZSTD)
-    remote.put("a", array((8, 8), (8, 8), codec, data_type="int32"))
-    mounted = remote.mount()
-    run_together(mounted.path / "a", TENSORSTORE + ROWS_OF_THE_SAME_CHUNKS)
-    assert_same(READERS["tensorstore"](mounted.path / "a"), rows_of_the_same_chunks())
-    mounted.unmount()
-    native = remote.native()
-    for read in READERS.values():
-        assert_same(read(native / "a"), rows_of_the_same_chunks())
-    assert_sound(native)
-
-
-@pytest.mark.parametrize("is_flushed", [False, True])
-def test_an_array_and_a_group_are_removed_with_all_their_objects(remote: Remote, is_flushed: bool) -> None:
-    for name in ("a", "deep/b", "kept"):
+def test_arrays_and_a_group_are_removed_with_all_their_objects(remote: Remote) -> None:
+    arrays = ("committed", "pending", "deep/b", "kept")
+    for name in arrays:
         remote.put(name, BY_NAME["3d-ragged"].document)
     mounted = remote.mount()
-    for name in ("a", "deep/b", "kept"):
+    for name in arrays:
         write_zarr(mounted.path / name, BY_NAME["3d-ragged"].values)
+        if name == "committed":
+            flush(mounted)
     (mounted.path / "deep/notes.txt").write_text("notes")
-    if is_flushed:
-        flush(mounted)
-    tool("rm", "-r", mounted.path / "a")
-    tool("rm", "-r", mounted.path / "deep")
+    for name in ("committed", "pending", "deep"):
+        tool("rm", "-r", mounted.path / name)
     assert sorted(os.listdir(mounted.path)) == ["kept", "zarr.json"]
     mounted.unmount()
     assert not [key for key in remote.bucket.keys(PREFIX) if not key.startswith((f"{PREFIX}/kept/", f"{PREFIX}/zarr"))]

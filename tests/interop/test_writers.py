@@ -17,7 +17,7 @@ import pytest
 import zarr
 
 from tests.support.corpus import C_ORDER, CASES, GZIP, LITTLE, Case, array, ramp, sharding, write_case
-from tests.support.datasets import by_key, files_below
+from tests.support.datasets import files_below
 from tests.support.mounting import Mounter
 from tests.support.readers import READERS, assert_same
 from tests.support.writers import (
@@ -32,34 +32,13 @@ from tests.support.writers import (
 )
 
 BY_NAME = {case.name: case for case in CASES}
-WRITTEN = [
-    BY_NAME[name]
-    for name in (
-        "0d",
-        "0d-nested",
-        "1d-ragged",
-        "3d-ragged",
-        "index-start-big-2-crc32c",
-        "index-transpose-201-start",
-        "nested-2",
-        "nested-3-mixed",
-        "nested-2-between-gzip-crc32c",
-        "transpose-201",
-        "transpose-three-levels",
-        "after-gzip",
-        "after-crc32c",
-        "after-everything",
-        "rectilinear-mixed",
-        "rectilinear-transpose",
-        "rectilinear-nested",
-        "bounded",
-        "keys-v2-dot",
-        "keys-v2-slash",
-        "keys-default-dot",
-        "keys-default-dot-0d",
-        "zero-length-2d",
-    )
-]
+WRITTEN = [BY_NAME[name] for name in (
+    "0d", "0d-nested", "1d-ragged", "3d-ragged", "index-start-big-2-crc32c", "index-transpose-201-start", "nested-2",
+    "nested-3-mixed", "nested-2-between-gzip-crc32c", "transpose-201", "transpose-three-levels", "after-gzip",
+    "after-crc32c", "after-everything", "rectilinear-mixed", "rectilinear-transpose", "rectilinear-nested", "bounded",
+    "keys-v2-dot", "keys-v2-slash", "keys-default-dot", "keys-default-dot-0d", "zero-length-2d",
+)]  # fmt: skip
+"""Each is written by one of the libraries."""
 
 
 def assert_natively(source: Path, case: Case, encoded: Path, expected: np.ndarray) -> None:
@@ -74,19 +53,20 @@ def assert_natively(source: Path, case: Case, encoded: Path, expected: np.ndarra
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_whole_array_is_written_and_read_natively(mount: Mounter, tmp_path: Path, writer: str) -> None:
-    for case in WRITTEN:
+    cases = WRITTEN[list(WRITERS).index(writer) :: len(WRITERS)]
+    for case in cases:
         (tmp_path / "source" / case.name).mkdir(parents=True)
         (tmp_path / "source" / case.name / "zarr.json").write_text(json.dumps(case.document))
         write_case(case, tmp_path / "encoded" / case.name)
     mounted = mount(tmp_path / "source", write=True)
-    for case in WRITTEN:
+    for case in cases:
         WRITERS[writer](mounted.path / case.name, case.values)
         assert_same(READERS["zarr"](mounted.path / case.name), case.values)
     mounted.unmount()
     assert_sound(tmp_path / "source")
-    assert_packed(tmp_path / "source", sum(len(replace(case, absent=frozenset()).encode().inner) for case in WRITTEN))
+    assert_packed(tmp_path / "source", sum(len(replace(case, absent=frozenset()).encode().inner) for case in cases))
     again = mount(tmp_path / "source")
-    for case in WRITTEN:
+    for case in cases:
         assert_same(READERS["zarr"](again.path / case.name), case.values)
         assert_natively(tmp_path / "source" / case.name, case, tmp_path / "encoded" / case.name, case.values)
 
@@ -119,15 +99,12 @@ class Tensorstore:
 
 LIVES = [
     ("1d-ragged", ZarrPython),
-    ("1d-ragged", Tensorstore),
     ("nested-3-mixed", Tensorstore),
     ("transpose-10", ZarrPython),
     ("after-everything", Tensorstore),
-    ("index-start-little-1-crc32c", ZarrPython),
     ("rectilinear-runs", Tensorstore),
     ("keys-v2-dot", ZarrPython),
     ("bounded", Tensorstore),
-    ("bounded", ZarrPython),
 ]
 
 
@@ -210,32 +187,28 @@ def test_zarr_python_manages_groups_and_arrays(mount: Mounter, tmp_path: Path) -
         assert_same(np.asarray(stored[...]), READERS["zarr"](tmp_path / "plain" / name))
 
 
-@pytest.mark.parametrize(("axis", "grown_first"), [(0, True), (1, False)])
-def test_what_a_shrink_cut_off_is_fill_value_after_growing_again(
-    mount: Mounter, tmp_path: Path, axis: int, grown_first: bool
-) -> None:
+def test_what_a_shrink_cut_off_is_fill_value_after_growing_again(mount: Mounter, tmp_path: Path) -> None:
     document = array((16, 16), (8, 8), sharding((2, 2), LITTLE, GZIP), fill_value=9)
     values = ramp((16, 16), "int32")
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "zarr.json").write_text(json.dumps(document))
+    expected = {"rows": np.full((20, 16), 9, "i4"), "columns": np.full((16, 20), 9, "i4")}
+    expected["rows"][:6], expected["columns"][:, :6] = values[:6], values[:, :6]
+    for name in expected:
+        (tmp_path / "source" / name).mkdir(parents=True)
+        (tmp_path / "source" / name / "zarr.json").write_text(json.dumps(document))
     mounted = mount(tmp_path / "source", write=True)
-    write_zarr(mounted.path, values)
-    opened = zarr.open_array(str(mounted.path), mode="r+")
-    shape = [16, 16]
-    if grown_first:
-        shape[axis] = 24
-        opened.resize(tuple(shape))
-        flush(mounted)
-    for length in (6, 20):
-        shape[axis] = length
-        opened.resize(tuple(shape))
-    expected = np.full(shape, 9, "i4")
-    kept = (slice(0, 6 if axis == 0 else 16), slice(0, 6 if axis == 1 else 16))
-    expected[kept] = values[kept]
-    assert_same(READERS["zarr"](mounted.path), expected)
+    for name in expected:
+        write_zarr(mounted.path / name, values)
+        opened = zarr.open_array(str(mounted.path / name), mode="r+")
+        if name == "rows":
+            opened.resize((24, 16))
+            flush(mounted)
+        for length in (6, 20):
+            opened.resize((length, 16) if name == "rows" else (16, length))
+        assert_same(READERS["zarr"](mounted.path / name), expected[name])
     mounted.unmount()
-    for read in READERS.values():
-        assert_same(read(tmp_path / "source"), expected)
+    for name in expected:
+        for read in READERS.values():
+            assert_same(read(tmp_path / "source" / name), expected[name])
     assert_sound(tmp_path / "source")
 
 
@@ -253,27 +226,25 @@ TOOLS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TOOLS)
-def test_a_tool_replaces_a_chunk(mount: Mounter, tmp_path: Path, name: str) -> None:
-    if name == "rsync" and not shutil.which("rsync"):
-        pytest.skip("rsync is not installed")
-    document = array((8, 8), (8, 8), sharding((4, 4)))
-    case = Case("a", document, ramp((8, 8), "int32"), frozenset(), C_ORDER, "")
-    chunks = by_key(document, write_case(case, tmp_path / "source"))
+def test_every_tool_replaces_a_chunk(mount: Mounter, tmp_path: Path) -> None:
+    document, values = array((8, 8), (8, 8), sharding((4, 4))), ramp((8, 8), "int32")
+    for name in TOOLS:
+        write_case(Case(name, document, values, frozenset(), C_ORDER, ""), tmp_path / "source" / name)
     mounted = mount(tmp_path / "source", write=True)
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "1").write_bytes(bytes(range(64)))
-    TOOLS[name](tmp_path / "new" / "1", mounted.path / "c/0/1")
+    for name, replace_by in TOOLS.items():
+        (tmp_path / "1").write_bytes(bytes(range(64)))  # some move it away
+        replace_by(tmp_path / "1", mounted.path / name / "c/0/1")
     for _ in range(2):
-        assert (mounted.path / "c/0/1").read_bytes() == bytes(range(64))
-        assert sorted(files_below(mounted.path)) == ["c/0/0", "c/0/1", "c/1/0", "c/1/1", "zarr.json"]
+        for name in TOOLS:
+            assert (mounted.path / name / "c/0/1").read_bytes() == bytes(range(64)), name
+            assert sorted(files_below(mounted.path / name)) == ["c/0/0", "c/0/1", "c/1/0", "c/1/1", "zarr.json"]
         flush(mounted)
     mounted.unmount()
-    expected = case.values.copy()
+    expected = values.copy()
     expected[0:4, 4:8] = np.arange(64, dtype="u1").view("<i4").reshape(4, 4)
-    assert chunks["c/0/1"] != bytes(range(64))
-    for read in READERS.values():
-        assert_same(read(tmp_path / "source"), expected)
+    for name in TOOLS:
+        for read in READERS.values():
+            assert_same(read(tmp_path / "source" / name), expected)
     assert_sound(tmp_path / "source")
 
 
