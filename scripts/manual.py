@@ -26,7 +26,9 @@ def write(share: Path) -> None:
     for shell, name in COMPLETIONS.items():
         completion = get_completion_class(shell)
         assert completion is not None
-        files[name] = completion(cli, {}, "shardfs", "_SHARDFS_COMPLETE").source()
+        source = completion(cli, {}, "shardfs", "_SHARDFS_COMPLETE").source()
+        # Only the first call of an autoloaded function of zsh has that context: the second would complete nothing.
+        files[name] = source.replace("$zsh_eval_context[-1] == loadautofunc", "$funcstack[1] == _shardfs")
     for name, text in files.items():
         path = share / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -140,19 +140,12 @@ def shell(request: pytest.FixtureRequest, prefix: Path, tmp_path: Path) -> Itera
     os.waitpid(terminal.pid, 0)
 
 
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
+def test_shells_complete(shell: Terminal, mount: Mounter, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "mounted here $5").mkdir()
+    mount(source, path=tmp_path / "mounted here $5")
+    for typed, expected in (
         ("shardfs verify --dat\t", "--data"),
         ("shardfs verify sou\t", "verify source/"),
         ("shardfs umount mounted\t", r"mounted\ here\ \$5"),
-    ],
-    ids=["option", "folder", "mount"],
-)
-def test_shells_complete(
-    shell: Terminal, mount: Mounter, source: Path, tmp_path: Path, typed: str, expected: str
-) -> None:
-    if "umount" in typed:
-        (tmp_path / "mounted here $5").mkdir()
-        mount(source, path=tmp_path / "mounted here $5")
-    shell.type(typed, expected)
+    ):
+        shell.type("\x15" + typed, expected)  # on an empty line
