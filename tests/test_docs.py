@@ -152,9 +152,10 @@ def test_python_that_is_written_down_runs(dataset: Path, s3_bucket: Bucket) -> N
     s3_bucket.upload(dataset / "data.zarr", "data.zarr")
     codes = [code for page in PAGES if page != README for code in blocks(page, "python")]
     assert len(codes) > 3
-    for code in codes:
-        (dataset / "code.py").write_text(code.replace("s3://bucket", s3_bucket.url()))
-        run("python3 code.py", dataset, **s3_bucket.environment)
+    for number, code in enumerate(codes):
+        (dataset / f"code{number}.py").write_text(code.replace("s3://bucket", s3_bucket.url()))
+    each = "import runpy, sys; [runpy.run_path(path) for path in sys.argv[1:]]"
+    run(f"python3 -c '{each}' code*.py", dataset, **s3_bucket.environment)
 
 
 def messages() -> str:

@@ -125,6 +125,10 @@ def test_what_ends_early_waits_for_what_workers_are_doing(
     ids=["another", "none"],
 )
 def test_a_worker_with_another_version_is_refused(cluster: Cluster, damaged: Path, code: str, reason: str) -> None:
+    said = one_line_of(run("verify", "--dask", cluster.address, damaged), FAILED)
+    assert said == f"the Dask cluster at {cluster.address} has no workers"
+    said = one_line_of(run("verify", "--dask", cluster.address, "--jobs", "2", damaged), WRONG_USAGE)
+    assert "--jobs is for this machine" in said
     cluster.start_workers(1, code=code)
     assert reason in one_line_of(run("verify", "--dask", cluster.address, damaged), FAILED)
 
@@ -143,10 +147,3 @@ def test_a_worker_that_does_not_find_the_same_files_is_refused(cluster: Cluster,
     place = Place(str(damaged), StoreOptions(), is_written=True)  # as empty as what the worker finds
     with pytest.raises(StoreError, match="finds other files"), connected(cluster.address, [place]):
         pass
-
-
-def test_a_cluster_that_cannot_work_is_refused(cluster: Cluster, damaged: Path) -> None:
-    said = one_line_of(run("verify", "--dask", cluster.address, damaged), FAILED)
-    assert said == f"the Dask cluster at {cluster.address} has no workers"
-    said = one_line_of(run("verify", "--dask", cluster.address, "--jobs", "2", damaged), WRONG_USAGE)
-    assert "--jobs is for this machine" in said

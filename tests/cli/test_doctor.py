@@ -115,17 +115,16 @@ def test_a_dead_mount_is_a_problem(background: Background, source: Path, place: 
 def test_what_is_wrong_with_a_source_has_the_way_out(
     background: Background, source: Path, place: Path, tmp_path: Path
 ) -> None:
-    prefix = without()
-    missing = findings(tmp_path / "missing", status=FAILED, prefix=prefix)[-1]
+    missing = findings(tmp_path / "missing", status=FAILED)[-1]
     assert missing["what"] == f"{tmp_path}/missing does not exist"
     assert missing["way_out"] == "check how SOURCE is written, and who may read it"
     assert background("--write", source, place).returncode == 0
-    found = one(findings("--write", source, status=0, prefix=prefix), "is being written by process")
+    found = one(findings("--write", source, status=0, prefix=without()), "is being written by process")
     assert found["kind"] == "note"
     (place / "c/0/0").write_bytes(b"n" * 24)
     kill_daemon(place)
     assert run("umount", place).returncode == 0
-    found_all = findings("--write", source, status=FAILED, prefix=prefix)
+    found_all = findings("--write", source, status=FAILED)
     problem = one(found_all, "has a journal of chunks that are not committed")
     assert f"`shardfs recover {source}`" in problem["way_out"]
     assert one(found_all, "it was not tested whether")["kind"] == "note"
@@ -146,11 +145,11 @@ def test_a_bucket_is_read_and_written_as_a_mount_does_and_left_as_it_was(s3_buck
 def test_a_server_that_ignores_conditions_and_one_that_is_not_there(unconditional_bucket: Bucket, source: Path) -> None:
     unconditional_bucket.upload(source, "data.zarr")
     url = unconditional_bucket.url("data.zarr")
-    problem = findings("--write", url, status=FAILED, prefix=without(), **unconditional_bucket.environment)[-1]
+    problem = findings("--write", url, status=FAILED, **unconditional_bucket.environment)[-1]
     assert "does not honour conditions" in problem["what"]
     assert "--single-writer" in problem["what"] + problem["way_out"]
     nobody = unconditional_bucket.environment | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
-    found = findings(url, status=FAILED, prefix=without(), **nobody)
+    found = findings(url, status=FAILED, **nobody)
     assert "cannot be compared" in found[-2]["what"]
     assert "cannot be reached" in found[-1]["what"]
 
@@ -175,7 +174,7 @@ def test_a_clock_that_is_wrong_is_told_even_where_the_server_refuses_everything(
     with HTTPServer(("127.0.0.1", 0), _Tomorrow) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         variables = credentials() | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}
-        found = findings("s3://bucket/data.zarr", status=FAILED, prefix=without(), **variables)
+        found = findings("s3://bucket/data.zarr", status=FAILED, **variables)
         server.shutdown()
     problem = one(found, "the clock here is 86")
     assert " s behind that of http://127.0.0.1:" in problem["what"]

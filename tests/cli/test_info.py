@@ -182,7 +182,7 @@ def test_a_dataset_of_43_arrays_fits_a_screen(tmp_path: Path) -> None:
         (tmp_path / f"variable_{number:02}/zarr.json").write_text(json.dumps({**document, "fill_value": 0.0}))
     for name in ("latitude", "longitude", "time"):
         store(tmp_path / name, array((721,), (721,), LITTLE))
-    for columns in (80, 100, 120):
+    for columns in (80, 120):
         with on_terminal("info", tmp_path, columns=columns) as terminal:
             assert terminal.end() == 0
         lines = terminal.shown.rpartition("\x1b[K")[2].splitlines()

@@ -57,12 +57,13 @@ def test_in_the_foreground_it_stays_and_is_its_own_daemon(source: Path, place: P
 DATA, PLACE = "my data é 100% 日本", "the place ü"
 SPELLINGS = {
     "relative": (DATA, PLACE),
-    "with-dots": (f"./{PLACE}/../{DATA}", f"{PLACE}/../{PLACE}/."),
-    "with-slashes": (f"{DATA}//", f"{PLACE}//"),
+    "with-dots-and-slashes": (f"./{PLACE}/../{DATA}//", f"{PLACE}/..//{PLACE}/."),
     "by-links": ("link to data", "link to place/"),
     "url": ("file://{here}/" + quote(DATA), PLACE),
-    "url-with-host": ("file://localhost{here}/" + quote(DATA) + "/", PLACE),
-    "url-that-quotes-all": ("file://{here}/" + "".join(f"%{byte:02x}" for byte in DATA.encode()), PLACE),
+    "url-with-host-all-quoted": (
+        "file://localhost{here}/" + "".join(f"%{byte:02x}" for byte in DATA.encode()),
+        PLACE,
+    ),
 }
 
 

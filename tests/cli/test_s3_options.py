@@ -72,8 +72,7 @@ def test_the_daemon_gets_the_options_that_the_command_was_given(
     assert seen == [("s3://bucket/data", "/mnt", options, store, "info", "text", None, None)]
 
 
-@pytest.mark.parametrize("foreground", [[], ["-f"]], ids=["background", "foreground"])
-@pytest.mark.parametrize("name", ["", "within"])
+@pytest.mark.parametrize(("name", "foreground"), [("", []), ("within", ["-f"])], ids=["itself", "within"])
 def test_a_cache_in_the_mount_point_is_refused_and_not_made(place: Path, name: str, foreground: list[str]) -> None:
     said = one_line_of(run("mount", *foreground, "--cache", place / name, "s3://bucket/data", place), MOUNT_POINT)
     assert said == f"the cache {place / name} lies in {place}, where the mount would hide it"

@@ -55,6 +55,8 @@ def test_requests_bytes_and_loads_are_counted(mount: Mounter, dataset: Path) -> 
     assert counts["whole_shard_decodes"] == 1
     assert counts["index_hits"] > 0
     assert set(counts["errors"]) <= {"ENOSYS"}  # an answer to the kernel, not to a program
+    assert sorted(os.listdir(root)) == ["damaged", "image", "whole"]
+    assert not [name for name in os.listxattr(root) if name.startswith("user.shardfs")], "asking shows in no listing"
 
 
 def test_a_replaced_shard_and_errors_are_counted_and_the_last_error_is_told(mount: Mounter, dataset: Path) -> None:
@@ -144,19 +146,6 @@ def test_the_text_has_the_same_figures(mount: Mounter, dataset: Path) -> None:
     assert as_text["memory bytes"].endswith(" MiB")
     assert as_text["requests"]["open"] == str(as_json["requests"]["open"])
     assert "replaced shards" not in as_text  # there were none
-
-
-def test_each_mount_counts_for_itself(mount: Mounter, dataset: Path) -> None:
-    first, second = mount(dataset).path, mount(dataset).path
-    read(first / "image/c/0/0")
-    assert run_json("stats", "--json", first)["bytes_read"] == 24
-    assert run_json("stats", "--json", second)["bytes_read"] == 0
-
-
-def test_asking_shows_in_no_listing(mount: Mounter, dataset: Path) -> None:
-    root = mount(dataset).path
-    assert sorted(os.listdir(root)) == ["damaged", "image", "whole"]
-    assert not [name for name in os.listxattr(root) if name.startswith("user.shardfs")]
 
 
 def test_a_dead_mount_has_no_counts(background: Background, source: Path, place: Path) -> None:

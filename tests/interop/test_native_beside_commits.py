@@ -20,7 +20,7 @@ from tests.support.readers import READERS, assert_same
 from tests.support.writers import assert_sound, flush, open_tensorstore
 
 NCHUNKS = 16
-NCOMMITS = 20
+NCOMMITS = 12
 LENGTH = 20_000
 
 WRITER = """

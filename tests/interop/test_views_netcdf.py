@@ -40,8 +40,7 @@ def test_readers_of_encoded_chunks_read_decoded_ones_and_more_arrays(viewed: Vie
     found = read_zarr2(viewed.root, list(DOCUMENTS), tmp_path)
     for name in DOCUMENTS:
         assert np.array_equal(found[name], viewed.values[name]), name
-    for name in ("turned", "big"):
-        assert np.array_equal(read_gdal(viewed.root, name), viewed.values[name]), name
+    assert np.array_equal(read_gdal(viewed.root, "turned"), viewed.values["turned"])
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
