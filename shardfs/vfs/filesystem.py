@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from shardfs.dataset.hierarchy import Hierarchy, Node, is_below
 from shardfs.dataset.maintenance.walk import prune, walk_files
@@ -29,7 +30,7 @@ from shardfs.vfs.entries.chunk import ChunkDirectory, ChunkTree
 from shardfs.vfs.entries.document import DocumentText, StoredDocument, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough, Special
 from shardfs.vfs.handles import OTHERS, Attributes, Batch, DirectoryHandle, FileHandle, absent
-from shardfs.vfs.inodes import ROOT, ArrayRanges, Inodes, Row, in_table
+from shardfs.vfs.inodes import ROOT, ArrayNumbers, ArrayRanges, Inodes, Row, in_table
 from shardfs.vfs.views import View
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Filesystem:
         self.texts = TextCache()
         self.inodes = Inodes()
         self.ranges = ArrayRanges()
+        self._trees: WeakValueDictionary[ArrayNumbers, ChunkTree] = WeakValueDictionary()
         self._recent: OrderedDict[ChunkTree, None] = OrderedDict()  # keeps the chunk trees that were used last
         self._last_used: ChunkTree | None = None
         self.open_files: dict[int, FileHandle] = {}
@@ -114,7 +116,7 @@ class Filesystem:
         """Return what has the number *ino*; raises `StaleError` if that is not known any more."""
         if not in_table(ino):
             numbers = self.ranges.find(ino)
-            tree = numbers.tree()
+            tree = self._trees.get(numbers)
             if tree is not None and tree is not self._last_used:
                 self._use(tree)
             if tree is None:
@@ -143,7 +145,7 @@ class Filesystem:
             if in_table(ino):
                 return self._entry_of(self.inodes.row(ino)).path
             numbers = self.ranges.find(ino)
-            tree = numbers.tree()
+            tree = self._trees.get(numbers)
             return tree.at(numbers.position(ino), ino).path if tree is not None else numbers.path
         except ShardfsError:
             return f"inode {ino}"
@@ -388,7 +390,7 @@ class Filesystem:
             self.ranges.remove(node.path)
             return None
         numbers = self.ranges.at(node.path)
-        tree = numbers.tree() if numbers is not None else None
+        tree = self._trees.get(numbers) if numbers is not None else None
         if tree is not None and chunk_view.has_chunks_of(tree.chunk_view):
             tree.chunk_view = chunk_view
             if tree is not self._last_used:
@@ -399,8 +401,7 @@ class Filesystem:
         elif numbers.layout != chunk_view.array.layout.serial:
             numbers.epoch += 1  # which versions of chunks were seen before is forgotten
         numbers.layout = chunk_view.array.layout.serial
-        tree = ChunkTree(self, chunk_view, numbers)
-        numbers.show(tree)
+        tree = self._trees[numbers] = ChunkTree(self, chunk_view, numbers)
         self._use(tree)
         return tree
 

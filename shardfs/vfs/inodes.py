@@ -6,21 +6,17 @@ chunks, and the generation tells versions of a chunk apart.  So a chunk's number
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from operator import attrgetter
 from sys import intern
-from typing import TYPE_CHECKING, Final
-from weakref import ReferenceType, ref
+from typing import Final
 
 from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import StaleError, StoreError
 from shardfs.format.sharding import Coords
-
-if TYPE_CHECKING:
-    from shardfs.vfs.entries.chunk import ChunkTree
 
 GENERATIONS: Final = 1024
 MISSING: Final = GENERATIONS - 1
@@ -421,16 +417,12 @@ class ChunkNumbering:
         return index
 
 
-def _nobody() -> None:
-    """Show no chunks."""
-
-
 @dataclass(slots=True, eq=False)
 class ArrayNumbers:
     """The numbers of the array at *path*: for each generation *npositions*, from *start* on.
 
-    *key* tells whether an array there has the same chunks still; *tree* is what shows them, as long as somebody uses it
-    or did a moment ago.  *epoch* counts how often its *layout* was forgotten, and with it which versions were seen.
+    *key* tells whether an array there has the same chunks still.  *epoch* counts how often its *layout* was forgotten,
+    and with it which versions were seen.
     """
 
     path: str
@@ -439,16 +431,6 @@ class ArrayNumbers:
     npositions: int
     layout: int = 0
     epoch: int = 0
-    tree: "Callable[[], ChunkTree | None]" = _nobody
-
-    def show(self, tree: "ChunkTree") -> None:
-        """Let *tree* be what shows the chunks."""
-
-        def gone(reference: "ReferenceType[ChunkTree]") -> None:
-            if self.tree is reference:
-                self.tree = _nobody
-
-        self.tree = ref(tree, gone)
 
     def ino(self, generation: int, position: int) -> int:
         """Return the number of *position*; generations repeat after 1024."""
