@@ -49,11 +49,13 @@ class FileLock:
 
     def release(self) -> None:
         """Let others have it.  The file may stay where it cannot be removed, as one of a killed process does."""
-        with suppress(OSError):
-            if self.stands():
-                self.syscalls.unlink(self.name, self.directory.fd)
-        with suppress(OSError):  # it goes with its descriptor then
-            ofd_unlock(self.file.fd)
+        try:
+            with suppress(OSError):
+                if self.stands():
+                    self.syscalls.unlink(self.name, self.directory.fd)
+        finally:
+            with suppress(OSError):  # it goes with its descriptor then
+                ofd_unlock(self.file.fd)
 
     def stands(self) -> bool:
         """Whether the name stands for the file still: nobody has renamed or removed it."""
