@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import time
@@ -95,28 +94,6 @@ def test_sighup_opens_it_again_and_ends_nothing(
     assert has_ended(ended, PATIENCE)
     os.close(ended)
     assert stored(source) == NEW
-
-
-def test_logrotate_moves_it_away(background: Background, source: Path, place: Path, tmp_path: Path) -> None:
-    log = tmp_path / "logs/mount.log"
-    assert background("--log-file", log, source, place).returncode == 0
-    for i in range(2):
-        rules = tmp_path / "logrotate.conf"
-        pid = daemon_of(place)
-        rules.write_text(f"{log.parent}/*.log {{\nrotate 3\npostrotate\nkill -HUP {pid}\nendscript\n}}\n")
-        assert shutil.which("logrotate", path="/usr/sbin:/usr/bin")
-        done = subprocess.run(
-            ["/usr/sbin/logrotate", "--force", "--state", tmp_path / "logrotate.state", rules],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        await_text(log, "reopened the log on SIGHUP")
-        assert (log.parent / f"mount.log.{i + 1}").exists()
-    run("umount", place)
-    assert "is no longer mounted" in log.read_text()
-    assert "mounts" in (log.parent / "mount.log.2").read_text()
 
 
 def test_in_the_foreground_sighup_ends_it_only_when_its_terminal_is_closed(source: Path, place: Path) -> None:

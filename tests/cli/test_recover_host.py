@@ -120,14 +120,6 @@ def test_a_torn_shard_is_repaired_and_what_is_cut_off_is_on_this_machine(host: H
     assert host.bucket.get(key) == whole
 
 
-def test_a_journal_keeps_a_source_from_being_compacted(host: Host) -> None:
-    host.leave(_0=NEW)
-    assert "recover --apply" in host.run("compact", host.url).stderr
-    host.recover("--apply", host.url)
-    assert host.run("compact", host.url).returncode == 0
-    assert host.chunk(0, 0) == NEW
-
-
 def test_a_journal_that_does_not_say_whose_it_is_is_shown_and_left_alone(host: Host) -> None:
     host.leave(_0=NEW)
     (found,) = host.recover(status=FAILED)

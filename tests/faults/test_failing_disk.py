@@ -16,7 +16,7 @@ import shardfs
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.state import StateDirectory, locked
-from shardfs.errors import NoSpaceError, ReadOnlyError, ShardfsError, StoreError
+from shardfs.errors import ReadOnlyError, StoreError
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.chunk_cache import ChunkCache
@@ -112,32 +112,6 @@ async def test_a_commit_that_fails_at_any_call_is_done_again_and_then_complete(
             assert await stored(source, 0, 0) == payload
             assert await fs.writing.finish()
         assert not (source / ".shardfs").exists()
-
-
-@ERRORS
-@pytest.mark.parametrize("nbytes", [48, 3 * 2**20])
-@in_trio
-async def test_a_journal_that_cannot_be_written_is_an_error_to_the_writer_and_goes_on(
-    source: Path, number: int, nbytes: int
-) -> None:
-    async with opened(source, journal=True) as fs:
-        old = await fs.read(0, 0)
-        for at in range(4):
-            start = len(fs.disk.calls)
-            fs.disk.faults = {start + at: Fault(OSError(number, "a test's"))}
-            try:
-                await fs.put(bytes(nbytes), 0, 0)
-            except ShardfsError as error:
-                assert isinstance(error, NoSpaceError if number == errno.ENOSPC else StoreError)  # noqa: PT017
-                assert await fs.read(0, 0) == old
-            else:
-                old = bytes(nbytes)
-                assert len(fs.disk.calls) <= start + at  # it has fewer calls
-        fs.disk.faults = {}
-        await fs.put(NEW, 0, 0)
-        assert await fs.read(0, 0) == NEW
-        assert await fs.writing.finish()
-    assert await stored(source, 0, 0) == NEW
 
 
 @in_trio

@@ -65,7 +65,7 @@ def test_dask_stores_chunks_smaller_than_the_shard(mount: Mounter, tmp_path: Pat
     target = zarr.open_array(str(mounted.path), mode="r+")
     assert (target.shards, target.chunks) == (None, CHUNKS)
     stored = dask.from_array(values, chunks=(8, 4)).store(target, lock=False, compute=False)
-    stored.compute(scheduler="processes", num_workers=4)
+    stored.compute(scheduler="processes", num_workers=2)
     assert_same(READERS["zarr"](mounted.path), values)
     mounted.unmount()
     for read in READERS.values():

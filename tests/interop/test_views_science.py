@@ -159,5 +159,3 @@ def test_what_xarray_appends_and_writes_in_a_region_is_what_it_reads_natively_th
         now = document_of(source / array)
         assert {**now, "shape": 0} == {**document, "shape": 0}, "only the shape has changed"
     assert_sound(source)
-    root = mount(source, arguments=["--view=v2"]).path
-    assert_equal(read_old(root, tmp_path), expected)
