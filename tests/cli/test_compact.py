@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Background
-from tests.support.changing import ChangingArray, replace
+from tests.support.changing import ChangingArray
 from tests.support.commands import SOURCE, one_line_of, run, run_json
 from tests.support.corpus import BIG, C_ORDER, CRC32C, GZIP, LITTLE, array, sharding, transpose, write_case
 from tests.support.corpus import CASES as CASES_OF_CORPUS
@@ -21,7 +19,7 @@ from tests.support.daemons import kill_daemon
 from tests.support.damage import ENTRY_FAULTS, edit
 from tests.support.datasets import files_below, store
 from tests.support.encoder import Layout
-from tests.support.mounting import PATIENCE, Mounter
+from tests.support.mounting import Mounter
 from tests.support.readers import assert_same, read_zarr
 
 SHARD = "c/0/0"
@@ -207,38 +205,6 @@ def test_mode_and_owner_of_the_shard_stay_and_no_temporary_file_is_left(tmp_path
     assert after.st_ino != before.st_ino
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
     assert sorted(tmp_path.rglob("*")) == names
-
-
-def test_a_reader_never_sees_anything_but_a_whole_shard(tmp_path: Path) -> None:
-    values = np.arange(64 * 512).reshape(64, 512).astype(np.uint8)
-    changing = ChangingArray(tmp_path / "a")
-    expected = read_zarr(tmp_path / "a")
-    assert values.shape == expected.shape
-    done, failures, reads = threading.Event(), [], 0
-
-    def read() -> None:
-        nonlocal reads
-        while not done.is_set():
-            try:
-                if not np.array_equal(read_zarr(tmp_path / "a"), expected):
-                    failures.append("other values")
-            except Exception as error:
-                failures.append(repr(error))
-            reads += 1
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        for turn in count():
-            if turn >= 4 and reads > 4:
-                break
-            for shard, entry, key in ((SHARD, 0, "c/0/0"), ("c/1/0", 3, "c/3/1")):
-                replace(tmp_path / "a" / shard, changing.appended(shard, entry, changing.chunks(1)[key]))
-            assert compact(tmp_path, "--threshold", "0.01")[-1].startswith("2 shards compacted")
-    finally:
-        done.set()
-        thread.join(PATIENCE)
-    assert not failures
 
 
 def test_a_source_that_is_written_is_refused_and_so_is_one_with_a_journal(

@@ -91,19 +91,6 @@ def test_a_fuse_option_that_is_not_known_or_cannot_be_honoured(
     assert "-o ro contradicts --write" in said
 
 
-def test_no_fuse_option_makes_a_mount_that_umount_does_not_know(
-    background: Background, source: Path, place: Path
-) -> None:
-    done = background("-o", "subtype=other", source, place)
-    if done.returncode:
-        assert "subtype" in one_line_of(done, WRONG_USAGE)
-        return
-    try:
-        assert run("umount", place).returncode == 0
-    finally:
-        subprocess.run(["fusermount3", "-u", "-z", place], capture_output=True, check=False)
-
-
 @pytest.mark.parametrize("ttl", ["-1", "-0.001", "soon", "nan", ""])
 def test_a_metadata_ttl_that_is_no_time(background: Background, source: Path, place: Path, ttl: str) -> None:
     done = background("--metadata-ttl", ttl, source, place)

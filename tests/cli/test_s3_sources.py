@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 import shardfs
-from shardfs import errors
 from tests.cli.conftest import Background
 from tests.support.commands import FAILED, SOURCE, one_line_of, run, run_json
 from tests.support.daemons import daemon_of
 from tests.support.datasets import files_below
 from tests.support.hasty import hasty
 from tests.support.mounting import PATIENCE, Mounter, command, environment, mount_points
-from tests.support.s3_faults import Hang, Reply
+from tests.support.s3_faults import Hang
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_server import ACCESS_KEY, SECRET_KEY, Bucket, S3Server
 
@@ -105,15 +104,6 @@ def test_files_that_the_environment_names_are_found_by_the_daemon_too(
     assert (place / "c/0/0").stat().st_size == 24
 
 
-def test_it_is_read_without_a_mount(remote: Remote) -> None:
-    there, here = shardfs.open(remote.url)[""], shardfs.open(remote.local)[""]
-    assert there.metadata == here.metadata
-    assert there.read_chunk((1, 2)) == here.read_chunk((1, 2))
-    options = shardfs.StoreOptions(endpoint_url="http://127.0.0.1:1")
-    with pytest.raises(errors.SourceError, match="cannot be reached"):
-        shardfs.open(remote.url, store_options=options)
-
-
 def failed(background: Background, place: Path, words: list[str], source: str, **variables: str) -> str:
     """What a command says that cannot read *source*."""
     if words[0] == "mount":
@@ -140,11 +130,6 @@ def test_a_profile_that_does_not_exist(background: Background, remote: Remote, p
     assert "profile" in said
 
 
-def test_a_fault_that_passes_is_not_one(background: Background, at_proxy: Remote, s3_proxy: S3Proxy) -> None:
-    s3_proxy.fail(None, Reply(503, "SlowDown"), times=2)
-    assert run("verify", at_proxy.url).returncode == 0
-
-
 def test_a_command_that_waits_for_an_answer_ends_at_once_with_ctrl_c(at_proxy: Remote, s3_proxy: S3Proxy) -> None:
     hung = Hang()
     rule = s3_proxy.fail("GetObject", hung)
@@ -164,23 +149,6 @@ def test_a_command_that_waits_for_an_answer_ends_at_once_with_ctrl_c(at_proxy: R
         process.kill()
         hung.release()
     assert (process.returncode, output, said.strip()) == (FAILED, "", "Aborted!")
-
-
-def test_a_mount_that_waits_for_an_answer_is_ended_by_a_signal(
-    mount: Mounter, at_proxy: Remote, s3_proxy: S3Proxy
-) -> None:
-    mounted = mount(at_proxy.url, env=hasty())
-    hung = Hang()
-    rule = s3_proxy.fail("GetObject", hung)
-    reader = subprocess.Popen(["cat", mounted.path / "c/0/0"], stderr=subprocess.DEVNULL)
-    try:
-        rule.wait()
-        mounted.process.send_signal(signal.SIGTERM)
-        assert mounted.process.wait(PATIENCE) == 0
-        assert reader.wait(PATIENCE) != 0
-        assert not mounted.is_mounted
-    finally:
-        hung.release()
 
 
 def test_what_is_written_is_in_the_bucket_when_umount_returns(

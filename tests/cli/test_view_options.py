@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from shardfs import MountOptions, errors
+from shardfs import MountOptions
 from shardfs.cli import cli, mount
 from shardfs.fuse.options import DIMENSION_SEPARATORS, VIEWS
 from tests.cli.conftest import Background
@@ -82,23 +82,6 @@ def test_a_view_or_separator_that_is_none_is_told_which_there_are(
     done = CliRunner().invoke(cli, ["mount", *shlex.split(given_options), str(place), str(place)])
     assert done.exit_code == WRONG_USAGE
     assert re.search(choices, done.stderr)
-
-
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        {"view": "zarr"},
-        {"view": "npy", "write": True},
-        {"view": "npy", "decode": True},
-        {"dimension_separator": "."},
-        {"view": "v2", "dimension_separator": "-"},
-        {"decode": True, "decode_cache_nbytes": 0},
-        {"decode_cache_nbytes": 1},
-    ],
-)
-def test_python_is_refused_the_same(chosen: dict[str, Any]) -> None:
-    with pytest.raises(errors.UsageError):
-        MountOptions(**chosen)
 
 
 def test_the_command_says_what_it_mounted_as_what(background: Background, source: Path, place: Path) -> None:

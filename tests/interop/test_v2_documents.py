@@ -241,16 +241,6 @@ def test_zarr_python_2_reads_every_codec_and_data_type(converted: tuple[Path, di
     assert [name for name in values if not same(found[name], values[name])] == []
 
 
-def test_zarr_python_3_reads_them_as_v2(converted: tuple[Path, dict[str, Any]]) -> None:
-    root, values = converted
-    found = {
-        name: zarr.open_array(root / "v2" / name, mode="r", zarr_format=2)[...]
-        for name in values
-        if name != ZARR_3_READS_NOT_AS_V2
-    }
-    assert [name for name, array in found.items() if not same(array, values[name])] == []
-
-
 def assert_edited(directory: Path, shape: list[int], **attributes: Any) -> None:
     """Assert that the documents in *directory* are edits that change the shape and add *attributes*, and no more."""
     written = documents()[directory.name]
