@@ -38,8 +38,13 @@ def test_what_was_packed_and_unpacked_is_the_same_however_it_is_stored(tmp_path:
 
 def test_transcoded_chunks_are_the_same_if_their_values_are(tmp_path: Path) -> None:
     write_v3(tmp_path / "source")
+    words = np.array([f"word {number}" for number in range(64)], dtype=object)
+    zarr.create_array(tmp_path / "source/words", shape=(64,), chunks=(4,), dtype=str)[...] = words  # type: ignore[type-var]
     pack(tmp_path / "source", tmp_path / "packed", "--codecs", "gzip")
     assert differences(tmp_path / "source", tmp_path / "packed") == []
+    packed = zarr.open_array(tmp_path / "packed/words")
+    assert packed.shards == (64,)
+    assert packed[...].tolist() == words.tolist()  # type: ignore[union-attr]
 
 
 def test_whatever_differs_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ and so does the array in every run.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -254,7 +254,7 @@ def _spelled_out(codec: Extension, item_nbytes: int) -> Extension:
         defaults = {"endian": "little"}
     elif codec.name == "blosc":
         defaults = {"typesize": item_nbytes if item_nbytes <= MAX_TYPESIZE else 1, **defaults}
-    return Extension(codec.name, {**defaults, **codec.configuration})
+    return replace(codec, configuration={**defaults, **codec.configuration})
 
 
 def _chain(array: UnshardedArray) -> CodecChain:
