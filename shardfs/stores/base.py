@@ -233,6 +233,22 @@ class Splice:
         """Size of the new version."""
         return sum(piece.nbytes for piece in self.pieces)
 
+    def joined(self, old_nbytes: int) -> Sequence[Kept | Content]:
+        """Return the pieces that are not empty, with old ranges joined that adjoin in both versions.
+
+        Raises `ValueError` if one keeps what an old version of *old_nbytes* bytes does not have.
+        """
+        joined: list[Kept | Content] = []
+        for piece in self.pieces:
+            last = joined[-1] if joined else None
+            if isinstance(piece, Kept) and not 0 <= piece.offset <= piece.offset + piece.nbytes <= old_nbytes:
+                raise ValueError(f"a splice keeps more than the {old_nbytes} existing bytes")
+            if isinstance(piece, Kept) and isinstance(last, Kept) and last.offset + last.nbytes == piece.offset:
+                joined[-1] = Kept(last.offset, last.nbytes + piece.nbytes)
+            elif piece.nbytes:
+                joined.append(piece)
+        return joined
+
 
 class ShardWriter(Protocol):
     """One change of one object, which other programs that take the same lock cannot change meanwhile.

@@ -1,13 +1,14 @@
-"""Contents in memory, and made of others; snapshots of shards that had to be decoded whole."""
+"""Contents in memory, and made of others."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from mmap import PROT_READ, mmap
 
-from shardfs.stores.base import Buffer, Content, Stat
+from shardfs.errors import StoreError
+from shardfs.stores.base import Buffer, Content, Stat, in_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,19 @@ class MemoryContent:
     def read(self, offset: int, nbytes: int) -> Buffer:
         """Return *nbytes* bytes from *offset*."""
         return self.data[offset : offset + nbytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """*nbytes* bytes from *start* of what *source* reads, given offset and size, as content of their own."""
+
+    source: Callable[[int, int], Buffer]
+    start: int
+    nbytes: int
+
+    def read(self, offset: int, nbytes: int) -> Buffer:
+        """Return *nbytes* bytes from *offset* of them."""
+        return self.source(self.start + offset, nbytes)
 
 
 @contextmanager
@@ -50,15 +64,20 @@ class JoinedContent:
 
     def read(self, offset: int, nbytes: int) -> Buffer:
         """Return *nbytes* bytes from *offset*; blocks."""
-        parts: list[Buffer] = []
-        stop, place = offset + nbytes, bisect_right(self._starts, offset) - 1
-        while offset < stop:
-            count = min(stop, self._starts[place + 1]) - offset
-            if count:
-                parts.append(self._contents[place].read(offset - self._starts[place], count))
-            offset += count
-            place += 1
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        views = [*self.views(offset, offset + nbytes)]
+        return views[0] if len(views) == 1 else b"".join(views)
+
+    def views(self, start: int, stop: int) -> Iterator[memoryview]:
+        """Yield the bytes from *start* to before *stop*, up to `PIECE_NBYTES` at a time; blocks."""
+        for place in range(bisect_right(self._starts, start) - 1, len(self._contents)):
+            content, begin = self._contents[place], self._starts[place]
+            if begin >= stop:
+                break
+            for offset, nbytes in in_pieces(min(stop - begin, content.nbytes), max(start - begin, 0)):
+                view = memoryview(content.read(offset, nbytes)).cast("B")
+                if view.nbytes != nbytes:
+                    raise StoreError(f"{nbytes} bytes that were to be stored came as {view.nbytes}")
+                yield view
 
 
 @dataclass(frozen=True, slots=True)

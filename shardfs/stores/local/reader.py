@@ -6,7 +6,6 @@ import stat
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 from typing import Final, TypeVar
@@ -42,7 +41,7 @@ from shardfs.stores.local.syscalls import (
     translated,
 )
 from shardfs.stores.local.threads import Threads
-from shardfs.stores.memory import map_file
+from shardfs.stores.memory import Slice, map_file
 from shardfs.stores.ttl import within_ttl
 
 _ATTEMPTS: Final = 8
@@ -110,9 +109,9 @@ class LocalSnapshot:
     def expect(self, offset: int, nbytes: int) -> None:
         """Do nothing: the kernel reads ahead by itself."""
 
-    def content(self, offset: int, nbytes: int) -> "SnapshotContent":
+    def content(self, offset: int, nbytes: int) -> Slice:
         """Return *nbytes* bytes from *offset*, which are read later."""
-        return SnapshotContent(self, offset, nbytes)
+        return Slice(self.read_blocking, offset, nbytes)
 
     @contextmanager
     def mapped(self) -> Iterator[memoryview]:
@@ -192,19 +191,6 @@ class LocalSnapshot:
                 break
         if now[0] < self.size if self._is_held else now != self._state:
             raise StaleError(f"{self._key} was changed in place while it was open")
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotContent:
-    """*nbytes* bytes from *start* of one version of a file."""
-
-    snapshot: LocalSnapshot
-    start: int
-    nbytes: int
-
-    def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return *nbytes* bytes from *offset* of them."""
-        return self.snapshot.read_blocking(self.start + offset, nbytes)
 
 
 def to_stat(status: os.stat_result) -> Stat:

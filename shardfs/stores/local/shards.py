@@ -16,40 +16,36 @@ import numpy as np
 import trio
 
 from shardfs.errors import ConflictError, NotFoundError, StoreError
-from shardfs.stores.base import APPEND_NBYTES, Buffer, Content, Descriptor, Kept, Splice, Stat, join_key
+from shardfs.stores.base import APPEND_NBYTES, Descriptor, Kept, Splice, Stat, join_key
 from shardfs.stores.local.atomic_write import NoCloneError, Rights, rename_to_absent, temporary_name, write_aside
 from shardfs.stores.local.file_lock import FileLock, lock
 from shardfs.stores.local.reader import LocalReader, LocalSnapshot, to_stat
 from shardfs.stores.local.syscalls import BLOCK, DIRECTORY, WALK, Syscalls, changing, open_beneath, read_fully
+from shardfs.stores.memory import JoinedContent, Slice
 
 BATCH_NBYTES: Final = 8 * 2**20
 """What is written in one call at most, but for a tail."""
 
 _STEP_NBYTES: Final = APPEND_NBYTES + BLOCK
-_READ_NBYTES: Final = 2**20
 _NO_FILE: Final = -1
-
-Piece = Kept | Content
 
 
 class _Change:
-    """A splice of a file of *old_nbytes* bytes, whose *pieces* are not empty; `ValueError` if it keeps more.
+    """A splice of the file open as *fd*, which has *old_nbytes* bytes; `ValueError` if it keeps more.
 
-    The file *is_appended* to, or *is_cut*; else another file takes its place.
+    The file *is_appended* to, or *is_cut*; else another file takes its place.  *content* is the new version.
     """
 
-    def __init__(self, splice: Splice, old_nbytes: int) -> None:
-        self.pieces = tuple(piece for piece in splice.pieces if piece.nbytes)
+    def __init__(self, splice: Splice, fd: int, old_nbytes: int) -> None:
+        pieces, old = splice.joined(old_nbytes), partial(_read, fd)
+        kept = [Slice(old, piece.offset, piece.nbytes) if isinstance(piece, Kept) else piece for piece in pieces]
+        self.content = JoinedContent(kept)
         self.tail_nbytes = splice.tail_nbytes
         self.nbytes = splice.nbytes
         self.ends = splice.ends or (splice.nbytes,)
         self.old_nbytes = old_nbytes
-        for piece in self.pieces:
-            if isinstance(piece, Kept) and not 0 <= piece.offset <= piece.offset + piece.nbytes <= old_nbytes:
-                raise ValueError(f"a splice keeps more than the {old_nbytes} existing bytes")
-        first = self.pieces[0] if self.pieces else None
-        self.is_appended = first == Kept(0, old_nbytes)
-        self.is_cut = not self.is_appended and self.pieces == (Kept(0, self.nbytes),)
+        self.is_appended = pieces[:1] == [Kept(0, old_nbytes)]
+        self.is_cut = not self.is_appended and pieces == [Kept(0, self.nbytes)]
 
 
 def change_in_place(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> int:
@@ -65,21 +61,13 @@ def change_in_place(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bo
     return grown + _append(syscalls, fd, change, at_once=at_once) if grown else 0
 
 
-def batches(pieces: Sequence[Piece], fd: int, start: int, stop: int) -> Iterator[list[memoryview]]:
-    """Return the bytes from *start* to before *stop* of the new version, a bounded number at a time.
+def _batches(content: JoinedContent, start: int, stop: int) -> Iterator[Sequence[memoryview]]:
+    """Yield the bytes from *start* to before *stop* of the new version, `BATCH_NBYTES` at a time.
 
-    Kept ranges are read from *fd*, which is not looked at if there are none; `ConflictError` if it ends too early.
+    Raises `ConflictError` if the old version ends too early.
     """
-    batch: list[memoryview] = []
-    nbytes = 0
-    for view in _views(pieces, fd, start, stop):
-        if nbytes + view.nbytes > BATCH_NBYTES:
-            yield batch
-            batch, nbytes = [], 0
-        batch.append(view)
-        nbytes += view.nbytes
-    if batch:
-        yield batch
+    for offset in range(start, stop, BATCH_NBYTES):
+        yield [*content.views(offset, min(offset + BATCH_NBYTES, stop))]
 
 
 def _append(syscalls: Syscalls, fd: int, change: _Change, *, at_once: bool) -> int:
@@ -108,8 +96,9 @@ def _append_directly(syscalls: Syscalls, fd: int, change: _Change) -> bool:
         begin = start + hole
         first = begin // BLOCK * BLOCK
         buffer = mmap.mmap(-1, end - first)  # it begins at a page
-        buffer[: begin - first] = bytes(begin - first) if hole else _read(fd, first, begin - first)
-        _gather(change.pieces, fd, begin, end, memoryview(buffer)[begin - first :])
+        buffer.write(bytes(begin - first) if hole else _read(fd, first, begin - first))
+        for view in change.content.views(begin, end):
+            buffer.write(view)
         try:
             syscalls.pwrite_direct(fd, buffer, first)
         except OSError as error:
@@ -117,7 +106,7 @@ def _append_directly(syscalls: Syscalls, fd: int, change: _Change) -> bool:
                 raise
             return False
         if hole:
-            _write(syscalls, fd, change.pieces, start, begin)
+            _write(syscalls, fd, change.content, start, begin)
             syscalls.sync(fd)  # else a power cut may leave the last tail without what it speaks of
         start = end
     return True
@@ -131,13 +120,13 @@ def _append_through_cache(syscalls: Syscalls, fd: int, change: _Change) -> int:
     start, stop = change.old_nbytes, change.nbytes
     tail = stop - change.tail_nbytes
     if change.tail_nbytes > start or tail < start or not change.tail_nbytes:
-        _write(syscalls, fd, change.pieces, start, stop)
+        _write(syscalls, fd, change.content, start, stop)
         return 0
     syscalls.pwrite(fd, [_read(fd, start - change.tail_nbytes, change.tail_nbytes)], tail)
-    _write(syscalls, fd, change.pieces, start, tail)
+    _write(syscalls, fd, change.content, start, tail)
     if tail - start > BATCH_NBYTES:
         syscalls.sync(fd)  # else a power cut may leave the new tail without what it speaks of
-    syscalls.pwrite(fd, [_gathered(change.pieces, fd, tail, stop)], tail)
+    syscalls.pwrite(fd, [change.content.read(tail, stop - tail)], tail)  # one buffer, however many pieces it has
     return change.tail_nbytes
 
 
@@ -169,44 +158,10 @@ def _taken_back_on_failure(syscalls: Syscalls, fd: int, nbytes: int) -> Iterator
         raise
 
 
-def _write(syscalls: Syscalls, fd: int, pieces: Sequence[Piece], start: int, stop: int) -> None:
-    for batch in batches(pieces, fd, start, stop):
+def _write(syscalls: Syscalls, fd: int, content: JoinedContent, start: int, stop: int) -> None:
+    for batch in _batches(content, start, stop):
         syscalls.pwrite(fd, batch, start)
         start += sum(view.nbytes for view in batch)
-
-
-def _gathered(pieces: Sequence[Piece], fd: int, start: int, stop: int) -> bytearray:
-    """Return bytes of the new version as one buffer, which the kernel takes in one call however many pieces it has."""
-    buffer = bytearray(stop - start)
-    _gather(pieces, fd, start, stop, memoryview(buffer))
-    return buffer
-
-
-def _gather(pieces: Sequence[Piece], fd: int, start: int, stop: int, buffer: memoryview) -> None:
-    position = 0
-    for view in _views(pieces, fd, start, stop):
-        buffer[position : position + view.nbytes] = view
-        position += view.nbytes
-
-
-def _views(pieces: Sequence[Piece], fd: int, start: int, stop: int) -> Iterator[memoryview]:
-    position = 0
-    for piece in pieces:
-        first, last = max(start - position, 0), min(stop - position, piece.nbytes)
-        read = _reader(piece, fd)
-        for offset in range(first, last, _READ_NBYTES):
-            nbytes = min(_READ_NBYTES, last - offset)
-            view = memoryview(read(offset, nbytes)).cast("B")
-            if view.nbytes != nbytes:
-                raise StoreError(f"{nbytes} bytes that were to be stored came as {view.nbytes}")
-            yield view
-        position += piece.nbytes
-
-
-def _reader(piece: Piece, fd: int) -> Callable[[int, int], Buffer]:
-    if not isinstance(piece, Kept):
-        return piece.read
-    return lambda offset, nbytes: _read(fd, piece.offset + offset, nbytes)
 
 
 def _read(fd: int, offset: int, nbytes: int) -> memoryview:
@@ -255,7 +210,8 @@ class LocalEdit:
 
         What is appended where others would see a part of it is appended to a clone, if one can be had.
         """
-        change = _Change(splice, self.snapshot.stat.size if self.snapshot else 0)
+        old_nbytes = self.snapshot.stat.size if self.snapshot else 0
+        change = _Change(splice, self.file.fd if self.file else _NO_FILE, old_nbytes)
         async with self._made():
             if change.is_appended and change.tail_nbytes and self.append_alignment == 1:
                 with suppress(NoCloneError):
@@ -324,10 +280,9 @@ class LocalEdit:
     def _write_new(self, change: _Change, clone_of: Descriptor | None) -> Stat:
         directory = open_beneath(self.store.directory, self._parent, DIRECTORY)
         temporary = self.temporary.rpartition("/")[2]
-        fd, rights, kept = _NO_FILE, self.rights, 0
+        rights, kept = self.rights, 0
         if self.file is not None:
-            fd = self.file.fd
-            status = os.fstat(fd)
+            status = os.fstat(self.file.fd)
             rights = Rights.of(status)
             kept = 0 if clone_of is None else status.st_size
 
@@ -341,7 +296,7 @@ class LocalEdit:
             except FileExistsError:
                 raise ConflictError(f"{self.key} was made by another program meanwhile") from None
 
-        content = batches(change.pieces, fd, kept, change.nbytes)
+        content = _batches(change.content, kept, change.nbytes)
         clone_fd = None if clone_of is None else clone_of.fd
         self.file, stat = write_aside(
             self.syscalls, directory, temporary, rights, content, take_name, clone_of=clone_fd

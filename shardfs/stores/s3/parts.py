@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import Final
 
 from shardfs.errors import StoreError
-from shardfs.stores.base import Buffer, Content, Kept, Splice
+from shardfs.stores.base import Content, Kept, Splice
+from shardfs.stores.memory import Slice
 
 MIB: Final = 2**20
 GIB: Final = 2**30
@@ -59,19 +60,6 @@ class Sent:
 Part = Copied | Sent
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """*nbytes* bytes from *start* of a content, as content of their own."""
-
-    content: Content
-    start: int
-    nbytes: int
-
-    def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return *nbytes* bytes from *offset* of them."""
-        return self.content.read(self.start + offset, nbytes)
-
-
 def plan_parts(splice: Splice, old_nbytes: int, limits: Limits = S3_LIMITS) -> tuple[Part, ...]:
     """Return the parts that make *splice* of an object of *old_nbytes* bytes; a single one that is sent is the object.
 
@@ -79,7 +67,7 @@ def plan_parts(splice: Splice, old_nbytes: int, limits: Limits = S3_LIMITS) -> t
     """
     if splice.nbytes > limits.max_object:
         raise StoreError(f"{splice.nbytes} bytes are more than the {limits.max_object} that an object of S3 may have")
-    pieces = _joined(splice.pieces, old_nbytes)
+    pieces = splice.joined(old_nbytes)
     smallest = limits.min_part
     while True:
         parts = tuple(part for run in _runs(pieces, smallest, limits.min_part) for part in _cut(run, limits.max_part))
@@ -162,24 +150,10 @@ def _between(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[Piece]:
         if nbytes == piece.nbytes:
             yield piece
         elif nbytes > 0:
-            yield Kept(piece.offset + first, nbytes) if isinstance(piece, Kept) else Slice(piece, first, nbytes)
+            yield Kept(piece.offset + first, nbytes) if isinstance(piece, Kept) else Slice(piece.read, first, nbytes)
         start, stop = start - piece.nbytes, stop - piece.nbytes
 
 
 def _slices(kept: Kept, max_nbytes: int) -> Iterator[Kept]:
     for start in range(0, kept.nbytes, max_nbytes):
         yield Kept(kept.offset + start, min(max_nbytes, kept.nbytes - start))
-
-
-def _joined(pieces: Sequence[Piece], old_nbytes: int) -> Sequence[Piece]:
-    """Return the pieces that are not empty, with old ranges joined that adjoin in both versions."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if isinstance(piece, Kept) and not 0 <= piece.offset <= piece.offset + piece.nbytes <= old_nbytes:
-            raise ValueError(f"a splice keeps more than the {old_nbytes} existing bytes")
-        if isinstance(piece, Kept) and isinstance(last, Kept) and last.offset + last.nbytes == piece.offset:
-            joined[-1] = Kept(last.offset, last.nbytes + piece.nbytes)
-        elif piece.nbytes:
-            joined.append(piece)
-    return joined
