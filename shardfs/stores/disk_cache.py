@@ -2,8 +2,8 @@
 
 Mounts share a directory without speaking to each other.  An entry is a file that appears complete, is never changed,
 and may be gone at any moment; its times tell when it was last used, as well as the file system knows.  Entries lie in
-*drawers*, directories of which a process knows what it saw when it listed them: again after a miss, if the drawer was
-changed since.
+*drawers*, directories of which a process knows what it saw when it listed them: again after a miss, each second at
+most.
 
 Nothing is made durable: what a power cut left of an entry is found out by its checksums.  A file is, with numbers in
 little endian:
@@ -173,11 +173,10 @@ def _open_directory(path: str, disk: Syscalls) -> Descriptor:
 
 @dataclass(slots=True)
 class _Drawer:
-    """What is known of a drawer: its entries by version, when it was *listed*, and the time of its last change then."""
+    """What is known of a drawer: its entries by version, and when it was *listed*."""
 
     versions: dict[bytes, Spans] = field(default_factory=dict)
     listed: float = _NEVER
-    changed_ns: int = -1
 
     def spans(self, version: bytes) -> Spans:
         return self.versions.setdefault(version, Spans())
@@ -322,24 +321,18 @@ class DiskCache:
             found = drawer.spans(version).at(offset)
             is_fresh = found is not None or abs(now - drawer.listed) < _LISTING_SECONDS
             drawer.listed = drawer.listed if is_fresh else now
-        if not is_fresh and self._changed_ns(entry.drawer) != drawer.changed_ns:
+        if not is_fresh:
             self._list(entry.drawer)
             with self._lock:
                 found = self._drawer(entry).spans(version).at(offset)
         return None if found is None else Entry(version, found)
-
-    def _changed_ns(self, drawer: str) -> int:
-        """Return when an entry came or went last, -1 if that cannot be told."""
-        with suppress(OSError):
-            return os.stat(drawer, dir_fd=self._root.fd, follow_symlinks=False).st_mtime_ns
-        return -1
 
     def _list(self, name: str) -> list[tuple[float, int, Entry]]:
         """Look at a drawer; return when its entries were used, what they take on the disk, and which they are.
 
         What is called like an entry and is none is removed, and what lies within others.
         """
-        drawer = _Drawer(listed=self._clock(), changed_ns=self._changed_ns(name))
+        drawer = _Drawer(listed=self._clock())
         found: dict[Entry, tuple[float, int, Entry]] = {}
         useless: list[Entry] = []
         with suppress(OSError):
