@@ -154,9 +154,8 @@ class NewS3Object:
         self._first: bytearray | None = None
         self._nbytes = head_nbytes
         self._upload_id: str | None = None
-        self._etags: dict[int, str] = {}
-        self._number = 0
-        self._limit = trio.CapacityLimiter(_AT_ONCE)
+        self._etags: list[str] = []
+        self._room = trio.Semaphore(_AT_ONCE)
         self._error: ShardfsError | None = None
 
     async def write(self, data: Sequence[Buffer]) -> None:
@@ -184,11 +183,10 @@ class NewS3Object:
             if self._pending:
                 await self._send()
             for _ in range(_AT_ONCE):  # nobody else is sending then
-                await self._limit.acquire_on_behalf_of(object())
+                await self._room.acquire()
             if self._error is not None:
                 raise self._error
-            etags = [self._etags[number] for number in range(1, self._number + 1)]
-            etag = await self._client.complete_upload(self._key, self._upload_id, etags, condition=None)
+            etag = await self._client.complete_upload(self._key, self._upload_id, self._etags, condition=None)
             self._upload_id = None
         self.stat = ObjectStat(self._nbytes, etag, time.time_ns())
         return file_stat(self._key, self.stat)
@@ -202,29 +200,28 @@ class NewS3Object:
         """Send what is pending as the next part."""
         if self._upload_id is None:
             self._upload_id = await self._client.create_upload(self._key, _properties(self._key))
-        self._number += 1
+        self._etags.append("")
         part, self._pending = self._pending, bytearray()
-        if self._number == 1 and self._head_nbytes:
+        if len(self._etags) == 1 and self._head_nbytes:
             self._first = part
         else:
-            await self._start(self._number, part)
+            await self._start(len(self._etags), part)
 
     async def _start(self, number: int, part: bytearray) -> None:
-        token = object()
-        await self._limit.acquire_on_behalf_of(token)
+        await self._room.acquire()
         if self._error is not None:
             raise self._error
-        self._nursery.start_soon(self._put_part, number, part, token)
+        self._nursery.start_soon(self._put_part, number, part)
 
-    async def _put_part(self, number: int, part: bytearray, token: object) -> None:
+    async def _put_part(self, number: int, part: bytearray) -> None:
         assert self._upload_id is not None
         try:
             body = MemoryContent(memoryview(part))
-            self._etags[number] = await self._client.upload_part(self._key, self._upload_id, number, body)
+            self._etags[number - 1] = await self._client.upload_part(self._key, self._upload_id, number, body)
         except ShardfsError as error:  # it is raised where the next part is, in the task that writes
             self._error = error
         finally:
-            self._limit.release_on_behalf_of(token)
+            self._room.release()
 
 
 class NewS3Objects:
