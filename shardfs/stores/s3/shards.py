@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import IO, Final, NamedTuple
+from typing import IO, Final, NamedTuple, TypeVar
 
 import trio
 
@@ -66,6 +66,12 @@ def with_commit_id(properties: Properties, commit_id: str) -> Properties:
     room = (_MAX_METADATA - used - len(COMMIT_IDS) + 1) // (len(commit_id) + 1)
     ids = [*commit_ids(properties), commit_id][-min(_MAX_IDS, room) :] if room > 0 else []
     return replace(properties, metadata=others | ({COMMIT_IDS: ",".join(ids)} if ids else {}))
+
+
+T = TypeVar("T")
+
+_Found = tuple[ObjectStat, Properties] | None
+"""State and properties of an object, None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,63 +224,50 @@ class S3Edit:
 
     async def _make(self, new: _New, attempt: Callable[[], Awaitable[str]]) -> Stat:
         """Make the new version by *attempt*, which returns its ETag, and tell the readers."""
-        made: ObjectStat | None = None
-
-        async def make() -> None:
-            nonlocal made
-            made = ObjectStat(new.nbytes, await attempt(), time.time_ns())
-
-        def is_made(found: tuple[ObjectStat, Properties] | None) -> bool:
-            nonlocal made
-            ids = commit_ids(found[1]) if found is not None else ()
-            if found is not None and ids and ids[-1] == self.commit_id:
-                made = found[0]
-            return self.commit_id in ids
-
         with self._objects.changing(self.key):
-            await self._once(make, is_made)
+            reply = await self._once(
+                attempt, lambda found: found is not None and self.commit_id in commit_ids(found[1])
+            )
             self.written_nbytes = sum(part.nbytes for part in new.parts if isinstance(part, Sent))
-            if made is None:  # another change has followed already
+            if isinstance(reply, str):
+                made = ObjectStat(new.nbytes, reply, time.time_ns())
+            elif reply is not None and commit_ids(reply[1])[-1] == self.commit_id:
+                made = reply[0]
+            else:  # another change has followed already
                 self._objects.heads.forget(self.key)
                 return file_stat(self.key, ObjectStat(new.nbytes, self.commit_id, time.time_ns()))
             old = self.snapshot.object if self.snapshot is not None else None
             self._objects.changed(self.key, old, made, new.properties, new.kept_nbytes)
             return file_stat(self.key, made)
 
-    async def _once(
-        self,
-        attempt: Callable[[], Awaitable[None]],
-        is_made: Callable[[tuple[ObjectStat, Properties] | None], bool],
-    ) -> None:
-        """Make a conditional change, once: *attempt* sends it.
+    async def _once(self, attempt: Callable[[], Awaitable[T]], is_made: Callable[[_Found], bool]) -> T | _Found:
+        """Make a conditional change, once: *attempt* sends it; returns what that returns.
 
-        Where no reply came, *is_made* tells from what is found then whether it was made; if it was not, it is sent
-        again.  Raises `ConflictError` if another change was first, and `StoreError` if it cannot be told whether the
-        change was made.
+        Where no reply came, *is_made* tells from what is found then whether it was made.  If it was, that is returned;
+        if not, it is sent again.  Raises `ConflictError` if another change was first, and `StoreError` if it cannot be
+        told whether the change was made.
         """
         for count in range(_BACKOFF.attempts):
             if count:
                 await trio.sleep(_BACKOFF.delay(count))
             refusal: ConflictError | None = None
             try:
-                await attempt()
+                return await attempt()
             except UnknownOutcomeError as error:
                 reason: ShardfsError = error
             except ConflictError as error:
                 if not count:
                     raise
                 reason = refusal = error  # maybe by what an earlier attempt did
-            else:
-                return
             try:
-                found = await self._client.head(self._object_key)
+                found: _Found = await self._client.head(self._object_key)
             except NotFoundError:
                 found = None
             except ShardfsError as error:
                 kind = UnreachableError if isinstance(error, UnreachableError) else StoreError
                 raise kind(f"cannot tell whether {self._url} was changed: {reason}; then {error}") from None
             if is_made(found):
-                return
+                return found
             if refusal is not None:
                 raise refusal
         attempts = _BACKOFF.attempts
