@@ -20,7 +20,6 @@ from shardfs.errors import ConflictError, NoSpaceError, NotFoundError, ReadOnlyE
 from shardfs.stores.base import Buffer, Content, NewAttributes, Snapshot, Splice, Stat, join_key
 from shardfs.stores.kept_files import KeptFiles, new_name, remove_kept
 from shardfs.stores.local.tree import LocalFile, LocalStore
-from shardfs.stores.memory import MemorySnapshot
 from shardfs.stores.s3.heads import split
 from shardfs.stores.s3.objects import S3Snapshot, file_stat
 from shardfs.stores.s3.requests import ObjectStat
@@ -148,8 +147,10 @@ class Files:
 
     async def snapshot(self, spool: Spool) -> Snapshot:
         """Return the present state of a spool that is here."""
-        if spool.file is None:
-            return MemorySnapshot(memoryview(b""), spool.stat())
+        if spool.file is None:  # an object of no bytes, for which nothing is asked
+            empty = S3Snapshot(self._objects, spool.key, ObjectStat(0, "", spool.mtime_ns))
+            empty.stat = spool.stat()
+            return empty
         return await self.side.open(join_key(SPOOLS, spool.name))
 
     def begin(self, key: str, snapshot: S3Snapshot | None) -> Spool:
