@@ -59,17 +59,19 @@ def write_aside(
     syscalls: Syscalls,
     directory: Descriptor,
     temporary: str,
+    name: str,
     rights: Rights,
     content: Iterable[Sequence[Buffer]],
-    take_name: Callable[[int], None],
     *,
+    check: Callable[[], None] | None,
     clone_of: int | None = None,
 ) -> tuple[Descriptor, Stat]:
-    """Write *content* to the new file *temporary*, make it durable, call *take_name*, and make that durable.
+    """Write *content* to the new file *temporary*, make it durable, rename it to *name*, and make that durable.
 
-    *content* follows that of the file open as *clone_of*, if one is given; raises `NoCloneError` where that cannot be
-    had without a copy, or would drop other names or attributes of it.  *take_name* gets a descriptor of the file.
-    Returns the file, open, and its state; after any error *temporary* is gone.
+    *check* is called before it takes the place of what has the name; None: nothing must have it, else
+    `FileExistsError`.  *content* follows that of the file open as *clone_of*, if one is given; raises `NoCloneError`
+    where that cannot be had without a copy, or would drop other names or attributes of it.  Returns the file, open, and
+    its state; after any error *temporary* is gone.
     """
     initial = 0o666 if rights.mode is None else rights.mode & 0o700
     try:
@@ -89,7 +91,11 @@ def write_aside(
             offset += sum(len(buffer) for buffer in buffers)
         rights.give(syscalls, fd)
         syscalls.sync(fd)
-        take_name(fd)
+        if check is None:
+            rename_to_absent(syscalls, temporary, name, directory.fd, directory.fd)
+        else:
+            check()
+            syscalls.rename(temporary, name, directory.fd, directory.fd)
         syscalls.sync_directory(directory.fd)
     except Exception:
         with suppress(OSError):

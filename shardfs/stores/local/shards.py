@@ -17,7 +17,7 @@ import trio
 
 from shardfs.errors import ConflictError, NotFoundError, StoreError
 from shardfs.stores.base import APPEND_NBYTES, Descriptor, Kept, Splice, Stat, join_key
-from shardfs.stores.local.atomic_write import NoCloneError, Rights, rename_to_absent, temporary_name, write_aside
+from shardfs.stores.local.atomic_write import NoCloneError, Rights, temporary_name, write_aside
 from shardfs.stores.local.file_lock import FileLock, lock
 from shardfs.stores.local.reader import LocalReader, LocalSnapshot, to_stat
 from shardfs.stores.local.syscalls import BLOCK, DIRECTORY, WALK, Syscalls, changing, open_beneath, read_fully
@@ -285,22 +285,15 @@ class LocalEdit:
             status = os.fstat(self.file.fd)
             rights = Rights.of(status)
             kept = 0 if clone_of is None else status.st_size
-
-        def take_name(_: int) -> None:
-            if self.snapshot is not None:
-                self._require_unchanged()
-                self.syscalls.rename(temporary, self._name, directory.fd, directory.fd)
-                return
-            try:
-                rename_to_absent(self.syscalls, temporary, self._name, directory.fd, directory.fd)
-            except FileExistsError:
-                raise ConflictError(f"{self.key} was made by another program meanwhile") from None
-
         content = _batches(change.content, kept, change.nbytes)
         clone_fd = None if clone_of is None else clone_of.fd
-        self.file, stat = write_aside(
-            self.syscalls, directory, temporary, rights, content, take_name, clone_of=clone_fd
-        )
+        check = None if self.snapshot is None else self._require_unchanged
+        try:
+            self.file, stat = write_aside(
+                self.syscalls, directory, temporary, self._name, rights, content, check=check, clone_of=clone_fd
+            )
+        except FileExistsError:
+            raise ConflictError(f"{self.key} was made by another program meanwhile") from None
         self.written_nbytes = change.nbytes - kept
         return stat
 

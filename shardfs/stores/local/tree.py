@@ -172,15 +172,8 @@ class LocalStore(LocalReader):
                     raise ExistsError(f"{key} exists")
                 if stat.S_ISREG(old.st_mode):
                     rights = Rights.of(old)
-            temporary = temporary_name()
-
-            def take_name(_: int) -> None:
-                if exclusive:
-                    rename_to_absent(self._syscalls, temporary, name, directory.fd, directory.fd)
-                else:
-                    self._syscalls.rename(temporary, name, directory.fd, directory.fd)
-
-            return write_aside(self._syscalls, directory, temporary, rights, [[content]], take_name)[1]
+            check = None if exclusive else lambda: None
+            return write_aside(self._syscalls, directory, temporary_name(), name, rights, [[content]], check=check)[1]
 
         _require_name(key)
         with changing(key):
