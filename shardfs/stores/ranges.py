@@ -5,7 +5,7 @@ A request costs about as much time as a quarter of a MiB takes to arrive: small 
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -72,15 +72,15 @@ class Spans:
         return is_there
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reads:
-    """How an object of *size* bytes was read so far, and what its reader expects to read.
+    """How an object of *size* bytes was read so far, and what its reader *expected* to read last.
 
     *read_end* is where the last fetch ended, *window_end* the last one that went beyond what was asked for.
     """
 
     size: int
-    expected: Sequence[Span] = ()
+    expected: MutableSequence[Span] = field(default_factory=list)
     read_end: int | None = None
     window_end: int | None = None
 

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
@@ -124,32 +124,26 @@ class _Version:
 
     __slots__ = (
         "__weakref__",
-        "_expected",
         "_flights",
         "_gathering",
         "_id",
         "_key",
         "_objects",
-        "_read_end",
-        "_size",
-        "_window_end",
+        "_reads",
     )
 
     def __init__(self, objects: "Objects", key: str, name: str, stat: ObjectStat) -> None:
         self._objects = objects
         self._key = key
         self._id = name, stat.etag
-        self._size = stat.size
         self._flights: list[_Flight] = []
         self._gathering: _Gathering | None = None
-        self._expected: deque[Span] = deque(maxlen=_MAX_EXPECTED)
-        self._read_end: int | None = None
-        self._window_end: int | None = None
+        self._reads = Reads(stat.size, deque(maxlen=_MAX_EXPECTED))
 
     def expect(self, span: Span) -> None:
         """Note that *span* is likely to be read soon, in order."""
-        if span not in self._expected:
-            self._expected.append(span)
+        if span not in self._reads.expected:
+            self._reads.expected.append(span)
 
     def is_in_memory(self, span: Span) -> bool:
         """Whether reading *span* takes neither a request nor a look at the disk."""
@@ -195,7 +189,7 @@ class _Version:
             flight = await self._join(Span(start, self._covered_from(start, stop)), unit)
         view = await flight.view(start, stop)
         if unit is not None:
-            self._read_end = max(unit.stop, flight.span.stop)
+            self._reads.read_end = max(unit.stop, flight.span.stop)
         return view
 
     def _at_hand(self, start: int, stop: int) -> tuple[memoryview | None, _Flight | None]:
@@ -209,7 +203,7 @@ class _Version:
         stop = wanted.stop if ahead is None else max(wanted.stop, min(ahead.stop, wanted.stop + _AHEAD_NBYTES))
         found = await self._objects.find_on_disk(self._id, Span(wanted.start, stop))
         if found is not None and unit is not None:
-            self._read_end = max(unit.stop, wanted.start + found.nbytes)
+            self._reads.read_end = max(unit.stop, wanted.start + found.nbytes)
         if found is not None and found.nbytes > wanted.nbytes:
             self._objects.memory.add(self._id, wanted.start, found)
         return None if found is None else found[: wanted.nbytes]
@@ -230,9 +224,8 @@ class _Version:
             start = unit.start if is_small else wanted.start
             stop = self._covered_from(wanted.start, min(unit.stop, start + WINDOW_NBYTES))
             whole = Span(start, max(wanted.stop, stop))
-        read_end = None if unit is None else self._read_end
-        reads = Reads(self._size, self._expected, read_end, self._window_end)
-        ahead = window(reads, whole, self._covered_from(whole.start, self._size))
+        reads = replace(self._reads, read_end=None) if unit is None else self._reads
+        ahead = window(reads, whole, self._covered_from(whole.start, reads.size))
         if ahead is not None:
             return ahead, True
         return (None if whole == wanted else whole), False
@@ -247,7 +240,7 @@ class _Version:
         """Return the flight that is planned for *wanted*."""
         ahead, is_in_order = self._ahead(wanted, unit)
         if ahead is not None and is_in_order:
-            self._window_end = ahead.stop
+            self._reads.window_end = ahead.stop
         if self._gathering is None:
             self._gathering = _Gathering()
             trio.lowlevel.spawn_system_task(self._depart, self._gathering)
