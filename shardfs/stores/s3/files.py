@@ -295,14 +295,13 @@ class Files:
     async def _find_doubtful(self, key: str) -> ObjectStat | None:
         """Return the state of an object if a change of ours made it whose reply was lost; None if there is another."""
         doubtful = self.heads.doubtful(key)
+        if not doubtful:
+            return None
         try:
-            head = self._objects.client.head(self._objects.location.object_key(key)) if doubtful else None
-            found = await head if head is not None else None
+            found, properties = await self._objects.client.head(self._objects.location.object_key(key))
         except NotFoundError:
             return None
-        if found is None or not any(last in doubtful for last in commit_ids(found[1])[-1:]):
-            return None
-        return found[0]
+        return found if doubtful.intersection(commit_ids(properties)[-1:]) else None
 
     async def _end(self, spool: Spool) -> None:
         """Forget a spool, and its file if that is stored, or has no bytes where another program has stored some."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import IO, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 
@@ -29,7 +29,7 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Buffer, Content, Kept, Splice, Stat
 from shardfs.stores.local.syscalls import changing, translated
-from shardfs.stores.memory import JoinedContent
+from shardfs.stores.memory import JoinedContent, Slice
 from shardfs.stores.parallel import for_each
 from shardfs.stores.s3.client import Backoff, S3Client
 from shardfs.stores.s3.objects import Objects, S3Snapshot, file_stat
@@ -309,11 +309,17 @@ class S3Edit:
         scratch = self.writing.scratch
         # What could not be written is written once more when the file is closed.
         with changing(scratch), tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=scratch) as file:
+
+            def read_fetched(offset: int, nbytes: int) -> Buffer:
+                with translated("what was fetched to be sent again"):
+                    file.seek(offset)
+                    return file.read(nbytes)
+
             contents: list[Content] = []
             position = 0
             for piece in part.pieces:
                 if isinstance(piece, Kept):
-                    contents.append(_Fetched(file, position, piece.nbytes))
+                    contents.append(Slice(read_fetched, position, piece.nbytes))
                     position += piece.nbytes
                 else:
                     contents.append(piece)
@@ -342,17 +348,3 @@ class S3Edit:
 
     def _changed(self) -> ConflictError:
         return ConflictError(f"{self._url} was changed by another program")
-
-
-class _Fetched(NamedTuple):
-    """*nbytes* bytes of *file* from *start* on, as content."""
-
-    file: IO[bytes]
-    start: int
-    nbytes: int
-
-    def read(self, offset: int, nbytes: int) -> Buffer:
-        """Return *nbytes* bytes from *offset* of them."""
-        with translated("what was fetched to be sent again"):
-            self.file.seek(self.start + offset)
-            return self.file.read(nbytes)
