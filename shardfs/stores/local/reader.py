@@ -57,33 +57,23 @@ class LocalSnapshot:
 
     __slots__ = (
         "__weakref__",
-        "_changes",
         "_descriptor",
         "_is_held",
         "_key",
-        "_root",
         "_state",
+        "_store",
         "_threads",
         "stat",
     )
 
-    def __init__(
-        self,
-        root: Descriptor,
-        threads: Threads,
-        key: str,
-        descriptor: Descriptor,
-        status: Stat,
-        changes: Mapping[Hashable, trio.Event],
-    ) -> None:
-        self._root = root
-        self._threads = threads
+    def __init__(self, store: "LocalReader", key: str, descriptor: Descriptor, status: Stat) -> None:
+        self._store = store
+        self._threads = store.threads
         self._key = key
         self._descriptor = descriptor
         self.stat = status
         self._state = status.size, status.mtime_ns
         self._is_held = False
-        self._changes = changes
 
     @property
     def size(self) -> int:
@@ -131,7 +121,7 @@ class LocalSnapshot:
 
         A change that the store makes is waited for: who opened the file in the middle of it is told then how it ended.
         """
-        if (change := self._changes.get(self.stat.identity)) is not None:
+        if (change := self._store.changes.get(self.stat.identity)) is not None:
             await change.wait()
         for _ in range(_ATTEMPTS):
             before = self._state
@@ -160,7 +150,7 @@ class LocalSnapshot:
         self._state = status.size, status.mtime_ns
 
     def _present_version(self) -> tuple[int, int, int, int, int]:
-        return version_of(os.stat(self._key, dir_fd=self._root.fd))
+        return version_of(os.stat(self._key, dir_fd=self._store.directory.fd))
 
     def _now(self) -> tuple[int, int]:
         try:
@@ -420,7 +410,7 @@ class LocalReader:
 
     def snapshot(self, key: str, descriptor: Descriptor, status: Stat) -> LocalSnapshot:
         """Return a snapshot of what is open, which is told of changes that the store makes."""
-        snapshot = LocalSnapshot(self.directory, self.threads, key, descriptor, status, self.changes)
+        snapshot = LocalSnapshot(self, key, descriptor, status)
         self.snapshots.add(snapshot)
         return snapshot
 
