@@ -202,9 +202,9 @@ def _write(syscalls: Syscalls, fd: int, data: Sequence[Buffer], offset: int) -> 
 class NewFile:
     """A file that becomes *key*; a small one is made, written and named by one call."""
 
-    def __init__(self, store: LocalReader, syscalls: Syscalls, key: str, head_nbytes: int) -> None:
+    def __init__(self, store: LocalReader, key: str, head_nbytes: int) -> None:
         self._store = store
-        self._syscalls = syscalls
+        self._syscalls = store.syscalls
         self._key = key
         self._nbytes = head_nbytes
         self._pending: list[Buffer] = []
@@ -269,9 +269,9 @@ class NewFile:
 
 
 @asynccontextmanager
-async def new_file(store: LocalReader, syscalls: Syscalls, key: str, head_nbytes: int) -> AsyncIterator[NewFile]:
+async def new_file(store: LocalReader, key: str, head_nbytes: int) -> AsyncIterator[NewFile]:
     """Begin a file that becomes *key*; it is removed unless it is finished in the block."""
-    file = NewFile(store, syscalls, key, head_nbytes)
+    file = NewFile(store, key, head_nbytes)
     try:
         yield file
     except BaseException:
@@ -279,12 +279,12 @@ async def new_file(store: LocalReader, syscalls: Syscalls, key: str, head_nbytes
         raise
 
 
-def clear_unfinished(store: LocalReader, syscalls: Syscalls) -> None:
+def clear_unfinished(store: LocalReader) -> None:
     """Remove all files that are not complete, and their directory."""
     with suppress(FileNotFoundError):
         directory = open_beneath(store.directory, UNFINISHED, DIRECTORY)
         for name in os.listdir(directory.fd):
-            syscalls.unlink(name, directory.fd)
+            store.syscalls.unlink(name, directory.fd)
         above, _, name = UNFINISHED.rpartition("/")
         directory = open_beneath(store.directory, above, DIRECTORY)
-        syscalls.rmdir(name, directory.fd)
+        store.syscalls.rmdir(name, directory.fd)

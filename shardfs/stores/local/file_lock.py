@@ -20,8 +20,8 @@ from typing import Final
 from shardfs.errors import LockedError, StoreError
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.atomic_write import Rights
+from shardfs.stores.local.reader import LocalReader
 from shardfs.stores.local.syscalls import CANNOT_MAKE, WRITE, Syscalls, changing, ofd_lock, ofd_unlock
-from shardfs.stores.local.threads import Threads
 
 LOCK_SUFFIX: Final = ".__lock"
 
@@ -67,9 +67,9 @@ class FileLock:
 
 
 async def lock(
-    syscalls: Syscalls, threads: Threads, directory: Descriptor, key: str, rights: Rights, waited: float = 0.0
+    store: LocalReader, directory: Descriptor, key: str, rights: Rights, waited: float = 0.0
 ) -> FileLock | None:
-    """Take the lock of the file *key*, which lies in *directory*; *rights* give the owner of the lock file.
+    """Take the lock of the file *key* of *store*, which lies in *directory*; *rights* give the owner of the lock file.
 
     None where nothing can be made in the directory, by this process.  Raises `LockedError` if others have the lock, and
     `StoreError` if they have it after the caller has *waited* for long, or have left it.
@@ -78,14 +78,14 @@ async def lock(
 
     def attempt() -> FileLock | None:
         with suppress(FileExistsError):
-            made = _make(syscalls, directory, name, rights)
+            made = _make(store.syscalls, directory, name, rights)
             if made is not None:
                 return made
-        return _take(syscalls, directory, name, key, waited)
+        return _take(store.syscalls, directory, name, key, waited)
 
     with changing(key):
         try:
-            taken = await threads.on_names(attempt)
+            taken = await store.threads.on_names(attempt)
         except OSError as error:
             if error.errno in CANNOT_MAKE:
                 return None

@@ -32,7 +32,9 @@ from shardfs.stores.local.syscalls import (
     DIRECTORY,
     ITSELF,
     READ,
+    SYSCALLS,
     WALK,
+    Syscalls,
     is_local,
     open_beneath,
     read_cached,
@@ -243,13 +245,14 @@ def _what_is_missing(path: str) -> str:
 
 
 class LocalReader:
-    """A directory of this machine, of which nothing is changed."""
+    """A directory of this machine, of which nothing is changed; *syscalls* are for those who do."""
 
     rewrites = False
     directory_stat = None
 
-    def __init__(self, root: str, *, ttl: float = TTL) -> None:
+    def __init__(self, root: str, syscalls: Syscalls = SYSCALLS, *, ttl: float = TTL) -> None:
         """Open *root*; raises `SourceError` if it is not a directory that can be read."""
+        self.syscalls = syscalls
         self.ttl = ttl
         if "\0" in root:
             raise SourceError(f"{root} has a NUL in it")

@@ -180,7 +180,6 @@ class LocalEdit:
     """
 
     store: LocalReader
-    syscalls: Syscalls
     make_directories: Callable[[str], Awaitable[None]]
     key: str
     rights: Rights
@@ -202,7 +201,7 @@ class LocalEdit:
     def found(self, file: Descriptor, snapshot: LocalSnapshot) -> None:
         """Say that the key stands for a file, open as *file*."""
         self.file, self.snapshot = file, snapshot
-        if self.syscalls.appends_at_once(file.fd):
+        if self.store.syscalls.appends_at_once(file.fd):
             self.append_alignment = BLOCK
 
     async def splice(self, splice: Splice) -> Stat:
@@ -221,9 +220,8 @@ class LocalEdit:
             if self.snapshot is None:
                 await self.make_directories(self._parent)
             if self.lock is None:
-                threads = self.store.threads
-                directory = await threads.on_names(open_beneath, self.store.directory, self._parent, WALK)
-                self.lock = await lock(self.syscalls, threads, directory, self.key, self.rights)
+                look = partial(open_beneath, self.store.directory, self._parent, WALK)
+                self.lock = await lock(self.store, await self.store.threads.on_names(look), self.key, self.rights)
             return await self.store.threads.on_content(self._write_new, change, None)
 
     async def delete(self) -> None:
@@ -259,7 +257,7 @@ class LocalEdit:
         self.store.changes[old.identity] = ended
         held = [] if change.is_cut else [open_ for open_ in before if open_.hold(old)]
         try:
-            make = partial(change_in_place, self.syscalls, fd, change, at_once=self.append_alignment > 1)
+            make = partial(change_in_place, self.store.syscalls, fd, change, at_once=self.append_alignment > 1)
             self.written_nbytes = await threads.on_content(make)
         finally:
             with suppress(OSError):  # else open files find out by themselves what it is now
@@ -290,7 +288,7 @@ class LocalEdit:
         check = None if self.snapshot is None else self._require_unchanged
         try:
             self.file, stat = write_aside(
-                self.syscalls, directory, temporary, self._name, rights, content, check=check, clone_of=clone_fd
+                self.store.syscalls, directory, temporary, self._name, rights, content, check=check, clone_of=clone_fd
             )
         except FileExistsError:
             raise ConflictError(f"{self.key} was made by another program meanwhile") from None
@@ -302,8 +300,8 @@ class LocalEdit:
             raise NotFoundError(f"{self.key} does not exist")
         directory = open_beneath(self.store.directory, self._parent, DIRECTORY)
         self._require_unchanged()
-        self.syscalls.unlink(self._name, directory.fd)
-        self.syscalls.sync_directory(directory.fd)
+        self.store.syscalls.unlink(self._name, directory.fd)
+        self.store.syscalls.sync_directory(directory.fd)
 
     def _require_unchanged(self) -> None:
         assert self.snapshot is not None

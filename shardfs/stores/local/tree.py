@@ -43,7 +43,6 @@ from shardfs.stores.local.syscalls import (
     read_cached,
     translated,
 )
-from shardfs.stores.local.threads import Threads
 
 T = TypeVar("T")
 
@@ -55,8 +54,7 @@ class LocalStore(LocalReader):
 
     def __init__(self, root: str, syscalls: Syscalls = SYSCALLS, *, ttl: float = TTL) -> None:
         """Open *root*; raises `SourceError` if it is not a directory that can be read."""
-        super().__init__(root, ttl=ttl)
-        self._syscalls = syscalls
+        super().__init__(root, syscalls, ttl=ttl)
         self._making_directories = trio.Lock()
 
     async def start_writing(self, directory: str, *, single_writer: bool) -> None:
@@ -85,8 +83,8 @@ class LocalStore(LocalReader):
         held: FileLock | None = None
         with suppress(NotFoundError):  # there is no directory yet
             parent, owner = await self._change(key, look)
-            held = await lock(self._syscalls, self.threads, parent, key, owner, waited)
-        edit = LocalEdit(self, self._syscalls, self.make_directories, key, new, held)
+            held = await lock(self, parent, key, owner, waited)
+        edit = LocalEdit(self, self.make_directories, key, new, held)
         try:
             with suppress(NotFoundError):
                 file, status = await self._open_to_change(key)
@@ -97,7 +95,7 @@ class LocalStore(LocalReader):
 
     def new_object(self, key: str, nbytes: int, *, head_nbytes: int = 0) -> AbstractAsyncContextManager[NewFile]:
         """Begin a file that is written from first byte to last."""
-        return new_file(self, self._syscalls, key, head_nbytes)
+        return new_file(self, key, head_nbytes)
 
     async def discard(self, key: str) -> None:
         """Remove a file; there may be none."""
@@ -107,14 +105,14 @@ class LocalStore(LocalReader):
     async def clear_unfinished(self, keys: Sequence[str]) -> None:
         """Remove the files that are not complete, whatever they were to be."""
         with changing(""):
-            await self.threads.on_content(clear_unfinished, self, self._syscalls)
+            await self.threads.on_content(clear_unfinished, self)
 
     async def settle(self) -> None:
         """Make all durable that was written, with what else its file system holds."""
 
         def settle() -> None:
             directory = open_beneath(self.directory, "", DIRECTORY)
-            self._syscalls.sync_file_system(directory.fd)
+            self.syscalls.sync_file_system(directory.fd)
 
         with changing(""):
             await self.threads.on_content(settle)
@@ -125,15 +123,15 @@ class LocalStore(LocalReader):
 
         def make(parent: Descriptor, name: str) -> Descriptor:
             try:
-                file = Descriptor(self._syscalls.create(name, flags | os.O_EXCL, mode, parent.fd))
+                file = Descriptor(self.syscalls.create(name, flags | os.O_EXCL, mode, parent.fd))
             except FileExistsError:
                 if exclusive:
                     raise
-                return _regular(key, Descriptor(self._syscalls.create(name, flags, mode, parent.fd)))[0]
-            Rights(mode).give(self._syscalls, file.fd)
+                return _regular(key, Descriptor(self.syscalls.create(name, flags, mode, parent.fd)))[0]
+            Rights(mode).give(self.syscalls, file.fd)
             return file
 
-        return LocalFile(self._syscalls, self.threads, key, await self._change(key, make))
+        return LocalFile(self, key, await self._change(key, make))
 
     async def open_passthrough(self, key: str, *, writable: bool) -> "LocalFile":
         """Open a regular file as it is at any time."""
@@ -141,7 +139,7 @@ class LocalStore(LocalReader):
             file, _ = await self._open_to_change(key)
         else:
             file, _ = await self.open_to_read(key)
-        return LocalFile(self._syscalls, self.threads, key, file)
+        return LocalFile(self, key, file)
 
     @property
     def nchanges(self) -> int:
@@ -173,7 +171,7 @@ class LocalStore(LocalReader):
                 if stat.S_ISREG(old.st_mode):
                     rights = Rights.of(old)
             check = None if exclusive else lambda: None
-            return write_aside(self._syscalls, directory, temporary_name(), name, rights, [[content]], check=check)[1]
+            return write_aside(self.syscalls, directory, temporary_name(), name, rights, [[content]], check=check)[1]
 
         _require_name(key)
         with changing(key):
@@ -181,23 +179,23 @@ class LocalStore(LocalReader):
 
     async def unlink(self, key: str) -> None:
         """Remove a name that is not a directory."""
-        await self._change(key, lambda parent, name: self._syscalls.unlink(name, parent.fd))
+        await self._change(key, lambda parent, name: self.syscalls.unlink(name, parent.fd))
 
     async def mkdir(self, key: str, mode: int) -> None:
         """Make a directory with *mode*, and the set-group-ID bit of the one above."""
 
         def make(parent: Descriptor, name: str) -> None:
-            self._syscalls.mkdir(name, mode & 0o7777, parent.fd)
+            self.syscalls.mkdir(name, mode & 0o7777, parent.fd)
             itself = Descriptor(os.open(name, ITSELF, dir_fd=parent.fd))
             made = os.fstat(itself.fd).st_mode & 0o7777
             if (made ^ mode) & 0o777:
-                self._syscalls.chmod(itself.path, made & ~0o777 | mode & 0o777)
+                self.syscalls.chmod(itself.path, made & ~0o777 | mode & 0o777)
 
         await self._change(key, make)
 
     async def rmdir(self, key: str) -> None:
         """Remove an empty directory."""
-        await self._change(key, lambda parent, name: self._syscalls.rmdir(name, parent.fd))
+        await self._change(key, lambda parent, name: self.syscalls.rmdir(name, parent.fd))
         self.forget_directories()
 
     async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
@@ -207,9 +205,9 @@ class LocalStore(LocalReader):
             _require_name(to)
             new_parent, new = self.recent_parent(to)
             if exclusive:
-                rename_to_absent(self._syscalls, name, new, parent.fd, new_parent.fd)
+                rename_to_absent(self.syscalls, name, new, parent.fd, new_parent.fd)
             else:
-                self._syscalls.rename(name, new, parent.fd, new_parent.fd)
+                self.syscalls.rename(name, new, parent.fd, new_parent.fd)
 
         await self._change(key, move)
         self.forget_directories()
@@ -220,45 +218,45 @@ class LocalStore(LocalReader):
         def link(parent: Descriptor, name: str) -> None:
             _require_name(key)
             old_parent, old = self.recent_parent(key)
-            self._syscalls.link(old, name, old_parent.fd, parent.fd)
+            self.syscalls.link(old, name, old_parent.fd, parent.fd)
 
         await self._change(to, link)
 
     async def symlink(self, key: str, target: bytes) -> None:
         """Make *key* a symbolic link."""
-        await self._change(key, lambda parent, name: self._syscalls.symlink(target, name, parent.fd))
+        await self._change(key, lambda parent, name: self.syscalls.symlink(target, name, parent.fd))
 
     async def make_directories(self, key: str) -> None:
         """Make the directory *key* and all above it that are missing, durably."""
         # One at a time: whoever finds a directory there may rely on it as one that is durable.
         async with self._making_directories:
             with changing(key):
-                await self.threads.on_content(make_directories, self._syscalls, self.directory, key)
+                await self.threads.on_content(make_directories, self.syscalls, self.directory, key)
 
     async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
         """Change what is given, of the link itself if *key* is one."""
         return await self._change_itself(
-            key, lambda itself: _change_attributes(self._syscalls, itself.path, itself.fd, changes)
+            key, lambda itself: _change_attributes(self.syscalls, itself.path, itself.fd, changes)
         )
 
     async def set_attribute(self, key: str, name: bytes, value: bytes) -> None:
         """Set an extended attribute in the `user` namespace."""
         if not name.startswith(USER):
             raise UnsupportedError(f"{key}: the attribute {name!r} is not in the namespace user")
-        await self._change_itself(key, lambda itself: self._syscalls.set_attribute(itself.path, name, value))
+        await self._change_itself(key, lambda itself: self.syscalls.set_attribute(itself.path, name, value))
 
     async def remove_attribute(self, key: str, name: bytes) -> None:
         """Remove an extended attribute in the `user` namespace."""
         if not name.startswith(USER):
             raise NoAttributeError(f"{key} has no attribute {name!r}")
-        await self._change_itself(key, lambda itself: self._syscalls.remove_attribute(itself.path, name))
+        await self._change_itself(key, lambda itself: self.syscalls.remove_attribute(itself.path, name))
 
     async def sync_directory(self, key: str) -> None:
         """Make the names in a directory durable."""
 
         def sync() -> None:
             directory = open_beneath(self.directory, key, DIRECTORY)
-            self._syscalls.sync_directory(directory.fd)
+            self.syscalls.sync_directory(directory.fd)
 
         with changing(key):
             await self.threads.on_content(sync)
@@ -285,9 +283,9 @@ class LocalFile:
 
     __slots__ = ("_fd", "_file", "_key", "_syscalls", "_threads")
 
-    def __init__(self, syscalls: Syscalls, threads: Threads, key: str, file: Descriptor) -> None:
-        self._syscalls = syscalls
-        self._threads = threads
+    def __init__(self, store: LocalReader, key: str, file: Descriptor) -> None:
+        self._syscalls = store.syscalls
+        self._threads = store.threads
         self._key = key
         self._file = file
         self._fd = file.fd
