@@ -169,14 +169,12 @@ class Heads:
         *,
         ttl: float,
         clock: Callable[[], float] = time.monotonic,
-        max_keys: int = _MAX_KEYS,
         max_names: int = _MAX_NAMES,
     ) -> None:
         self._client = client
         self._location = location
         self._ttl = ttl
         self._clock = clock
-        self._max_keys = max_keys
         self._max_names = max_names
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._replaceable: OrderedDict[str, _Replaceable] = OrderedDict()
@@ -337,11 +335,11 @@ class Heads:
 
     def _record(self, key: str) -> _Record:
         """Return the record of *key*, an empty one if there is none; the one used least may go for it."""
-        return _use(self._records, key, self._records.get(key) or _Record(), self._max_keys)
+        return _use(self._records, key, self._records.get(key) or _Record(), _MAX_KEYS)
 
     def _replacing(self, key: str) -> _Replaceable:
         """Return what may be replaced of *key*, in the same way."""
-        return _use(self._replaceable, key, self._replaceable.get(key) or _Replaceable(), self._max_keys)
+        return _use(self._replaceable, key, self._replaceable.get(key) or _Replaceable(), _MAX_KEYS)
 
     async def _ask(self, key: str, ask: Callable[[], Awaitable[Fetched]]) -> Fetched:
         """Make a request for the object *key*, and note what it tells."""

@@ -56,7 +56,7 @@ async def test_what_was_shown_is_known_however_many_other_keys_are_looked_at(
     fake.store(f"{PREFIX}/f", b"old")
     monkeypatch.setattr(heads, "_MAX_PROPERTIES", 5)
     store = await writing(fake, tmp_path)
-    monkeypatch.setattr(store.heads, "_max_keys", 10)
+    monkeypatch.setattr(heads, "_MAX_KEYS", 10)
     await show(store, "f")
     for i in range(30):
         await store.open(f"c/{i}", tail_nbytes=2)
