@@ -6,12 +6,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from shardfs.dataset.hierarchy import DOCUMENT, is_below
+from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.writer import Writer
 from shardfs.errors import CrossDeviceError, ExistsError, NotFoundError, NotPermittedError, StaleError
 from shardfs.stores.base import Kind, NewAttributes, is_reserved, join_key, write_all
 from shardfs.vfs.documents import Documents
-from shardfs.vfs.entries.base import Entry, Published
+from shardfs.vfs.entries.base import Entry, PublishedEntry
 from shardfs.vfs.entries.chunk import ChunkDirectory
 from shardfs.vfs.entries.document import Document
 from shardfs.vfs.entries.passthrough import Directory, Passthrough
@@ -42,16 +42,15 @@ class Changes:
         orphans: str,
         chunks_per_shard: tuple[int, ...] | None = None,
     ) -> None:
-        self.writer = writer
-        self.copies = copies
+        self.writer = fs.writer = writer
+        fs.copies = copies
         self.fs = fs
         self._locks = Locks()
-        self.buffers = WriteBuffers(
+        self.buffers = fs.buffers = WriteBuffers(
             BufferSpace(buffers), lambda: fs.ttl, self._publish, writer.log.sync, self._check_writable
         )
         self.orphans = OrphanChunks(fs, writer, orphans)
-        self.documents = Documents(fs, writer, self.orphans, chunks_per_shard=chunks_per_shard)
-        fs.changes = self
+        self.documents = fs.publisher = Documents(fs, writer, self.orphans, chunks_per_shard=chunks_per_shard)
 
     # Looking at what is there, and at what is being written.
 
@@ -209,7 +208,7 @@ class Changes:
         async with self._hold_name(parent, name, makes=False) as entry:
             await entry.remove()
             if isinstance(entry, Passthrough):
-                self._let_go(entry.path)
+                self.fs.let_go(entry.path)
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, exclusive: bool) -> bool:
         """Move a file or a directory, in place of what the new name stands for, or if *exclusive* only if nothing.
@@ -223,7 +222,7 @@ class Changes:
             old, is_directory = await self._locks.settled(partial(self._moving, parent, name))
             if is_directory:
                 await self.writer.commits.flush(below=old.path)
-            for buffer in self.buffers.all_of(old) if isinstance(old, Published) else ():
+            for buffer in self.buffers.all_of(old) if isinstance(old, PublishedEntry) else ():
                 if buffer.state is State.DIRTY or buffer.is_new:
                     await self._publish(buffer)
             nodes = await self._nodes_of(new_parent, new_name, moving=old, alone=is_directory)
@@ -274,7 +273,7 @@ class Changes:
         if alone or (makes and is_document and await Document(self.fs, path).makes_node()):
             return None
         taken = [directory.node_path] if is_document else []
-        if isinstance(moving, Published):
+        if isinstance(moving, PublishedEntry):
             taken.append(moving.node_path)
         return ([directory.node_path] if moving is None else [directory.node_path, moving.node_path]), taken
 
@@ -284,14 +283,14 @@ class Changes:
         if isinstance(old, Passthrough) and isinstance(new, Passthrough):
             await old.move_to(new, exclusive=exclusive)
             return
-        buffers = self.buffers.all_of(old) if isinstance(old, Published) else []
+        buffers = self.buffers.all_of(old) if isinstance(old, PublishedEntry) else []
         attributes, content = await old.content()
         if exclusive and await new.exists():
             raise ExistsError(f"{new.path} exists")
         has_one_name = isinstance(old, Passthrough) and attributes.status.nlink == 1
         await new.replace(content, attributes, attributes.ino if has_one_name else None, exclusive=exclusive)
         await old.remove()
-        if isinstance(old, Passthrough) and isinstance(new, Published):
+        if isinstance(old, Passthrough) and isinstance(new, PublishedEntry):
             await self._hand_over_file(old, new)
         for buffer in buffers:
             await self._hand_over_buffer(buffer, new)
@@ -359,38 +358,7 @@ class Changes:
 
     # Files that are open while their names move.
 
-    def moved(self, old: str, new: str) -> None:
-        """Follow a file that was moved in the store from *old* to *new*."""
-        if self.fs.inodes.moved(old, new):
-            self.follow(old, new)
-
-    def moved_directory(self, old: str, new: str) -> None:
-        """Follow a directory that was moved in the store from *old* to *new*, with all below it."""
-        fs = self.fs
-        fs.inodes.moved_directory(old, new)
-        fs.texts.move(old, new)
-        fs.ranges.remove_below(old, new)
-        self.follow(old, new)
-
-    def writers(self) -> list[PassthroughHandle]:
-        """Return the files that pass through and are open to be written."""
-        handles = self.fs.open_files.values()
-        return [handle for handle in handles if isinstance(handle, PassthroughHandle) and handle.is_writable]
-
-    def follow(self, old: str, new: str) -> None:
-        """Know open files by their new names after *old* was moved to *new*, with all below it."""
-        self._let_go(new)
-        for handle in self.writers():
-            if is_below(handle.key, old):
-                handle.key = new + handle.key[len(old) :]
-
-    def _let_go(self, key: str) -> None:
-        """Know open files by another name that they have, if any, after *key* was removed or replaced."""
-        for handle in self.writers():
-            if handle.key == key:
-                handle.key = self.fs.inodes.name_of(handle.ino)
-
-    async def _hand_over_file(self, old: Passthrough, new: Published) -> None:
+    async def _hand_over_file(self, old: Passthrough, new: PublishedEntry) -> None:
         """Let those who write the file *old*, which became the chunk or document *new*, write that from now on."""
 
         def writers() -> list[tuple[int, PassthroughHandle]]:
@@ -414,7 +382,7 @@ class Changes:
 
     async def _hand_over_buffer(self, buffer: WriteBuffer, new: Entry) -> None:
         """Let those who write *buffer*, whose name became *new*, write that from now on."""
-        if not isinstance(new, Published):
+        if not isinstance(new, PublishedEntry):
             await self._hand_over_to_file(buffer, new.path)
         elif buffer.users:  # else all have closed it meanwhile
             self.buffers.rename(buffer, new)

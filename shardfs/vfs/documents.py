@@ -2,7 +2,6 @@
 
 import logging
 import stat
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ import trio
 
 from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import DOCUMENT, Node
-from shardfs.dataset.maintenance.walk import prune
 from shardfs.dataset.worker import LARGE_NBYTES
 from shardfs.dataset.writer import Writer, empty_outside
 from shardfs.errors import (
@@ -35,7 +33,7 @@ from shardfs.format.lens.unsharded import check_resized, shard_new
 from shardfs.format.lens.v2 import ZATTRS
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata
 from shardfs.stores.base import Expected, join_key
-from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
+from shardfs.vfs.entries.chunk import ChunkTree
 from shardfs.vfs.entries.document import NO_ATTRIBUTES, DocumentText
 from shardfs.vfs.entries.document import Document as DocumentEntry
 from shardfs.vfs.filesystem import Filesystem
@@ -150,12 +148,12 @@ class Documents:
                 self._view.lens.put(stored, edited)  # refuses what does not describe the same chunks
                 if edited.shape == stored.shape:
                     return node
-        await self._abandon(node)
+        await self._abandon(chunks)
         return await self._fs.hierarchy.node(node.path, fresh=True)
 
-    async def _abandon(self, node: Node) -> None:
-        await self.prune(node)
-        self._fs.hierarchy.abandon(node.path)
+    async def _abandon(self, chunks: ChunkTree) -> None:
+        await chunks.prune()
+        self._fs.hierarchy.abandon(chunks.path)
 
     async def _edit(self, node: Node, entry: DocumentEntry, written: bytes) -> Metadata | None:
         """Return the unsharded v3 document that was written; None if it is stored as it is."""
@@ -301,27 +299,7 @@ class Documents:
         if chunks is not None and not await chunks.is_empty():
             raise RefusedError(f"the directory holds chunks of an array, and cannot become {what}")
         if chunks is not None:
-            await self._abandon(node)
-
-    async def prune(self, node: Node) -> None:
-        """Commit that all chunks of an array are gone, and remove the directories that held its shards."""
-        chunks, store = self._fs.chunk_tree(node), self._fs.store
-        assert chunks is not None
-        array, ndim = chunks.array, chunks.array.grid.ndim
-        for coords in list(chunks.refilled):
-            if chunks.refilled.pop(coords, None) is not None:  # else it was written meanwhile
-                await self._writer.erase(array, coords, mtime_ns=time.time_ns())
-        await self._writer.commits.flush(below=node.path)
-        encoding = array.layout.key_encoding
-        if encoding.is_nested(ndim):
-            root = encoding.root(ndim)
-            for name in [root] if root else [str(index) for index in await array.listing.children(())]:
-                await prune(store, join_key(node.path, name), locks=True)
-        elif store.root is not None:
-            for entry in await store.list(node.path):
-                if is_lock(entry.name) and encoding.begins(entry.name.removesuffix(LOCK_SUFFIX), ndim):
-                    await store.unlink(join_key(node.path, entry.name))
-        array.listing.forget()
+            await self._abandon(chunks)
 
     async def _nodes_told(self, path: str, told: Iterable[str]) -> dict[str, Node]:
         """Return the nodes that the document of the group at *path* tells of, if there are any."""

@@ -5,12 +5,13 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from shardfs.dataset.hierarchy import Hierarchy, Node, is_below
 from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.worker import Worker
+from shardfs.dataset.writer import Writer
 from shardfs.errors import (
     IsADirectoryHereError,
     NotADirectoryHereError,
@@ -27,14 +28,12 @@ from shardfs.stores.parallel import for_each
 from shardfs.vfs.chunk_cache import ChunkCache
 from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.chunk import ChunkDirectory, ChunkTree
-from shardfs.vfs.entries.document import DocumentText, StoredDocument, TextCache
+from shardfs.vfs.entries.document import DocumentText, Publisher, StoredDocument, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough, Special
-from shardfs.vfs.handles import OTHERS, Attributes, Batch, DirectoryHandle, FileHandle, absent
+from shardfs.vfs.handles import OTHERS, Attributes, Batch, DirectoryHandle, FileHandle, PassthroughHandle, absent
 from shardfs.vfs.inodes import ROOT, ArrayNumbers, ArrayRanges, Inodes, Row, in_table
 from shardfs.vfs.views import View
-
-if TYPE_CHECKING:
-    from shardfs.vfs.changes import Changes
+from shardfs.vfs.write_buffer import WriteBuffers
 
 T = TypeVar("T")
 
@@ -52,8 +51,11 @@ class Filesystem:
     names beside chunks, if the source may be changed.
     """
 
-    changes: "Changes"
-    """The requests that change something, of a filesystem that may be changed."""
+    # What `vfs.changes` sets for a filesystem that may be changed; *copies* is the directory where files are made.
+    writer: Writer
+    buffers: WriteBuffers
+    publisher: Publisher
+    copies: str
 
     def __init__(
         self,
@@ -344,6 +346,36 @@ class Filesystem:
     def readers(self, ino: int) -> list[FileHandle]:
         """Return the open files of the number *ino* that are no write buffers: they have a size of their own."""
         return [handle for handle in self.open_files.values() if handle.ino == ino and not handle.is_buffered]
+
+    def moved(self, old: str, new: str) -> None:
+        """Follow a file that was moved in the store from *old* to *new*."""
+        if self.inodes.moved(old, new):
+            self.follow(old, new)
+
+    def moved_directory(self, old: str, new: str) -> None:
+        """Follow a directory that was moved in the store from *old* to *new*, with all below it."""
+        self.inodes.moved_directory(old, new)
+        self.texts.move(old, new)
+        self.ranges.remove_below(old, new)
+        self.follow(old, new)
+
+    def writers(self) -> list[PassthroughHandle]:
+        """Return the files that pass through and are open to be written."""
+        handles = self.open_files.values()
+        return [handle for handle in handles if isinstance(handle, PassthroughHandle) and handle.is_writable]
+
+    def follow(self, old: str, new: str) -> None:
+        """Know open files by their new names after *old* was moved to *new*, with all below it."""
+        self.let_go(new)
+        for handle in self.writers():
+            if is_below(handle.key, old):
+                handle.key = new + handle.key[len(old) :]
+
+    def let_go(self, key: str) -> None:
+        """Know open files by another name that they have, if any, after *key* was removed or replaced."""
+        for handle in self.writers():
+            if handle.key == key:
+                handle.key = self.inodes.name_of(handle.ino)
 
     def path_of_handle(self, number: int) -> str:
         """Return what is open under the handle *number*, for messages."""

@@ -41,7 +41,7 @@ class OrphanChunks:
 
     def has(self, key: str) -> bool:
         """Whether *key* is one of them, and nobody is writing it."""
-        return is_below(key, self.directory) and not any(handle.key == key for handle in self._fs.changes.writers())
+        return is_below(key, self.directory) and not any(handle.key == key for handle in self._fs.writers())
 
     def array_path(self, key: str) -> str:
         """Return the path of the array that the chunk file *key* is for."""
@@ -60,7 +60,7 @@ class OrphanChunks:
         await self._store.make_directories(place)
         for name in names:
             await self._move(join_key(path, name), join_key(place, name))
-            self._fs.changes.follow(join_key(path, name), join_key(place, name))
+            self._fs.follow(join_key(path, name), join_key(place, name))
         # Both names are durable before there is a document that would make shards of the files.
         await self._store.sync_directory(path)
         await self._store.sync_directory(place)
@@ -103,7 +103,7 @@ class OrphanChunks:
         await self._store.make_directories(beside.rpartition("/")[0])
         await self._store.rename(key, beside, exclusive=True)
         for old in (key, join_key(path, name)):
-            self._fs.changes.moved(old, beside)
+            self._fs.moved(old, beside)
 
     async def _make_directories(self, array: Array, place: str) -> None:
         """Let *array* have the directories that are below *place*, also those without a file."""

@@ -4,6 +4,7 @@ import enum
 import os
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -11,10 +12,9 @@ from typing import Final
 
 from shardfs.dataset.hierarchy import is_below
 from shardfs.dataset.wal.shared import QuickLock
-from shardfs.errors import StaleError
+from shardfs.errors import StaleError, TooLargeError
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Descriptor, Stat
 from shardfs.stores.local.syscalls import SYSCALLS, changing, translated
-from shardfs.vfs.entries.base import Published
 from shardfs.vfs.handles import Attributes, ChunkHandle, DocumentHandle, FileHandle
 
 _SPILL_NBYTES: Final = 4 * 2**20
@@ -105,6 +105,49 @@ class BufferBytes:
             SYSCALLS.pwrite(fd, [self._buffer], 0)
         self._hold(b"")
         self._file, self.nbytes = file, nbytes
+
+
+class Published(ABC):
+    """A file whose bytes become its content as a whole, when they are published: a chunk or a document."""
+
+    __slots__ = ()
+    max_nbytes: int
+    is_document = False
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """Where it is on the mount."""
+
+    @property
+    @abstractmethod
+    def node_path(self) -> str:
+        """The path of the node that it is part of, whose lock keeps what it stands for."""
+
+    @abstractmethod
+    async def current(self) -> ChunkHandle | DocumentHandle | None:
+        """Open what the name stands for, None if it is nothing."""
+
+    @abstractmethod
+    async def publish(self, buffer: "WriteBuffer") -> None:
+        """Make what was written the content of the name."""
+
+    @abstractmethod
+    def reserve(self) -> int:
+        """Return a number for this file, which is not there yet."""
+
+    async def makes_node(self) -> bool:
+        """Whether names in its directory stand for something else when it is published."""
+        return False
+
+    @abstractmethod
+    async def moved_with(self, old: str, new: str) -> "Published | None":
+        """Return what this is after the directory *old*, in which it lies, became *new*; None if it is nothing."""
+
+    def check_size(self, nbytes: int) -> None:
+        """Raise `TooLargeError` for more bytes than such a file can have."""
+        if nbytes > self.max_nbytes:
+            raise TooLargeError(f"{self.path} cannot have {nbytes} bytes")
 
 
 class State(enum.Enum):

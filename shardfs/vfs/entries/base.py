@@ -16,7 +16,6 @@ from shardfs.errors import (
     NotPermittedError,
     RefusedError,
     StaleError,
-    TooLargeError,
     UnsupportedError,
 )
 from shardfs.stores.base import Content, NewAttributes, Stat
@@ -31,10 +30,10 @@ from shardfs.vfs.handles import (
     PassthroughHandle,
     new_file,
 )
+from shardfs.vfs.write_buffer import Published, WriteHandle
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
-    from shardfs.vfs.write_buffer import WriteBuffer, WriteHandle
 
 
 class Entry(ABC):
@@ -121,11 +120,11 @@ class Entry(ABC):
         """Whether the name stands for anything, be it a file that is not published yet."""
         return True
 
-    async def create(self, mode: int, flags: int, owner: Owner) -> "WriteHandle | PassthroughHandle":
+    async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
         """Make a file, which may be there unless *flags* say otherwise, and open it."""
         raise IsADirectoryHereError(f"{self.path} is a directory")
 
-    async def open_to_write(self, flags: int) -> "WriteHandle | PassthroughHandle":
+    async def open_to_write(self, flags: int) -> WriteHandle | PassthroughHandle:
         """Open a file to write."""
         raise IsADirectoryHereError(f"{self.path} is not a regular file")
 
@@ -178,37 +177,10 @@ class Entry(ABC):
         return
 
 
-class Published(Entry):
-    """A file whose bytes become its content as a whole, when they are published: a chunk or a document."""
+class PublishedEntry(Entry, Published):
+    """What chunks and documents have in common as entries."""
 
     __slots__ = ()
-    max_nbytes: int
-    is_document = False
-
-    @abstractmethod
-    async def current(self) -> ChunkHandle | DocumentHandle | None:
-        """Open what the name stands for, None if it is nothing."""
-
-    @abstractmethod
-    async def publish(self, buffer: "WriteBuffer") -> None:
-        """Make what was written the content of the name."""
-
-    @abstractmethod
-    def reserve(self) -> int:
-        """Return a number for this file, which is not there yet."""
-
-    async def makes_node(self) -> bool:
-        """Whether names in its directory stand for something else when it is published."""
-        return False
-
-    @abstractmethod
-    async def moved_with(self, old: str, new: str) -> "Published | None":
-        """Return what this is after the directory *old*, in which it lies, became *new*; None if it is nothing."""
-
-    def check_size(self, nbytes: int) -> None:
-        """Raise `TooLargeError` for more bytes than such a file can have."""
-        if nbytes > self.max_nbytes:
-            raise TooLargeError(f"{self.path} cannot have {nbytes} bytes")
 
     async def successor(self) -> ChunkHandle | DocumentHandle | PassthroughHandle | None:
         """Open what has the name by now."""
@@ -218,9 +190,9 @@ class Published(Entry):
             return None
         return handle.renumbered(self.ino) if handle is not None else None
 
-    async def create(self, mode: int, flags: int, owner: Owner) -> "WriteHandle | PassthroughHandle":
+    async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
         """Open the file, made or not: the kernel looked before, and there was nothing."""
-        buffers = self.fs.changes.buffers
+        buffers = self.fs.buffers
         base = await self.current() if buffers.get(self) is None else None
         buffer = buffers.get(self)
         if flags & os.O_EXCL and base is not None and not await self.exists():
@@ -234,13 +206,13 @@ class Published(Entry):
             buffer = buffers.begin(self, base, status, is_cut=is_cut, exclusive=exclusive)
         return buffers.use(buffer, buffer.ino, flags)
 
-    async def open_to_write(self, flags: int) -> "WriteHandle | PassthroughHandle":
+    async def open_to_write(self, flags: int) -> WriteHandle | PassthroughHandle:
         """Open the file as it is now, whatever it was when the kernel looked.
 
         The kernel would look only once more, and writers that take turns on one name, with lock files renamed onto it,
         may be faster.
         """
-        buffers = self.fs.changes.buffers
+        buffers = self.fs.buffers
         buffer, is_cut = buffers.get(self), bool(flags & os.O_TRUNC)
         if buffer is None or is_cut:
             nchanges = self.fs.store.nchanges

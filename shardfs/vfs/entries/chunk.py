@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from shardfs.dataset.array import Extent
 from shardfs.dataset.layout import OwnVersion
-from shardfs.dataset.maintenance.walk import walk_files
+from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.shard_cache import ShardState
 from shardfs.dataset.wal.records import Put
 from shardfs.errors import (
@@ -29,13 +29,13 @@ from shardfs.stores.base import Content, Kind, NewAttributes, Stat, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk
 from shardfs.vfs.chunk_listing import list_chunks
-from shardfs.vfs.entries.base import Entry, Published, mode_of
+from shardfs.vfs.entries.base import Entry, PublishedEntry, mode_of
 from shardfs.vfs.handles import OTHERS, UNKNOWN_FILE, Attributes, Batch, ChunkHandle, Owner, absent, new_file
 from shardfs.vfs.inodes import MISSING, ArrayNumbers, in_table
+from shardfs.vfs.write_buffer import WriteBuffer
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
-    from shardfs.vfs.write_buffer import WriteBuffer
 
 _MAX_PREFIXES: Final = 8192
 _TEMPORARY: Final = re.compile(r"(.+)\.[0-9a-f]{8,32}\.partial|\.(.+)\.[A-Za-z0-9]{6}")
@@ -221,6 +221,23 @@ class ChunkTree:
         """Whether the directory to which *coords* lead has no chunks but such as programs removed."""
         return await self.array.is_empty(coords, besides=self.refilled)
 
+    async def prune(self) -> None:
+        """Commit that all chunks are gone, and remove the directories that held the shards."""
+        array, store, writer, encoding = self.array, self.fs.store, self.fs.writer, self.array.layout.key_encoding
+        for coords in list(self.refilled):
+            if self.refilled.pop(coords, None) is not None:  # else it was written meanwhile
+                await writer.erase(array, coords, mtime_ns=time.time_ns())
+        await writer.commits.flush(below=self.path)
+        if encoding.is_nested(self._ndim):
+            root = encoding.root(self._ndim)
+            for name in [root] if root else [str(index) for index in await array.listing.children(())]:
+                await prune(store, join_key(self.path, name), locks=True)
+        elif store.root is not None:
+            for entry in await store.list(self.path):
+                if is_lock(entry.name) and encoding.begins(entry.name.removesuffix(LOCK_SUFFIX), self._ndim):
+                    await store.unlink(join_key(self.path, entry.name))
+        array.listing.forget()
+
     def keep_version(self, ino: int, coords: Coords) -> None:
         """Let *ino* stand for the version of a chunk that was published through the mount."""
         if in_table(ino):
@@ -249,7 +266,7 @@ class ChunkTree:
         return self.numbers.ino(self.removals[position], position)
 
 
-class Chunk(Published):
+class Chunk(PublishedEntry):
     """An inner chunk within the grid."""
 
     __slots__ = ("chunks", "coords")
@@ -320,7 +337,7 @@ class Chunk(Published):
 
     async def exists(self) -> bool:
         """Whether there is such a chunk, or a file that will be published as one."""
-        if self.fs.changes.buffers.unpublished(self.path) is not None:
+        if self.fs.buffers.unpublished(self.path) is not None:
             return True
         return self.coords not in self.chunks.refilled and await self.current() is not None
 
@@ -330,7 +347,7 @@ class Chunk(Published):
         self.chunks.keep_version(ino, self.coords)
         return ino
 
-    async def publish(self, buffer: "WriteBuffer") -> None:
+    async def publish(self, buffer: WriteBuffer) -> None:
         """Make what was written the content of the chunk."""
         if buffer.is_exclusive and self.coords not in self.chunks.refilled and await self.current() is not None:
             raise ExistsError(f"{self.path} already exists")
@@ -343,7 +360,7 @@ class Chunk(Published):
     ) -> None:
         """Publish *content* as the chunk, with its time, and the number *ino* if it brings one."""
         number = self.fs.inodes.reserve() if ino is None else ino
-        buffers = self.fs.changes.buffers
+        buffers = self.fs.buffers
         async with buffers.lock(self):
             await self._put(content, attributes.status, number, attributes.own_mtime_ns)
             buffers.detach(self)
@@ -351,7 +368,7 @@ class Chunk(Published):
 
     async def remove(self) -> None:
         """Remove the chunk, or let it go on as one of the fill value that is shown: that is what no file means."""
-        buffers = self.fs.changes.buffers
+        buffers = self.fs.buffers
         async with buffers.lock(self):
             handle = await self.current()
             if handle is not None:
@@ -370,7 +387,7 @@ class Chunk(Published):
         if mtime_ns is None:
             return
         ino, chunk = self.ino, self
-        buffer = self.fs.changes.buffers.of_ino(ino)
+        buffer = self.fs.buffers.of_ino(ino)
         if buffer is not None:
             buffer.mtime_ns = mtime_ns
             if buffer.is_unpublished or buffer.is_detached:
@@ -390,7 +407,7 @@ class Chunk(Published):
     def _own(self, version: OwnVersion) -> None:
         layout = self.chunks.array.layout
         shard = layout.locate(self.coords).shard
-        self.fs.changes.writer.source.shards.generations.own(layout, shard, self.coords, version)
+        self.fs.writer.source.shards.generations.own(layout, shard, self.coords, version)
 
     async def _put(self, content: Content, status: Stat, ino: int, mtime_ns: int | None) -> int:
         """Publish *content* as the version *ino*, and return its time: now, unless it brings one."""
@@ -410,7 +427,7 @@ class Chunk(Published):
         before = own.mtime_ns if own is not None else version.mtime_ns if version is not None else 0
         if mtime_ns is None:
             mtime_ns = max(time.time_ns(), before + 1)
-        await self.fs.changes.writer.put(
+        await self.fs.writer.put(
             array, coords, content, mtime_ns=mtime_ns, mode=mode_of(status), uid=status.uid, gid=status.gid
         )
         chunks.refilled.pop(coords, None)
@@ -423,7 +440,7 @@ class Chunk(Published):
         missing = chunks.chunk_view.missing
         if missing is None or not missing.is_listed:
             if not isinstance(handle.extent, FillChunk):
-                await self.fs.changes.writer.erase(chunks.array, self.coords, mtime_ns=time.time_ns())
+                await self.fs.writer.erase(chunks.array, self.coords, mtime_ns=time.time_ns())
         elif chunks.refilled.get(self.coords) == handle.ino:
             chunks.removed_again.add(self.coords)
         else:
@@ -502,7 +519,7 @@ class ChunkDirectory(Entry):
         chunks.removals[self.position] += 1
         if not self.coords and chunks.root:
             node = await self.fs.hierarchy.node(chunks.path)
-            await self.fs.changes.documents.prune(node)
+            await (await self.fs.present(chunks)).prune()
             if node.document is None:  # nothing is left of the array
                 self.fs.hierarchy.abandon(node.path)
 

@@ -2,19 +2,19 @@
 
 from collections import OrderedDict
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from shardfs.dataset.hierarchy import DOCUMENT, Node, is_below
 from shardfs.errors import NotFoundError, NotPermittedError, StaleError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import GroupMetadata
 from shardfs.stores.base import Content, NewAttributes, join_key
-from shardfs.vfs.entries.base import Published, mode_of
+from shardfs.vfs.entries.base import PublishedEntry, mode_of
 from shardfs.vfs.handles import Attributes, DocumentHandle, FileHandle, Owner, PassthroughHandle
+from shardfs.vfs.write_buffer import WriteBuffer
 
 if TYPE_CHECKING:
     from shardfs.vfs.filesystem import Filesystem
-    from shardfs.vfs.write_buffer import WriteBuffer
 
 NO_ATTRIBUTES: Final = b"{}"
 """What the `.zattrs` of a node without attributes says, if there is one."""
@@ -97,7 +97,17 @@ class TextCache:
             self.keep(new + path[len(old) :], text, shown, is_same=is_same)
 
 
-class Document(Published):
+class Publisher(Protocol):
+    """Brings documents that programs write into the store; it is `vfs.documents`, which imports this module."""
+
+    async def publish(self, entry: "Document", written: bytes, *, mode: int, exclusive: bool = False) -> None:
+        """Make *written* the document *entry*, which with *exclusive* must not be there."""
+
+    async def remove(self, entry: "Document") -> None:
+        """Remove the document *entry*."""
+
+
+class Document(PublishedEntry):
     """A document of a directory, generated from the stored `zarr.json`.
 
     *identity* is a hash of the version of the latter, and the size of the text, in one integer: one version may be
@@ -184,7 +194,7 @@ class Document(Published):
 
     async def exists(self) -> bool:
         """Whether there is such a document, or a file that will be published as one."""
-        return self.fs.changes.buffers.unpublished(self.path) is not None or await self.is_there()
+        return self.fs.buffers.unpublished(self.path) is not None or await self.is_there()
 
     def reserve(self) -> int:
         """Return a number for the document, which is not there yet."""
@@ -192,11 +202,11 @@ class Document(Published):
         self.fs.inodes.keep(ino, Document, path=self.path, identity=ino << _SIZE_BITS)
         return ino
 
-    async def publish(self, buffer: "WriteBuffer") -> None:
+    async def publish(self, buffer: WriteBuffer) -> None:
         """Make what was written the document."""
         content = buffer.content
         text = bytes(content.read(0, content.nbytes))
-        await self.fs.changes.documents.publish(self, text, mode=mode_of(buffer.status), exclusive=buffer.is_exclusive)
+        await self.fs.publisher.publish(self, text, mode=mode_of(buffer.status), exclusive=buffer.is_exclusive)
         if buffer.mtime_ns is not None:
             await self._set_time(buffer.mtime_ns)
 
@@ -205,22 +215,21 @@ class Document(Published):
     ) -> None:
         """Publish *content* as the document, with its time."""
         text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
-        changes = self.fs.changes
-        async with changes.buffers.lock(self):
-            await changes.documents.publish(self, text, mode=mode_of(attributes.status), exclusive=exclusive)
-            changes.buffers.detach(self)
+        async with self.fs.buffers.lock(self):
+            await self.fs.publisher.publish(self, text, mode=mode_of(attributes.status), exclusive=exclusive)
+            self.fs.buffers.detach(self)
         await self._set_time(attributes.own_mtime_ns)
 
     async def remove(self) -> None:
         """Remove the document."""
-        changes = self.fs.changes
-        async with changes.buffers.lock(self):
+        buffers = self.fs.buffers
+        async with buffers.lock(self):
             try:
-                await changes.documents.remove(self)
+                await self.fs.publisher.remove(self)
             except NotFoundError:
-                if changes.buffers.unpublished(self.path) is None:
+                if buffers.unpublished(self.path) is None:
                     raise
-            changes.buffers.detach(self)
+            buffers.detach(self)
         self.fs.inodes.removed(self.path)
 
     async def make_directory(self, mode: int, owner: Owner) -> None:
@@ -237,7 +246,7 @@ class Document(Published):
     async def set_attributes(self, changes: NewAttributes) -> None:
         """Change attributes of the stored document; the time of one that is not stored yet is kept for it."""
         mtime_ns = changes.get("mtime_ns")
-        buffer = self.fs.changes.buffers.of_ino(self.ino)
+        buffer = self.fs.buffers.of_ino(self.ino)
         if buffer is not None and buffer.is_new:
             buffer.mtime_ns = mtime_ns if mtime_ns is not None else buffer.mtime_ns
             return

@@ -78,7 +78,7 @@ class Passthrough(Entry):
             await file.close()
             raise StaleError(f"{self.path} was replaced")
         # Where one writes without the page cache, all others have to go without it.
-        writers = self.fs.changes.writers() if self.fs.is_writable else []
+        writers = self.fs.writers() if self.fs.is_writable else []
         is_direct = any(handle.ino == self.ino and handle.is_direct for handle in writers)
         return PassthroughHandle(self.ino, self.path, file, self.fs.ttl, is_writable=writable, is_direct=is_direct)
 
@@ -155,7 +155,7 @@ class Passthrough(Entry):
 
     def _copy(self) -> str:
         """Return a key under which a file can be made before it gets its name."""
-        return join_key(self.fs.changes.copies, secrets.token_hex(8))
+        return join_key(self.fs.copies, secrets.token_hex(8))
 
     async def content(self) -> tuple[Attributes, Content]:
         """Return attributes and content of the stored file."""
@@ -205,7 +205,7 @@ class Passthrough(Entry):
                 raise NotEmptyError(f"{self.path} is not empty")
             async for batch in fs.list_scratch(self.path, 0, lambda name: not emptied.is_scratch(name)):
                 raise NotEmptyError(f"{os.fsdecode(batch.rows[0][0])} is in the directory")
-            await fs.changes.documents.prune(node)
+            await emptied.prune()
         await fs.store.rmdir(self.path)
         fs.inodes.removed(self.path)
         await fs.remove_scratch(self.path)
@@ -229,25 +229,25 @@ class Passthrough(Entry):
 
     async def move_to(self, new: "Passthrough", *, exclusive: bool) -> None:
         """Move the file or directory to the name *new*; what is pending below it is committed before."""
-        fs, changes = self.fs, self.fs.changes
+        fs = self.fs
         await new._make_parents()
         is_directory = (await fs.store.stat(self.path)).kind is Kind.DIRECTORY
         if is_directory:
-            await changes.writer.commits.flush(below=self.path)
+            await fs.writer.commits.flush(below=self.path)
         await fs.store.rename(self.path, new.path, exclusive=exclusive)
         if not is_directory:
-            changes.moved(self.path, new.path)
+            fs.moved(self.path, new.path)
             return
         fs.hierarchy.moved(self.path, new.path)
-        changes.moved_directory(self.path, new.path)
+        fs.moved_directory(self.path, new.path)
         if fs.scratch is not None and not self.is_scratch and not new.is_scratch:
             source, target = join_key(fs.scratch, self.path), join_key(fs.scratch, new.path)
             with suppress(NotFoundError, NotADirectoryHereError):
                 await fs.store.stat(source)
                 await fs.store.make_directories(target.rpartition("/")[0])
                 await fs.store.rename(source, target, exclusive=False)
-                changes.moved_directory(source, target)
-        await changes.buffers.moved_directory(self.path, new.path)
+                fs.moved_directory(source, target)
+        await fs.buffers.moved_directory(self.path, new.path)
 
     async def set_attributes(self, changes: NewAttributes) -> None:
         """Change attributes of what is stored, of a file that has no name any more by its open handles."""
