@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from shardfs.dataset.layout import ArrayLayout, PendingBytes
+from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.shard_cache import ShardCache, ShardState
 from shardfs.dataset.wal.records import Change, Erase, Put, reversed_checksum
@@ -149,10 +149,10 @@ _BATCH: Final = 256  # chunk files whose states are asked for at once
 class Extent(NamedTuple):
     """The encoded bytes of one version of an inner chunk: *nbytes* of them, from *offset* of *shard*.
 
-    A chunk that was published and is not in its shard yet takes the place of one.
+    A chunk that was published and is not in its shard yet has its record in the log in place of a shard.
     """
 
-    shard: OpenShard | PendingBytes
+    shard: OpenShard | Put
     offset: int
     nbytes: int
 
@@ -161,12 +161,14 @@ class Extent(NamedTuple):
         nbytes = min(nbytes, self.nbytes - offset)
         if nbytes <= 0:
             return b""
+        if isinstance(self.shard, Put):
+            return await self.shard.payload.read_soon(offset, nbytes)
         return await self.shard.read(self.offset + offset, nbytes, (self.offset, self.nbytes))
 
     async def content(self) -> Content:
         """Return the bytes as content that can be stored."""
-        if isinstance(self.shard, PendingBytes):
-            return self.shard.put.payload
+        if isinstance(self.shard, Put):
+            return self.shard.payload
         if self.shard.decoded is not None:  # a part of all that is decoded would keep that in memory
             return MemoryContent(memoryview(await self.read(0, self.nbytes)))
         return await self.shard.content(self.offset, self.nbytes)
@@ -250,7 +252,7 @@ class Array:
             state = await self.shard(self.layout.locate(coords).shard)
             change = self.layout.pending.changes.get(coords)  # it may have been committed meanwhile
         if change is not None:
-            return state, None if isinstance(change, Erase) else Extent(PendingBytes(change), 0, change.payload.nbytes)
+            return state, None if isinstance(change, Erase) else Extent(change, 0, change.payload.nbytes)
         return await self.find_stored(coords, fresh=fresh)
 
     async def find_stored(self, coords: Coords, *, fresh: bool = False) -> tuple[ShardState, Extent | None]:

@@ -21,7 +21,7 @@ from shardfs.dataset.wal.shared import QuickLock
 from shardfs.errors import ConflictError, LockedError, ShardfsError
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords, Place, Segment, ShardGrid
-from shardfs.stores.base import Buffer, Stat, join_key
+from shardfs.stores.base import Stat, join_key
 
 _MAX_RUNS: Final = 8192
 
@@ -275,20 +275,6 @@ _LONGEST_BACKOFF: Final = 2.0
 _LOCKED_BACKOFF: Final = 0.1
 """Seconds after which a shard is tried again: after an error; at most, after others were faster to change it; at most,
 while another program has it locked."""
-
-
-class PendingBytes(NamedTuple):
-    """The bytes of one pending chunk, on the terms of an open shard."""
-
-    put: Put
-
-    @property
-    def offset(self) -> None:
-        """Nowhere in a shard."""
-
-    async def read(self, offset: int, nbytes: int, extent: tuple[int, int] | None = None) -> Buffer:
-        """Return *nbytes* bytes from *offset*, which lie within the chunk."""
-        return await self.put.payload.read_soon(offset, nbytes)
 
 
 class Pending(NamedTuple):

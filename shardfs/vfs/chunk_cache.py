@@ -17,8 +17,9 @@ import numpy as np
 import trio
 
 from shardfs.dataset.array import Array, Extent
-from shardfs.dataset.layout import ArrayLayout, PendingBytes
+from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.statistics import Statistics
+from shardfs.dataset.wal.records import Put
 from shardfs.errors import ConflictError, CorruptionError, RefusedError, StoreError
 from shardfs.format.codecs import ChunkCodec
 from shardfs.format.grid import ChunkKeyEncoding
@@ -49,8 +50,8 @@ class VersionKey(NamedTuple):
     def of(cls, array: ArrayLayout, coords: Coords, extent: Extent) -> "VersionKey":
         """Name the version *extent* of the chunk at *coords*."""
         shard = extent.shard
-        if isinstance(shard, PendingBytes):
-            return cls(array.path, coords, ("pending", shard.put.sequence), 0, extent.nbytes)
+        if isinstance(shard, Put):
+            return cls(array.path, coords, ("pending", shard.sequence), 0, extent.nbytes)
         return cls(array.path, coords, shard.snapshot.stat.version, shard.offset + extent.offset, extent.nbytes)
 
 
@@ -231,7 +232,7 @@ class DecodedChunk:
         """
         shard = self.extent.shard
         wanted = self._fingerprint
-        if wanted is not None and isinstance(shard, PendingBytes) and shard.put.fingerprint != wanted:
+        if wanted is not None and isinstance(shard, Put) and shard.fingerprint != wanted:
             name = _name(self._array, self._coords)
             raise ConflictError(f"{name} was published for metadata that another program has changed")
         if self._codec.is_identity:

@@ -327,7 +327,7 @@ class Chunk(PublishedEntry):
         extent = chunk.extent if isinstance(chunk, DecodedChunk) else chunk
         if name == _NBYTES:
             return b"%d" % extent.nbytes
-        if name != _OFFSET or isinstance(extent, FillChunk) or array.grid.is_encoded or extent.shard.offset is None:
+        if name != _OFFSET or isinstance(extent, FillChunk) or array.grid.is_encoded or isinstance(extent.shard, Put):
             raise NoAttributeError(f"no attribute {name!r}")
         return b"%d" % (extent.shard.offset + extent.offset)
 
