@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -15,7 +15,7 @@ from shardfs.dataset.commit import MAX_PENDING, GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.maintenance.walk import walk_shards
-from shardfs.dataset.wal.log import WriteAheadLog
+from shardfs.dataset.wal.log import NOTHING, WriteAheadLog
 from shardfs.dataset.wal.records import Change, Erase, Payload, Put, Shrink
 from shardfs.dataset.wal.shared import SharedLog
 from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
@@ -65,22 +65,13 @@ class Writer:
 
         Raises `NoSpaceError` where the log or the shards have no room, `ReadOnlyError` after a failure.
         """
-
-        def append(superseded: tuple[int, int] | None) -> Put:
-            path, fingerprint = array.layout.path, array.fingerprint
-            record = Put(0, path, coords, fingerprint, superseded, mtime_ns, mode=mode, uid=uid, gid=gid)
-            return self._wal.append(record, content)
-
         self.check_room()
-        await self._publish(array, coords, append, content.nbytes)
+        record = Put(0, array.layout.path, coords, array.fingerprint, None, mtime_ns, mode=mode, uid=uid, gid=gid)
+        await self._publish(array, record, content)
 
     async def erase(self, array: Array, coords: Coords, *, mtime_ns: int) -> None:
         """Publish that there is no inner chunk at *coords* any more."""
-
-        def append(superseded: tuple[int, int] | None) -> Erase:
-            return self._wal.append(Erase(0, array.layout.path, coords, array.fingerprint, superseded, mtime_ns))
-
-        await self._publish(array, coords, append, 0)
+        await self._publish(array, Erase(0, array.layout.path, coords, array.fingerprint, None, mtime_ns), NOTHING)
 
     async def shrink(self, path: str, shape: tuple[int, ...]) -> Shrink:
         """Note durably that the array at *path*, which has the shape *shape*, is about to be made smaller.
@@ -93,11 +84,9 @@ class Writer:
         await self.log.sync()
         return record
 
-    async def _publish(
-        self, array: Array, coords: Coords, append: Callable[[tuple[int, int] | None], Change], nbytes: int
-    ) -> None:
-        layout = array.layout
-        queue = self.commits.queue(layout, layout.locate(coords).shard)
+    async def _publish(self, array: Array, change: Change, content: Content) -> None:
+        layout, nbytes = array.layout, content.nbytes
+        queue = self.commits.queue(layout, layout.locate(change.coords).shard)
         self.check()
         self._check_share(queue, nbytes)
         while not self.has_room(nbytes):
@@ -111,13 +100,15 @@ class Writer:
             async with queue.lock:
                 if not queue.changes:
                     await self.source.store.check_writable(queue.key)
-                superseded = await array.stored_entry(coords)
+                change.superseded = await array.stored_entry(change.coords)
                 async with self.log.appending:
                     if self._former(layout) is not None:
                         continue
                     self.check()
-                    is_large = nbytes > _IN_LOOP_NBYTES
-                    change = await trio.to_thread.run_sync(append, superseded) if is_large else append(superseded)
+                    if nbytes > _IN_LOOP_NBYTES:
+                        await trio.to_thread.run_sync(self._wal.append, change, content)
+                    else:
+                        self._wal.append(change, content)
                     self.commits.add(queue, change)
                     self.source.statistics.published += 1
                     return

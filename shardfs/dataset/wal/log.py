@@ -53,7 +53,8 @@ log = logging.getLogger(__name__)
 _PIECE_NBYTES: Final = 2**20
 _RESERVE_NBYTES: Final = 64 * 2**10  # of the disk: so much stays to note what is released
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NOTHING: Final = MemoryContent(memoryview(b""))
+NOTHING: Final = MemoryContent(memoryview(b""))
+"""The payload of a record that has none."""
 
 R = TypeVar("R", bound=Live)
 
@@ -161,7 +162,7 @@ class WriteAheadLog:
         """Return how large all segments may get; the disk must have as much room besides, for the shards."""
         return min(self.max_nbytes, (self.room() + self.nbytes) // 2)
 
-    def append(self, record: R, content: Content = _NOTHING) -> R:
+    def append(self, record: R, content: Content = NOTHING) -> R:
         """Append *record* with a payload of *content*; return it with the sequence and the payload that it got.
 
         Raises `NoSpaceError` and `StoreError` if that failed; the log is as it was then, and goes on.  Raises
@@ -175,7 +176,7 @@ class WriteAheadLog:
 
     def copy(self, record: R) -> R:
         """Append a record of this log or another one once more; returns the new record."""
-        return self.append(copy.copy(record), record.payload if isinstance(record, Put) else _NOTHING)
+        return self.append(copy.copy(record), record.payload if isinstance(record, Put) else NOTHING)
 
     def supersede(self, sequence: int, replacement: int) -> None:
         """Note that a record need not be remembered any more since *replacement*, a later one, is.
