@@ -21,7 +21,6 @@ from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Change, Put, UndoRecord, pack_ranges
-from shardfs.dataset.wal.shared import SharedLog
 from shardfs.dataset.wal.undo import take_back, undo_record
 from shardfs.errors import ConflictError, LockedError, ShardfsError, StoreError, UnreachableError, counted
 from shardfs.format.sharding import Coords
@@ -66,7 +65,7 @@ class GroupCommit:
     """
 
     def __init__(
-        self, source: Source, log: SharedLog, conflicts: WriteAheadLog, *, auto_compact: float | None = None
+        self, source: Source, log: WriteAheadLog, conflicts: WriteAheadLog, *, auto_compact: float | None = None
     ) -> None:
         self.log = log
         self.conflict_log = ConflictLog(source.hierarchy, conflicts, log)
@@ -105,7 +104,7 @@ class GroupCommit:
             self.npending += 1
             before = self.unread.pop((change.path, change.coords), None)
         if before is not None:
-            self.log.wal.supersede(before.sequence, change.sequence)
+            self.log.supersede(before.sequence, change.sequence)
         self.pending.setdefault(queue)
         if queue.due_at < self._next or self._is_urgent():
             self.wanted.set()
@@ -130,7 +129,7 @@ class GroupCommit:
         What is published meanwhile need not be.  Raises what keeps it from being committed; what is pending stays so.
         Raises `ConflictError` if something did not fit its array any more and was put aside.
         """
-        last, nconflicts, attempts = self.log.wal.last_sequence, self.conflict_log.count, _ATTEMPTS
+        last, nconflicts, attempts = self.log.last_sequence, self.conflict_log.count, _ATTEMPTS
         for queue in self.pending:
             queue.locked_since = None  # who asks for it is patient once more
         while attempts:
@@ -178,7 +177,7 @@ class GroupCommit:
                     if edit.snapshot is not None:
                         commit = await self._plan(queue, contents, (), edit, compact=compact)
                         await self._announce([commit])
-                        await self.log.release(await self._store(commit))
+                        await self.log.release_soon(await self._store(commit))
             except ConflictError as error:
                 queue.give_way(error)
                 if not is_patient:
@@ -301,7 +300,7 @@ class GroupCommit:
 
     async def _announce(self, commits: Sequence[_Commit]) -> None:
         """Make durable what is about to happen to the shards, and what is to come into them."""
-        if not commits or self.log.wal.has_vanished:
+        if not commits or self.log.has_vanished:
             return  # what is in no log any more is safer in its shard, whatever happens to this process
 
         undos = await trio.to_thread.run_sync(lambda: [self._undo_record(commit) for commit in commits])
@@ -310,15 +309,15 @@ class GroupCommit:
             async with self.log.appending:
                 for commit, undo in zip(commits, undos, strict=True):
                     named = pack_ranges(sorted(record.sequence for record in commit.records))
-                    commit.undo = self.log.wal.append(undo, MemoryContent(memoryview(named)))
+                    commit.undo = self.log.append(undo, MemoryContent(memoryview(named)))
                 # An earlier attempt on the same shard does not matter any more: this one found it whole.
                 for commit, undo in zip(commits, undos, strict=True):
                     for earlier in self._unsettled.pop(commit.queue.key, []):
-                        self.log.wal.supersede(earlier.sequence, undo.sequence)
+                        self.log.supersede(earlier.sequence, undo.sequence)
         except ShardfsError:
-            await self.log.release([commit.undo.sequence for commit in commits if commit.undo is not None])
+            await self.log.release_soon([commit.undo.sequence for commit in commits if commit.undo is not None])
             raise
-        await self.log.sync()
+        await self.log.sync_soon()
 
     def _undo_record(self, commit: _Commit) -> UndoRecord:
         queue, new = commit.queue, commit.new
@@ -350,7 +349,7 @@ class GroupCommit:
                     # Of two hosts that change one and the same chunk, the last one wins: there is nothing else to lose.
                     await self._source.store.unlink(commit.queue.key)
             except ConflictError:
-                await self.log.release([each.sequence for each in undo])  # nothing was changed
+                await self.log.release_soon([each.sequence for each in undo])  # nothing was changed
                 raise
             except ShardfsError:
                 self._unsettled.setdefault(commit.queue.key, []).extend(undo)  # it may not have been undone
@@ -369,7 +368,7 @@ class GroupCommit:
         self.failing.pop(queue, None)
         if not queue.changes:
             self.pending.pop(queue, None)
-        await self.log.release([*(record.sequence for record in records), *more])
+        await self.log.release_soon([*(record.sequence for record in records), *more])
 
     @contextmanager
     def _failing(self, queue: ShardQueue, unreachable: list[UnreachableError]) -> Iterator[None]:
@@ -396,14 +395,14 @@ class GroupCommit:
         if queue.due_at < self._next:
             self.wanted.set()
         self.failing[queue] = None
-        self.room_at_failure = self.log.wal.room()
+        self.room_at_failure = self.log.room()
 
     def _is_urgent(self) -> bool:
         """Whether shards are committed that are not idle.
 
         Somebody may wait for room though little is live: one old record keeps its segment and all behind it.
         """
-        wal = self.log.wal
+        wal = self.log
         if self.nwaiting or self.npending > _FULL * MAX_PENDING or wal.live_nbytes > _FULL * wal.max_nbytes:
             return True
         return wal.is_full

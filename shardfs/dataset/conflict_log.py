@@ -10,7 +10,6 @@ from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import Change, Shrink
-from shardfs.dataset.wal.shared import SharedLog
 from shardfs.errors import counted
 from shardfs.format.sharding import Coords
 
@@ -22,7 +21,7 @@ _MAX_TOLD: Final = 10
 class ConflictLog:
     """The journal *conflicts*, and which pending changes belong there; *count* is of those that it took."""
 
-    def __init__(self, hierarchy: Hierarchy, conflicts: WriteAheadLog, log: SharedLog) -> None:
+    def __init__(self, hierarchy: Hierarchy, conflicts: WriteAheadLog, log: WriteAheadLog) -> None:
         self.count = 0
         self._hierarchy = hierarchy
         self._conflicts = conflicts
@@ -41,7 +40,7 @@ class ConflictLog:
         async with self._log.appending:
             await trio.to_thread.run_sync(write)
         self.count += len(conflicts)
-        await self._log.release([change.sequence for change in conflicts])
+        await self._log.release_soon([change.sequence for change in conflicts])
 
     async def sort_out(
         self, layout: ArrayLayout, changes: Mapping[Coords, Change]

@@ -17,11 +17,11 @@ import trio
 
 from shardfs.dataset.statistics import Statistics
 from shardfs.dataset.wal.records import Change, Put
-from shardfs.dataset.wal.shared import QuickLock
 from shardfs.errors import ConflictError, LockedError, ShardfsError
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords, Place, Segment, ShardGrid
 from shardfs.stores.base import Stat, join_key
+from shardfs.stores.parallel import QuickLock
 
 _MAX_RUNS: Final = 8192
 

@@ -17,7 +17,6 @@ from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.dataset.wal.log import NOTHING, WriteAheadLog
 from shardfs.dataset.wal.records import Change, Erase, Payload, Put, Shrink
-from shardfs.dataset.wal.shared import SharedLog
 from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
 from shardfs.format.grid import ChunkGrid
 from shardfs.format.sharding import Coords
@@ -39,23 +38,22 @@ class Writer:
         self, source: Source, wal: WriteAheadLog, conflicts: WriteAheadLog, *, auto_compact: float | None = None
     ) -> None:
         self.source = source
-        self.log = SharedLog(wal)
+        self.log = wal
         self.commits = GroupCommit(source, self.log, conflicts, auto_compact=auto_compact)
-        self._wal = wal
 
     def check(self) -> None:
         """Raise the error that keeps anything from being published."""
-        if self._wal.is_failed:
+        if self.log.is_failed:
             raise ReadOnlyError("the mount is read-only because its journal failed; unmount and mount again")
 
     def has_room(self, nbytes: int) -> bool:
         """Whether one more chunk of *nbytes* bytes may be published."""
-        return self._wal.has_room(nbytes) and self.commits.npending < MAX_PENDING
+        return self.log.has_room(nbytes) and self.commits.npending < MAX_PENDING
 
     def check_room(self) -> None:
         """Raise `NoSpaceError` if what is pending cannot be committed for want of room, and nobody made any since."""
         errors = [queue.error for queue in self.commits.failing if isinstance(queue.error, NoSpaceError)]
-        if errors and self._wal.room() <= self.commits.room_at_failure:
+        if errors and self.log.room() <= self.commits.room_at_failure:
             raise NoSpaceError(f"no more writes until there is room: {errors[0]}")
 
     async def put(
@@ -80,8 +78,8 @@ class Writer:
         """
         self.check()
         async with self.log.appending:
-            record = self._wal.append(Shrink(0, path, shape))
-        await self.log.sync()
+            record = self.log.append(Shrink(0, path, shape))
+        await self.log.sync_soon()
         return record
 
     async def _publish(self, array: Array, change: Change, content: Content) -> None:
@@ -106,9 +104,9 @@ class Writer:
                         continue
                     self.check()
                     if nbytes > _IN_LOOP_NBYTES:
-                        await trio.to_thread.run_sync(self._wal.append, change, content)
+                        await trio.to_thread.run_sync(self.log.append, change, content)
                     else:
-                        self._wal.append(change, content)
+                        self.log.append(change, content)
                     self.commits.add(queue, change)
                     self.source.statistics.published += 1
                     return
@@ -130,7 +128,7 @@ class Writer:
             return
         failing = self.commits.failing
         held = sum(each.payload_nbytes for each in failing)
-        is_too_much = nbytes > 0 and held + nbytes > _FAILING * self._wal.limit()
+        is_too_much = nbytes > 0 and held + nbytes > _FAILING * self.log.limit()
         if is_too_much or sum(len(each.changes) for each in failing) >= _FAILING * MAX_PENDING:
             raise queue.error.with_traceback(None)
 
@@ -166,16 +164,16 @@ class Writer:
 
     async def _clean(self) -> bool:
         """Carry live records forward while enough of the log is dead; returns whether it got smaller."""
-        before = self._wal.nbytes
+        before = self.log.nbytes
         try:
-            for _ in range(self._wal.nsegments):
-                if self._wal.dead_nbytes < before * _WORTH:
+            for _ in range(self.log.nsegments):
+                if self.log.dead_nbytes < before * _WORTH:
                     break
                 async with self.log.appending:
-                    await trio.to_thread.run_sync(self._wal.carry_forward, self._payloads())
+                    await trio.to_thread.run_sync(self.log.carry_forward, self._payloads())
         except ShardfsError as error:
-            log.error("%s is not made smaller: %s", self._wal.where, error)  # noqa: TRY400
-        return self._wal.nbytes < before
+            log.error("%s is not made smaller: %s", self.log.where, error)  # noqa: TRY400
+        return self.log.nbytes < before
 
     def _payloads(self) -> Mapping[int, Payload]:
         changes = [change for queue in self.commits.pending for change in queue.changes.values()]

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyfuse3
 import trio
 
-from shardfs.dataset.wal.shared import QuickLock
+from shardfs.stores.parallel import QuickLock
 
 _LOOKS: Final = 40
 _MOMENT_MS: Final = 1

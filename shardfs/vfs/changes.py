@@ -47,7 +47,7 @@ class Changes:
         self.fs = fs
         self._locks = Locks()
         self.buffers = fs.buffers = WriteBuffers(
-            BufferSpace(buffers), lambda: fs.ttl, self._publish, writer.log.sync, self._check_writable
+            BufferSpace(buffers), lambda: fs.ttl, self._publish, writer.log.sync_soon, self._check_writable
         )
         self.orphans = OrphanChunks(fs, writer, orphans)
         self.documents = fs.publisher = Documents(fs, writer, self.orphans, chunks_per_shard=chunks_per_shard)
@@ -348,7 +348,7 @@ class Changes:
 
     async def sync_directory(self, ino: int) -> None:
         """Make durable what was published, and the names in a directory."""
-        await self.writer.log.sync()
+        await self.writer.log.sync_soon()
         await (await self.fs.entry(ino)).sync()
 
     async def flush_all(self) -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from shardfs.dataset.hierarchy import is_below
-from shardfs.dataset.wal.shared import QuickLock
 from shardfs.errors import StaleError, TooLargeError
 from shardfs.stores.base import PIECE_NBYTES, Buffer, Descriptor, Stat
 from shardfs.stores.local.syscalls import SYSCALLS, changing, translated
+from shardfs.stores.parallel import QuickLock
 from shardfs.vfs.handles import Attributes, ChunkHandle, DocumentHandle, FileHandle
 
 _SPILL_NBYTES: Final = 4 * 2**20

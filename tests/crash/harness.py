@@ -124,13 +124,13 @@ class Process:
 
     async def sync(self) -> None:
         """Make durable what was written."""
-        await self.writing.writer.log.sync()
+        await self.writing.writer.log.sync_soon()
 
     async def clean(self) -> None:
         """Give the room back that what is done takes up in the journal."""
         writer = self.writing.writer
         async with writer.log.appending:
-            writer.log.wal.carry_forward(writer._payloads())
+            writer.log.carry_forward(writer._payloads())
 
     async def commit(self) -> None:
         """Bring into the shards what was written."""

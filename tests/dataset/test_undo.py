@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import trio
 
+from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import UndoRecord, unpack_ranges
 from shardfs.dataset.wal.recovery import read_left
-from shardfs.dataset.wal.shared import SharedLog
 from shardfs.errors import StoreError
 from shardfs.stores.base import Splice
 from shardfs.stores.local.shards import LocalEdit
@@ -150,7 +150,7 @@ async def test_a_complete_commit_is_known_though_its_records_were_not_released(
     await process.commit()
     await process.write(path, 1, payload_of(path, 21))
     with monkeypatch.context() as patched:
-        patched.setattr("shardfs.dataset.wal.shared.SharedLog.release", AsyncMock())
+        patched.setattr("shardfs.dataset.wal.log.WriteAheadLog.release_soon", AsyncMock())
         await process.commit()
     shard = (root / path / "c/0").read_bytes()
     document = root / path / "zarr.json"
@@ -167,9 +167,9 @@ async def test_what_is_carried_forward_does_not_pass_for_a_later_commit_of_its_s
     async def fails(*_: object) -> None:
         raise StoreError("the disk did not answer")
 
-    async def clean_and_die(log: SharedLog) -> None:
+    async def clean_and_die(log: WriteAheadLog) -> None:
         for _ in range(2):  # the chunk, and the undo record of the commit that failed
-            log.wal.carry_forward({})
+            log.carry_forward({})
         raise DiedError
 
     process = await Process.start(root, QuickDisk())
@@ -181,7 +181,7 @@ async def test_what_is_carried_forward_does_not_pass_for_a_later_commit_of_its_s
     with pytest.raises(StoreError):
         await process.commit()
     await process.write("end", 2, payload_of("end", 32))
-    monkeypatch.setattr(SharedLog, "sync", clean_and_die)
+    monkeypatch.setattr(WriteAheadLog, "sync_soon", clean_and_die)
     with pytest.raises(DiedError):
         await process.commit()
     undos = [each for each in read_left(str(root / ".shardfs/journal")).records if isinstance(each, UndoRecord)]

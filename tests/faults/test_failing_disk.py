@@ -121,16 +121,16 @@ async def test_a_failed_sync_makes_the_mount_read_only_and_keeps_what_is_pending
     caplog.set_level(logging.INFO, "shardfs")
     async with opened(source, journal=True) as fs:
         await fs.put(NEW, 0, 0)
-        await fs.writing.writer.log.sync()
+        await fs.writing.writer.log.sync_soon()
         await fs.put(NEWER, 0, 1)
         start = len(fs.disk.calls)
         fs.disk.faults[start] = Fault(OSError(errno.EIO, "a test's"))
         with pytest.raises(StoreError, match="could not be made durable"):
-            await fs.writing.writer.log.sync()
+            await fs.writing.writer.log.sync_soon()
         assert fs.disk.calls[start].name == "sync"
         for _ in range(2):  # never a success, though the disk is well again
             with pytest.raises(ReadOnlyError):
-                await fs.writing.writer.log.sync()
+                await fs.writing.writer.log.sync_soon()
             with pytest.raises(ReadOnlyError):
                 await fs.put(b"more", 0, 2)
             with pytest.raises(ReadOnlyError):

@@ -57,7 +57,7 @@ class Life:
 
     def kill(self) -> None:
         """Let go of the journal as it is."""
-        self.writer.log.wal.close()
+        self.writer.log.close()
 
     async def array(self) -> Array:
         found = (await self.source.hierarchy.node(PATH)).unsharded

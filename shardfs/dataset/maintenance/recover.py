@@ -276,7 +276,7 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
         failure = await _flush(journals) or failure
         if failure is not None:
             found.append(Finding("pending", f"the journal is not fully committed: {failure}", left=True))
-        await commits.log.sync()  # what was put aside is forgotten when the journal has it durably
+        await commits.log.sync_soon()  # what was put aside is forgotten when the journal has it durably
         journals.conflicts.release(sorted(settled))
 
 

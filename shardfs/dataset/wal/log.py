@@ -12,7 +12,8 @@ So that one record that is live for long keeps no more than itself, the live rec
 carried forward: written once more behind the newest one, durably before the old segment goes.
 
 One append, `release`, `carry_forward` or `close` at a time: the caller sees to that.  `sync` and reads of payloads may
-run beside them, in other threads.  All methods block; only an append of few bytes is quick.
+run beside them, in other threads.  They block; only an append of few bytes is quick.  Tasks that share a log hold
+`appending` around each change, and around nothing that waits for a store, and use `sync_soon` and `release_soon`.
 """
 
 import contextlib
@@ -23,6 +24,8 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar
+
+import trio
 
 from shardfs.dataset.wal.reading import LogContents, Segment, live_heads, read_log
 from shardfs.dataset.wal.records import (
@@ -47,6 +50,7 @@ from shardfs.format.codecs import crc32c
 from shardfs.stores.base import Buffer, Content, Descriptor
 from shardfs.stores.local.syscalls import Syscalls, translate
 from shardfs.stores.memory import MemoryContent
+from shardfs.stores.parallel import QuickLock
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +97,8 @@ class WriteAheadLog:
         """Whether nothing is taken because somebody removed the files: only this process can read what is in them."""
         self._segment_nbytes = segment_nbytes
         self.max_nbytes = max_nbytes
+        self.appending = QuickLock()
+        self._syncing_soon: trio.Event | None = None
         self._state = threading.Lock()  # held for moments only
         self._syncing = threading.Lock()
         self._segments = list(contents.segments)
@@ -251,6 +257,26 @@ class WriteAheadLog:
                 self._sync_names()
                 self._synced_names = created
             self.synced_sequence = sequence
+
+    async def sync_soon(self) -> None:
+        """Make durable what was appended so far; tasks that ask at the same time share one sync.  Raises as `sync`."""
+        target = self.last_sequence
+        while self.synced_sequence < target:
+            if self._syncing_soon is not None:
+                await self._syncing_soon.wait()
+                continue
+            self._syncing_soon = trio.Event()
+            try:
+                await trio.to_thread.run_sync(self.sync)
+            finally:
+                self._syncing_soon.set()
+                self._syncing_soon = None
+
+    async def release_soon(self, sequences: Iterable[int]) -> None:
+        """Do what `release` does, unless the files are gone; `appending` is not held."""
+        if not self.has_vanished:
+            async with self.appending:
+                await trio.to_thread.run_sync(self.release, sequences)
 
     def close(self) -> None:
         """Let go of the log: what is live stays, durably; if nothing is, no file stays.  Raises as `release`."""

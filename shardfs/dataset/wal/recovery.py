@@ -29,7 +29,6 @@ from shardfs.dataset.state import StateDirectory, shown
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import Damage, LogContents, are_within, read_log
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink, damaged_name, unpack_ranges
-from shardfs.dataset.wal.shared import SharedLog
 from shardfs.dataset.wal.undo import Outcome, Undone, check_name, is_lasting, undo_commits, while_it_changes
 from shardfs.dataset.writer import empty_outside
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, counted
@@ -129,7 +128,7 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
                 log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
         else:
             recovery.released.append(shrink.sequence)
-    await commits.log.sync()  # what was replaced is forgotten only when what replaced it is durable
+    await commits.log.sync_soon()  # what was replaced is forgotten only when what replaced it is durable
     for array, change in recovery.pending:
         commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), change)
     for unread in recovery.unread:
@@ -139,7 +138,7 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
     await commits.conflict_log.keep([conflict.change for conflict in recovery.conflicts])
-    await commits.log.release(sorted(recovery.released))
+    await commits.log.release_soon(sorted(recovery.released))
     for layout in {array.layout for array, _ in recovery.pending if array.grid.is_unsharded}:
         try:  # at once: where chunk files pass through, what is pending for them is not seen
             await commits.flush(layout)
@@ -301,7 +300,7 @@ def opened(source: Source, state: StateDirectory, disk: Syscalls = SYSCALLS) -> 
     """
     (contents, journal), (_, conflicts) = (open_log(path, disk) for path in (state.journal, state.conflicts))
     with closing(journal), closing(conflicts):
-        yield OpenLogs(contents, journal, conflicts, GroupCommit(source, SharedLog(journal), conflicts))
+        yield OpenLogs(contents, journal, conflicts, GroupCommit(source, journal, conflicts))
 
 
 async def bring_home(store: Store, left: Sequence[StateDirectory]) -> None:

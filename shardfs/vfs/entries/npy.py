@@ -16,7 +16,6 @@ import trio
 from shardfs.dataset.array import Array, Extent
 from shardfs.dataset.hierarchy import DOCUMENT, Node
 from shardfs.dataset.shard import OpenShard
-from shardfs.dataset.wal.shared import QuickLock
 from shardfs.errors import MetadataError, NotADirectoryHereError, NotFoundError, ShardfsError, StaleError, StoreError
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.lens.npy import Copy
@@ -24,7 +23,7 @@ from shardfs.format.lens.show import NpyForm
 from shardfs.format.metadata import ArrayMetadata
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Buffer, Kind, is_reserved, join_key
-from shardfs.stores.parallel import for_each
+from shardfs.stores.parallel import QuickLock, for_each
 from shardfs.vfs.chunk_cache import DecodedChunk, VersionKey
 from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.passthrough import Directory
