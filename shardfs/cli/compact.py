@@ -107,7 +107,7 @@ async def compact_source(
                 f"{store.url} has a journal; run `shardfs recover --apply {shlex.quote(store.url)}` first"
             )
         await store.start_writing(claim.state.root, single_writer=single_writer)
-        with opened(source, claim.state) as journals:
+        with opened(source, claim.state) as (_, commits):
             found = await look_at_shards(
                 source,
                 options,
@@ -128,7 +128,7 @@ async def compact_source(
                     try:
                         array = (await source.hierarchy.node(shard.path)).array
                         if array is not None:
-                            await journals.commits.rewrite(array.layout, shard.coords, {}, compact=True)
+                            await commits.rewrite(array.layout, shard.coords, {}, compact=True)
                     except ShardfsError as error:
                         report.leave(shard.key, error)
                         continue

@@ -19,12 +19,12 @@ _MAX_TOLD: Final = 10
 
 
 class ConflictLog:
-    """The journal *conflicts*, and which pending changes belong there; *count* is of those that it took."""
+    """The journal *wal*, and which pending changes belong there; *count* is of those that it took."""
 
-    def __init__(self, hierarchy: Hierarchy, conflicts: WriteAheadLog, log: WriteAheadLog) -> None:
+    def __init__(self, hierarchy: Hierarchy, wal: WriteAheadLog, log: WriteAheadLog) -> None:
         self.count = 0
         self._hierarchy = hierarchy
-        self._conflicts = conflicts
+        self.wal = wal
         self._log = log
 
     async def keep(self, conflicts: Sequence[Change | Shrink]) -> None:
@@ -34,8 +34,8 @@ class ConflictLog:
 
         def write() -> None:
             for change in conflicts:
-                self._conflicts.copy(change)
-            self._conflicts.sync()
+                self.wal.copy(change)
+            self.wal.sync()
 
         async with self._log.appending:
             await trio.to_thread.run_sync(write)

@@ -15,6 +15,7 @@ from typing import Final
 import trio
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.walk import Progress, no_progress, walk_all_shards, walk_nodes
 from shardfs.dataset.slots import Slot, all_slots, hold, kept_files, slots_of
@@ -23,7 +24,6 @@ from shardfs.dataset.wal.reading import LogContents
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
 from shardfs.dataset.wal.recovery import (
     Conflict,
-    OpenLogs,
     Recovery,
     classify,
     describe,
@@ -250,13 +250,12 @@ async def _show_aside(source: Source, state: StateDirectory, found: Findings) ->
 
 
 async def _apply_journals(source: Source, state: StateDirectory, found: Findings) -> None:
-    with opened(source, state) as journals:
-        commits = journals.commits
-        recovery = await replay(source, journals.contents, commits)
+    with opened(source, state) as (contents, commits):
+        recovery = await replay(source, contents, commits)
         _report_commits(recovery, found, "taken back", left=False)
         lines = [f"it stays in the journal: {describe(unread)}" for unread in recovery.unread]
         found += [Finding("pending", line, left=True) for line in lines]
-        failure = await _flush(journals)
+        failure = await _flush(commits)
         brought = len(recovery.pending) - commits.npending
         if brought > 0:
             found.append(Finding("pending", f"committed {counted(brought, 'chunk')}", left=False))
@@ -264,7 +263,7 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
         latest = _latest(changes)
         settled = {change.sequence for change in changes} - {change.sequence for change in latest}
         for change in sorted(latest, key=lambda change: not isinstance(change, Shrink)):
-            reason = await _apply_conflict(source, journals, change)
+            reason = await _apply_conflict(source, commits, change)
             if reason is None:
                 settled.add(change.sequence)
                 found.append(
@@ -273,25 +272,24 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
             else:
                 line = f"cannot be applied: {describe(Conflict(change, reason))}"
                 found.append(Finding("conflict", line, left=True))
-        failure = await _flush(journals) or failure
+        failure = await _flush(commits) or failure
         if failure is not None:
             found.append(Finding("pending", f"the journal is not fully committed: {failure}", left=True))
         await commits.log.sync_soon()  # what was put aside is forgotten when the journal has it durably
-        journals.conflicts.release(sorted(settled))
+        commits.conflict_log.wal.release(sorted(settled))
 
 
-async def _flush(journals: OpenLogs) -> ShardfsError | None:
+async def _flush(commits: GroupCommit) -> ShardfsError | None:
     """Commit what is pending; returns what keeps some of it from being committed."""
     try:
-        await journals.commits.flush()
+        await commits.flush()
     except ShardfsError as error:
         return error
     return None
 
 
-async def _apply_conflict(source: Source, journals: OpenLogs, change: Change | Shrink) -> str | None:
+async def _apply_conflict(source: Source, commits: GroupCommit, change: Change | Shrink) -> str | None:
     """Make a change that was put aside pending again, whatever the chunk is now; returns why that cannot be."""
-    commits = journals.commits
     try:
         check_name(change.path)
         if isinstance(change, Shrink):
@@ -309,7 +307,7 @@ async def _apply_conflict(source: Source, journals: OpenLogs, change: Change | S
         entry = await array.stored_entry(change.coords)
     except ShardfsError as error:
         return str(error)
-    record = journals.journal.copy(replace(change, superseded=entry))
+    record = commits.log.copy(replace(change, superseded=entry))
     commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), record)
     return None
 

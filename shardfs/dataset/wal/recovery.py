@@ -247,16 +247,6 @@ async def finish_shrink(source: Source, commits: GroupCommit, shrink: Shrink) ->
     await empty_outside(commits, array, metadata.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenLogs:
-    """The log, with what it held, the conflict log, and a `GroupCommit` for the former."""
-
-    contents: LogContents
-    journal: WriteAheadLog
-    conflicts: WriteAheadLog
-    commits: GroupCommit
-
-
 def read_left(directory: str) -> LogContents:
     """Read the journal in *directory*, which may not be there, without a lock; raises as `read_log` does."""
     with suppress(NotFoundError):
@@ -293,14 +283,17 @@ def open_log(path: str, disk: Syscalls = SYSCALLS) -> tuple[LogContents, WriteAh
 
 
 @contextmanager
-def opened(source: Source, state: StateDirectory, disk: Syscalls = SYSCALLS) -> Iterator[OpenLogs]:
+def opened(
+    source: Source, state: StateDirectory, disk: Syscalls = SYSCALLS
+) -> Iterator[tuple[LogContents, GroupCommit]]:
     """Open the journals in *state*, whose lock the caller holds, for the length of a block.
 
+    Yields what the journal held, and what commits it.
     Raises `StoreError` for one that cannot be read, or at the end cannot be let go of.
     """
-    (contents, journal), (_, conflicts) = (open_log(path, disk) for path in (state.journal, state.conflicts))
+    (contents, journal), (_, conflicts) = (open_log(path) for path in (state.journal, state.conflicts))
     with closing(journal), closing(conflicts):
-        yield OpenLogs(contents, journal, conflicts, GroupCommit(source, journal, conflicts))
+        yield contents, GroupCommit(source, journal, conflicts)
 
 
 async def bring_home(store: Store, left: Sequence[StateDirectory]) -> None:
@@ -312,10 +305,10 @@ async def bring_home(store: Store, left: Sequence[StateDirectory]) -> None:
     for state in left:
         try:
             source = Source.of(store)
-            with opened(source, state) as journals:
-                log_damage(state.journal, journals.contents)
-                recovery = await replay(source, journals.contents, journals.commits)
-                await journals.commits.flush()
+            with opened(source, state) as (contents, commits):
+                log_damage(state.journal, contents)
+                recovery = await replay(source, contents, commits)
+                await commits.flush()
         except ShardfsError as error:
             log.error("%s stays for the next mount: %s", shown(state.journal), error)  # noqa: TRY400
         else:
