@@ -4,7 +4,7 @@ A shard that is stored as it is gets appended to.  What lies within another shar
 rewritten: an inner shard becomes one new payload of the shard around it, an encoded shard is encoded anew.
 """
 
-from collections import OrderedDict
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from shardfs.dataset.cache import Cache
 from shardfs.dataset.statistics import Statistics
 from shardfs.errors import CorruptionError, StaleError, StoreError
 from shardfs.format.codecs import decode, encode
@@ -26,66 +27,46 @@ _THREAD_NBYTES: Final = 2**20  # a larger index is checked in a thread, so that 
 _LARGE_AT_ONCE: Final = 2
 
 
-class DecodedBytes:
+class DecodedBytes(Cache[object, Buffer]):
     """The decoded shards that were read last: up to *max_nbytes* of them stay decoded, and one at least."""
 
     def __init__(self, statistics: Statistics, max_nbytes: int) -> None:
+        super().__init__(len, max_nbytes, max_count=sys.maxsize)
         self.large = trio.CapacityLimiter(_LARGE_AT_ONCE)  # for what may take much memory
-        self._statistics = statistics
-        self._max_nbytes = max_nbytes
-        self._nbytes = 0
-        self._kept: OrderedDict[DecodedShard, int] = OrderedDict()
-
-    def touch(self, shard: "DecodedShard") -> None:
-        """Note that the bytes of *shard* were used."""
-        if shard in self._kept:
-            self._kept.move_to_end(shard)
-
-    def keep(self, shard: "DecodedShard", nbytes: int) -> None:
-        """Keep the *nbytes* bytes of *shard*, which were decoded just now."""
-        self._statistics.whole_shard_decodes += 1
-        self._kept[shard] = nbytes
-        self._nbytes += nbytes
-        while self._nbytes > self._max_nbytes and len(self._kept) > 1:
-            self.drop(next(iter(self._kept)))
-
-    def drop(self, shard: "DecodedShard") -> None:
-        """Forget the bytes of *shard*."""
-        self._nbytes -= self._kept.pop(shard, 0)
-        shard.data = None
+        self.statistics = statistics
 
 
 class DecodedShard:
     """A shard under another codec: *nbytes* bytes from *offset* of *outer*, decoded as a whole.
 
-    The decoded bytes are kept for as long as *cache* says; without one, as long as this is.  Once dropped they are
-    decoded again from the version that *outer* pins; raises `StaleError` if that was overwritten.
+    The decoded bytes are kept under *key* for as long as *cache* says; without one, as long as this is.  Once dropped
+    they are decoded again from the version that *outer* pins; raises `StaleError` if that was overwritten.
     """
 
     def __init__(
         self, outer: "Snapshot | OpenShard", offset: int, nbytes: int, level: ShardingLevel, cache: DecodedBytes | None
     ) -> None:
-        self.data: Buffer | None = None
+        self.key = object()
         self._outer = outer
         self._offset, self._nbytes = offset, nbytes
         self._level = level
-        self._cache = cache
+        self._cache = cache or DecodedBytes(Statistics(), 0)
 
     async def load(self) -> Buffer:
         """Return all decoded bytes."""
-        if (data := self.data) is not None:
-            if self._cache is not None:
-                self._cache.touch(self)
-            return data
+        return await self._cache.get(self.key, _is_what_it_was, self._decode)
+
+    async def _decode(self) -> Buffer:
         is_stored = not isinstance(self._outer, OpenShard)
-        async with self._cache.large if self._cache is not None and is_stored else nullcontext():
-            if (data := self.data) is None:  # others may have waited for the same
-                encoded = await self._outer.read(self._offset, self._nbytes)
-                data = await trio.to_thread.run_sync(decode, self._level.after, encoded, self._level.max_nbytes)
-                if self._cache is not None and self.data is None:
-                    self._cache.keep(self, len(data))
-                self.data = data
+        async with self._cache.large if is_stored else nullcontext():
+            encoded = await self._outer.read(self._offset, self._nbytes)
+            data = await trio.to_thread.run_sync(decode, self._level.after, encoded, self._level.max_nbytes)
+        self._cache.statistics.whole_shard_decodes += 1
         return data
+
+
+async def _is_what_it_was(data: Buffer) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

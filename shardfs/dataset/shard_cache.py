@@ -204,4 +204,4 @@ class ShardCache:
 
     def _dropped(self, state: ShardState) -> None:
         if state.shard is not None and state.shard.decoded is not None and state.shard.outermost is None:
-            self._decoded.drop(state.shard.decoded)
+            self._decoded.forget(state.shard.decoded.key)
