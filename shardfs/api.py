@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import trio
 
-from shardfs.bulk.plan import PackPlan
+from shardfs.bulk.pack import PackPlan
 from shardfs.bulk.run import Report, RunOptions, fill
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.dataset.hierarchy import DOCUMENT, Node, Source

@@ -1,4 +1,7 @@
-"""Packing: the chunks of a dataset, moved as encoded bytes into shards of another one."""
+"""Packing: the chunks of a dataset, moved as encoded bytes into shards of another one.
+
+What becomes of each array is decided and announced before anything is written; tasks then write a few shards each.
+"""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -8,16 +11,49 @@ from typing import Final
 
 import trio
 
-from shardfs.bulk.delivery import Delivered, Item, Job, MadeOf, NothingError, Storer, StoreTask, copy_file, deliver
-from shardfs.bulk.engine import Context
-from shardfs.bulk.nodes import Transfer, chunks_within
-from shardfs.errors import CorruptionError, ShardfsError
+from shardfs.bulk.delivery import (
+    Delivered,
+    Item,
+    Job,
+    MadeOf,
+    NothingError,
+    Storer,
+    StoreTask,
+    copy_file,
+    deliver,
+    left_out,
+    named,
+)
+from shardfs.bulk.engine import Context, batched
+from shardfs.bulk.manifest import Manifest
+from shardfs.bulk.nodes import BulkNode, Transfer, chunks_within, find_node, shards_touched, walk
+from shardfs.bulk.run import Plan
+from shardfs.dataset.hierarchy import DOCUMENT, Source
+from shardfs.dataset.maintenance.walk import walk_files
+from shardfs.errors import CorruptionError, MetadataError, NotUnshardable, ShardfsError, UsageError
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
+from shardfs.format.document import encode_json, parse_json
+from shardfs.format.dtype import DataType
+from shardfs.format.lens.consolidated import Consolidated
 from shardfs.format.lens.packed import Packing
+from shardfs.format.lens.v2 import ZMETADATA, parse_consolidated
+from shardfs.format.metadata import GroupMetadata
 from shardfs.format.sharding import Coords
 from shardfs.format.update import plan_write
-from shardfs.stores.base import PART_NBYTES, Buffer, NewObject, Stat
+from shardfs.stores.base import PART_NBYTES, Buffer, Kind, NewObject, Stat, join_key
+from shardfs.stores.local.file_lock import is_lock
 from shardfs.stores.parallel import for_each
+
+_BATCH_NBYTES: Final = 64 * 2**20
+_BATCH: Final = 256
+"""Small shards go into one task up to so many bytes, and so many shards."""
+
+_TRANSCODING: Final = 16
+"""How many times longer transcoding takes than copying, or more."""
+
+_NOT_IN_SHARDS: Final = "zarr-python 3.1 reads such elements only in arrays without shards"
+_MAX_FILES: Final = 16
+_MAX_ERRORS: Final = 3
 
 _CHUNKS_AT_ONCE: Final = 64
 _MAX_GROUP: Final = 1024
@@ -152,3 +188,209 @@ class _Shard:
         place = layout.shard_key(layout.locate(coords).shard)
         chunk = "" if layout.grid.is_unsharded else f", chunk {'/'.join(map(str, coords))}"
         self.problems[f"left out: {place}{chunk}: {error}"] = None
+
+
+@dataclass(frozen=True)
+class PlannedArray:
+    """What becomes of the array at *path*; as text, what people are told of it.
+
+    Without *shards* its chunks stay files.  *shard_nbytes* are those of a full shard, without compression; about, if
+    elements vary in size.  *transcoded* tells why its chunks do not stay as they are encoded: "--codecs", or "v2" for
+    codecs that v3 does not have.  *was* and *becomes* are the codecs.
+    """
+
+    path: str
+    chunks: int | None = None
+    shards: int | None = None
+    chunks_per_shard: tuple[int, ...] | None = None
+    shard_nbytes: int | None = None
+    varies: bool = False
+    was: str | None = None
+    becomes: str | None = None
+    transcoded: str | None = None
+    caveat: str | None = None
+
+    @classmethod
+    def of(cls, node: BulkNode, transfer: Transfer | None) -> "PlannedArray":
+        """Return what becomes of *node*; without a *transfer* its files are copied."""
+        if transfer is None:
+            return cls(node.path, node.array.grid.nchunks if node.array is not None else None)
+        grid, element = transfer.target.grid, DataType.find(transfer.document["data_type"])
+        origin, why = (0,) * grid.ndim, None
+        if transfer.transcoder is not None:
+            why = "v2" if node.decoder is not None else "--codecs"
+        found = cls(node.path, grid.nchunks, was=transfer.was, becomes=transfer.becomes, transcoded=why)
+        if grid.is_unsharded:
+            return found
+        return replace(
+            found,
+            shards=grid.shards.nchunks,
+            chunks_per_shard=grid.index_shape(origin),
+            shard_nbytes=transfer.nbytes(origin),
+            varies=element is None,
+            caveat=_NOT_IN_SHARDS if element is not None and element.dtype.kind == "V" else None,
+        )
+
+    def __str__(self) -> str:
+        if self.was is None:
+            return "stays as it is stored"
+        how = "copied encoded" if self.transcoded is None else f"transcoded from {self.was} to {self.becomes}"
+        if self.shards is None:
+            return f"chunks stay files, {self.chunks:,} of them, of unsharded Zarr v3, {how}"
+        counts, plural = " × ".join(map(str, self.chunks_per_shard or ())), "" if self.shards == 1 else "s"
+        return (
+            f"{self.chunks:,} chunks in {self.shards:,} shard{plural} of {counts}, "
+            f"{'about ' if self.varies else ''}{self.shard_nbytes:,} bytes without compression, {how}"
+            f"{f'; {self.caveat}' if self.caveat is not None else ''}"
+        )
+
+
+@dataclass
+class PackPlan(Plan):
+    """What packing a source comes to, as it is found before anything is written.
+
+    *arrays* are those whose chunks are packed, or converted from v2, with their versions, as `Transfer` has them;
+    *trees* those that are copied as the files that they are; *planned* is what is said of them all.  *files* are
+    directories with other files.
+    """
+
+    packing: Packing
+    arrays: dict[str, tuple[bytes, tuple[int, ...]]] = field(default_factory=dict)
+    trees: list[str] = field(default_factory=list)
+    files: list[tuple[str, list[str]]] = field(default_factory=list)
+    _errors: list[str] = field(default_factory=list)  # which keep all of it from being begun
+    _ranks: set[int] = field(default_factory=set)
+    planned: list[PlannedArray] = field(default_factory=list)
+    _copies: dict[str, list[str]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"pack {self.packing}"
+
+    async def look(self, job: Job, context: Context) -> AsyncIterator[str]:
+        """Look at all nodes of the source, and yield what becomes of its arrays."""
+        superseded: list[str] = []
+        async for path, entries, node in walk(job.reading(context)):
+            if isinstance(node, MetadataError | NotUnshardable):
+                self._errors.append(named(path, node))
+            elif isinstance(node, ShardfsError):
+                self.report.problems.append(left_out(path, node))
+            else:
+                files = [entry.name for entry in entries if entry.kind in (Kind.FILE, Kind.SYMLINK)]
+                special = [join_key(path, entry.name) for entry in entries if entry.kind is Kind.SPECIAL]
+                self.report.problems += [left_out(key, "it is not a regular file") for key in special]
+                if node is not None:
+                    self.nnodes += 1
+                    self._add(node)
+                    files = [file for file in files if file not in node.documents]
+                    superseded += [join_key(path, file) for file in files if node.is_superseded(file)]
+                    files = [file for file in files if not node.is_superseded(file)]
+                self.files.append((path, files))
+        self._consolidate()
+        self.report.total += len(self.documents) + sum(len(files) for _, files in self.files)
+        if self._errors:
+            more = f"; and {len(self._errors) - _MAX_ERRORS:,} more" if len(self._errors) > _MAX_ERRORS else ""
+            listed = "; ".join(self._errors[:_MAX_ERRORS]) + more
+            raise UsageError(f"nothing was written: {listed}; change what cannot be packed, or move it out of SOURCE")
+        given = self.packing.chunks_per_shard
+        if given is not None and len(given) > 1 and len(given) not in self._ranks:
+            raise UsageError(f"--shards has {len(given)} numbers, and no array has as many axes")
+        lines: dict[str, list[str]] = {}
+        for planned in self.planned:
+            lines.setdefault(str(planned), []).append(planned.path)
+        for what, paths in lines.items():
+            others = f" and {len(paths) - 2:,} more" if len(paths) > 2 else ""
+            yield f"{', '.join(path or '(root)' for path in paths[:2])}{others}: {what}"
+        if superseded:  # else readers of v2 would take shards for chunks
+            others = f" and {len(superseded) - 2:,} more" if len(superseded) > 2 else ""
+            yield f"{', '.join(superseded[:2])}{others}: left out, of Zarr v2 beside zarr.json"
+
+    async def tasks(self, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[StoreTask]:
+        """Yield what is to be done; keys are noted in *manifest* before."""
+        for path in self.arrays:
+            try:
+                async for task in self._pack(path, job, context, manifest):
+                    yield task
+            except ShardfsError as error:
+                self.report.problems.append(left_out(path, error))
+        files = self._files(job.reading(context))
+        async for keys, _ in batched(files, lambda key: 1, most=_MAX_FILES, nbytes=_MAX_FILES):
+            yield CopyFiles(job, manifest.items(keys), 0)
+
+    async def _pack(self, path: str, job: Job, context: Context, manifest: Manifest) -> AsyncIterator[PackShards]:
+        """Yield the tasks of one array."""
+        version = self.arrays[path]
+        transfer = await Transfer.find(context, job, path, self.packing, version)
+
+        def fail(error: ShardfsError) -> None:
+            self.report.problems.append(left_out(path, error))
+
+        beside: Counter[str] = Counter()
+
+        def others(key: str, count: int) -> None:
+            beside[next(iter(beside), key)] += count
+
+        touched = shards_touched(transfer.array, transfer.target.grid, fail, others=others)
+        async for shards, nbytes in batched(touched, transfer.nbytes, most=_BATCH, nbytes=_BATCH_NBYTES):
+            items = manifest.items(map(transfer.target.shard_key, shards))
+            cost = nbytes if transfer.transcoder is None else nbytes * _TRANSCODING
+            yield PackShards(job, items, cost, self.packing, path, version, tuple(shards))
+        for key, count in beside.items():
+            more = f" and {count - 1:,} more" if count > 1 else ""
+            self.report.notes.append(f"left out: {key}{more}: no chunk of the array")
+
+    def _add(self, node: BulkNode) -> None:
+        """Take in a node."""
+        key, text = join_key(node.path, DOCUMENT), node.documents.get(DOCUMENT)
+        if isinstance(node.metadata, GroupMetadata):
+            document = Consolidated(self.packing).get(node.metadata.document)
+            is_same = text is not None and document is node.metadata.document
+            self.documents[key] = text if is_same and text is not None else encode_json(document)
+            if ZMETADATA in node.documents:
+                self._copies[node.path] = [path for path in parse_consolidated(node.documents[ZMETADATA]) if path]
+            return
+        self._ranks.add(node.metadata.ndim)
+        try:
+            transfer = Transfer.of(node, self.packing)
+        except NotUnshardable as error:
+            self._errors.append(named(node.path, error))
+            return
+        if transfer is not None:
+            self.arrays[node.path] = transfer.version
+            self.report.total += transfer.target.grid.shards.nchunks
+            self.documents[key] = encode_json(transfer.document)
+        else:
+            self.trees.append(node.path)
+            self.report.total += node.array.grid.shards.nchunks if node.array is not None else 0
+            self.documents[key] = text or b""
+        self.planned.append(PlannedArray.of(node, transfer))
+
+    def _consolidate(self) -> None:
+        """Give groups that were consolidated as v2 the copies that v3 has in the document of the group."""
+        for group, paths in self._copies.items():
+            keys = {path: join_key(join_key(group, path), DOCUMENT) for path in paths}
+            copies = {path: parse_json(self.documents[key]) for path, key in keys.items() if key in self.documents}
+            key = join_key(group, DOCUMENT)
+            consolidated = {"kind": "inline", "must_understand": False, "metadata": copies}
+            document = {**parse_json(self.documents[key]), "consolidated_metadata": consolidated}
+            self.documents[key] = encode_json(document)
+
+    async def _files(self, source: Source) -> AsyncIterator[str]:
+        """Yield the keys of all files that are copied as they are, without documents of nodes."""
+        for path, names in self.files:
+            for name in names:
+                yield join_key(path, name)
+        for path in self.trees:
+            try:
+                node = await find_node(source, path)
+                for entry in await source.store.list(path):
+                    if node is None or not node.is_chunk(entry.name):
+                        continue
+                    key = join_key(path, entry.name)
+                    if entry.kind is not Kind.DIRECTORY:
+                        yield key
+                        continue
+                    async for below in walk_files(source.store, key):
+                        if not is_lock(below):
+                            yield below
+            except ShardfsError as error:
+                self.report.problems.append(left_out(path, error))

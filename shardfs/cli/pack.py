@@ -12,7 +12,7 @@ import click
 import trio
 
 from shardfs.bulk.cluster import Place
-from shardfs.bulk.plan import PackPlan
+from shardfs.bulk.pack import PackPlan
 from shardfs.bulk.run import Plan, Report, RunOptions, fill
 from shardfs.cli.options import command, json_option, size, view_options
 from shardfs.cli.output import complain, progress

@@ -22,7 +22,7 @@ import numpy as np
 import trio
 import zarr
 
-from shardfs.bulk.plan import PackPlan
+from shardfs.bulk.pack import PackPlan
 from shardfs.bulk.run import Plan, RunOptions, fill
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.format.lens.packed import Packing

@@ -22,7 +22,7 @@ import zarr
 
 from shardfs.bulk.delivery import Delivered, Item, Job, MadeOf, NothingError, deliver, each_delivered
 from shardfs.bulk.engine import Context
-from shardfs.bulk.plan import PackPlan
+from shardfs.bulk.pack import PackPlan
 from shardfs.bulk.run import Plan, Report, RunOptions
 from shardfs.bulk.run import fill as fill_with
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
