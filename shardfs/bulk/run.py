@@ -79,16 +79,13 @@ class Plan(ABC):
     """What a destination is to have: objects that tasks store, the *last* one when all others are done, and *documents*
     by key, parents first.
 
-    There are about *total* objects, if all arrays have all their chunks, of *nnodes* arrays and groups; *problems* are
-    what is left out, and why, *notes* what else is.  As text it is the command that makes it: a run that goes on with
-    another has to say the same.
+    They are of *nnodes* arrays and groups; the *report* counts all, as if all arrays had all their chunks, and names
+    what is left out.  As text it is the command that makes it: a run that goes on with another has to say the same.
     """
 
-    total: int = field(init=False, default=0)
+    report: Report = field(init=False, default_factory=Report)
     nnodes: int = field(init=False, default=0)
     documents: dict[str, bytes] = field(init=False, default_factory=dict)
-    problems: list[str] = field(init=False, default_factory=list)
-    notes: list[str] = field(init=False, default_factory=list)
     last: StoreTask | None = field(init=False, default=None)
 
     @abstractmethod
@@ -122,13 +119,12 @@ async def fill(
     job = await _begin(source, destination, options, how, context)
     async for line in plan.look(job, context):
         announce(line)
-    if not plan.nnodes and not plan.problems:  # as where a disk is not mounted: all of DEST would be removed
+    if not plan.nnodes and not plan.report.problems:  # as where a disk is not mounted: all of DEST would be removed
         raise SourceError(f"{source} has no Zarr arrays or groups; check that it is the right folder, and mounted")
     if not is_dry:
         return await _fill(job, context, plan, how)
-    report = Report(total=plan.total, problems=list(plan.problems))
-    how.progress(report)
-    return report
+    how.progress(plan.report)
+    return plan.report
 
 
 async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Report:
@@ -136,7 +132,7 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
 
     Documents come last, and that of the root at the very end: before, nobody takes the destination for complete.
     """
-    report, source = Report(total=plan.total), job.reading(context)
+    report, source = plan.report, job.reading(context)
     is_pending = has_journal(source.store)
     _open(job.destination, job.options, make=True)
     store = job.storing(context)
@@ -181,8 +177,6 @@ async def _fill(job: Job, context: Context, plan: Plan, how: RunOptions) -> Repo
         for item in manifest.items(list(plan.documents)[::-1]):
             text = plan.documents[item.key]
             take(await each_delivered([item], partial(_store_text, job, store, text=text)))
-        report.problems.extend(plan.problems)
-        report.notes.extend(plan.notes)
         if is_pending or has_journal(source.store):
             report.problems.append(
                 "SOURCE has a journal of chunks that may not be committed, which are not in DEST: unmount SOURCE, or "

@@ -129,16 +129,16 @@ class UnpackPlan(Plan):
         async for node in walk_nodes(job.reading(context)):
             name = node.path or "(root)"
             reason = view.left_out(node)
-            self.total += 1
+            self.report.total += 1
             self.nnodes += node.document is not None
             if reason is not None:
-                self.problems.append(left_out(node.path, reason))
+                self.report.problems.append(left_out(node.path, reason))
             elif node.reason is not None:
                 if node.document is not None:  # else what cannot be read is left out, and named then
                     yield f"{name}: stays as it is stored: {node.reason}"
             else:
                 if node.any_array is not None and self.unpacking.view != "npy":
-                    self.total += node.any_array.grid.nchunks
+                    self.report.total += node.any_array.grid.nchunks
                 if view.caveat(node) is not None:
                     yield f"{name}: {view.caveat(node)}"
 
@@ -177,7 +177,7 @@ class UnpackPlan(Plan):
                         else:
                             yield key, size
             except ShardfsError as error:
-                self.problems.append(left_out(path, error))
+                self.report.problems.append(left_out(path, error))
             if path:
                 tree.forget(ino, 1)
             tree.inodes.sweep()
