@@ -111,12 +111,6 @@ def test_each_array_is_shown_or_left_out_with_the_reason(stored: Path) -> None:
             assert f"  {options:<20}{reason}" in lines
 
 
-def test_the_table_marks_views_that_take_decode(stored: Path) -> None:
-    views = {line.split()[0]: line.rstrip().rpartition("  ")[2].strip() for line in info(stored).splitlines()}
-    assert (views["image"], views["turned"], views["text"]) == ("v3 v2 npy", "v3 v2* npy", "v3 v2")
-    assert (views["small"], views["unknown"], views["broken"]) == ("v3", "as stored", "as stored")
-
-
 def test_what_to_type_has_the_options_that_reach_the_source(tmp_path: Path) -> None:
     source = Source.of(open_store(str(write(tmp_path, "solid"))))
     options = ["--anonymous", "--region=eu-west-1"]
@@ -171,12 +165,6 @@ def test_a_tool_gets_the_view_in_which_it_reads_most(
         assert f"not {name}: {found['missing'][name]}\n" in text
     if view is None:
         assert re.search(rf"^{re.escape(tool)} +no view: it reads none of the arrays$", text, re.MULTILINE)
-
-
-def test_an_array_without_axes_is_said_to_end_ncdump_and_to_fail_nothing_else(tmp_path: Path) -> None:
-    text = info("--tools", write(tmp_path, "image", "point", "complex"))
-    assert "not point: it does not read arrays without axes: ncdump stops at its value (use -h, or -v with" in text
-    assert "not complex: it does not know the data type complex64, and it fails on the whole group" in text
 
 
 def test_info_names_arrays_of_which_some_axes_have_no_name(tmp_path: Path) -> None:

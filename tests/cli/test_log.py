@@ -28,43 +28,37 @@ def await_text(file: Path, text: str) -> str:
     return file.read_text()
 
 
+@pytest.mark.parametrize("is_json", [False, True], ids=["text", "json"])
 def test_it_begins_with_what_is_mounted_and_ends_with_that_it_is_not(
-    background: Background, source: Path, place: Path, tmp_path: Path
+    background: Background, source: Path, place: Path, tmp_path: Path, is_json: bool
 ) -> None:
-    log = tmp_path / "log"
-    assert background("--view", "v2", "--decode", "--write", "--log-file", log, source, place).returncode == 0
+    (source / "c/0/0").write_bytes(b"damaged")
+    log, options = tmp_path / "log", ["--write", "--view=v2", "--decode", *(["--log-format=json"] if is_json else [])]
+    assert background(*options, "--log-file", log, source, place).returncode == 0
+    with pytest.raises(OSError):
+        (place / "0.0").read_bytes()
     pid = daemon_of(place)
     run("umount", place)
-    first, *_, last = log.read_text().splitlines()
-    assert first.endswith(
+    lines = log.read_text().splitlines()
+    first = (
         f"shardfs {shardfs.__version__} mounts {source} at {place}, read-write, view v2, decoded, process {pid}, "
         "with --write --view=v2 --decode"
     )
-    assert last.endswith(f"{source} is no longer mounted at {place}")
-
-
-def test_in_json_each_line_is_an_object_and_the_first_has_all_of_it(
-    background: Background, source: Path, place: Path, tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    (source / "c/0/0").write_bytes(b"damaged")
-    background("--log-format", "json", "--log-file", log, source, place)
-    with pytest.raises(OSError):
-        (place / "c/0/0").read_bytes()
-    pid = daemon_of(place)
-    run("umount", place)
-    first, *others = map(json.loads, log.read_text().splitlines())
-    assert first.pop("time").endswith("+00:00")
-    assert "mounts" in first.pop("message")
-    assert first.pop("options") == []
-    assert first == {
+    last = f"{source} is no longer mounted at {place}"
+    if not is_json:
+        assert (lines[0].endswith(first), lines[-1].endswith(last)) == (True, True)
+        return
+    begin, *others = map(json.loads, lines)
+    assert begin.pop("time").endswith("+00:00")
+    assert (begin.pop("message"), begin.pop("options")) == (first, ["--write", "--view=v2", "--decode"])
+    assert begin == {
         "level": "INFO",
         "logger": "shardfs.fuse.serve",
         "version": shardfs.__version__,
         "source": str(source),
         "mountpoint": str(place),
-        "access": "read-only",
-        "view": "v3",
+        "access": "read-write",
+        "view": "v2, decoded",
         "pid": pid,
     }
     assert {"time", "level", "logger", "message"} == set(others[0])

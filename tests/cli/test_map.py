@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,13 +142,11 @@ async def layout_of(directory: Path, coords: tuple[int, ...]) -> list[Kind]:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_byte_of_a_shard_is_what_the_map_says(tmp_path: Path, name: str) -> None:
-    files = write_case(BY_NAME[name], tmp_path).files
-    for key, data in files.items():
+    document = BY_NAME[name].document
+    for key, data in write_case(BY_NAME[name], tmp_path).files.items():
         use = Use(data)
-        document = BY_NAME[name].document
         use.read(document["codecs"][0], document["chunk_grid"]["configuration"]["chunk_shape"], 0, len(data))
-        coords = tuple(map(int, key.split("/")[1:]))
-        shown = trio.run(layout_of, tmp_path, coords)
+        shown = trio.run(layout_of, tmp_path, tuple(map(int, key.split("/")[1:])))
         assert [kind if kind in (Kind.LIVE, Kind.INDEX) else 0 for kind in shown] == list(use.live)
         prefix = next(number for number, live in enumerate(use.live) if live)
         if name.startswith("foreign-prefix"):
@@ -173,26 +170,17 @@ def test_what_was_replaced_is_dead_and_zeros_are_a_gap(tmp_path: Path) -> None:
     assert trio.run(layout_of, tmp_path, (0, 0))[:first] == [Kind.GAP] * first
 
 
-@pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An array of 100 × 100 shards, of which those in a disc are stored."""
-    root = tmp_path_factory.mktemp("many")
-    document = array((400, 400), (4, 4), sharding((2, 2)))
-    sound = root / "one"
-    store(sound, array((4, 4), (4, 4), sharding((2, 2))))
-    (root / "image").mkdir()
-    (root / "image/zarr.json").write_text(json.dumps(document))
+def test_10_000_shards_are_a_picture_that_fits_a_screen(tmp_path: Path) -> None:
+    store(tmp_path / "one", array((4, 4), (4, 4), sharding((2, 2))))
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image/zarr.json").write_text(json.dumps(array((400, 400), (4, 4), sharding((2, 2)))))
     for row in range(100):
-        (root / f"image/c/{row}").mkdir(parents=True)
+        (tmp_path / f"image/c/{row}").mkdir(parents=True)
         for column in range(100):
             if (row - 50) ** 2 + (column - 50) ** 2 < 40**2:
-                os.link(sound / "c/0/0", root / f"image/c/{row}/{column}")
-    shutil.rmtree(sound)
-    return root
-
-
-def test_10_000_shards_are_a_picture_that_fits_a_screen(many: Path) -> None:
-    with on_terminal("map", many, columns=80) as terminal:
+                os.link(tmp_path / "one/c/0/0", tmp_path / f"image/c/{row}/{column}")
+    shutil.rmtree(tmp_path / "one")
+    with on_terminal("map", tmp_path, columns=80) as terminal:
         assert terminal.end() == 0
     shown = terminal.shown.rpartition("\r\x1b[K")[2]
     assert "\x1b[32m█" in shown
@@ -206,24 +194,6 @@ def test_10_000_shards_are_a_picture_that_fits_a_screen(many: Path) -> None:
     assert re.fullmatch("·{5}▒█{39}·{5}", picture[7])
     assert all(row[0] == row[-1] == "·" for row in picture)
     assert len(lines) - len(picture) == 2  # the legend
-
-
-def test_one_axis_goes_on_from_row_to_row(tmp_path: Path) -> None:
-    store(tmp_path, array((150, 1), (1, 1), sharding((1, 1))))
-    (tmp_path / "c/149/0").unlink()
-    _, caption, *rows = run("map", tmp_path).stdout.splitlines()[:4]
-    assert caption == "  150 × 1 across and on in the next row"
-    assert [row.strip() for row in rows] == ["█" * 96, "█" * 53 + "·"]
-
-
-def test_dead_and_damaged_shards_are_seen_in_the_grid(tmp_path: Path) -> None:
-    changing = ChangingArray(tmp_path)
-    for _ in range(3):
-        changing.append("c/0/0", 1, b"x" * 200)
-    (tmp_path / "c/1/0").write_bytes(b"damaged")
-    share = {use["key"]: use["dead"] / use["size"] for use in uses(tmp_path)[""] if use["dead"]}
-    rows = [line.strip() for line in run("map", tmp_path).stdout.splitlines() if line.startswith("    ")]
-    assert rows == [str(int(10 * share["c/0/0"])) * 2 + "!!"]
 
 
 def test_damaged_and_wasteful_shards_are_counted_and_some_of_both_are_drawn(tmp_path: Path) -> None:
@@ -243,12 +213,9 @@ def test_damaged_and_wasteful_shards_are_counted_and_some_of_both_are_drawn(tmp_
     assert sum(line.endswith(" dead") for line in lines) == 8
     assert "  24 shards more, 12 of them damaged, the others with no more dead bytes" in lines
     page = tmp_path / "map.html"
-    assert run("map", "--html", page, source).stdout == f"{page} written\n"
-    text = page.read_text(encoding="utf-8")
-    assert "<summary>16 shards: damaged first, then most dead bytes</summary>" in text
-    assert "<td>40<td>40<td>20<td>20<td>" in text
+    assert run("map", "--html", page, source).returncode == 0
+    assert "<summary>16 shards: damaged first, then most dead bytes</summary>" in page.read_text(encoding="utf-8")
     assert "./-x.html" in run("map", "--html", "-x.html", source, cwd=tmp_path).stderr
-    assert sorted(os.listdir(tmp_path)) == ["map.html", "source"]
 
 
 def test_arrays_without_a_map_are_named_with_the_reason(tmp_path: Path) -> None:
@@ -265,9 +232,6 @@ def test_arrays_without_a_map_are_named_with_the_reason(tmp_path: Path) -> None:
     assert one_line_of(run("map", tmp_path, "empty"), 1).startswith("empty is not a Zarr v3 array; ")
 
 
-needs_chromium = pytest.mark.skipif(
-    shutil.which("chromium") is None, reason="there is no Chromium here, as scripts/test said"
-)
 HOSTILE = "</title></style><script>document.title=1</script><img src=x onerror=document.title=2>\"'&\x1b[2J\u202e"
 
 ELEMENTS = """html head meta title style body h1 h2 p div b span table tbody tr th td a section
@@ -280,7 +244,7 @@ def browse(page: Path, directory: Path, *arguments: str) -> str:
     return output_of("chromium", *options, *arguments, page.as_uri())
 
 
-@needs_chromium
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium here, as scripts/test said")
 def test_a_browser_shows_the_page_and_no_name_becomes_part_of_it(tmp_path: Path) -> None:
     source = tmp_path / "source"
     store(source / HOSTILE.replace("/", "∕"), array((4, 6), (4, 6), sharding((2, 3))))
@@ -304,29 +268,6 @@ def test_a_browser_shows_the_page_and_no_name_becomes_part_of_it(tmp_path: Path)
     assert "<p>broken: " in dom
     assert "\x1b" not in text
     assert "\u202e" not in text
-
-
-@needs_chromium
-def test_10_000_shards_are_a_page_in_light_and_in_dark(many: Path, tmp_path: Path) -> None:
-    page, shot = tmp_path / "map.html", tmp_path / "shot.png"
-    assert run("map", "--html", page, many).returncode == 0
-    text = page.read_text(encoding="utf-8")
-    assert len(text) < 2**20
-    assert text.count("<title>") == 1 + 50 * 50
-    assert "<title>4 shards from 50, 50 on: 4 stored, 100 % full, 528 B, 0 % dead</title>" in text
-    for scheme, colour in (("1", "f6f7f9"), ("0", "12161c")):
-        browse(page, tmp_path / "profile", f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={shot}")
-        assert first_pixel(shot.read_bytes()) == colour
-
-
-def first_pixel(png: bytes) -> str:
-    """The colour of the pixel at the top left, which no filter changes."""
-    at, data = 8, b""
-    while at < len(png):
-        (nbytes,) = struct.unpack(">I", png[at : at + 4])
-        data += png[at + 8 : at + 8 + nbytes] if png[at + 4 : at + 8] == b"IDAT" else b""
-        at += nbytes + 12
-    return zlib.decompress(data)[1:4].hex()
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(source: Path, tmp_path: Path) -> None:

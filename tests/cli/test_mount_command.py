@@ -21,18 +21,18 @@ from tests.support.mounting import PATIENCE, command, environment, mount_points
 CHUNK = "c/0/0"
 
 
-def test_it_returns_when_the_mount_answers_and_says_in_one_line_what_is_mounted_where(
-    background: Background, source: Path, place: Path
+def test_it_returns_when_the_mount_answers_and_umount_when_the_daemon_is_gone(
+    background: Background, source: Path, place: Path, tmp_path: Path
 ) -> None:
-    done = background(source, place, is_fresh=True)
+    """Whatever lies in the directory that it is started in, which may be a dataset of others, on a disk to be taken."""
+    (source / "json.py").write_text(f"open({str(tmp_path / 'was run')!r}, 'w'); raise SystemExit('owned')")
+    done = background(".", place, cwd=source, is_fresh=True)
     assert (place / CHUNK).stat().st_size == 24
     (log,) = background.logs.iterdir()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{source} is mounted at {place}, read-only (log: {log})\n"
-
-
-def test_umount_returns_when_the_daemon_is_gone(background: Background, source: Path, place: Path) -> None:
-    assert background(source, place).returncode == 0
+    assert not (tmp_path / "was run").exists()
+    assert os.readlink(f"/proc/{daemon_of(place)}/cwd") == "/"
     daemon = os.pidfd_open(daemon_of(place))
     done = run("umount", place)
     assert has_ended(daemon)
@@ -55,58 +55,39 @@ def test_in_the_foreground_it_stays_and_is_its_own_daemon(source: Path, place: P
 
 
 DATA, PLACE = "my data é 100% 日本", "the place ü"
-SPELLINGS = {
-    "relative": (DATA, PLACE),
-    "with-dots-and-slashes": (f"./{PLACE}/../{DATA}//", f"{PLACE}/..//{PLACE}/."),
-    "by-links": ("link to data", "link to place/"),
-    "url": ("file://{here}/" + quote(DATA), PLACE),
-    "url-with-host-all-quoted": (
-        "file://localhost{here}/" + "".join(f"%{byte:02x}" for byte in DATA.encode()),
-        PLACE,
-    ),
-}
+SPELLINGS = [
+    (f"./{PLACE}/../{DATA}//", f"{PLACE}/..//{PLACE}/."),
+    ("link to data", "link to place/"),
+    ("file://{here}/" + quote(DATA), PLACE),
+    ("file://localhost{here}/" + "".join(f"%{byte:02x}" for byte in DATA.encode()), PLACE),
+]
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_source_and_mount_point_may_be_spelled(
-    background: Background, source: Path, tmp_path: Path, spelling: str
-) -> None:
+def test_source_and_mount_point_may_be_spelled(background: Background, source: Path, tmp_path: Path) -> None:
     source.rename(tmp_path / DATA)
     (tmp_path / PLACE).mkdir()
     (tmp_path / "link to data").symlink_to(DATA)
     (tmp_path / "link to place").symlink_to(PLACE)
-    data, place = SPELLINGS[spelling]
-    done = background(data.replace("{here}", str(tmp_path)), place, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert str(tmp_path / PLACE) in mount_points()
-    assert (tmp_path / PLACE / CHUNK).stat().st_size == 24
-    ended = run("umount", place, cwd=tmp_path)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert str(tmp_path / PLACE) not in mount_points()
+    for data, place in SPELLINGS:
+        done = background(data.replace("{here}", str(tmp_path)), place, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert str(tmp_path / PLACE) in mount_points()
+        assert (tmp_path / PLACE / CHUNK).stat().st_size == 24
+        ended = run("umount", place, cwd=tmp_path)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert str(tmp_path / PLACE) not in mount_points()
+    for name in ("two\nlines", "\x1b[2Jclears", f"{'日' * 80}/{'日' * 80}"):
+        (tmp_path / name).mkdir(parents=True)
+        done = background(tmp_path / DATA, tmp_path / name)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (tmp_path / name / CHUNK).stat().st_size == 24
+        assert done.stdout.count("\n") == 1
+        assert done.stdout[:-1].isprintable()
 
 
-LONG = "日" * 80
-
-
-@pytest.mark.parametrize("name", ["two\nlines", "\x1b[2Jclears", f"{LONG}/{LONG}"], ids=["lines", "escapes", "long"])
-def test_a_mount_point_may_have_any_name_and_the_message_is_one_line(
-    background: Background, source: Path, tmp_path: Path, name: str
-) -> None:
-    place = tmp_path / name
-    place.mkdir(parents=True)
-    done = background(source, place)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (place / CHUNK).stat().st_size == 24
-    assert done.stdout.count("\n") == 1
-    assert done.stdout[:-1].isprintable()
-
-
-@pytest.mark.parametrize("ttl", ["0", "3600"], ids=["nothing remembered", "the kernel remembers the root"])
-def test_after_a_crash_it_mounts_again_at_the_same_place(
-    background: Background, source: Path, place: Path, ttl: str
-) -> None:
-    assert background("--metadata-ttl", ttl, source, place).returncode == 0
-    assert place.stat().st_ino == 1
+def test_after_a_crash_it_mounts_again_at_the_same_place(background: Background, source: Path, place: Path) -> None:
+    assert background("--metadata-ttl=3600", source, place).returncode == 0
+    assert place.stat().st_ino == 1  # which the kernel remembers
     kill_daemon(place)
     with pytest.raises(OSError, match="Transport endpoint is not connected"):
         os.listdir(place)
@@ -152,17 +133,6 @@ def test_the_log_goes_where_it_is_told_seen_from_where_the_user_is(
         os.stat(place / "c/9/9")
     assert (tmp_path / "new/here.log").exists()
     assert not background.logs.exists()
-
-
-def test_nothing_in_the_directory_that_it_is_started_in_is_run_or_kept_busy(
-    background: Background, source: Path, place: Path, tmp_path: Path
-) -> None:
-    """The user may stand in a dataset of others, or on a disk that is to be taken out."""
-    (source / "json.py").write_text(f"open({str(tmp_path / 'was run')!r}, 'w'); raise SystemExit('owned')")
-    done = background(".", place, cwd=source, is_fresh=True)
-    assert not (tmp_path / "was run").exists()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert os.readlink(f"/proc/{daemon_of(place)}/cwd") == "/"
 
 
 @pytest.mark.parametrize("reader", ["the user's pipe", "the command that waits for it"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import subprocess
 import sys
 import time
@@ -16,8 +15,6 @@ from click.testing import CliRunner
 
 import shardfs
 from shardfs.cli.mount_helper import mount_main
-from shardfs.errors import UsageError
-from shardfs.fuse.daemon import default_log_file
 from tests.cli.test_umount import NEW, kept_busy
 from tests.support.commands import WRONG_USAGE
 from tests.support.datasets import files_below
@@ -74,18 +71,12 @@ def host(installed: Machine, source: Path, tmp_path: Path) -> Iterator[Host]:
     installed.run("sh", "-c", 'umount "$1" 2>/dev/null; true', "sh", tmp_path / "a place")
 
 
-@pytest.fixture
-def remote(host: Host, s3_bucket: Bucket) -> Host:
-    s3_bucket.upload(Path(host.source), "path/data, é.zarr")
-    return replace(host, source=s3_bucket.url("path/data, é.zarr"), env={**host.env, **s3_bucket.environment})
-
-
-@pytest.mark.parametrize(("where", "kind"), [("host", "shardfs"), ("remote", "fuse.shardfs")])
 def test_a_line_of_fstab_is_mounted_once_and_umount_returns_when_all_is_committed(
-    request: pytest.FixtureRequest, where: str, kind: str
+    host: Host, s3_bucket: Bucket
 ) -> None:
-    host: Host = request.getfixturevalue(where)
-    host.describe("defaults,_netdev,nofail,noatime,x-systemd.automount,write,metadata_ttl=5", kind)
+    s3_bucket.upload(Path(host.source), "path/data, é.zarr")
+    host = replace(host, source=s3_bucket.url("path/data, é.zarr"), env={**host.env, **s3_bucket.environment})
+    host.describe("defaults,_netdev,nofail,noatime,x-systemd.automount,write,metadata_ttl=5", "fuse.shardfs")
     assert host.mount("-a") == ""
     assert host.machine.sources() == {str(host.place): host.source}
     assert "already mounted" in host.mount("-a", "-v")
@@ -98,6 +89,11 @@ def test_a_line_of_fstab_is_mounted_once_and_umount_returns_when_all_is_committe
 
 
 def test_umount_waits_for_the_commit_unless_it_is_lazy(host: Host) -> None:
+    host.describe("rw")
+    host.mount("-a")
+    with pytest.raises(OSError, match="Read-only"):  # unless the word is write
+        (host.seen / CHUNK).write_bytes(NEW)
+    host.machine.run("umount", host.place)
     host.describe("write")
     for options, waits in ([], True), (["-l"], False):
         host.mount("-a")
@@ -117,17 +113,6 @@ def test_umount_waits_for_the_commit_unless_it_is_lazy(host: Host) -> None:
             assert shardfs.open(host.source)[""].read_chunk((0, 0)) == NEW
 
 
-def test_it_is_read_only_unless_the_word_is_write(host: Host) -> None:
-    host.describe("rw")
-    host.mount("-a")
-    with pytest.raises(OSError, match="Read-only"):
-        (host.seen / CHUNK).write_bytes(NEW)
-    host.machine.run("umount", host.place)
-    host.describe("ro,write")
-    assert "-o ro contradicts --write" in host.mount("-a", status=MOUNT_FAILED)
-    assert host.machine.sources() == {}
-
-
 def test_at_boot_there_are_no_variables_at_all(host: Host, tmp_path: Path) -> None:
     host.describe(f'write,view=v2,shards="2,2",log-file={tmp_path}/log,dimension-separator=/')
     bare = {"PYTHONPATH": host.env["PYTHONPATH"]}  # where this shardfs is
@@ -137,19 +122,9 @@ def test_at_boot_there_are_no_variables_at_all(host: Host, tmp_path: Path) -> No
     host.machine.run("umount", host.place, env=bare)
 
 
-def test_a_user_without_a_home_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOME", "XDG_STATE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", dict[int, None]().__getitem__)
-    with pytest.raises(UsageError, match="set XDG_STATE_HOME"):
-        default_log_file("/mnt")
-    monkeypatch.setenv("HOME", "/nonexistent")
-    with pytest.raises(UsageError, match="set XDG_STATE_HOME"):
-        default_log_file("/mnt")
-
-
 NONSENSE = {
     "write,nonsense": "-o nonsense: there is no such option",
+    "ro,write": "-o ro contradicts --write",
     "write=yes": "-o write=yes: ",
     "cache": "-o cache: ",
     "foreground": "-o foreground: ",
@@ -160,7 +135,7 @@ NONSENSE = {
     "decode,view=npy": "leave out --decode",
     "cache=/tmp": "--cache is for s3:// sources",
 }
-FOR_MOUNT = ("decode,view=npy", "cache=/tmp")
+FOR_MOUNT = ("ro,write", "decode,view=npy", "cache=/tmp")
 """What is understood, and refused by what mounts."""
 
 
@@ -175,13 +150,6 @@ def test_a_word_that_is_not_understood_is_told(source: Path, place: Path) -> Non
     assert (done.exit_code, "nonsense" in done.stderr) == (NOT_UNDERSTOOD, True)
     assert CliRunner().invoke(mount_main, [str(source), str(place), "-sfnv", "-o", "rw"]).output == ""
     assert not os.path.ismount(place)
-
-
-def test_it_is_called_as_mount_calls_its_helpers(host: Host) -> None:
-    arguments = ["-N", "/proc/self/ns/mnt", "-t", "fuse.shardfs", "-s", "-o", "rw,nonsense"]
-    helper = host.machine.sbin / "mount.shardfs"
-    assert host.machine.run(helper, host.source, host.place, *arguments, env=host.env).stderr == ""
-    assert host.machine.sources() == {str(host.place): host.source}
 
 
 def test_helpers_are_linked_again_and_nothing_of_others_is_replaced(tmp_path: Path) -> None:
