@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,13 @@ from shardfs.cli import cli, output
 from tests.support.commands import run
 from tests.support.corpus import CASES, array, sharding, write_case
 from tests.support.datasets import store
-from tests.support.mounting import PATIENCE, command, environment
+from tests.support.mounting import command, environment
 
 COMMANDS = [
     "mount", "umount", "flush", "info", "map", "verify", "refs", "stats", "mounts", "doctor", "recover", "compact",
     "pack", "unpack", "install-helper",
 ]  # fmt: skip
-each_report = pytest.mark.parametrize("arguments", [["info"], ["map"], ["verify"], ["refs"]], ids=" ".join)
+REPORTS = ["info", "map", "verify", "refs"]
 
 
 def test_help_names_every_command_and_every_exit_status() -> None:
@@ -54,20 +53,13 @@ def test_the_help_of_a_command_has_examples_that_it_understands(name: str) -> No
         cli.commands[name].make_context(name, words[2:])
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["info"], ["verify", "--nonsense", "a"]])
-def test_wrong_usage_is_told_with_status_2(arguments: list[str]) -> None:
-    done = run(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("Usage: ")
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["mout", "a", "b"], "No such command 'mout'. (Did you mean one of: 'mount', 'mounts', 'umount'?)"),
         (["s3://bucket/a", "b"], "A command is missing before 's3://bucket/a'. To mount it, type: shardfs mount"),
         (["/usr", "b"], "A command is missing before '/usr'. To mount it, type: shardfs mount /usr MOUNTPOINT"),
+        ([], "Usage: "),
         (["mount", "a"], "Missing argument 'MOUNTPOINT'."),
         (["mount", "--vew", "v2", "a", "b"], "No such option '--vew'. Did you mean '--view'?"),
         (["mount", "--metadata-ttl", "abc", "a", "b"], "'abc' is not a valid number."),
@@ -85,11 +77,9 @@ def test_a_wrong_command_is_told_what_is_wrong_with_it(arguments: list[str], sai
     assert said in done.stderr
 
 
-@pytest.mark.parametrize("loaded", ["click", "shardfs.cli.mount", "shardfs.fuse.serve"])
-def test_ctrl_c_in_its_first_moments_is_no_traceback(tmp_path: Path, loaded: str) -> None:
-    (tmp_path / "place").mkdir()
-    store(tmp_path / "source", array((4, 6), (4, 6), sharding((2, 3))))
-    program = f"""
+def test_ctrl_c_in_its_first_moments_is_no_traceback(source: Path, place: Path) -> None:
+    for loaded in ("click", "shardfs.fuse.serve"):
+        program = f"""
 import signal, sys
 from shardfs.__main__ import main
 
@@ -102,16 +92,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Press())
 main()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, "mount", "-f", tmp_path / "source", tmp_path / "place"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode in (1, -signal.SIGINT)
-    assert done.stdout == ""
-    assert done.stderr.strip() in ("", "Aborted!")
+        command = [sys.executable, "-c", program, "mount", "-f", source, place]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+        assert done.returncode in (1, -signal.SIGINT)
+        assert done.stdout == ""
+        assert done.stderr.strip() in ("", "Aborted!")
 
 
 FORGED = [
@@ -124,9 +109,7 @@ FORGED = [
 ]
 
 
-@pytest.fixture
-def forged(tmp_path: Path) -> Path:
-    """A dataset whose names, documents and messages want to write to the terminal of who looks at it."""
+def test_no_name_in_a_dataset_can_write_more_than_letters_to_the_terminal(tmp_path: Path) -> None:
     root = tmp_path / "source"
     for number, name in enumerate(FORGED):
         document = array((4, 6), (4, 6), sharding((2, 3)), data_type={"name": name} if number else "int32")
@@ -139,79 +122,42 @@ def forged(tmp_path: Path) -> Path:
     codec = {"name": FORGED[0], "configuration": {FORGED[1]: 1}}
     (root / "codec").mkdir()
     (root / "codec/zarr.json").write_text(json.dumps(array((4,), (4,), codec)))
-    return root
+    for command in REPORTS:
+        done = run(command, root)
+        for text in (done.stdout, done.stderr):
+            assert all(line.isprintable() for line in text.split("\n"))
+            assert "\n(root)" not in f"\n{text}"
 
 
-@each_report
-def test_no_name_in_a_dataset_can_write_more_than_letters_to_the_terminal(forged: Path, arguments: list[str]) -> None:
-    done = run(*arguments, forged)
-    for text in (done.stdout, done.stderr):
-        for line in text.split("\n"):
-            assert line.isprintable()
-        assert "\n(root)" not in f"\n{text}"
-
-
-@each_report
-def test_names_that_are_not_utf_8_are_printed_somehow(tmp_path: Path, arguments: list[str]) -> None:
-    name = os.fsdecode(b"latin-\xe9")
-    store(tmp_path / name, array((4, 6), (4, 6), sharding((2, 3))))
-    done = run(*arguments, tmp_path, PYTHONIOENCODING="utf-8:strict")  # as under most locales
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout
-
-
-def test_what_the_locale_cannot_show_is_a_question_mark(tmp_path: Path) -> None:
-    store(tmp_path, array((4, 6), (4, 6), sharding((2, 3))))
+def test_names_that_are_not_utf_8_are_printed_somehow(tmp_path: Path) -> None:
+    store(tmp_path / os.fsdecode(b"latin-\xe9"), array((4, 6), (4, 6), sharding((2, 3))))
+    for command in REPORTS:
+        done = run(command, tmp_path, PYTHONIOENCODING="utf-8:strict")  # as under most locales
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout
     done = run("map", tmp_path, PYTHONIOENCODING="latin-1")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[2] == "    ??"
 
 
-@pytest.fixture
-def stored(tmp_path: Path) -> Path:
+def test_a_reader_that_goes_away_and_a_full_disk_are_no_traceback(tmp_path: Path) -> None:
     for case in CASES[:60]:
         write_case(case, tmp_path / case.name)
-    return tmp_path
-
-
-@pytest.mark.parametrize("arguments", [["info"], ["refs"]], ids=" ".join)
-def test_a_reader_that_goes_away_ends_a_command_quietly(stored: Path, arguments: list[str]) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    arguments = command(*arguments, *(["--skip-encoded"] if arguments == ["refs"] else []), stored)
-    done = subprocess.run(
-        arguments, env=environment(), stdout=write_end, stderr=subprocess.PIPE, check=False, timeout=PATIENCE
-    )
-    os.close(write_end)
-    assert done.returncode == 1
-    assert b"Traceback" not in done.stderr
-    assert b"Exception ignored" not in done.stderr
-
-
-@pytest.mark.parametrize("arguments", [["map"], ["verify"]], ids=" ".join)
-def test_a_full_disk_is_told_in_one_line(tmp_path: Path, arguments: list[str]) -> None:
-    store(tmp_path / "source", array((4, 6), (4, 6), sharding((2, 3))))
-    with open("/dev/full", "wb") as full:
+    full = os.open("/dev/full", os.O_WRONLY)
+    for arguments, output in ((["refs", "--skip-encoded"], write_end), (["info"], write_end), (["map"], full)):
         done = subprocess.run(
-            command(*arguments, tmp_path / "source"),
-            env=environment(),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
+            command(*arguments, tmp_path), env=environment(), stdout=output, stderr=subprocess.PIPE, text=True
         )
-    assert done.returncode == 1
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        assert "Exception ignored" not in done.stderr
     assert done.stderr.startswith("shardfs: ")
     assert "No space left on device" in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("arguments", [["map"], ["verify"], ["refs"]], ids=" ".join)
-def test_what_is_found_is_told_once(tmp_path: Path, arguments: list[str]) -> None:
-    store(tmp_path / "image", array((4, 6), (4, 6), sharding((2, 3))))
-    (tmp_path / "image/c/0/0").write_bytes(b"")
-    done = run(*arguments, tmp_path)
-    assert (done.stdout + done.stderr).count("has no room for its index") == 1
+    os.close(write_end)
+    os.close(full)
 
 
 class Screen(io.StringIO):
@@ -223,46 +169,24 @@ class Screen(io.StringIO):
         self.isatty = lambda: True
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, loop: Callable[[Callable[[float], None]], None]) -> list[str]:
-    """What a loop shows, line by line, that is given what moves its clock on."""
+def test_progress_has_the_rate_of_the_last_seconds_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now, ends = [0.0], pty.openpty()
-    with monkeypatch.context() as patch:
-        patch.setattr(output.time, "monotonic", lambda: now[0])
-        patch.setattr(sys, "stderr", screen := Screen(ends[0]))
-        loop(lambda seconds: now.__setitem__(0, now[0] + seconds))
-        output.complain("done")
+    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys, "stderr", screen := Screen(ends[0]))
+    with output.progress("copying", 2000 * 2**20, "B") as advance:
+        for seconds, nbytes in [*[(1, 1)] * 100, (0.01, 9), *[(1, 10)] * 100]:  # one soon after the last line
+            now[0] += seconds
+            advance(nbytes * 2**20)
+    with output.progress("looking", None, "shard") as advance:
+        now[0] += 2
+        advance(10_001)
+    output.complain("done")
+    monkeypatch.undo()
     for end in ends:
         os.close(end)
-    return screen.getvalue().split("\r\x1b[K")
-
-
-def test_progress_has_the_rate_of_the_last_seconds_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loop(pass_seconds: Callable[[float], None]) -> None:
-        with output.progress("copying", 2000 * 2**20, "B") as advance:
-            for _ in range(100):
-                pass_seconds(1)
-                advance(2**20)
-            pass_seconds(0.01)
-            advance(9 * 2**20)  # soon after the last line
-            for _ in range(100):
-                pass_seconds(1)
-                advance(10 * 2**20)
-
-    shown = drawn(monkeypatch, loop)
+    shown = screen.getvalue().split("\r\x1b[K")
     assert shown[:2] == ["", f"copying  {'░' * 20} 0%  0 B of 2.0 GiB"]
     assert shown[2] == f"copying  {'░' * 18} 0%  1.0 MiB of 2.0 GiB, 1.0 MiB/s, 33 min 19 s left"
-    assert shown[-3] == f"copying  {'█' * 9}{'░' * 8} 55%  1.1 GiB of 2.0 GiB, 10.0 MiB/s, 1 min 29 s left"
+    assert shown[201] == f"copying  {'█' * 9}{'░' * 8} 55%  1.1 GiB of 2.0 GiB, 10.0 MiB/s, 1 min 29 s left"
     assert {len(line) < 80 for line in shown} == {True}
-    assert (len(shown), shown[-2:]) == (204, ["", "shardfs: done\n"])
-
-
-def test_progress_towards_an_end_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loop(pass_seconds: Callable[[float], None]) -> None:
-        with output.progress("looking", None, "shard") as advance:
-            pass_seconds(2)
-            advance(1)
-            pass_seconds(2)
-            advance(10_000)
-
-    shown = drawn(monkeypatch, loop)
-    assert shown[1:4] == ["looking  0 shards", "looking  1 shard, 0.5/s", "looking  10,001 shards, 2,500/s"]
+    assert shown[202:] == ["", "looking  0 shards", "looking  10,001 shards, 5,000/s", "", "shardfs: done\n"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import FAILED, SOURCE, WRONG_USAGE, one_line_of, run
+from tests.support.commands import FAILED, SOURCE, WRONG_USAGE, one_line_of
 from tests.support.hosts import NEW, OTHER, PREFIX, Host, kill, make_host, publish
 from tests.support.mounting import Mounter
 from tests.support.s3_server import Bucket
@@ -33,20 +33,12 @@ def test_journals_of_this_machine_are_listed_with_the_command_that_brings_them_h
     assert host.run(*command[1:]).returncode == 0
     assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, OTHER)
     assert host.run("recover").stdout == "nothing to recover\n"
-
-
-def test_what_a_mount_uses_is_listed_and_is_its_own_business(host: Host) -> None:
+    assert "needs a SOURCE" in one_line_of(host.run("recover", "--apply"), WRONG_USAGE)
     mounted = host.mount()
-    publish(mounted, _0=NEW)
-    (found,) = host.recover()
-    in_use = f"in use by process {mounted.process.pid} on {socket.gethostname()}"
-    assert in_use in found["message"]
-    for arguments in ([], ["--apply"]):
-        (found,) = host.recover(*arguments, host.url)
-        assert found["kind"] == "slot"
-        assert in_use in found["message"]
-    mounted.unmount()
-    assert host.chunk(0, 0) == NEW
+    publish(mounted, _0=OTHER)
+    for arguments in ([], ["--apply", host.url]):  # what a mount uses is its own business
+        (found,) = host.recover(*arguments)
+        assert f"in use by process {mounted.process.pid} on {socket.gethostname()}" in found["message"]
 
 
 def test_what_a_running_mount_put_aside_or_was_refused_is_named_and_has_to_wait(host: Host) -> None:
@@ -73,6 +65,9 @@ def test_what_a_running_mount_put_aside_or_was_refused_is_named_and_has_to_wait(
 
 
 def test_a_source_is_shown_as_it_is_and_repaired_if_that_is_asked_for(host: Host) -> None:
+    shard = f"{PREFIX}/c/1/1"
+    whole = host.bucket.get(shard)
+    host.bucket.put(shard, whole + b"torn")
     first, second = host.mount(), host.mount()
     publish(first, _0=NEW)
     publish(second, _1=OTHER)
@@ -83,8 +78,12 @@ def test_a_source_is_shown_as_it_is_and_repaired_if_that_is_asked_for(host: Host
         os.close(file)
     for _ in range(2):
         kinds = [found["kind"] for found in host.recover(host.url, status=FAILED)]
-        assert sorted(kinds) == ["file", "pending", "pending"]
-    assert [found["left"] for found in host.recover("--apply", host.url)] == [False] * 3
+        assert sorted(kinds) == ["file", "pending", "pending", "torn"]
+    applied = host.recover("--apply", host.url)
+    assert [found["left"] for found in applied] == [False] * 4
+    (tail,) = [Path(found["path"]) for found in applied if found["kind"] == "torn"]
+    assert tail.is_relative_to(host.state)
+    assert (tail.read_bytes(), host.bucket.get(shard)) == (b"torn", whole)
     assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, OTHER)
     assert host.bucket.get(f"{PREFIX}/notes.txt") == b"not stored"
     assert host.recover(host.url) == []
@@ -107,19 +106,6 @@ def test_what_another_host_changed_meanwhile_is_a_conflict_until_it_is_applied(h
     assert host.recover() == []
 
 
-def test_a_torn_shard_is_repaired_and_what_is_cut_off_is_on_this_machine(host: Host) -> None:
-    key = f"{PREFIX}/c/0/0"
-    whole = host.bucket.get(key)
-    host.bucket.put(key, whole + b"torn")
-    (found,) = host.recover(host.url, status=FAILED)
-    assert found["kind"] == "torn"
-    assert "its last 4 bytes" in found["message"]
-    (found,) = host.recover("--apply", host.url)
-    assert Path(found["path"]).is_relative_to(host.state)
-    assert Path(found["path"]).read_bytes() == b"torn"
-    assert host.bucket.get(key) == whole
-
-
 def test_a_journal_that_does_not_say_whose_it_is_is_shown_and_left_alone(host: Host) -> None:
     host.leave(_0=NEW)
     (found,) = host.recover(status=FAILED)
@@ -131,12 +117,3 @@ def test_a_journal_that_does_not_say_whose_it_is_is_shown_and_left_alone(host: H
     assert "move it away" in found["message"]
     assert "move it away" in one_line_of(host.run("recover", "--apply", host.url), SOURCE)
     assert host.chunk(0, 0) != NEW
-
-
-def test_all_sources_cannot_be_repaired_at_once(tmp_path: Path) -> None:
-    assert "needs a SOURCE" in one_line_of(run("recover", "--apply", XDG_STATE_HOME=str(tmp_path)), WRONG_USAGE)
-
-
-def test_where_nothing_was_left_nothing_is_listed(tmp_path: Path) -> None:
-    assert run("recover", XDG_STATE_HOME=str(tmp_path)).stdout == "nothing to recover\n"
-    assert os.listdir(tmp_path) == []

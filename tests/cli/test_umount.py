@@ -64,63 +64,28 @@ def unmounting(place: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def test_a_stopped_daemon_is_waited_for_as_long_as_it_is_told_and_named(
-    source: Path, place: Path, written: int
-) -> None:
-    with stopped(written), ThreadPoolExecutor() as threads:
-        time.sleep(1.1)  # what the kernel remembers of the root is old by then: it asks the daemon for that, too
-        for done in threads.map(lambda name: run(name, "--timeout", "1", place), ("stats", "flush", "umount")):
-            line = one_line_of(done, UNFINISHED)
-            assert "has not answered for 1 s" in line
-            assert f"kill -CONT {written}" in line
-        assert str(place) in mount_points()
-    assert (place / "c/0/0").read_bytes() == NEW
-    assert run("stats", place).returncode == 0
-    assert (run("umount", place).returncode, stored(source)) == (0, NEW)
-
-
-def test_a_mount_onto_that_of_a_stopped_daemon_is_refused(
     source: Path, place: Path, tmp_path: Path, written: int
 ) -> None:
     (tmp_path / "other").mkdir()
     with stopped(written), ThreadPoolExecutor() as threads:
         time.sleep(1.1)  # what the kernel remembers of the root is old by then: it asks the daemon for that, too
-        ways = ([], ["--foreground"])
-        for done in threads.map(lambda options: run("mount", *options, tmp_path / "other", place), ways):
+        names, ways = ("stats", "flush", "umount"), ([], ["--foreground"])
+        asked = threads.map(lambda name: run(name, "--timeout", "1", place), names)
+        mounted = threads.map(lambda options: run("mount", *options, tmp_path / "other", place), ways)
+        for done in asked:
+            line = one_line_of(done, UNFINISHED)
+            assert "has not answered for 1 s" in line
+            assert f"kill -CONT {written}" in line
+        for done in mounted:
             line = one_line_of(done, MOUNT_POINT)
             assert line.startswith(f"{place} is a mount point already; ")
             assert f"kill -CONT {written}" in line
+        assert str(place) in mount_points()
     line = one_line_of(run("mount", tmp_path / "other", place), MOUNT_POINT)
     assert line == f"{place} is a mount point already; unmount it with: shardfs umount {place}"
+    assert (place / "c/0/0").read_bytes() == NEW
+    assert run("stats", place).returncode == 0
     assert (run("umount", place).returncode, stored(source)) == (0, NEW)
-
-
-def test_a_stopped_daemon_that_is_killed_as_told_loses_nothing(
-    background: Background, source: Path, place: Path, written: int
-) -> None:
-    daemon = os.pidfd_open(written)
-    with stopped(written):
-        assert f"kill -KILL {written}" in one_line_of(run("umount", "--timeout", "1", place), UNFINISHED)
-        os.kill(written, signal.SIGKILL)
-    assert has_ended(daemon, PATIENCE)
-    os.close(daemon)
-    assert run("umount", place).returncode == 0
-    assert background("--write", source, place).returncode == 0
-    assert (run("umount", place).returncode, stored(source)) == (0, NEW)
-
-
-def test_it_says_what_it_waits_for_and_returns_when_that_is_in_the_shards(
-    source: Path, place: Path, written: int
-) -> None:
-    with kept_busy(source / "c/0/0"):
-        process = unmounting(place)
-        assert process.stderr is not None
-        said = process.stderr.readline()
-        assert said.startswith(f"shardfs: {place}: 1 chunk is pending (24 B, since ")
-        assert said.endswith(f"; waiting for the daemon, process {written}, to end\n")
-        assert process.poll() is None
-    assert process.communicate(timeout=PATIENCE) == ("", "")
-    assert (process.returncode, stored(source)) == (0, NEW)
-    assert not (source / ".shardfs").exists()
 
 
 def test_it_gives_up_when_nothing_moves_and_the_daemon_goes_on(source: Path, place: Path, written: int) -> None:
@@ -141,6 +106,11 @@ def test_it_gives_up_when_nothing_moves_and_the_daemon_goes_on(source: Path, pla
 def test_a_daemon_that_is_killed_at_its_end_is_told_by_what_it_left(source: Path, place: Path, written: int) -> None:
     with kept_busy(source / "c/0/0"):
         process = unmounting(place)
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert said.startswith(f"shardfs: {place}: 1 chunk is pending (24 B, since ")
+        assert said.endswith(f"; waiting for the daemon, process {written}, to end\n")
+        assert process.poll() is None
         os.kill(written, signal.SIGKILL)
         line = process.communicate(timeout=PATIENCE)[1].splitlines()[-1]
     assert process.returncode == FAILED

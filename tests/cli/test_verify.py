@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from tests.support.commands import SOURCE, one_line_of, run, run_json
 from tests.support.corpus import CASES, LITTLE, array, extension, sharding, write_case
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit, entry, flip, index
 from tests.support.datasets import store
-from tests.support.encoder import Coordinates, chunk_key, shards
-from tests.support.terminal import on_terminal
-
-NOT_DECODED = {"opaque-codec", "opaque-serializer", "zero-bytes"}
-"""Cases with inner codecs that nobody knows."""
+from tests.support.encoder import chunk_key, shards
 
 
 def problems_of(path: Path, *options: str) -> list[tuple[str, str | None]]:
@@ -26,30 +21,22 @@ def problems_of(path: Path, *options: str) -> list[tuple[str, str | None]]:
     return [(problem["shard"], problem["chunk"]) for problem in report["problems"]]
 
 
-def shards_with_elements(document: dict[str, Any]) -> list[Coordinates]:
-    shape = document["shape"]
-    return [
-        coordinates
-        for coordinates, origin, _ in shards(document)
-        if all(start < length for start, length in zip(origin, shape, strict=True))
-    ]
-
-
 def test_the_whole_corpus_is_sound(tmp_path: Path) -> None:
     expected = 0
     for case in CASES:
-        files = write_case(case, tmp_path / case.name).files
-        expected += sum(chunk_key(case.document, place) in files for place in shards_with_elements(case.document))
-    report = run_json("verify", "--json", tmp_path)
-    assert (report["sound"], report["problems"], report["unchecked"]) == (True, [], [])
-    assert (report["arrays"], report["shards"]) == (len(CASES), expected)
-    deep = run_json("verify", "--data", "--json", tmp_path)
-    assert {item["array"] for item in deep.pop("unchecked")} == NOT_DECODED
-    report.pop("unchecked")
-    assert deep == report
+        files, shape = write_case(case, tmp_path / case.name).files, case.document["shape"]
+        for place, origin, _ in shards(case.document):
+            has_elements = all(start < length for start, length in zip(origin, shape, strict=True))
+            expected += has_elements and chunk_key(case.document, place) in files
     text = run("verify", tmp_path)
     assert (text.returncode, text.stderr) == (0, "")
-    assert text.stdout == f"{len(CASES)} arrays, {report['shards']} shards: no damage found\n"
+    assert text.stdout == f"{len(CASES)} arrays, {expected} shards: no damage found\n"
+    report = run_json("verify", "--data", "--json", tmp_path)
+    assert (report["sound"], report["problems"], report["arrays"], report["shards"]) == (True, [], len(CASES), expected)
+    assert {item["array"]: item["reason"] for item in report["unchecked"]} == dict.fromkeys(
+        ("opaque-codec", "opaque-serializer", "zero-bytes"),
+        "its chunks have unknown codecs; only the index was checked",
+    )
 
 
 def test_each_kind_of_damage_is_named_with_its_shard_and_chunk(tmp_path: Path) -> None:
@@ -125,14 +112,3 @@ def test_a_directory_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert (done.returncode, report["arrays"]) == (1, 1)
     assert [problem["document"] for problem in report["problems"]] == ["locked"]
-
-
-def test_progress_is_one_line_on_a_terminal_that_is_gone_at_the_end(tmp_path: Path) -> None:
-    store(tmp_path / "image", document())
-    store(tmp_path / "mask", document())
-    with on_terminal("verify", tmp_path) as terminal:
-        assert terminal.end() == 0
-    lines = terminal.shown.split("\r\x1b[K")
-    assert lines[-1] == "2 arrays, 4 shards: no damage found\r\n"
-    assert "listing shards  0 shards" in lines
-    assert f"verifying  {'░' * 20} 0%  0 of 4 shards" in lines

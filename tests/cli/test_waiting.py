@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardfs.dataset.statistics import Snapshot
-from shardfs.fuse.progress import Progress, duration, size
+from shardfs.fuse.progress import Progress
 from tests.cli.conftest import Background
 from tests.support.locking import kept_busy
 from tests.support.mounting import PATIENCE, environment
@@ -36,16 +36,6 @@ def test_a_terminal_has_one_line_that_is_gone_at_the_end(written: Path, source: 
     assert "\r\x1b[K1 chunk is pending (24 B, since " in shown
     assert terminal.shown.endswith("\r\x1b[K")
     assert "\n" not in terminal.shown
-
-
-def test_a_line_is_no_longer_than_the_terminal(written: Path, source: Path) -> None:
-    with on_terminal("flush", written, columns=40) as terminal:
-        with kept_busy(source / "c/0/0"):
-            first = terminal.read_until("1 chunk is pending")
-            terminal.shown = ""
-            terminal.read_until("1 chunk is pending")  # once more, on the same line
-        assert terminal.end() == 0
-    assert {len(line) <= 39 for line in (first + terminal.shown).split("\r\x1b[K")} == {True}
 
 
 HASTY = """
@@ -110,15 +100,6 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
         said = progress.tell(taken(seconds, 4000, 1000, pending_reason="c/0/0: No space left on device"))
     assert said == "4,000 chunks are pending (3.9 MiB); 0 chunks and 0 B per second; c/0/0: No space left on device"
     assert progress.tell(taken(50, 0, 5000)) == "nothing is pending"
-
-
-def test_what_a_store_was_sent_counts_before_an_object_is_complete() -> None:
-    progress = Progress()
+    progress = Progress()  # what a store was sent counts before an object is complete
     progress.tell(taken(0, 1, 0, store={"bytes_sent": 0}))
     assert "; 0 chunks and 8.0 MiB per second" in progress.tell(taken(2, 1, 0, store={"bytes_sent": 16 * 2**20}))
-
-
-def test_durations_and_sizes_are_short() -> None:
-    assert list(map(duration, (0, 61, 3600, 90_000, 1e7))) == ["0 s", "1 min 1 s", "1 h 0 min", "1 d 1 h", "115 d 17 h"]
-    sizes = ["0 B", "1023 B", "1.5 KiB", "200 MiB", "1,024.0 TiB"]
-    assert list(map(size, (0, 1023, 1536, 200 * 2**20, 2**50))) == sizes
