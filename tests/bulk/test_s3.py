@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pytest
 import zarr
 
 from shardfs.stores.base import PART_NBYTES
@@ -52,14 +51,13 @@ def test_a_bucket_is_packed_and_unpacked_as_a_directory_is(tmp_path: Path, s3_bu
     assert s3_bucket.uploads() == []
 
 
-@pytest.mark.parametrize("location", ["end", "start"])
 def test_a_shard_costs_a_get_for_each_chunk_and_a_put_for_each_part(
-    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy, location: str
+    tmp_path: Path, s3_bucket: Bucket, s3_proxy: S3Proxy
 ) -> None:
     write_large(tmp_path / "source")
     s3_bucket.upload(tmp_path / "source", "source")
     proxied = s3_bucket.through(s3_proxy.url)
-    options = ("--shards", "12", "--index-location", location)
+    options = ("--shards", "12")
     s3("pack", *options, proxied.url("source"), proxied.url("packed"), bucket=proxied)
     chunks = [request for request in s3_proxy.log.of("GetObject") if "/c/" in request.key]
     assert Counter(request.key for request in chunks) == Counter(f"source/c/{i}" for i in range(24))
@@ -76,7 +74,7 @@ def test_a_shard_costs_a_get_for_each_chunk_and_a_put_for_each_part(
     )
 
     s3_proxy.log.clear()  # shards lie in one piece: their chunks come together
-    s3("pack", "--shards", "6", *options[2:], proxied.url("packed"), proxied.url("again"), bucket=proxied)
+    s3("pack", "--shards", "6", proxied.url("packed"), proxied.url("again"), bucket=proxied)
     chunks = [request for request in s3_proxy.log.of("GetObject") if "/c/" in request.key]
     assert len(chunks) <= 2 + 2 * 2 * nparts
     assert sum(request.bytes_out for request in chunks) <= 24 * CHUNK + 4 * 2**10
