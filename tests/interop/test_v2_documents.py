@@ -75,11 +75,8 @@ FLOAT_CODECS: dict[str, list[dict[str, Any]]] = {
 TENSORSTORE_READS = (
     *("codecs " + name for name in ("plain", "big", "gzip", "zstd", "blosc", "reversed", "twice")),
     *("codecs numcodecs." + name for name in ("zlib", "bz2", "zstd", "gzip", "blosc")),
-    *(f"{order} {kind}int{bits}" for order in ("type", "big") for kind in ("", "u") for bits in (8, 16, 32, 64)),
-    *(f"{order} float{bits}" for order in ("type", "big") for bits in (16, 32, 64)),
-    *(f"{order} complex{bits}" for order in ("type", "big") for bits in (64, 128)),
-    *("type " + name for name in ("bool", "infinity", "negative infinity", "negative zero", "float32 as bits")),
-    *("scalar", "named"),
+    *("type uint64", "big int16", "type float16", "big complex128", "type bool", "type negative infinity"),
+    *("type negative zero", "type float32 as bits", "named"),
 )
 ZARR_3_READS_NOT_AS_V2 = "type nested struct"
 
@@ -274,29 +271,21 @@ for name in names:
         assert_edited(tmp_path / "v2" / name, [10, 2], new=2**70)
 
 
-def test_what_zarr_python_3_writes_over_a_document_is_taken_as_what_it_changed(
+def test_what_others_write_over_a_document_is_taken_as_what_it_changed(
     converted: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     root, values = converted
-    shutil.copytree(root / "v2", tmp_path / "v2")
     for name in set(values) - {ZARR_3_READS_NOT_AS_V2}:
-        array = zarr.open_array(tmp_path / "v2" / name, mode="r+", zarr_format=2)
+        path = shutil.copytree(root / "v2" / name, tmp_path / "zarr" / name)
+        array = zarr.open_array(path, mode="r+", zarr_format=2)
         array.update_attributes({"new": 2**70})
         if array.ndim:
             array.resize((3, 12))
-        assert_edited(tmp_path / "v2" / name, [3, 12], new=2**70)
-
-
-def test_what_tensorstore_writes_over_a_document_is_taken_as_what_it_changed(
-    converted: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    root, _ = converted
-    shutil.copytree(root / "v2", tmp_path / "v2")
+        assert_edited(path, [3, 12], new=2**70)
     for name in TENSORSTORE_READS:
-        if name != "scalar":
-            opened = open_tensorstore_v2(tmp_path / "v2" / name)
-            opened.resize(exclusive_max=[8, 2], expand_only=False).result()
-            assert_edited(tmp_path / "v2" / name, [8, 2])
+        path = shutil.copytree(root / "v2" / name, tmp_path / "tensorstore" / name)
+        open_tensorstore_v2(path).resize(exclusive_max=[8, 2], expand_only=False).result()
+        assert_edited(path, [8, 2])
 
 
 NEW = """
@@ -354,28 +343,20 @@ numpy.savez(found, **values)
 """
 
 
-@pytest.fixture(scope="module")
-def unconverted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Arrays that zarr-python 2 wrote in `v2`, and their chunks with our documents in `v3`."""
-    root = tmp_path_factory.mktemp("unconverted")
-    (root / "v2").mkdir()
-    ZARR2.run(NEW, root / "v2", SEPARATOR, root / "values.npz")
-    with np.load(root / "values.npz", allow_pickle=True) as found:
-        values = dict(found)
-    for name in values:
-        v2, v3 = root / "v2" / name, root / "v3" / name
+def test_zarr_python_3_reads_as_v3_what_zarr_python_2_wrote(tmp_path: Path) -> None:
+    (tmp_path / "v2").mkdir()
+    ZARR2.run(NEW, tmp_path / "v2", SEPARATOR, tmp_path / "values.npz")
+    with np.load(tmp_path / "values.npz", allow_pickle=True) as written:
+        values = dict(written)
+    for name in values:  # the chunks with our documents
+        v2, v3 = tmp_path / "v2" / name, tmp_path / "v3" / name
         v3.mkdir(parents=True)
         array = new_array((v2 / ".zarray").read_bytes(), (v2 / ".zattrs").read_bytes(), SEPARATOR)
         (v3 / "zarr.json").write_text(json.dumps(array.document))
         move_chunks(v2, v3, to_v2=False)
-    return root, values
-
-
-def test_zarr_python_3_reads_as_v3_what_zarr_python_2_wrote(unconverted: tuple[Path, dict[str, Any]]) -> None:
-    root, values = unconverted
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = {name: zarr.open_array(root / "v3" / name, mode="r") for name in values}
+        found = {name: zarr.open_array(tmp_path / "v3" / name, mode="r") for name in values}
         assert [name for name, array in found.items() if not same(array[...], values[name])] == []
     assert {array.metadata.dimension_names for array in found.values()} == {("y", "x")}
     assert all(dict(array.attrs) == {"units": "mm"} for array in found.values())

@@ -28,7 +28,6 @@ from tests.support.writers import assert_sound, document_of
 VIEWS = {
     "encoded": ["--view=v2"],
     "decoded": ["--view=v2", "--decode"],
-    "slash": ["--view=v2", "--dimension-separator=/"],
 }
 
 
@@ -41,7 +40,7 @@ def read_old(root: Path, directory: Path, *options: str) -> Values:
     return ZARR2.arrays(READ_BY_XARRAY, directory, root, *options)
 
 
-@pytest.mark.parametrize(("name", "view"), [("dataset", "encoded"), ("bare", "slash"), ("as-before", "decoded")])
+@pytest.mark.parametrize(("name", "view"), [("dataset", "encoded"), ("as-before", "decoded")])
 def test_xarray_reads_the_values_that_it_reads_natively(mount: Mounter, tmp_path: Path, name: str, view: str) -> None:
     source = tmp_path / "data.zarr"
     WRITERS[name](source)
@@ -50,9 +49,8 @@ def test_xarray_reads_the_values_that_it_reads_natively(mount: Mounter, tmp_path
     root = mount(source, arguments=VIEWS[view]).path
     assert_equal(read_new(root), expected)
     assert_equal(read_old(root, tmp_path), expected)
-    if name != "bare":
-        assert_equal(read_new(root, consolidated=True), expected)
-        assert_equal(read_old(root, tmp_path, "consolidated"), expected)
+    assert_equal(read_new(root, consolidated=True), expected)
+    assert_equal(read_old(root, tmp_path, "consolidated"), expected)
     assert_equal(read_zarr2(root, list(raw), tmp_path), raw)
 
 
@@ -72,21 +70,17 @@ def test_netcdf_reads_the_values_that_are_stored(mount: Mounter, tmp_path: Path,
         assert "counts:" not in head
 
 
-@pytest.mark.parametrize("consolidated", [False, True])
-def test_a_group_of_nothing_but_arrays_without_axes_reads_as_it_does_natively(
-    mount: Mounter, tmp_path: Path, consolidated: bool
-) -> None:
+def test_a_group_of_nothing_but_arrays_without_axes_reads_as_it_does_natively(mount: Mounter, tmp_path: Path) -> None:
     """Old and new xarray; what one of them writes back leaves the array without names, as it was."""
     source = tmp_path / "data.zarr"
     crs = xarray.Dataset({"crs": ((), 0, {"grid": "latitude"}), "height": ((), 0.0)})
     tree = xarray.DataTree.from_dict({"/": xarray.Dataset({"n": ("z", [0, 1])}), "/mapping": crs})
-    tree.to_zarr(source, zarr_format=3, consolidated=consolidated)
+    tree.to_zarr(source, zarr_format=3, consolidated=True)
     age(source)
     for below in ("", "mapping"):
         root = mount(source / below, arguments=["--view=v2"]).path
         group = "mapping" if not below else None
-        is_copied = consolidated and not below
-        with xarray.open_zarr(root, zarr_format=2, chunks=None, consolidated=is_copied, group=group) as found:
+        with xarray.open_zarr(root, zarr_format=2, chunks=None, consolidated=not below, group=group) as found:
             assert_equal(decoded(found), natively(source, "mapping"))
         assert_equal(read_old(root / (group or ""), tmp_path), natively(source, "mapping"))
     stored_before = document_of(source / "mapping" / "crs")
