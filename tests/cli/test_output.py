@@ -122,8 +122,8 @@ def test_no_name_in_a_dataset_can_write_more_than_letters_to_the_terminal(tmp_pa
     codec = {"name": FORGED[0], "configuration": {FORGED[1]: 1}}
     (root / "codec").mkdir()
     (root / "codec/zarr.json").write_text(json.dumps(array((4,), (4,), codec)))
-    for command in REPORTS:
-        done = run(command, root)
+    for report in REPORTS:
+        done = run(report, root)
         for text in (done.stdout, done.stderr):
             assert all(line.isprintable() for line in text.split("\n"))
             assert "\n(root)" not in f"\n{text}"
@@ -131,8 +131,8 @@ def test_no_name_in_a_dataset_can_write_more_than_letters_to_the_terminal(tmp_pa
 
 def test_names_that_are_not_utf_8_are_printed_somehow(tmp_path: Path) -> None:
     store(tmp_path / os.fsdecode(b"latin-\xe9"), array((4, 6), (4, 6), sharding((2, 3))))
-    for command in REPORTS:
-        done = run(command, tmp_path, PYTHONIOENCODING="utf-8:strict")  # as under most locales
+    for report in REPORTS:
+        done = run(report, tmp_path, PYTHONIOENCODING="utf-8:strict")  # as under most locales
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout
     done = run("map", tmp_path, PYTHONIOENCODING="latin-1")
@@ -146,9 +146,9 @@ def test_a_reader_that_goes_away_and_a_full_disk_are_no_traceback(tmp_path: Path
     read_end, write_end = os.pipe()
     os.close(read_end)
     full = os.open("/dev/full", os.O_WRONLY)
-    for arguments, output in ((["refs", "--skip-encoded"], write_end), (["info"], write_end), (["map"], full)):
+    for arguments, stdout in ((["refs", "--skip-encoded"], write_end), (["info"], write_end), (["map"], full)):
         done = subprocess.run(
-            command(*arguments, tmp_path), env=environment(), stdout=output, stderr=subprocess.PIPE, text=True
+            command(*arguments, tmp_path), env=environment(), stdout=stdout, stderr=subprocess.PIPE, text=True
         )
         assert done.returncode == 1
         assert "Traceback" not in done.stderr
