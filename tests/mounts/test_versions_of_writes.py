@@ -9,8 +9,9 @@ import mmap
 import os
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import pytest
 from tests.support.commands import run
 from tests.support.corpus import GZIP, LITTLE, array, extension, sharding
 from tests.support.datasets import LONG_AGO, files_below, store
-from tests.support.mounting import Mount, Mounter, eventually, refuses
+from tests.support.mounting import Mount, Mounter, eventually, flush, refuses
 from tests.support.readers import READERS, read_zarr
 
 KEY, NEIGHBOUR, ELSEWHERE, LAST = "c/0/0", "c/0/1", "c/2/0", "c/3/3"
@@ -55,12 +56,6 @@ def root(mounted: Mount) -> Path:
     return new_array(mounted)
 
 
-@pytest.fixture
-def flush(mounted: Mount) -> Callable[[], None]:
-    """Bring everything that is pending into the shards."""
-    return lambda: os.setxattr(mounted.path, "user.shardfs.flush", b"")
-
-
 @contextmanager
 def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
     fd = os.open(path, flags)
@@ -90,50 +85,45 @@ def times(root: Path) -> dict[str, int]:
 # Inode numbers and times
 
 
-def test_the_inode_number_stays_through_a_commit_and_changes_with_the_chunk(
-    root: Path, flush: Callable[[], None]
-) -> None:
+def test_the_inode_number_stays_through_a_commit_and_changes_with_the_chunk(root: Path) -> None:
     before = numbers(root)
     (root / KEY).write_bytes(b"1" * NBYTES)
     published = numbers(root)
     assert {key for key in before if before[key] != published[key]} == {KEY}
-    flush()
+    flush(root.parent)
     assert numbers(root) == published
     (root / KEY).write_bytes(b"2" * NBYTES)
     again = numbers(root)
     assert {key for key in again if again[key] != published[key]} == {KEY}
     assert again[KEY] not in (before[KEY], published[KEY])
-    flush()
+    flush(root.parent)
     assert numbers(root) == again
     (root / KEY).unlink()
-    flush()
+    flush(root.parent)
     (root / KEY).write_bytes(b"2" * NBYTES)
     assert numbers(root)[KEY] not in (before[KEY], published[KEY], again[KEY])
     assert {**numbers(root), KEY: 0} == {**again, KEY: 0}
 
 
-def test_the_time_is_that_of_publishing_and_a_commit_does_not_move_it(root: Path, flush: Callable[[], None]) -> None:
+def test_each_version_has_its_time_of_publishing_which_a_commit_does_not_move(root: Path) -> None:
     before = times(root)
     assert set(before.values()) == {LONG_AGO}
     (root / KEY).write_bytes(b"1" * NBYTES)
     published = times(root)
     assert published[KEY] > LONG_AGO
     assert {**published, KEY: LONG_AGO} == before
-    flush()
+    flush(root.parent)
     assert times(root) == published
-
-
-def test_the_time_of_each_version_is_later_than_that_of_the_one_before(root: Path, flush: Callable[[], None]) -> None:
     seen = [(root / KEY).stat().st_mtime_ns]
     for number in range(20):
         (root / KEY).write_bytes(bytes([number]) * NBYTES)
         seen.append((root / KEY).stat().st_mtime_ns)
         if number % 7 == 0:
-            flush()
+            flush(root.parent)
     assert seen == sorted(set(seen))
 
 
-def test_a_rename_carries_time_and_number(root: Path, flush: Callable[[], None]) -> None:
+def test_a_rename_carries_time_and_number(root: Path) -> None:
     scratch = root / "c/0/0.0123456789abcdef.partial"
     scratch.write_bytes(b"1" * NBYTES)
     os.utime(scratch, ns=(5, 12345))
@@ -142,11 +132,11 @@ def test_a_rename_carries_time_and_number(root: Path, flush: Callable[[], None])
     for _ in range(2):
         after = (root / KEY).stat()
         assert (after.st_mtime_ns, after.st_ino, after.st_size) == (12345, before.st_ino, NBYTES)
-        flush()
+        flush(root.parent)
     assert not scratch.exists()
 
 
-def test_times_that_are_set_stay_through_a_commit_for_one_chunk_alone(root: Path, flush: Callable[[], None]) -> None:
+def test_times_that_are_set_stay_through_a_commit_for_one_chunk_alone(root: Path) -> None:
     (root / KEY).write_bytes(b"1" * NBYTES)
     os.utime(root / KEY, ns=(1, 1_000_000_007))
     os.utime(root / LAST, ns=(1, 2_000_000_007))  # of a chunk that nobody wrote
@@ -154,7 +144,7 @@ def test_times_that_are_set_stay_through_a_commit_for_one_chunk_alone(root: Path
     assert (expected[KEY], expected[LAST]) == (1_000_000_007, 2_000_000_007)
     assert set(expected.values()) == {LONG_AGO, 1_000_000_007, 2_000_000_007}
     content = (root / LAST).read_bytes()
-    flush()
+    flush(root.parent)
     assert times(root) == expected
     assert (root / LAST).read_bytes() == content
     (root / KEY).write_bytes(b"2" * NBYTES)
@@ -173,7 +163,7 @@ def test_times_of_chunks_last_as_long_as_the_mount(mount: Mounter, tmp_path: Pat
     assert (second.path / ELSEWHERE).stat().st_mtime_ns == LONG_AGO
 
 
-def test_mode_and_owner_of_chunks_are_accepted_and_stay_the_shards(root: Path, flush: Callable[[], None]) -> None:
+def test_mode_and_owner_of_chunks_are_accepted_and_stay_the_shards(root: Path) -> None:
     os.utime(root / "c/0", ns=(1, 5))
     os.chmod(root / "c/0", 0o700)
     assert (root / "c/0").stat().st_mtime_ns == LONG_AGO
@@ -184,7 +174,7 @@ def test_mode_and_owner_of_chunks_are_accepted_and_stay_the_shards(root: Path, f
     with opened(root / KEY, os.O_WRONLY) as fd:
         os.fchmod(fd, 0o640)
         os.write(fd, b"1")
-    flush()
+    flush(root.parent)
     after = (root / KEY).stat()
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
 
@@ -192,16 +182,15 @@ def test_mode_and_owner_of_chunks_are_accepted_and_stay_the_shards(root: Path, f
 # Open files
 
 
-def test_an_open_file_keeps_its_version_through_publishing_commits_and_removal(
-    root: Path, flush: Callable[[], None]
-) -> None:
+def test_an_open_file_keeps_its_version_through_publishing_commits_and_removal(root: Path) -> None:
     old = (root / KEY).read_bytes()
     with opened(root / KEY) as fd, opened(root / NEIGHBOUR) as beside:
         neighbour = (root / NEIGHBOUR).read_bytes()
         number = os.fstat(fd).st_ino
         (root / KEY).write_bytes(b"1" * (NBYTES + 5))
         with opened(root / KEY) as second:
-            for change in (flush, lambda: (root / KEY).write_bytes(b"2"), flush, (root / KEY).unlink, flush):
+            commit = partial(flush, root.parent)
+            for change in (commit, lambda: (root / KEY).write_bytes(b"2"), commit, (root / KEY).unlink, commit):
                 change()
                 assert os.pread(fd, 100, 0) == old
                 assert (os.fstat(fd).st_size, os.fstat(fd).st_ino) == (len(old), number)
@@ -211,24 +200,22 @@ def test_an_open_file_keeps_its_version_through_publishing_commits_and_removal(
     assert not (root / KEY).exists()
 
 
-def test_an_open_file_keeps_its_version_when_the_shard_is_compacted_or_removed(
-    mounted: Mount, root: Path, flush: Callable[[], None], tmp_path: Path
-) -> None:
+def test_an_open_file_keeps_its_version_when_the_shard_is_compacted_or_removed(mounted: Mount, root: Path) -> None:
     for number in range(3):
         (root / KEY).write_bytes(bytes([number]) * NBYTES)
-        flush()
+        flush(root.parent)
     shard = mounted.source / root.name / "c/0/0"
     with opened(root / KEY) as fd, opened(root / NEIGHBOUR) as beside:
         neighbour = os.pread(beside, 100, 0)
         for key in (KEY, NEIGHBOUR, "c/1/0", "c/1/1"):  # all chunks, so that the shard is written anew
             (root / key).write_bytes(b"new")
         size = shard.stat().st_size
-        flush()
+        flush(root.parent)
         assert shard.stat().st_size < size
         assert (os.pread(fd, 100, 0), os.pread(beside, 100, 0)) == (bytes([2]) * NBYTES, neighbour)
         for key in (KEY, NEIGHBOUR, "c/1/0", "c/1/1"):
             (root / key).unlink()
-        flush()
+        flush(root.parent)
         assert not shard.exists()
         assert (os.pread(fd, 100, 0), os.pread(beside, 100, 0)) == (bytes([2]) * NBYTES, neighbour)
 
@@ -236,9 +223,7 @@ def test_an_open_file_keeps_its_version_when_the_shard_is_compacted_or_removed(
 # Before publishing
 
 
-def test_until_it_is_published_a_new_name_is_taken_and_there_is_nothing_to_read(
-    mounted: Mount, flush: Callable[[], None]
-) -> None:
+def test_until_it_is_published_a_new_name_is_taken_and_there_is_nothing_to_read(mounted: Mount) -> None:
     root = new_array(mounted, absent=[(0, 0)])
     with opened(root / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
         os.write(fd, b"1" * NBYTES)
@@ -254,7 +239,7 @@ def test_until_it_is_published_a_new_name_is_taken_and_there_is_nothing_to_read(
     with refuses(errno.EEXIST):
         os.open(root / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     assert numbers(root)[KEY] == number
-    flush()
+    flush(root.parent)
     assert numbers(root)[KEY] == number
 
 
@@ -366,14 +351,12 @@ def attributes(path: Path) -> dict[str, str]:
     return found
 
 
-def test_a_pending_chunk_tells_its_shard_and_size_but_no_offset(
-    mounted: Mount, root: Path, flush: Callable[[], None]
-) -> None:
+def test_a_pending_chunk_tells_its_shard_and_size_but_no_offset(mounted: Mount, root: Path) -> None:
     (root / KEY).write_bytes(b"1" * 33)
     assert attributes(root / KEY) == {"shard": f"{root.name}/c/0/0", "nbytes": "33"}
     with refuses(errno.ENODATA):
         os.getxattr(root / KEY, "user.shardfs.offset")
-    flush()
+    flush(root.parent)
     found = attributes(root / KEY)
     assert found["nbytes"] == "33"
     assert (mounted.source / found["shard"]).read_bytes()[int(found["offset"]) :][:33] == b"1" * 33
@@ -547,9 +530,7 @@ def test_attributes_are_edited_and_the_document_stays_sharded(mounted: Mount, ro
     assert numbers(root) == found
 
 
-def test_what_a_shrink_cuts_off_reads_as_fill_value_when_the_array_grows_again(
-    mounted: Mount, root: Path, flush: Callable[[], None]
-) -> None:
+def test_what_a_shrink_cuts_off_reads_as_fill_value_when_the_array_grows_again(mounted: Mount, root: Path) -> None:
     values = read_zarr(mounted.source / root.name)
     (root / LAST).write_bytes(b"\1" * NBYTES)  # pending, and outside
     edit(root, shape=[3, 7])
@@ -559,7 +540,7 @@ def test_what_a_shrink_cuts_off_reads_as_fill_value_when_the_array_grows_again(
     expected = np.zeros_like(values)
     expected[:4, :9] = values[:4, :9]
     assert np.array_equal(read_zarr(root), expected)
-    flush()
+    flush(root.parent)
     for read in READERS.values():
         assert np.array_equal(read(mounted.source / root.name), expected)
     assert not (mounted.source / root.name / "c/1/1").exists()
@@ -599,7 +580,7 @@ def test_a_directory_without_its_document_stays_that_array_until_it_is_empty(mou
     assert (mounted.source / root.name / "c/file").read_bytes() == b"1"
 
 
-def test_a_directory_without_its_document_can_have_a_new_one(mounted: Mount, flush: Callable[[], None]) -> None:
+def test_a_directory_without_its_document_can_have_a_new_one(mounted: Mount) -> None:
     root = new_array(mounted)
     seen, stored = (root / "zarr.json").read_bytes(), stored_document(mounted, root)
     values = read_zarr(mounted.source / root.name)
