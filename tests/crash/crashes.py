@@ -31,7 +31,7 @@ from tests.support.lossy_disk import Choose, Killed, Machine, QuickDisk, newest,
 from tests.support.readers import READERS, assert_same
 
 IS_LONG = bool(os.environ.get("SHARDFS_LONG"))
-NATIVE_EVERY = 1 if IS_LONG else 8
+NATIVE_EVERY = 1 if IS_LONG else 24
 
 REFUSED = {("tensorstore", "encoded")}
 """Readers that read no array like that."""
@@ -129,9 +129,9 @@ class Crashes:
         trio.run(live, root, machine, self.history, book, self.v2)
         return machine, book
 
-    def after(self) -> Path:
+    def after(self, name: str = "after") -> Path:
         """Where a state may be built."""
-        after = self.directory / "after"
+        after = self.directory / name
         shutil.rmtree(after, ignore_errors=True)
         return after
 

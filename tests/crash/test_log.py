@@ -81,7 +81,7 @@ def test_an_old_version_does_not_come_back_when_the_newer_one_is_gone(template: 
     cut_often(crashes_of("old and new apart", template, tmp_path), COMMIT)
 
 
-def cut_often(crashes: Crashes, since: Operation, times: int = 12 if IS_LONG else 2) -> None:
+def cut_often(crashes: Crashes, since: Operation, times: int = 12 if IS_LONG else 1) -> None:
     """Cut the power in many ways at every call from the first operation *since* on."""
     machine, book = crashes.whole()
     begun = next(call for call, then in book.past if then.started == since)

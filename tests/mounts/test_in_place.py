@@ -14,19 +14,14 @@ from threading import Barrier
 
 import pytest
 
-from tests.support.corpus import LITTLE, array, sharding
-from tests.support.datasets import store
-from tests.support.mounting import Mounter
-
 KEY, ABSENT = "c/0/0", "c/0/1"
 CUT = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _RENAME_NOREPLACE = 1
 
 
 @pytest.fixture
-def root(mount: Mounter, tmp_path: Path) -> Path:
-    store(tmp_path / "source", array((8, 12), (4, 6), sharding((2, 3), LITTLE)), absent=[(0, 1)])
-    return mount(tmp_path / "source", write=True, metadata_ttl=3600).path
+def root(new_array: Callable[..., Path]) -> Path:
+    return new_array(absent=[(0, 1)])
 
 
 @pytest.fixture

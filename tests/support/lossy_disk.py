@@ -11,7 +11,7 @@ from them, by this model:
 - A change of names (creation, link, rename, removal) is certain once all its directories were synced after it; before,
   it happened or not, as a whole, whatever happened to others.  The sync of a file says nothing of its name, unless
   `sync_keeps_name`.
-- A file has the sticky bit if it was made with it.  Other modes, owners, times and extended attributes are not
+- A file has the sticky bit if it was found or made with it.  Other modes, owners, times and extended attributes are not
   followed; a pipe, and what is like it, becomes an empty file.  Where inodes are kept, a file has the time of its last
   content if it has that content.
 """
@@ -396,14 +396,15 @@ class LossyDisk(Syscalls):
         elif stat.S_ISLNK(status.st_mode):
             node = _File(target=os.readlink(path))
         else:
-            node = _File(path.read_bytes() if stat.S_ISREG(status.st_mode) else b"")
+            content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+            node = _File(content, is_sticky=bool(status.st_mode & stat.S_ISVTX))
         self._know(node, status)
         return node
 
     def _bury(self, name: str, dir_fd: int) -> None:
-        """Keep the inode of a file whose last name goes, so that its number is not given to another file."""
+        """Keep the inode of a file that loses a name, so that it is found and its number not given to another file."""
         status = _look(name, dir_fd)
-        if status is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+        if status is not None and stat.S_ISREG(status.st_mode):
             if self._graveyard is None:
                 self._graveyard = Path(tempfile.mkdtemp(".buried", self._root.name, self._root.parent))
             os.link(name, self._graveyard / str(len(self.calls)), src_dir_fd=dir_fd, follow_symlinks=False)
