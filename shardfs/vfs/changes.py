@@ -68,6 +68,8 @@ class Changes:
         if attributes.ino == ABSENT and self.buffers:
             buffer = self.buffers.unpublished(join_key((await fs.entry(parent)).path, os.fsdecode(name)))
             if buffer is not None:
+                if buffer.is_new:  # it is forgotten if the kernel was only told of another number of the name
+                    buffer.entry.keep_number(buffer.ino)
                 fs.retain(buffer.ino)
                 return buffer.attributes(buffer.ino)._replace(ttl=0.0)
         if attributes.ino == ABSENT and fs.store.root is None:

@@ -136,6 +136,10 @@ class Published(ABC):
     def reserve(self) -> int:
         """Return a number for this file, which is not there yet."""
 
+    @abstractmethod
+    def keep_number(self, ino: int) -> None:
+        """Let *ino* stand for this file, which is not there yet."""
+
     async def makes_node(self) -> bool:
         """Whether names in its directory stand for something else when it is published."""
         return False

@@ -190,6 +190,12 @@ class PublishedEntry(Entry, Published):
             return None
         return handle.renumbered(self.ino) if handle is not None else None
 
+    def reserve(self) -> int:
+        """Return a number for this file, which is not there yet."""
+        ino = self.fs.inodes.reserve()
+        self.keep_number(ino)
+        return ino
+
     async def create(self, mode: int, flags: int, owner: Owner) -> WriteHandle | PassthroughHandle:
         """Open the file, made or not: the kernel looked before, and there was nothing."""
         buffers = self.fs.buffers

@@ -341,11 +341,9 @@ class Chunk(PublishedEntry):
             return True
         return self.coords not in self.chunks.refilled and await self.current() is not None
 
-    def reserve(self) -> int:
-        """Return a number for the chunk, which is not there yet."""
-        ino = self.fs.inodes.reserve()
+    def keep_number(self, ino: int) -> None:
+        """Let *ino* stand for the chunk, which is not there yet."""
         self.chunks.keep_version(ino, self.coords)
-        return ino
 
     async def publish(self, buffer: WriteBuffer) -> None:
         """Make what was written the content of the chunk."""

@@ -196,11 +196,9 @@ class Document(PublishedEntry):
         """Whether there is such a document, or a file that will be published as one."""
         return self.fs.buffers.unpublished(self.path) is not None or await self.is_there()
 
-    def reserve(self) -> int:
-        """Return a number for the document, which is not there yet."""
-        ino = self.fs.inodes.reserve()
+    def keep_number(self, ino: int) -> None:
+        """Let *ino* stand for the document, which is not there yet."""
         self.fs.inodes.keep(ino, Document, path=self.path, identity=ino << _SIZE_BITS)
-        return ino
 
     async def publish(self, buffer: WriteBuffer) -> None:
         """Make what was written the document."""
