@@ -246,7 +246,6 @@ class Documents:
         chunks = self._fs.chunk_tree(await hierarchy.node(node.path))
         if chunks is not None:
             hierarchy.begin(chunks.array.layout)
-            self._fs.became_chunks(chunks)
         await self._orphans.absorb(node.path)
         await self._refresh_copies(node.path)
 

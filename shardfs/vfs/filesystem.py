@@ -473,11 +473,9 @@ class Filesystem:
         self.hierarchy.forget(path)
         self.chunk_tree(await self.hierarchy.node(path))
 
-    def became_chunks(self, chunks: ChunkTree) -> None:
-        """Let the directories that became ones of *chunks* go on under their numbers: programs work in them."""
-        for path, row in self.inodes.below(chunks.path):
-            if row.kind is self.view.directory:
-                directory = chunks.directory_at(path[len(chunks.path) :].lstrip("/"))
-                if directory is not None:
-                    directory.ino = row.ino
-                    self.inodes.keep(row.ino, ChunkDirectory, entry=directory)
+    def became_chunks(self, directory: ChunkDirectory) -> None:
+        """Let a stored directory that became one of chunks go on under its number: programs work in it."""
+        row = self.inodes.row_at(directory.path)
+        if row is not None and row.kind is self.view.directory:
+            directory.ino = row.ino
+            self.inodes.keep(row.ino, ChunkDirectory, entry=directory)

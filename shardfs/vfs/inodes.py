@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from operator import attrgetter
-from sys import intern
 from typing import Final
 
 from shardfs.dataset.hierarchy import is_below
@@ -35,50 +34,12 @@ def in_table(ino: int) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class _Name:
-    """A path that a row has, or that leads to such: a name below its parent, so that a directory is moved alone.
-
-    *row* is the one that has it now.  It is among its parent's *children* as long as there is a row, or a child.  Most
-    directories are those of arrays, with one document: such a name is there without a dictionary.
-    """
-
-    parent: "_Name | None"
-    text: str
-    children: "dict[str, _Name] | _Name | None" = None
-    row: "Row | None" = None
-
-    def child(self, text: str) -> "_Name | None":
-        """Return the name *text* below this one."""
-        if isinstance(self.children, dict):
-            return self.children.get(text)
-        return self.children if self.children is not None and self.children.text == text else None
-
-    def add(self, child: "_Name") -> None:
-        """Let *child* be below this, in place of another of its text."""
-        if isinstance(self.children, _Name) and self.children.text != child.text:
-            self.children = {self.children.text: self.children}
-        if isinstance(self.children, dict):
-            self.children[child.text] = child
-        else:
-            self.children = child
-
-    @property
-    def path(self) -> str:
-        parts = []
-        name = self
-        while name.parent is not None:
-            parts.append(name.text)
-            name = name.parent
-        return "/".join(reversed(parts))
-
-
-@dataclass(slots=True, eq=False)
 class Row:
     """What the table knows of one number.
 
     *kind* makes the entry of something with a path, whose *identity* tells whether the path still stands for it; a row
-    with an *entry* of its own has neither.  *name* is the one that it was found by last, and may have lost since.
-    *nlink* is how many names it has, and *others* are those that are known beside that.
+    with an *entry* of its own has neither.  *path* is the one by which it was found last, on the mount as it is now; it
+    may have lost that since.  *nlink* is how many names it has, and *others* are those that are known beside *path*.
     """
 
     ino: int
@@ -88,18 +49,8 @@ class Row:
     entry: object = None
     key: Hashable = None
     lookups: int = 0
-    name: _Name | None = None
-    others: tuple[_Name, ...] = ()
-
-    @property
-    def path(self) -> str:
-        """The path by which it was found last, on the mount as it is now."""
-        return self.name.path if self.name is not None else ""
-
-    @property
-    def names(self) -> list[_Name]:
-        """The names that it is known to have now, in the order in which they were found."""
-        return [name for name in (*self.others, self.name) if name is not None and name.row is self]
+    path: str = ""
+    others: tuple[str, ...] = ()
 
 
 class Inodes:
@@ -111,7 +62,7 @@ class Inodes:
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}
         self._keys: dict[Hashable, Row] = {}
-        self._top = _Name(None, "")
+        self._paths: dict[str, Row] = {}
         self._new: set[int] = set()  # which the kernel was not told of
         self._last = ROOT - 1
 
@@ -131,24 +82,21 @@ class Inodes:
         if row is None:
             row = self._add(Row(ino, kind))
         elif entry is None or row.entry is None:
-            self._let_go(row)
+            self._forget_names(row)
+            row.path = ""
         row.kind, row.identity, row.entry = kind, identity, entry
         if path is not None:
-            row.name = self._at(path)
+            row.path = path
 
     def number(self, kind: Hashable, path: str, identity: object, *, nlink: int = 1, key: Hashable = None) -> int:
         """Return the number of what was found under *path*: one for all names of a file, which its *key* identifies."""
-        name = self._at(path)
-        if key is not None:
-            row = self._keys.get(key)
-        else:
-            row = name.row
-            if row is not None and (row.kind, row.identity) != (kind, identity):
-                row = None
+        row = self._paths.get(path) if key is None else self._keys.get(key)
+        if key is None and row is not None and (row.kind, row.identity) != (kind, identity):
+            row = None
         if row is None:
             row = self._add(Row(self.reserve(), kind, identity, key=key))
         row.nlink = nlink
-        _bind(row, name)
+        self._bind(row, path)
         return row.ino
 
     def keyed(self, key: Hashable, kind: Hashable, entry: object) -> int:
@@ -173,21 +121,7 @@ class Inodes:
     def name_of(self, ino: int) -> str:
         """Return a path that a file has now, "" if none is known."""
         row = self._rows.get(ino)
-        return names[-1].path if row is not None and (names := row.names) else ""
-
-    def below(self, path: str) -> list[tuple[str, Row]]:
-        """Return the rows of what is below *path*, and its path."""
-        name, found = self._find(path), []
-        todo = [(name, path)] if name is not None else []
-        while todo:
-            name, path = todo.pop()
-            children = [name.children] if isinstance(name.children, _Name) else (name.children or {}).values()
-            for child in children:
-                below = f"{path}/{child.text}" if path else child.text
-                todo.append((child, below))
-                if child.row is not None:
-                    found.append((below, child.row))
-        return found
+        return names[-1] if row is not None and (names := self._names(row)) else ""
 
     def removed(self, path: str) -> None:
         """Know that a name was removed, or is that of something else now.
@@ -195,14 +129,11 @@ class Inodes:
         The number of a file without a name is that of no other, though the store may give a new file the identity of
         one that is gone: who waits for a lock file compares numbers.
         """
-        name = self._find(path)
-        if name is None or name.row is None:
-            return
-        row = name.row
-        _free(name)
-        row.nlink -= 1
-        if row.nlink <= 0:
-            self._retire(row)
+        row = self._unbind(path)
+        if row is not None:
+            row.nlink -= 1
+            if row.nlink <= 0:
+                self._retire(row)
 
     def retire(self, key: Hashable) -> None:
         """Give the number of what *key* identifies, and is gone, to nothing else."""
@@ -219,24 +150,18 @@ class Inodes:
         if row is not None and row is self.row_at(new):
             return False
         self.removed(new)
-        name = self._find(old)
-        if row is not None and name is not None:
-            _free(name)
-            _bind(row, self._at(new))
+        if row is not None:
+            self._unbind(old)
+            self._bind(row, new)
         return True
 
     def moved_directory(self, old: str, new: str) -> None:
         """Follow a directory that was moved in the store, with all below it, in place of what had the path *new*."""
         self.removed(new)
-        name = self._find(old)
-        if name is None or name.parent is None:
-            return
-        parent, _, text = new.rpartition("/")
-        before, above = name.parent, self._at(parent)
-        _cut_off(name)
-        name.parent, name.text = above, text
-        above.add(name)  # in place of another: what was below that is stale, under its old path
-        _prune(before)
+        for path in [path for path in self._paths if is_below(path, old)]:
+            row = self._unbind(path)
+            if row is not None:
+                self._bind(row, new + path[len(old) :])
 
     def retain(self, ino: int) -> None:
         """Count one more reference of the kernel."""
@@ -261,103 +186,47 @@ class Inodes:
 
     def row_at(self, path: str) -> Row | None:
         """Return the row that has *path*."""
-        name = self._find(path)
-        return name.row if name is not None else None
+        return self._paths.get(path)
 
-    def _find(self, path: str) -> _Name | None:
-        name = self._top
-        for text in path.split("/") if path else ():
-            child = name.child(text)
-            if child is None:
-                return None
-            name = child
-        return name
+    def _names(self, row: Row) -> list[str]:
+        """Return the names that *row* is known to have now, in the order in which they were found."""
+        return [path for path in (*row.others, row.path) if self._paths.get(path) is row]
 
-    def _at(self, path: str) -> _Name:
-        """Return the name of *path*."""
-        name = self._top
-        for text in path.split("/") if path else ():
-            child = name.child(text)
-            if child is None:
-                child = _Name(name, intern(text))
-                name.add(child)
-            name = child
-        return name
+    def _bind(self, row: Row, path: str) -> None:
+        """Let *row* have *path*, and no other row; it keeps the names found last, as many as it has links."""
+        if row.path == path and self._paths.get(path) is row:
+            return
+        self._unbind(path)
+        names = self._names(row)
+        nlost = max(0, len(names) + 1 - max(row.nlink, 1))
+        for lost in names[:nlost]:
+            del self._paths[lost]
+        row.path, row.others, self._paths[path] = path, tuple(names[nlost:]), row
 
-    def _retire(self, row: Row) -> None:
-        if row.key is not None:
-            self._keys.pop(row.key, None)
-            row.key = None
-        for name in row.names:
-            _free(name)
-        row.identity = GONE
+    def _unbind(self, path: str) -> Row | None:
+        """Take *path* from the row that has it, which goes on under another name if it has one; return that row."""
+        row = self._paths.pop(path, None)
+        if row is not None and row.others:
+            *others, row.path = self._names(row)
+            row.others = tuple(others)
+        return row
 
-    def _let_go(self, row: Row) -> None:
-        """Forget by what *row* is found, and its path."""
+    def _forget_names(self, row: Row) -> None:
+        """Forget by what *row* is found; it keeps its path."""
         if row.key is not None and self._keys.get(row.key) is row:
             del self._keys[row.key]
-        row.key = None
-        for name in row.names:
-            _free(name)
-        if row.name is not None:
-            _prune(row.name)
-        row.name = None
+        for path in self._names(row):
+            del self._paths[path]
+        row.key, row.others = None, ()
+
+    def _retire(self, row: Row) -> None:
+        self._forget_names(row)
+        row.identity = GONE
 
     def _drop(self, row: Row) -> None:
         self._new.discard(row.ino)
         del self._rows[row.ino]
-        self._let_go(row)
-
-
-def _bind(row: Row, name: _Name) -> None:
-    """Let *row* have *name*, and no other row; it keeps the names that were found last, as many as it has links."""
-    if name.row is row:
-        if row.name is not name:
-            row.others = tuple(other for other in row.names if other is not name)
-            row.name = name
-        return
-    if name.row is not None:
-        _unbind(name)
-    known, before = row.names, row.name
-    nlost = max(0, len(known) + 1 - max(row.nlink, 1))
-    row.name, row.others, name.row = name, tuple(known[nlost:]), row
-    for lost in known[:nlost]:
-        lost.row = None
-        _prune(lost)
-    if before is not None:
-        _prune(before)
-
-
-def _unbind(name: _Name) -> None:
-    """Take *name* from the row that has it, which keeps the path if it has no other."""
-    row, name.row = name.row, None
-    if row is not None and row.others:
-        *others, row.name = row.names
-        row.others = tuple(others)
-
-
-def _free(name: _Name) -> None:
-    """Take *name* from the row that has it, for no other to have it."""
-    _unbind(name)
-    _prune(name)
-
-
-def _prune(name: _Name) -> None:
-    """Forget *name*, and those above it, if nothing has it and nothing is below it."""
-    while name.parent is not None and name.row is None and not name.children and _cut_off(name):
-        name = name.parent
-
-
-def _cut_off(name: _Name) -> bool:
-    """Take *name* from the children of its parent; return whether it was there."""
-    parent = name.parent
-    if parent is None or parent.child(name.text) is not name:
-        return False
-    if isinstance(parent.children, dict):
-        del parent.children[name.text]
-    else:
-        parent.children = None
-    return True
+        self._forget_names(row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from shardfs.dataset.layout import OwnVersion
 from shardfs.dataset.maintenance.walk import prune, walk_files
 from shardfs.dataset.writer import Writer
 from shardfs.errors import CrossDeviceError, NotADirectoryHereError, NotFoundError
-from shardfs.format.grid import ChunkKeyEncoding, parse_coordinate
+from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords
 from shardfs.stores.base import Kind, join_key
+from shardfs.vfs.entries.chunk import ChunkTree
 from shardfs.vfs.entries.passthrough import Passthrough
 from shardfs.vfs.filesystem import Filesystem
 
@@ -86,9 +87,10 @@ class OrphanChunks:
             keys = [key async for key in walk_files(self._store, place)]
         except (NotFoundError, NotADirectoryHereError):
             return
-        array = (await self._hierarchy.node(path)).any_array
-        if array is not None:
-            await self._make_directories(array, place)
+        node = await self._hierarchy.node(path)
+        array, chunks = node.any_array, self._fs.chunk_tree(node)
+        if chunks is not None:
+            await self._make_directories(chunks, place)
         for key in keys:
             name = key[len(place) + 1 :]
             if array is not None and _coords_of(array, name) is None:
@@ -105,19 +107,19 @@ class OrphanChunks:
         for old in (key, join_key(path, name)):
             self._fs.moved(old, beside)
 
-    async def _make_directories(self, array: Array, place: str) -> None:
-        """Let *array* have the directories that are below *place*, also those without a file."""
-        root, pending = array.layout.key_encoding.root(array.grid.ndim), [place]
+    async def _make_directories(self, chunks: ChunkTree, place: str) -> None:
+        """Let *chunks* have the directories that are below *place*, also those without a file."""
+        pending = [place]
         while pending:
             directory = pending.pop()
             for entry in await self._store.list(directory):
                 if entry.kind is Kind.DIRECTORY:
                     key = join_key(directory, entry.name)
-                    names = key[len(place) + 1 :].split("/")
-                    names = names[names[0] == root :]
-                    coords = [parse_coordinate(name) for name in names]
-                    array.layout.make_directory(tuple(index for index in coords if index is not None))
                     pending.append(key)
+                    found = chunks.directory_at(key[len(place) + 1 :])
+                    if found is not None:
+                        chunks.array.layout.make_directory(found.coords)
+                        self._fs.became_chunks(found)
 
     async def absorb_file(self, key: str, *, again: bool = False) -> None:
         """Publish one chunk file that was put aside; one that is no chunk of its array is kept beside the chunks."""

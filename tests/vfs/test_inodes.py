@@ -140,7 +140,7 @@ class Kernel(RuleBasedStateMachine):
     def teardown(self) -> None:
         for ino in self.numbers.values():
             self.table.forget(ino, 10**6)
-        assert not self.table._top.children, "no path is kept for nothing"
+        assert set(self.table._paths) == {""}, "no path is kept for nothing"
 
 
 TestKernel = Kernel.TestCase
@@ -169,7 +169,7 @@ def test_what_the_kernel_was_not_told_of_is_swept() -> None:
     table.number("file", "d/a", 1)
     table.sweep()
     assert len(table) == 0
-    assert not table._top.children
+    assert not table._paths
 
 
 def test_names_of_one_file_share_its_number_and_the_last_of_them_are_known() -> None:

@@ -165,7 +165,7 @@ async def test_of_an_array_that_was_walked_a_path_and_a_range_of_numbers_stay(
     await kernel.walk(groups[0])
     before = objects()
     await kernel.walk(groups[1])
-    assert objects() - before == Counter(ArrayNumbers=8, Row=16, _Name=16)
+    assert objects() - before == Counter(ArrayNumbers=8, Row=16)
     kernel.forget()
     await kernel.walk(await kernel.look_up(ROOT, b"2"))
     kernel.forget()

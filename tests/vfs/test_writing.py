@@ -241,7 +241,7 @@ async def test_a_file_is_renamed_without_a_look_at_all_other_numbers(
     (root / "notes").write_bytes(b"text")
     process = await Process.start(root, Syscalls())
     first = (await process.writing.changes.lookup(ROOT, b"notes")).ino
-    monkeypatch.delattr(Inodes, "below")
+    monkeypatch.delattr(Inodes, "moved_directory")
     await process.writing.changes.rename(ROOT, b"notes", ROOT, b"moved", exclusive=False)
     assert (await process.writing.changes.lookup(ROOT, b"moved")).ino == first
 
