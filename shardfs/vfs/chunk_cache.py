@@ -31,7 +31,6 @@ from shardfs.vfs.inodes import ChunkNumbering
 
 _AT_ONCE_NBYTES: Final = 64 * 2**10  # a smaller chunk is decoded in less time than it takes to hand it to a thread
 _IN_FLIGHT_NBYTES: Final = 256 * 2**20
-_MAX_LARGE: Final = 4
 
 
 class VersionKey(NamedTuple):
@@ -60,18 +59,9 @@ class _Decoded(NamedTuple):
     data: memoryview
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class LargeChunk:
-    """A chunk that is larger than all that may stay; *data* does as long as anybody has this, unless it had to go."""
-
-    codec: ChunkCodec
-    data: memoryview | None = None
-
-
 class ChunkCache:
-    """The decoded chunks of all arrays of a mount; those used last stay, up to *max_nbytes* bytes.
+    """The decoded chunks of all arrays of a mount; those used last stay, up to *max_nbytes* bytes, or one larger chunk.
 
-    A few that are larger stay as well, as long as they are open.
     What is being read and decoded takes up to *in_flight_nbytes* more, or one larger chunk.
     """
 
@@ -83,7 +73,6 @@ class ChunkCache:
         self._turns: WeakValueDictionary[VersionKey, trio.Lock] = WeakValueDictionary()
         self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self._room = _Room(in_flight_nbytes)
-        self._large: WeakValueDictionary[VersionKey, LargeChunk] = WeakValueDictionary()
 
     async def get(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
         """Return the decoded bytes of the version *extent* of the chunk at *coords*.
@@ -112,11 +101,10 @@ class ChunkCache:
 
     def known(self, key: VersionKey, codec: ChunkCodec) -> memoryview | None:
         """Return the decoded bytes of a version of a chunk that was decoded before, None if they are not here."""
-        known = self._chunks.get(key) or self._large.get(key)
-        if known is None or known.data is None or (known.codec is not codec and known.codec != codec):
+        known = self._chunks.get(key)
+        if known is None or (known.codec is not codec and known.codec != codec):
             return None
-        if isinstance(known, _Decoded):
-            self._chunks.move_to_end(key)
+        self._chunks.move_to_end(key)
         self._statistics.decode_hits += 1
         return known.data
 
@@ -134,16 +122,6 @@ class ChunkCache:
             encoded = await trio.to_thread.run_sync(encode, limiter=self._threads)
         return MemoryContent(memoryview(encoded))
 
-    def keep_open(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> LargeChunk | None:
-        """Return what keeps a chunk that is too large to stay by itself, for all who have it open; None for others."""
-        if codec.nbytes <= self.max_nbytes or codec.is_identity:
-            return None
-        key = VersionKey.of(array, coords, extent)
-        large = self._large.get(key)
-        if large is None or large.codec != codec:
-            large = self._large[key] = LargeChunk(codec)
-        return large
-
     async def _decode(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
         if codec.nbytes > MAX_DECODED_NBYTES:
             raise StoreError(f"{_name(array, coords)} is too large to decode: {codec.nbytes} bytes")
@@ -160,20 +138,11 @@ class ChunkCache:
                 raise CorruptionError(f"{_name(array, coords)} does not decode: {error}") from None
 
     def _remember(self, key: VersionKey, codec: ChunkCodec, data: memoryview) -> None:
-        if len(data) <= self.max_nbytes:
-            before = self._chunks.pop(key, None)
-            self._nbytes += len(data) - (len(before.data) if before is not None else 0)
-            self._chunks[key] = _Decoded(codec, data)
-            while self._nbytes > self.max_nbytes:
-                self._nbytes -= len(self._chunks.popitem(last=False)[1].data)
-            return
-        large = self._large.get(key)
-        if large is not None and large.codec == codec:  # else nobody has it open, or as something else
-            large.data = data
-            self._large[key] = self._large.pop(key)  # as the last of them
-            kept = [large for large in self._large.values() if large.data is not None]
-            for large in kept[:-_MAX_LARGE]:
-                large.data = None
+        before = self._chunks.pop(key, None)
+        self._nbytes += len(data) - (len(before.data) if before is not None else 0)
+        self._chunks[key] = _Decoded(codec, data)
+        while self._nbytes > self.max_nbytes and len(self._chunks) > 1:
+            self._nbytes -= len(self._chunks.popitem(last=False)[1].data)
 
 
 class DecodedChunk:
@@ -197,7 +166,6 @@ class DecodedChunk:
         self.extent = extent
         self._codec = codec
         self._fingerprint = fingerprint
-        self._large = chunks.keep_open(array, coords, extent, codec)
 
     @property
     def nbytes(self) -> int:
@@ -220,8 +188,6 @@ class DecodedChunk:
 
     async def get(self) -> memoryview:
         """Return all decoded bytes."""
-        if self._large is not None and self._large.data is not None:
-            return self._large.data
         self._check()
         return await self._chunks.get(self._array, self._coords, self.extent, self._codec)
 

@@ -275,7 +275,6 @@ class NpyHandle(FileHandle):
         self._source_strides = tuple(n * self._item.itemsize for n in self._file.chunk_strides)
         self._fill: Elements = np.frombuffer(fill, self._item)
         self._known: dict[Coords, VersionKey | None] = {}  # None: the chunk is absent
-        self._large: tuple[Coords, DecodedChunk] | None = None
         self._all_ahead = all_ahead
         self._reading_on = QuickLock()
         self._end = 0
@@ -348,7 +347,6 @@ class NpyHandle(FileHandle):
         if self._nopened != self._node.nopened:
             self._nopened = self._node.nopened
             self._known.clear()
-            self._large = None
             self._all_ahead.pop(self, None)
             self.array.listing.forget()
         hierarchy = self._node.fs.hierarchy
@@ -386,7 +384,6 @@ class NpyHandle(FileHandle):
             extent = (await self.array.find(coords, fresh=coords not in self._known))[1]
             first, data = await self._bytes_of(coords, extent, copies, is_in_order)
         except StaleError:  # what was believed is out of date; no byte of it was given
-            self._large = None
             extent = (await self.array.find(coords, fresh=True))[1]
             first, data = await self._bytes_of(coords, extent, copies, is_in_order)
         if nopened == self._nopened:  # else it may be out of date, for who has opened the file meanwhile
@@ -413,10 +410,6 @@ class NpyHandle(FileHandle):
                     f"a chunk of {self.array.layout.path or 'the array'} is too large: {chunk.nbytes} bytes"
                 )
             return first, await chunk.read(first, last - first)
-        if chunk.nbytes > self._chunks.max_nbytes:
-            if self._large is None or self._large[0] != coords:
-                self._large = coords, chunk
-            chunk = self._large[1]
         return 0, await chunk.get()
 
     def _stop(self, copy: Copy) -> int:
