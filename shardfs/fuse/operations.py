@@ -26,7 +26,7 @@ from shardfs.dataset.statistics import Snapshot, Statistics
 from shardfs.errors import RefusedError, ShardfsError
 from shardfs.fuse import control
 from shardfs.fuse.options import MountOptions
-from shardfs.stores.base import Kind, NewAttributes, Stat, join_key
+from shardfs.stores.base import Kind, NewAttributes, join_key
 from shardfs.stores.ttl import one_request
 from shardfs.vfs.changes import Changes
 from shardfs.vfs.filesystem import Filesystem
@@ -39,8 +39,6 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 O = TypeVar("O", bound="Operations")  # noqa: E741
-
-_MAX_ENTRIES: Final = 1024
 
 _EXPECTED: Final = frozenset(
     {
@@ -118,7 +116,6 @@ class Operations(pyfuse3.Operations):
         self.fs = fs
         self._reading: Filesystem | Changes = fs
         self._options = options
-        self._entries: dict[int, tuple[Stat, pyfuse3.EntryAttributes]] = {}
 
     @request
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
@@ -230,24 +227,25 @@ class Operations(pyfuse3.Operations):
         return data
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
-        """Return attributes as pyfuse3 takes them, in an object that is reused with the next ones of the same status.
-
-        That is safe because pyfuse3 sends a reply before it runs another handler.
-        """
+        """Return attributes as pyfuse3 takes them."""
         ino, size, ttl, status, mtime_ns = attributes
-        known = self._entries.get(id(status))
-        if known is not None and known[0] is status:
-            entry = known[1]
-        else:
-            entry = _new_entry(status, self._options)
-            if len(self._entries) >= _MAX_ENTRIES:
-                self._entries.clear()
-            self._entries[id(status)] = (status, entry)
+        options, is_directory = self._options, status.kind is Kind.DIRECTORY
+        entry = pyfuse3.EntryAttributes()
         entry.st_ino = InodeT(ino)
+        entry.st_mode = ModeT(status.mode)
+        if options.umask is not None:
+            is_run = is_directory or status.mode & 0o111
+            entry.st_mode = ModeT(stat.S_IFMT(status.mode) | (0o777 if is_run else 0o666) & ~options.umask)
+        entry.st_nlink = 1 if is_directory else status.nlink  # the links of a directory are not counted
+        entry.st_uid = status.uid if options.uid is None else options.uid
+        entry.st_gid = status.gid if options.gid is None else options.gid
+        entry.st_rdev = status.rdev
         entry.st_size = size
         entry.st_blocks = (size + 511) >> 9
         entry.attr_timeout = entry.entry_timeout = ttl
+        entry.st_atime_ns = status.atime_ns
         entry.st_mtime_ns = status.mtime_ns if mtime_ns is None else mtime_ns
+        entry.st_ctime_ns = status.ctime_ns
         return entry
 
 
@@ -334,7 +332,6 @@ class WritingOperations(Operations):
         ctx: RequestContext,
     ) -> pyfuse3.EntryAttributes:
         """Change attributes."""
-        # The object that pyfuse3 passes is its own, but those that `_entry` returns are used again: read it first.
         changes: NewAttributes = {
             "mode": attr.st_mode & 0o7777 if fields.update_mode else None,
             "uid": attr.st_uid if fields.update_uid else None,
@@ -452,19 +449,3 @@ def _opened_to_write(number: int, is_direct: bool) -> FileInfo:
 
 def _owner(ctx: RequestContext) -> Owner:
     return Owner(ctx.uid, ctx.gid)
-
-
-def _new_entry(status: Stat, options: MountOptions) -> pyfuse3.EntryAttributes:
-    entry = pyfuse3.EntryAttributes()
-    entry.st_mode = ModeT(status.mode)
-    if options.umask is not None:
-        is_run = status.kind is Kind.DIRECTORY or status.mode & 0o111
-        entry.st_mode = ModeT(stat.S_IFMT(status.mode) | (0o777 if is_run else 0o666) & ~options.umask)
-    entry.st_nlink = 1 if status.kind is Kind.DIRECTORY else status.nlink  # the links of a directory are not counted
-    entry.st_uid = status.uid if options.uid is None else options.uid
-    entry.st_gid = status.gid if options.gid is None else options.gid
-    entry.st_rdev = status.rdev
-    entry.st_atime_ns = status.atime_ns
-    entry.st_mtime_ns = status.mtime_ns
-    entry.st_ctime_ns = status.ctime_ns
-    return entry

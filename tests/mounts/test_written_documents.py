@@ -410,3 +410,30 @@ def test_a_shrink_whose_document_could_not_be_stored_is_not_finished_later(mount
     (source / "a").chmod(0o755)
     mounted.unmount()
     assert not (source / ".shardfs").exists()
+
+
+@pytest.mark.parametrize(("view", "name"), [("v3", "c/0"), ("v2", "0")])
+def test_a_directory_that_becomes_one_of_chunks_goes_on_for_who_has_it_open(
+    mount: Mounter, tmp_path: Path, view: str, name: str
+) -> None:
+    (tmp_path / "source").mkdir()
+    options = ["--view=v2", "--dimension-separator=/"] if view == "v2" else []
+    mounted = mount(tmp_path / "source", write=True, shards="2", arguments=options)
+    directory = mounted.path / "array" / name
+    directory.mkdir(parents=True)
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    (directory / "0").write_bytes(b"abcd")
+    if view == "v2":
+        document = V2_ARRAY | {"shape": [4, 4], "chunks": [2, 2], "dtype": "|u1", "dimension_separator": "/"}
+        (mounted.path / "array/.zarray").write_text(json.dumps(document))
+    else:
+        document = array((4, 4), (2, 2), {"name": "bytes"}, data_type="uint8")
+        (mounted.path / "array/zarr.json").write_text(json.dumps(document))
+    with os.fdopen(os.open("1", os.O_CREAT | os.O_WRONLY, dir_fd=opened), "wb") as file:
+        file.write(b"efgh")
+    assert os.fstat(opened).st_ino == directory.stat().st_ino
+    assert sorted(os.listdir(opened)) == ["0", "1"]
+    os.close(opened)
+    mounted.unmount()
+    values = zarr.open_array(tmp_path / "source/array", mode="r")
+    assert bytes(values[:2].tobytes()) == b"abefcdgh"  # type: ignore[index,union-attr]
