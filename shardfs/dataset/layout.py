@@ -16,7 +16,7 @@ from weakref import ReferenceType, ref
 import trio
 
 from shardfs.dataset.statistics import Statistics
-from shardfs.dataset.wal.records import Change, Put
+from shardfs.dataset.wal.records import Change
 from shardfs.errors import ConflictError, LockedError, ShardfsError
 from shardfs.format.grid import ChunkKeyEncoding
 from shardfs.format.sharding import Coords, Place, Segment, ShardGrid
@@ -329,7 +329,7 @@ class ShardQueue:
             self.since = trio.current_time()
         before = self.changes.get(change.coords)
         self.changes[change.coords] = self.layout.pending.changes[change.coords] = change
-        self.payload_nbytes += nbytes_of(change) - (nbytes_of(before) if before is not None else 0)
+        self.payload_nbytes += change.payload.nbytes - (before.payload.nbytes if before is not None else 0)
         self.touched = trio.current_time()
         return before
 
@@ -340,7 +340,7 @@ class ShardQueue:
         for change in changes:
             if self.changes.get(change.coords) is change:
                 del self.changes[change.coords], pending[change.coords]
-                self.payload_nbytes -= nbytes_of(change)
+                self.payload_nbytes -= change.payload.nbytes
         self.since = self.touched  # what is left came while the others were committed
         if not self.changes and not was_empty:
             self.layout.pending.remove_shard(self.shard)
@@ -383,8 +383,3 @@ def pending_in(queues: Iterable[ShardQueue]) -> Pending:
     reason = f"{locked.key} is locked by another program" if locked is not None else None
     reason = str(failing.error) if failing is not None else reason
     return Pending(nchunks, nbytes, trio.current_time() - oldest, reason)
-
-
-def nbytes_of(change: Change) -> int:
-    """Return the size of the chunk that *change* leaves, 0 if it leaves none."""
-    return change.payload.nbytes if isinstance(change, Put) else 0

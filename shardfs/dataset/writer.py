@@ -176,8 +176,8 @@ class Writer:
         return self.log.nbytes < before
 
     def _payloads(self) -> Mapping[int, Payload]:
-        changes = [change for queue in self.commits.pending for change in queue.changes.values()]
-        return {change.sequence: change.payload for change in changes if isinstance(change, Put)}
+        queues = self.commits.pending
+        return {change.sequence: change.payload for queue in queues for change in queue.changes.values()}
 
 
 async def empty_outside(commits: GroupCommit, array: Array, shape: tuple[int, ...]) -> None:

@@ -65,9 +65,8 @@ def undo(records: list[int], **fields: Any) -> tuple[UndoRecord, bytes]:
 
 def plain(record: Any) -> tuple[Any, ...]:
     """Return all that a record says, to be compared."""
-    payload = bytes(record.payload.read(0, record.payload.nbytes)) if isinstance(record, Put | UndoRecord) else b""
-    said = replace(record, payload=None) if payload or isinstance(record, Put | UndoRecord) else record
-    return (type(record).__name__, payload, repr(said))
+    payload = bytes(record.payload.read(0, record.payload.nbytes))
+    return (type(record).__name__, payload, repr(replace(record, payload=None)))
 
 
 def unnumbered(record: Any) -> tuple[Any, ...]:

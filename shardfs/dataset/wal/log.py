@@ -35,8 +35,6 @@ from shardfs.dataset.wal.records import (
     Kind,
     Live,
     Payload,
-    Put,
-    UndoRecord,
     damaged_name,
     new_name,
     pack_header,
@@ -175,14 +173,12 @@ class WriteAheadLog:
         `ReadOnlyError` if the log takes nothing any more, `RefusedError` if a name is too long, and what reading
         *content* raises.
         """
-        record.sequence, payload = self._append(record.kind, pack_meta(record), content)
-        if isinstance(record, Put | UndoRecord):
-            record.payload = payload
+        record.sequence, record.payload = self._append(record.kind, pack_meta(record), content)
         return record
 
     def copy(self, record: R) -> R:
         """Append a record of this log or another one once more; returns the new record."""
-        return self.append(copy.copy(record), record.payload if isinstance(record, Put) else NOTHING)
+        return self.append(copy.copy(record), record.payload)
 
     def supersede(self, sequence: int, replacement: int) -> None:
         """Note that a record need not be remembered any more since *replacement*, a later one, is.

@@ -29,7 +29,7 @@ import re
 import secrets
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -114,17 +114,28 @@ _UNPLACED: Final = Payload.__new__(Payload)
 
 
 @dataclass(slots=True)
-class _ChunkRecord:
-    """What is to become of one inner chunk; an append to a log gives a record its sequence and its payload.
+class _Record:
+    """An append to a log gives a record its *sequence* and its *payload*."""
+
+    FIELDS: ClassVar[str]
+    """How each field is packed: text, bytes, an integer of 4, 8 or 16 bytes (w, q, i), axes, or an entry of two."""
+
+    kind: ClassVar[Kind]
+
+    sequence: int
+    payload: Payload = field(default=_UNPLACED, kw_only=True, compare=False)
+
+
+@dataclass(slots=True)
+class _ChunkRecord(_Record):
+    """What is to become of one inner chunk.
 
     *path* and *fingerprint* are those of its array, *superseded* is what `Array.stored_entry` said of the chunk when it
     was published, None if there was none.
     """
 
     FIELDS: ClassVar[str] = "tabei"
-    """How each field is packed: text, bytes, an integer of 4, 8 or 16 bytes (w, q, i), axes, or an entry of two."""
 
-    sequence: int
     path: str
     coords: tuple[int, ...]
     fingerprint: bytes
@@ -142,7 +153,6 @@ class Put(_ChunkRecord):
     mode: int
     uid: int
     gid: int
-    payload: Payload = _UNPLACED
 
 
 @dataclass(slots=True)
@@ -153,19 +163,18 @@ class Erase(_ChunkRecord):
 
 
 @dataclass(slots=True)
-class Shrink:
+class Shrink(_Record):
     """Everything of the array at *path* that lies outside *shape* is to be emptied."""
 
     FIELDS: ClassVar[str] = "ta"
     kind: ClassVar[Kind] = Kind.SHRINK
 
-    sequence: int
     path: str
     shape: tuple[int, ...]
 
 
 @dataclass(slots=True)
-class UndoRecord:
+class UndoRecord(_Record):
     """The shard at *shard* of the array at *path*, stored under *key*, is about to get its next version.
 
     *inode* is that of the file that is appended to, 0 where another file or object takes its place, written under the
@@ -177,7 +186,6 @@ class UndoRecord:
     FIELDS: ClassVar[str] = "tatqqqqqqqbbt"
     kind: ClassVar[Kind] = Kind.UNDO
 
-    sequence: int
     path: str
     shard: tuple[int, ...]
     key: str
@@ -191,18 +199,14 @@ class UndoRecord:
     old_index_hash: bytes
     new_index_hash: bytes
     temporary: str
-    payload: Payload = _UNPLACED
 
 
 @dataclass(slots=True)
-class Checkpoint:
+class Checkpoint(_Record):
     """Records that need not be remembered any more are named by the payload."""
 
     FIELDS: ClassVar[str] = ""
     kind: ClassVar[Kind] = Kind.CHECKPOINT
-
-    sequence: int
-    payload: Payload = _UNPLACED
 
 
 Change = Put | Erase
@@ -214,13 +218,13 @@ Live = Put | Erase | Shrink | UndoRecord
 Record = Live | Checkpoint
 
 _CLASSES: Final[dict[int, type[Record]]] = {each.kind: each for each in (Put, Erase, Shrink, UndoRecord, Checkpoint)}
-_NAMES: Final = {each: [field.name for field in fields(each)[1:]] for each in _CLASSES.values()}
+_NAMES: Final = {cls: [each.name for each in fields(cls)[1:] if not each.kw_only] for cls in _CLASSES.values()}
 
 
 def pack_meta(record: Record) -> bytes:
     """Return the meta bytes of a record; raises `RefusedError` if they are too many."""
     packed = b""
-    for name, how in zip(_NAMES[type(record)], record.FIELDS, strict=False):
+    for name, how in zip(_NAMES[type(record)], record.FIELDS, strict=True):
         value: Any = getattr(record, name)
         if how in _INTEGERS:
             packed += value.to_bytes(_INTEGERS[how], "little", signed=how == "i")
@@ -259,7 +263,7 @@ def unpack(kind: int, sequence: int, meta: bytes, payload: Payload) -> Record:
     if at != len(meta):
         raise CorruptionError(f"record {sequence} of the journal is malformed")
     make: Callable[..., Record] = found
-    return make(*values) if found in (Erase, Shrink) else make(*values, payload)
+    return make(*values, payload=payload)
 
 
 def pack_ranges(sequences: Iterable[int]) -> bytes:
