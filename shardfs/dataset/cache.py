@@ -1,10 +1,15 @@
-"""A cache whose values are loaded once, however many want them."""
+"""A cache whose values are loaded once, however many want them; and loading while others change what is stored."""
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from contextlib import suppress
+from typing import Final, Generic, TypeVar
 
 import trio
+
+from shardfs.errors import StaleError
+
+_ATTEMPTS: Final = 5
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -86,3 +91,11 @@ class Cache(Generic[K, V]):
             value = self._values.pop(key)
             self._nbytes -= self._nbytes_of(value)
             self._dropped(value)
+
+
+async def while_it_changes(look: Callable[[], Awaitable[V]]) -> V:
+    """Return what *look* finds; it looks again if others replace or change the file meanwhile, a few times."""
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(StaleError):
+            return await look()
+    return await look()

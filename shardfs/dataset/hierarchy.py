@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from shardfs.dataset.array import Array
-from shardfs.dataset.cache import Cache
+from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.shard_cache import ShardCache
 from shardfs.dataset.statistics import Statistics
@@ -25,7 +26,6 @@ from shardfs.errors import (
     NotADirectoryHereError,
     NotFoundError,
     NotUnshardable,
-    StaleError,
     StoreError,
 )
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
@@ -49,7 +49,6 @@ log = logging.getLogger(__name__)
 DOCUMENT: Final = ZARR_JSON
 _MAX_NODES: Final = 512
 _MAX_NODES_NBYTES: Final = 3 * MAX_DOCUMENT_NBYTES  # the largest document, what is shown of it, and other nodes
-_ATTEMPTS: Final = 4
 _FIRST_NBYTES: Final = 256 * 2**10  # most documents are shorter, and are one request then
 _SETTLED_NS: Final = 2 * 10**9
 _VERDICTS: Final = (MetadataError, NotUnshardable, CorruptionError, IsADirectoryHereError, AccessDeniedError)
@@ -240,7 +239,8 @@ class Hierarchy:
                 is_same = (stat.version, version) == (known.stat.version, known.document_stat.version)
                 if is_same and known.context == context:
                     return known
-            document, document_stat = await self._read(key)
+            found = await while_it_changes(partial(self._read, key))
+            document, document_stat = found
             if self._worker is not None and len(document) > LARGE_NBYTES:
                 contents = await self._worker.call(read_large_document, document, self._shower, context)
             else:
@@ -295,18 +295,11 @@ class Hierarchy:
         return Context(in_image, self.as_stored(path))
 
     async def _read(self, key: str) -> tuple[bytes, Stat]:
-        """Read a document of one version, also while another program is writing it."""
-        attempts = _ATTEMPTS
-        while True:
-            snapshot = await self._store.open(key, head_nbytes=_FIRST_NBYTES)
-            if snapshot.size > MAX_DOCUMENT_NBYTES:
-                raise MetadataError(f"the document has {snapshot.size} bytes, more than {MAX_DOCUMENT_NBYTES}")
-            try:
-                return bytes(await snapshot.read(0, snapshot.size)), snapshot.stat
-            except StaleError:
-                attempts -= 1
-                if not attempts:
-                    raise
+        """Read a document, all of it of one version."""
+        snapshot = await self._store.open(key, head_nbytes=_FIRST_NBYTES)
+        if snapshot.size > MAX_DOCUMENT_NBYTES:
+            raise MetadataError(f"the document has {snapshot.size} bytes, more than {MAX_DOCUMENT_NBYTES}")
+        return bytes(await snapshot.read(0, snapshot.size)), snapshot.stat
 
     def _array(self, path: str, unsharded: UnshardedArray, fingerprint: bytes) -> Array:
         """Return the array at *path*, with the layout of an earlier document if its chunks lie where they lay."""

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
-from shardfs.dataset.cache import Cache
+from shardfs.dataset.cache import Cache, while_it_changes
 from shardfs.dataset.layout import ArrayLayout, InodeGenerations
 from shardfs.dataset.shard import DecodedBytes, OpenShard, index_place, open_inner_shard, open_shard
 from shardfs.dataset.statistics import Statistics
@@ -18,15 +17,12 @@ from shardfs.errors import (
     NotADirectoryHereError,
     NotFoundError,
     ShardfsError,
-    StaleError,
 )
 from shardfs.format.sharding import Coords, Place
 from shardfs.stores.base import Snapshot, Stat, Store
 from shardfs.stores.ttl import derived_at, within_ttl
 
 log = logging.getLogger(__name__)
-
-_ATTEMPTS: Final = 4
 
 _Key = tuple[ArrayLayout, Coords, tuple[int, ...]]  # of an inner shard: with the entries that lead to it
 
@@ -148,27 +144,25 @@ class ShardCache:
         state = ShardState(derived_at(self.clock()), stored_key=key)
         level, shape = layout.grid.levels[0], layout.grid.index_shape(coords)
         is_large = layout.grid.is_large(shape) and not level.after  # what is decoded waits for its turn by itself
-        for attempt in range(_ATTEMPTS):
-            try:
-                state.snapshot = await self.store.open(key, **index_place(level, shape))
-                state.stat = state.snapshot.stat._replace(nlink=1)  # links of a shard are none of its chunks
-                async with self._decoded.large if is_large else nullcontext():
-                    state.shard = await open_shard(level, shape, state.snapshot, self._decoded)
-                self._count_load(state.shard)
-            except NotFoundError:
-                state.snapshot = state.stat = None
-            except StaleError as error:  # another program is writing it at this moment
-                if attempt + 1 < _ATTEMPTS:
-                    continue
-                state.error = error
-            except IsADirectoryHereError:
-                what = "chunk" if layout.grid.is_unsharded else "shard"
-                state.error = CorruptionError(f"{key} is a directory where a {what} should be")
-            except NotADirectoryHereError:
-                state.error = CorruptionError(f"{key} lies below a file where a directory should be")
-            except ShardfsError as error:
-                state.error = error if str(error).startswith(key) else type(error)(f"{key}: {error}")
-            break
+
+        async def open_it() -> None:
+            state.snapshot = await self.store.open(key, **index_place(level, shape))
+            state.stat = state.snapshot.stat._replace(nlink=1)  # links of a shard are none of its chunks
+            async with self._decoded.large if is_large else nullcontext():
+                state.shard = await open_shard(level, shape, state.snapshot, self._decoded)
+            self._count_load(state.shard)
+
+        try:
+            await while_it_changes(open_it)
+        except NotFoundError:
+            state.snapshot = state.stat = None
+        except IsADirectoryHereError:
+            what = "chunk" if layout.grid.is_unsharded else "shard"
+            state.error = CorruptionError(f"{key} is a directory where a {what} should be")
+        except NotADirectoryHereError:
+            state.error = CorruptionError(f"{key} lies below a file where a directory should be")
+        except ShardfsError as error:
+            state.error = error if str(error).startswith(key) else type(error)(f"{key}: {error}")
         if state.error:
             is_damaged = isinstance(state.error, CorruptionError) and state.snapshot is not None
             hint = "; `shardfs recover` tells whether it can be repaired" if is_damaged else ""

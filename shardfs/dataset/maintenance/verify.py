@@ -228,7 +228,10 @@ class _Ranges:
 async def _ranges(array: Array, coords: Coords) -> _Ranges:
     found = _Ranges()
     encoded = False
-    async for shard, place in _levels(array, coords, found.problems):
+    async for shard, place in _levels(array, coords):
+        if isinstance(shard, Problem):
+            found.problems.append(shard)
+            continue
         encoded = encoded or shard.decoded is not None
         found.indexes.append(np.array([[shard.index_offset, len(shard.index.encoded)]], dtype=np.uint64))
         if len(place.shapes) == len(array.grid.levels):
@@ -242,10 +245,10 @@ async def _ranges(array: Array, coords: Coords) -> _Ranges:
 
 async def check(array: Array, coords: Coords, decoder: ChunkDecoder | None) -> AsyncIterator[Problem]:
     """Yield what is damaged in the stored shard at *coords*; a *decoder* looks into the chunks too."""
-    problems: list[Problem] = []
-    async for shard, place in _levels(array, coords, problems):
-        while problems:
-            yield problems.pop(0)
+    async for shard, place in _levels(array, coords):
+        if isinstance(shard, Problem):
+            yield shard
+            continue
         if len(place.shapes) < len(array.grid.levels):
             continue
         entries = shard.index.entries
@@ -259,26 +262,23 @@ async def check(array: Array, coords: Coords, decoder: ChunkDecoder | None) -> A
                     await decoder.check(shard, *found)
             except ShardfsError as error:
                 yield _problem(array, _entered(place, entry), error)
-    for problem in problems:
-        yield problem
 
 
-async def _levels(array: Array, coords: Coords, problems: list[Problem]) -> AsyncIterator[tuple[OpenShard, Place]]:
+async def _levels(array: Array, coords: Coords) -> AsyncIterator[tuple[OpenShard | Problem, Place]]:
     """Yield the shard at *coords* and every shard within it, with its place, of which the last entry is left open.
 
-    Those that cannot be read are added to *problems*.  No more than one shard of each level is open at a time.
+    A problem takes the place of one that cannot be read.  No more than one shard of each level is open at a time.
     """
     state = await array.shard(coords)
+    place = Place(coords, (), (array.grid.index_shape(coords),))
     if state.error is not None:
-        problems.append(Problem(array.layout.shard_key(coords), None, str(state.error)))
-    if state.shard is not None:
-        async for found in _within(array, state.shard, Place(coords, (), (array.grid.index_shape(coords),)), problems):
+        yield Problem(array.layout.shard_key(coords), None, str(state.error)), place
+    elif state.shard is not None:
+        async for found in _within(array, state.shard, place):
             yield found
 
 
-async def _within(
-    array: Array, shard: OpenShard, place: Place, problems: list[Problem]
-) -> AsyncIterator[tuple[OpenShard, Place]]:
+async def _within(array: Array, shard: OpenShard, place: Place) -> AsyncIterator[tuple[OpenShard | Problem, Place]]:
     yield shard, place
     levels, depth = array.grid.levels, len(place.shapes)
     if depth == len(levels):
@@ -290,11 +290,10 @@ async def _within(
             inner = await open_inner_shard(levels[depth], shape, shard, entry)
         except ShardfsError as error:
             error = type(error)(f"the shard within, which begins with this chunk: {error}")
-            problems.append(_problem(array, entered, error))
+            yield _problem(array, entered, error), entered
             continue
         if inner is not None:
-            deeper = entered._replace(shapes=(*place.shapes, shape))
-            async for found in _within(array, inner, deeper, problems):
+            async for found in _within(array, inner, entered._replace(shapes=(*place.shapes, shape))):
                 yield found
 
 

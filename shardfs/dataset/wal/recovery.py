@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 
 from shardfs.dataset.array import Array
+from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.commit import GroupCommit
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout
@@ -29,7 +30,7 @@ from shardfs.dataset.state import StateDirectory, shown
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import Damage, LogContents, are_within, read_log
 from shardfs.dataset.wal.records import Change, Erase, Put, Shrink, damaged_name, unpack_ranges
-from shardfs.dataset.wal.undo import Outcome, Undone, check_name, is_lasting, undo_commits, while_it_changes
+from shardfs.dataset.wal.undo import Outcome, Undone, check_name, is_lasting, undo_commits
 from shardfs.dataset.writer import empty_outside
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, counted
 from shardfs.format.lens.unsharded import describe as describe_array

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 import trio
 
+from shardfs.dataset.cache import while_it_changes
 from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.shard import OpenShard
 from shardfs.dataset.wal.reading import LogContents
@@ -30,7 +31,6 @@ from shardfs.errors import (
     OutsideSourceError,
     RefusedError,
     ShardfsError,
-    StaleError,
 )
 from shardfs.format.index import are_empty, damaged
 from shardfs.format.sharding import Coords, ShardGrid
@@ -39,7 +39,6 @@ from shardfs.stores.memory import MemoryContent
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS: Final = 5
 _PAUSE: Final = 0.1  # seconds
 
 T = TypeVar("T")
@@ -182,14 +181,6 @@ async def undo_commits(source: Source, contents: LogContents, *, apply: bool) ->
         if apply:
             await _make_durable(source, key)
     return found
-
-
-async def while_it_changes(look: Callable[[], Awaitable[T]]) -> T:
-    """Return what *look* finds; it looks again if another host replaces a shard meanwhile, a few times."""
-    for _ in range(_ATTEMPTS - 1):
-        with suppress(StaleError):
-            return await look()
-    return await look()
 
 
 async def _patiently(attempt: Callable[[float], Awaitable[T]]) -> T:
