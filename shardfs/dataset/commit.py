@@ -15,12 +15,11 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from shardfs.dataset.conflict_log import ConflictLog
 from shardfs.dataset.hierarchy import DOCUMENT, Source, is_below
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
 from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.records import Change, Put, UndoRecord, pack_ranges
+from shardfs.dataset.wal.records import Change, Put, Shrink, UndoRecord, pack_ranges
 from shardfs.dataset.wal.undo import take_back, undo_record
 from shardfs.errors import ConflictError, LockedError, ShardfsError, StoreError, UnreachableError, counted
 from shardfs.format.sharding import Coords
@@ -36,6 +35,7 @@ _PAUSE: Final = 0.25
 """Seconds without commits before a shard is compacted, and between two looks at what is due."""
 
 _ATTEMPTS: Final = 24
+_MAX_TOLD: Final = 10  # conflicts, by name
 _BATCH: Final = 16
 _BATCH_INDEX_NBYTES: Final = 4 * 2**20
 """How many shards are committed together, and how long their indexes may be in all."""
@@ -68,7 +68,8 @@ class GroupCommit:
         self, source: Source, log: WriteAheadLog, conflicts: WriteAheadLog, *, auto_compact: float | None = None
     ) -> None:
         self.log = log
-        self.conflict_log = ConflictLog(source.hierarchy, conflicts, log)
+        self.conflicts = conflicts  # the log of changes that do not fit what is stored now, for `shardfs recover`
+        self.nconflicts = 0  # that were put aside there
         self.pending: dict[ShardQueue, None] = {}
         # By path and coordinates: what stays in the log for the next mount, unless its chunk is published before.
         self.unread: dict[tuple[str, Coords], Change] = {}
@@ -129,7 +130,7 @@ class GroupCommit:
         What is published meanwhile need not be.  Raises what keeps it from being committed; what is pending stays so.
         Raises `ConflictError` if something did not fit its array any more and was put aside.
         """
-        last, nconflicts, attempts = self.log.last_sequence, self.conflict_log.count, _ATTEMPTS
+        last, nconflicts, attempts = self.log.last_sequence, self.nconflicts, _ATTEMPTS
         for queue in self.pending:
             queue.locked_since = None  # who asks for it is patient once more
         while attempts:
@@ -141,8 +142,8 @@ class GroupCommit:
                 and any(change.sequence <= last for change in queue.changes.values())
             ]
             if not wanted:
-                if self.conflict_log.count > nconflicts:
-                    what = counted(self.conflict_log.count - nconflicts, "chunk")
+                if self.nconflicts > nconflicts:
+                    what = counted(self.nconflicts - nconflicts, "chunk")
                     raise ConflictError(f"another program has changed the array; `shardfs recover` shows {what} of it")
                 return
             await trio.sleep_until(max(q.retry_at or 0.0 if q.error is None else 0.0 for q in wanted))
@@ -243,9 +244,7 @@ class GroupCommit:
 
     async def _prepare(self, queue: ShardQueue, edits: AsyncExitStack) -> _Commit | None:
         """Lock a shard and plan its next version; None if there is nothing to do."""
-        records, conflicts = await self.conflict_log.sort_out(queue.layout, queue.changes)
-        if conflicts:
-            await self._forget(queue, conflicts)
+        records = await self._fitting(queue)
         if not records:
             return None
         first = next((record for record in records if isinstance(record, Put)), None)
@@ -258,6 +257,46 @@ class GroupCommit:
             return None
         contents = {record.coords: record.payload if isinstance(record, Put) else None for record in records}
         return await self._plan(queue, contents, records, edit)
+
+    async def _fitting(self, queue: ShardQueue) -> Sequence[Change]:
+        """Return the changes of a shard that still fit their array; those that do not are put aside."""
+        layout = queue.layout
+        array = await self._source.hierarchy.array(layout.path, fresh=True)
+        fitting: list[Change] = []
+        conflicts: list[Change] = []
+        for change in queue.changes.values():
+            fits = array is not None and change.fingerprint == array.fingerprint
+            if fits and array is not None and array.layout is not layout:
+                coords = change.coords
+                fits = array.grid.contains(coords) and array.grid.locate(coords) == layout.grid.locate(coords)
+            (fitting if fits else conflicts).append(change)
+        if conflicts:
+            log.error(
+                "kept %s of %s, published for metadata that another program has changed or removed; `shardfs recover` "
+                "shows them: %s%s",
+                counted(len(conflicts), "chunk"),
+                layout.path or "the array",
+                ", ".join("/".join(map(str, change.coords)) for change in conflicts[:_MAX_TOLD]),
+                ", …" if len(conflicts) > _MAX_TOLD else "",
+            )
+            await self.put_aside(conflicts)
+            await self._forget(queue, conflicts)
+        return fitting
+
+    async def put_aside(self, changes: Sequence[Change | Shrink]) -> None:
+        """Keep changes durably in the conflict log, and finish their records in the journal."""
+        if not changes:
+            return
+
+        def write() -> None:
+            for change in changes:
+                self.conflicts.copy(change)
+            self.conflicts.sync()
+
+        async with self.log.appending:
+            await trio.to_thread.run_sync(write)
+        self.nconflicts += len(changes)
+        await self.log.release_soon([change.sequence for change in changes])
 
     @asynccontextmanager
     async def _edit(self, queue: ShardQueue, **owner: int) -> AsyncIterator[ShardWriter]:

@@ -276,7 +276,7 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
         if failure is not None:
             found.append(Finding("pending", f"the journal is not fully committed: {failure}", left=True))
         await commits.log.sync_soon()  # what was put aside is forgotten when the journal has it durably
-        commits.conflict_log.wal.release(sorted(settled))
+        commits.conflicts.release(sorted(settled))
 
 
 async def _flush(commits: GroupCommit) -> ShardfsError | None:

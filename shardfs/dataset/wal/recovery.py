@@ -138,7 +138,7 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
         log.error("%s; it stays in the journal, for the next mount", describe(unread))
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
-    await commits.conflict_log.keep([conflict.change for conflict in recovery.conflicts])
+    await commits.put_aside([conflict.change for conflict in recovery.conflicts])
     await commits.log.release_soon(sorted(recovery.released))
     for layout in {array.layout for array, _ in recovery.pending if array.grid.is_unsharded}:
         try:  # at once: where chunk files pass through, what is pending for them is not seen
