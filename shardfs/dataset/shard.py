@@ -204,9 +204,7 @@ class NewShard:
     is_append: bool = False
 
 
-class _Change(NamedTuple):
-    place: Place
-    content: Content | None
+_Change = tuple[Place, Content | None]
 
 
 class _Planned(NamedTuple):
@@ -253,7 +251,7 @@ async def build(
     level, shape = grid.levels[0], grid.index_shape(shard)
     located: list[_Change] = []
     for coords, content in changes.items():
-        located.append(_Change(grid.locate(coords), content))
+        located.append((grid.locate(coords), content))
         if not len(located) % _BREATH:
             await trio.lowlevel.checkpoint()
     planned = await _plan(
@@ -291,11 +289,11 @@ async def _plan(
     level = grid.levels[depth]
     replaced: dict[int, Content | None] = {}
     if depth + 1 == len(grid.levels):
-        replaced = {change.place.entries[depth]: change.content for change in changes}
+        replaced = {place.entries[depth]: content for place, content in changes}
     else:
         groups: dict[int, list[_Change]] = {}
         for change in changes:
-            groups.setdefault(change.place.entries[depth], []).append(change)
+            groups.setdefault(change[0].entries[depth], []).append(change)
         for entry, group in groups.items():
             replaced[entry] = await _inner(grid, depth + 1, old, entry, group)
     contents = {entry: content for entry, content in replaced.items() if content is not None}
@@ -316,8 +314,8 @@ async def _inner(
     grid: ShardGrid, depth: int, outer: OpenShard | None, entry: int, changes: Sequence[_Change]
 ) -> Content | None:
     """Return the inner shard that is chunk *entry* of *outer*, rewritten with *changes*; None if it gets empty."""
-    level, shape = grid.levels[depth], changes[0].place.shapes[depth]
-    is_full = depth + 1 == len(grid.levels) and sum(c.content is not None for c in changes) == prod(shape)
+    level, shape = grid.levels[depth], changes[0][0].shapes[depth]
+    is_full = depth + 1 == len(grid.levels) and sum(content is not None for _, content in changes) == prod(shape)
     old = None if outer is None or is_full else await open_inner_shard(level, shape, outer, entry)
     planned = await _plan(grid, depth, shape, old, changes, compact=True)
     if planned.plan.is_empty:

@@ -29,11 +29,11 @@ from shardfs.dataset.state import (
     Holder,
     StateDirectory,
     find_holder,
-    find_recorded,
     locked,
     make_directory,
     needed,
     prepare,
+    read_holder,
     release,
     sync_directory,
     tidy,
@@ -194,15 +194,16 @@ def _make_slot(directory: str, used: set[int], address: Address, held: ExitStack
         raise SourceError(f"{state.lock} is held by another process, which does not use shardfs")
     held.callback(_release, state, file)
     sync_directory(directory)
-    _write_source(root, address)
+    note = os.path.join(root, _SOURCE)
+    with needed(note):
+        write_note(note, address._asdict())
     return state
 
 
 def _is_complete(state: StateDirectory) -> bool:
     """Whether a slot is more than what another host makes or removes at this moment."""
-    if find_recorded(state) is not None:
-        return True
-    return any(names and names != ["lock"] for _, _, names in os.walk(state.path))
+    is_recorded = read_holder(state).host is not None
+    return is_recorded or any(names and names != ["lock"] for _, _, names in os.walk(state.path))
 
 
 def _release(state: StateDirectory, file: Descriptor) -> None:
@@ -289,12 +290,6 @@ def _require_source(state: StateDirectory, address: Address) -> None:
     if found != address:
         whose = f"belongs to {found}" if found is not None else "does not name its source"
         raise SourceError(f"{state.root}, which should hold the journal of {address}, {whose}; move it away")
-
-
-def _write_source(root: str, address: Address) -> None:
-    path = os.path.join(root, _SOURCE)
-    with needed(path):
-        write_note(path, address._asdict())
 
 
 def _read_source(root: str) -> Address | None:

@@ -159,14 +159,14 @@ class Holder(NamedTuple):
         """Whether it is of another host, so that nobody here can tell whether it lives."""
         return self.host is not None and self.host != socket.gethostname()
 
-    def lives_here(self) -> bool:
-        """Whether it is another process of this host that runs."""
-        if self.pid in (None, os.getpid()) or self.is_elsewhere or self.boot is None or self.boot != _boot():
+    @property
+    def may_live(self) -> bool:
+        """Whether it is another process that runs on this host, or may run on another one."""
+        if self.is_elsewhere:
+            return True
+        if self.pid in (None, os.getpid()) or self.boot is None or self.boot != _boot():
             return False
         return self.started is not None and self.started == _start_of(self.pid)
-
-
-NOBODY: Final = Holder()
 
 
 @contextmanager
@@ -179,7 +179,7 @@ def locked(state: StateDirectory) -> Iterator[StateDirectory]:
     root = state.root
     file = try_lock(state, locks_reach=_locks_reach(state))
     if file is None:
-        raise SourceError(_refusal(f"{root} is", state, _read_holder(state)))
+        raise SourceError(_refusal(f"{root} is", state, read_holder(state)))
     try:
         _require_in_place(state)
         for other in (*_ancestors(root), *_descendants(root)):
@@ -210,18 +210,17 @@ def try_lock(state: StateDirectory, *, locks_reach: bool) -> Descriptor | None:
             with suppress(OSError):
                 if os.path.samestat(os.fstat(file.fd), os.stat(state.lock)):
                     break  # else whoever had it took it away
-        before = _read_holder(state)
-        if not locks_reach and (before.is_elsewhere or before.lives_here()):
+        if not locks_reach and read_holder(state).may_live:
             return None
         _write_holder(file.fd, Holder.own())
     return file
 
 
-def release(state: StateDirectory, file: Descriptor, last: Holder = NOBODY) -> None:
-    """Tidy a directory, and let go of its lock, which says from now on who had it *last*."""
+def release(state: StateDirectory, file: Descriptor, last: Holder | None = None) -> None:
+    """Tidy a directory, and let go of its lock, which says from now on who had it *last*, if anybody is to know."""
     tidy(state, file)
     with suppress(OSError):
-        _write_holder(file.fd, last)
+        _write_holder(file.fd, last or Holder())
     with suppress(OSError):  # there may be no locks
         ofd_unlock(file.fd)
 
@@ -231,7 +230,6 @@ def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
 
     Raises `SourceError` if that cannot be told.
     """
-    is_locked = False
     try:
         file = Descriptor(os.open(state.lock, READ))
         is_locked = is_ofd_locked(file.fd)
@@ -240,8 +238,9 @@ def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
     except OSError as error:
         if locks_reach or error.errno not in NO_LOCKS:
             raise SourceError(f"cannot tell whether {state.root} is being written: {error.strerror}") from None
-    holder = _read_holder(state)
-    return holder if is_locked or (not locks_reach and (holder.is_elsewhere or holder.lives_here())) else None
+        is_locked = False
+    holder = read_holder(state)
+    return holder if is_locked or (not locks_reach and holder.may_live) else None
 
 
 def _locks_reach(state: StateDirectory) -> bool:
@@ -254,12 +253,10 @@ def _locks_reach(state: StateDirectory) -> bool:
 
 
 def _refusal(what: str, state: StateDirectory, holder: Holder) -> str:
-    if not holder.is_elsewhere:
-        return f"{what} already being written by {holder}; unmount it there first, or wait for pack or unpack there"
-    return (
-        f"{what} already being written by {holder}; unmount it there first. If that host or process is gone, remove "
-        f"{shown(state.lock)}"
-    )
+    way_out = ", or wait for pack or unpack there"
+    if holder.is_elsewhere:
+        way_out = f". If that host or process is gone, remove {shown(state.lock)}"
+    return f"{what} already being written by {holder}; unmount it there first{way_out}"
 
 
 def prepare(state: StateDirectory) -> None:
@@ -290,19 +287,14 @@ def _require_idle(root: str, other: StateDirectory) -> None:
         )
 
 
-def find_recorded(state: StateDirectory) -> Holder | None:
-    """Return who wrote that it has the lock, whether it still has it or not; None if nobody did."""
-    holder = _read_holder(state)
-    return holder if holder.host is not None else None
-
-
 def _write_holder(fd: int, holder: Holder) -> None:
     # In one call, and of one length: others read it at any time.
     os.pwrite(fd, json.dumps(holder._asdict()).encode().ljust(_HOLDER_NBYTES), 0)
     os.ftruncate(fd, _HOLDER_NBYTES)
 
 
-def _read_holder(state: StateDirectory) -> Holder:
+def read_holder(state: StateDirectory) -> Holder:
+    """Return who wrote that it has the lock, whether it still has it or not; without a host if nobody did."""
     try:
         with open(os.open(state.lock, READ), "rb") as file:
             holder = json.loads(file.read(4096))

@@ -68,10 +68,8 @@ class Statistics:
 
     def counts(self) -> Mapping[str, Any]:
         """Return the counts as plain values, which do not change any more."""
-        counts = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {
-            name: dict(sorted(value.items())) if isinstance(value, Counter) else value for name, value in counts.items()
-        }
+        counts = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: dict(sorted(value.items())) if isinstance(value, Counter) else value for name, value in counts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

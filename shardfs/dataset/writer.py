@@ -43,7 +43,7 @@ class Writer:
 
     def check(self) -> None:
         """Raise the error that keeps anything from being published."""
-        if self.log.is_failed:
+        if self.log.failure:
             raise ReadOnlyError("the mount is read-only because its journal failed; unmount and mount again")
 
     def has_room(self, nbytes: int) -> bool:

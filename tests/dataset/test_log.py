@@ -426,7 +426,7 @@ def test_after_a_failed_sync_nothing_is_taken_any_more(tmp_path: Path, call: str
             use()
     log.close()
     assert len(disk.calls) == before
-    assert (log.is_failed, log.synced_sequence) == (True, 0)
+    assert (bool(log.failure), log.synced_sequence) == (True, 0)
     assert record.payload.read(0, 5) == b"bytes"
     assert numbers_of(tmp_path) == [1]
 
@@ -486,7 +486,7 @@ def test_a_disk_that_is_too_full_to_note_what_is_released_is_emptied_all_the_sam
     disk.faults[len(disk.calls)] = full(written=30)
     log.release(sequences[:2])
     assert numbers_of(tmp_path) == [3, 4, 5]
-    assert (log.is_failed, log.live) == (False, 3)
+    assert (bool(log.failure), log.live) == (False, 3)
     disk.faults[len(disk.calls)] = full()
     log.release([sequences[3]])
     log.release([sequences[4]])  # which notes both
@@ -508,7 +508,7 @@ def test_a_log_that_was_removed_is_noticed_by_an_append(tmp_path: Path, is_used:
     for use in (log.sync, lambda: put(log)):
         with pytest.raises(ReadOnlyError, match="has vanished"):
             use()
-    assert (log.is_failed, log.has_vanished) == (True, True)
+    assert (bool(log.failure), log.has_vanished) == (True, True)
     assert record is None or record.payload.read(0, 5) == b"bytes"
 
 
@@ -518,7 +518,7 @@ def test_a_log_that_was_removed_is_noticed_by_a_sync(tmp_path: Path) -> None:
     (tmp_path / segments_of(tmp_path)[0]).unlink()
     with pytest.raises(StoreError, match="has vanished"):
         log.sync()
-    assert log.is_failed
+    assert log.failure
 
 
 def test_a_log_that_another_host_removed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -532,7 +532,7 @@ def test_a_log_that_another_host_removed_is_noticed(tmp_path: Path, monkeypatch:
         patched.setattr(os, "fstat", stale)
         with pytest.raises(StoreError, match="has vanished"):
             log.sync()
-    assert (log.is_failed, log.has_vanished) == (True, True)
+    assert (bool(log.failure), log.has_vanished) == (True, True)
 
 
 def test_a_segment_that_was_cut_is_noticed(tmp_path: Path) -> None:

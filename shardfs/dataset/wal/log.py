@@ -90,7 +90,8 @@ class WriteAheadLog:
             raise translate(error, "the journal") from None
         self._disk = disk
         self._room = 0
-        self._failed = ""
+        self.failure = ""
+        """Why the log takes nothing any more."""
         self.has_vanished = False
         """Whether nothing is taken because somebody removed the files: only this process can read what is in them."""
         self._segment_nbytes = segment_nbytes
@@ -140,11 +141,6 @@ class WriteAheadLog:
     def is_full(self) -> bool:
         """Whether nothing should be appended before something is released."""
         return self.nbytes >= self.limit() and bool(self.live)
-
-    @property
-    def is_failed(self) -> bool:
-        """Whether the log takes nothing any more."""
-        return bool(self._failed)
 
     @property
     def where(self) -> str:
@@ -277,7 +273,7 @@ class WriteAheadLog:
     def close(self) -> None:
         """Let go of the log: what is live stays, durably; if nothing is, no file stays.  Raises as `release`."""
         try:
-            if not self._failed:
+            if not self.failure:
                 self.sync()
                 self._checkpoint()
                 self._active = None
@@ -286,7 +282,7 @@ class WriteAheadLog:
             with self._state:
                 self._segments.clear()
             self._active = None
-            self._failed = self._failed or f"the journal in {self.where} is closed"
+            self.failure = self.failure or f"the journal in {self.where} is closed"
 
     # Appending
 
@@ -433,8 +429,8 @@ class WriteAheadLog:
 
     def _check(self) -> None:
         """Raise `ReadOnlyError` if nothing is taken any more."""
-        if self._failed:
-            raise ReadOnlyError(f"{self._failed}; nothing can be published any more")
+        if self.failure:
+            raise ReadOnlyError(f"{self.failure}; nothing can be published any more")
 
     def _look(self, segment: Segment, end: int) -> None:
         """Notice that somebody else removed a segment, or cut it before *end*."""
@@ -458,9 +454,9 @@ class WriteAheadLog:
 
     def _lost(self, reason: str) -> StoreError:
         """Take nothing any more, for good; return the error to raise."""
-        self._failed = f"the journal in {self.where} {reason}"
-        log.error("the mount is read-only from now on: %s", self._failed)
-        return StoreError(self._failed)
+        self.failure = f"the journal in {self.where} {reason}"
+        log.error("the mount is read-only from now on: %s", self.failure)
+        return StoreError(self.failure)
 
     def _explained(self, error: OSError) -> ShardfsError:
         if error.errno in _NO_SPACE:
