@@ -1,5 +1,6 @@
 """A cache whose values are loaded once, however many want them; and loading while others change what is stored."""
 
+import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -25,7 +26,7 @@ class Cache(Generic[K, V]):
         self,
         nbytes_of: Callable[[V], int],
         max_nbytes: int,
-        max_count: int,
+        max_count: int = sys.maxsize,
         dropped: Callable[[V], object] = lambda _: None,
     ) -> None:
         self._nbytes_of = nbytes_of
@@ -69,12 +70,16 @@ class Cache(Generic[K, V]):
             self._outdated.discard(key)
             del self._loading[key]
             event.set()
+        self.put(key, value)
+        return value
+
+    def put(self, key: K, value: V) -> None:
+        """Know a value, as the one that was used last."""
         self._drop(key)
         self._values[key] = value
         self._nbytes += self._nbytes_of(value)
         while len(self._values) > 1 and (self._nbytes > self._max_nbytes or len(self._values) > self._max_count):
             self._drop(next(iter(self._values)))
-        return value
 
     def is_outdated(self, key: K) -> bool:
         """Whether a value that is being loaded was forgotten meanwhile, and is loaded again."""

@@ -80,20 +80,17 @@ def serve(
             separator=options.dimension_separator,
             fills_missing=options.fill_missing,
         )
+        if claim is None and has_journal(store):
+            left = (
+                "it has a journal of chunks that are not committed yet, and that this mount does not show: mount "
+                f"it with --write, or see `{recover_command(store.address)}`"
+            )
+            log.warning("%s: %s", store.url, left)
+            note = "; ".join(part for part in (left, note) if part)
+        scratch = None if claim is None else claim.state.scratch_key
+        fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl, scratch=scratch)
         writing = None
-        if claim is None:
-            if has_journal(store):
-                left = (
-                    "it has a journal of chunks that are not committed yet, and that this mount does not show: mount "
-                    f"it with --write, or see `{recover_command(store.address)}`"
-                )
-                log.warning("%s: %s", store.url, left)
-                note = "; ".join(part for part in (left, note) if part)
-            fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl)
-            figures = Figures(fs, source.statistics, None, path, options, version)
-            operations = Operations(fs, source.statistics, figures.take, options)
-        else:
-            fs = Filesystem(store, source.hierarchy, view, decoded, ttl=store.ttl, scratch=claim.state.scratch_key)
+        if claim is not None:
             writing = Session(
                 source,
                 fs,
@@ -103,7 +100,9 @@ def serve(
                 left=claim.left,
                 single_writer=options.single_writer,
             )
-            figures = Figures(fs, source.statistics, writing, path, options, version)
+        figures = Figures(fs, source.statistics, writing, path, options, version)
+        operations = Operations(fs, source.statistics, figures.take, options)
+        if writing is not None:
             operations = WritingOperations(fs, writing, source.statistics, figures.take, options)
         words = options.to_arguments() + store_options.to_arguments()
         begun = figures.latest

@@ -5,18 +5,17 @@ value again and again, encoded.
 """
 
 import os
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple
-from weakref import WeakValueDictionary
 
 import numpy as np
 import trio
 
 from shardfs.dataset.array import Array, Extent
+from shardfs.dataset.cache import Cache
 from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.statistics import Statistics
 from shardfs.dataset.wal.records import Put
@@ -66,11 +65,8 @@ class ChunkCache:
     """
 
     def __init__(self, max_nbytes: int, statistics: Statistics, *, in_flight_nbytes: int = _IN_FLIGHT_NBYTES) -> None:
-        self.max_nbytes = max_nbytes
         self._statistics = statistics
-        self._nbytes = 0
-        self._chunks: OrderedDict[VersionKey, _Decoded] = OrderedDict()
-        self._turns: WeakValueDictionary[VersionKey, trio.Lock] = WeakValueDictionary()
+        self._chunks: Cache[VersionKey, _Decoded] = Cache(lambda chunk: len(chunk.data), max_nbytes)
         self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self._room = _Room(in_flight_nbytes)
 
@@ -84,27 +80,24 @@ class ChunkCache:
             check_decoded_size(array, coords, extent, codec)
             return memoryview(await extent.read(0, extent.nbytes))
         key = VersionKey.of(array, coords, extent)
-        data = self.known(key, codec)
-        if data is not None:
-            return data
-        turn = self._turns.get(key)
-        if turn is None:
-            turn = self._turns[key] = trio.Lock()
-        async with turn:
-            data = self.known(key, codec)
-            if data is None:
-                data = await self._decode(array, coords, extent, codec)
-                self._statistics.decoded_chunks += 1
-                self._statistics.decoded_bytes += len(data)
-                self._remember(key, codec, data)
-            return data
+
+        async def is_current(_: _Decoded) -> bool:
+            return self.known(key, codec) is not None
+
+        async def load() -> _Decoded:
+            data = await self._decode(array, coords, extent, codec)
+            self._statistics.decoded_chunks += 1
+            self._statistics.decoded_bytes += len(data)
+            return _Decoded(codec, data)
+
+        return (await self._chunks.get(key, is_current, load)).data
 
     def known(self, key: VersionKey, codec: ChunkCodec) -> memoryview | None:
         """Return the decoded bytes of a version of a chunk that was decoded before, None if they are not here."""
-        known = self._chunks.get(key)
+        known = self._chunks.peek(key)
         if known is None or (known.codec is not codec and known.codec != codec):
             return None
-        self._chunks.move_to_end(key)
+        self._chunks.touch(key)
         self._statistics.decode_hits += 1
         return known.data
 
@@ -136,13 +129,6 @@ class ChunkCache:
                 return await trio.to_thread.run_sync(_decode, codec, encoded, limiter=self._threads)
             except CorruptionError as error:
                 raise CorruptionError(f"{_name(array, coords)} does not decode: {error}") from None
-
-    def _remember(self, key: VersionKey, codec: ChunkCodec, data: memoryview) -> None:
-        before = self._chunks.pop(key, None)
-        self._nbytes += len(data) - (len(before.data) if before is not None else 0)
-        self._chunks[key] = _Decoded(codec, data)
-        while self._nbytes > self.max_nbytes and len(self._chunks) > 1:
-            self._nbytes -= len(self._chunks.popitem(last=False)[1].data)
 
 
 class DecodedChunk:

@@ -80,7 +80,6 @@ class Filesystem:
         self.ranges = ArrayRanges()
         self._trees: WeakValueDictionary[ArrayNumbers, ChunkTree] = WeakValueDictionary()
         self._recent: OrderedDict[ChunkTree, None] = OrderedDict()  # keeps the chunk trees that were used last
-        self._last_used: ChunkTree | None = None
         self.open_files: dict[int, FileHandle] = {}
         self.open_directories: dict[int, DirectoryHandle] = {}
         self._last_handle = 0
@@ -119,9 +118,9 @@ class Filesystem:
         if not in_table(ino):
             numbers = self.ranges.find(ino)
             tree = self._trees.get(numbers)
-            if tree is not None and tree is not self._last_used:
+            if tree is not None:
                 self._use(tree)
-            if tree is None:
+            else:
                 tree = self.chunk_tree(await self._node(numbers.path))
                 if tree is None or tree.numbers is not numbers:
                     raise StaleError(f"the array {numbers.path or 'at the root'} has changed")
@@ -425,8 +424,7 @@ class Filesystem:
         tree = self._trees.get(numbers) if numbers is not None else None
         if tree is not None and chunk_view.has_chunks_of(tree.chunk_view):
             tree.chunk_view = chunk_view
-            if tree is not self._last_used:
-                self._use(tree)
+            self._use(tree)
             return tree
         if numbers is None or tree is not None or numbers.key != chunk_view.key:
             numbers = self.ranges.add(node.path, chunk_view.key, chunk_view.numbering.count)
@@ -439,7 +437,6 @@ class Filesystem:
 
     def _use(self, tree: ChunkTree) -> None:
         """Keep *tree*, and drop the one that was used longest ago; its numbers stay known."""
-        self._last_used = tree
         self._recent[tree] = None
         self._recent.move_to_end(tree)
         for _ in range(2):  # those that stay go round

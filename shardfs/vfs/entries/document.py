@@ -1,9 +1,9 @@
 """Metadata documents: generated from what is stored, or shown as they are stored."""
 
-from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from shardfs.dataset.cache import Cache
 from shardfs.dataset.hierarchy import DOCUMENT, Node, is_below
 from shardfs.errors import NotFoundError, NotPermittedError, StaleError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
@@ -36,65 +36,58 @@ class _Written(NamedTuple):
     shown: bytes | None
     is_same: bool
 
-    @property
-    def nbytes(self) -> int:
-        return len(self.text.text) + _OVERHEAD_NBYTES
-
 
 class TextCache:
-    """The texts of documents that were written through a mount, by path; those written last stay, up to some MiB.
+    """The texts of documents that were written through a mount, by path; those written last stay, up to some MiB, or a larger one.
 
     A document is stored in another form, and what is shown is generated from that: the same to who reads JSON, and not
     to who compares sizes and checksums with what he has just copied.
     """
 
     def __init__(self) -> None:
-        self._texts: OrderedDict[str, _Written] = OrderedDict()
-        self._nbytes = 0
+        self._texts: Cache[str, _Written] = Cache(
+            lambda written: len(written.text.text) + _OVERHEAD_NBYTES, _MAX_TEXTS_NBYTES
+        )
 
     def text(self, path: str, shown: bytes | None) -> DocumentText | None:
         """Return what is shown of the document at *path*, which is generated as *shown*; None if it is not there.
 
         That is what was written for as long as the same is generated, be it nothing.
         """
-        written = self._texts.get(path)
+        written = self._texts.peek(path)
         if written is not None and written.is_same and written.shown == shown:
             return written.text
         return DocumentText(shown) if shown is not None else None
 
     def known(self, path: str) -> DocumentText | None:
         """Return the text that was written at *path*, shown or not."""
-        written = self._texts.get(path)
+        written = self._texts.peek(path)
         return written.text if written is not None else None
 
     def keep(self, path: str, text: DocumentText, shown: bytes | None, *, is_same: bool) -> None:
         """Know what was written at *path*, and whether it says what *shown* says, which is generated from now on."""
-        self.forget(path)
-        written = _Written(text, shown, is_same)
-        if written.nbytes <= _MAX_TEXTS_NBYTES:
-            self._texts[path] = written
-            self._nbytes += written.nbytes
-            while self._nbytes > _MAX_TEXTS_NBYTES:
-                self.forget(next(iter(self._texts)))
+        self._texts.put(path, _Written(text, shown, is_same))
 
     def set_time(self, path: str, mtime_ns: int) -> None:
         """Let *mtime_ns* be the modification time of the document at *path*, if its text is known."""
-        written = self._texts.get(path)
+        written = self._texts.peek(path)
         if written is not None:
-            self._texts[path] = written._replace(text=DocumentText(written.text.text, mtime_ns))
+            self._texts.put(path, written._replace(text=DocumentText(written.text.text, mtime_ns)))
 
     def forget(self, path: str) -> None:
         """Forget the text of a document."""
-        written = self._texts.pop(path, None)
-        self._nbytes -= written.nbytes if written is not None else 0
+        self._texts.forget(path)
 
     def move(self, old: str, new: str) -> None:
         """Follow a directory that was moved from *old* to *new*, with all documents below it."""
-        moved = [(path, written) for path, written in self._texts.items() if is_below(path, old)]
-        for path in [path for path in self._texts if is_below(path, old) or is_below(path, new)]:
-            self.forget(path)
-        for path, (text, shown, is_same) in moved:
-            self.keep(new + path[len(old) :], text, shown, is_same=is_same)
+        known = self._texts.known()
+        moved = [(path, self._texts.peek(path)) for path in known if is_below(path, old)]
+        for path in known:
+            if is_below(path, old) or is_below(path, new):
+                self.forget(path)
+        for path, written in moved:
+            if written is not None:
+                self._texts.put(new + path[len(old) :], written)
 
 
 class Publisher(Protocol):
