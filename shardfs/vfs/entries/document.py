@@ -38,7 +38,7 @@ class _Written(NamedTuple):
 
 
 class TextCache:
-    """The texts of documents that were written through a mount, by path; those written last stay, up to some MiB, or a larger one.
+    """The texts of documents that were written through a mount, by path; those written last stay, up to some MiB.
 
     A document is stored in another form, and what is shown is generated from that: the same to who reads JSON, and not
     to who compares sizes and checksums with what he has just copied.
