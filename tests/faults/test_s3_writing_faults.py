@@ -208,17 +208,20 @@ def test_a_fault_that_stays_is_told_and_everything_waits_in_the_journal(
     here.check_mount()
 
 
-CONFLICTS = [(412, "PreconditionFailed"), (409, "OperationAborted"), (404, "NoSuchUpload"), (200, "InternalError")]
-
-
 def test_an_answer_that_somebody_was_faster_is_followed_by_another_attempt(writer: Callable[..., Writer]) -> None:
     here = writer(large=True)
-    for status, code in CONFLICTS:
-        for operation in ("UploadPartCopy", "CompleteMultipartUpload", "PutObject")[: 2 if status == 200 else 3]:
-            here.write("c/2/1" if operation == "PutObject" else "c/0/1", f"{status} {operation}".encode())
-            with here.meeting(Reply(status, code), match=operation):
-                ensure_committed(here)
-            here.check_bucket()
+    for operation, status, code in (
+        ("UploadPartCopy", 412, "PreconditionFailed"),
+        ("UploadPartCopy", 200, "InternalError"),
+        ("CompleteMultipartUpload", 404, "NoSuchUpload"),
+        ("CompleteMultipartUpload", 200, "InternalError"),
+        ("PutObject", 409, "OperationAborted"),
+        ("PutObject", 412, "PreconditionFailed"),
+    ):
+        here.write("c/2/1" if operation == "PutObject" else "c/0/1", f"{status} {operation}".encode())
+        with here.meeting(Reply(status, code), match=operation):
+            ensure_committed(here)
+        here.check_bucket()
 
 
 @pytest.mark.parametrize(

@@ -187,28 +187,6 @@ def spoil(source: Path) -> None:
     (source / "image/c/0/0").mkdir()
 
 
-def mend(source: Path, kept: bytes) -> None:
-    (source / "image/c/0/0").rmdir()
-    (source / "image/c/0/0").write_bytes(kept)
-
-
-def test_umount_fails_if_the_commit_fails_and_the_journal_is_kept(mount: Mounter, source: Path, place: Path) -> None:
-    kept = (source / "image/c/0/0").read_bytes()
-    started = run("mount", "--write", "--log-file", place.parent / "log", source, place)
-    assert started.returncode == 0
-    (place / "image/c/0/0").write_bytes(NEW)
-    spoil(source)
-    line = one_line_of(run("umount", place), FAILED)
-    assert "is unmounted" in line
-    assert "stays in the journal" in line
-    assert not os.path.ismount(place)
-    assert "stays in the journal" in (place.parent / "log").read_text()
-    assert "chunk 0/0 of image" in run("recover", source).stdout
-    mend(source, kept)
-    mount(source, write=True).unmount()
-    assert stored(source) == NEW
-
-
 def test_a_daemon_in_the_foreground_ends_with_1_if_the_commit_fails(source: Path, place: Path) -> None:
     with subprocess.Popen(
         mount_command(source, place, write=True), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
