@@ -88,8 +88,9 @@ def test_damaged_chunks_are_eio_and_named_in_the_log_and_the_others_are_right(mo
 
 
 def test_bombs_and_many_large_chunks_take_no_more_memory_than_a_few_of_them(mount: Mounter, tmp_path: Path) -> None:
-    nbytes = 4 * MIB
-    for name, (codecs, bomb) in BOMBS.items():
+    nbytes, some = 4 * MIB, ("gzip-below-the-limit", "zstd-gzip", "blosc", "crc32c-gzip")
+    for name in some:
+        codecs, bomb = BOMBS[name]
         codec = sharding((nbytes,), extension("bytes"), *codecs)
         document = array((4 * nbytes,), (4 * nbytes,), codec, data_type="uint8")
         store(tmp_path / "s" / name, document, np.ones(4 * nbytes, "u1"), absent=[(1,), (2,)])
@@ -98,9 +99,9 @@ def test_bombs_and_many_large_chunks_take_no_more_memory_than_a_few_of_them(moun
         tmp_path / "s", arguments=["--decode", "--decode-cache=1M"], expect=("does not decode", r"has \d+ bytes")
     )
     with ThreadPoolExecutor(8) as readers:
-        bombs = [mounted.path / name / "c/1" for name in BOMBS]
+        bombs = [mounted.path / name / "c/1" for name in some]
         assert set(readers.map(read_error, bombs)) == {errno.EIO}
-        sound = [mounted.path / name / f"c/{key}" for name in BOMBS for key in (0, 3)]
+        sound = [mounted.path / name / f"c/{key}" for name in some for key in (0, 3)]
         assert set(readers.map(read_error, sound)) == {None}
-    assert all(f"c/1 of {name} " in mounted.log for name in BOMBS)
+    assert all(f"c/1 of {name} " in mounted.log for name in some)
     assert mounted.peak_memory() < 200 * MIB

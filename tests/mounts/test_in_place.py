@@ -56,7 +56,7 @@ def test_of_programs_that_write_one_file_as_a_whole_one_wins_whole(root: Path, n
     versions, barrier = versions_of(root, name), Barrier(2, timeout=60)
 
     def write(data: bytes) -> None:
-        for _ in range(30):
+        for _ in range(10):
             barrier.wait()
             fd = os.open(root / name, CUT, 0o644)
             for start in range(0, len(data), 500):

@@ -54,7 +54,7 @@ def dataset(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory, req
 OFFSETS = st.integers(0, 2**17) | st.integers(0, 4 * MIB) | st.sampled_from([4095, 4096, MIB - 1, MIB, 2**40, 2**62])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_range_of_any_file_is_exact(dataset: Dataset, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(dataset.files)))

@@ -149,7 +149,7 @@ def test_of_many_that_create_a_document_exactly_one_succeeds(
     hosts: list[Host], way: Callable[[Path, bytes], None]
 ) -> None:
     mounts = [host.mount(expect=("exists",)) for host in hosts[:3]] + [hosts[0].mount(expect=("exists",))]
-    for turn in range(5):
+    for turn in range(3):
         name = f"node-{turn}"
         documents = []
         for number, mounted in enumerate(mounts):

@@ -205,16 +205,6 @@ def test_what_is_written_decoded_has_the_right_size_and_a_new_array_is_plain(mou
     assert zarr.open_array(str(source / "new"), mode="r").metadata.zarr_format == 3
 
 
-def test_the_npy_view_is_read_only(mount: Mounter, source: Path) -> None:
-    root = mount(source, arguments=["--view=npy"]).path
-    with refuses(errno.EROFS):
-        open(root / "image.npy", "r+b")  # noqa: SIM115
-    with refuses(errno.EROFS):
-        (root / "new.npy").touch()
-    with refuses(errno.EROFS):
-        os.remove(root / "image.npy")
-
-
 def test_an_open_npy_file_is_stale_when_its_array_becomes_another_one(mount: Mounter, source: Path) -> None:
     root = mount(source, metadata_ttl=0, arguments=["--view=npy"]).path
     with open(root / "image.npy", "rb") as file:

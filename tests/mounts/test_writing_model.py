@@ -324,7 +324,7 @@ def _files(root: Path, without: Collection[str] = ()) -> dict[str, bytes]:
 
 TestWritingMount = WritingMount.TestCase
 TestWritingMount.settings = settings(
-    max_examples=400 if LONG else 6,
+    max_examples=400 if LONG else 4,
     stateful_step_count=150 if LONG else 50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
