@@ -21,11 +21,11 @@ from tests.support.datasets import files_below
 from tests.support.mounting import PATIENCE, Mounter, environment
 from tests.support.namespaces import Machine, machine
 from tests.support.s3_server import Bucket
+from tests.support.users import AS_NOBODY, require_another_user
 
 SCRIPTS = Path(sys.executable).parent
 CHUNK = "c/0/0"
 INSTALL = (SCRIPTS / "shardfs", "install-helper")
-NOBODY = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
 NOT_UNDERSTOOD, MOUNT_FAILED = 2, 32
 
 
@@ -159,11 +159,16 @@ def test_helpers_are_linked_again_and_nothing_of_others_is_replaced(tmp_path: Pa
         links = {link.name: os.readlink(link) for link in here.sbin.iterdir()}
         mounts, umounts = f"{SCRIPTS}/mount.shardfs", f"{SCRIPTS}/umount.shardfs"
         assert links == {"mount.shardfs": mounts, "mount.fuse.shardfs": mounts, "umount.fuse.shardfs": umounts}
-        assert "run this as root" in here.run(*NOBODY, *INSTALL, status=WRONG_USAGE).stderr
         (here.sbin / "mount.shardfs").unlink()
         (here.sbin / "mount.shardfs").symlink_to("/opt/of somebody else/mount")
         assert "remove it first" in here.run(*INSTALL, status=WRONG_USAGE).stderr
         assert os.readlink(here.sbin / "mount.shardfs") == "/opt/of somebody else/mount"
+
+
+def test_only_root_links_the_helpers(tmp_path: Path) -> None:
+    require_another_user()
+    with machine(tmp_path) as here:
+        assert "run this as root" in here.run(*AS_NOBODY, *INSTALL, status=WRONG_USAGE).stderr
 
 
 def test_owner_and_mode_may_be_shown_as_told(mount: Mounter, source: Path) -> None:
