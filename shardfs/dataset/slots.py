@@ -51,7 +51,7 @@ _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 _MAX_NAME: Final = 80
 
 
-_TAKEN_OVER: Final = ("spools", "scratch", "staged", "uploads")
+_TAKEN_OVER: Final = ("spools", "scratch", "staged")
 
 
 @dataclass(frozen=True, slots=True)

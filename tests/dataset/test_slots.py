@@ -129,7 +129,7 @@ def test_the_journals_of_other_killed_mounts_are_held_by_the_one_that_comes_next
     assert [slot.state for slot in slots_of(remote())] == [first, second, third]
 
 
-@pytest.mark.parametrize("name", ["spools/0123", "scratch/c/.0.partial", "staged/x/.chunks/c/0", "uploads/one"])
+@pytest.mark.parametrize("name", ["spools/0123", "scratch/c/.0.partial", "staged/x/.chunks/c/0"])
 def test_files_that_killed_mounts_left_are_in_the_directory_of_the_next(name: str) -> None:
     first, second = leave(name, count=2)
     Path(second.path, name).rename(Path(second.path, name + ".2"))

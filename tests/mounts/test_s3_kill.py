@@ -72,11 +72,11 @@ def store_large(host: Host) -> str:
 
 
 @pytest.mark.parametrize("operation", ["UploadPart", "CompleteMultipartUpload"])
-def test_an_upload_that_a_killed_mount_left_is_aborted_and_that_of_another_program_is_not(
+def test_an_upload_that_a_killed_mount_left_is_aborted_and_that_of_another_object_is_not(
     host: Host, s3_proxy: S3Proxy, operation: str
 ) -> None:
     key = store_large(host)
-    foreign = host.bucket.client.create_multipart_upload(Bucket=host.bucket.name, Key=key)["UploadId"]
+    other = host.bucket.client.create_multipart_upload(Bucket=host.bucket.name, Key=key + "0")["UploadId"]
     behind = host.behind(s3_proxy.url)
     mounted = behind.mount()
     (mounted.path / "large/c/9").write_bytes(b"n" * MIB)
@@ -92,11 +92,11 @@ def test_an_upload_that_a_killed_mount_left_is_aborted_and_that_of_another_progr
     with pytest.raises(OSError):
         flush(mounted.path)
     killer.join()
-    assert sorted(host.bucket.uploads()) == [key, key]
+    assert sorted(host.bucket.uploads()) == [key, key + "0"]
     again = behind.mount()
     assert (again.path / "large/c/9").read_bytes() == b"n" * MIB
     found = host.bucket.client.list_multipart_uploads(Bucket=host.bucket.name)["Uploads"]
-    assert [upload["UploadId"] for upload in found] == [foreign]
+    assert [upload["UploadId"] for upload in found] == [other]
     shard = host.bucket.get(key)
     assert len(shard) == 7 * MIB + 16 * 16
     assert shard[6 * MIB : 7 * MIB] == b"n" * MIB

@@ -184,6 +184,9 @@ class FakeS3:
         await self._pass(Request("AbortMultipartUpload", key))
         self._uploads.pop(upload_id, None)
 
+    async def give_up(self, key: str, upload_id: str) -> None:
+        await self.abort_upload(key, upload_id)
+
     async def list_uploads(self, key: str) -> Sequence[Upload]:
         await self._pass(Request("ListMultipartUploads", key))
         return [Upload(upload_id, upload.initiated) for upload_id, upload in self._uploads.items() if upload.key == key]

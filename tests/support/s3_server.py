@@ -96,6 +96,12 @@ class Bucket:
         reply = self.client.list_multipart_uploads(Bucket=self.name)
         return [upload["Key"] for upload in reply.get("Uploads", ())]
 
+    def sent_uploads(self) -> list[str]:
+        """Keys of those to which something was sent."""
+        found = self.client.list_multipart_uploads(Bucket=self.name).get("Uploads", ())
+        places = [{"Bucket": self.name, "Key": each["Key"], "UploadId": each["UploadId"]} for each in found]
+        return [place["Key"] for place in places if self.client.list_parts(**place).get("Parts")]
+
     def upload(self, directory: Path, prefix: str = "") -> None:
         """Store the files below a directory as objects below *prefix*."""
         for path in sorted(directory.rglob("*")):

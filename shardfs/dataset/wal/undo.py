@@ -161,11 +161,11 @@ async def undo_commits(source: Source, contents: LogContents, *, apply: bool) ->
         try:
             check_name(key)
             check_name(last.path)
-            outcome = await while_it_changes(partial(_look, source, last))
             if apply:
-                await _remove_temporaries(source, undos)
-                if outcome is Outcome.TORN:
-                    outcome = await _patiently(partial(take_back, source, last))
+                await _remove_unfinished(source, undos)
+            outcome = await while_it_changes(partial(_look, source, last))
+            if apply and outcome is Outcome.TORN:
+                outcome = await _patiently(partial(take_back, source, last))
         except ShardfsError as error:
             if source.store.root is None and not is_lasting(error):
                 raise
@@ -275,17 +275,22 @@ def _is_index_of_others(grid: ShardGrid, undo: UndoRecord, end: bytes, old: byte
     return bool((is_same | is_new | is_empty).all() and (~is_empty).any())
 
 
-async def _remove_temporaries(source: Source, undos: Sequence[UndoRecord]) -> None:
-    """Remove what replacements left half-written."""
+async def _remove_unfinished(source: Source, undos: Sequence[UndoRecord]) -> None:
+    """Remove what commits of one shard left half-written.
+
+    Another host that is uploading the shard at this moment commits once more, as it does after any change of it.
+    """
     for undo in undos:
-        if is_reserved(undo.temporary.rpartition("/")[2]):
-            try:
+        try:
+            if source.store.rewrites:
+                await source.store.clear_unfinished([undo.key])
+            elif is_reserved(undo.temporary.rpartition("/")[2]):
                 check_name(undo.temporary)
                 await source.store.unlink(undo.temporary)
-            except (NotFoundError, NotADirectoryHereError):
-                pass
-            except ShardfsError as error:
-                log.warning("%s, which a commit left half-written, is not removed: %s", undo.temporary, error)
+        except (NotFoundError, NotADirectoryHereError):
+            pass
+        except ShardfsError as error:
+            log.warning("what a commit of %s left half-written is not removed: %s", undo.key, error)
 
 
 async def _make_durable(source: Source, key: str) -> None:

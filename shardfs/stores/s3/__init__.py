@@ -11,6 +11,6 @@ was faster.  Files that pass through are on the local disk while they are being 
 - the store: `store`; whether it can be read, and which conditions hold: `probe`
 - names: `heads`, the one cache of what keys are
 - bytes: `objects`, which also carries open files over our own changes
-- changing shards: `shards`, `parts`, `uploads`
+- changing shards: `shards`, `parts`; new objects of bulk work: `uploads`
 - requests: `client`, `session`, `errors`; values: `requests`
 """

@@ -19,7 +19,15 @@ from urllib.parse import unquote_plus
 
 import trio
 
-from shardfs.errors import AccessDeniedError, ConflictError, NotFoundError, RefusedError, StoreError
+from shardfs.errors import (
+    AccessDeniedError,
+    ConflictError,
+    NotFoundError,
+    RefusedError,
+    ShardfsError,
+    StoreError,
+    printable,
+)
 from shardfs.stores.base import Content
 from shardfs.stores.s3.errors import NOT_PARTIAL, FailedRequest, Failure
 from shardfs.stores.s3.requests import (
@@ -245,6 +253,14 @@ class S3Client:
         """Give a multipart upload up; no error if there is none."""
         with suppress(ConflictError, NotFoundError):
             await self._make(self._change("AbortMultipartUpload", key), UploadId=upload_id)
+
+    async def give_up(self, key: str, upload_id: str) -> None:
+        """Abort a multipart upload that failed, also when this task is cancelled; what stays is logged."""
+        with trio.CancelScope(shield=True):
+            try:
+                await self.abort_upload(key, upload_id)
+            except ShardfsError as error:
+                log.warning("an unfinished upload of %s stays: %s", printable(key), error)
 
     async def list_uploads(self, key: str) -> Sequence[Upload]:
         """Return the multipart uploads of an object that are under way, as far as one page has them."""

@@ -28,7 +28,6 @@ from shardfs.stores.base import MAGIC_NBYTES, MAX_TOP, Entry, Kind, file_format
 from shardfs.stores.memory import MemoryContent
 from shardfs.stores.s3.client import S3Client
 from shardfs.stores.s3.requests import DOCUMENT, Condition, ListPage, Location, Properties, Range
-from shardfs.stores.s3.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +133,7 @@ class Conditions:
         )
 
 
-async def probe(client: S3Client, location: Location, uploads: Uploads) -> Conditions:
+async def probe(client: S3Client, location: Location) -> Conditions:
     """Find out what conditions hold at *location*, with an object of its own that is gone afterwards.
 
     Raises `SourceError` if that fails, as it does where nothing can be written.
@@ -145,11 +144,13 @@ async def probe(client: S3Client, location: Location, uploads: Uploads) -> Condi
             put = await _make(client, key)
             put = await _is_refused(lambda: client.put(key, _BODY, _PROPERTIES, condition=_ABSENT)) and put
             put = await _is_refused(lambda: client.put(key, _BODY, _PROPERTIES, condition=_OTHER)) and put
-            async with uploads.begun(client, key, _PROPERTIES) as upload:
-                number = upload.upload_id
-                copy = await _is_refused(lambda: client.copy_part(key, number, 1, 0, _BODY.nbytes, condition=_OTHER))
-                etag = await client.upload_part(key, number, 1, _BODY)
-                complete = await _is_refused(lambda: client.complete_upload(key, number, [etag], condition=_OTHER))
+            upload = await client.create_upload(key, _PROPERTIES)
+            try:
+                copy = await _is_refused(lambda: client.copy_part(key, upload, 1, 0, _BODY.nbytes, condition=_OTHER))
+                etag = await client.upload_part(key, upload, 1, _BODY)
+                complete = await _is_refused(lambda: client.complete_upload(key, upload, [etag], condition=_OTHER))
+            finally:
+                await client.give_up(key, upload)
             try:
                 delete = await _is_refused(lambda: client.delete(key, condition=_OTHER))
             except AccessDeniedError:  # whoever may only add and change objects can do with that

@@ -36,7 +36,6 @@ from shardfs.stores.s3.objects import Objects, S3Snapshot, file_stat
 from shardfs.stores.s3.parts import S3_LIMITS, Copied, Part, Sent, kept_prefix, plan_fetches, plan_parts
 from shardfs.stores.s3.probe import Conditions
 from shardfs.stores.s3.requests import Condition, ObjectStat, Properties, Range
-from shardfs.stores.s3.uploads import Uploads
 
 COMMIT_IDS: Final = "shardfs-transactions"
 """The name in an object's user metadata of the ids of the changes that made it, the latest last."""
@@ -82,7 +81,6 @@ class Writing:
     """
 
     objects: Objects
-    uploads: Uploads
     conditions: Conditions
     single_writer: bool
     scratch: str
@@ -209,18 +207,18 @@ class S3Edit:
 
     async def _upload(self, new: _New, source: S3Snapshot | None, source_key: str) -> Stat:
         """Make the new version of parts, of which S3 copies some from *source*."""
-        async with self.writing.uploads.begun(self._client, self._object_key, new.properties) as upload:
-            etags = await self._make_parts(upload.upload_id, new.parts, source, source_key)
+        upload_id = await self._client.create_upload(self._object_key, new.properties)
+        try:
+            etags = await self._make_parts(upload_id, new.parts, source, source_key)
 
             async def attempt() -> str:
                 condition = await self._condition(self.writing.conditions.complete)
-                return await self._client.complete_upload(
-                    self._object_key, upload.upload_id, etags, condition=condition
-                )
+                return await self._client.complete_upload(self._object_key, upload_id, etags, condition=condition)
 
-            stat = await self._make(new, attempt)
-            upload.is_complete = True
-            return stat
+            return await self._make(new, attempt)
+        except BaseException:
+            await self._client.give_up(self._object_key, upload_id)
+            raise
 
     async def _make(self, new: _New, attempt: Callable[[], Awaitable[str]]) -> Stat:
         """Make the new version by *attempt*, which returns its ETag, and tell the readers."""

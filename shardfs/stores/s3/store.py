@@ -59,7 +59,7 @@ from shardfs.stores.s3.objects import MEMORY_NBYTES, Objects, directory_stat, fi
 from shardfs.stores.s3.probe import check, probe
 from shardfs.stores.s3.requests import Counts, Location, ObjectStat
 from shardfs.stores.s3.shards import S3Edit, Writing
-from shardfs.stores.s3.uploads import NewS3Objects, Uploads
+from shardfs.stores.s3.uploads import NewS3Objects
 
 log = logging.getLogger(__name__)
 
@@ -265,15 +265,13 @@ class S3Store(NewS3Objects):
         """Find out whether it is safe, and say what earlier mounts with the same *directory* have kept."""
         side = LocalStore(directory)
         await side.make_directories(SPOOLS)
-        uploads = Uploads(side, self.location, self._counts)
-        await uploads.clean(self._client)
         before = self._counts.conflicts
-        conditions = await probe(self._client, self.location, uploads)
+        conditions = await probe(self._client, self.location)
         self._counts.conflicts = before  # those were provoked
         if not conditions.is_safe and not single_writer:
             raise SourceError(conditions.missing(self.url))
         self.heads.keeps_properties = True
-        self._writing = Writing(self.objects, uploads, conditions, single_writer, f"{side.root}/{_OWN}")
+        self._writing = Writing(self.objects, conditions, single_writer, f"{side.root}/{_OWN}")
         self.files = Files(side, self._writing)
         self.files.resume()
 

@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 import trio
 
 from shardfs.stores.base import Splice, Stat
-from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.s3.client import Backoff, S3Client
 from shardfs.stores.s3.objects import S3Snapshot
 from shardfs.stores.s3.probe import Conditions
@@ -18,7 +17,6 @@ from shardfs.stores.s3.requests import Counts, Location, S3Options
 from shardfs.stores.s3.session import Timeouts
 from shardfs.stores.s3.shards import S3Edit, Writing
 from shardfs.stores.s3.store import S3Store
-from shardfs.stores.s3.uploads import UPLOADS, Uploads
 from tests.support.s3_server import Bucket
 
 HONOURED: Final = Conditions(put=True, copy=True, complete=True, delete=True)
@@ -50,11 +48,6 @@ class Host:
     @property
     def client(self) -> S3Client:
         return self.writing.objects.client
-
-    @property
-    def remembered(self) -> list[Path]:
-        """The files in which uploads are remembered."""
-        return sorted((self.directory / UPLOADS).glob("*"))
 
     async def found(self, key: str) -> S3Snapshot | None:
         """The object as a change finds it."""
@@ -89,6 +82,5 @@ def host(
     location = Location(bucket.name, PREFIX)
     reader = S3Store(client, location, counts)
     reader.heads.keeps_properties = True
-    uploads = Uploads(LocalStore(str(directory)), location, counts)
-    writing = Writing(reader.objects, uploads, conditions, single_writer, str(directory))
+    writing = Writing(reader.objects, conditions, single_writer, str(directory))
     return Host(writing, reader, counts, directory)
