@@ -5,9 +5,8 @@ write such a source, on one machine as on several: each claims the first slot th
 `shardfs/remote/<name>-<hash>/<number>` with `.shardfs` in it, and `source.json`, which says of what source it is.  A
 slot that is free and not empty was left by a process that was killed; the next one of that host takes care of it.
 
-The state directory may be in a home that several hosts share, and where none sees the locks of another, or there are
-none.  So the lock of a slot says who has it: host, boot, process and when that began.  What another host has is left
-alone until somebody removes its lock.
+The state directory may be in a home that several hosts share, and where none sees the locks of another.  So the lock of
+a slot says who has it.  What another host has is left alone until somebody removes its lock.
 
 Slots are claimed and left one at a time, so that none goes while it is looked at.
 """
@@ -17,7 +16,6 @@ import logging
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +23,6 @@ from itertools import count
 from typing import Final
 
 from shardfs.dataset.state import (
-    NO_LOCKS,
     Holder,
     StateDirectory,
     find_holder,
@@ -229,29 +226,14 @@ def _alone() -> Iterator[None]:
     """Keep all other processes from claiming and leaving slots."""
     home = _home()
     _make_directories(home)
-    file = _locked(os.path.join(home, "lock"))
-    if file is None:
-        # Only processes of this host claim its slots, so a lock that only they see will do.
-        file = _locked(os.path.join(tempfile.gettempdir(), f"shardfs-{os.getuid()}.lock"))
-    if file is None:
-        raise SourceError(f"{home} cannot be locked, which is needed to write")
+    path = os.path.join(home, "lock")
+    with needed(path, "; set XDG_STATE_HOME to a directory on a file system with locks"):
+        file = Descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        ofd_lock(file.fd, wait=True)
     try:
         yield
     finally:
         ofd_unlock(file.fd)
-
-
-def _locked(path: str) -> Descriptor | None:
-    """Wait for the lock of a file; return None if its file system has no locks."""
-    with needed(path):
-        file = Descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-        try:
-            ofd_lock(file.fd, wait=True)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            return None
-    return file
 
 
 def _make_directories(path: str) -> None:

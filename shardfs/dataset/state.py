@@ -26,7 +26,7 @@ from shardfs.stores.local.syscalls import READ, SYSCALLS, is_local, is_ofd_locke
 
 DIRECTORY: Final = ".shardfs"
 
-NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """What a file system without locks says, such as NFS without its lock service."""
 
 
@@ -93,11 +93,14 @@ class StateDirectory:
 
 @contextmanager
 def needed(path: str, way_out: str = "") -> Iterator[None]:
-    """Turn an error of the operating system, in the block, into a `SourceError` that names *path*."""
+    """Turn an error of the operating system, in the block, into a `SourceError` that names *path*.
+
+    *way_out* is for a file system without locks.
+    """
     try:
         yield
     except OSError as error:
-        why = f"{error.strerror}{way_out if error.errno in NO_LOCKS else ''}"
+        why = f"{error.strerror}{way_out if error.errno in _NO_LOCKS else ''}"
         if error.errno == errno.EACCES:
             why += f"; you need permission to write in {os.path.dirname(shown(path))}"
         raise SourceError(f"{shown(path)} cannot be created, which is needed to write: {why}") from None
@@ -135,12 +138,10 @@ _HOLDER_NBYTES: Final = 512
 
 
 class Holder(NamedTuple):
-    """Who has a lock, as far as that is known: a process, told from others of its number by boot and start time."""
+    """Who has a lock, as far as that is known."""
 
     pid: int | None = None
     host: str | None = None
-    boot: str | None = None
-    started: str | None = None
 
     def __str__(self) -> str:
         if self.host is None:
@@ -152,21 +153,12 @@ class Holder(NamedTuple):
     @classmethod
     def own(cls) -> "Holder":
         """Return what this process is to others."""
-        return cls(os.getpid(), socket.gethostname(), _boot(), _start_of(os.getpid()))
+        return cls(os.getpid(), socket.gethostname())
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether it is of another host, so that nobody here can tell whether it lives."""
         return self.host is not None and self.host != socket.gethostname()
-
-    @property
-    def may_live(self) -> bool:
-        """Whether it is another process that runs on this host, or may run on another one."""
-        if self.is_elsewhere:
-            return True
-        if self.pid in (None, os.getpid()) or self.boot is None or self.boot != _boot():
-            return False
-        return self.started is not None and self.started == _start_of(self.pid)
 
 
 @contextmanager
@@ -193,24 +185,19 @@ def locked(state: StateDirectory) -> Iterator[StateDirectory]:
 def try_lock(state: StateDirectory, *, locks_reach: bool) -> Descriptor | None:
     """Lock a directory of our own, which is made if there is none; return the file that holds the lock.
 
-    None if another process has it: one that holds the lock; or one that runs, or is of another host, where locks may
-    not reach.  There, unless it is a source, a file system without locks will do.  Raises `SourceError` if the lock
-    cannot be made.
+    None if another process has it: one that holds the lock, or one of another host, where locks may not reach.  Raises
+    `SourceError` if the lock cannot be made.
     """
     with needed(state.lock, "; shardfs can only write to a file system with locks"):
         while True:
             make_directory(state.path)
             file = Descriptor(os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-            try:
-                if not ofd_lock(file.fd):
-                    return None
-            except OSError as error:
-                if state.opened is not None or error.errno not in NO_LOCKS:
-                    raise
+            if not ofd_lock(file.fd):
+                return None
             with suppress(OSError):
                 if os.path.samestat(os.fstat(file.fd), os.stat(state.lock)):
                     break  # else whoever had it took it away
-        if not locks_reach and read_holder(state).may_live:
+        if not locks_reach and read_holder(state).is_elsewhere:
             return None
         _write_holder(file.fd, Holder.own())
     return file
@@ -221,8 +208,7 @@ def release(state: StateDirectory, file: Descriptor, last: Holder | None = None)
     tidy(state, file)
     with suppress(OSError):
         _write_holder(file.fd, last or Holder())
-    with suppress(OSError):  # there may be no locks
-        ofd_unlock(file.fd)
+    ofd_unlock(file.fd)
 
 
 def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
@@ -236,11 +222,9 @@ def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        if locks_reach or error.errno not in NO_LOCKS:
-            raise SourceError(f"cannot tell whether {state.root} is being written: {error.strerror}") from None
-        is_locked = False
+        raise SourceError(f"cannot tell whether {state.root} is being written: {error.strerror}") from None
     holder = read_holder(state)
-    return holder if is_locked or (not locks_reach and holder.may_live) else None
+    return holder if is_locked or (not locks_reach and holder.is_elsewhere) else None
 
 
 def _locks_reach(state: StateDirectory) -> bool:
@@ -298,9 +282,8 @@ def read_holder(state: StateDirectory) -> Holder:
     try:
         with open(os.open(state.lock, READ), "rb") as file:
             holder = json.loads(file.read(4096))
-        boot, started = (str(holder[name]) if holder.get(name) is not None else None for name in ("boot", "started"))
         pid, host = holder["pid"], holder["host"]
-        return Holder(None if pid is None else int(pid), None if host is None else str(host), boot, started)
+        return Holder(None if pid is None else int(pid), None if host is None else str(host))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return Holder()
 
@@ -353,17 +336,3 @@ def tidy(state: StateDirectory, file: Descriptor) -> None:
         if os.listdir(state.path) == ["lock"]:
             os.unlink(state.lock)
             os.rmdir(state.path)
-
-
-def _boot() -> str | None:
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-    return None
-
-
-def _start_of(pid: int | None) -> str | None:
-    """Return when a process began, in a clock of its own; None if it does not run."""
-    with suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
-        state, *fields = file.read().rpartition(b")")[2].split()
-        return fields[18].decode() if state not in (b"Z", b"X") else None  # which nobody has waited for yet
-    return None

@@ -15,7 +15,7 @@ import pytest
 
 import shardfs
 from tests.support.commands import FAILED, SOURCE, one_line_of, run
-from tests.support.daemons import daemon_of, end_mounts_below, kill_daemon
+from tests.support.daemons import end_mounts_below, kill_daemon
 from tests.support.datasets import store
 from tests.support.hosts import DOCUMENT, NEW, OTHER, PREFIX
 from tests.support.s3_server import Bucket
@@ -120,26 +120,13 @@ def test_what_a_killed_mount_of_another_host_left_is_replayed_when_that_is_asked
     assert beta.run("recover").stdout == "nothing to recover\n"
 
 
-def test_where_nothing_can_be_locked_mounts_of_one_host_keep_out_of_each_others_way(
-    hosts: tuple[Host, Host], s3_bucket: Bucket
-) -> None:
-    home = hosts[0].home
-    alpha = Host("alpha", home, hosts[0].directory, s3_bucket.environment | {"TEST_WITHOUT_LOCKS": str(home)})
-    url = s3_bucket.url(PREFIX)
-    first = alpha.mount(url, 1)
-    (first / "c/0/0").write_bytes(NEW)
-    second = alpha.mount(url, 2)
-    assert stored(s3_bucket)[0] != NEW
-    used = alpha.run("recover").stdout.splitlines()
-    assert len(used) == 2
-    for place, line in zip((first, second), used, strict=True):
-        assert f"in use by process {daemon_of(place)} on alpha" in line
-    kill_daemon(first)
-    assert alpha.run("umount", second).returncode == 0
-    assert stored(s3_bucket)[0] != NEW
-    assert alpha.run("umount", alpha.mount(url, 3)).returncode == 0
-    assert stored(s3_bucket)[0] == NEW
-    assert alpha.run("recover").stdout == "nothing to recover\n"
+def test_where_nothing_can_be_locked_a_bucket_is_not_written(s3_bucket: Bucket, tmp_path: Path) -> None:
+    store(tmp_path / "source", DOCUMENT)
+    s3_bucket.upload(tmp_path / "source", PREFIX)
+    (tmp_path / "place").mkdir()
+    without = {"TEST_WITHOUT_LOCKS": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+    done = run("mount", "--write", s3_bucket.url(PREFIX), tmp_path / "place", **s3_bucket.environment, **without)
+    assert "set XDG_STATE_HOME to a directory on a file system with locks" in one_line_of(done, SOURCE)
 
 
 def test_a_source_that_hosts_share_is_written_by_one_of_them_at_a_time(
