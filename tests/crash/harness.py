@@ -98,6 +98,11 @@ class Process:
         assert array is not None
         return array
 
+    async def read(self, path: str, number: int) -> bytes | None:
+        """A chunk as it is shown, committed or not."""
+        extent = await (await self.array(path)).extent((number,))
+        return None if extent is None else bytes(await extent.read(0, extent.nbytes))
+
     async def write(self, path: str, number: int, data: bytes) -> None:
         """Write a chunk and close it."""
         await self._write(await self._directory(path), str(number).encode(), data)

@@ -1,9 +1,10 @@
-"""The corpus on disk, once for all tests that do not change it, and a small group for those that do."""
+"""Sources for tests below the mount: the corpus, a small group, and the arrays of the crash tests."""
 
 from pathlib import Path
 
 import pytest
 
+from tests.crash.histories import make_source
 from tests.support.corpus import BASE
 from tests.support.datasets import age, store
 from tests.support.documents import GROUP, write
@@ -23,3 +24,10 @@ def root(tmp_path: Path) -> Path:
     write(tmp_path, GROUP)
     age(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Path:
+    """The arrays of the crash tests, without chunks."""
+    make_source(tmp_path / "source")
+    return tmp_path / "source"

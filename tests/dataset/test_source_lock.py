@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from shardfs.dataset import state as state_module
-from shardfs.dataset.state import StateDirectory, locked, release, try_lock
+from shardfs.dataset.state import StateDirectory, locked
 from shardfs.errors import SourceError
 from shardfs.stores.local import syscalls
 
-EXT4, BTRFS, ZFS = 0xEF53, 0x9123683E, 0x2FC12FC1
-NFS, CIFS, FUSE, CEPH, GPFS, BEEGFS, OCFS2 = (
-    0x6969,
-    0xFF534D42,
-    0x65735546,
-    0xC36400,
-    0x47504653,
-    0x19830326,
-    0x7461636F,
-)
+LOCAL = [0xEF53, 0x9123683E, 0x2FC12FC1]
+"""ext4, btrfs, ZFS"""
+SHARED = [0x6969, 0xFF534D42, 0x65735546, 0xC36400, 0x47504653, 0x19830326, 0x7461636F, None]
+"""NFS, CIFS, FUSE, Ceph, GPFS, BeeGFS, OCFS2, unknown"""
 
 
 def left_by_another_host(root: Path) -> StateDirectory:
     state = StateDirectory(str(root))
-    os.mkdir(state.path)
+    os.makedirs(state.path, exist_ok=True)
     holder = {"pid": 1, "host": "elsewhere", "boot": "another", "started": "1"}
     Path(state.lock).write_text(json.dumps(holder))
     return state
@@ -38,19 +30,14 @@ def test_the_lock_file_of_another_host_is_believed_unless_the_file_system_is_loc
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = left_by_another_host(tmp_path)
-    for number in (NFS, CIFS, FUSE, CEPH, GPFS, BEEGFS, OCFS2, None):
+    for number in SHARED:
         monkeypatch.setattr(syscalls, "_file_system_of", lambda _, number=number: number)
         with pytest.raises(SourceError, match="elsewhere"), locked(state):
             pass
-
-
-@pytest.mark.parametrize("number", [EXT4, BTRFS, ZFS])
-def test_on_local_file_systems_only_the_lock_itself_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    monkeypatch.setattr(syscalls, "_file_system_of", lambda _: number)
-    with locked(left_by_another_host(tmp_path)):
-        pass
+    for number in LOCAL:
+        monkeypatch.setattr(syscalls, "_file_system_of", lambda _, number=number: number)
+        with locked(left_by_another_host(tmp_path)):
+            pass
 
 
 @pytest.mark.parametrize("text", ["[" * 4000, '{"pid": 1e999, "host": "x"}', '{"pid": "x", "host": "x"}', "7", "\0"])
@@ -59,18 +46,3 @@ def test_what_a_lock_file_says_keeps_nobody_from_locking_it(tmp_path: Path, text
     Path(state.lock).write_text(text)
     with locked(state):
         pass
-
-
-def test_a_lock_that_cannot_be_written_to_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = StateDirectory(str(tmp_path))
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "injected")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(state_module, "_write_holder", full)
-        with pytest.raises(SourceError, match="injected"):
-            try_lock(state, locks_reach=True)
-    fd = try_lock(state, locks_reach=True)
-    assert fd is not None
-    release(state, fd)

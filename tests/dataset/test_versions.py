@@ -11,10 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from shardfs.dataset import shard_cache
 from shardfs.dataset.array import Array, Extent
-from shardfs.dataset.shard import open_shard
 from shardfs.errors import CorruptionError, StaleError
+from shardfs.format.sharding import Coords
 from tests.support.corpus import CRC32C, GZIP, array, sharding
 from tests.support.datasets import store
 from tests.support.gated import GatedStore
@@ -59,8 +58,8 @@ async def opened(root: Path, **options: Any) -> tuple[Opened, Array]:
     return source, await source.array("a")
 
 
-async def extent(array: Array) -> Extent:
-    found = await array.extent((0, 0))
+async def extent(array: Array, coords: Coords = (0, 0)) -> Extent:
+    found = await array.extent(coords)
     assert found is not None
     return found
 
@@ -107,28 +106,6 @@ async def test_a_shard_that_is_rewritten_in_place_is_stale_for_open_extents(tmp_
 
 
 @in_trio
-async def test_a_shard_that_becomes_damaged_is_an_error_and_open_extents_keep_reading(tmp_path: Path) -> None:
-    versions = Versions(tmp_path, "plain")
-    _, array = await opened(tmp_path)
-    old = await extent(array)
-    versions.new_shard = versions.new_shard[:-1]
-    versions.replace()
-    with pytest.raises(CorruptionError):
-        await array.extent((0, 0))
-    assert await read(old) == versions.old
-
-
-@in_trio
-async def test_payload_and_index_overwritten_under_a_longer_file_are_stale(tmp_path: Path) -> None:
-    versions = Versions(tmp_path, "plain")
-    _, opened_array = await opened(tmp_path)
-    old = await extent(opened_array)
-    versions.shard.write_bytes(versions.new_shard[:-1] + b"longer" + versions.new_shard[-68:])
-    with pytest.raises(StaleError):
-        await old.read(0, 100)
-
-
-@in_trio
 async def test_a_shard_that_is_rewritten_while_it_is_opened_is_opened_again(tmp_path: Path) -> None:
     versions = Versions(tmp_path, "plain")
     writes = 3
@@ -144,16 +121,19 @@ async def test_a_shard_that_is_rewritten_while_it_is_opened_is_opened_again(tmp_
     assert writes == 0
 
 
+@pytest.mark.parametrize("kind", ["nested", "plain"])
 @in_trio
-async def test_an_enclosed_shard_of_the_old_version_is_never_taken_for_one_of_the_new(tmp_path: Path) -> None:
-    """A slow reader of the old version and a reader of the new one ask for the same enclosed shard."""
-    versions = Versions(tmp_path, "nested")
+async def test_an_enclosed_shard_of_the_old_version_is_never_taken_for_one_of_the_new(
+    tmp_path: Path, kind: str
+) -> None:
+    """A slow reader of the old version and a reader of the new one ask for the same index."""
+    versions = Versions(tmp_path, kind)
     slow, reached = trio.Event(), trio.Event()
     gate = True
 
     async def hold(key: str, offset: int, nbytes: int) -> None:
         nonlocal gate
-        if gate and key == SHARD and offset < 100:  # the index of the enclosed shard
+        if gate and key == SHARD and (offset < 100 or kind == "plain"):  # the index of the innermost shard
             gate = False
             reached.set()
             await slow.wait()
@@ -176,70 +156,37 @@ async def test_an_enclosed_shard_of_the_old_version_is_never_taken_for_one_of_th
 
 
 @in_trio
-async def test_what_was_opened_in_the_middle_of_a_commit_is_no_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    versions = Versions(tmp_path, "plain")
-    source, array = await opened(tmp_path, ttl=0.0)
-    before = await array.shard((0, 0))
-    generations, layout, snapshot = source.shards.generations, array.layout, before.snapshot
-    assert snapshot is not None
-    opened_now, go_on = trio.Event(), trio.Event()
-
-    async def open_slowly(*args: Any) -> Any:
-        found = await open_shard(*args)
-        monkeypatch.undo()
-        opened_now.set()
-        await go_on.wait()
-        return found
-
-    async with trio.open_nursery() as nursery:
-        with generations.changing(layout, (0, 0), snapshot.stat):
-            versions.shard.write_bytes(versions.old_shard)  # half of the commit
-            monkeypatch.setattr(shard_cache, "open_shard", open_slowly)
-            nursery.start_soon(array.shard, (0, 0))
-            await opened_now.wait()
-            os.utime(versions.shard, (1e9, 1e9))  # the other half
-            stat = (await source.store.open(SHARD)).stat
-            generations.committed(layout, (0, 0), stat, is_new=False)
-        go_on.set()
-    after = await array.shard((0, 0))
-    assert after.stat is not None
-    assert before.stat is not None
-    assert (after.generation, after.stat.mtime_ns) == (before.generation, before.stat.mtime_ns)
-
-
-@in_trio
-async def test_open_extents_of_enclosed_shards_read_on_while_others_append(tmp_path: Path) -> None:
-    chunks = store(tmp_path, array((8, 6), (4, 6), sharding((4, 6), sharding((2, 3)))))
-    opened = await open_source(tmp_path).array()
-    old = await opened.extent((0, 0))
-    data = (tmp_path / "c/0/0").read_bytes()
-    with (tmp_path / "c/0/0").open("ab") as file:
-        file.write(b"a payload" + data[-20:])
-    assert await read(old) == chunks["c/0/0"]
-    assert await read(await opened.extent((0, 0))) == chunks["c/0/0"]
-
-
-@in_trio
 async def test_growth_does_not_hide_that_the_outermost_index_was_overwritten(tmp_path: Path) -> None:
-    store(tmp_path, array((8, 6), (4, 6), sharding((4, 6), sharding((2, 3)))))
-    extent = await (await open_source(tmp_path).array()).extent((0, 0))
-    assert extent is not None
-    data = (tmp_path / "c/0/0").read_bytes()
-    (tmp_path / "c/0/0").write_bytes(data[:-20] + bytes(20) + data[-20:])
+    versions = Versions(tmp_path, "nested")
+    _, array = await opened(tmp_path)
+    old = await extent(array)
+    data = versions.old_shard
+    versions.shard.write_bytes(data[:-20] + bytes(20) + data[-20:])
     with pytest.raises(StaleError):
-        await extent.read(0, 100)
+        await old.read(0, 100)
+
+
+@pytest.mark.parametrize("kind", ["plain", "nested"])
+@in_trio
+async def test_a_torn_append_harms_no_open_extent_and_is_an_error_for_new_ones(tmp_path: Path, kind: str) -> None:
+    versions = Versions(tmp_path, kind)
+    _, array = await opened(tmp_path)
+    old = await extent(array)
+    with versions.shard.open("ab") as file:
+        file.write(b"half of a payload, and no ind")
+    assert await read(old) == versions.old
+    with pytest.raises(CorruptionError):
+        await array.extent((0, 0))
+    assert await read(old) == versions.old
 
 
 @in_trio
-async def test_a_torn_append_harms_no_open_extent_and_is_an_error_for_new_ones(tmp_path: Path) -> None:
-    chunks = store(tmp_path, array((8, 6), (4, 6), sharding((2, 3))))
-    opened = await open_source(tmp_path).array()
-    old = await opened.extent((0, 0))
-    with (tmp_path / "c/0/0").open("ab") as file:
-        file.write(b"half of a payload, and no ind")
-    assert await read(old) == chunks["c/0/0"]
-    with pytest.raises(CorruptionError):
-        await opened.extent((0, 0))
-    assert await read(old) == chunks["c/0/0"]
+async def test_a_shard_that_was_overwritten_cannot_be_decoded_again(tmp_path: Path) -> None:
+    versions = Versions(tmp_path, "encoded")
+    source, array = await opened(tmp_path, max_nbytes=1)
+    first, second = await extent(array), await extent(array, (2, 0))
+    assert source.statistics.whole_shard_decodes == 2
+    versions.shard.write_bytes(versions.new_shard)
+    with pytest.raises(StaleError):
+        await read(first)
+    assert await read(second) is not None

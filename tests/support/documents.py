@@ -1,13 +1,10 @@
-"""Documents that tests replace, and looking at them again a moment later."""
+"""Documents that tests replace."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
-
-from shardfs.dataset.hierarchy import Node
-from tests.support.opened import Opened
 
 GROUP = {"zarr_format": 3, "node_type": "group"}
 
@@ -18,8 +15,3 @@ def write(directory: Path, document: Any) -> None:
     text = document if isinstance(document, bytes) else json.dumps(document).encode()
     (directory / "temporary").write_bytes(text)
     (directory / "temporary").rename(directory / "zarr.json")
-
-
-async def later(source: Opened, path: str = "a") -> Node:
-    source.clock.now += 1
-    return await source.hierarchy.node(path)
