@@ -1,13 +1,20 @@
-"""Splices in small steps."""
+"""A source with one file, and splices in small steps."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from shardfs.stores import base
 from shardfs.stores.local import shards
 from shardfs.stores.local.syscalls import BLOCK
-from tests.stores.local.splices import MIB
+from tests.stores.local.splices import MIB, make_source
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_source(tmp_path / "source")
 
 
 @pytest.fixture
