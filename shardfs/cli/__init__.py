@@ -18,9 +18,9 @@ from shardfs.fuse.mountpoint import fuse_versions
 
 _MODULES: Final = {
     "mount": "mount",
-    "umount": "mounted",
-    "flush": "mounted",
-    "stats": "stats",
+    "umount": "mounts",
+    "flush": "mounts",
+    "stats": "mounts",
     "mounts": "mounts",
     "doctor": "doctor",
     "info": "info",

@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 import click
 
 from shardfs.cli.mount import mount
-from shardfs.cli.mounted import umount
+from shardfs.cli.mounts import umount
 from shardfs.cli.options import begin, command, mounted_argument, mountpoint_argument, source_argument
 from shardfs.errors import UsageError
 from shardfs.fuse.mountpoint import mounted_path, run_fusermount

@@ -1,23 +1,38 @@
-"""`shardfs mounts`: all mounts of this machine, and the daemons that are seen without one."""
+"""Commands about mounts: `mounts` lists them, `umount` and `flush` wait for one, `stats` shows its figures."""
 
 import errno
 import json
-from collections.abc import Sequence
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from typing import Final
 
 import click
 
-from shardfs.cli.options import command, json_option
-from shardfs.dataset.statistics import Snapshot
-from shardfs.errors import UnfinishedError, printable
+from shardfs.cli.options import command, json_option, mounted_argument, timeout_option
+from shardfs.cli.output import waiting
+from shardfs.dataset.statistics import Figure, Snapshot
+from shardfs.errors import MountPointError, ShardfsError, StoreError, UnfinishedError, UsageError, printable
 from shardfs.fuse import control
-from shardfs.fuse.mounts import Mount, find_daemon, is_near, list_daemons, list_mounts, pid_of
-from shardfs.fuse.progress import pending
+from shardfs.fuse.mountpoint import mounted_path
+from shardfs.fuse.mounts import Mount, find_daemon, find_mount, is_near, list_daemons, list_mounts, pid_of
+from shardfs.fuse.progress import duration, pending, size
+from shardfs.fuse.unmount import unmount
 
 _PATIENCE: Final = 5.0
-"""Seconds: for how long a daemon is waited for."""
+"""Seconds: for how long `mounts` waits for a daemon."""
+
+_NOT_LOGGED: Final = {errno.EROFS, errno.ENOTCONN, errno.ECONNABORTED}
+"""What the kernel answers, and no daemon."""
+
+_PERIOD_SECONDS: Final = 1.0
+_HEIGHT: Final = 24
+_CLEAR: Final = "\x1b[H\x1b[J"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +124,148 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 def _cells(row: Row) -> tuple[object, ...]:
     return (row.mountpoint, row.state, row.user, row.pid, row.access, row.view, row.pending_chunks, row.source)
+
+
+@command(
+    examples="""
+    shardfs umount /mnt/x
+    """
+)
+@mounted_argument
+@timeout_option
+def umount(mountpoint: str, timeout: float) -> None:
+    """Commit what is pending, unmount MOUNTPOINT, and return when its daemon has ended.
+
+    Standard error tells what the command waits for, and how fast it goes. Exit status 1 means that MOUNTPOINT is
+    unmounted, but not everything could be committed: the rest stays in the journal, for the next mount with --write or
+    for `shardfs recover`. Exit status 6 means that the daemon does not answer, or made no progress for --timeout
+    seconds: it goes on, and nothing is lost.
+    """
+    with waiting(mountpoint) as say:
+        unmount(mountpoint, timeout, say)
+
+
+@command(
+    examples="""
+    shardfs flush /mnt/x
+    """
+)
+@mounted_argument
+@timeout_option
+def flush(mountpoint: str, timeout: float) -> None:
+    """Commit everything that was written to MOUNTPOINT, and return when it is in the shards.
+
+    The command waits for as long as the daemon answers. Standard error tells what it waits for, and how fast it goes.
+    With a read-only mount there is nothing to do.
+    """
+    path = mounted_path(mountpoint)
+    mount = find_mount(path)
+    try:
+        if mount is not None and not mount.is_writable:
+            control.ask(path, timeout)  # or why it does not answer
+            return
+        with waiting(mountpoint) as say:
+            control.flush(path, timeout, say)
+    except OSError as error:
+        why, more = control.explain(mountpoint, error), ""
+        if error.errno not in _NOT_LOGGED and (mount is None or why != mount.privacy):
+            more = "; its log says more"
+            with suppress(OSError, ValueError, ShardfsError):
+                log = control.ask(path, timeout).log
+                more += f": {log}" if log is not None else ""
+        raise StoreError(f"{mountpoint} could not be flushed: {why}{more}") from None
+
+
+@command(
+    examples="""
+    shardfs stats /mnt/x
+    shardfs stats --watch /mnt/x
+    shardfs stats --json /mnt/x
+    shardfs stats --prometheus /mnt/x > /var/lib/prometheus/node-exporter/shardfs.prom
+    """
+)
+@mounted_argument
+@timeout_option
+@json_option
+@click.option("--prometheus", is_flag=True, help="Print the figures in the text format of Prometheus.")
+@click.option("--watch", is_flag=True, help="Repeat every second, with rates, until Ctrl-C.")
+def stats(mountpoint: str, timeout: float, as_json: bool, prometheus: bool, watch: bool) -> None:
+    """Show the figures of the mount at MOUNTPOINT: pending chunks, last commit and error, requests, bytes, cache hits.
+
+    Counters start at 0 with each mount. --json prints exact figures, with --watch one object per line. To let
+    Prometheus scrape them, mount with --metrics.
+    """
+    if as_json and prometheus:
+        raise UsageError("--json contradicts --prometheus: give one of them")
+    path = mounted_path(mountpoint)
+    before = None
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                snapshot = control.ask(path, timeout)
+            except OSError as error:
+                raise MountPointError(f"{mountpoint} does not answer: {control.explain(mountpoint, error)}") from None
+            if as_json:
+                click.echo(snapshot.encode())
+            elif prometheus:
+                # Only here: it loads a library for a web server.
+                from shardfs.fuse.metrics import exposition
+
+                click.echo(exposition(snapshot), nl=False)
+            else:
+                _show(render(snapshot, before), watch)
+            if not watch:
+                return
+            before = snapshot
+            sys.stdout.flush()
+            time.sleep(_PERIOD_SECONDS)
+
+
+def _show(lines: list[str], watch: bool) -> None:
+    if watch and sys.stdout.isatty():
+        height = os.get_terminal_size(sys.stdout.fileno()).lines or _HEIGHT
+        click.echo(_CLEAR + "\n".join(lines[: height - 1]))
+    else:
+        click.echo("\n".join([*lines, ""] if watch else lines))
+
+
+def render(snapshot: Snapshot, before: Snapshot | None = None) -> list[str]:
+    """Return the figures as lines for people; those of counters that are 0 are left out.
+
+    Rates are since the snapshot *before*.
+    """
+    earlier = {} if before is None else {figure.name: value for figure, value in before.figures()}
+    seconds = 0.0 if before is None else (snapshot.uptime_seconds or 0.0) - (before.uptime_seconds or 0.0)
+    lines = []
+    for figure, value in snapshot.figures():
+        name = figure.name.replace("_timestamp_seconds", "_at").removesuffix("_seconds").replace("_", " ")
+        old = earlier.get(figure.name)
+        if figure.kind == "text":
+            lines.append(f"{name:<26}{value}")
+            continue
+        match value, old:
+            case Mapping(), _:
+                lines += [f"{name}:"] if value else []
+                olds = old if isinstance(old, Mapping) else {}
+                lines += [_line(figure, f"  {label}", value[label], olds.get(label), seconds) for label in value]
+            case float() | int(), float() | int() | None if value or figure.kind != "counter":
+                lines.append(_line(figure, name, value, old, seconds))
+    return [printable(line) for line in lines]
+
+
+def _line(figure: Figure, label: str, value: float, old: float | None, seconds: float) -> str:
+    line = f"{label:<26}{_shown(figure, value):>20}"
+    if figure.kind == "counter" and seconds > 0:
+        line += f"{_shown(figure, round((value - (old or 0)) / seconds)):>14}/s"
+    return line
+
+
+def _shown(figure: Figure, value: float) -> str:
+    match figure.unit:
+        case "bytes":
+            return size(value)
+        case "seconds":
+            return duration(value)
+        case "time":
+            return f"{datetime.fromtimestamp(value):%Y-%m-%d %H:%M:%S}"
+    return f"{value:,}"
