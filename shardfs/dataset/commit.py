@@ -19,7 +19,7 @@ from shardfs.dataset.hierarchy import DOCUMENT, Source, is_below
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.shard import NewShard, OpenShard, build, index_place, open_shard
 from shardfs.dataset.wal.log import WriteAheadLog
-from shardfs.dataset.wal.records import Change, Put, Shrink, UndoRecord, pack_ranges
+from shardfs.dataset.wal.records import Change, Live, Put, Shrink, UndoRecord, pack_ranges
 from shardfs.dataset.wal.undo import take_back, undo_record
 from shardfs.errors import ConflictError, LockedError, ShardfsError, StoreError, UnreachableError, counted
 from shardfs.format.sharding import Coords
@@ -191,6 +191,14 @@ class GroupCommit:
                 return
         raise StoreError(f"{queue.key} is changed over and over by another program")
 
+    def live_records(self) -> Iterator[Live]:
+        """Yield the records that are in the log until something can be committed, or is settled."""
+        for queue in self.pending:
+            yield from queue.changes.values()
+        for undos in self._unsettled.values():
+            yield from undos
+        yield from self.unread.values()
+
     def keep_unsettled(self, undo: UndoRecord) -> None:
         """Remember a commit of which it is not known what came of it."""
         self._unsettled.setdefault(undo.key, []).append(undo)
@@ -296,7 +304,7 @@ class GroupCommit:
         async with self.log.appending:
             await trio.to_thread.run_sync(write)
         self.nconflicts += len(changes)
-        await self.log.release_soon([change.sequence for change in changes])
+        await self.log.release_soon(changes)
 
     @asynccontextmanager
     async def _edit(self, queue: ShardQueue, **owner: int) -> AsyncIterator[ShardWriter]:
@@ -354,7 +362,7 @@ class GroupCommit:
                     for earlier in self._unsettled.pop(commit.queue.key, []):
                         self.log.supersede(earlier.sequence, undo.sequence)
         except ShardfsError:
-            await self.log.release_soon([commit.undo.sequence for commit in commits if commit.undo is not None])
+            await self.log.release_soon([commit.undo for commit in commits if commit.undo is not None])
             raise
         await self.log.sync_soon()
 
@@ -371,7 +379,7 @@ class GroupCommit:
             self._note_append(commit)
             await self._forget(commit.queue, commit.records, *undo)
 
-    async def _store(self, commit: _Commit) -> list[int]:
+    async def _store(self, commit: _Commit) -> list[UndoRecord]:
         """Store the next version of a shard; returns the undo records that are to be finished with its records."""
         undo = [commit.undo] if commit.undo is not None else []
         statistics, shards, edit = self._source.statistics, self._source.shards, commit.edit
@@ -388,7 +396,7 @@ class GroupCommit:
                     # Of two hosts that change one and the same chunk, the last one wins: there is nothing else to lose.
                     await self._source.store.unlink(commit.queue.key)
             except ConflictError:
-                await self.log.release_soon([each.sequence for each in undo])  # nothing was changed
+                await self.log.release_soon(undo)  # nothing was changed
                 raise
             except ShardfsError:
                 self._unsettled.setdefault(commit.queue.key, []).extend(undo)  # it may not have been undone
@@ -397,17 +405,17 @@ class GroupCommit:
         statistics.commits += 1
         statistics.last_commit_timestamp_seconds = time.time()
         statistics.committed_chunks += commit.nchunks
-        return [each.sequence for each in undo]
+        return undo
 
-    async def _forget(self, queue: ShardQueue, records: Sequence[Change], *more: int) -> None:
-        """Note that *records*, and *more* by their numbers, are in the shard, or kept elsewhere."""
+    async def _forget(self, queue: ShardQueue, records: Sequence[Change], *undo: UndoRecord) -> None:
+        """Note that *records* are in the shard, or kept elsewhere; their *undo* record is not needed any more."""
         queue.remove(records)
         self.npending -= len(records)
         queue.succeed()
         self.failing.pop(queue, None)
         if not queue.changes:
             self.pending.pop(queue, None)
-        await self.log.release_soon([*(record.sequence for record in records), *more])
+        await self.log.release_soon([*records, *undo])
 
     @contextmanager
     def _failing(self, queue: ShardQueue, unreachable: list[UnreachableError]) -> Iterator[None]:

@@ -4,7 +4,6 @@
 """
 
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -16,7 +15,7 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.layout import ArrayLayout, ShardQueue
 from shardfs.dataset.maintenance.walk import walk_shards
 from shardfs.dataset.wal.log import NOTHING, WriteAheadLog
-from shardfs.dataset.wal.records import Change, Erase, Payload, Put, Shrink
+from shardfs.dataset.wal.records import Change, Erase, Put, Shrink
 from shardfs.errors import ConflictError, NoSpaceError, ReadOnlyError, ShardfsError, UnreachableError
 from shardfs.format.grid import ChunkGrid
 from shardfs.format.sharding import Coords
@@ -170,14 +169,10 @@ class Writer:
                 if self.log.dead_nbytes < before * _WORTH:
                     break
                 async with self.log.appending:
-                    await trio.to_thread.run_sync(self.log.carry_forward, self._payloads())
+                    await trio.to_thread.run_sync(self.log.carry_forward, [*self.commits.live_records()])
         except ShardfsError as error:
             log.error("%s is not made smaller: %s", self.log.where, error)  # noqa: TRY400
         return self.log.nbytes < before
-
-    def _payloads(self) -> Mapping[int, Payload]:
-        queues = self.commits.pending
-        return {change.sequence: change.payload for queue in queues for change in queue.changes.values()}
 
 
 async def empty_outside(commits: GroupCommit, array: Array, shape: tuple[int, ...]) -> None:

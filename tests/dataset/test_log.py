@@ -212,18 +212,18 @@ def test_one_old_record_keeps_no_more_than_itself(tmp_path: Path, is_replaced: b
     log.sync()
     log.release(released)
     for _ in range(log.nsegments):
-        log.carry_forward({record.sequence: record.payload for record in (first, large)})
+        log.carry_forward([shrink, first, large, erase, record])
     assert 1 not in numbers_of(tmp_path)
     assert log.dead_nbytes < 700 < log.live_nbytes
     kept = [shrink, first, large, erase, record]
     if is_replaced:
         new = put(log, b"new", coords=(1,))
         log.supersede(first.sequence, new.sequence)
-        log.carry_forward({})
+        log.carry_forward([shrink, new, large, erase, record])
         log.sync()
         log.release([])
         kept = [shrink, large, erase, record, new]
-    for number in range(len(kept) + 1):  # they are called as they were
+    for number in range(len(kept) + 1):
         contents = contents_of(tmp_path)
         assert sorted(map(unnumbered, contents.records)) == sorted(map(unnumbered, kept[number:]))
         assert contents.damage == []
@@ -264,7 +264,7 @@ def test_reads_and_syncs_run_beside_appends_and_what_is_carried_forward(tmp_path
         published.append((put(log, content), content))
         if n % 50 == 0:
             log.release(record.sequence for record, _ in published[n - 49 : n])
-            log.carry_forward({record.sequence: record.payload for record, _ in published if record.payload})
+            log.carry_forward(record for record, _ in published)
     stop.set()
     for thread in threads:
         thread.join()

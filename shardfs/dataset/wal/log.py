@@ -22,12 +22,12 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 import trio
 
-from shardfs.dataset.wal.reading import LogContents, Segment, live_heads, read_log
+from shardfs.dataset.wal.reading import LogContents, Segment, read_log
 from shardfs.dataset.wal.records import (
     HEADER_NBYTES,
     MAX_RANGES,
@@ -70,8 +70,7 @@ class WriteAheadLog:
 
     State, changed by one caller at a time under `_state`: the segments from the oldest on, of which the last one may be
     *active*, written to; what is released and not recorded as such yet (`_released`, and `_superseded` with what
-    replaced it), emptied by each checkpoint; live records that were carried forward, with the sequences that they have
-    in the files by now (`_carried`), as many as are live.
+    replaced it), emptied by each checkpoint.
     """
 
     def __init__(
@@ -111,7 +110,6 @@ class WriteAheadLog:
         """All records up to this one are durable."""
         self._released: list[int] = []
         self._superseded: list[tuple[int, int]] = []
-        self._carried: dict[int, int] = {}
         self.live_nbytes = sum(nbytes for segment in self._segments for nbytes in segment.live.values())
         """Size of the records that are live."""
 
@@ -182,9 +180,8 @@ class WriteAheadLog:
         Nothing is written before the next `release`, and not before *replacement* is durable or released: after a
         power cut that loses the replacement the record must still be there.
         """
-        sequence = self._carried.pop(sequence, sequence)
         if self._forget(sequence):
-            self._superseded.append((sequence, self._carried.get(replacement, replacement)))
+            self._superseded.append((sequence, replacement))
 
     def release(self, sequences: Iterable[int]) -> None:
         """Record that records are in the store durably, and remove the segments that are not needed then.
@@ -193,19 +190,15 @@ class WriteAheadLog:
         if a segment cannot be removed, and as `sync` does.
         """
         self._check()
-        for sequence in sequences:
-            sequence = self._carried.pop(sequence, sequence)
-            if self._forget(sequence):
-                self._released.append(sequence)
+        self._released += [sequence for sequence in sequences if self._forget(sequence)]
         self._checkpoint()
         self._remove_released()
 
-    def carry_forward(self, payloads: Mapping[int, Payload]) -> None:
-        """Write the live records of the oldest segment behind the newest one, and remove their segment.
+    def carry_forward(self, records: Iterable[Live]) -> None:
+        """Append those of *records* once more that are live in the oldest segment, and remove that if these were all.
 
-        *payloads*, by the sequences of their records, are read from there from then on; other references keep the disk
-        from getting the room back.  Raises as `release` and `append` do, and `CorruptionError` if a record is not what
-        it was; what was carried until then lies in the new place.
+        They get another sequence and payload; who reads the old payload keeps the disk from getting the room back.
+        Raises as `release` and `append` do; what was carried until then lies in the new place.
         """
         self._check()
         if not self._segments or self.room() < sum(self._segments[0].live.values()) + _RESERVE_NBYTES:
@@ -213,16 +206,10 @@ class WriteAheadLog:
         oldest = self._segments[0]
         if oldest is self._active:
             self._active = None
-        own = {carried: sequence for sequence, carried in self._carried.items()}
-        for head in live_heads(oldest):
-            payload = Payload(oldest.descriptor, head.end - head.payload_nbytes, head.payload_nbytes)
-            carried, moved = self._append(Kind(head.kind), head.meta, payload)
-            self._forget(head.sequence)
-            self._superseded.append((head.sequence, carried))
-            sequence = own.get(head.sequence, head.sequence)
-            self._carried[sequence] = carried
-            if sequence in payloads:
-                payloads[sequence].move(moved)
+        for record in [record for record in records if record.sequence in oldest.live]:
+            former = record.sequence
+            self.append(record, record.payload)
+            self.supersede(former, record.sequence)
         self._remove_released()
 
     def sync(self) -> None:
@@ -264,11 +251,11 @@ class WriteAheadLog:
                 self._syncing_soon.set()
                 self._syncing_soon = None
 
-    async def release_soon(self, sequences: Iterable[int]) -> None:
+    async def release_soon(self, records: Iterable[Live]) -> None:
         """Do what `release` does, unless the files are gone; `appending` is not held."""
         if not self.has_vanished:
             async with self.appending:
-                await trio.to_thread.run_sync(self.release, sequences)
+                await trio.to_thread.run_sync(self.release, [record.sequence for record in records])
 
     def close(self) -> None:
         """Let go of the log: what is live stays, durably; if nothing is, no file stays.  Raises as `release`."""

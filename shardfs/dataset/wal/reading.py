@@ -118,18 +118,6 @@ def read_log(directory: Descriptor) -> LogContents:
     return contents
 
 
-def live_heads(segment: Segment) -> Iterator[Head]:
-    """Yield where the records of *segment* lie that are live; blocks.
-
-    Raises `CorruptionError` for one whose bytes are not what they were.
-    """
-    scan = _Scan(segment.name, segment.descriptor, segment.end)
-    for found in scan.results():
-        if isinstance(found, Head) and found.sequence in segment.live:
-            scan.record(found)
-            yield found
-
-
 def are_within(sequences: npt.NDArray[np.uint64], ranges: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
     """Whether each of *sequences* lies in one of *ranges*, which may overlap."""
     if not len(ranges):

@@ -75,23 +75,19 @@ class Kind(enum.IntEnum):
 class Payload:
     """The bytes of one record, in the file of its segment; they stay readable when the file has been removed."""
 
-    __slots__ = ("_place", "nbytes")
+    __slots__ = ("_begin", "_descriptor", "nbytes")
 
     def __init__(self, descriptor: Descriptor, offset: int, nbytes: int) -> None:
-        self._place = descriptor, offset
+        self._descriptor = descriptor
+        self._begin = offset
         self.nbytes = nbytes
-
-    def move(self, to: "Payload") -> None:
-        """Read them from where *to*, which has the same bytes, has them; readers may be at work in other threads."""
-        self._place = to._place
 
     def read(self, offset: int, nbytes: int) -> Buffer:
         """Return exactly *nbytes* bytes from *offset*, which lie within the payload; blocks."""
         self._check(offset, nbytes)
         buffer = np.empty(nbytes, np.uint8).data
-        descriptor, begin = self._place
         with translated("the journal"):
-            if read_fully(descriptor.fd, buffer, begin + offset) < nbytes:
+            if read_fully(self._descriptor.fd, buffer, self._begin + offset) < nbytes:
                 raise StoreError("the journal was cut short by another program")
         return buffer
 
@@ -99,8 +95,7 @@ class Payload:
         """Return what `read` returns: at once if the page cache has it, else by a thread."""
         self._check(offset, nbytes)
         buffer = np.empty(nbytes, np.uint8).data
-        descriptor, begin = self._place
-        if read_cached(descriptor.fd, buffer, begin + offset, "the journal") == nbytes:
+        if read_cached(self._descriptor.fd, buffer, self._begin + offset, "the journal") == nbytes:
             return buffer
         return await trio.to_thread.run_sync(self.read, offset, nbytes)
 

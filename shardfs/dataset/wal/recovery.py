@@ -29,7 +29,7 @@ from shardfs.dataset.layout import ArrayLayout
 from shardfs.dataset.state import StateDirectory, shown
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import Damage, LogContents, are_within, read_log
-from shardfs.dataset.wal.records import Change, Erase, Put, Shrink, damaged_name, unpack_ranges
+from shardfs.dataset.wal.records import Change, Erase, Live, Put, Shrink, damaged_name, unpack_ranges
 from shardfs.dataset.wal.undo import Outcome, Undone, check_name, is_lasting, undo_commits
 from shardfs.dataset.writer import empty_outside
 from shardfs.errors import CorruptionError, NotFoundError, ShardfsError, counted
@@ -64,12 +64,12 @@ class Recovery:
     conflicts: list[Conflict] = field(default_factory=list)
     unread: list[Conflict] = field(default_factory=list)
     shrinks: list[Shrink] = field(default_factory=list)
-    released: list[int] = field(default_factory=list)
+    released: list[Live] = field(default_factory=list)
 
 
 async def classify(source: Source, contents: LogContents, commits: Sequence[Undone]) -> Recovery:
     """Find out which changes are pending again, and which are conflicts, once it is known what became of commits."""
-    recovery = Recovery(commits, released=[undone.undo.sequence for undone in commits if undone.is_settled])
+    recovery = Recovery(commits, released=[undone.undo for undone in commits if undone.is_settled])
     changes = [record for record in contents.records if isinstance(record, Put | Erase)]
     complete = _named_by((undone for undone in commits if undone.outcome is Outcome.COMPLETE), changes)
     unsettled = {undone.undo.key for undone in commits if not undone.is_settled}
@@ -77,7 +77,7 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
     for change in changes:
         before = latest.pop((change.path, change.coords), None)
         if before is not None:
-            recovery.released.append(before.sequence)
+            recovery.released.append(before)
         latest[change.path, change.coords] = change
     for change in latest.values():
         array: Array | None = None
@@ -95,7 +95,7 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
         elif array is not None:
             recovery.pending.append((array, change))
         else:
-            recovery.released.append(change.sequence)
+            recovery.released.append(change)
     recovery.shrinks = [record for record in contents.records if isinstance(record, Shrink)]
     return recovery
 
@@ -128,7 +128,7 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
             else:
                 log.error("%s is not emptied outside its shape: %s", shrink.path or "the array", error)  # noqa: TRY400
         else:
-            recovery.released.append(shrink.sequence)
+            recovery.released.append(shrink)
     await commits.log.sync_soon()  # what was replaced is forgotten only when what replaced it is durable
     for array, change in recovery.pending:
         commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), change)
@@ -139,7 +139,7 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
     await commits.put_aside([conflict.change for conflict in recovery.conflicts])
-    await commits.log.release_soon(sorted(recovery.released))
+    await commits.log.release_soon(recovery.released)
     for layout in {array.layout for array, _ in recovery.pending if array.grid.is_unsharded}:
         try:  # at once: where chunk files pass through, what is pending for them is not seen
             await commits.flush(layout)
