@@ -147,13 +147,6 @@ class Directories(set[str]):
         """Forget a directory in which something is stored now, and those above it, which it stands for."""
         self.difference_update((key, *_ancestors(key)))
 
-    def move(self, key: str, to: str) -> None:
-        """Give a directory, with all below it, the name *to*."""
-        below = {name for name in self if f"{name}/".startswith(f"{key}/")}
-        self.difference_update(below)
-        self.update(to + name[len(key) :] for name in below)
-        self.add_with_parents(to)
-
 
 class Heads:
     """What the keys below *location* are, trusted for *ttl* seconds.
@@ -271,16 +264,16 @@ class Heads:
             self._properties.pop(key, None)
         self._changed_above(key, exists=stat is not None)
 
-    def marker_changed(self, key: str, *, exists: bool) -> None:
-        """Note that our own change made the object that stands for the directory *key* itself, or removed it."""
+    def marker_removed(self, key: str) -> None:
+        """Note that we removed the object that stands for the directory *key* itself."""
         listing = self._listing(key)
-        if listing is not None:
-            listing.may_be_empty = exists
-        if exists or (listing is not None and listing.is_missing):
-            self._put(key, _DIRECTORY if exists else GONE)
-            self._changed_above(key, exists=exists)
-        elif listing is None:
+        if listing is None:
             self.forget(key)
+            return
+        listing.may_be_empty = False
+        if listing.is_missing:
+            self._put(key, GONE)
+            self._changed_above(key, exists=False)
 
     def shown(self, key: str) -> Shown | None:
         """Return what programs were shown of the file *key*: what they write next must replace that; None if unknown.

@@ -414,7 +414,9 @@ class S3Store(NewS3Objects):
             raise NotADirectoryHereError(f"{key} is not a directory")
         if await self.list(key):
             raise NotEmptyError(f"{key} is not empty")
-        await self._delete_marker(key)
+        if (await self.heads.stored(key)).is_directory:  # an object stands for it
+            await self._client.delete(self.location.directory_prefix(key))
+            self.heads.marker_removed(key)
         self.heads.directories.discard(key)
         self.heads.directories.add_with_parents(split(key)[0])
 
@@ -467,7 +469,7 @@ class S3Store(NewS3Objects):
         """Make names on the side durable; S3 has what it has."""
 
     async def rename(self, key: str, to: str, *, exclusive: bool) -> None:
-        """Move what *key* stands for to *to*; `CrossDeviceError` for a directory with objects.
+        """Move what *key* stands for to *to*; `CrossDeviceError` for a directory, of which S3 has none.
 
         S3 moves nothing.  What a file holds is stored under its new name, in place of what programs were shown of that,
         and the old one is deleted.  Programs move the files of a directory one by one then.
@@ -477,14 +479,13 @@ class S3Store(NewS3Objects):
             if _is_on_side(key) and _is_on_side(to):
                 await files.side.rename(key, to, exclusive=exclusive)
                 return
-            status = await self.stat(key)
-            found = await self._check_target(key, status, to, exclusive=exclusive)
+            if (await self.stat(key)).kind is Kind.DIRECTORY:
+                raise CrossDeviceError(f"{key or 'the source'} is not moved as a whole: S3 has no directories")
+            found = await self._check_target(to, exclusive=exclusive)
             if key == to:
                 return
             try:
-                if status.kind is Kind.DIRECTORY:
-                    await self._move_directory(key, to)
-                elif _is_on_side(to):
+                if _is_on_side(to):
                     await self._move_out(files, key, to, exclusive=exclusive)
                 else:
                     await self._move(files, key, to, found, exclusive=exclusive)
@@ -495,29 +496,17 @@ class S3Store(NewS3Objects):
                     f"{to} was changed by another program since this mount showed it; read it again"
                 ) from None
 
-    async def _check_target(self, key: str, status: Stat, to: str, *, exclusive: bool) -> Stat | None:
-        """Return what *to* stands for; raises what keeps it from taking what *key* is."""
-        is_directory = status.kind is Kind.DIRECTORY
+    async def _check_target(self, to: str, *, exclusive: bool) -> Stat | None:
+        """Return what *to* stands for; raises what keeps a file from taking that name."""
         await self._require_directory(to)
-        if not key or not to or (is_directory and to.startswith(key + "/")):
-            raise RefusedError(f"{key or 'the source'} cannot become {to or 'the source'}")
         try:
             target = await self.stat(to)
         except NotFoundError:
             return None
         if exclusive:
             raise ExistsError(f"{to} exists")
-        if key == to:
-            return target
-        if not is_directory:
-            _require_file(to, target)
-            return target
-        if target.kind is not Kind.DIRECTORY:
-            raise NotADirectoryHereError(f"{to} is not a directory")
-        if await self.list(to):
-            raise NotEmptyError(f"{to} is not empty")
-        await self.rmdir(to)
-        return None
+        _require_file(to, target)
+        return target
 
     async def _move(self, files: Files, key: str, to: str, found: Stat | None, *, exclusive: bool) -> None:
         """Move a file that passes through, or one of the side, to *to* in the bucket, which was *found*."""
@@ -565,20 +554,6 @@ class S3Store(NewS3Objects):
             await self._delete_version(files, key, source)
         self._moved_away(key)
 
-    async def _move_directory(self, key: str, to: str) -> None:
-        if _is_on_side(key) or _is_on_side(to) or not await self._is_empty(key):
-            raise CrossDeviceError(f"{key} is not moved as a whole: S3 has no directories")
-        await self._delete_marker(key)
-        self.heads.directories.move(key, to)
-        self._moved_away(key)
-
-    async def _is_empty(self, key: str) -> bool:
-        """Whether nothing is stored in a directory, or about to be, but directories that are empty themselves."""
-        for entry in await self.list(key):
-            if entry.kind is not Kind.DIRECTORY or not await self._is_empty(join_key(key, entry.name)):
-                return False
-        return True
-
     async def _delete_version(self, files: Files, key: str, source: ObjectStat | None) -> None:
         """Delete the version *source* of an object that has another name now, and no other."""
         if source is None:
@@ -599,12 +574,6 @@ class S3Store(NewS3Objects):
             return
         await self._client.delete(self.location.object_key(key))
         self.heads.changed(key, None)
-
-    async def _delete_marker(self, key: str) -> None:
-        """Delete the object that stands for the directory *key*, if there is one."""
-        if (await self.heads.stored(key)).is_directory:
-            await self._client.delete(self.location.directory_prefix(key))
-            self.heads.marker_changed(key, exists=False)
 
     def _moved_away(self, key: str) -> None:
         """Note that this mount took *key* away; the directory in which it was stays."""

@@ -181,9 +181,8 @@ async def test_a_directory_goes_with_the_last_name_in_it_unless_an_object_stands
     store.heads.changed("a/b/x", None)
     store.heads.changed("m/x", None)
     assert await names(store, "") == [Entry("m", DIRECTORY)]
-    store.heads.marker_changed("m", exists=False)
-    store.heads.marker_changed("n", exists=True)
-    assert await names(store, "") == [Entry("n", DIRECTORY)]
+    store.heads.marker_removed("m")
+    assert await names(store, "") == []
     assert fake.take_log() == []
 
 
