@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
-import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +13,10 @@ import pytest
 import shardfs
 from shardfs import errors
 from tests.support.changing import ChangingArray
-from tests.support.corpus import CASES, GZIP, LITTLE, array, extension, sharding, write_case
+from tests.support.corpus import CASES, GZIP, LITTLE, array, write_case
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
 from tests.support.datasets import store
 from tests.support.encoder import Encoded
-from tests.support.mounting import PATIENCE, environment
 
 
 @pytest.fixture
@@ -56,17 +51,6 @@ def test_every_inner_chunk_of_the_corpus_is_read(corpus: tuple[Path, dict[str, E
         assert {coords: data for coords, data in read.items() if data is not None} == encoded[case.name].inner
 
 
-def test_metadata_is_that_of_an_ordinary_array(dataset: Path) -> None:
-    image = shardfs.open(dataset)["image"]
-    stored = document(LITTLE, GZIP)
-    assert image.metadata == stored | {
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 3]}},
-        "codecs": [LITTLE, GZIP],
-    }
-    image.metadata.clear()
-    assert image.metadata["node_type"] == "array"
-
-
 def test_groups_and_plain_arrays_have_metadata_and_no_inner_chunks(dataset: Path) -> None:
     opened = shardfs.open(str(dataset))
     copies = opened[""].metadata["consolidated_metadata"]["metadata"]
@@ -76,16 +60,6 @@ def test_groups_and_plain_arrays_have_metadata_and_no_inner_chunks(dataset: Path
     for path in ("", "group", "group/plain"):
         with pytest.raises(errors.NotUnshardable):
             opened[path].read_chunk((0, 0))
-
-
-def test_an_array_that_cannot_be_unsharded_has_its_metadata_as_stored_and_a_reason(tmp_path: Path) -> None:
-    store(tmp_path, document())
-    delta = document() | {"codecs": [extension("numcodecs.delta", dtype="<i4"), sharding((4, 3))]}
-    (tmp_path / "zarr.json").write_text(json.dumps(delta))
-    node = shardfs.open(tmp_path)[""]
-    assert node.metadata == delta
-    with pytest.raises(errors.NotUnshardable, match=r"numcodecs\.delta"):
-        node.read_chunk((0, 0))
 
 
 @pytest.mark.parametrize("path", ["nowhere", "image/c", "image/zarr.json", "group/plain/c/0", "a\0b", "x" * 300])
@@ -109,12 +83,6 @@ def test_coordinates_outside_the_grid_are_an_index_error(dataset: Path) -> None:
         with pytest.raises((TypeError, IndexError)):
             image.read_chunk(odd)  # type: ignore[arg-type]
     assert image.read_chunk(np.array([1, 3])) == image.read_chunk([1, 3]) == image.read_chunk((1, 3))
-
-
-def test_a_chunk_that_is_not_there_is_none(tmp_path: Path) -> None:
-    store(tmp_path, document(), absent=[(0, 0), (0, 2), (0, 3), (1, 2), (1, 3)])
-    image = shardfs.open(tmp_path)[""]
-    assert [image.read_chunk((0, column)) is None for column in range(4)] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("fault", SHARD_FAULTS | ENTRY_FAULTS)
@@ -145,30 +113,6 @@ def test_a_replaced_shard_is_seen_at_the_next_read_and_a_replaced_document_after
     assert opened["array"].metadata["attributes"] == {"changed": True}
 
 
-def test_descriptors_do_not_pile_up(dataset: Path) -> None:
-    def descriptors() -> int:
-        gc.collect()
-        return len(os.listdir("/proc/self/fd"))
-
-    shardfs.open(dataset)["image"].read_chunk((0, 0))
-    before = descriptors()
-    for _ in range(100):
-        assert shardfs.open(dataset)["image"].read_chunk((0, 0)) is not None
-    assert descriptors() == before
-
-
-def test_it_reads_inside_of_an_event_loop_without_complaint(dataset: Path) -> None:
-    """As in every notebook."""
-    image = shardfs.open(dataset)["image"]
-
-    async def cell() -> bytes | None:
-        return image.read_chunk((0, 0))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert asyncio.run(cell()) == image.read_chunk((0, 0))
-
-
 def test_importing_shardfs_loads_neither_numpy_nor_fuse() -> None:
     program = "import shardfs, sys; print(*sorted({'numpy', 'trio', 'pyfuse3', 'zarr'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -176,23 +120,3 @@ def test_importing_shardfs_loads_neither_numpy_nor_fuse() -> None:
     names = {"MountOptions", "Report", "StoreOptions", "__version__", "mount", "open", "pack", "unpack"}
     assert set(shardfs.__all__) == names
     assert all(getattr(shardfs, name) is not None for name in shardfs.__all__)
-
-
-MANY_THREADS = """
-import sys
-from concurrent.futures import ThreadPoolExecutor
-import shardfs
-for _ in range(20):
-    opened = shardfs.open(sys.argv[1])
-    expected = [shardfs.open(sys.argv[1])[""].read_chunk((row, column)) for row in range(2) for column in range(4)]
-    with ThreadPoolExecutor(8) as pool:
-        for _ in range(2):
-            read = pool.map(lambda place: opened[""].read_chunk(divmod(place, 4)), range(8))
-            assert list(read) == expected
-"""
-
-
-def test_many_threads_may_read_at_the_same_time(tmp_path: Path) -> None:
-    """As dask does; in a process of its own, which may hang."""
-    store(tmp_path, document(LITTLE, after=(GZIP,)))
-    subprocess.run([sys.executable, "-c", MANY_THREADS, tmp_path], env=environment(), check=True, timeout=PATIENCE)

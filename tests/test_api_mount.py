@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
-import zarr
 
 import shardfs
 from shardfs import errors
 from shardfs.fuse.options import MountOptions
 from tests.support.corpus import GZIP, LITTLE
-from tests.support.daemons import daemon_of, end_mounts_below, has_ended, kill_daemon
+from tests.support.daemons import end_mounts_below
 from tests.support.damage import document
 from tests.support.datasets import files_below, store
 from tests.support.mounting import mount_points
@@ -39,35 +35,11 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "data set"
 
 
-def test_a_mount_lasts_as_long_as_its_block(dataset: Path) -> None:
-    with shardfs.mount(dataset) as path:
-        assert str(path) in mount_points()
-        read = zarr.open_group(str(path), mode="r")["image"][...]
-        daemon = os.pidfd_open(daemon_of(path))
-    assert np.array_equal(read, zarr.open_group(str(dataset), mode="r")["image"][...])
-    assert str(path) not in mount_points()
-    assert not path.parent.exists()
-    assert has_ended(daemon)
-    os.close(daemon)
-
-
 def test_a_mount_ends_with_the_exception_that_leaves_its_block(dataset: Path) -> None:
     with pytest.raises(KeyError, match="mine"), shardfs.mount(str(dataset)) as path:
         raise KeyError("mine")
     assert str(path) not in mount_points()
     assert not path.exists()
-
-
-def test_a_mount_is_made_where_and_how_it_is_told(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "place").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with shardfs.mount(f"file://{tmp_path}/data%20set", "place", MountOptions(metadata_ttl=7)) as path:
-        assert path == Path("place")
-        assert str(tmp_path / "place") in mount_points()
-        assert files_below(path).keys() >= {"zarr.json", "image/c/0/0"}
-    assert os.listdir("place") == []
 
 
 def test_what_cannot_be_mounted_is_an_error_of_shardfs(dataset: Path, tmp_path: Path) -> None:
@@ -95,16 +67,3 @@ def test_a_block_that_leaves_a_file_open_is_told_so_and_nothing_is_deleted_throu
     with file:
         assert file.read() == shardfs.open(dataset)["image"].read_chunk((0, 0))
     assert files_below(dataset) == before
-
-
-@pytest.mark.parametrize("signalled", [False, True], ids=["unmounted", "killed"])
-def test_a_block_whose_mount_was_taken_away_ends_quietly_or_with_an_error_of_shardfs(
-    dataset: Path, signalled: bool
-) -> None:
-    with suppress(errors.MountPointError), shardfs.mount(dataset) as path:
-        if signalled:
-            kill_daemon(path)
-        else:
-            subprocess.run(["fusermount3", "-u", path], check=True)
-    assert str(path) not in mount_points()
-    assert not path.parent.exists()

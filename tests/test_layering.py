@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import shardfs
 from tests.support.mounting import environment
 from tests.support.parametrize import each
@@ -53,16 +51,6 @@ def test_nothing_imports_upward_or_sideways(module: Path) -> None:
     for other in imported_rooms(module) - {room}:
         if room in HEIGHTS:
             assert HEIGHTS.get(other, TOP) < HEIGHTS[room], f"{room} imports {other}"
-
-
-def test_errors_import_nothing_of_ours() -> None:
-    assert not any(name.startswith("shardfs") for name in imported(SOURCE / "errors.py"))
-
-
-def test_format_and_stores_do_not_know_each_other() -> None:
-    rooms = {room: set().union(*(imported_rooms(path) for path in (SOURCE / room).rglob("*.py"))) for room in ROOMS}
-    assert rooms["format"] <= {"format", "errors"}
-    assert rooms["stores"] <= {"stores", "errors"}
 
 
 @each("module", PURE, lambda path: str(path.relative_to(SOURCE)).replace("/", "-"))
@@ -114,10 +102,3 @@ def test_every_module_says_what_it_is_and_is_short(module: Path) -> None:
     text = module.read_text()
     assert ast.get_docstring(ast.parse(text))
     assert len(text.splitlines()) <= 700
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_room_introduces_itself(room: str) -> None:
-    introduction = ast.get_docstring(ast.parse((SOURCE / room / "__init__.py").read_text()))
-    assert introduction is not None
-    assert len(introduction.splitlines()) >= 3

@@ -71,18 +71,6 @@ def test_a_cluster_does_what_this_machine_does_and_a_worker_that_dies_costs_noth
     assert len(list((tmp_path / "deaths").iterdir())) == 1
 
 
-def test_threads_of_a_worker_do_tasks_beside_each_other(damaged: Path) -> None:
-    place = Place(str(damaged), StoreOptions(), is_written=True)
-    with LocalCluster(
-        n_workers=1, threads_per_worker=4, processes=False, protocol="tcp://", dashboard_address=None
-    ) as cluster:
-        with connected(cluster.scheduler_address, [place]) as executor:
-            assert len(run_tasks([Task()] * 100, executor=executor)) == 100
-        done = run("verify", "--data", "--dask", cluster.scheduler_address, damaged)
-    assert done.stdout == run("verify", "--data", damaged).stdout
-    assert sorted(path.name for path in damaged.iterdir()) == sorted(map(str, range(20)))
-
-
 def test_what_ends_early_waits_for_what_workers_are_doing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 
 from shardfs.bulk.engine import Outcome, run_tasks
-from shardfs.errors import StoreError
 from tests.bulk.tasks import Corrupt, Deadly, Faulty, Task
 
 
@@ -32,14 +29,6 @@ def run(tasks: Iterable[Task], **how: Any) -> list[Outcome[int]]:
     outcomes.sort(key=lambda outcome: outcome.index)
     assert [outcome.index for outcome in outcomes] == list(range(len(outcomes)))
     return outcomes
-
-
-def test_little_work_is_done_in_this_process_and_more_in_others() -> None:
-    assert {outcome.result for outcome in run([Task(nbytes=100)] * 50)} == {os.getpid()}
-    assert {outcome.result for outcome in run([Task()] * 3, jobs=1)} == {os.getpid()}
-    workers = {outcome.result for outcome in run([Task(nbytes=100), *[Task()] * 20, Task(nbytes=100)], jobs=2)[1:]}
-    assert os.getpid() not in workers
-    assert 1 <= len(workers) <= 2
 
 
 def test_what_fails_is_told_of_each_task_and_stops_no_other() -> None:
@@ -63,35 +52,3 @@ def test_a_task_over_which_processes_die_is_to_blame_and_all_others_are_done(tmp
     failed = {outcome.task.name: str(outcome.error) for outcome in outcomes if outcome.error is not None}
     assert failed == {"always": "each process that worked on it died; is there enough memory?"}
     assert len(list((tmp_path / "always").iterdir())) == 3
-
-
-def test_no_more_tasks_are_taken_than_there_is_room_for() -> None:
-    taken = finished = 0
-
-    def tasks() -> Iterable[Task]:
-        nonlocal taken
-        for taken in range(1, 1001):
-            assert taken - finished <= 8 + 1  # the window, and the one that waits for room
-            yield Task()
-
-    def done(_: Outcome[int]) -> None:
-        nonlocal finished
-        finished += 1
-
-    async def main() -> None:
-        with ThreadPoolExecutor(2) as executor:
-            await run_tasks(each(tasks()), done, executor=executor, window=8)
-
-    trio.run(main)
-    assert finished == 1000
-
-
-def test_what_the_caller_raises_ends_the_run() -> None:
-    def done(outcome: Outcome[int]) -> None:
-        raise StoreError("no room")
-
-    async def main(jobs: int) -> None:
-        await run_tasks(each([Task()] * 1000), done, jobs=jobs)
-
-    with pytest.raises(StoreError, match="no room"):
-        trio.run(main, 2)

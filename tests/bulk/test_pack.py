@@ -144,56 +144,6 @@ def test_documents_of_v2_beside_those_of_v3_are_left_out_and_named(tmp_path: Pat
     assert run("verify", source, packed).returncode == 0
 
 
-def test_what_lies_between_chunks_and_is_none_is_named(tmp_path: Path) -> None:
-    source = zarr.open_group(tmp_path / "source", mode="w", zarr_format=3)
-    nested = source.create_array("nested", shape=(8, 8), chunks=(2, 2), dtype="i4")
-    flat = source.create_array(
-        "flat", shape=(8,), chunks=(1,), dtype="i4", chunk_key_encoding={"name": "v2", "separator": "."}
-    )
-    nested[...], flat[...] = 1, 1
-    for key in ("nested/c/0/notes.txt", "nested/c/00", "nested/c/16", "flat/8", "flat/notes.txt"):
-        (tmp_path / "source" / key).write_text("x")
-    said = pack(tmp_path / "source", tmp_path / "packed", "--shards", "2").splitlines()
-    assert sorted(line for line in said if "left out" in line) == [
-        "shardfs: left out: flat/8: no chunk of the array",
-        "shardfs: left out: nested/c/00 and 2 more: no chunk of the array",
-    ]
-    assert "flat/notes.txt" in files_below(tmp_path / "packed")
-
-
-def test_by_size_shards_are_nearly_as_large_as_they_may_be_and_the_plan_says_so(tmp_path: Path) -> None:
-    write_v3(tmp_path / "source")
-    records = [("a", "<i4"), ("b", "<f4")]
-    zarr.create_array(tmp_path / "source/records", shape=(40,), chunks=(2,), dtype=records)
-    nobody = ("--dask", "tcp://127.0.0.1:9")  # who is not asked, as nothing is to be done
-    dry = ("pack", "--dry-run", "--shard-size", "16K", *nobody, tmp_path / "source", tmp_path / "packed")
-    said = run(*dry)
-    read_as_json = run(*dry, "--json", "--codecs", "gzip")
-    assert not (tmp_path / "packed").exists()
-    assert read_as_json.stderr == ""
-    planned = {array.pop("path"): array for array in json.loads(read_as_json.stdout)["arrays"]}
-    assert planned["image"] == {
-        "chunks": 140,
-        "shards": 16,
-        "chunks_per_shard": [3, 2, 2],
-        "shard_nbytes": 12288,
-        "varies": False,
-        "was": "bytes, zstd",
-        "becomes": "bytes, gzip",
-        "transcoded": "--codecs",
-        "caveat": None,
-    }
-    assert set(planned) == {"image", "records", *NAMES}
-    assert [planned["point"][key] for key in ("chunks", "shards", "transcoded")] == [1, None, None]
-    assert said.stdout.splitlines() == [
-        "below/few, point: stays as it is stored",
-        "below/table: 256 chunks in 1 shard of 16 × 16, 16,384 bytes without compression, copied encoded",
-        "image: 140 chunks in 16 shards of 3 × 2 × 2, 12,288 bytes without compression, copied encoded",
-        "records: 20 chunks in 1 shard of 20, 320 bytes without compression, copied encoded; "
-        "zarr-python 3.1 reads such elements only in arrays without shards",
-    ]
-
-
 @pytest.mark.parametrize("codecs", ["zstd", "none", '["bytes", {"name": "blosc"}]'])
 def test_chunks_are_transcoded_where_other_codecs_are_asked_for_and_nowhere_else(tmp_path: Path, codecs: str) -> None:
     write_v3(tmp_path / "source")

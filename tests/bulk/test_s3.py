@@ -9,7 +9,7 @@ import numpy as np
 import zarr
 
 from shardfs.stores.base import PART_NBYTES
-from tests.bulk.test_pack import pack, write_v2
+from tests.bulk.test_pack import pack
 from tests.support.commands import FAILED, run
 from tests.support.datasets import files_below
 from tests.support.s3_faults import Reply
@@ -30,25 +30,6 @@ def write_large(path: Path, nchunks: int = 24) -> None:
     values = np.random.default_rng(1).integers(0, 255, nchunks * CHUNK).astype("u1")
     array = zarr.create_array(path, shape=values.shape, chunks=(CHUNK,), dtype="u1", compressors=None, filters=None)
     array[...] = values
-
-
-def test_a_bucket_is_packed_and_unpacked_as_a_directory_is(tmp_path: Path, s3_bucket: Bucket) -> None:
-    options = ("--shard-size", "20K", "--index-location", "start")
-    write_v2(tmp_path / "source")
-    pack(tmp_path / "source", tmp_path / "packed", *options)
-    s3_bucket.upload(tmp_path / "source", "source")
-    expected = files_below(tmp_path / "packed")
-    s3("pack", *options, s3_bucket.url("source"), s3_bucket.url("to-bucket"), bucket=s3_bucket)
-    s3("pack", *options, s3_bucket.url("source"), tmp_path / "to-directory", bucket=s3_bucket)
-    s3("pack", *options, tmp_path / "source", s3_bucket.url("from-directory"), bucket=s3_bucket)
-    assert files_below(tmp_path / "to-directory") == expected
-    for prefix in ("to-bucket", "from-directory"):
-        assert {key.partition("/")[2]: data for key, data in s3_bucket.objects(f"{prefix}/").items()} == expected
-    assert run("unpack", tmp_path / "packed", tmp_path / "unpacked").returncode == 0
-    s3("unpack", s3_bucket.url("to-bucket"), s3_bucket.url("unpacked"), bucket=s3_bucket)
-    unpacked = {key.partition("/")[2]: data for key, data in s3_bucket.objects("unpacked/").items()}
-    assert unpacked == files_below(tmp_path / "unpacked")
-    assert s3_bucket.uploads() == []
 
 
 def test_a_shard_costs_a_get_for_each_chunk_and_a_put_for_each_part(

@@ -20,7 +20,7 @@ import pytest
 import trio
 import zarr
 
-from shardfs.bulk.delivery import Delivered, Item, Job, MadeOf, NothingError, deliver, each_delivered
+from shardfs.bulk.delivery import Job
 from shardfs.bulk.engine import Context
 from shardfs.bulk.pack import PackPlan
 from shardfs.bulk.run import Plan, Report, RunOptions
@@ -28,7 +28,6 @@ from shardfs.bulk.run import fill as fill_with
 from shardfs.bulk.unpack import Unpacking, UnpackPlan
 from shardfs.errors import ShardfsError, UsageError
 from shardfs.format.lens.packed import Packing
-from shardfs.stores.base import NewObject, Stat
 from shardfs.stores.local.syscalls import Syscalls
 from shardfs.stores.local.tree import LocalStore
 from shardfs.stores.url import StoreOptions
@@ -126,23 +125,6 @@ def test_a_run_that_finds_another_was_faster_takes_nothing_of_it(tmp_path: Path)
     with pytest.raises(UsageError, match=f"^{made} is not empty"):
         trio.run(fill_with, str(source), str(made), plan, how, StoreOptions())
     assert summary("pack", "--shards", "4", "--sync", source, made).startswith("0 objects stored")
-
-
-def test_a_manifest_with_a_damaged_page_is_named_with_the_way_out(tmp_path: Path) -> None:
-    source, made = tmp_path / "source", tmp_path / "made"
-    write_small(source)
-    pack(source, made)
-    (manifest,) = (tmp_path / "state/shardfs/bulk").glob("*.sqlite")
-    text = manifest.read_bytes()
-    manifest.write_bytes(text[:4096].ljust(len(text), b"\xff"))  # the first page only says which tables there are
-    done = run("pack", "--sync", "--jobs", "1", source, made)
-    assert done.returncode == FAILED
-    said = done.stderr.splitlines()[-1]
-    assert said.startswith(f"shardfs: {manifest}, which knows what DEST is made of, is damaged: ")
-    assert "move it away, and begin again with an empty DEST" in said
-    manifest.unlink()
-    shutil.rmtree(made)
-    summary("pack", "--sync", source, made)
 
 
 def test_from_a_source_without_arrays_nothing_is_made_or_removed(tmp_path: Path) -> None:
@@ -412,30 +394,3 @@ def test_a_shard_that_could_not_be_stored_again_and_then_left_the_source_is_remo
     shard.unlink()
     summary("pack", "--shards", "2", "--sync", source, made)
     assert set(files_below(made)) == {"zarr.json", "c/0"}
-
-
-def test_one_object_that_cannot_be_made_keeps_no_other_from_being_stored() -> None:
-    async def store(item: Item) -> Delivered:
-        if item.key == "b":
-            raise MemoryError
-        return Delivered(item.key, is_stored=True)
-
-    delivered = trio.run(each_delivered, [Item("a"), Item("b"), Item("c")], store)
-    assert [each.is_stored for each in delivered] == [True, False, True]
-    assert delivered[1].problems == ("left out: b: it takes more memory than there is",)
-
-
-def test_what_an_unknown_run_has_stored_is_removed_where_there_is_nothing_to_store(tmp_path: Path) -> None:
-    (tmp_path / "c").write_bytes(b"of a run that was killed")
-
-    async def nothing(_: NewObject) -> Stat:
-        raise NothingError
-
-    async def main() -> None:
-        store = LocalStore(str(tmp_path))
-        job = Job("", str(tmp_path))
-        await deliver(job, store, Item("c"), MadeOf(), 0, nothing)
-        await deliver(job, store, Item("d"), MadeOf(), 0, nothing)
-
-    trio.run(main)
-    assert files_below(tmp_path) == {}

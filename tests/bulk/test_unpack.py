@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zarr
 
-from tests.bulk.test_pack import pack, write_v2, write_v3
+from tests.bulk.test_pack import pack, write_v3
 from tests.support.commands import FAILED, run
 from tests.support.corpus import CASES, write_case
 from tests.support.damage import edit, flip
@@ -54,18 +54,6 @@ def test_chunks_of_an_unsharded_dataset_come_back_as_they_were_and_documents_say
             assert json.loads(after[name]) == json.loads(data)
         else:
             assert after[name] == data
-
-
-def test_v2_comes_back_as_v2(tmp_path: Path) -> None:
-    write_v2(tmp_path / "source")
-    pack(tmp_path / "source", tmp_path / "packed")
-    assert run("unpack", "--jobs", "1", "--view", "v2", tmp_path / "packed", tmp_path / "unpacked").returncode == 0
-    before, after = files_below(tmp_path / "source"), files_below(tmp_path / "unpacked")
-    images = [name for name in before if name.startswith("image/") and "/." not in name]
-    assert images
-    assert [after[name] for name in images] == [before[name] for name in images]
-    image = json.loads(before["image/.zarray"])
-    assert json.loads(after["image/.zarray"]) == image
 
 
 def test_the_chunks_of_a_damaged_shard_are_named_and_left_out(tmp_path: Path) -> None:

@@ -78,20 +78,6 @@ def test_only_dead_bytes_go_whatever_the_layout_and_the_values_stay(tmp_path: Pa
     assert files_below(tmp_path) == files
 
 
-def test_only_shards_from_the_threshold_on_are_rewritten(tmp_path: Path) -> None:
-    for number in range(4):  # with 0, 1, 2 and 3 superseded copies of one chunk
-        changing = ChangingArray(tmp_path / f"a{number}")
-        for _ in range(number):
-            changing.append(SHARD, 0, changing.chunks(1)["c/0/0"])
-    shares = {key: use["dead"] / use["size"] for key, use in use_of(tmp_path).items() if key.endswith(SHARD)}
-    assert shares[f"a0/{SHARD}"] == 0
-    threshold = shares[f"a2/{SHARD}"]
-    numbers = {key: (tmp_path / key).stat().st_ino for key in shares}
-    assert compact(tmp_path, "--threshold", repr(threshold))[-1].startswith("2 shards compacted, ")
-    changed = {key for key in shares if (tmp_path / key).stat().st_ino != numbers[key]}
-    assert changed == {f"a2/{SHARD}", f"a3/{SHARD}"}
-
-
 FOREIGN = {"hdf5": b"\x89HDF\r\n\x1a\n", "tiff": b"II*\0", "bigtiff": b"MM\0+", "other": b"anything"}
 
 
@@ -154,20 +140,6 @@ def test_who_has_the_old_shard_open_reads_on(tmp_path: Path, mount: Mounter) -> 
         assert (tmp_path / "source" / SHARD).stat().st_ino != os.fstat(native.fileno()).st_ino
     assert (mounted.path / "c/0/1").read_bytes() == changing.chunks(2)["c/0/1"]
     assert (mounted.path / "c/1/1").read_bytes() == changing.chunks(1)["c/1/1"]
-
-
-def test_mode_and_owner_of_the_shard_stay_and_no_temporary_file_is_left(tmp_path: Path) -> None:
-    changing = ChangingArray(tmp_path / "a")
-    changing.append(SHARD, 1, changing.chunks(2)["c/0/1"])
-    os.chmod(tmp_path / "a" / SHARD, 0o604)
-    if os.geteuid() == 0:
-        os.chown(tmp_path / "a" / SHARD, 1234, 4321)
-    before, names = (tmp_path / "a" / SHARD).stat(), sorted(tmp_path.rglob("*"))
-    compact(tmp_path, "--threshold", "0.01")
-    after = (tmp_path / "a" / SHARD).stat()
-    assert after.st_ino != before.st_ino
-    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
-    assert sorted(tmp_path.rglob("*")) == names
 
 
 def test_a_source_that_is_written_is_refused_and_so_is_one_with_a_journal(

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +14,7 @@ from tests.support.commands import FAILED, MACHINE, one_line_of, run
 from tests.support.corpus import array, sharding
 from tests.support.daemons import kill_daemon
 from tests.support.datasets import store
-from tests.support.mounting import environment
-from tests.support.s3_server import Bucket, credentials
+from tests.support.s3_server import Bucket
 from tests.support.users import AS_NOBODY, shared_directory
 
 
@@ -54,24 +49,6 @@ def without(*hidden: str) -> tuple[str, ...]:
 SMALL_DEV = ("mount -t tmpfs none /dev", "mknod /dev/fuse c 10 229", "mknod /dev/null c 1 3", "chmod 666 /dev/*")
 
 
-def test_of_a_sound_machine_it_says_so_in_lines(source: Path, tmp_path: Path) -> None:
-    """With a note that users may not let others in; a pipe in place of the lock of a source is not waited for."""
-    (tmp_path / "fuse.conf").write_text("#user_allow_other\n")
-    prefix = without(f"mount --bind '{tmp_path}/fuse.conf' /etc/fuse.conf")
-    done = run("doctor", "--write", source, prefix=prefix)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert all(line.startswith(("ok       ", "note     ", "         → ")) for line in lines)
-    assert lines[0].startswith("ok       shardfs ")
-    assert "ok       /dev/fuse can be opened, and mounting is allowed" in lines
-    assert [line for line in lines if line.startswith("note ") and "--allow-other" in line]
-    assert lines[-2:] == [f"ok       {source} can be read", f"ok       {source} can be written"]
-    assert not (source / ".shardfs").exists()
-    (source / ".shardfs").mkdir(mode=0o700)
-    os.mkfifo(source / ".shardfs/lock")
-    assert one(findings(source, status=0, prefix=prefix), "can be read")
-
-
 @pytest.mark.parametrize(
     ("steps", "way_out"),
     [
@@ -96,14 +73,6 @@ def test_what_keeps_a_machine_from_mounting_has_its_way_out_and_mount_says_the_s
         assert way_out in line
 
 
-def test_a_library_that_was_built_for_another_system_is_to_be_built_again(tmp_path: Path) -> None:
-    (tmp_path / "libraries").mkdir()
-    (tmp_path / "libraries/pyfuse3.py").write_text("raise ImportError('libfuse3.so.3: cannot open shared object file')")
-    path = f"{tmp_path}/libraries:{environment().get('PYTHONPATH', '')}"
-    problem = one(findings(status=FAILED, prefix=without(), PYTHONPATH=path), "libfuse3.so.3: cannot open")
-    assert "apt-get install fuse3 libfuse3-dev pkg-config gcc python3-dev" in problem["way_out"]
-
-
 def test_what_is_wrong_with_a_source_has_the_way_out(
     background: Background, source: Path, place: Path, tmp_path: Path
 ) -> None:
@@ -124,18 +93,6 @@ def test_what_is_wrong_with_a_source_has_the_way_out(
     assert one(found_all, "it was not tested whether")["kind"] == "note"
 
 
-def test_a_bucket_is_read_and_written_as_a_mount_does_and_left_as_it_was(s3_bucket: Bucket, source: Path) -> None:
-    s3_bucket.upload(source, "data.zarr")
-    before = s3_bucket.keys()
-    found = findings("--write", s3_bucket.url("data.zarr"), status=0, prefix=without(), **s3_bucket.environment)
-    assert [each["what"].partition(" with ")[0] for each in found[-3:]] == [
-        "the clock agrees",
-        f"{s3_bucket.url('data.zarr')} can be read",
-        f"{s3_bucket.url('data.zarr')} can be written, by several hosts at a time",
-    ]
-    assert s3_bucket.keys() == before
-
-
 def test_a_server_that_ignores_conditions_and_one_that_is_not_there(unconditional_bucket: Bucket, source: Path) -> None:
     unconditional_bucket.upload(source, "data.zarr")
     url = unconditional_bucket.url("data.zarr")
@@ -146,30 +103,3 @@ def test_a_server_that_ignores_conditions_and_one_that_is_not_there(unconditiona
     found = findings(url, status=FAILED, **nobody)
     assert "cannot be compared" in found[-2]["what"]
     assert "cannot be reached" in found[-1]["what"]
-
-
-class _Tomorrow(BaseHTTPRequestHandler):
-    """A server whose clock is a day ahead, and that refuses everything."""
-
-    def date_time_string(self, timestamp: float | None = None) -> str:
-        return super().date_time_string(int(time.time()) + 86400)
-
-    def do_HEAD(self) -> None:
-        self.send_error(403)
-
-    def do_GET(self) -> None:
-        self.send_error(403)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_a_clock_that_is_wrong_is_told_even_where_the_server_refuses_everything() -> None:
-    with HTTPServer(("127.0.0.1", 0), _Tomorrow) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        variables = credentials() | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}
-        found = findings("s3://bucket/data.zarr", status=FAILED, **variables)
-        server.shutdown()
-    problem = one(found, "the clock here is 86")
-    assert " s behind that of http://127.0.0.1:" in problem["what"]
-    assert "timedatectl" in problem["way_out"]

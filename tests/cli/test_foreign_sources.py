@@ -61,14 +61,6 @@ def test_info_and_mount_say_what_a_folder_is_and_what_to_do(
     assert (done.returncode, done.stderr) == (0, "")  # a folder to be filled is as it should be
 
 
-def test_a_folder_of_other_formats_is_named_by_one_of_them(tmp_path: Path) -> None:
-    _folder("a/")(tmp_path / "source")
-    FOLDERS["zarr-v2-group"][0](tmp_path / "source/b.zarr")
-    assert "b.zarr in it: it is Zarr v2" in run("info", tmp_path / "source").stdout
-    (tmp_path / "source/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
-    assert "a Zarr v3 group without arrays" in run("info", tmp_path / "source").stdout
-
-
 def _zip(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("zarr.json", "{}")

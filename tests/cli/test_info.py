@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,24 +12,11 @@ import pytest
 
 from shardfs.fuse.progress import size
 from tests.support.commands import SOURCE, one_line_of, run, run_json
-from tests.support.corpus import BROKEN, CASES, GZIP, LITTLE, array, extension, sharding, write_case
+from tests.support.corpus import CASES, GZIP, LITTLE, array, sharding, write_case
 from tests.support.datasets import store
-from tests.support.encoder import SHARDING, named, with_codec
-from tests.support.terminal import on_terminal
+from tests.support.encoder import SHARDING, named
 
 BY_NAME = {case.name: case for case in CASES}
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The corpus, and documents that are shown as stored."""
-    root = tmp_path_factory.mktemp("stored")
-    for case in CASES:
-        write_case(case, root / "sound" / case.name)
-    for broken in BROKEN:
-        (root / "broken" / broken.name).mkdir(parents=True)
-        (root / "broken" / broken.name / "zarr.json").write_text(json.dumps(broken.document))
-    return root
 
 
 def levels_of(codecs: Sequence[Any], rank: int) -> tuple[list[int], list[Any], int]:
@@ -45,39 +31,6 @@ def levels_of(codecs: Sequence[Any], rank: int) -> tuple[list[int], list[Any], i
                 shape, codecs, depth = configuration["chunk_shape"], configuration["codecs"], depth + 1
                 break
     return [shape[axes.index(axis)] for axis in range(rank)], codecs, depth
-
-
-def test_every_array_of_the_corpus_is_described_as_it_is(stored: Path) -> None:
-    described = {item["path"]: item for item in run_json("info", "--json", stored / "sound")["arrays"]}
-    assert described.keys() == BY_NAME.keys()
-    for case in CASES:
-        document, item = with_codec(case.document), described[case.name]
-        inner_shape, codecs, depth = levels_of(document["codecs"], case.values.ndim)
-        names = [named(codec)[0].replace("endian", "bytes") for codec in codecs]
-        assert item["shape"] == document["shape"]
-        assert item["data_type"] == document["data_type"]
-        assert named(item["chunk_grid"])[0] == named(document["chunk_grid"])[0]
-        assert item["inner_chunk_shape"] == inner_shape
-        assert item["inner_chunks"] == math.prod(map(_ceil_div, document["shape"], inner_shape))
-        assert item["nesting"] == depth
-        assert item["inner_codecs"][-len(names) :] == [name for name in names if name != "example.hint"]
-        assert (item["sharded"], item["reason"], item["views"][0]) == (True, None, "--view v3")
-
-
-def _ceil_div(length: int, by: int) -> int:
-    return -(-length // by)
-
-
-def test_a_valid_array_that_cannot_be_unsharded_is_described_all_the_same(tmp_path: Path) -> None:
-    codecs = [extension("numcodecs.delta", dtype="<i4"), sharding((2, 3), LITTLE, GZIP)]
-    store(tmp_path, array((7, 11), (4, 6), codecs[1]))
-    (tmp_path / "zarr.json").write_text(json.dumps(array((7, 11), (4, 6), *codecs)))
-    (item,) = run_json("info", "--json", tmp_path)["arrays"]
-    assert "numcodecs.delta" in item["reason"]
-    assert (item["path"], item["views"], item["sharded"], item["shape"]) == ("", [], True, [7, 11])
-    row, note, *_ = run("info", tmp_path).stdout.splitlines()[1:]
-    assert row.split() == ["(root)", "7×11", "int32", "4×6", "numcodecs.delta", "sharding_indexed", "as", "stored"]
-    assert note == f"as stored: (root): {item['reason']}"
 
 
 @pytest.fixture
@@ -156,28 +109,6 @@ def test_one_array_is_described_on_demand(several: Path) -> None:
         assert said == f"there is no array group/plan in {several}; did you mean group/plain?"
 
 
-def test_a_dataset_of_43_arrays_fits_a_screen(tmp_path: Path) -> None:
-    document = array((87600, 721, 1440), (8760, 721, 1440), sharding((24, 103, 180), LITTLE, GZIP), data_type="float32")
-    for number in range(40):
-        (tmp_path / f"variable_{number:02}").mkdir()
-        (tmp_path / f"variable_{number:02}/zarr.json").write_text(json.dumps({**document, "fill_value": 0.0}))
-    for name in ("latitude", "longitude", "time"):
-        store(tmp_path / name, array((721,), (721,), LITTLE))
-    for columns in (80, 120):
-        with on_terminal("info", tmp_path, columns=columns) as terminal:
-            assert terminal.end() == 0
-        lines = terminal.shown.rpartition("\x1b[K")[2].splitlines()
-        assert 46 <= len(lines) <= 50
-        assert {len(line) <= columns for line in lines[:-1]} == {True}
-        shown = " ".join(lines)
-        for word in ("variable_39", "87600×721×1440", "24×103×180", "8760×721×1440", "0/10", "43 arrays"):
-            assert word in shown, columns
-        left_out = re.search("The terminal is too narrow for (.*)\\.", shown)
-        for title, word in {"ratio": "  1.00", "codecs": "gzip", "view": "v3 v2 npy", "dtype": "float32"}.items():
-            assert (word in shown) == (left_out is None or title not in left_out[1]), (columns, title)
-    assert left_out is None
-
-
 def test_sizes_that_only_a_document_claims_are_no_sizes(tmp_path: Path) -> None:
     shape = (2**60,) * 20
     (tmp_path / "huge").mkdir()
@@ -190,14 +121,3 @@ def test_sizes_that_only_a_document_claims_are_no_sizes(tmp_path: Path) -> None:
     for arguments in (["info", tmp_path], ["info", tmp_path, "huge"], ["map", tmp_path]):
         done = run(*arguments)
         assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_link_to_a_shard_counts_as_one_and_a_directory_is_damage(tmp_path: Path) -> None:
-    store(tmp_path, array((4, 18), (4, 6), sharding((2, 3))))
-    (tmp_path / "c/0/0").rename(tmp_path / "elsewhere")
-    (tmp_path / "c/0/0").symlink_to("../../elsewhere")
-    (item,) = run_json("info", "--json", tmp_path)["arrays"]
-    assert (item["stored_shards"], item["stored_nbytes"], item["error"]) == (3, 3 * 164, None)
-    (tmp_path / "c/0/1").unlink()
-    (tmp_path / "c/0/1").mkdir()
-    assert "damaged: (root): c/0/1 is a directory where a shard should be\n" in run("info", tmp_path).stdout

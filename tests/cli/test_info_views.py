@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 from click.testing import CliRunner
 
 from shardfs.cli import cli
 from shardfs.cli.clients import TOOLS, VIEW_OPTIONS
-from shardfs.cli.info import advise
-from shardfs.dataset.hierarchy import Source
-from shardfs.stores.url import open_store
-from shardfs.vfs.views import make_view
-from tests.support.commands import run
 from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, rectilinear, sharding, transpose
 
 TOP = Path(__file__).parent.parent.parent
@@ -111,18 +102,6 @@ def test_each_array_is_shown_or_left_out_with_the_reason(stored: Path) -> None:
             assert f"  {options:<20}{reason}" in lines
 
 
-def test_what_to_type_has_the_options_that_reach_the_source(tmp_path: Path) -> None:
-    source = Source.of(open_store(str(write(tmp_path, "solid"))))
-    options = ["--anonymous", "--region=eu-west-1"]
-    views = {each: make_view(each.view, source.store, decoded=each.decode) for each in VIEW_OPTIONS}
-    advice = trio.run(partial(advise, source, None, views, typed="s3://bucket/a b", options=options))
-    commands = {found.command for found in advice}
-    assert f"shardfs mount --anonymous --region=eu-west-1 's3://bucket/a b' MNT {V2}" in commands
-    for command in commands:
-        assert command is not None
-        cli.commands["mount"].make_context("mount", shlex.split(command)[2:])
-
-
 TOOL_VIEWS = {
     # a dataset of some arrays; a tool; the view that shows it most of them; those that it misses
     "what it has": ("image plain", "GDAL 3.6 (Debian 12)", V2, ""),
@@ -165,28 +144,6 @@ def test_a_tool_gets_the_view_in_which_it_reads_most(
         assert f"not {name}: {found['missing'][name]}\n" in text
     if view is None:
         assert re.search(rf"^{re.escape(tool)} +no view: it reads none of the arrays$", text, re.MULTILINE)
-
-
-def test_info_names_arrays_of_which_some_axes_have_no_name(tmp_path: Path) -> None:
-    (tmp_path / "half").mkdir()
-    partly = {**NAMED["half"], "dimension_names": ["y", None]}
-    (tmp_path / "half" / "zarr.json").write_text(json.dumps(partly))
-    assert "only some of its axes have names" in info(tmp_path)
-    assert info_json(tmp_path)[0]["caveat"].startswith("only some of its axes have names: xarray")
-    assert info_json(write(tmp_path / "named", "named", "image"))[0]["caveat"] is None
-
-
-def test_a_group_that_cannot_be_listed_is_named_beside_the_others(tmp_path: Path) -> None:
-    write(tmp_path, "image")
-    (write(tmp_path / "denied", "image") / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
-    (tmp_path / "denied").chmod(0o300)
-    bound = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
-    done = run("info", "--json", tmp_path, prefix=() if os.geteuid() else bound)
-    assert done.returncode == 0, str(done)
-    assert {item["path"]: item["reason"] for item in json.loads(done.stdout)["arrays"]} == {
-        "denied": "denied: Permission denied",
-        "image": None,
-    }
 
 
 def test_the_table_in_the_docs_is_what_info_knows() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import signal
@@ -10,12 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
-
-import shardfs
 from tests.cli.conftest import Background
 from tests.cli.test_umount import NEW, stored
-from tests.support.commands import run
 from tests.support.daemons import daemon_of, has_ended
 from tests.support.mounting import PATIENCE, command, environment
 
@@ -26,43 +21,6 @@ def await_text(file: Path, text: str) -> str:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return file.read_text()
-
-
-@pytest.mark.parametrize("is_json", [False, True], ids=["text", "json"])
-def test_it_begins_with_what_is_mounted_and_ends_with_that_it_is_not(
-    background: Background, source: Path, place: Path, tmp_path: Path, is_json: bool
-) -> None:
-    (source / "c/0/0").write_bytes(b"damaged")
-    log, options = tmp_path / "log", ["--write", "--view=v2", "--decode", *(["--log-format=json"] if is_json else [])]
-    assert background(*options, "--log-file", log, source, place).returncode == 0
-    with pytest.raises(OSError):
-        (place / "0.0").read_bytes()
-    pid = daemon_of(place)
-    run("umount", place)
-    lines = log.read_text().splitlines()
-    first = (
-        f"shardfs {shardfs.__version__} mounts {source} at {place}, read-write, view v2, decoded, process {pid}, "
-        "with --write --view=v2 --decode"
-    )
-    last = f"{source} is no longer mounted at {place}"
-    if not is_json:
-        assert (lines[0].endswith(first), lines[-1].endswith(last)) == (True, True)
-        return
-    begin, *others = map(json.loads, lines)
-    assert begin.pop("time").endswith("+00:00")
-    assert (begin.pop("message"), begin.pop("options")) == (first, ["--write", "--view=v2", "--decode"])
-    assert begin == {
-        "level": "INFO",
-        "logger": "shardfs.fuse.serve",
-        "version": shardfs.__version__,
-        "source": str(source),
-        "mountpoint": str(place),
-        "access": "read-write",
-        "view": "v2, decoded",
-        "pid": pid,
-    }
-    assert {"time", "level", "logger", "message"} == set(others[0])
-    assert "ERROR" in {line["level"] for line in others}
 
 
 def test_sighup_opens_it_again_and_ends_nothing(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import html
-import json
 import math
-import os
 import re
 import shutil
 import struct
@@ -25,11 +23,10 @@ from shardfs.stores.url import open_store
 from tests.cli.test_info import levels_of
 from tests.support.changing import ChangingArray
 from tests.support.clients import output_of
-from tests.support.commands import one_line_of, run, run_json
+from tests.support.commands import run, run_json
 from tests.support.corpus import CASES, array, sharding, write_case
 from tests.support.datasets import store
 from tests.support.encoder import EMPTY, SHARDING
-from tests.support.terminal import on_terminal
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -117,20 +114,6 @@ def test_sizes_chunks_live_and_dead_bytes_are_counted_exactly(tmp_path: Path) ->
     assert uses(tmp_path, "appended") == {"appended": expected["appended"]}
 
 
-def test_shards_that_cannot_be_told_apart_or_read_say_so(tmp_path: Path) -> None:
-    whole = write_case(BY_NAME["after-gzip"], tmp_path / "whole").files["c/0/0"]
-    store(tmp_path / "cut", array((4, 6), (4, 6), sharding((2, 3))))
-    (tmp_path / "cut/c/0/0").write_bytes(b"too short")
-    store(tmp_path / "sound", array((4, 6), (4, 6), sharding((2, 3))))
-    by_path = {path: shards[0] for path, shards in uses(tmp_path).items()}
-    assert (by_path["whole"]["size"], by_path["whole"]["live"], by_path["whole"]["dead"]) == (len(whole), None, None)
-    assert (by_path["cut"]["size"], by_path["cut"]["chunks"], by_path["cut"]["live"]) == (9, 0, None)
-    assert "no room for its index" in by_path["cut"]["error"]
-    assert f"whole/c/0/0: {len(whole)} B, 3 of 4 chunks, encoded as a whole\n" in run("map", tmp_path, "whole").stdout
-    assert "cut/c/0/0: 9 B, damaged: " in run("map", tmp_path, "cut").stdout
-    assert "sound/c/0/0: 164 B, 4 of 4 chunks, 0 B (0 %) dead\n" in run("map", tmp_path, "sound").stdout
-
-
 async def layout_of(directory: Path, coords: tuple[int, ...]) -> list[Kind]:
     """What each byte of a shard is."""
     found = (await Source.of(open_store(str(directory))).hierarchy.node("")).array
@@ -170,68 +153,6 @@ def test_what_was_replaced_is_dead_and_zeros_are_a_gap(tmp_path: Path) -> None:
     assert trio.run(layout_of, tmp_path, (0, 0))[:first] == [Kind.GAP] * first
 
 
-def test_10_000_shards_are_a_picture_that_fits_a_screen(tmp_path: Path) -> None:
-    store(tmp_path / "one", array((4, 4), (4, 4), sharding((2, 2))))
-    (tmp_path / "image").mkdir()
-    (tmp_path / "image/zarr.json").write_text(json.dumps(array((400, 400), (4, 4), sharding((2, 2)))))
-    for row in range(100):
-        (tmp_path / f"image/c/{row}").mkdir(parents=True)
-        for column in range(100):
-            if (row - 50) ** 2 + (column - 50) ** 2 < 40**2:
-                os.link(tmp_path / "one/c/0/0", tmp_path / f"image/c/{row}/{column}")
-    shutil.rmtree(tmp_path / "one")
-    with on_terminal("map", tmp_path, columns=80) as terminal:
-        assert terminal.end() == 0
-    shown = terminal.shown.rpartition("\r\x1b[K")[2]
-    assert "\x1b[32m█" in shown
-    title, caption, *lines = re.sub(r"\x1b\[\d*m", "", shown).splitlines()
-    assert title.startswith("image  5,013 of 10,000 shards stored, 5,013 full; 20,052 of 40,000 chunks; ")
-    assert caption == "  100 down, 100 across, drawn as 15 × 50 cells of up to 7 × 2 shards"
-    picture = [line.strip() for line in lines if line.startswith("    ")]
-    assert len(picture) <= 16
-    assert {len(row) for row in picture} == {50}
-    assert picture[0] == "·" * 50
-    assert re.fullmatch("·{5}▒█{39}·{5}", picture[7])
-    assert all(row[0] == row[-1] == "·" for row in picture)
-    assert len(lines) - len(picture) == 2  # the legend
-
-
-def test_damaged_and_wasteful_shards_are_counted_and_some_of_both_are_drawn(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    changing = ChangingArray(source)
-    for _ in range(3):
-        changing.append("c/0/0", 1, b"x" * 200)
-    document = array((160, 6), (4, 6), sharding((2, 3)))
-    (source / "zarr.json").write_text(json.dumps(document))
-    shutil.rmtree(source / "c/1")
-    for number in range(1, 40):
-        (source / f"c/{number}").mkdir()
-        (source / f"c/{number}/0").write_bytes(b"damaged" if number >= 20 else (source / "c/0/0").read_bytes())
-    heading, *lines = run("map", source, ".").stdout.splitlines()
-    assert "40 of 40 shards stored, 20 full, 20 damaged, 20 with dead bytes; " in heading
-    assert sum(", damaged: " in line for line in lines) == 8
-    assert sum(line.endswith(" dead") for line in lines) == 8
-    assert "  24 shards more, 12 of them damaged, the others with no more dead bytes" in lines
-    page = tmp_path / "map.html"
-    assert run("map", "--html", page, source).returncode == 0
-    assert "<summary>16 shards: damaged first, then most dead bytes</summary>" in page.read_text(encoding="utf-8")
-    assert "./-x.html" in run("map", "--html", "-x.html", source, cwd=tmp_path).stderr
-
-
-def test_arrays_without_a_map_are_named_with_the_reason(tmp_path: Path) -> None:
-    store(tmp_path / "plain", array((4, 6), (2, 3), {"name": "bytes", "configuration": {"endian": "little"}}))
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken/zarr.json").write_text("{")
-    reasons = run_json("map", "--json", tmp_path)["not_shown"]
-    assert reasons.keys() == {"plain", "broken"}
-    assert reasons["plain"] == "it is not sharded: each chunk is a file of its own"
-    for path, reason in reasons.items():
-        assert f"no map: {path}: {reason}\n" in run("map", tmp_path).stdout
-    (tmp_path / "empty").mkdir()
-    assert run("map", tmp_path / "empty").stdout.startswith("There are no Zarr v3 arrays here: ")
-    assert one_line_of(run("map", tmp_path, "empty"), 1).startswith("empty is not a Zarr v3 array; ")
-
-
 HOSTILE = "</title></style><script>document.title=1</script><img src=x onerror=document.title=2>\"'&\x1b[2J\u202e"
 
 ELEMENTS = """html head meta title style body h1 h2 p div b span table tbody tr th td a section
@@ -268,12 +189,3 @@ def test_a_browser_shows_the_page_and_no_name_becomes_part_of_it(tmp_path: Path)
     assert "<p>broken: " in dom
     assert "\x1b" not in text
     assert "\u202e" not in text
-
-
-def test_a_page_that_cannot_be_written_leaves_the_old_one(source: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page/map.html"
-    page.parent.mkdir()
-    page.write_text("old")
-    assert "No such file" in one_line_of(run("map", "--html", tmp_path / "nowhere/map.html", source), 2)
-    assert run("map", "--html", page, tmp_path / "nowhere").returncode == 3
-    assert (page.read_text(), os.listdir(page.parent)) == ("old", ["map.html"])

@@ -12,14 +12,14 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Background
-from tests.support.commands import WRONG_USAGE, run, run_json
+from tests.support.commands import run
 from tests.support.mounting import PATIENCE, Mounter
 from tests.support.processes import end_with_parent
 
@@ -31,13 +31,6 @@ def free_port() -> int:
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("127.0.0.1", port))
             return port
-
-
-def scraped(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=PATIENCE) as reply:
-        assert reply.headers["Content-Type"].startswith("text/plain; version=")
-        text: str = reply.read().decode()
-    return text
 
 
 def url_in(log: str) -> str:
@@ -108,40 +101,6 @@ def test_a_real_prometheus_scrapes_it(mount: Mounter, source: Path, tmp_path: Pa
         ask('shardfs_requests_total{request="setxattr"}', 1)
 
 
-def test_it_is_the_same_as_stats_says_for_this_machine_alone_whoever_connects_and_says_nothing(
-    mount: Mounter, source: Path
-) -> None:
-    mounted = mount(source, arguments=["--metrics=0"])
-    url = url_in(mounted.log)
-    host, port = urllib.parse.urlsplit(url).hostname, urllib.parse.urlsplit(url).port or 0
-    (mounted.path / "c/0/0").read_bytes()
-    assert run_json("stats", "--json", mounted.path)["bytes_read"] == 24
-    deadline = time.monotonic() + PATIENCE
-    while "\nshardfs_bytes_read_total 24.0\n" not in scraped(url):
-        assert time.monotonic() < deadline, "a snapshot is made every second"
-    assert host == "127.0.0.1"
-    others = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=False).stdout.split()
-    for other in others[:1]:
-        with pytest.raises(OSError, match="refused"), socket.create_connection((other, port), timeout=5):
-            pass
-    descriptors = Path(f"/proc/{mounted.process.pid}/fd")
-    before = len(list(descriptors.iterdir()))
-    with ExitStack() as silent:
-        for _ in range(3):
-            silent.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
-        assert "shardfs_uptime_seconds" in scraped(url)  # it came to them before
-        assert len(list(descriptors.iterdir())) <= before + 1
-
-
-@pytest.mark.parametrize("address", ["[::1]:0", "0.0.0.0:0"])
-def test_another_address_may_be_said(mount: Mounter, source: Path, address: str) -> None:
-    if address.startswith("[") and not Path("/proc/net/if_inet6").exists():
-        pytest.skip("this machine has no IPv6")
-    url = url_in(mount(source, arguments=[f"--metrics={address}"]).log)
-    assert urllib.parse.urlsplit(url).hostname == urllib.parse.urlsplit(f"http://{address}").hostname
-    assert "shardfs_uptime_seconds" in scraped(url.replace("0.0.0.0", "127.0.0.1"))
-
-
 def test_a_taken_port_is_said_and_does_not_stop_the_mount(background: Background, source: Path, place: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -152,10 +111,3 @@ def test_a_taken_port_is_said_and_does_not_stop_the_mount(background: Background
     (log,) = background.logs.glob("*.log")
     assert line in log.read_text()
     assert (place / "c/0/0").stat().st_size == 24
-
-
-def test_what_is_no_address_is_wrong_usage(source: Path, place: Path) -> None:
-    for address in ("", "x", "127.0.0.1", "127.0.0.1:", ":70000", "a:b:c", "-1"):
-        done = run("mount", f"--metrics={address}", source, place)
-        assert done.returncode == WRONG_USAGE
-        assert "ADDRESS:PORT" in done.stderr

@@ -7,15 +7,11 @@ import pty
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote
-
-import pytest
 
 from tests.cli.conftest import Background
 from tests.support.commands import run
-from tests.support.daemons import daemon_of, has_ended, kill_daemon
+from tests.support.daemons import daemon_of, has_ended
 from tests.support.mounting import PATIENCE, command, environment, mount_points
 
 CHUNK = "c/0/0"
@@ -42,62 +38,6 @@ def test_it_returns_when_the_mount_answers_and_umount_when_the_daemon_is_gone(
     assert os.listdir(place) == []
 
 
-def test_in_the_foreground_it_stays_and_is_its_own_daemon(source: Path, place: Path) -> None:
-    arguments = command("mount", "-f", source, place)
-    with subprocess.Popen(arguments, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == f"{source} is mounted at {place}, read-only (end it with Ctrl-C)\n".encode()
-        assert daemon_of(place) == process.pid
-        process.send_signal(signal.SIGINT)
-        output, log = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, output) == (0, b"")
-    assert b"unmounting on SIGINT" in log
-
-
-DATA, PLACE = "my data é 100% 日本", "the place ü"
-SPELLINGS = [
-    (f"./{PLACE}/../{DATA}//", f"{PLACE}/..//{PLACE}/."),
-    ("link to data", "link to place/"),
-    ("file://{here}/" + quote(DATA), PLACE),
-    ("file://localhost{here}/" + "".join(f"%{byte:02x}" for byte in DATA.encode()), PLACE),
-]
-
-
-def test_source_and_mount_point_may_be_spelled(background: Background, source: Path, tmp_path: Path) -> None:
-    source.rename(tmp_path / DATA)
-    (tmp_path / PLACE).mkdir()
-    (tmp_path / "link to data").symlink_to(DATA)
-    (tmp_path / "link to place").symlink_to(PLACE)
-    for data, place in SPELLINGS:
-        done = background(data.replace("{here}", str(tmp_path)), place, cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert str(tmp_path / PLACE) in mount_points()
-        assert (tmp_path / PLACE / CHUNK).stat().st_size == 24
-        ended = run("umount", place, cwd=tmp_path)
-        assert (ended.returncode, ended.stderr) == (0, "")
-        assert str(tmp_path / PLACE) not in mount_points()
-    for name in ("two\nlines", "\x1b[2Jclears", f"{'日' * 80}/{'日' * 80}"):
-        (tmp_path / name).mkdir(parents=True)
-        done = background(tmp_path / DATA, tmp_path / name)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert (tmp_path / name / CHUNK).stat().st_size == 24
-        assert done.stdout.count("\n") == 1
-        assert done.stdout[:-1].isprintable()
-
-
-def test_after_a_crash_it_mounts_again_at_the_same_place(background: Background, source: Path, place: Path) -> None:
-    assert background("--metadata-ttl=3600", source, place).returncode == 0
-    assert place.stat().st_ino == 1  # which the kernel remembers
-    kill_daemon(place)
-    with pytest.raises(OSError, match="Transport endpoint is not connected"):
-        os.listdir(place)
-    done = background(source, place)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (place / CHUNK).stat().st_size == 24
-    lines = Path("/proc/self/mounts").read_text().splitlines()
-    assert len([line for line in lines if f" {place} " in line]) == 1  # nothing dead below it
-
-
 def test_the_daemon_outlives_the_terminal_that_it_was_started_from(
     background: Background, source: Path, place: Path, tmp_path: Path
 ) -> None:
@@ -121,43 +61,3 @@ def test_the_daemon_outlives_the_terminal_that_it_was_started_from(
     assert (place / CHUNK).stat().st_size == 24
     assert os.getsid(daemon_of(place)) == daemon_of(place)
     assert run("umount", place).returncode == 0
-
-
-def test_the_log_goes_where_it_is_told_seen_from_where_the_user_is(
-    background: Background, source: Path, place: Path, tmp_path: Path
-) -> None:
-    done = background("--log-file", "new/here.log", "--log-level", "debug", source, place, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"(log: {tmp_path}/new/here.log)" in done.stdout
-    with pytest.raises(FileNotFoundError):
-        os.stat(place / "c/9/9")
-    assert (tmp_path / "new/here.log").exists()
-    assert not background.logs.exists()
-
-
-@pytest.mark.parametrize("reader", ["the user's pipe", "the command that waits for it"])
-def test_a_daemon_that_nobody_listens_to_leaves_no_dead_mount(source: Path, place: Path, reader: str) -> None:
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    output, waits = (write_end, []) if reader == "the user's pipe" else (subprocess.DEVNULL, ["--ready-fd", write_end])
-    process = subprocess.Popen(
-        command("mount", "-f", *map(str, waits), source, place),
-        env=environment(),
-        pass_fds=[write_end],
-        stdout=output,
-        stderr=subprocess.PIPE,
-    )
-    os.close(write_end)
-    try:
-        while process.poll() is None and str(place) not in mount_points():
-            os.sched_yield()
-        with suppress(OSError):  # at the moment when it ends by itself
-            os.listdir(place)
-            process.terminate()
-        _, log = process.communicate(timeout=PATIENCE)
-        assert b"Traceback" not in log
-        assert os.listdir(place) == []
-    finally:
-        subprocess.run(["fusermount3", "-u", "-z", place], capture_output=True, check=False)
-        process.kill()
-        process.communicate()

@@ -17,11 +17,9 @@ import shardfs
 from shardfs.cli.mount_helper import mount_main
 from tests.cli.test_umount import NEW, kept_busy
 from tests.support.commands import WRONG_USAGE
-from tests.support.datasets import files_below
 from tests.support.mounting import PATIENCE, Mounter, environment
 from tests.support.namespaces import Machine, machine
 from tests.support.s3_server import Bucket
-from tests.support.users import AS_NOBODY, require_another_user
 
 SCRIPTS = Path(sys.executable).parent
 CHUNK = "c/0/0"
@@ -113,15 +111,6 @@ def test_umount_waits_for_the_commit_unless_it_is_lazy(host: Host) -> None:
             assert shardfs.open(host.source)[""].read_chunk((0, 0)) == NEW
 
 
-def test_at_boot_there_are_no_variables_at_all(host: Host, tmp_path: Path) -> None:
-    host.describe(f'write,view=v2,shards="2,2",log-file={tmp_path}/log,dimension-separator=/')
-    bare = {"PYTHONPATH": host.env["PYTHONPATH"]}  # where this shardfs is
-    replace(host, env=bare).mount("-a")
-    assert files_below(host.seen)[".zarray"]
-    assert "--view=v2" in (tmp_path / "log").read_text()
-    host.machine.run("umount", host.place, env=bare)
-
-
 NONSENSE = {
     "write,nonsense": "-o nonsense: there is no such option",
     "ro,write": "-o ro contradicts --write",
@@ -150,25 +139,6 @@ def test_a_word_that_is_not_understood_is_told(source: Path, place: Path) -> Non
     assert (done.exit_code, "nonsense" in done.stderr) == (NOT_UNDERSTOOD, True)
     assert CliRunner().invoke(mount_main, [str(source), str(place), "-sfnv", "-o", "rw"]).output == ""
     assert not os.path.ismount(place)
-
-
-def test_helpers_are_linked_again_and_nothing_of_others_is_replaced(tmp_path: Path) -> None:
-    with machine(tmp_path) as here:
-        here.run(*INSTALL)
-        here.run(*INSTALL)
-        links = {link.name: os.readlink(link) for link in here.sbin.iterdir()}
-        mounts, umounts = f"{SCRIPTS}/mount.shardfs", f"{SCRIPTS}/umount.shardfs"
-        assert links == {"mount.shardfs": mounts, "mount.fuse.shardfs": mounts, "umount.fuse.shardfs": umounts}
-        (here.sbin / "mount.shardfs").unlink()
-        (here.sbin / "mount.shardfs").symlink_to("/opt/of somebody else/mount")
-        assert "remove it first" in here.run(*INSTALL, status=WRONG_USAGE).stderr
-        assert os.readlink(here.sbin / "mount.shardfs") == "/opt/of somebody else/mount"
-
-
-def test_only_root_links_the_helpers(tmp_path: Path) -> None:
-    require_another_user()
-    with machine(tmp_path) as here:
-        assert "run this as root" in here.run(*AS_NOBODY, *INSTALL, status=WRONG_USAGE).stderr
 
 
 def test_owner_and_mode_may_be_shown_as_told(mount: Mounter, source: Path) -> None:

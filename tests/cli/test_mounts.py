@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from tests.support.corpus import array, sharding
 from tests.support.daemons import daemon_of, end_mounts_below, has_ended, kill_daemon
 from tests.support.datasets import store
 from tests.support.locking import kept_busy
-from tests.support.mounting import PATIENCE, command, environment, mount_points
+from tests.support.mounting import PATIENCE
 from tests.support.users import AS_NOBODY, MOUNT_OF_NOBODY, NOBODY, shared_directory
 
 
@@ -76,37 +75,6 @@ def test_all_are_listed_the_dead_and_the_silent_and_those_that_commit_still(
     assert lines[index + 1] == f"  {rows['dead']['note']}"
 
 
-def test_mounts_with_strange_names_are_read(background: Background, source: Path, tmp_path: Path) -> None:
-    place, other = tmp_path / "a\u00a0b\u3000c\u2028", tmp_path / "other"
-    place.mkdir()
-    other.mkdir()
-    assert background(source, place).returncode == 0
-    # The table has nothing for a source without a name.
-    prefix = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs "" {other} && exec "$@"', "sh")
-    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
-        prefix = ()
-    assert rows_below(tmp_path, prefix=prefix)[place.name]["state"] == "serving"
-    assert run("umount", place).returncode == 0
-
-
-def test_a_daemon_in_another_mount_namespace_is_listed(background: Background, source: Path, place: Path) -> None:
-    prefix = ["unshare", "--mount"]
-    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no mount namespace can be made here")
-    with subprocess.Popen(
-        [*prefix, *command("mount", "--foreground", source, place)],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as daemon:
-        assert daemon.stdout is not None
-        assert daemon.stdout.readline()
-        assert str(place) not in mount_points()
-        row = rows_below(place.parent)["place"]
-        daemon.terminate()
-    assert (row["state"], row["pid"]) == ("elsewhere", daemon.pid)
-
-
 NONSENSE = [
     b"[" * 60_000,
     b'{"pending_chunks": "many", "mountpoint": "x"}',
@@ -127,32 +95,6 @@ def test_figures_of_others_that_say_nonsense_are_passed_over() -> None:
         done = run("mounts", "--json")
     assert done.returncode == 0, str(done)
     assert os.getpid() not in [row["pid"] for row in json.loads(done.stdout)]
-
-
-_BLOCKS = """
-import os, subprocess, sys
-os.chdir(sys.argv[1])
-os.mkfifo("memfd:shardfs-figures x")
-os.mkdir("old")
-subprocess.run(["pivot_root", ".", "old"], check=True)
-os.open("./memfd:shardfs-figures x", os.O_RDONLY | os.O_NONBLOCK)
-print(flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_pipe_that_another_user_names_like_figures_is_not_waited_for(tmp_path: Path) -> None:
-    step = f'mount -t tmpfs none {tmp_path} && exec "$@"'
-    prefix = ["unshare", "--mount", "--propagation", "private", "sh", "-c", step, "sh"]
-    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no mount namespace can be made here")
-    with subprocess.Popen(
-        [*prefix, sys.executable, "-c", _BLOCKS, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline()
-        assert run("mounts").returncode == 0
-        other.communicate()
 
 
 @pytest.fixture

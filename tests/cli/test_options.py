@@ -14,12 +14,10 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from shardfs import MountOptions, StoreOptions, errors
+from shardfs import MountOptions, StoreOptions
 from shardfs.cli import cli, mount
 from shardfs.fuse.options import DIMENSION_SEPARATORS, VIEWS
-from shardfs.stores.url import open_store, resolve
-from tests.cli.conftest import Background
-from tests.support.commands import MOUNT_POINT, SOURCE, WRONG_USAGE, one_line_of, run
+from tests.support.commands import SOURCE, WRONG_USAGE, one_line_of
 from tests.support.mounting import environment
 
 URL = "s3://bucket/data"
@@ -106,19 +104,6 @@ def test_options_that_contradict_each_other_or_are_none_name_the_way_out(place: 
         assert choices in done.stderr
 
 
-def test_the_command_says_what_it_mounted_as_what(background: Background, source: Path, place: Path) -> None:
-    done = background("--view=v2", "--decode", source, place)
-    assert done.stdout.startswith(f"{source} is mounted at {place}, read-only as v2, decoded (log: ")
-    assert (place / ".zarray").exists()
-
-
-def test_a_cache_in_the_mount_point_is_refused_and_not_made(place: Path) -> None:
-    for name, foreground in (("", []), ("within", ["-f"])):
-        said = one_line_of(run("mount", *foreground, "--cache", place / name, URL, place), MOUNT_POINT)
-        assert said == f"the cache {place / name} lies in {place}, where the mount would hide it"
-        assert not list(place.iterdir())
-
-
 def test_an_endpoint_that_is_no_server_or_has_a_password_is_refused_and_not_repeated() -> None:
     for endpoint in ("localhost:9000", "http://", "http://[::1", "http://host:port", "s3://bucket", "http://host/?a=b"):
         said = one_line_of(run_here("info", "--anonymous", "--endpoint-url", endpoint, URL), SOURCE)
@@ -127,32 +112,6 @@ def test_an_endpoint_that_is_no_server_or_has_a_password_is_refused_and_not_repe
     for endpoint in ("https://me:hunter2@host", "me:hunter2@host", "http://me:hunter2@[host"):
         said = one_line_of(run_here("info", "--anonymous", "--endpoint-url", endpoint, URL), SOURCE)
         assert "hunter2" not in said
-
-
-REMOTE = {
-    "--profile": StoreOptions(profile="lab"),
-    "--region": StoreOptions(region="eu-west-1"),
-    "--endpoint-url": StoreOptions(endpoint_url="http://localhost:9000"),
-    "--anonymous": StoreOptions(anonymous=True),
-    "--request-payer": StoreOptions(request_payer=True),
-    "--max-connections": StoreOptions(max_connections=3),
-    "--cache": StoreOptions(cache="somewhere"),
-}
-
-
-def test_options_for_remote_sources_are_where_they_have_a_meaning(tmp_path: Path) -> None:
-    for name, options in REMOTE.items():
-        with pytest.raises(errors.UsageError, match=f"{name} is for s3:// sources") as caught:
-            open_store(str(tmp_path), options)
-        assert str(tmp_path) in str(caught.value)
-    for command in ("mount", "info", "verify", "refs", "recover", "compact"):
-        remote = run_here(command, "--help").stdout.partition("Options for s3:// sources:")[2]
-        assert all(name in remote for name in REMOTE if name != "--cache")
-        assert ("--cache" in remote) is (command == "mount")
-        assert ("--single-writer" in remote) is (command in ("mount", "recover", "compact"))
-    for url in (URL, "file:///data"):
-        with pytest.raises(errors.SourceError, match=rf"did you mean {url}\? A pathlib"):
-            resolve(str(Path(url)))
 
 
 def python(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -166,16 +125,3 @@ def test_without_the_libraries_for_s3_the_command_says_how_to_get_them(command: 
     program = f"import sys; sys.modules[{library!r}] = None; from shardfs.cli import main; main()"
     said = one_line_of(python(program, command, URL), SOURCE)
     assert said.endswith(f"{sys.executable} -m pip install 'shardfs[s3]'; with pipx: pipx inject shardfs 'shardfs[s3]'")
-
-
-def test_a_source_on_this_machine_loads_no_library_for_s3(source: Path) -> None:
-    program = """
-import sys
-from shardfs.cli import main
-try:
-    main()
-finally:
-    print(*sorted({"boto3", "botocore", "obstore"} & set(sys.modules)), file=sys.stderr)
-"""
-    done = python(program, "info", "--json", source)
-    assert (done.returncode, done.stderr) == (0, "\n")

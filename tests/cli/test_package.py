@@ -43,15 +43,6 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "venv"
 
 
-def test_it_has_the_licence_and_no_more_than_the_program(prefix: Path) -> None:
-    (packages,) = prefix.glob("lib/*/site-packages")
-    found = {path.name for path in packages.iterdir()}
-    assert found == {"shardfs", f"shardfs-{shardfs.__version__}.dist-info", f"shardfs-{shardfs.__version__}.data"}
-    (licence,) = packages.glob("*.dist-info/licenses/*")
-    assert licence.read_bytes() == (TOP / "LICENSE").read_bytes()
-    assert "\nLicense-Expression: MIT\n" in next(packages.glob("*.dist-info/METADATA")).read_text()
-
-
 def test_every_command_has_a_man_page_with_all_that_its_help_has(prefix: Path) -> None:
     if shutil.which("man") is None:
         pytest.skip("man is not installed")
@@ -72,34 +63,6 @@ def test_every_command_has_a_man_page_with_all_that_its_help_has(prefix: Path) -
 
 def words_of(text: str) -> set[str]:
     return {word.rstrip(":").lower() for word in text.split()}
-
-
-def test_a_user_may_be_strict_about_types(prefix: Path, tmp_path: Path) -> None:
-    sound = """
-from pathlib import Path
-
-import shardfs
-from shardfs import MountOptions, StoreOptions
-
-
-def read(source: Path) -> bytes | None:
-    options, store_options = MountOptions(view="v2"), StoreOptions(profile="lab")
-    with shardfs.mount(source, options=options, store_options=store_options) as path:
-        names: list[str] = [each.name for each in path.iterdir()]
-    dataset = shardfs.open(source)
-    documents = {name: dataset[name].metadata["shape"] for name in [*dataset, *names]}
-    return dataset[max(documents)].read_chunk((0, 0))
-
-
-print(shardfs.__version__.upper(), read(Path("data.zarr")))
-"""
-    wrong = "import shardfs\nwith shardfs.mount(5) as path:\n    path.nonsense()\nshardfs.nothing\n"
-    (tmp_path / "sound.py").write_text(sound)
-    (tmp_path / "wrong.py").write_text(wrong)
-    options = ["--strict", "--python-executable", prefix / "bin/python", "--cache-dir", tmp_path / "cache"]
-    command = [sys.executable, "-m", "mypy", *options, "sound.py", "wrong.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert re.findall(r"^(.*): error", done.stdout, re.M) == ["wrong.py:2", "wrong.py:3", "wrong.py:4"], done.stdout
 
 
 SHELLS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import FAILED, SOURCE, WRONG_USAGE, one_line_of
+from tests.support.commands import FAILED, WRONG_USAGE, one_line_of
 from tests.support.hosts import NEW, OTHER, PREFIX, Host, kill, make_host, publish
 from tests.support.mounting import Mounter
 from tests.support.s3_server import Bucket
@@ -104,16 +104,3 @@ def test_what_another_host_changed_meanwhile_is_a_conflict_until_it_is_applied(h
     host.recover("--apply", host.url)
     assert (host.chunk(0, 0), host.chunk(0, 1)) == (NEW, NEW)
     assert host.recover() == []
-
-
-def test_a_journal_that_does_not_say_whose_it_is_is_shown_and_left_alone(host: Host) -> None:
-    host.leave(_0=NEW)
-    (found,) = host.recover(status=FAILED)
-    Path(found["path"], "source.json").unlink()
-    (found,) = host.recover(status=FAILED)
-    assert found["command"] is None
-    assert "does not name its source" in found["message"]
-    (found,) = host.recover(host.url, status=FAILED)
-    assert "move it away" in found["message"]
-    assert "move it away" in one_line_of(host.run("recover", "--apply", host.url), SOURCE)
-    assert host.chunk(0, 0) != NEW

@@ -91,26 +91,6 @@ def test_the_references_of_the_corpus_are_its_inner_chunks_and_nothing_else(tmp_
         assert_same(read(refs, name), encoded[name].values)
 
 
-def test_paths_of_any_name_are_found_by_fsspec(tmp_path: Path) -> None:
-    names = [
-        "with space",
-        "µ-日本",
-        "100%20",
-        "hash#and?query",
-        "quo'\"te",
-        "{{brace}}",
-        "back\\s",
-        "new\nline",
-        "a::b",
-    ]
-    case = next(case for case in CASES if case.name == "2d")
-    for name in names:
-        values = write_case(case, tmp_path / "the source, 100%41" / name).values
-    refs = references(tmp_path / "the source, 100%41")
-    for name in names:
-        assert_same(read(refs, name), values)
-
-
 def error_of(done: Any) -> str:
     """The line in which a command says why it failed, though it may have printed something before."""
     assert done.returncode == FAILED

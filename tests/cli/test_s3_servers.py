@@ -100,25 +100,6 @@ def monkeypatched(variables: dict[str, str], call: object) -> None:
         call()  # type: ignore[operator]
 
 
-def test_a_server_that_does_not_speak_tls_is_told(bucket: Bucket) -> None:
-    url = bucket.endpoint_url.replace("http://", "https://")
-    said = one_line_of(commands.run("info", bucket.url(PREFIX), **bucket.through(url).environment), SOURCE)
-    assert "it does not speak TLS; does its URL begin with http://?" in said
-
-
-def test_a_proxy_that_is_not_for_the_server_is_not_asked(bucket: Bucket) -> None:
-    dead = {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
-    assert commands.run("info", bucket.url(PREFIX), **bucket.environment | dead).returncode == 0
-
-
-def test_what_a_server_lists_that_was_not_asked_for_is_ignored(aws_environment: None) -> None:
-    """SeaweedFS lists such prefixes for one that ends in two slashes."""
-    with canned(lambda _: (200, listing("a//", "a//b/", "a//c", "c/", "a/", "other"))) as server:
-        client = client_of(Bucket("bucket", server.url)).client
-        page = run(partial(client.list_page, "a//"))
-    assert ([key for key, _ in page.objects], list(page.prefixes)) == (["a//c"], ["a//b/"])
-
-
 @pytest.mark.parametrize("style", ["virtual", "auto"])
 def test_the_addressing_style_of_the_profile_is_that_of_both_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aws_environment: None, style: str
@@ -173,15 +154,6 @@ def test_what_may_be_read_and_not_listed_is_mounted_by_its_documents(
     assert (translated.path / "plain/0.0").read_bytes() == (local / "plain/c/0/0").read_bytes()
     with pytest.raises(PermissionError):
         (translated.path / "plain/1.1").read_bytes()
-
-
-def test_without_permission_to_list_a_source_without_a_document_is_refused(
-    bucket: Bucket, s3_proxy: S3Proxy, background: Background, place: Path
-) -> None:
-    s3_proxy.fail("ListObjectsV2", Reply(403, "AccessDenied"), times=None)
-    variables = bucket.through(s3_proxy.url).environment
-    said = one_line_of(background(bucket.url(), place, **variables), SOURCE)
-    assert "AccessDenied 403): no permission; without permission to list, SOURCE must be an array or a group" in said
 
 
 def test_the_permissions_of_the_readme_are_enough(aws_environment: None, mount: Mounter, local: Path) -> None:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 import shardfs
 from tests.cli.conftest import Background
-from tests.support.commands import FAILED, SOURCE, one_line_of, run, run_json
+from tests.support.commands import SOURCE, one_line_of, run, run_json
 from tests.support.daemons import daemon_of
 from tests.support.datasets import files_below
-from tests.support.hasty import hasty
-from tests.support.mounting import PATIENCE, Mounter, command, environment, mount_points
-from tests.support.s3_faults import Hang
-from tests.support.s3_proxy import S3Proxy
-from tests.support.s3_server import ACCESS_KEY, SECRET_KEY, Bucket
+from tests.support.mounting import Mounter, mount_points
+from tests.support.s3_server import SECRET_KEY, Bucket
 
 PREFIX = "some path/data é 100%.zarr"
 TOKEN = "secret-session-token"
@@ -48,12 +41,6 @@ def remote(s3_bucket: Bucket, source: Path, tmp_path: Path, monkeypatch: pytest.
     return Remote(s3_bucket, source)
 
 
-@pytest.fixture
-def at_proxy(remote: Remote, s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_proxy.url)
-    return Remote(remote.bucket.through(s3_proxy.url), remote.local)
-
-
 def test_it_is_mounted_in_the_background_and_shown_as_a_directory_would_be(
     background: Background, remote: Remote, place: Path, mount: Mounter
 ) -> None:
@@ -75,22 +62,6 @@ def test_it_is_mounted_in_the_background_and_shown_as_a_directory_would_be(
     assert run("umount", place).returncode == 0
 
 
-def test_files_that_the_environment_names_are_found_by_the_daemon_too(
-    background: Background, remote: Remote, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "aws").mkdir()
-    (tmp_path / "aws/credentials").write_text(
-        f"[lab]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
-    )
-    (tmp_path / "aws/config").write_text(f"[profile lab]\nendpoint_url = {remote.bucket.endpoint_url}\n")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
-        monkeypatch.delenv(name)
-    files = {"AWS_SHARED_CREDENTIALS_FILE": "aws/credentials", "AWS_CONFIG_FILE": "./aws/config"}
-    done = background("--profile", "lab", remote.url, place, cwd=tmp_path, **files)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (place / "c/0/0").stat().st_size == 24
-
-
 def failed(background: Background, place: Path, words: list[str], source: str, **variables: str) -> str:
     """What a command says that cannot read *source*."""
     if words[0] == "mount":
@@ -104,27 +75,6 @@ def failed(background: Background, place: Path, words: list[str], source: str, *
         assert secret not in said
         assert all(secret not in log.read_text() for log in background.logs.glob("*.log"))
     return said
-
-
-def test_a_command_that_waits_for_an_answer_ends_at_once_with_ctrl_c(at_proxy: Remote, s3_proxy: S3Proxy) -> None:
-    hung = Hang()
-    rule = s3_proxy.fail("GetObject", hung)
-    process = subprocess.Popen(
-        command("verify", at_proxy.url),
-        env=environment() | hasty(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # whatever the tests were started by
-    )
-    try:
-        rule.wait()
-        process.send_signal(signal.SIGINT)
-        output, said = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-        hung.release()
-    assert (process.returncode, output, said.strip()) == (FAILED, "", "Aborted!")
 
 
 def test_what_is_written_is_in_the_bucket_when_umount_returns(

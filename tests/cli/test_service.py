@@ -14,9 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Background
 from tests.cli.test_umount import NEW, kept_busy, stored
-from tests.support.daemons import daemon_of
 from tests.support.mounting import PATIENCE, Mounter
 from tests.support.prepared import TOP
 
@@ -72,24 +70,6 @@ def test_it_says_when_it_answers_what_is_pending_and_that_it_ends(
         assert mounted.process.poll() is None
     assert mounted.process.wait(PATIENCE) == 0
     assert stored(source) == NEW
-
-
-def test_a_socket_may_be_a_file(mount: Mounter, source: Path, tmp_path: Path) -> None:
-    manager = Manager(f"{tmp_path}/notify")
-    mount(source, env={"NOTIFY_SOCKET": manager.address})
-    assert "STATUS=nothing is pending" in manager.hear("READY=1")
-    manager.close()
-
-
-def test_a_mount_in_the_background_says_nothing(
-    background: Background, tmp_path: Path, source: Path, place: Path
-) -> None:
-    """It is no service, whoever started it: the service would be taken for ready, and end with its first process."""
-    variables = {"NOTIFY_SOCKET": f"{tmp_path}/notify", "WATCHDOG_USEC": "200000", "WATCHDOG_PID": "1"}
-    assert background(source, place, is_fresh=True, **variables).returncode == 0
-    environment = Path(f"/proc/{daemon_of(place)}/environ").read_bytes()
-    assert b"NOTIFY_SOCKET" not in environment
-    assert b"WATCHDOG" not in environment
 
 
 def test_the_unit_of_the_docs_is_sound(tmp_path: Path) -> None:

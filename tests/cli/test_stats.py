@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import shardfs
-from shardfs.dataset.statistics import FIGURES
-from shardfs.stores.s3.requests import Counts
 from tests.support.commands import run, run_json
 from tests.support.corpus import GZIP, LITTLE, array, sharding
 from tests.support.datasets import store
-from tests.support.locking import kept_busy
 from tests.support.mounting import PATIENCE, Mounter
-from tests.support.terminal import on_terminal
 
 
 @pytest.fixture
@@ -36,63 +31,6 @@ def dataset(tmp_path: Path) -> Path:
 def read(path: Path) -> None:
     with open(path, "rb", buffering=0) as file:
         assert len(file.read(1000)) == 24
-
-
-def test_requests_bytes_and_loads_are_counted(mount: Mounter, dataset: Path) -> None:
-    root = mount(dataset, metadata_ttl=3600).path
-    before = run_json("stats", "--json", root)
-    assert before["bytes_read"] == before["index_loads"] == before["replaced_shards"] == 0
-    for name in ("image/c/0/0", "image/c/1/1", "image/c/0/0", "image/c/3/3", "whole/c/0/0", "whole/c/0/1"):
-        read(root / name)
-    counts = run_json("stats", "--json", root)
-    assert counts["bytes_read"] == 6 * 24
-    assert counts["requests"]["open"] == 6
-    assert counts["index_loads"] == 3  # two shards of the image, one that is encoded as a whole
-    assert counts["index_bytes"] == 3 * (4 * 16 + 4)
-    assert counts["whole_shard_decodes"] == 1
-    assert counts["index_hits"] > 0
-    assert set(counts["errors"]) <= {"ENOSYS"}  # an answer to the kernel, not to a program
-    assert sorted(os.listdir(root)) == ["damaged", "image", "whole"]
-    assert not [name for name in os.listxattr(root) if name.startswith("user.shardfs")], "asking shows in no listing"
-
-
-def test_a_replaced_shard_and_errors_are_counted_and_the_last_error_is_told(mount: Mounter, dataset: Path) -> None:
-    root = mount(dataset, expect=("unreadable shard", "lookup: ")).path
-    read(root / "image/c/0/0")
-    os.utime(dataset / "image/c/0/0")
-    read(root / "image/c/0/0")
-    assert run_json("stats", "--json", root)["last_error"] is None
-    with pytest.raises(OSError, match="Input/output error"):
-        read(root / "damaged/c/0/0")
-    counts = run_json("stats", "--json", root)
-    assert counts["replaced_shards"] == 1
-    assert counts["errors"]["EIO"] == 1
-    assert "damaged/c/0/0" in counts["last_error"]
-    assert 0 <= time.time() - counts["last_error_timestamp_seconds"] < PATIENCE
-
-
-def test_what_is_pending_is_told_with_its_age_and_why_and_the_last_commit(mount: Mounter, dataset: Path) -> None:
-    root = mount(dataset, write=True).path
-    with ThreadPoolExecutor(1) as beside:
-        with kept_busy(dataset / "image/c/0/0"):
-            began = time.monotonic()
-            (root / "image/c/0/0").write_bytes(b"1" * 24)
-            written = time.monotonic()
-            (root / "image/c/0/1").write_bytes(b"2" * 24)
-            asked = time.monotonic()
-            figures = run_json("stats", "--json", root)
-            assert (figures["pending_chunks"], figures["pending_bytes"]) == (2, 48)
-            assert asked - written <= figures["pending_age_seconds"] <= time.monotonic() - began
-            assert figures["last_commit_timestamp_seconds"] is None
-            flushing = beside.submit(run, "flush", root)  # it waits for the lock
-            while (figures := run_json("stats", "--json", root))["pending_reason"] is None:
-                assert not flushing.done()
-            assert figures["pending_reason"] == "image/c/0/0 is locked by another program"
-        assert flushing.result().returncode == 0
-    figures = run_json("stats", "--json", root)
-    assert (figures["pending_chunks"], figures["pending_reason"]) == (0, None)
-    assert figures["committed_chunks"] == 2
-    assert 0 <= time.time() - figures["last_commit_timestamp_seconds"] < PATIENCE
 
 
 def numbers(text: str) -> dict[str, Any]:
@@ -154,23 +92,3 @@ def test_the_text_and_prometheus_have_the_same_figures(mount: Mounter, dataset: 
         pytest.skip("promtool is not installed")
     done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_every_figure_has_its_row_and_no_label_is_a_path() -> None:
-    names = [figure.name for figure in FIGURES]
-    assert len(names) == len(set(names))
-    assert {name.removeprefix("store_") for name in names if name.startswith("store_")} == set(Counts().as_dict())
-    assert {figure.label for figure in FIGURES} == {"", "request", "errno", "operation"}
-    assert all(figure.help.endswith(".") for figure in FIGURES)
-
-
-def test_watching_goes_on_until_ctrl_c_with_rates(mount: Mounter, dataset: Path) -> None:
-    root = mount(dataset).path
-    with on_terminal("stats", "--watch", root) as terminal:
-        terminal.read_until("uptime")
-        read(root / "image/c/0/0")
-        shown = terminal.read_until("/s\r\n")
-        assert shown.count("\x1b[H\x1b[J") >= 2
-        assert all(len(screen.splitlines()) <= 24 for screen in shown.split("\x1b[H\x1b[J"))
-        terminal.press("\x03")
-        assert terminal.end() == 0

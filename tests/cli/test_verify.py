@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
-from tests.support.commands import SOURCE, one_line_of, run, run_json
-from tests.support.corpus import CASES, LITTLE, array, extension, sharding, write_case
+from tests.support.commands import run, run_json
+from tests.support.corpus import LITTLE, array, extension, sharding
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit, entry, flip, index
 from tests.support.datasets import store
-from tests.support.encoder import chunk_key, shards
 
 
 def problems_of(path: Path, *options: str) -> list[tuple[str, str | None]]:
@@ -19,24 +17,6 @@ def problems_of(path: Path, *options: str) -> list[tuple[str, str | None]]:
     assert report["sound"] is False
     assert all(problem["message"] for problem in report["problems"])
     return [(problem["shard"], problem["chunk"]) for problem in report["problems"]]
-
-
-def test_the_whole_corpus_is_sound(tmp_path: Path) -> None:
-    expected = 0
-    for case in CASES:
-        files, shape = write_case(case, tmp_path / case.name).files, case.document["shape"]
-        for place, origin, _ in shards(case.document):
-            has_elements = all(start < length for start, length in zip(origin, shape, strict=True))
-            expected += has_elements and chunk_key(case.document, place) in files
-    text = run("verify", tmp_path)
-    assert (text.returncode, text.stderr) == (0, "")
-    assert text.stdout == f"{len(CASES)} arrays, {expected} shards: no damage found\n"
-    report = run_json("verify", "--data", "--json", tmp_path)
-    assert (report["sound"], report["problems"], report["arrays"], report["shards"]) == (True, [], len(CASES), expected)
-    assert {item["array"]: item["reason"] for item in report["unchecked"]} == dict.fromkeys(
-        ("opaque-codec", "opaque-serializer", "zero-bytes"),
-        "its chunks have unknown codecs; only the index was checked",
-    )
 
 
 def test_each_kind_of_damage_is_named_with_its_shard_and_chunk(tmp_path: Path) -> None:
@@ -90,25 +70,3 @@ def test_every_array_that_is_not_checked_is_named_with_the_reason(tmp_path: Path
     report = run_json("verify", "--json", "--data", tmp_path)
     assert [item["array"] for item in report["unchecked"]] == ["of-neuroglancer", "plain", "transformed"]
     assert (report["sound"], report["arrays"]) == (True, 1)
-
-
-def test_a_source_that_is_missing_or_empty_is_no_sound_one_by_mistake(tmp_path: Path) -> None:
-    assert "does not exist" in one_line_of(run("verify", tmp_path / "nowhere"), SOURCE)
-    for command in ("verify", "verify --json", "compact", "compact --json"):
-        said = one_line_of(run(*command.split(), tmp_path), SOURCE)
-        assert said.startswith(f"there are no Zarr v3 arrays in {tmp_path}: it is empty; ")
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_directory_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
-    store(tmp_path / "locked", document())
-    store(tmp_path / "open", document())
-    (tmp_path / "locked").chmod(0)
-    prefix = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
-    try:
-        done = run("verify", "--json", tmp_path, prefix=prefix)
-    finally:
-        (tmp_path / "locked").chmod(0o755)
-    report = json.loads(done.stdout)
-    assert (done.returncode, report["arrays"]) == (1, 1)
-    assert [problem["document"] for problem in report["problems"]] == ["locked"]

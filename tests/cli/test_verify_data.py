@@ -96,12 +96,3 @@ def test_a_chunk_of_more_bytes_than_are_decoded_is_named_and_no_damage(tmp_path:
     report = run_json("verify", "--data", "--json", tmp_path / "declared", status=1)
     assert (report["sound"], report["problems"], len(report["too_large"])) == (False, [], len(large) - 1)
     assert run_json("verify", "--json", tmp_path)["sound"] is True  # whose indexes are
-
-
-def test_strings_are_decoded_as_far_as_their_bytes_tell(tmp_path: Path) -> None:
-    strings = document(extension("vlen-utf8"), ZSTD) | {"data_type": "string", "fill_value": ""}
-    store(tmp_path / "strings", strings)
-    assert run_json("verify", "--data", "--json", tmp_path)["sound"] is True
-    path = tmp_path / "strings" / SHARD
-    edit(path, flip(entry(path.read_bytes(), 1)[0] + 1))
-    assert damaged(tmp_path) == ["strings"]

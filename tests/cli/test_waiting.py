@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from shardfs.dataset.statistics import Snapshot
-from shardfs.fuse.progress import Progress
 from tests.cli.conftest import Background
 from tests.support.locking import kept_busy
 from tests.support.mounting import PATIENCE, environment
@@ -82,24 +80,3 @@ def test_elsewhere_and_in_the_log_there_is_a_line_every_ten_seconds(source: Path
     lines = [line for line in log.splitlines() if line.endswith(LOCKED) and "pending" in line]
     assert 1 <= len(lines) <= 2 + (time.monotonic() - began) / 2
     assert f"{source}: 1 chunk is pending (24 B, since " in lines[0]
-
-
-def taken(seconds: float, npending: int, ncommitted: int, **more: object) -> Snapshot:
-    counts = {"committed_chunks": ncommitted, "committed_bytes": 1024 * ncommitted}
-    return Snapshot(
-        uptime_seconds=seconds, pending_chunks=npending, pending_bytes=1024 * npending, counts=counts, **more
-    )
-
-
-def test_the_rate_is_that_of_the_last_seconds() -> None:
-    progress = Progress()
-    assert progress.tell(taken(0, 5000, 0)) == "5,000 chunks are pending (4.9 MiB)"
-    said = progress.tell(taken(10, 4000, 1000, pending_age_seconds=70))
-    assert said == "4,000 chunks are pending (3.9 MiB, since 1 min 10 s); 100 chunks and 100 KiB per second, 40 s left"
-    for seconds in range(11, 40):
-        said = progress.tell(taken(seconds, 4000, 1000, pending_reason="c/0/0: No space left on device"))
-    assert said == "4,000 chunks are pending (3.9 MiB); 0 chunks and 0 B per second; c/0/0: No space left on device"
-    assert progress.tell(taken(50, 0, 5000)) == "nothing is pending"
-    progress = Progress()  # what a store was sent counts before an object is complete
-    progress.tell(taken(0, 1, 0, store={"bytes_sent": 0}))
-    assert "; 0 chunks and 8.0 MiB per second" in progress.tell(taken(2, 1, 0, store={"bytes_sent": 16 * 2**20}))

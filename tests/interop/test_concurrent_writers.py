@@ -12,12 +12,10 @@ from tests.support.mounting import Mounter
 from tests.support.readers import READERS, assert_same
 from tests.support.together import (
     DISJOINT,
-    ROWS_OF_THE_SAME_CHUNKS,
     TENSORSTORE,
-    rows_of_the_same_chunks,
     run_together,
 )
-from tests.support.writers import assert_sound, flush
+from tests.support.writers import assert_sound
 
 SHAPE, CHUNKS = (32, 32), (4, 4)
 
@@ -34,19 +32,6 @@ def test_disjoint_chunks_of_one_shard(mount: Mounter, tmp_path: Path) -> None:
     numbers = np.arange(64, dtype="i4").reshape(8, 8) + 2000
     expected = np.repeat(np.repeat(numbers, 4, axis=0), 4, axis=1)
     assert_same(READERS["zarr"](mounted.path), expected)
-    mounted.unmount()
-    for read in READERS.values():
-        assert_same(read(tmp_path / "source"), expected)
-    assert_sound(tmp_path / "source")
-
-
-def test_tensorstore_updates_parts_of_the_same_chunks(mount: Mounter, tmp_path: Path) -> None:
-    zarr.create_array(str(tmp_path / "source"), shape=(8, 8), shards=(8, 8), chunks=(8, 4), dtype="i4", fill_value=0)
-    mounted = mount(tmp_path / "source", write=True)
-    run_together(mounted.path, TENSORSTORE + ROWS_OF_THE_SAME_CHUNKS)
-    expected = rows_of_the_same_chunks()
-    assert_same(READERS["tensorstore"](mounted.path), expected)
-    flush(mounted)
     mounted.unmount()
     for read in READERS.values():
         assert_same(read(tmp_path / "source"), expected)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import zarr
 
 from tests.support.corpus import CASES, Case, write_case
 from tests.support.datasets import Corpus
@@ -65,20 +62,6 @@ def hierarchy(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) -
     (source / "outer" / "zarr.json").write_text(group(below_outer))
     (source / "outer" / "inner" / "zarr.json").write_text(group())
     return module_mount(source).path
-
-
-def test_consolidated_groups_are_read_by_zarr_python(hierarchy: Path, corpus: Corpus) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        opened = zarr.open_group(str(hierarchy), mode="r", use_consolidated=True)
-        assert opened.metadata.consolidated_metadata is not None
-        half = len(GROUPED) // 2
-        for position, case in list(enumerate(GROUPED))[::6]:  # each by itself is read above
-            path = ("outer/" if position < half else "outer/inner/") + case.name
-            array = opened[path]
-            assert isinstance(array, zarr.Array)
-            assert array.shards is None
-            assert_same(np.asarray(array[...]), corpus.encoded[case.name].values)
 
 
 def test_consolidated_copies_say_what_the_arrays_documents_say(hierarchy: Path) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import zarr
 
-from shardfs.format.lens.v2 import array_documents, edit_array, new_array
+from shardfs.format.lens.v2 import array_documents, edit_array
 from shardfs.format.metadata import ArrayMetadata, parse_document
-from tests.support.clients import ZARR2, open_tensorstore_v2, read_zarr2
+from tests.support.clients import ZARR2, read_zarr2
 
 SHAPE, CHUNK_SHAPE, SEPARATOR = (7, 6), (4, 3), "."
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -72,13 +72,6 @@ FLOAT_CODECS: dict[str, list[dict[str, Any]]] = {
 }
 """Codec chains of arrays of float32."""
 
-TENSORSTORE_READS = (
-    *("codecs " + name for name in ("plain", "big", "gzip", "zstd", "blosc", "reversed", "twice")),
-    *("codecs numcodecs." + name for name in ("zlib", "bz2", "zstd", "gzip", "blosc")),
-    *("type uint64", "big int16", "type float16", "big complex128", "type bool", "type negative infinity"),
-    *("type negative zero", "type float32 as bits", "named"),
-)
-ZARR_3_READS_NOT_AS_V2 = "type nested struct"
 
 DATA_TYPES: dict[str, tuple[Any, Any]] = {
     **{f"{kind}int{bits}": (f"{kind}int{bits}", 7) for kind in ("", "u") for bits in (8, 16, 32)},
@@ -269,94 +262,3 @@ for name in names:
     ZARR2.run(program, tmp_path / "v2", *values)
     for name in values:
         assert_edited(tmp_path / "v2" / name, [10, 2], new=2**70)
-
-
-def test_what_others_write_over_a_document_is_taken_as_what_it_changed(
-    converted: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    root, values = converted
-    for name in set(values) - {ZARR_3_READS_NOT_AS_V2}:
-        path = shutil.copytree(root / "v2" / name, tmp_path / "zarr" / name)
-        array = zarr.open_array(path, mode="r+", zarr_format=2)
-        array.update_attributes({"new": 2**70})
-        if array.ndim:
-            array.resize((3, 12))
-        assert_edited(path, [3, 12], new=2**70)
-    for name in TENSORSTORE_READS:
-        path = shutil.copytree(root / "v2" / name, tmp_path / "tensorstore" / name)
-        open_tensorstore_v2(path).resize(exclusive_max=[8, 2], expand_only=False).result()
-        assert_edited(path, [8, 2])
-
-
-NEW = """
-import sys, numpy, zarr, numcodecs as nc
-root, separator, found = sys.argv[1:]
-ints = numpy.arange(42, dtype="i2").reshape(7, 6) * 3
-words = numpy.array(["", "a", "ünï"] * 14, object).reshape(7, 6)
-mixed = numpy.zeros((7, 6), [("a", "<i4"), ("b", "S3"), ("c", [("d", "<f8")])])
-mixed["a"] = ints
-cases = {
-    "default": (ints, {}),
-    "plain": (ints, dict(compressor=None)),
-    "fortran": (ints, dict(order="F", compressor=nc.Zstd(3, checksum=True))),
-    "big": (ints.astype(">i2"), dict(compressor=nc.GZip(5))),
-    "unnormal": (ints, dict(fill_value=None, filters=[], compressor=nc.Zlib(2))),
-    "lzma": (ints, dict(compressor=nc.LZMA(preset=1))),
-    "bz2": (ints, dict(compressor=nc.BZ2(2))),
-    "lz4": (ints, dict(compressor=nc.LZ4(2))),
-    "shuffle": (ints, dict(filters=[nc.Shuffle(2)], compressor=nc.Zlib(2))),
-    "blosc": (ints, dict(compressor=nc.Blosc("zstd", 3, nc.Blosc.AUTOSHUFFLE))),
-    "bytes blosc": (ints.astype("u1"), dict(compressor=nc.Blosc("lz4", 3, nc.Blosc.AUTOSHUFFLE))),
-    "checked": (ints, dict(filters=[nc.Zstd(1)], compressor=nc.registry.get_codec({"id": "crc32c"}))),
-    "crc32": (ints, dict(compressor=nc.CRC32())),
-    "adler32": (ints, dict(compressor=nc.Adler32())),
-    "fletcher32": (ints, dict(compressor=nc.Fletcher32())),
-    "delta": (ints, dict(filters=[nc.Delta("<i2")])),
-    "scaled delta": (ints.astype("f4"), dict(
-        filters=[nc.FixedScaleOffset(0, 10, "<f4", "<i4"), nc.Delta("<i4")], fill_value="NaN")),
-    "quantize": (ints.astype("f8"), dict(filters=[nc.Quantize(2, "<f8")], fill_value=float("inf"))),
-    "astype": (ints, dict(filters=[nc.AsType("<i4", "<i2")])),
-    "delta of bytes": (ints.astype("u1"), dict(filters=[nc.Delta("|u1")])),
-    "packed": (ints > 20, dict(filters=[nc.PackBits()])),
-    "bool": (ints > 20, dict(fill_value=True)),
-    "uint64": (ints.astype("u8"), dict(fill_value=2**64 - 1)),
-    "complex": (ints.astype("c16"), dict(fill_value=1 + 2j)),
-    "datetime": (ints.astype("M8[10ns]"), dict(fill_value=numpy.datetime64("NaT"))),
-    "timedelta": (ints.astype(">m8[D]"), dict(fill_value=7)),
-    "unicode": (words.astype("U4"), dict(fill_value="x")),
-    "bytes": (ints.astype("S5"), dict(fill_value=b"ab")),
-    "raw": (ints.view("V2"), dict(fill_value=b"\\x01\\x02")),
-    "struct": (mixed, dict()),
-    "strings": (words, dict(object_codec=nc.VLenUTF8())),
-    "byte strings": (numpy.array([w.encode() for w in words.flat], object).reshape(7, 6),
-                     dict(object_codec=nc.VLenBytes(), compressor=nc.GZip(1))),
-}
-values = {}
-for name, (data, options) in cases.items():
-    array = zarr.open_array(f"{root}/{name}", mode="w", shape=(7, 6), chunks=(4, 3), dtype=data.dtype,
-                            dimension_separator=separator, **options)
-    written = 7 if array.fill_value is None else 4  # or the rest is what memory holds
-    array[:written] = data[:written]
-    array.attrs.update({"_ARRAY_DIMENSIONS": ["y", "x"], "units": "mm"})
-    values[name] = array[...]
-numpy.savez(found, **values)
-"""
-
-
-def test_zarr_python_3_reads_as_v3_what_zarr_python_2_wrote(tmp_path: Path) -> None:
-    (tmp_path / "v2").mkdir()
-    ZARR2.run(NEW, tmp_path / "v2", SEPARATOR, tmp_path / "values.npz")
-    with np.load(tmp_path / "values.npz", allow_pickle=True) as written:
-        values = dict(written)
-    for name in values:  # the chunks with our documents
-        v2, v3 = tmp_path / "v2" / name, tmp_path / "v3" / name
-        v3.mkdir(parents=True)
-        array = new_array((v2 / ".zarray").read_bytes(), (v2 / ".zattrs").read_bytes(), SEPARATOR)
-        (v3 / "zarr.json").write_text(json.dumps(array.document))
-        move_chunks(v2, v3, to_v2=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = {name: zarr.open_array(tmp_path / "v3" / name, mode="r") for name in values}
-        assert [name for name, array in found.items() if not same(array[...], values[name])] == []
-    assert {array.metadata.dimension_names for array in found.values()} == {("y", "x")}
-    assert all(dict(array.attrs) == {"units": "mm"} for array in found.values())

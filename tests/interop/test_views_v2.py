@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.clients import ZARR2, open_tensorstore_v2, output_of, read_gdal, read_zarr2, system_tool
+from tests.support.clients import output_of, read_gdal, read_zarr2, system_tool
 from tests.support.corpus import CASES
 from tests.support.datasets import Corpus
 from tests.support.mounting import Mounter
 from tests.support.readers import assert_same
-from tests.support.viewed import ATTRIBUTES, WITH_V2_FORM, Viewed, write_source
+from tests.support.viewed import WITH_V2_FORM, Viewed, write_source
 
 MADE_BY = {"made by": "a test"}
 SIZES = {"z": 20, "y": 24, "x": 28}
@@ -34,27 +34,6 @@ def test_the_array_without_a_v2_form_is_left_out_and_the_log_says_why(viewed: Vi
     assert "turned" in viewed.mount.log
 
 
-def test_zarr_python_2_reads_the_consolidated_group(viewed: Viewed, tmp_path: Path) -> None:
-    assert ZARR2.complaint("import sys, zarr; zarr.open_group(sys.argv[1], mode='r')", viewed.source) == (
-        "zarr.errors.GroupNotFoundError: group not found at path ''"
-    )
-    program = """
-import json, sys, numpy, zarr
-found, root, attributes, *names = sys.argv[1:]
-consolidated, group = zarr.open_consolidated(root, mode="r"), zarr.open_group(root, mode="r")
-for opened in (consolidated, group):
-    assert sorted(name for name, _ in opened.arrays()) == sorted(names), list(opened.arrays())
-    assert dict(opened.attrs) == {"made by": "a test"}, dict(opened.attrs)
-    assert dict(opened["image"].attrs) == json.loads(attributes), dict(opened["image"].attrs)
-    assert opened["reversed"].order == "F" and opened["big"].dtype.str == ">f8"
-numpy.savez(found, **{name: consolidated[name][...] for name in names})
-"""
-    attributes = json.dumps(ATTRIBUTES | {"_ARRAY_DIMENSIONS": ["z", "y", "x"]})
-    found = ZARR2.arrays(program, tmp_path, viewed.root, attributes, *WITH_V2_FORM)
-    for name in WITH_V2_FORM:
-        assert np.array_equal(found[name], viewed.values[name]), name
-
-
 def test_gdal_reads_all_arrays_and_makes_a_tiff_of_a_plane(viewed: Viewed, tmp_path: Path) -> None:
     native = system_tool("gdal_translate", str(viewed.source / "plane"), str(tmp_path / "never.tif"))
     assert native.returncode == 1
@@ -73,14 +52,6 @@ def test_gdal_reads_all_arrays_and_makes_a_tiff_of_a_plane(viewed: Viewed, tmp_p
         output_of("gdal_translate", "-q", dataset, tiff)
         output_of("gdal_translate", "-q", "-of", "ENVI", tiff, raw)
         assert raw.read_bytes() == viewed.values["plane"].tobytes()
-
-
-def test_the_zarr_driver_of_tensorstore_reads_all_arrays(viewed: Viewed) -> None:
-    with pytest.raises(ValueError, match=r'Error opening "zarr" driver: Metadata at local file ".*/\.zarray" does not'):
-        open_tensorstore_v2(viewed.source / "image")
-    for name in WITH_V2_FORM:
-        opened = open_tensorstore_v2(viewed.root / name)
-        assert np.array_equal(opened.read().result(), viewed.values[name]), name
 
 
 WITHOUT_V2_FORM = {

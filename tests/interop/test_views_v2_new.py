@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorstore
 import zarr
 
 from tests.support.clients import ZARR2
 from tests.support.datasets import files_below
-from tests.support.mounting import PATIENCE, Mounter
+from tests.support.mounting import Mounter
 from tests.support.writers import assert_sound, tool
 
 MAKE = """
@@ -92,59 +90,4 @@ def test_a_consolidated_dataset_becomes_v3_in_whatever_order_its_files_come(moun
         assert arrays["scalar"][...] == 3.5
         assert {path for path, array in arrays.items() if array.shards is None} == {"scalar"}
         assert dict(arrays["a"].attrs) == {"unit": "m", "_FillValue": 0}, "as xarray takes the fill value of v2"
-    assert_sound(source)
-
-
-def test_the_zarr_driver_of_tensorstore_creates_resizes_and_deletes(mount: Mounter, tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="2,4", arguments=["--view=v2"])
-
-    def opened(name: str, **members: Any) -> tensorstore.TensorStore:
-        kvstore = {"driver": "file", "path": f"{mounted.path / name}/"}
-        return tensorstore.open({"driver": "zarr", "kvstore": kvstore, **members}, read=True, write=True).result()
-
-    metadata = {"shape": [10, 12], "dtype": "<u2", "chunks": [2, 3], "compressor": {"id": "zstd", "level": 1}}
-    values = np.arange(1, 121, dtype="u2").reshape(10, 12)
-    array = opened("a", create=True, metadata=metadata)
-    array[...].write(values).result()
-    array = array.resize(exclusive_max=[4, 20]).result().resize(exclusive_max=[10, 20]).result()
-    array[9, 19].write(3).result()
-    expected = np.zeros((10, 20), "u2")
-    expected[:4, :12], expected[9, 19] = values[:4], 3
-    assert np.array_equal(array.read().result(), expected)
-    opened("b", create=True, metadata=metadata)[...].write(values).result()
-    opened("b", create=True, delete_existing=True, metadata=metadata)
-    del array
-    assert sorted(files_below(mounted.path / "b")) == [".zarray"]
-    mounted.unmount()
-    for name, data in (("a", expected), ("b", np.zeros((10, 12), "u2"))):
-        stored = zarr.open_array(str(tmp_path / "source" / name), mode="r")
-        assert np.array_equal(stored[...], data)
-        assert stored.shards == (4, 12)
-    assert_sound(tmp_path / "source")
-
-
-APPEND = """
-import sys, numpy, zarr
-group = zarr.open_group(sys.argv[1], mode="r+")
-for i in range(int(sys.argv[2]), 16, 4):
-    group["a"][i] = i
-    group["a"].attrs.put({"last": i})
-    group.create_dataset(f"new-{i}", data=numpy.full((2, 2), i), chunks=(1, 1), compressor=None)
-"""
-
-
-def test_several_processes_write_one_shard_its_attributes_and_new_arrays(mount: Mounter, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    group = zarr.create_group(str(source))
-    group.create_array("a", shape=(16, 8), chunks=(1, 4), shards=(16, 8), dtype="i4")
-    mounted = mount(source, write=True, shards="2", arguments=["--view=v2", "--decode"])
-    running = [subprocess.Popen([ZARR2.python, "-c", APPEND, mounted.path, str(i)]) for i in range(4)]
-    assert [process.wait(4 * PATIENCE) for process in running] == [0] * 4
-    mounted.unmount()
-    group = zarr.open_group(str(source), mode="r")
-    assert np.array_equal(group["a"][...], np.broadcast_to(np.arange(16)[:, None], (16, 8)))  # type: ignore[index]
-    assert group["a"].attrs["last"] in range(12, 16)
-    for i in range(16):
-        assert np.array_equal(group[f"new-{i}"][...], np.full((2, 2), i))  # type: ignore[index]
     assert_sound(source)

@@ -13,7 +13,7 @@ from tests.support.clients import CLOUD_VOLUME, RASTERIO
 from tests.support.corpus import GZIP, LITTLE, array, ramp, sharding
 from tests.support.datasets import store
 from tests.support.mounting import Mounter
-from tests.support.readers import READERS, assert_same, read_tensorstore, read_zarr
+from tests.support.readers import READERS, assert_same
 from tests.support.viewed import DOCUMENTS, Viewed, write_source
 
 
@@ -29,27 +29,6 @@ def viewed(module_mount: Mounter, tmp_path_factory: pytest.TempPathFactory) -> V
 @pytest.fixture(scope="module")
 def decoded(viewed: Viewed, module_mount: Mounter) -> Viewed:
     return Viewed(module_mount(viewed.source, arguments=["--decode"]), viewed.source, viewed.values)
-
-
-def test_zarr_python_3_reads_what_it_refuses_natively(viewed: Viewed) -> None:
-    with pytest.raises(ValueError, match=r"Unknown chunk grid\. Got rectilinear\."):
-        read_zarr(viewed.source / "rectilinear")
-    for name in ("reversed", "turned"):
-        with pytest.raises(ValueError, match=r"`chunk_shape` \(got \(20, 12, 28\)\) needs to be divisible by"):
-            read_zarr(viewed.source / name)
-    group = zarr.open_group(str(viewed.root), mode="r", use_consolidated=True)
-    assert sorted(group.array_keys()) == sorted(DOCUMENTS)
-    for name in DOCUMENTS:
-        assert np.array_equal(np.asarray(group[name]), viewed.values[name]), name
-
-
-def test_tensorstore_reads_what_it_refuses_natively(viewed: Viewed) -> None:
-    with pytest.raises(ValueError, match="is not compatible with subsequent bytes -> bytes codecs"):
-        read_tensorstore(viewed.source / "wrapped")
-    with pytest.raises(ValueError, match='Error parsing object member "chunk_grid"'):
-        read_tensorstore(viewed.source / "rectilinear")
-    for name, values in viewed.values.items():
-        assert_same(read_tensorstore(viewed.root / name), values)
 
 
 def test_rasterio_reads_planes_and_cubes(viewed: Viewed, decoded: Viewed, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from tests.support.writers import (
     flush,
     open_tensorstore,
     tool,
-    write_zarr,
 )
 
 BY_NAME = {case.name: case for case in CASES}
@@ -141,50 +139,6 @@ def test_a_history_leaves_what_it_leaves_in_a_plain_directory(
     assert_same(READERS["zarr"](mount(tmp_path / "source").path / name), expected)
 
 
-def test_zarr_python_manages_groups_and_arrays(mount: Mounter, tmp_path: Path) -> None:
-    """The same calls on the mount and in a plain directory; then what is stored is compared."""
-    (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True, shards="4")
-    for root in (mounted.path, tmp_path / "plain"):
-        group = zarr.open_group(str(root), mode="a", attributes={"title": "root"})
-        image = group.create_array(
-            "image", shape=(8, 10), chunks=(2, 2), dtype="i4", fill_value=7, dimension_names=("y", "x")
-        )
-        image[:] = 1
-        image[0:2, 0:4] = 7  # two chunks go
-        image.attrs["unit"] = "m"
-        image.append(np.full((3, 10), 5, "i4"), axis=0)
-        image.resize((5, 13))
-        image.resize((9, 13))
-        group.create_array("gone", data=np.ones((4, 4)), chunks=(2, 2))
-        del group["gone"]
-        deep = group.require_group("deep")
-        deep.create_array("again", data=np.ones((9, 9), "u1"), chunks=(2, 2))
-        deep.create_array("again", data=np.full((6, 6), 3, "u1"), chunks=(3, 3), overwrite=True)
-        zarr.open_array(str(root / "mode-w"), mode="w", shape=(6, 6), chunks=(3, 3), dtype="u2")[:] = 1
-        zarr.open_array(str(root / "mode-w"), mode="w", shape=(6,), chunks=(3,), dtype="u2")[:] = 2
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Consolidated metadata")
-            zarr.consolidate_metadata(str(root))
-    names = ("image", "deep/again", "mode-w")
-    documents = ("", "deep", *names)
-    assert files_below(mounted.path).keys() == files_below(tmp_path / "plain").keys()
-    for name in documents:
-        assert document_of(mounted.path / name) == document_of(tmp_path / "plain" / name)
-    mounted.unmount()
-    assert_sound(tmp_path / "source")
-    for name in names:
-        for read in READERS.values():
-            assert_same(read(tmp_path / "source" / name), READERS["zarr"](tmp_path / "plain" / name))
-    opened = zarr.open_group(str(tmp_path / "source"), mode="r", use_consolidated=True)
-    assert sorted(path for path, _ in opened.members(max_depth=None)) == ["deep", "deep/again", "image", "mode-w"]
-    for name in names:
-        stored = opened[name]
-        assert isinstance(stored, zarr.Array)
-        assert stored.shards is not None
-        assert_same(np.asarray(stored[...]), READERS["zarr"](tmp_path / "plain" / name))
-
-
 TOOLS = {
     "cp": lambda new, chunk: tool("cp", new, chunk),
     "cat": lambda new, chunk: tool("sh", "-c", f"cat '{new}' > '{chunk}'"),
@@ -255,41 +209,3 @@ def test_tools_change_parts_of_chunks_documents_and_trees(mount: Mounter, tmp_pa
     for read in READERS.values():
         assert_same(read(tmp_path / "source" / "one"), expected)
     assert_sound(tmp_path / "source")
-
-
-def test_an_array_is_renamed_with_its_chunks(mount: Mounter, tmp_path: Path) -> None:
-    case = BY_NAME["nested-2"]
-    for name in ("committed", "pending"):
-        (tmp_path / "source" / name).mkdir(parents=True)
-        (tmp_path / "source" / name / "zarr.json").write_text(json.dumps(case.document))
-    mounted = mount(tmp_path / "source", write=True)
-    for name in ("committed", "pending"):
-        write_zarr(mounted.path / name, case.values)
-        if name == "committed":
-            flush(mounted)
-        tool("mv", mounted.path / name, mounted.path / f"new-{name}")
-        assert_same(READERS["tensorstore"](mounted.path / f"new-{name}"), case.values)
-    assert sorted(os.listdir(mounted.path)) == ["new-committed", "new-pending"]
-    mounted.unmount()
-    for name in ("committed", "pending"):
-        for read in READERS.values():
-            assert_same(read(tmp_path / "source" / f"new-{name}"), case.values)
-    assert_sound(tmp_path / "source")
-
-
-def test_zarr_python_removes_and_overwrites_an_array_after_a_shrink(mount: Mounter, tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    zarr.create_array(str(tmp_path / "source"), name="a", shape=(4, 4), chunks=(1, 1), shards=(2, 2), dtype="i4")
-    mounted = mount(tmp_path / "source", write=True, shards="2,2")
-    root = str(mounted.path)
-    for shape in ((2, 2), (3, 3)):  # of what was stored before, and of what is made through the mount
-        if shape == (3, 3):
-            array = zarr.create_array(root, name="a", shape=(4, 4), chunks=(1, 1), dtype="i4", overwrite=True)
-        else:
-            array = zarr.open_array(root, path="a", mode="a")
-        array[...] = 1
-        array.resize(shape)
-    zarr.create_array(root, name="a", shape=(3,), chunks=(1,), dtype="i4", overwrite=True)[...] = 2
-    assert np.array_equal(READERS["zarr"](mounted.path / "a"), np.full(3, 2))
-    mounted.unmount()
-    assert not (tmp_path / "source/.shardfs").exists()
