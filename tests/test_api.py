@@ -1,10 +1,13 @@
-"""`shardfs.open`: metadata and inner chunks without FUSE."""
+"""`shardfs.open`: metadata and inner chunks without FUSE; `shardfs.mount`: a mount for the length of a block."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +15,13 @@ import pytest
 
 import shardfs
 from shardfs import errors
+from shardfs.fuse.options import MountOptions
 from tests.support.changing import ChangingArray
 from tests.support.corpus import CASES, GZIP, LITTLE, array, write_case
+from tests.support.daemons import end_mounts_below
 from tests.support.damage import ENTRY_FAULTS, SHARD, SHARD_FAULTS, document, edit
-from tests.support.datasets import store
-from tests.support.encoder import Encoded
+from tests.support.datasets import files_below, store
+from tests.support.mounting import mount_points
 
 
 @pytest.fixture
@@ -34,15 +39,9 @@ def dataset(tmp_path: Path) -> Path:
     return source
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Encoded]]:
-    root = tmp_path_factory.mktemp("corpus")
-    return root, {case.name: write_case(case, root / case.name) for case in CASES}
-
-
-def test_every_inner_chunk_of_the_corpus_is_read(corpus: tuple[Path, dict[str, Encoded]]) -> None:
-    root, encoded = corpus
-    opened = shardfs.open(root)
+def test_every_inner_chunk_of_the_corpus_is_read(tmp_path: Path) -> None:
+    encoded = {case.name: write_case(case, tmp_path / case.name) for case in CASES}
+    opened = shardfs.open(tmp_path)
     for case in CASES:
         node = opened[case.name]
         inner_shape = node.metadata["chunk_grid"]["configuration"]["chunk_shape"]
@@ -62,16 +61,14 @@ def test_groups_and_plain_arrays_have_metadata_and_no_inner_chunks(dataset: Path
             opened[path].read_chunk((0, 0))
 
 
-@pytest.mark.parametrize("path", ["nowhere", "image/c", "image/zarr.json", "group/plain/c/0", "a\0b", "x" * 300])
-def test_what_is_no_node_is_not_found(dataset: Path, path: str) -> None:
-    with pytest.raises(errors.NotFoundError):
-        shardfs.open(dataset)[path]
-
-
-@pytest.mark.parametrize("path", ["..", "../data set", "group/../../data set/image"])
-def test_no_path_leads_out_of_the_source(dataset: Path, path: str) -> None:
-    with pytest.raises(errors.ShardfsError):
-        shardfs.open(dataset)[path]
+def test_what_is_no_node_is_not_found_and_no_path_leads_out_of_the_source(dataset: Path) -> None:
+    opened = shardfs.open(dataset)
+    for path in ("nowhere", "image/c", "image/zarr.json", "group/plain/c/0", "a\0b", "x" * 300):
+        with pytest.raises(errors.NotFoundError):
+            opened[path]
+    for path in ("..", "../data set", "group/../../data set/image"):
+        with pytest.raises(errors.ShardfsError):
+            opened[path]
 
 
 def test_coordinates_outside_the_grid_are_an_index_error(dataset: Path) -> None:
@@ -120,3 +117,47 @@ def test_importing_shardfs_loads_neither_numpy_nor_fuse() -> None:
     names = {"MountOptions", "Report", "StoreOptions", "__version__", "mount", "open", "pack", "unpack"}
     assert set(shardfs.__all__) == names
     assert all(getattr(shardfs, name) is not None for name in shardfs.__all__)
+
+
+@pytest.fixture
+def no_mount_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("this machine has no /dev/fuse")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield
+    end_mounts_below(tmp_path)
+
+
+@pytest.mark.usefixtures("no_mount_left")
+def test_a_mount_ends_with_the_exception_that_leaves_its_block(dataset: Path) -> None:
+    with pytest.raises(KeyError, match="mine"), shardfs.mount(str(dataset)) as path:
+        raise KeyError("mine")
+    assert str(path) not in mount_points()
+    assert not path.exists()
+
+
+@pytest.mark.usefixtures("no_mount_left")
+def test_what_cannot_be_mounted_is_an_error_of_shardfs(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(errors.SourceError, match="does not exist"), shardfs.mount(tmp_path / "nowhere"):
+        pass
+    with pytest.raises(errors.MountPointError, match="mkdir -p"), shardfs.mount(dataset, tmp_path / "nowhere"):
+        pass
+    with (
+        pytest.raises(errors.MountPointError, match="lies inside the source"),
+        shardfs.mount(dataset, dataset / "image"),
+    ):
+        pass
+    bad = MountOptions(fuse_options=("nonsense",))
+    with pytest.raises(errors.ShardfsError, match="nonsense"), shardfs.mount(dataset, options=bad):
+        pass
+    assert not [path for path in mount_points() if path.startswith(str(tmp_path))]
+
+
+@pytest.mark.usefixtures("no_mount_left")
+def test_a_block_that_leaves_a_file_open_is_told_so_and_nothing_is_deleted_through_the_mount(dataset: Path) -> None:
+    before = files_below(dataset)
+    with pytest.raises(errors.MountPointError, match="busy"), shardfs.mount(dataset) as path:
+        file = open(path / "image/c/0/0", "rb")  # noqa: SIM115
+    with file:
+        assert file.read() == shardfs.open(dataset)["image"].read_chunk((0, 0))
+    assert files_below(dataset) == before

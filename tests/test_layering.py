@@ -18,7 +18,6 @@ PURE = sorted((SOURCE / "format").rglob("*.py"))
 HEIGHTS = {"errors": 0, "format": 1, "stores": 1, "dataset": 2, "vfs": 3, "fuse": 4, "bulk": 4}
 TOP = 5
 """The height of the command line, and of everything else beside the rooms."""
-ROOMS = [room for room in HEIGHTS if room != "errors"]
 S3_CLIENTS = {"obstore", "boto3", "botocore", "urllib3", "s3transfer", "aiobotocore", "s3fs", "fsspec"}
 KNOW_S3_CLIENTS = {f"stores/s3/{name}.py" for name in ("errors", "session")}
 

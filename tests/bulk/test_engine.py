@@ -1,16 +1,23 @@
-"""The engine: every task is done or named, whoever dies over it, and no more are held than have room."""
+"""The engine: every task is done or named, whoever dies over it; Ctrl-C waits for what runs, and no process is left."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from shardfs.bulk.engine import Outcome, run_tasks
 from tests.bulk.tasks import Corrupt, Deadly, Faulty, Task
+from tests.support.mounting import PATIENCE, environment
 
 
 async def each(tasks: Iterable[Task]) -> AsyncIterator[Task]:
@@ -52,3 +59,81 @@ def test_a_task_over_which_processes_die_is_to_blame_and_all_others_are_done(tmp
     failed = {outcome.task.name: str(outcome.error) for outcome in outcomes if outcome.error is not None}
     assert failed == {"always": "each process that worked on it died; is there enough memory?"}
     assert len(list((tmp_path / "always").iterdir())) == 3
+
+
+class Run:
+    """Two processes that both wait for the lock of a directory, and the one that has them do tasks."""
+
+    def __init__(self, where: Path) -> None:
+        self._fd = os.open(where, os.O_RDONLY)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        command = ["env", "--default-signal=INT", sys.executable, "-m", "tests.bulk.waiting", where]
+        self.process = subprocess.Popen(
+            command,
+            env=environment(),
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,  # or `communicate` would miss what was read ahead of a line
+        )
+        self.said: list[list[str]] = []
+        assert [self.read(), self.read()] == ["begun", "begun"]
+
+    def read(self) -> str:
+        """Return the first word of what is said next."""
+        assert self.process.stdout is not None
+        self.said.append(self.process.stdout.readline().decode().split())
+        return self.said[-1][0]
+
+    def press(self) -> None:
+        """Press Ctrl-C, as a terminal does: all of its processes are told."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def unlock(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def end(self) -> int:
+        """Return the status, when every process is gone that could say something."""
+        said, _ = self.process.communicate(timeout=PATIENCE)
+        self.said += [line.split() for line in said.decode().splitlines()]
+        return self.process.returncode
+
+    def tasks(self, what: str) -> set[str]:
+        return {words[1] for words in self.said if words[0] == what}
+
+    def close(self) -> None:
+        os.close(self._fd)
+        self.process.kill()
+        self.process.communicate(timeout=PATIENCE)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Run]:
+    started = Run(tmp_path)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def test_on_ctrl_c_what_runs_is_waited_for_and_nothing_else_begins(running: Run) -> None:
+    running.press()
+    assert running.read() == "waiting"
+    running.unlock()
+    assert running.end() == -signal.SIGINT
+    assert running.tasks("begun") == running.tasks("done") == running.tasks("told")
+    assert 2 <= len(running.tasks("told")) <= 5  # a pool is ahead of its processes by one more than there are
+
+
+def test_a_second_ctrl_c_waits_for_nothing(running: Run) -> None:
+    running.press()
+    assert running.read() == "waiting"
+    running.press()
+    assert running.end() == -signal.SIGINT
+    assert not running.tasks("done")
+
+
+def test_no_process_outlives_the_one_that_started_it(running: Run) -> None:
+    running.process.kill()
+    assert running.end() == -signal.SIGKILL
+    assert not running.tasks("done")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zarr
 
-from tests.bulk.test_pack import pack, write_v3
+import shardfs
+from tests.bulk.test_pack import pack, write_v2, write_v3
 from tests.support.commands import FAILED, run
 from tests.support.corpus import CASES, write_case
 from tests.support.damage import edit, flip
@@ -78,3 +83,113 @@ def test_a_link_out_of_the_source_is_named_and_not_followed(tmp_path: Path) -> N
         assert done.returncode == FAILED
         assert "left out: link is a link that leads out of the dataset" in done.stderr
         assert not (tmp_path / command / "link").exists()
+
+
+def differences(source: Path, made: Path) -> list[str]:
+    done = run("verify", "--jobs", "1", source, made)
+    lines = done.stdout.splitlines()
+    assert done.returncode == (FAILED if lines[:-1] else 0), str(done)
+    return lines[:-1]
+
+
+@pytest.mark.parametrize(
+    ("write", "options", "view"), [(write_v3, ["--codecs", "gzip"], ["v2"]), (write_v2, [], ["v2", "--decode"])]
+)
+def test_what_was_packed_and_unpacked_is_the_same_however_it_is_stored(
+    tmp_path: Path, write: Callable[[Path], None], options: list[str], view: list[str]
+) -> None:
+    source = tmp_path / "source"
+    write(source)
+    words = np.array([f"word {number}" for number in range(64)], dtype=object)
+    if options:
+        zarr.create_array(source / "words", shape=(64,), chunks=(4,), dtype=str)[...] = words  # type: ignore[type-var]
+    pack(source, tmp_path / "packed", "--shard-size", "20K", *options)
+    assert differences(source, tmp_path / "packed") == []
+    if options:
+        packed = zarr.open_array(tmp_path / "packed/words")
+        assert packed.shards == (64,)
+        assert packed[...].tolist() == words.tolist()  # type: ignore[union-attr]
+    assert run("unpack", "--jobs", "1", "--view", *view, tmp_path / "packed", tmp_path / "made").returncode == 0
+    assert differences(source, tmp_path / "made") == []
+
+
+def test_whatever_differs_is_named(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_v3(source)
+    pack(source, made, "--shards", "2")
+    changed = zarr.open_group(made, use_consolidated=False)
+    changed["image"][0, 0, 0] += 1
+    changed["below/few"][...] = np.zeros(30)
+    changed.create_array("more", shape=(3,), chunks=(3,), dtype="i4")
+    (made / "below/table/c/1/1").unlink()
+    (made / "notes/more.bin").write_bytes(b"x")
+    (made / "README.txt").unlink()
+    document = json.loads((made / "point/zarr.json").read_text())
+    (made / "point/zarr.json").write_text(json.dumps(document | {"attributes": {"a": 1}}))
+    assert sorted(differences(source, made)) == [
+        "README.txt: is missing in DEST",
+        *(
+            f"below/few/chunk {i} {'is missing' if (made / f'below/few/c/{i}').exists() is False else 'differs'}"
+            for i in range(3)
+        ),
+        *(f"below/table/chunk {i}/{j} is missing" for i in (2, 3) for j in (2, 3)),
+        "image/chunk 0/0/0 differs",
+        "more is in DEST only",
+        "notes/more.bin: differs",
+        "point: other attributes",
+    ]
+
+
+def test_equal_bytes_of_other_codecs_are_other_values(tmp_path: Path) -> None:
+    stored = {"shape": (4,), "chunks": (2,), "dtype": "u2", "compressors": None}
+    for name in ("little", "big"):
+        serializer = zarr.codecs.BytesCodec(endian=name)
+        zarr.create_array(tmp_path / name, serializer=serializer, **stored)
+    zarr.open_array(tmp_path / "little")[...] = [1, 2, 0x101, 0x202]
+    shutil.copytree(tmp_path / "little/c", tmp_path / "big/c")
+    assert differences(tmp_path / "little", tmp_path / "big") == ["chunk 0 differs"]
+
+
+def test_chunks_of_gigabytes_are_named_and_not_read(tmp_path: Path) -> None:
+    write_v3(tmp_path / "source")
+    shutil.copytree(tmp_path / "source", tmp_path / "made")
+    os.truncate(tmp_path / "made/below/few/c/1", 2**40)
+    for name in ("source", "made"):
+        zarr.create_array(tmp_path / name / "huge", shape=(2**41,), chunks=(2**40,), dtype="u1", compressors=None)
+    (tmp_path / "source/huge/c").mkdir()
+    (tmp_path / "source/huge/c/0").write_bytes(b"short")
+    assert sorted(differences(tmp_path / "source", tmp_path / "made")) == [
+        "below/few/chunk 1: 1,099,511,627,776 bytes are too many to be compared",
+        "huge/chunk 0: 1,099,511,627,776 bytes are too many to be compared",
+    ]
+
+
+def test_from_python_an_executor_does_the_work_and_tells_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    write_v3(tmp_path / "source")
+    told: list[tuple[int, int]] = []
+    with ThreadPoolExecutor(2) as executor:
+        report = shardfs.pack(
+            tmp_path / "source",
+            tmp_path / "packed",
+            shards=(2, 2, 2),
+            codecs="gzip",
+            executor=executor,
+            progress=lambda report: told.append((report.done, report.nbytes)),
+        )
+        assert not report.problems
+        assert report.stored > 10
+        assert told == sorted(told)
+        assert told[0] == (0, 0)
+        assert told[-1] == (report.total, report.nbytes)
+        again = shardfs.pack(
+            tmp_path / "source", tmp_path / "packed", shards=(2, 2, 2), codecs="gzip", sync=True, executor=executor
+        )
+        assert (again.stored, again.nbytes) == (0, 0)
+        assert again.unchanged >= report.stored
+        assert not shardfs.unpack(tmp_path / "packed", tmp_path / "npy", view="npy", executor=executor).problems
+    assert np.array_equal(np.load(tmp_path / "npy/below/few.npy"), np.arange(30))
+    with pytest.raises(shardfs.errors.UsageError, match="is not empty"):
+        shardfs.pack(tmp_path / "source", tmp_path / "packed")

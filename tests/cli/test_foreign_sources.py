@@ -1,4 +1,4 @@
-"""Sources without a sharded array of Zarr v3: `info` and `mount` say what they are, and what to do."""
+"""Sources that are not as they should be: `info` and `mount` say what they are, and show what is sound in them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,67 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Background
-from tests.support.commands import SOURCE, one_line_of, run
+from tests.support.commands import SOURCE, one_line_of, run, run_json
+from tests.support.corpus import GZIP, LITTLE, array, extension, sharding
+from tests.support.datasets import files_below, store
+from tests.support.mounting import Mounter
+
+SOUND = array((8, 12), (4, 6), sharding((2, 3)), dimension_names=["y", "x"])
+PLAIN = array((8, 12), (4, 6), LITTLE)
+FROM_FORTRAN = extension("transpose", order="F")
+BAD = {
+    "order-F": array((8, 12), (4, 6), FROM_FORTRAN, LITTLE),
+    "order-F-before-shards": array((8, 12), (4, 6), FROM_FORTRAN, sharding((2, 3))),
+    "chunk_shape-2": PLAIN | {"chunk_grid": extension("regular", chunk_shape=2)},
+    "grid-without-chunks": PLAIN | {"chunk_grid": "regular"},
+    "grid-unknown": PLAIN | {"chunk_grid": "example.spiral"},
+    "keys-unknown": PLAIN | {"chunk_key_encoding": "example.hash"},
+    "no-serializer": array((8, 12), (4, 6), GZIP),
+    "type-with-a-member": PLAIN | {"data_type": extension("int32", of=1)},
+    "transformers": PLAIN | {"storage_transformers": ["example.cache"]},
+}
+
+
+def deep(nesting: int) -> str:
+    """A document with a data type that is nested as deep."""
+    document = json.dumps(SOUND | {"data_type": extension("example.deep", inside="@")})
+    return document.replace('"@"', "[" * nesting + "]" * nesting)
+
+
+@pytest.fixture(scope="module")
+def with_bad_arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("source")
+    store(root / "sound", SOUND)
+    texts = {name: json.dumps(document) for name, document in BAD.items()}
+    for name, text in (texts | {f"deep-{n}": deep(n) for n in (100, 900, 990)}).items():
+        (root / name).mkdir()
+        (root / name / "zarr.json").write_text(text)
+    return root
+
+
+def test_verify_and_refs_go_on_with_the_others(with_bad_arrays: Path) -> None:
+    described = {item["path"]: item["reason"] for item in run_json("info", "--json", with_bad_arrays)["arrays"]}
+    assert described.keys() == {"sound", *BAD, "deep-100", "deep-900", "deep-990"}
+    assert described["sound"] is None
+    report = run_json("verify", "--data", "--json", with_bad_arrays, status=1)
+    assert {problem["document"] for problem in report["problems"]} == {"deep-990"}  # too deep to be read
+    assert {item["array"] for item in report["unchecked"]} >= BAD.keys()
+    for view in ("v3", "v2"):
+        done = run("refs", "--view", view, with_bad_arrays)
+        refs = json.loads(done.stdout)["refs"]
+        assert len([key for key in refs if key.startswith("sound/")]) == 16 + (1 if view == "v3" else 2)
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("view", ["--view=v3 --decode", "--view=v2", "--view=npy"])
+def test_a_mount_shows_the_others(mount: Mounter, with_bad_arrays: Path, view: str) -> None:
+    mounted = mount(with_bad_arrays, arguments=view.split())
+    mounted.expect(r"(is left out of the|is shown as stored)")
+    files_below(mounted.path)
+    assert (mounted.path / ("sound.npy" if "npy" in view else "sound")).exists()
 
 
 def _folder(*names: str) -> Callable[[Path], None]:
@@ -81,3 +140,33 @@ def test_a_file_is_refused_by_what_it_is(background: Background, place: Path, tm
         make(tmp_path / name)
         assert text in one_line_of(run("info", tmp_path / name), SOURCE)
     assert text in one_line_of(background(tmp_path / name, place), SOURCE)
+
+
+FORGED = [
+    "\x1b[2Jcleared",
+    "x\n(root)\n  shown          unsharded",
+    "bell\x07",
+    "\x9b31mred",
+    "right\u202eto left",
+    "a\rb",
+]
+
+
+def test_no_name_in_a_dataset_can_write_more_than_letters_to_the_terminal(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    for number, name in enumerate(FORGED):
+        document = array((4, 6), (4, 6), sharding((2, 3)), data_type={"name": name} if number else "int32")
+        store(root / f"sound{name}", array((4, 6), (4, 6), sharding((2, 3))))
+        store(root / f"damaged{name}", array((4, 6), (4, 6), sharding((2, 3))))
+        (root / f"damaged{name}/c/0/0").write_bytes(b"")
+        for kind, text in {"odd": json.dumps(document), "broken": json.dumps([name]), "cut": "{"}.items():
+            (root / f"{kind}{name}").mkdir()
+            (root / f"{kind}{name}/zarr.json").write_text(text)
+    codec = {"name": FORGED[0], "configuration": {FORGED[1]: 1}}
+    (root / "codec").mkdir()
+    (root / "codec/zarr.json").write_text(json.dumps(array((4,), (4,), codec)))
+    for report in ("info", "map", "verify", "refs"):
+        done = run(report, root)
+        for text in (done.stdout, done.stderr):
+            assert all(line.isprintable() for line in text.split("\n"))
+            assert "\n(root)" not in f"\n{text}"

@@ -1,42 +1,147 @@
-"""`shardfs info`: what it says of every array, sound or not, and what it counts in shards."""
+"""`shardfs info`: what it says of every array, what each view shows of it, and the line to type for each tool."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from shardfs.cli import cli
+from shardfs.cli.clients import TOOLS, VIEW_OPTIONS
 from shardfs.fuse.progress import size
 from tests.support.commands import SOURCE, one_line_of, run, run_json
-from tests.support.corpus import CASES, GZIP, LITTLE, array, sharding, write_case
+from tests.support.corpus import BIG, CRC32C, GZIP, LITTLE, array, rectilinear, sharding, transpose
 from tests.support.datasets import store
-from tests.support.encoder import SHARDING, named
 
-BY_NAME = {case.name: case for case in CASES}
+TOP = Path(__file__).parent.parent.parent
+STRINGS = {"name": "vlen-utf8"}
+DOCUMENTS = {
+    "big": array((4, 6), (4, 6), sharding((2, 3), BIG, GZIP), data_type="uint16"),
+    "checked": array((4, 6), (4, 6), sharding((2, 3), LITTLE, GZIP, CRC32C)),
+    "complex": array((4, 6), (4, 6), sharding((2, 3)), data_type="complex64", fill_value=[0, 0]),
+    "image": array((4, 6), (4, 6), sharding((2, 3), LITTLE, GZIP)),
+    "plain": array((4, 6), (2, 3), LITTLE),
+    "ragged": array((4, 6), rectilinear([4], [3, 3]), LITTLE),
+    "small": array((4, 6), (4, 6), sharding((2, 3)), data_type="bfloat16"),
+    "solid": array((4, 6, 2), (4, 6, 2), sharding((2, 3, 2), LITTLE, GZIP)),
+    "text": array((4, 6), (4, 6), sharding((2, 3), STRINGS), data_type="string", fill_value=""),
+    "turned": array((4, 6, 2), (4, 6, 2), transpose(1, 0, 2), sharding((3, 2, 2), LITTLE, GZIP)),
+    "cycled": array((4, 6, 2), (4, 6, 2), transpose(1, 2, 0), sharding((3, 2, 2), LITTLE, GZIP)),
+    "volume": array((4, 6, 2), (4, 6, 2), sharding((2, 3, 2), BIG, GZIP), data_type="uint16"),
+    "unknown": array((4, 6), (4, 6), {"name": "numcodecs.delta"}, sharding((2, 3))),
+}
+NAMED = {
+    "half": array((2, 3), (2, 3), sharding((2, 3)), dimension_names=["y", "x"]),
+    "named": array((4, 6), (4, 6), sharding((2, 3)), dimension_names=["y", "x"]),
+    "nameless": array((4, 6), (4, 6), sharding((2, 3)), dimension_names=["", "x"]),
+    "point": array((), (), sharding(())),
+    "same": array((6, 4), (6, 4), sharding((3, 2)), attributes={"_ARRAY_DIMENSIONS": ["x", "y"]}),
+    "square": array((4, 6), (4, 6), sharding((2, 3)), dimension_names=["z", "z"]),
+}
+"""Arrays whose axes have names, and one without axes."""
+V3, V3_DECODED, V2, V2_DECODED, NPY = (options.text for options in VIEW_OPTIONS)
+ALL = {V3, V3_DECODED, V2, V2_DECODED, NPY}
+SHOWN = {
+    "small": {V3, V3_DECODED},
+    "text": {V3, V2},
+    "turned": ALL - {V2},
+    "cycled": ALL - {V2},
+    "unknown": set(),
+    "broken": set(),
+}
+"""What views show arrays that not all of them do."""
 
 
-def levels_of(codecs: Sequence[Any], rank: int) -> tuple[list[int], list[Any], int]:
-    """Shape of the innermost chunks along the array's axes, their codecs, and how deep they lie."""
-    axes, shape, depth = list(range(rank)), [], 0
-    while any(named(codec)[0] == SHARDING for codec in codecs):
-        for codec in codecs:
-            name, configuration = named(codec)
-            if name == "transpose":
-                axes = [axes[axis] for axis in configuration["order"]]
-            if name == SHARDING:
-                shape, codecs, depth = configuration["chunk_shape"], configuration["codecs"], depth + 1
-                break
-    return [shape[axes.index(axis)] for axis in range(rank)], codecs, depth
+def info(*arguments: str | Path) -> str:
+    """What `shardfs info` prints."""
+    done = CliRunner().invoke(cli, ["info", *map(str, arguments)], prog_name="shardfs")
+    assert done.exit_code == 0, done.stderr
+    return done.stdout
+
+
+def write(directory: Path, *names: str) -> Path:
+    for name in names:
+        (directory / name).mkdir(parents=True)
+        (directory / name / "zarr.json").write_text(json.dumps((DOCUMENTS | NAMED)[name]))
+    return directory
+
+
+def test_each_array_is_shown_or_left_out_with_the_reason(tmp_path: Path) -> None:
+    write(tmp_path, *DOCUMENTS)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/zarr.json").write_text("{")
+    described = {item["path"]: item for item in json.loads(info("--json", tmp_path))["arrays"]}
+    assert described.keys() == DOCUMENTS.keys() | {"broken"}
+    for name, item in described.items():
+        shown = SHOWN.get(name, ALL)
+        assert set(item["views"]) == shown, name
+        for options in VIEW_OPTIONS:
+            if options.text in shown:
+                assert options.text not in item["left_out"]
+            else:
+                assert item["left_out"].get(options.text) or item["reason"]
+        lines = info(tmp_path, name).splitlines()
+        for options, reason in item["left_out"].items():
+            assert f"  {options:<20}{reason}" in lines
+
+
+TOOL_VIEWS = [
+    # a dataset of some arrays; a tool; the view that shows it most of them; those that it misses
+    ("image plain", "GDAL 3.6 (Debian 12)", V2, ""),
+    ("checked", "GDAL 3.6 (Debian 12)", V2_DECODED, ""),
+    ("checked image", "tensorstore, driver zarr", V2_DECODED, ""),
+    ("checked", "zarr-python 2.18", V2, ""),
+    ("turned image", "zarr-python 2.18", V2_DECODED, ""),
+    ("turned text image", "zarr-python 2.18", V2, "turned"),
+    ("complex image", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "complex"),
+    ("complex", "netCDF-C 4.9 (Debian 12)", None, "complex"),
+    ("named same", "netCDF-C 4.9 (Debian 12)", V2_DECODED, ""),
+    ("half named same", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "named same"),
+    ("image square", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "square"),
+    ("image nameless", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "nameless"),
+    ("image point", "netCDF-C 4.9 (Debian 12)", V2_DECODED, "point"),
+    ("volume", "cloud-volume 12", V3_DECODED, ""),
+    ("volume big", "cloud-volume 12", V3_DECODED, "big"),
+    ("named", "rasterio 1.5 (GDAL 3.12)", V2, ""),
+    ("cycled turned", "rasterio 1.5 (GDAL 3.12)", V3_DECODED, ""),
+    ("turned", "rasterio 1.5 (GDAL 3.12)", V3, ""),
+    ("ragged", "zarr-python 3.1", V3_DECODED, ""),
+    ("small", "tensorstore, driver zarr3", V3, ""),
+    ("small image", "numpy, Julia, MATLAB, C", NPY, "small"),
+    ("unknown image", "cp, rsync, sha256sum", V3, "unknown"),
+]
+
+
+@pytest.mark.parametrize(("names", "tool", "view", "missed"), TOOL_VIEWS)
+def test_a_tool_gets_the_view_in_which_it_reads_most(
+    tmp_path: Path, names: str, tool: str, view: str | None, missed: str
+) -> None:
+    advice = json.loads(info("--tools", "--json", write(tmp_path, *names.split())))["tools"]
+    (found,) = [each for each in advice if each["tool"] == tool]
+    assert sorted(found["missing"]) == missed.split()
+    assert found["mount"] == (None if view is None else f"shardfs mount {tmp_path} MNT {view}")
+    text = info("--tools", tmp_path)
+    for name in missed.split():
+        assert f"not {name}: {found['missing'][name]}\n" in text
+    if view is None:
+        assert re.search(rf"^{re.escape(tool)} +no view: it reads none of the arrays$", text, re.MULTILINE)
+
+
+def test_the_table_in_the_docs_is_what_info_knows() -> None:
+    text = (TOP / "docs/views.md").read_text(encoding="utf-8")
+    table = re.search(r"^\| your program \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert table is not None
+    rows = [[cell.strip().replace("`", "") for cell in row.strip("|").split(" | ")] for row in table[1].splitlines()]
+    assert rows == [[tool.name, tool.says, tool.views[0].text, tool.opens] for tool in TOOLS]
 
 
 @pytest.fixture
 def several(tmp_path: Path) -> Path:
     """A group of arrays that are stored in different ways, one of them not as a whole."""
-    write_case(BY_NAME["after-gzip"], tmp_path / "wrapped")
+    store(tmp_path / "wrapped", array((7, 11), (4, 6), sharding((2, 3), LITTLE), GZIP))
     store(tmp_path / "group/nested", array((20, 13), (16, 12), sharding((8, 6), sharding((2, 3), LITTLE, GZIP))))
     (tmp_path / "group/nested/c/1/1").unlink()
     store(tmp_path / "group/plain", array((4, 4), (2, 2), LITTLE))
@@ -48,65 +153,40 @@ def several(tmp_path: Path) -> Path:
 def test_the_table_has_a_row_for_each_array_and_totals(several: Path) -> None:
     done = run("info", several)
     assert (done.returncode, done.stderr) == (0, "")
+    decoded = {"group/nested": 4 * (20 * 13 - 4 * 1), "group/plain": 64, "wrapped": 4 * 7 * 11}
     sizes = {
         path: sum(file.stat().st_size for file in (several / path / "c").rglob("*") if file.is_file())
-        for path in ("group/nested", "group/plain", "wrapped")
+        for path in decoded
     }
-    decoded = {"group/nested": 4 * (20 * 13 - 4 * 1), "group/plain": 64, "wrapped": BY_NAME["after-gzip"].values.nbytes}
-    ratios = {path: f"{decoded[path] / nbytes:.2f}" for path, nbytes in sizes.items()}
-    nested, wrapped = ([size(sizes[path]), ratios[path]] for path in ("group/nested", "wrapped"))
-    shape = "×".join(map(str, BY_NAME["after-gzip"].document["shape"]))
-    said, header, *rows, total, hint = [re.split(" {2,}", line) for line in done.stdout.splitlines()]
+    nested, wrapped = (
+        [size(sizes[path]), f"{decoded[path] / sizes[path]:.2f}"] for path in ("group/nested", "wrapped")
+    )
+    said, header, *rows, total, _ = [re.split(" {2,}", line) for line in done.stdout.splitlines()]
     assert said == ["In all of them: dtype int32; view v3 v2 npy"]
     assert header == ["path", "shape", "inner chunk", "shard", "codecs", "shards", "bytes", "ratio"]
     assert rows == [
         ["group/nested", "20×13", "2×3", "16×12", "gzip", "3/4", *nested],
         ["group/plain", "4×4", "2×2", "none", "4/4", "64 B", "1.00"],
-        ["wrapped", shape, "2×3", "4×6", "none in gzip", "4/4", *wrapped],
+        ["wrapped", "7×11", "2×3", "4×6", "none in gzip", "4/4", *wrapped],
     ]
     ratio = f"{sum(decoded.values()) / sum(sizes.values()):.2f}"
     assert total == [f"3 arrays, 7 of 8 shards stored, {size(sum(sizes.values()))}, ratio {ratio}"]
-    assert "shardfs info SOURCE ARRAY" in hint[0]
 
 
 def test_one_array_is_described_on_demand(several: Path) -> None:
     done = run("info", several, "group/nested/")
     assert (done.returncode, done.stderr) == (0, "")
     path, *lines = done.stdout.splitlines()
-    assert path == "group/nested"
     told = dict(re.split(" {2,}", line.strip(), maxsplit=1) for line in lines)
-    assert told.pop("stored").endswith(" bytes)")
-    assert told.pop("ratio")
-    assert told == {
-        "shape": "20 × 13",
-        "data type": "int32",
-        "sharded": "yes",
-        "chunk grid": 'regular {"chunk_shape": [16, 12]}',
-        "codecs": "sharding_indexed",
-        "inner chunk shape": "2 × 3",
-        "inner chunks": "50",
-        "nesting": "2",
-        "inner codecs": "bytes, gzip",
-        "shards": "4",
-        "stored shards": "3",
-        "decoded": "1.0 KiB (1,024 bytes)",
-        "--view v3": "unsharded",
-        "--view v3 --decode": "decoded",
-        "--view v2": "as Zarr v2",
-        "--view v2 --decode": "as Zarr v2, decoded",
-        "--view npy": "as a .npy file",
-    }
-    assert run_json("info", "--json", several, "group/nested")["arrays"] == [
-        item for item in run_json("info", "--json", several)["arrays"] if item["path"] == "group/nested"
-    ]
+    assert (path, told["inner chunks"], told["nesting"], told["stored shards"]) == ("group/nested", "50", "2", "3")
+    assert (told["inner codecs"], told["decoded"]) == ("bytes, gzip", "1.0 KiB (1,024 bytes)")
     way_out = f"`shardfs info {several}` lists all arrays"
     assert one_line_of(run("info", several, "group"), 1) == f"group is not a Zarr v3 array; {way_out}"
     for name in ("nothing", "../nothing"):
         said = one_line_of(run("info", several, name), SOURCE)
         assert said == f"there is no array {name} in {several}; {way_out}"
-    for command in ("info", "map"):
-        said = one_line_of(run(command, several, "group/plan"), SOURCE)
-        assert said == f"there is no array group/plan in {several}; did you mean group/plain?"
+    said = one_line_of(run("map", several, "group/plan"), SOURCE)
+    assert said == f"there is no array group/plan in {several}; did you mean group/plain?"
 
 
 def test_sizes_that_only_a_document_claims_are_no_sizes(tmp_path: Path) -> None:

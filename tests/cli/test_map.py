@@ -8,7 +8,7 @@ import re
 import shutil
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.maintenance.verify import Use as Kind
 from shardfs.dataset.maintenance.verify import lay_out
 from shardfs.stores.url import open_store
-from tests.cli.test_info import levels_of
 from tests.support.changing import ChangingArray
 from tests.support.clients import output_of
 from tests.support.commands import run, run_json
@@ -35,25 +34,29 @@ BY_NAME = {case.name: case for case in CASES}
 class Use:
     """What the bytes of one shard are used for, byte by byte, from a plain reading of its indexes."""
 
+    document: dict[str, Any]
     data: bytes
-    live: bytearray = field(init=False)
     chunks: int = 0
 
     def __post_init__(self) -> None:
         self.live = bytearray(len(self.data))
+        self.inner: Sequence[int] = ()
+        shape = self.document["chunk_grid"]["configuration"]["chunk_shape"]
+        self.read(self.document["codecs"][0], shape, 0, len(self.data))
 
     def read(self, codec: dict[str, Any], shape: Sequence[int], start: int, stop: int) -> None:
         configuration = codec["configuration"]
-        inner_shape = configuration["chunk_shape"]
-        count = math.prod(length // inner for length, inner in zip(shape, inner_shape, strict=True))
+        self.inner = configuration["chunk_shape"]
+        count = math.prod(length // inner for length, inner in zip(shape, self.inner, strict=True))
         index_size = 16 * count + 4 * len(configuration["index_codecs"][1:])
         at = start if configuration.get("index_location") == "start" else stop - index_size
         self.mark(at, index_size, 2)
+        (within, *_), inner_shape = configuration["codecs"], self.inner
         for offset, nbytes in struct.iter_unpack("<QQ", self.data[at : at + 16 * count]):
             if (offset, nbytes) == (EMPTY, EMPTY):
                 continue
-            if configuration["codecs"][0]["name"] == SHARDING:
-                self.read(configuration["codecs"][0], inner_shape, start + offset, start + offset + nbytes)
+            if within["name"] == SHARDING:
+                self.read(within, inner_shape, start + offset, start + offset + nbytes)
             else:
                 self.chunks += 1
                 self.mark(start + offset, nbytes)
@@ -61,29 +64,20 @@ class Use:
     def mark(self, at: int, nbytes: int, what: int = 1) -> None:
         self.live[at : at + nbytes] = bytes([what]) * nbytes
 
-
-def capacity(document: dict[str, Any], key: str) -> int:
-    """How many inner chunks of the shard with this key lie in the array, if shards have one shape."""
-    shape, edges = document["shape"], document["chunk_grid"]["configuration"]["chunk_shape"]
-    coords = map(int, key.split("/")[-len(shape) :])
-    inner, _, _ = levels_of(document["codecs"], len(shape))
-    rest = (min(edge, length - i * edge) for edge, length, i in zip(edges, shape, coords, strict=True))
-    return math.prod(-(-each // step) for each, step in zip(rest, inner, strict=True))
-
-
-def expected_use(document: dict[str, Any], key: str, data: bytes) -> dict[str, Any]:
-    use = Use(data)
-    use.read(document["codecs"][0], document["chunk_grid"]["configuration"]["chunk_shape"], 0, len(data))
-    live = len(data) - use.live.count(0)
-    return {
-        "key": key,
-        "size": len(data),
-        "chunks": use.chunks,
-        "capacity": capacity(document, key),
-        "live": live,
-        "dead": len(data) - live,
-        "error": None,
-    }
+    def described(self, path: str, key: str) -> dict[str, Any]:
+        """What `map` says of the shard."""
+        shape, edges = self.document["shape"], self.document["chunk_grid"]["configuration"]["chunk_shape"]
+        rest = (min(n, m - int(i) * n) for n, m, i in zip(edges, shape, key.split("/")[1:], strict=True))
+        dead = self.live.count(0)
+        return {
+            "key": f"{path}/{key}",
+            "size": len(self.data),
+            "chunks": self.chunks,
+            "capacity": math.prod(-(-each // step) for each, step in zip(rest, self.inner, strict=True)),
+            "live": len(self.data) - dead,
+            "dead": dead,
+            "error": None,
+        }
 
 
 LAYOUTS = ["reversed", "gaps", "gaps-start", "gaps-nested", "foreign-prefix", "foreign-prefix-nested", "shared"]
@@ -99,14 +93,13 @@ def test_sizes_chunks_live_and_dead_bytes_are_counted_exactly(tmp_path: Path) ->
     expected = {}
     for name in LAYOUTS:
         encoded = write_case(BY_NAME[name], tmp_path / name)
-        expected[name] = [
-            expected_use(BY_NAME[name].document, f"{name}/{key}", data) for key, data in sorted(encoded.files.items())
-        ]
+        document = BY_NAME[name].document
+        expected[name] = [Use(document, data).described(name, key) for key, data in sorted(encoded.files.items())]
     appended = ChangingArray(tmp_path / "appended")
     appended.append("c/0/0", 1, b"a new payload")
     appended.append("c/0/0", 1, b"and yet another one")
     expected["appended"] = [
-        expected_use(appended.document, f"appended/{key}", (appended.directory / key).read_bytes())
+        Use(appended.document, (appended.directory / key).read_bytes()).described("appended", key)
         for key in ("c/0/0", "c/1/0")
     ]
     assert [use["dead"] > 0 for use in expected["appended"]] == [True, False]
@@ -127,8 +120,7 @@ async def layout_of(directory: Path, coords: tuple[int, ...]) -> list[Kind]:
 def test_each_byte_of_a_shard_is_what_the_map_says(tmp_path: Path, name: str) -> None:
     document = BY_NAME[name].document
     for key, data in write_case(BY_NAME[name], tmp_path).files.items():
-        use = Use(data)
-        use.read(document["codecs"][0], document["chunk_grid"]["configuration"]["chunk_shape"], 0, len(data))
+        use = Use(document, data)
         shown = trio.run(layout_of, tmp_path, tuple(map(int, key.split("/")[1:])))
         assert [kind if kind in (Kind.LIVE, Kind.INDEX) else 0 for kind in shown] == list(use.live)
         prefix = next(number for number, live in enumerate(use.live) if live)

@@ -1,18 +1,24 @@
-"""`shardfs mount` in the background and in the foreground: what it says, what it leaves, what it outlives."""
+"""The daemon behind `shardfs mount`: what it outlives, its log, and what it tells systemd."""
 
 from __future__ import annotations
 
 import os
 import pty
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.cli.conftest import Background
+from tests.cli.test_umount import NEW, stored
 from tests.support.commands import run
 from tests.support.daemons import daemon_of, has_ended
-from tests.support.mounting import PATIENCE, command, environment, mount_points
+from tests.support.locking import kept_busy
+from tests.support.mounting import PATIENCE, Mounter, command, environment, eventually, mount_points
+from tests.support.prepared import TOP
 
 CHUNK = "c/0/0"
 
@@ -61,3 +67,84 @@ def test_the_daemon_outlives_the_terminal_that_it_was_started_from(
     assert (place / CHUNK).stat().st_size == 24
     assert os.getsid(daemon_of(place)) == daemon_of(place)
     assert run("umount", place).returncode == 0
+
+
+def test_sighup_opens_it_again_and_ends_nothing(
+    background: Background, source: Path, place: Path, tmp_path: Path
+) -> None:
+    log, moved = tmp_path / "log", tmp_path / "log.1"
+    assert background("--write", "--log-file", log, source, place).returncode == 0
+    pid = daemon_of(place)
+    (place / "c/0/0").write_bytes(NEW)
+    log.rename(moved)
+    os.kill(pid, signal.SIGHUP)
+    eventually(lambda: log.exists() and "reopened the log on SIGHUP" in log.read_text())
+    for fd in (1, 2):
+        assert os.readlink(f"/proc/{pid}/fd/{fd}") == str(log)
+    log.rename(moved)
+    log.mkdir()  # it cannot be opened
+    os.kill(pid, signal.SIGHUP)
+    eventually(lambda: "the log goes on in the old file" in moved.read_text())
+    log.rmdir()
+    assert (place / "c/0/0").read_bytes() == NEW
+    ended = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGTERM)
+    assert has_ended(ended, PATIENCE)
+    os.close(ended)
+    assert stored(source) == NEW
+
+
+def test_in_the_foreground_sighup_ends_it_only_when_its_terminal_is_closed(source: Path, place: Path) -> None:
+    master, terminal = pty.openpty()
+    process = subprocess.Popen(
+        command("mount", "-f", source, place), env=environment(), stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    said = b""
+    while b"is mounted at" not in said:
+        said += os.read(master, 1000)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(PATIENCE) == 0
+    os.close(master)
+    assert os.listdir(place) == []
+
+
+def heard(manager: socket.socket, *wanted: str) -> list[str]:
+    """What is said at the other end of NOTIFY_SOCKET, until there are lines that begin as *wanted*."""
+    said: list[str] = []
+    deadline = time.monotonic() + PATIENCE
+    while not all(any(line.startswith(begin) for line in said) for begin in wanted):
+        manager.settimeout(deadline - time.monotonic())
+        said += manager.recv(4096).decode().split("\n")
+    return said
+
+
+def test_it_says_when_it_answers_what_is_pending_and_that_it_ends(mount: Mounter, source: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"\0shardfs-test-{os.getpid()}")
+        watched = {"NOTIFY_SOCKET": f"@shardfs-test-{os.getpid()}", "WATCHDOG_USEC": "200000"}
+        # With figures for others there are new ones every second.
+        mounted = mount(source, write=True, env=watched, arguments=["--metrics=0"])
+        said = heard(manager, "READY=1")
+        assert said.index("STATUS=nothing is pending") < said.index("READY=1")
+        assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in said[: said.index("READY=1")])
+        (mounted.path / CHUNK).write_bytes(NEW)
+        said = heard(manager, "STATUS=1 chunk is pending", "WATCHDOG=1")
+        assert not any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in said[-3:])
+        with kept_busy(source / CHUNK):
+            mounted.process.send_signal(signal.SIGTERM)
+            heard(manager, "STOPPING=1")
+            for _ in range(2):
+                heard(manager, "EXTEND_TIMEOUT_USEC=30000000", "WATCHDOG=1", "STATUS=1 chunk is pending")
+            assert mounted.process.poll() is None
+        assert mounted.process.wait(PATIENCE) == 0
+    assert stored(source) == NEW
+
+
+def test_the_unit_of_the_docs_is_sound(tmp_path: Path) -> None:
+    assert shutil.which("systemd-analyze")
+    installed = f"{os.path.dirname(sys.executable)}/shardfs"
+    unit = tmp_path / "shardfs@data.service"
+    unit.write_text((TOP / "docs/shardfs@.service").read_text().replace("/opt/shardfs/bin/shardfs", installed))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,7 +1,8 @@
-"""Options of commands: what is accepted, what is refused with a way out, and that the daemon gets the same."""
+"""What users type: options reach the daemon as they are, and what cannot be done is refused with the way out."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -17,8 +18,14 @@ from hypothesis import strategies as st
 from shardfs import MountOptions, StoreOptions
 from shardfs.cli import cli, mount
 from shardfs.fuse.options import DIMENSION_SEPARATORS, VIEWS
-from tests.support.commands import SOURCE, WRONG_USAGE, one_line_of
+from tests.cli.conftest import Background
+from tests.cli.test_doctor import SMALL_DEV, without
+from tests.support.commands import MACHINE, MOUNT_POINT, SOURCE, WRONG_USAGE, one_line_of, run
+from tests.support.corpus import array, sharding
+from tests.support.daemons import kill_daemon
+from tests.support.datasets import store
 from tests.support.mounting import environment
+from tests.support.users import AS_NOBODY, NOBODY, shared_directory
 
 URL = "s3://bucket/data"
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
@@ -105,23 +112,116 @@ def test_options_that_contradict_each_other_or_are_none_name_the_way_out(place: 
 
 
 def test_an_endpoint_that_is_no_server_or_has_a_password_is_refused_and_not_repeated() -> None:
-    for endpoint in ("localhost:9000", "http://", "http://[::1", "http://host:port", "s3://bucket", "http://host/?a=b"):
+    for endpoint in ("localhost:9000", "http://", "http://host:port", "s3://bucket", "http://host/?a=b"):
         said = one_line_of(run_here("info", "--anonymous", "--endpoint-url", endpoint, URL), SOURCE)
         assert "--endpoint-url" in said
         assert "is not the URL of a server" in said
     for endpoint in ("https://me:hunter2@host", "me:hunter2@host", "http://me:hunter2@[host"):
-        said = one_line_of(run_here("info", "--anonymous", "--endpoint-url", endpoint, URL), SOURCE)
-        assert "hunter2" not in said
+        assert "hunter2" not in one_line_of(run_here("info", "--anonymous", "--endpoint-url", endpoint, URL), SOURCE)
 
 
-def python(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments], env=environment(), capture_output=True, text=True, check=False
-    )
-
-
-@pytest.mark.parametrize(("command", "library"), [("info", "boto3"), ("recover", "obstore")])
-def test_without_the_libraries_for_s3_the_command_says_how_to_get_them(command: str, library: str) -> None:
-    program = f"import sys; sys.modules[{library!r}] = None; from shardfs.cli import main; main()"
-    said = one_line_of(python(program, command, URL), SOURCE)
+def test_without_the_libraries_for_s3_the_command_says_how_to_get_them() -> None:
+    program = "import sys; sys.modules['boto3'] = None; from shardfs.cli import main; main()"
+    line = [sys.executable, "-c", program, "info", URL]
+    said = one_line_of(subprocess.run(line, env=environment(), capture_output=True, text=True, check=False), SOURCE)
     assert said.endswith(f"{sys.executable} -m pip install 'shardfs[s3]'; with pipx: pipx inject shardfs 'shardfs[s3]'")
+
+
+COMMANDS = {
+    "mout a b": "No such command 'mout'. (Did you mean one of: 'mount', 'mounts', 'umount'?)",
+    "s3://bucket/a b": "A command is missing before 's3://bucket/a'. To mount it, type: shardfs mount",
+    "/usr b": "A command is missing before '/usr'. To mount it, type: shardfs mount /usr MOUNTPOINT",
+    "mount a": "Missing argument 'MOUNTPOINT'.",
+    "mount --vew v2 a b": "No such option '--vew'. Did you mean '--view'?",
+    "mount --metadata-ttl nan a b": "'nan' is not a valid number.",
+    "mount --umask 999 a b": "'999' is not a umask; write three octal digits, such as 022.",
+    "mount --metrics x a b": "ADDRESS:PORT",
+}
+
+
+def test_a_wrong_command_is_told_what_is_wrong_with_it() -> None:
+    for words, text in COMMANDS.items():
+        done = run_here(*words.split())
+        assert (done.returncode, done.stdout) == (WRONG_USAGE, "")
+        assert text in done.stderr
+
+
+URLS = [
+    ("gs://bucket/data.zarr", ("gs://", "file://", "s3://")),
+    ("https://example.org/data.zarr", ("https://", "file://")),
+    ("://data.zarr", ("not supported",)),
+    ("file://server/data.zarr", ("server", "file:///")),
+    ("file://", ("file://",)),
+    ("file://[/data.zarr", ("file://[",)),
+    ("https://[::1/data.zarr", ("https://[",)),
+    ("file:///data%00.zarr", ("data",)),
+    ("file://PLACE/../source?version=2", ("?",)),
+    ("file://PLACE/../source#version=2", ("#",)),
+    ("file:///nowhere/data%20set.zarr", ("/nowhere/data set.zarr does not exist; there is no nowhere in /",)),
+    ("file://PLACE/../sourc", ("sourc does not exist; did you mean ", "/source?")),
+]
+
+
+def test_a_url_that_is_not_supported(source: Path, place: Path) -> None:
+    for url, parts in URLS:
+        said = one_line_of(run("mount", url.replace("PLACE", str(place)), place, cwd=place), SOURCE)
+        assert all(part in said for part in parts), url
+
+
+WRONG = {
+    "-o ro,nonsense": "-o nonsense: libfuse has no such option",
+    "-o view=v2": "-o view=v2: -o is for options of FUSE; write --view v2",
+    "-o remount": "-o remount: a mount cannot be changed; unmount it, and mount it again",
+    "-o ro,rw": "-o ro contradicts -o rw",
+    "--write -o ro": "-o ro contradicts --write",
+}
+
+
+def test_a_fuse_option_that_is_not_known_or_cannot_be_honoured(source: Path, place: Path) -> None:
+    for options, words in WRONG.items():
+        assert words in one_line_of(run("mount", *options.split(), source, place), WRONG_USAGE)
+    said = one_line_of(run("mount", source, place, XDG_STATE_HOME="/dev/null"), WRONG_USAGE)
+    assert "/dev/null/shardfs" in said
+    assert "--log-file" in said
+
+
+def test_what_is_no_mount_point_is_told_where_the_mount_is(background: Background, source: Path, place: Path) -> None:
+    assert background(source, place).returncode == 0
+    for point, hint in (
+        (place / "c/0", f"it lies in the mount at {place}: give that"),
+        (place.parent, f"it contains the mounts {place}: give one of them"),
+        (source, f"it is the source of the mount at {place}: give that"),
+    ):
+        said = one_line_of(run("umount", point), MOUNT_POINT)
+        assert said == f"{point} is not a mount of shardfs; {hint}"
+    assert one_line_of(run("umount", ""), MOUNT_POINT) == "MOUNTPOINT is empty; was a variable never set?"
+    assert "apt-get install fuse3" in one_line_of(run("umount", place, PATH="/nowhere"), MACHINE)
+    assert os.listdir(place)
+    kill_daemon(place)
+    said = one_line_of(run("mount", source, place / "c"), MOUNT_POINT)
+    assert said.endswith(f"shardfs umount {place}")
+    assert "`shardfs mounts`" in one_line_of(run("info", place / "c"), SOURCE)
+
+
+def test_a_user_is_told_that_a_mount_point_of_another_cannot_be_used() -> None:
+    as_user = without(*SMALL_DEV, "mount --bind /dev/null /etc/fuse.conf", f'set -- {" ".join(AS_NOBODY)} "$@"')
+    with shared_directory() as directory:
+        store(directory / "source", array((8, 12), (4, 6), sharding((2, 3))))
+        (directory / "place").mkdir()
+        (directory / "shared").mkdir()
+        (directory / "shared").chmod(0o1777)
+        for name in ("own", "state"):
+            (directory / name).mkdir()
+            os.chown(directory / name, NOBODY, NOBODY)
+        said = one_line_of(run("mount", directory / "source", directory / "shared", prefix=as_user), MOUNT_POINT)
+        assert said.startswith(f"{directory}/shared belongs to root, and users can mount only on ")
+        assert said.endswith(f"as root: chown nobody {directory}/shared")
+        for arguments, status, expected in (
+            (["place/new"], MOUNT_POINT, f"choose another place, as you may not write in {directory}/place"),
+            (["--allow-other", "own"], MACHINE, "echo user_allow_other >> /etc/fuse.conf"),
+            (["--write", "own"], SOURCE, f"you need permission to write in {directory}/source"),
+        ):
+            *options, name = arguments
+            words = ["mount", *options, directory / "source", directory / name]
+            done = run(*words, prefix=as_user, XDG_STATE_HOME=str(directory / "state"))
+            assert one_line_of(done, status).endswith(expected)

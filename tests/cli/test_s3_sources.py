@@ -1,65 +1,86 @@
-"""Commands on s3:// sources: the same answers as on this machine, and one line where there is none."""
+"""s3:// sources: mounted as a directory is, or refused with what is wrong with server, network or permissions."""
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import shardfs
+from shardfs.errors import StoreError
 from tests.cli.conftest import Background
-from tests.support.commands import SOURCE, one_line_of, run, run_json
+from tests.stores.s3.clients import client_of, run
+from tests.support import commands
+from tests.support.canned_s3 import canned, listing
+from tests.support.certificates import Authority
+from tests.support.commands import SOURCE, one_line_of
+from tests.support.corpus import LITTLE, array, sharding
 from tests.support.daemons import daemon_of
-from tests.support.datasets import files_below
+from tests.support.datasets import files_below, store
 from tests.support.mounting import Mounter, mount_points
-from tests.support.s3_server import SECRET_KEY, Bucket
+from tests.support.s3_faults import Ignore, Reply
+from tests.support.s3_proxy import S3Proxy
+from tests.support.s3_server import ACCESS_KEY, SECRET_KEY, Bucket, guard, guarded, make_user
 
 PREFIX = "some path/data é 100%.zarr"
 TOKEN = "secret-session-token"
-
-
-@dataclass(frozen=True)
-class Remote:
-    """The same dataset in a bucket and at *local*."""
-
-    bucket: Bucket
-    local: Path
-
-    @property
-    def url(self) -> str:
-        return self.bucket.url(PREFIX)
+KEYS = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+SHARDED = array((8, 12), (4, 6), sharding((2, 3)))
+GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {"made by": "a test"}}
 
 
 @pytest.fixture
-def remote(s3_bucket: Bucket, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
+def local(tmp_path: Path) -> Path:
+    """A dataset, which is in the bucket too."""
+    store(tmp_path / "local/image", SHARDED, absent=[(3, 3)])
+    store(tmp_path / "local/plain", array((4, 6), (2, 3), LITTLE))
+    (tmp_path / "local/zarr.json").write_text(json.dumps(GROUP))
+    return tmp_path / "local"
+
+
+@pytest.fixture
+def bucket(s3_bucket: Bucket, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_bucket.endpoint_url)
     monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
-    s3_bucket.upload(source, PREFIX)
-    return Remote(s3_bucket, source)
+    s3_bucket.upload(local, PREFIX)
+    return s3_bucket
 
 
 def test_it_is_mounted_in_the_background_and_shown_as_a_directory_would_be(
-    background: Background, remote: Remote, place: Path, mount: Mounter
+    background: Background, bucket: Bucket, local: Path, place: Path, mount: Mounter
 ) -> None:
-    done = background(remote.url, place, PYTHONHASHSEED="0")  # so that its process is not a prepared one
+    url = bucket.url(PREFIX)
+    done = background(url, place, PYTHONHASHSEED="0")  # so that its process is not a prepared one
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{remote.url} is mounted at {place}, read-only (log: ")
-    assert files_below(place) == files_below(mount(remote.local).path)
-    counts = run_json("stats", "--json", place)["store"]
+    assert done.stdout.startswith(f"{url} is mounted at {place}, read-only (log: ")
+    assert files_below(place) == files_below(mount(local).path)
+    counts = commands.run_json("stats", "--json", place)["store"]
     assert counts["requests"]["GetObject"] > 0
-    assert counts["bytes_received"] > 16 * 24
     assert counts["conflicts"] == counts["retries"] == 0
-    assert "GetObject" in run("stats", place).stdout
     (log,) = background.logs.glob("*.log")
     assert "WARNING" not in log.read_text()
-    daemon = daemon_of(place)
-    command_line = Path(f"/proc/{daemon}/cmdline").read_text().split("\0")
-    assert remote.url in command_line
+    command_line = Path(f"/proc/{daemon_of(place)}/cmdline").read_text().split("\0")
+    assert url in command_line
     assert not {SECRET_KEY, TOKEN} & set(command_line)
-    assert run("umount", place).returncode == 0
+    assert commands.run("umount", place).returncode == 0
+
+
+def test_what_is_written_is_in_the_bucket_when_umount_returns(
+    background: Background, bucket: Bucket, place: Path
+) -> None:
+    assert background("--write", bucket.url(PREFIX), place).returncode == 0
+    (place / "image/c/0/0").write_bytes(b"something else, and longer")
+    (place / "notes.txt").write_bytes(b"a plain file")
+    assert commands.run("flush", place).returncode == 0
+    assert commands.run_json("stats", "--json", place)["store"]["conflicts"] == 0, "nobody else wrote"
+    done = commands.run("umount", place)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shardfs.open(bucket.url(PREFIX))["image"].read_chunk((0, 0)) == b"something else, and longer"
+    assert bucket.get(f"{PREFIX}/notes.txt") == b"a plain file"
 
 
 def failed(background: Background, place: Path, words: list[str], source: str, **variables: str) -> str:
@@ -69,40 +90,186 @@ def failed(background: Background, place: Path, words: list[str], source: str, *
         assert str(place) not in mount_points()
         assert not os.listdir(place)
     else:
-        done = run(*words, source, **variables)
+        done = commands.run(*words, source, **variables)
     said = one_line_of(done, SOURCE)
-    for secret in (SECRET_KEY, TOKEN):
-        assert secret not in said
-        assert all(secret not in log.read_text() for log in background.logs.glob("*.log"))
+    for text in (said, *(log.read_text() for log in background.logs.glob("*.log"))):
+        assert SECRET_KEY not in text
+        assert TOKEN not in text
     return said
 
 
-def test_what_is_written_is_in_the_bucket_when_umount_returns(
-    background: Background, remote: Remote, place: Path
-) -> None:
-    assert background("--write", remote.url, place).returncode == 0
-    (place / "c/0/0").write_bytes(b"something else, and longer")
-    (place / "notes.txt").write_bytes(b"a plain file")
-    assert run("flush", place).returncode == 0
-    assert run_json("stats", "--json", place)["store"]["conflicts"] == 0, "nobody else wrote"
-    done = run("umount", place)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert shardfs.open(remote.url)[""].read_chunk((0, 0)) == b"something else, and longer"
-    assert remote.bucket.get(f"{PREFIX}/notes.txt") == b"a plain file"
-
-
 def test_a_server_that_cannot_keep_writers_apart_is_written_only_by_a_single_writer(
-    background: Background, remote: Remote, unconditional_bucket: Bucket, place: Path
+    background: Background, bucket: Bucket, local: Path, unconditional_bucket: Bucket, place: Path
 ) -> None:
-    unconditional_bucket.upload(remote.local, PREFIX)
+    unconditional_bucket.upload(local, PREFIX)
     url, server = unconditional_bucket.url(PREFIX), {"AWS_ENDPOINT_URL": unconditional_bucket.endpoint_url}
-    assert "profile" in failed(background, place, ["mount", "--profile", "nobody"], remote.url)
+    assert "profile" in failed(background, place, ["mount", "--profile", "nobody"], bucket.url(PREFIX))
     for words in (["mount", "--write"], ["compact"], ["recover", "--apply"]):
         assert "--single-writer" in failed(background, place, words, url, **server)
     for words in (["compact"], ["recover", "--apply"]):
-        done = run(*words, "--single-writer", url, **server)
+        done = commands.run(*words, "--single-writer", url, **server)
         assert (done.returncode, done.stderr) == (0, "")
     assert background("--write", "--single-writer", url, place, **server).returncode == 0
-    (place / "c/0/0").write_bytes(b"new")
-    assert run("umount", place).returncode == 0
-    assert run_json("verify", "--json", url, **server)["sound"]
+    (place / "image/c/0/0").write_bytes(b"new")
+    assert commands.run("umount", place).returncode == 0
+    assert commands.run_json("verify", "--json", url, **server)["sound"]
+
+
+def test_a_server_that_does_not_give_ranges_is_refused(
+    bucket: Bucket, s3_proxy: S3Proxy, background: Background, place: Path, mount: Mounter
+) -> None:
+    """Every index and every chunk would be the whole shard, or an error at each read."""
+    variables = bucket.through(s3_proxy.url).environment
+    mounted = mount(bucket.url(PREFIX), env=variables)
+    s3_proxy.fail("GetObject", Ignore("range"), times=None)
+    for done in (
+        commands.run("info", bucket.url(), **variables),
+        background(bucket.url(PREFIX), place, **variables),
+    ):
+        said = one_line_of(done, SOURCE)
+        assert said.startswith(f"{bucket.url()}")
+        assert "cannot be read: " in said
+        assert "asked for a range, the server gives the whole object" in said
+    mounted.expect("gives the whole object")  # also if it stops to give them
+    with pytest.raises(OSError, match="Input/output error"):
+        (mounted.path / "image/c/0/0").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        ({}, "its certificate is signed by an unknown authority; AWS_CA_BUNDLE can name a file"),
+        ({"days": -1}, "its certificate has expired"),
+        ({"address": "127.0.0.2"}, "its certificate is for another name"),
+    ],
+    ids=["authority", "expired", "name"],
+)
+def test_why_a_server_is_not_trusted_is_said(
+    bucket: Bucket,
+    background: Background,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    server: dict,
+    words: str,
+) -> None:
+    authority = Authority.make(tmp_path, "authority")
+    with S3Proxy(bucket.endpoint_url, tls=authority.server(tmp_path, **server)) as proxy:
+        variables = bucket.through(proxy.url).environment
+        if server:
+            variables["AWS_CA_BUNDLE"] = str(authority.path)
+        said = one_line_of(background(bucket.url(PREFIX), place, **variables), SOURCE)
+        assert f"{proxy.url} is not trusted: " in said
+        assert words in said
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(StoreError, match=words.partition(";")[0]):  # obstore says it in other words
+            run(partial(client_of(bucket.through(proxy.url)).client.get, "key"))
+
+
+@pytest.mark.parametrize("style", ["virtual", "auto"])
+def test_the_addressing_style_of_the_profile_is_that_of_both_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aws_environment: None, style: str
+) -> None:
+    (tmp_path / "config").write_text(f"[profile lab]\n{KEYS}region = us-east-1\ns3 =\n    addressing_style = {style}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with canned(lambda target: (200, listing("", "key") if "list-type" in target else b"data")) as server:
+        monkeypatch.setenv("HTTP_PROXY", server.url)  # which is asked for any name
+        monkeypatch.setenv("http_proxy", server.url)
+        client = client_of(Bucket("bucket", "http://s3.example.test:9000"), profile="lab").client
+        run(partial(client.list_page, ""))
+        assert bytes(run(partial(client.get, "key")).data) == b"data"
+        run(partial(client.head, "key"))
+    hosts = {host for host, _ in server.asked}
+    paths = [target.partition("?")[0].removeprefix("http://").partition("/")[2] for _, target in server.asked]
+    if style == "virtual":
+        assert hosts == {"bucket.s3.example.test:9000"}
+        assert paths == ["", "key", "key"]
+    else:
+        assert hosts == {"s3.example.test:9000"}
+        assert paths == ["bucket", "bucket/key", "bucket/key"]
+
+
+def test_what_may_be_read_and_not_listed_is_mounted_by_its_documents(
+    bucket: Bucket, s3_proxy: S3Proxy, mount: Mounter, local: Path
+) -> None:
+    """S3 says then of everything that is not there that it may not be read: that is no hole."""
+    s3_proxy.fail("ListObjectsV2", Reply(403, "AccessDenied"), times=None)
+    for missing in ("image/c/1/1", "plain/c/1/1"):
+        bucket.delete(f"{PREFIX}/{missing}")
+    s3_proxy.fail("HeadObject", Reply(403, ""), key=".zgroup", times=None)
+    s3_proxy.fail("HeadObject", Reply(403, ""), key="nothing", times=None)
+    for operation in ("HeadObject", "GetObject"):
+        s3_proxy.fail(operation, Reply(403, "AccessDenied"), key="c/1/1", times=None)
+    mounted = mount(bucket.url(PREFIX), env=bucket.through(s3_proxy.url).environment)
+    mounted.expect("AccessDenied", "403", "refused")
+    assert (mounted.path / "zarr.json").read_bytes() == (local / "zarr.json").read_bytes()
+    assert "sharding" not in (mounted.path / "image/zarr.json").read_text()
+    chunk = (mounted.path / "image/c/0/0").read_bytes()
+    assert len(chunk) == 24
+    assert not (mounted.path / ".zgroup").exists()
+    with pytest.raises(PermissionError):
+        os.stat(mounted.path / "nothing")
+    os.stat(mounted.path / "image/c")
+    with pytest.raises(PermissionError):
+        (mounted.path / "image/c/3/3").read_bytes()
+    with pytest.raises(PermissionError):
+        os.listdir(mounted.path)
+    assert (mounted.path / "image/c/0/1").read_bytes() != chunk
+    translated = mount(bucket.url(PREFIX), env=bucket.through(s3_proxy.url).environment, arguments=["--view=v2"])
+    translated.expect("AccessDenied", "403", "refused")
+    assert (translated.path / "plain/0.0").read_bytes() == (local / "plain/c/0/0").read_bytes()
+    with pytest.raises(PermissionError):
+        (translated.path / "plain/1.1").read_bytes()
+
+
+def test_the_permissions_of_the_readme_are_enough(aws_environment: None, mount: Mounter, local: Path) -> None:
+    """By the rules of AWS, as moto has them."""
+    with guarded() as server:
+        bucket = server.make_bucket()
+        bucket.upload(local, PREFIX)
+        all_of_it, objects = f"arn:aws:s3:::{bucket.name}", f"arn:aws:s3:::{bucket.name}/*"
+        gets = make_user(server, "gets", (["s3:GetObject"], objects))
+        reads = make_user(server, "reads", (["s3:GetObject"], objects), (["s3:ListBucket"], all_of_it))
+        writes = make_user(
+            server,
+            "writes",
+            (["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], objects),
+            (["s3:ListBucket", "s3:ListBucketMultipartUploads"], all_of_it),
+        )
+        guard(server)
+        chunk = (mount(bucket.url(PREFIX), env=reads).path / "image/c/0/0").read_bytes()
+        assert len(chunk) == 24
+        unlisted = mount(bucket.url(PREFIX), env=gets)
+        unlisted.expect("AccessDenied")
+        assert (unlisted.path / "image/c/0/0").read_bytes() == chunk
+        with pytest.raises(PermissionError):
+            os.listdir(unlisted.path)
+        written = mount(bucket.url(PREFIX), env=writes, arguments=["--write", "--single-writer"])
+        (written.path / "image/c/0/0").write_bytes(chunk[::-1])
+        (written.path / "notes").write_text("text")
+        written.unmount()
+        again = mount(bucket.url(PREFIX), env=reads)
+        assert (again.path / "image/c/0/0").read_bytes() == chunk[::-1]
+        assert (again.path / "notes").read_text() == "text"
+        for mounted in (unlisted, again):
+            mounted.unmount()
+
+
+def test_what_cannot_be_told_without_listing_is_refused_and_never_said_to_be_absent(
+    aws_environment: None, mount: Mounter, local: Path
+) -> None:
+    """Also where the server says of an object that it is not there: others may lie below that name."""
+    with guarded() as server:
+        bucket = server.make_bucket()
+        bucket.upload(local, PREFIX)
+        gets = make_user(server, "gets", (["s3:GetObject"], f"arn:aws:s3:::{bucket.name}/*"))
+        guard(server)
+        mounted = mount(bucket.url(PREFIX), env=gets)
+        mounted.expect("AccessDenied", "without permission to list")
+        for name in ("plain/c/0/0", "plain/c", "nothing", "nothing/zarr.json"):
+            with pytest.raises(PermissionError):
+                os.stat(mounted.path / name)
+        for name in (".zgroup", ".DS_Store", "plain/.hidden"):
+            assert not (mounted.path / name).exists()
+        mounted.unmount()

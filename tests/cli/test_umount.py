@@ -1,28 +1,34 @@
-"""`shardfs umount`, and others who wait for a daemon: for how long, what they say, and what is true at the end."""
+"""`shardfs umount` and `flush`: what is in the shards then, for how long they wait, and what they say meanwhile."""
 
 from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import shardfs
 from tests.cli.conftest import Background
 from tests.support.commands import FAILED, MOUNT_POINT, UNFINISHED, one_line_of, run
+from tests.support.corpus import GZIP, LITTLE, array, sharding
 from tests.support.daemons import daemon_of, has_ended
-from tests.support.datasets import files_below
+from tests.support.datasets import files_below, store
 from tests.support.locking import kept_busy
-from tests.support.mounting import PATIENCE, command, environment, mount_points
+from tests.support.mounting import PATIENCE, Mounter, command, environment, eventually, mount_points
+from tests.support.readers import READERS, read_zarr
+from tests.support.terminal import on_terminal
 
 NEW = b"n" * 24
-"""What tests write as a chunk; its bytes are nobody's business but the reader's."""
+LOCKED = "c/0/0 is locked by another program"
 
 
 @contextmanager
@@ -47,20 +53,46 @@ def stored(source: Path) -> bytes | None:
     return shardfs.open(source)[""].read_chunk((0, 0))
 
 
-def await_unmounted(place: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while str(place) in mount_points():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+CODECS = {
+    "plain": [sharding((2, 3), LITTLE)],
+    "index-at-start": [sharding((2, 3), LITTLE, index_location="start")],
+    "nested": [sharding((4, 6), sharding((2, 3), LITTLE))],
+    "gzip-around": [sharding((2, 3), LITTLE), GZIP],
+}
 
 
-def unmounting(place: Path, *options: str) -> subprocess.Popen[str]:
-    """`shardfs umount` on its way; returns when the mount is gone."""
-    process = subprocess.Popen(
-        command("umount", *options, place), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    await_unmounted(place)
-    return process
+def test_after_it_the_chunks_are_in_the_shards_natively(mount: Mounter, tmp_path: Path) -> None:
+    values = {}
+    for name, codecs in CODECS.items():
+        store(tmp_path / "source" / name, array((8, 12), (4, 6), *codecs), absent=[(3, 3)])
+        values[name] = read_zarr(tmp_path / "source" / name)
+    root = mount(tmp_path / "source", write=True).path
+    for name, expected in values.items():
+        for number, (i, j) in enumerate(((0, 0), (1, 1), (3, 3))):
+            new = np.arange(100 * number, 100 * number + 6, dtype="<i4").reshape(2, 3)
+            (root / name / f"c/{i}/{j}").write_bytes(new.tobytes())
+            expected[2 * i : 2 * i + 2, 3 * j : 3 * j + 3] = new
+        (root / name / "c/0/3").unlink()
+        expected[0:2, 9:12] = 0
+    done = run("flush", root)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    for name, expected in values.items():
+        assert np.array_equal(READERS["zarr"](tmp_path / "source" / name), expected)
+        if name != "gzip-around":  # tensorstore knows no codec around shards
+            assert np.array_equal(READERS["tensorstore"](tmp_path / "source" / name), expected)
+        assert np.array_equal(read_zarr(root / name), expected)
+    assert not list((tmp_path / "source/.shardfs/conflicts").iterdir())
+
+
+def test_new_shards_have_the_mode_of_their_chunks(mount: Mounter, tmp_path: Path) -> None:
+    store(tmp_path / "source", array((8, 12), (4, 6), sharding((2, 3))), absent=list(np.ndindex(4, 4)))
+    root = mount(tmp_path / "source", write=True).path
+    fd = os.open(root / "c/0/0", os.O_WRONLY | os.O_CREAT, 0o640)
+    os.write(fd, b"1" * 24)
+    os.close(fd)
+    assert not (tmp_path / "source/c/0/0").exists()
+    assert run("flush", root).returncode == 0
+    assert stat.S_IMODE((tmp_path / "source/c/0/0").stat().st_mode) == 0o640
 
 
 def test_a_stopped_daemon_is_waited_for_as_long_as_it_is_told_and_named(
@@ -69,29 +101,26 @@ def test_a_stopped_daemon_is_waited_for_as_long_as_it_is_told_and_named(
     (tmp_path / "other").mkdir()
     with stopped(written), ThreadPoolExecutor() as threads:
         time.sleep(1.1)  # what the kernel remembers of the root is old by then: it asks the daemon for that, too
-        names, ways = ("stats", "flush", "umount"), ([], ["--foreground"])
-        asked = threads.map(lambda name: run(name, "--timeout", "1", place), names)
-        mounted = threads.map(lambda options: run("mount", *options, tmp_path / "other", place), ways)
+        asked = threads.map(lambda name: run(name, "--timeout", "1", place), ("stats", "flush", "umount"))
+        mounted = threads.submit(run, "mount", tmp_path / "other", place)
         for done in asked:
             line = one_line_of(done, UNFINISHED)
             assert "has not answered for 1 s" in line
             assert f"kill -CONT {written}" in line
-        for done in mounted:
-            line = one_line_of(done, MOUNT_POINT)
-            assert line.startswith(f"{place} is a mount point already; ")
-            assert f"kill -CONT {written}" in line
+        line = one_line_of(mounted.result(), MOUNT_POINT)
+        assert line.startswith(f"{place} is a mount point already; ")
+        assert f"kill -CONT {written}" in line
         assert str(place) in mount_points()
     line = one_line_of(run("mount", tmp_path / "other", place), MOUNT_POINT)
     assert line == f"{place} is a mount point already; unmount it with: shardfs umount {place}"
     assert (place / "c/0/0").read_bytes() == NEW
-    assert run("stats", place).returncode == 0
     assert (run("umount", place).returncode, stored(source)) == (0, NEW)
 
 
 def test_it_gives_up_when_nothing_moves_and_the_daemon_goes_on(source: Path, place: Path, written: int) -> None:
     daemon = os.pidfd_open(written)
     with kept_busy(source / "c/0/0"):
-        done = run("umount", "--timeout", "4", place)  # time enough for a daemon to answer on a busy machine
+        done = run("umount", "--timeout", "2", place)
         assert (done.returncode, done.stdout) == (UNFINISHED, "")
         said = done.stderr.splitlines()[-1]
         assert f"{place} is unmounted, but its daemon, process {written}," in said
@@ -105,50 +134,41 @@ def test_it_gives_up_when_nothing_moves_and_the_daemon_goes_on(source: Path, pla
 
 def test_a_daemon_that_is_killed_at_its_end_is_told_by_what_it_left(source: Path, place: Path, written: int) -> None:
     with kept_busy(source / "c/0/0"):
-        process = unmounting(place)
-        assert process.stderr is not None
-        said = process.stderr.readline()
-        assert said.startswith(f"shardfs: {place}: 1 chunk is pending (24 B, since ")
-        assert said.endswith(f"; waiting for the daemon, process {written}, to end\n")
-        assert process.poll() is None
+        line = command("umount", "--timeout", "2", place)
+        process = subprocess.Popen(line, env=environment(), stderr=subprocess.PIPE, text=True)
+        eventually(lambda: str(place) not in mount_points())
         os.kill(written, signal.SIGKILL)
-        line = process.communicate(timeout=PATIENCE)[1].splitlines()[-1]
+        said = process.communicate(timeout=PATIENCE)[1].splitlines()[-1]
     assert process.returncode == FAILED
-    assert "is unmounted, but not everything is in the shards (1 chunk not in its shard)" in line
+    assert "is unmounted, but not everything is in the shards (1 chunk not in its shard)" in said
     assert stored(source) != NEW
     assert run("recover", "--apply", source).returncode == 0
     assert stored(source) == NEW
 
 
-@pytest.mark.parametrize("is_other", [False, True])
 def test_it_says_so_where_it_cannot_see_what_a_daemon_writes(
-    source: Path, place: Path, written: int, tmp_path: Path, is_other: bool
+    source: Path, place: Path, written: int, tmp_path: Path
 ) -> None:
+    """As in another container, in which another directory has the path of the source."""
     other = tmp_path / "other directory"
     (other / ".shardfs").mkdir(parents=True)
-    # Another container, in which another directory has the path of the source, or none.
-    hide = f"mount --bind '{other}' '{source}'" if is_other else f"mount -t tmpfs none '{source}'"
-    prefix = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "sh", "-c", hide + ' && exec "$@"', "sh"]
+    hide = f"mount --bind '{other}' '{source}' && exec \"$@\""
+    prefix = ("unshare", "--pid", "--fork", "--kill-child", "--mount", "sh", "-c", hide, "sh")
     if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespaces can be made here")
     with kept_busy(source / "c/0/0"):
-        done = subprocess.run(
-            [*prefix, *command("umount", place)], env=environment(), capture_output=True, text=True, check=False
-        )
-    line = one_line_of(done, UNFINISHED)
+        line = one_line_of(run("umount", place, prefix=prefix), UNFINISHED)
     assert f"{place} is unmounted, but {source}, which its daemon writes, cannot be seen from here" in line
     assert (run("umount", place).returncode, stored(source)) == (0, NEW)
 
 
 def test_mounts_that_lie_one_over_the_other_all_go(
-    background: Background, source: Path, place: Path, tmp_path: Path
+    background: Background, source: Path, place: Path, tmp_path: Path, written: int
 ) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "place 2").mkdir()
-    for from_, to in ((source, place), (tmp_path / "other", tmp_path / "place 2")):
-        assert background("--write", from_, to).returncode == 0
-    daemons = [os.pidfd_open(daemon_of(path)) for path in (place, tmp_path / "place 2")]
-    (place / "c/0/0").write_bytes(NEW)
+    assert background("--write", tmp_path / "other", tmp_path / "place 2").returncode == 0
+    daemons = [os.pidfd_open(pid) for pid in (written, daemon_of(tmp_path / "place 2"))]
     # Two mounts that begin at the same moment come to lie like this.
     moved = subprocess.run(["mount", "--move", tmp_path / "place 2", place], capture_output=True, check=False)
     if moved.returncode:
@@ -178,24 +198,71 @@ def test_a_signal_does_not_end_a_daemon_that_ends_already(
 ) -> None:
     daemon = os.pidfd_open(written)
     (log,) = background.logs.glob("*.log")
-
-    def await_log(text: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while text not in log.read_text():
-            assert not has_ended(daemon, 0.01)
-            assert time.monotonic() < deadline
-
     with kept_busy(source / "c/0/0"):
         if first == "signal":
             os.kill(written, signal.SIGTERM)
-            await_log("unmounting on SIGTERM")
+            eventually(lambda: "unmounting on SIGTERM" in log.read_text())
         else:
             subprocess.run(["fusermount3", "-u", place], check=True)
         for name in ("SIGTERM", "SIGINT"):
             os.kill(written, signal.Signals[name])
-            await_log(f"{name} changes nothing, SIGKILL ends it now, and leaves that in the journal")
+            said = f"{name} changes nothing, SIGKILL ends it now, and leaves that in the journal"
+            eventually(lambda said=said: said in log.read_text())
+        assert not has_ended(daemon)
     assert has_ended(daemon, PATIENCE)
     os.close(daemon)
     assert str(place) not in mount_points()
     assert stored(source) == NEW
     assert not (source / ".shardfs").exists()
+
+
+@pytest.mark.parametrize("name", ["flush", "umount"])
+def test_a_terminal_has_one_line_that_is_gone_at_the_end(source: Path, place: Path, written: int, name: str) -> None:
+    with on_terminal(name, place, columns=300) as terminal:
+        with kept_busy(source / "c/0/0"):
+            shown = terminal.read_until(LOCKED)
+        assert terminal.end() == 0
+    assert "\r\x1b[K1 chunk is pending (24 B, since " in shown
+    assert terminal.shown.endswith("\r\x1b[K")
+    assert "\n" not in terminal.shown
+
+
+HASTY = """
+import runpy
+from shardfs.cli import output
+from shardfs.fuse import figures
+assert output._LINE_SECONDS == figures._LINE_SECONDS == 10
+output._LINE_SECONDS = figures._LINE_SECONDS = 1
+runpy.run_module("shardfs", run_name="__main__", alter_sys=True)
+"""
+
+
+def hasty(*arguments: str | Path) -> subprocess.Popen[str]:
+    """Begin shardfs, with a second in place of ten."""
+    line = [sys.executable, "-P", "-c", HASTY, *arguments]
+    return subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_elsewhere_and_in_the_log_there_is_a_line_every_ten_seconds(source: Path, place: Path) -> None:
+    with hasty("mount", "--foreground", "--write", source, place) as daemon:
+        try:
+            assert daemon.stdout is not None
+            assert daemon.stdout.readline()
+            with kept_busy(source / "c/0/0"):
+                (place / "c/0/0").write_bytes(NEW)
+                began = time.monotonic()
+                umount = hasty("umount", place)
+                assert umount.stderr is not None
+                said = (line for line in umount.stderr if LOCKED in line)  # it may not have come to that at first
+                assert next(said)
+                assert next(said)
+                assert time.monotonic() - began >= 1
+            umount.communicate(timeout=PATIENCE)
+            assert umount.returncode == 0
+            log = daemon.communicate(timeout=PATIENCE)[1]
+        finally:
+            subprocess.run(["fusermount3", "-u", "-z", place], capture_output=True, check=False)
+            daemon.kill()
+    lines = [line for line in log.splitlines() if line.endswith(LOCKED) and "pending" in line]
+    assert 1 <= len(lines) <= 2 + (time.monotonic() - began)
+    assert f"{source}: 1 chunk is pending (24 B, since " in lines[0]

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from tests.support.mounting import PATIENCE
 
 NPROCESSES = 8
@@ -40,19 +38,6 @@ for turn in (1, 2):
     for i, j in chunks:
         write((slice(4 * i, 4 * i + 4), slice(4 * j, 4 * j + 4)), 1000 * turn + 8 * i + j)
 """
-ROWS_OF_THE_SAME_CHUNKS = """
-barrier.wait(60)
-for turn in range(1, 6):
-    for j in range(2):
-        write((slice(number, number + 1), slice(4 * j, 4 * j + 4)), 100 * turn + 10 * number + j + 1)
-"""
-LIBRARIES = {"zarr": ZARR, "tensorstore": TENSORSTORE}
-
-
-def rows_of_the_same_chunks() -> np.ndarray:
-    """What `ROWS_OF_THE_SAME_CHUNKS` leaves in an array of the shape (8, 8)."""
-    rows = 500 + 10 * np.arange(NPROCESSES, dtype="i4")[:, None] + np.array([1, 2], "i4")
-    return np.repeat(rows, 4, axis=1)
 
 
 def run_together(path: Path, script: str) -> None:
