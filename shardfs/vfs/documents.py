@@ -228,26 +228,31 @@ class Documents:
 
     async def _new_array(self, node: Node, edited: ArrayMetadata, publication: _Publication) -> None:
         """Store the document of a new array: sharded if that is wanted and possible, with chunks that came first."""
-        if self._chunks_per_shard is None:
+        document: Document | None = None
+        if self._chunks_per_shard is not None:
+            try:
+                document = shard_new(edited, self._chunks_per_shard)
+            except NotUnshardable as reason:
+                log.warning("%s is stored unsharded: %s", node.path or "the array", reason)
+                if publication.entry.name != DOCUMENT:
+                    document = dict(edited.document)
+        if document is None:
             await self._store_as_written(node, publication)
+            await self._begin(node.path, node.path)
             return
-        hierarchy = self._fs.hierarchy
-        try:
-            document = shard_new(edited, self._chunks_per_shard)
-        except NotUnshardable as reason:
-            log.warning("%s is stored unsharded: %s", node.path or "the array", reason)
-            if publication.entry.name == DOCUMENT:
-                await self._store_as_written(node, publication)
-                return
-            document = dict(edited.document)
         await self._orphans.put_aside(node.path, self._view.key_encoding(node, edited), edited.ndim)
-        hierarchy.show_unsharded(node.path)
+        self._fs.hierarchy.show_unsharded(node.path)
         await self._store_document(node, document, edited.document, publication)
-        chunks = self._fs.chunk_tree(await hierarchy.node(node.path))
-        if chunks is not None:
-            hierarchy.begin(chunks.array.layout)
+        await self._begin(node.path, self._orphans.place(node.path))
         await self._orphans.absorb(node.path)
         await self._refresh_copies(node.path)
+
+    async def _begin(self, path: str, place: str) -> None:
+        """Let the array at *path*, which is made now, have the directories of chunks that are below *place*."""
+        chunks = self._fs.chunk_tree(await self._fs.hierarchy.node(path))
+        if chunks is not None:
+            self._fs.hierarchy.begin(chunks.array.layout)
+            await self._orphans.make_directories(chunks, place)
 
     async def _store_document(
         self, node: Node, document: Document, edited: Document, publication: _Publication
@@ -289,9 +294,10 @@ class Documents:
     async def _store_as_written(self, node: Node, publication: _Publication) -> None:
         entry, written, mode = publication.entry, publication.written, publication.mode
         try:
-            await self._fs.store.replace(entry.path, written, exclusive=publication.exclusive, mode=mode)
+            stored = await self._fs.store.replace(entry.path, written, exclusive=publication.exclusive, mode=mode)
         finally:
             await self._fs.refresh(node.path)
+        await self._keep_texts(node.path, {entry.name: DocumentText(written, stored.mtime_ns)})
 
     async def _require_no_chunks(self, node: Node, what: str) -> None:
         chunks = self._fs.chunk_tree(node)

@@ -87,10 +87,7 @@ class OrphanChunks:
             keys = [key async for key in walk_files(self._store, place)]
         except (NotFoundError, NotADirectoryHereError):
             return
-        node = await self._hierarchy.node(path)
-        array, chunks = node.any_array, self._fs.chunk_tree(node)
-        if chunks is not None:
-            await self._make_directories(chunks, place)
+        array = (await self._hierarchy.node(path)).any_array
         for key in keys:
             name = key[len(place) + 1 :]
             if array is not None and _coords_of(array, name) is None:
@@ -107,19 +104,22 @@ class OrphanChunks:
         for old in (key, join_key(path, name)):
             self._fs.moved(old, beside)
 
-    async def _make_directories(self, chunks: ChunkTree, place: str) -> None:
-        """Let *chunks* have the directories that are below *place*, also those without a file."""
-        pending = [place]
+    async def make_directories(self, chunks: ChunkTree, place: str) -> None:
+        """Let *chunks* have the directories that are below *place*, if it is there, also those without a file."""
+        pending = [""]
         while pending:
-            directory = pending.pop()
-            for entry in await self._store.list(directory):
-                if entry.kind is Kind.DIRECTORY:
-                    key = join_key(directory, entry.name)
-                    pending.append(key)
-                    found = chunks.directory_at(key[len(place) + 1 :])
-                    if found is not None:
-                        chunks.array.layout.make_directory(found.coords)
-                        self._fs.became_chunks(found)
+            above = pending.pop()
+            try:
+                entries = await self._store.list(join_key(place, above))
+            except NotFoundError:
+                continue
+            for entry in entries:
+                path = join_key(above, entry.name)
+                found = chunks.directory_at(path) if entry.kind is Kind.DIRECTORY else None
+                if found is not None:
+                    pending.append(path)
+                    chunks.array.layout.make_directory(found.coords)
+                    self._fs.became_chunks(found)
 
     async def absorb_file(self, key: str, *, again: bool = False) -> None:
         """Publish one chunk file that was put aside; one that is no chunk of its array is kept beside the chunks."""

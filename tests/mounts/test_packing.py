@@ -196,13 +196,21 @@ def test_an_array_of_another_rank_is_stored_as_written(mount: Mounter, tmp_path:
     assert_native(tmp_path / "source" / "flat.zarr", values)
 
 
-def test_without_the_option_an_array_is_stored_as_written(mount: Mounter, tmp_path: Path, plain: Path) -> None:
+@pytest.mark.parametrize("arguments", [[], ["--decode"]], ids=["stored", "decoded"])
+def test_without_the_option_an_array_is_stored_as_written(
+    mount: Mounter, tmp_path: Path, plain: Path, arguments: list[str]
+) -> None:
     (tmp_path / "source").mkdir()
-    mounted = mount(tmp_path / "source", write=True)
+    mounted = mount(tmp_path / "source", write=True, arguments=arguments)
     keys = sorted(keys_of(plain), key=lambda key: key.endswith("zarr.json"))
     copy_files(plain, mounted.path, keys, "rename", 2)
+    (mounted.path / "alone").mkdir()
+    for name in ("zarr.json", "c", "notes.txt"):
+        tool("cp", "-r", plain / "image" / name, mounted.path / "alone")
+    shown = files_below(mounted.path)
     mounted.unmount()
-    assert files_below(tmp_path / "source") == files_below(plain)
+    alone = {f"alone/{key}": data for key, data in files_below(plain / "image").items()}
+    assert files_below(tmp_path / "source") == shown == files_below(plain) | alone
 
 
 ENCODINGS = {
