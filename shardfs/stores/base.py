@@ -106,12 +106,20 @@ class Capacity:
     name_max: int
 
 
-class NewRights(TypedDict, total=False):
+class NewOwner(TypedDict, total=False):
+    """Owner of a file that is new; what is missing, or None, is what the system gives.
+
+    In a directory with the set-group-ID bit, the group is always what the system gives: that of the directory.
+    """
+
+    uid: int | None
+    gid: int | None
+
+
+class NewRights(NewOwner, total=False):
     """Permissions and owner of a file that is new; what is missing, or None, is what the system gives."""
 
     mode: int | None
-    uid: int | None
-    gid: int | None
 
 
 class NewAttributes(NewRights, total=False):
@@ -433,8 +441,8 @@ class Store(Protocol):
 
     # Names and files, changed as programs ask for it.
 
-    async def create(self, key: str, mode: int, *, exclusive: bool) -> OpenFile:
-        """Open a regular file to read and write, and make it with *mode* if there is none.
+    async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
+        """Open a regular file to read and write, and make it with *mode* and *owner* if there is none.
 
         If *exclusive*, raises `ExistsError` where the key stands for anything.
         """
@@ -459,12 +467,12 @@ class Store(Protocol):
         content: bytes,
         *,
         exclusive: bool = False,
-        mode: int | None = None,
         expected: Expected | None = None,
+        **rights: Unpack[NewRights],
     ) -> Stat:
         """Store *content* under *key*, durably and at once, in place of what is there.
 
-        A file that is replaced leaves its mode and owner; *mode* is for a new one.  If *exclusive*, raises
+        A file that is replaced leaves its mode and owner; *rights* are for a new one.  If *exclusive*, raises
         `ExistsError` where the key stands for anything.
 
         Where several hosts can change the store, raises `StaleError` if what is there is not as *expected*.  If that is
@@ -474,7 +482,7 @@ class Store(Protocol):
     async def unlink(self, key: str) -> None:
         """Remove a name that is not a directory."""
 
-    async def mkdir(self, key: str, mode: int) -> None:
+    async def mkdir(self, key: str, mode: int, **owner: Unpack[NewOwner]) -> None:
         """Make a directory."""
 
     async def rmdir(self, key: str) -> None:

@@ -1,7 +1,6 @@
 """Publishing documents: what a program wrote over the metadata that it sees, brought into the store."""
 
 import logging
-import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from shardfs.format.lens.show import says_the_same
 from shardfs.format.lens.unsharded import check_resized, shard_new
 from shardfs.format.lens.v2 import ZATTRS
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata
-from shardfs.stores.base import Expected, join_key
+from shardfs.stores.base import Expected, NewRights, join_key
 from shardfs.vfs.entries.chunk import ChunkTree
 from shardfs.vfs.entries.document import NO_ATTRIBUTES, DocumentText
 from shardfs.vfs.entries.document import Document as DocumentEntry
@@ -51,7 +50,7 @@ class _Publication:
 
     entry: DocumentEntry
     written: bytes
-    mode: int
+    rights: NewRights
     exclusive: bool
 
 
@@ -76,7 +75,9 @@ class Documents:
         self._orphans = orphans
         self._chunks_per_shard = chunks_per_shard
 
-    async def publish(self, entry: DocumentEntry, written: bytes, *, mode: int, exclusive: bool = False) -> None:
+    async def publish(
+        self, entry: DocumentEntry, written: bytes, rights: NewRights, *, exclusive: bool = False
+    ) -> None:
         """Make *written* the document *entry*.
 
         Raises `RefusedError` if it is none, or one that cannot be brought into the store; what is stored stays then.
@@ -86,7 +87,7 @@ class Documents:
         node = await self._fs.hierarchy.look_again(entry.node_path)
         if exclusive and await entry.is_there():
             raise ExistsError(f"{entry.path} exists")
-        publication = _Publication(entry, written, mode, exclusive)
+        publication = _Publication(entry, written, rights, exclusive)
         try:
             node = await self._without_emptied(node, entry, written)
             if len(written) > LARGE_NBYTES and entry.name == DOCUMENT:
@@ -110,8 +111,7 @@ class Documents:
         documents = fs.documents(node)
         edited = await self._view.edit(Edit(fs, node, entry.name, None))
         if edited is not None and entry.name in documents:
-            mode = stat.S_IMODE(node.document_stat.mode) if node.document_stat is not None else 0o644
-            await self._publish(node, edited, _Publication(entry, b"", mode, exclusive=False))
+            await self._publish(node, edited, _Publication(entry, b"", {"mode": 0o644}, exclusive=False))
         elif entry.name not in documents:
             await fs.store.unlink(entry.path)
             if entry.name == DOCUMENT:
@@ -269,7 +269,7 @@ class Documents:
         texts: dict[str, DocumentText] = {}
         fs.store.note_shown(key, node.document_stat)
         try:
-            stored = await fs.store.replace(key, content, exclusive=exclusive, mode=publication.mode)
+            stored = await fs.store.replace(key, content, exclusive=exclusive, **publication.rights)
             for name, text in beside.items():
                 path = join_key(node.path, name)
                 texts[name] = DocumentText(text, (await fs.store.stat(path)).mtime_ns)
@@ -292,9 +292,9 @@ class Documents:
             fs.texts.keep(join_key(path, name), text, shown.get(name), is_same=is_same)
 
     async def _store_as_written(self, node: Node, publication: _Publication) -> None:
-        entry, written, mode = publication.entry, publication.written, publication.mode
+        entry, written, exclusive = publication.entry, publication.written, publication.exclusive
         try:
-            stored = await self._fs.store.replace(entry.path, written, exclusive=publication.exclusive, mode=mode)
+            stored = await self._fs.store.replace(entry.path, written, exclusive=exclusive, **publication.rights)
         finally:
             await self._fs.refresh(node.path)
         await self._keep_texts(node.path, {entry.name: DocumentText(written, stored.mtime_ns)})

@@ -12,14 +12,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import zarr
 
 from tests.support.corpus import array, sharding
 from tests.support.datasets import store
 from tests.support.mounting import Mounter, mounter
+from tests.support.users import AS_NOBODY, NOBODY
 
 DOCUMENT = array((8, 12), (4, 6), sharding((2, 3)))
-NOBODY = 65534
 SHARD = "c/0/0"
 CHUNKS = ["c/0/0", "c/0/1", "c/1/0", "c/1/1"]
 NAMES = [
@@ -100,6 +102,31 @@ def test_another_user_reads_what_modes_allow_and_nothing_else(public: Path) -> N
         assert told[1] == os.strerror(errno.EACCES)
         assert int(told[2]) == os.path.getsize(root / "image/zarr.json")
         assert told[3:] == ["4", *[os.strerror(errno.EACCES)] * 3]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_what_another_user_makes_has_the_owner_and_group_that_it_has_anywhere(public: Path) -> None:
+    source, elsewhere = public / "source", public / "elsewhere"
+    for root in (source, elsewhere):
+        (root / "group").mkdir(parents=True)
+        os.chown(root / "group", 0, 4321)
+        (root / "group").chmod(0o2777)
+        root.chmod(0o777)
+    zarr.create_array(str(public / "image"), data=np.ones((4, 4)), chunks=(1, 1))
+    make = 'for d in . group; do cp -r "$0" $d/image; mkdir $d/new; echo x >$d/new/file; done'
+    with mounter(public) as mount:
+        mounted = mount(source, write=True, allow_other=True, shards="2,2")
+        for root in (mounted.path, elsewhere):
+            subprocess.run([*AS_NOBODY, "sh", "-euc", make, public / "image"], cwd=root, check=True)
+        mounted.unmount()
+    made = [path for path in source.glob("**/*") if ".shardfs" not in path.parts]
+    assert {path.name for path in made} >= {"file", "new", "zarr.json", "c", "0", "1"}
+    for path in made:
+        found, expected = path.stat(), (elsewhere / path.relative_to(source)).stat()
+        assert (path, found.st_uid, found.st_gid, oct(found.st_mode)) == (
+            *(path, expected.st_uid, expected.st_gid),
+            oct(expected.st_mode),
+        )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")

@@ -6,14 +6,15 @@
 import errno
 import os
 import secrets
+import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shardfs.stores.base import Buffer, Descriptor, Stat
 from shardfs.stores.local.reader import LocalReader, to_stat
-from shardfs.stores.local.syscalls import DIRECTORY, WALK, Syscalls, changing, open_beneath
+from shardfs.stores.local.syscalls import DIRECTORY, ITSELF, WALK, Syscalls, Target, changing, open_beneath
 
 _NOT_EXCLUSIVE: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _NOT_TO_BE_OWNER: Final = (errno.EPERM, errno.EACCES, errno.EINVAL)  # the last: one that a user namespace does not know
@@ -35,15 +36,27 @@ class Rights:
         """Return those of a file that is to be replaced."""
         return cls(status.st_mode, status.st_uid, status.st_gid)
 
-    def give(self, syscalls: Syscalls, fd: int) -> None:
-        """Set them.  An owner that this process may not set stays what it is, as with other programs that rename."""
+    def within(self, directory: Descriptor) -> "Rights":
+        """Return those of a new file in *directory*, which gives its group if it has the set-group-ID bit."""
+        has_group = os.fstat(directory.fd).st_mode & stat.S_ISGID
+        return replace(self, gid=None) if has_group else self
+
+    def give(self, syscalls: Syscalls, fd: int, target: Target | None = None) -> None:
+        """Set them, of *target* if *fd* is open for its path alone.
+
+        An owner that this process may not set stays what it is, as with other programs that rename.
+        """
+        target = fd if target is None else target
         now = os.fstat(fd)
         uid = now.st_uid if self.uid is None else self.uid
         gid = now.st_gid if self.gid is None else self.gid
-        if (uid, gid) != (now.st_uid, now.st_gid) and not _chown(syscalls, fd, uid, gid):
-            _chown(syscalls, fd, -1, gid)
+        if (uid, gid) != (now.st_uid, now.st_gid) and not _chown(syscalls, target, uid, gid):
+            _chown(syscalls, target, -1, gid)
         if self.mode is not None and (self.mode ^ os.fstat(fd).st_mode) & 0o7777:
-            syscalls.chmod(fd, self.mode & 0o7777)
+            syscalls.chmod(target, self.mode & 0o7777)
+
+
+SYSTEM_RIGHTS: Final = Rights()
 
 
 class NoCloneError(Exception):
@@ -123,10 +136,10 @@ def _attributes(fd: int) -> dict[str, bytes]:
         raise
 
 
-def _chown(syscalls: Syscalls, fd: int, uid: int, gid: int) -> bool:
+def _chown(syscalls: Syscalls, target: Target, uid: int, gid: int) -> bool:
     """Set the owner; return False if this process may not."""
     try:
-        syscalls.chown(fd, uid, gid)
+        syscalls.chown(target, uid, gid)
     except OSError as error:
         if error.errno not in _NOT_TO_BE_OWNER:
             raise
@@ -160,16 +173,20 @@ def rename_to_absent(syscalls: Syscalls, name: str, new: str, dir_fd: int, new_d
     syscalls.rename(name, new, dir_fd, new_dir_fd)
 
 
-def make_directories(syscalls: Syscalls, root: Descriptor, key: str, *, is_durable: bool = True) -> None:
-    """Make the directory *key* below *root*, and all above it that are missing."""
+def make_directories(
+    syscalls: Syscalls, root: Descriptor, key: str, rights: Rights = SYSTEM_RIGHTS, *, is_durable: bool = True
+) -> None:
+    """Make the directory *key* below *root*, and all above it that are missing, with the owner that *rights* have."""
     with suppress(FileNotFoundError):
         open_beneath(root, key, WALK)
         return
     parent, _, name = key.rpartition("/")
-    make_directories(syscalls, root, parent, is_durable=is_durable)
+    make_directories(syscalls, root, parent, rights, is_durable=is_durable)
     directory = open_beneath(root, parent, DIRECTORY)
     with suppress(FileExistsError):
         syscalls.mkdir(name, 0o777, directory.fd)
+        made = Descriptor(os.open(name, ITSELF, dir_fd=directory.fd))
+        replace(rights.within(directory), mode=None).give(syscalls, made.fd, made.path)
     if is_durable:
         syscalls.sync_directory(directory.fd)
 

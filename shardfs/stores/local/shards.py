@@ -180,7 +180,7 @@ class LocalEdit:
     """
 
     store: LocalReader
-    make_directories: Callable[[str], Awaitable[None]]
+    make_directories: Callable[[str, Rights], Awaitable[None]]
     key: str
     rights: Rights
     lock: FileLock | None
@@ -218,7 +218,7 @@ class LocalEdit:
             if change.is_appended or change.is_cut:
                 return await self._change_in_place(change)
             if self.snapshot is None:
-                await self.make_directories(self._parent)
+                await self.make_directories(self._parent, self.rights)
             if self.lock is None:
                 look = partial(open_beneath, self.store.directory, self._parent, WALK)
                 self.lock = await lock(self.store, await self.store.threads.on_names(look), self.key, self.rights)
@@ -278,7 +278,7 @@ class LocalEdit:
     def _write_new(self, change: _Change, clone_of: Descriptor | None) -> Stat:
         directory = open_beneath(self.store.directory, self._parent, DIRECTORY)
         temporary = self.temporary.rpartition("/")[2]
-        rights, kept = self.rights, 0
+        rights, kept = self.rights.within(directory), 0
         if self.file is not None:
             status = os.fstat(self.file.fd)
             rights = Rights.of(status)

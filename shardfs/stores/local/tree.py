@@ -17,8 +17,9 @@ from shardfs.errors import (
     RefusedError,
     UnsupportedError,
 )
-from shardfs.stores.base import Buffer, Descriptor, Expected, Kind, NewAttributes, NewRights, Stat
+from shardfs.stores.base import Buffer, Descriptor, Expected, Kind, NewAttributes, NewOwner, NewRights, Stat
 from shardfs.stores.local.atomic_write import (
+    SYSTEM_RIGHTS,
     NewFile,
     Rights,
     clear_unfinished,
@@ -117,8 +118,8 @@ class LocalStore(LocalReader):
         with changing(""):
             await self.threads.on_content(settle)
 
-    async def create(self, key: str, mode: int, *, exclusive: bool) -> "LocalFile":
-        """Open a regular file to read and write, and make it with *mode* if there is none."""
+    async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> "LocalFile":
+        """Open a regular file to read and write, and make it with *mode* and *owner* if there is none."""
         flags, mode = WRITE, mode & 0o7777
 
         def make(parent: Descriptor, name: str) -> Descriptor:
@@ -128,7 +129,7 @@ class LocalStore(LocalReader):
                 if exclusive:
                     raise
                 return _regular(key, Descriptor(self.syscalls.create(name, flags, mode, parent.fd)))[0]
-            Rights(mode).give(self.syscalls, file.fd)
+            Rights(mode, **owner).within(parent).give(self.syscalls, file.fd)
             return file
 
         return LocalFile(self, key, await self._change(key, make))
@@ -155,15 +156,15 @@ class LocalStore(LocalReader):
         content: bytes,
         *,
         exclusive: bool = False,
-        mode: int | None = None,
         expected: Expected | None = None,
+        **new: Unpack[NewRights],
     ) -> Stat:
         """Store *content* under *key*, durably and at once, in place of what is there."""
 
         def replace() -> Stat:
             parent, _, name = key.rpartition("/")
             directory = open_beneath(self.directory, parent, DIRECTORY)
-            rights = Rights(mode)
+            rights = Rights(**new).within(directory)
             with suppress(FileNotFoundError):
                 old = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
                 if exclusive:
@@ -181,15 +182,14 @@ class LocalStore(LocalReader):
         """Remove a name that is not a directory."""
         await self._change(key, lambda parent, name: self.syscalls.unlink(name, parent.fd))
 
-    async def mkdir(self, key: str, mode: int) -> None:
-        """Make a directory with *mode*, and the set-group-ID bit of the one above."""
+    async def mkdir(self, key: str, mode: int, **owner: Unpack[NewOwner]) -> None:
+        """Make a directory with *mode* and *owner*, and the set-group-ID bit of the one above."""
 
         def make(parent: Descriptor, name: str) -> None:
             self.syscalls.mkdir(name, mode & 0o7777, parent.fd)
             itself = Descriptor(os.open(name, ITSELF, dir_fd=parent.fd))
-            made = os.fstat(itself.fd).st_mode & 0o7777
-            if (made ^ mode) & 0o777:
-                self.syscalls.chmod(itself.path, made & ~0o777 | mode & 0o777)
+            made = os.fstat(itself.fd).st_mode & ~0o777 | mode & 0o777
+            Rights(made, **owner).within(parent).give(self.syscalls, itself.fd, itself.path)
 
         await self._change(key, make)
 
@@ -226,12 +226,12 @@ class LocalStore(LocalReader):
         """Make *key* a symbolic link."""
         await self._change(key, lambda parent, name: self.syscalls.symlink(target, name, parent.fd))
 
-    async def make_directories(self, key: str) -> None:
-        """Make the directory *key* and all above it that are missing, durably."""
+    async def make_directories(self, key: str, rights: Rights = SYSTEM_RIGHTS) -> None:
+        """Make the directory *key* and all above it that are missing, durably, with the owner that *rights* have."""
         # One at a time: whoever finds a directory there may rely on it as one that is durable.
         async with self._making_directories:
             with changing(key):
-                await self.threads.on_content(make_directories, self.syscalls, self.directory, key)
+                await self.threads.on_content(make_directories, self.syscalls, self.directory, key, rights)
 
     async def set_attributes(self, key: str, **changes: Unpack[NewAttributes]) -> Stat:
         """Change what is given, of the link itself if *key* is one."""

@@ -40,6 +40,7 @@ from shardfs.stores.base import (
     Expected,
     Kind,
     NewAttributes,
+    NewOwner,
     NewRights,
     OpenFile,
     ShardWriter,
@@ -318,8 +319,8 @@ class S3Store(NewS3Objects):
         content: bytes,
         *,
         exclusive: bool = False,
-        mode: int | None = None,
         expected: Expected | None = None,
+        **rights: Unpack[NewRights],
     ) -> Stat:
         """Store an object at once, with the properties of what it replaces; what is refused is kept."""
         files = self._writable()
@@ -352,7 +353,7 @@ class S3Store(NewS3Objects):
         return await self.stat(key)
 
     @_changing
-    async def create(self, key: str, mode: int, *, exclusive: bool) -> OpenFile:
+    async def create(self, key: str, mode: int, *, exclusive: bool, **owner: Unpack[NewOwner]) -> OpenFile:
         """Open a file that passes through, and make it if there is none; it is stored when it is closed."""
         files = self._writable()
         try:
@@ -395,7 +396,7 @@ class S3Store(NewS3Objects):
         self._moved_away(key)
 
     @_changing
-    async def mkdir(self, key: str, mode: int) -> None:
+    async def mkdir(self, key: str, mode: int, **owner: Unpack[NewOwner]) -> None:
         """Make a directory, which this process alone knows until something is in it."""
         try:
             await self.stat(key)

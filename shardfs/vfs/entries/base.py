@@ -1,7 +1,6 @@
 """What every entry of the tree can do, and what is common to those that are published as a whole."""
 
 import os
-import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
@@ -18,7 +17,7 @@ from shardfs.errors import (
     StaleError,
     UnsupportedError,
 )
-from shardfs.stores.base import Content, NewAttributes, Stat
+from shardfs.stores.base import Content, NewAttributes
 from shardfs.stores.memory import MemoryContent
 from shardfs.vfs.handles import (
     Attributes,
@@ -241,8 +240,3 @@ class PublishedEntry(Entry, Published):
         if isinstance(handle, ChunkHandle):
             return handle.attributes, await handle.extent.content()
         return handle.attributes, MemoryContent(memoryview(handle.text))
-
-
-def mode_of(status: Stat) -> int:
-    """Return the permissions that a file is published with."""
-    return stat.S_IMODE(status.mode)

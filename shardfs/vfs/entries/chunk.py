@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from stat import S_IMODE
 from typing import TYPE_CHECKING, Final
 
 from shardfs.dataset.array import Extent
@@ -29,7 +30,7 @@ from shardfs.stores.base import Content, Kind, NewAttributes, Stat, join_key
 from shardfs.stores.local.file_lock import LOCK_SUFFIX, is_lock
 from shardfs.vfs.chunk_cache import ChunkView, DecodedChunk, FillChunk
 from shardfs.vfs.chunk_listing import list_chunks
-from shardfs.vfs.entries.base import Entry, PublishedEntry, mode_of
+from shardfs.vfs.entries.base import Entry, PublishedEntry
 from shardfs.vfs.handles import OTHERS, UNKNOWN_FILE, Attributes, Batch, ChunkHandle, Owner, absent, new_file
 from shardfs.vfs.inodes import MISSING, ArrayNumbers, in_table
 from shardfs.vfs.write_buffer import WriteBuffer
@@ -426,7 +427,7 @@ class Chunk(PublishedEntry):
         if mtime_ns is None:
             mtime_ns = max(time.time_ns(), before + 1)
         await self.fs.writer.put(
-            array, coords, content, mtime_ns=mtime_ns, mode=mode_of(status), uid=status.uid, gid=status.gid
+            array, coords, content, mtime_ns=mtime_ns, mode=S_IMODE(status.mode), uid=status.uid, gid=status.gid
         )
         chunks.refilled.pop(coords, None)
         layout.make_directory(coords[:-1])  # which may have been removed while the file was written

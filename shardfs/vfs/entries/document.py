@@ -1,6 +1,7 @@
 """Metadata documents: generated from what is stored, or shown as they are stored."""
 
 from contextlib import suppress
+from stat import S_IMODE
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from shardfs.dataset.cache import Cache
@@ -8,8 +9,8 @@ from shardfs.dataset.hierarchy import DOCUMENT, Node, is_below
 from shardfs.errors import NotFoundError, NotPermittedError, StaleError
 from shardfs.format.document import MAX_DOCUMENT_NBYTES
 from shardfs.format.metadata import GroupMetadata
-from shardfs.stores.base import Content, NewAttributes, join_key
-from shardfs.vfs.entries.base import PublishedEntry, mode_of
+from shardfs.stores.base import Content, NewAttributes, NewRights, Stat, join_key
+from shardfs.vfs.entries.base import PublishedEntry
 from shardfs.vfs.handles import Attributes, DocumentHandle, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.write_buffer import WriteBuffer
 
@@ -93,7 +94,7 @@ class TextCache:
 class Publisher(Protocol):
     """Brings documents that programs write into the store; it is `vfs.documents`, which imports this module."""
 
-    async def publish(self, entry: "Document", written: bytes, *, mode: int, exclusive: bool = False) -> None:
+    async def publish(self, entry: "Document", written: bytes, rights: NewRights, *, exclusive: bool = False) -> None:
         """Make *written* the document *entry*, which with *exclusive* must not be there."""
 
     async def remove(self, entry: "Document") -> None:
@@ -197,7 +198,7 @@ class Document(PublishedEntry):
         """Make what was written the document."""
         content = buffer.content
         text = bytes(content.read(0, content.nbytes))
-        await self.fs.publisher.publish(self, text, mode=mode_of(buffer.status), exclusive=buffer.is_exclusive)
+        await self.fs.publisher.publish(self, text, _rights_of(buffer.status), exclusive=buffer.is_exclusive)
         if buffer.mtime_ns is not None:
             await self._set_time(buffer.mtime_ns)
 
@@ -207,7 +208,7 @@ class Document(PublishedEntry):
         """Publish *content* as the document, with its time."""
         text = bytes(content.read(0, min(content.nbytes, MAX_DOCUMENT_NBYTES + 1)))
         async with self.fs.buffers.lock(self):
-            await self.fs.publisher.publish(self, text, mode=mode_of(attributes.status), exclusive=exclusive)
+            await self.fs.publisher.publish(self, text, _rights_of(attributes.status), exclusive=exclusive)
             self.fs.buffers.detach(self)
         await self._set_time(attributes.own_mtime_ns)
 
@@ -308,3 +309,8 @@ class StoredDocument(Document):
 
     async def _follow(self) -> None:
         pass
+
+
+def _rights_of(status: Stat) -> NewRights:
+    """Return the permissions and the owner that a file is published with."""
+    return {"mode": S_IMODE(status.mode), "uid": status.uid, "gid": status.gid}

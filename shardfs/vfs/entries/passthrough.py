@@ -4,6 +4,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from stat import S_IMODE
 from typing import TYPE_CHECKING, Final
 
 from shardfs.dataset.hierarchy import Node
@@ -20,7 +21,7 @@ from shardfs.errors import (
 )
 from shardfs.stores.base import Content, Kind, NewAttributes, OpenFile, join_key, write_all
 from shardfs.stores.local.file_lock import is_lock
-from shardfs.vfs.entries.base import Entry, mode_of
+from shardfs.vfs.entries.base import Entry
 from shardfs.vfs.entries.document import Document
 from shardfs.vfs.handles import Attributes, Batch, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.inodes import GONE
@@ -114,27 +115,25 @@ class Passthrough(Entry):
         """Open the stored file, made or not."""
         fs, is_new = self.fs, True
         try:
-            file = await self._create(mode)
+            file = await self._create(mode, owner)
         except ExistsError:
             if flags & os.O_EXCL:
                 raise
             file, is_new = await fs.store.create(self.path, mode, exclusive=False), False
-        if is_new and os.geteuid() == 0 and owner != (0, 0):
-            file.set_attributes(uid=owner.uid, gid=owner.gid)
         ino = fs.attributes_of(self.path, file.stat()).ino
         is_direct = is_new and self.is_scratch
         handle = PassthroughHandle(ino, self.path, file, fs.ttl, is_writable=True, is_direct=is_direct)
         return handle if is_new else await _cut(handle, flags)
 
-    async def _create(self, mode: int) -> OpenFile:
+    async def _create(self, mode: int, owner: Owner) -> OpenFile:
         """Make the file; the directory of a name beside chunks may be nowhere yet."""
         try:
-            return await self.fs.store.create(self.path, mode, exclusive=True)
+            return await self.fs.store.create(self.path, mode, exclusive=True, uid=owner.uid, gid=owner.gid)
         except NotFoundError:
             if not self.is_scratch:
                 raise
         await self._make_parents()
-        return await self.fs.store.create(self.path, mode, exclusive=True)
+        return await self.fs.store.create(self.path, mode, exclusive=True, uid=owner.uid, gid=owner.gid)
 
     async def open_to_write(self, flags: int) -> PassthroughHandle:
         """Open the stored file; beside chunks one that is gone, too, as anywhere.
@@ -172,7 +171,7 @@ class Passthrough(Entry):
         store, status = self.fs.store, attributes.status
         await self._make_parents()
         copy = self._copy()
-        file = await store.create(copy, mode_of(status), exclusive=True)
+        file = await store.create(copy, S_IMODE(status.mode), exclusive=True, uid=status.uid, gid=status.gid)
         try:
             await write_all(file, content)
             file.set_attributes(mtime_ns=attributes.own_mtime_ns, atime_ns=status.atime_ns)
@@ -190,9 +189,7 @@ class Passthrough(Entry):
     async def make_directory(self, mode: int, owner: Owner) -> None:
         """Make the directory."""
         await self._make_parents()
-        await self.fs.store.mkdir(self.path, mode)
-        if os.geteuid() == 0 and owner != (0, 0):
-            await self.fs.store.set_attributes(self.path, uid=owner.uid, gid=owner.gid)
+        await self.fs.store.mkdir(self.path, mode, uid=owner.uid, gid=owner.gid)
         self.fs.hierarchy.forget(self.path)
 
     async def remove_directory(self) -> None:
