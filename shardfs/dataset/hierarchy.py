@@ -255,12 +255,9 @@ class Hierarchy:
             if isinstance(error, AccessDeniedError) and (path in self._shown or self._store.root is None):
                 raise
             reason = str(error)
-        if reason is not None:
-            # Whoever has read an array's document must not be given shards in place of its chunks.
-            if path in self._shown and _is_being_written(self._shown[path], document_stat):
-                raise StoreError(f"{key} is being written: {reason}")
-            if known is None or known.reason != reason:
-                log.warning("%s is shown as stored: %s", path or "the source", reason)
+        # Whoever has read an array's document must not be given shards in place of its chunks.
+        if reason is not None and path in self._shown and _is_being_written(self._shown[path], document_stat):
+            raise StoreError(f"{key} is being written: {reason}")
         node = Node(path, stat, document, document_stat, reason=reason, context=context)
         if contents is None:
             in_image = known.in_image if known is not None else context.in_image
@@ -274,16 +271,21 @@ class Hierarchy:
                 node = replace(node, array=array) if metadata.is_sharded else replace(node, unsharded=array)
                 if metadata.is_sharded or self.takes_unsharded:
                     self._shown[path] = hash(document_stat.identity if document_stat is not None else None)
-        self._tell(path, node.shown)
+        self._tell(node, known)
         return node
 
-    def _tell(self, path: str, shown: Shown | None) -> None:
-        """Say in the log, once, what the view does not show, or not right to all."""
+    def _tell(self, node: Node, known: Node | None) -> None:
+        """Say in the log, once, what is shown as stored, and what the view does not show, or not right to all."""
+        path, shown = node.path or "the source", node.shown
         told = (shown.reason or shown.caveat) if shown is not None else None
-        if shown is not None and self._shower is not None and told is not None and (path, told) not in self._told:
+        is_shown = shown is None or shown.reason is None
+        if is_shown and node.reason is not None and (known is None or known.reason != node.reason):
+            log.warning("%s is shown as stored: %s", path, node.reason)
+        if self._shower is not None and told is not None and (path, told) not in self._told:
             self._told.add((path, told))
-            what = "is left out of" if shown.reason is not None else "is not read correctly by all users of"
-            log.warning("%s %s the %s view: %s", path or "the source", what, self._shower.name, told)
+            what = "is not read correctly by all users of" if is_shown else "is left out of"
+            what = "cannot be shown in" if node.metadata is None else what
+            log.warning("%s %s the %s view: %s", path, what, self._shower.name, told)
 
     async def _context(self, path: str, known: Node | None) -> Context:
         """Return what is to be known of the node at *path* to show it; below a broken group it stays as it was."""

@@ -259,12 +259,16 @@ class Filesystem:
             await prune(self.store, scratch)
 
     async def left_out(self, directory: str, names: Sequence[str]) -> Collection[str]:
-        """Return which of *names*, directories below *directory*, are of nodes that the view does not show."""
+        """Return which of *names*, directories below *directory*, are of nodes that the view does not show.
+
+        Those that cannot be read are not among them: they fail when somebody looks into them.
+        """
         found: set[str] = set()
 
         async def look(name: str) -> None:
             with suppress(ShardfsError):  # which comes again when somebody looks into the directory
-                if self.view.left_out(await self.hierarchy.node(join_key(directory, name))) is not None:
+                node = await self.hierarchy.node(join_key(directory, name))
+                if node.metadata is not None and self.view.left_out(node) is not None:
                     found.add(name)
 
         if self.view.translates and not self.is_scratch(directory):

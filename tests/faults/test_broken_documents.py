@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,6 +102,25 @@ ODD: dict[str, Callable[[Path], object]] = {
     "mode-000": lambda document: (document.write_text(json.dumps(SOUND)), document.chmod(0)),
     "sparse": lambda document: (document.touch(), os.truncate(document, 20 * 2**30)),
 }
+
+
+def test_a_view_of_v2_has_an_error_in_place_of_what_is_broken(mount: Mounter, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    store(source / "sound", SOUND)
+    (source / "plain").mkdir()
+    for name in ("dangling", "directory", "no-end"):
+        (source / name).mkdir()
+        ODD.get(name, lambda document: document.write_bytes(TEXTS["no-end"]))(source / name / "zarr.json")
+        (source / name / "notes.txt").write_bytes(b"plain")
+    shown = mount(source, arguments=["--view=v2"], expect=("cannot be shown in",)).path
+    assert sorted(os.listdir(shown)) == sorted(os.listdir(source))
+    for name in ("dangling", "directory", "no-end"):
+        for call in (os.listdir, lambda path: os.stat(path / "notes.txt"), lambda path: os.stat(path / ".zarray")):
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                call(shown / name)
+    done = subprocess.run(["cp", "-r", shown, tmp_path / "copy"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("Input/output error")) == (1, 3)
+    assert len(files_below(tmp_path / "copy")) == len(files_below(shown / "sound")) > 4
 
 
 def test_something_odd_in_place_of_a_document(mount: Mounter, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from shardfs.dataset.hierarchy import Node
 from shardfs.errors import (
+    CorruptionError,
     ExistsError,
     IsADirectoryHereError,
     NoAttributeError,
@@ -299,7 +300,7 @@ class Directory(Special):
 
     async def lookup(self, name: str) -> Attributes:
         """Return the attributes of a generated document, of something in the chunk tree, or of what is stored."""
-        fs, node = self.fs, await self.node()
+        fs, node = self.fs, await self._readable()
         if name in fs.view.document_names and name in fs.documents(node):
             return Document(fs, join_key(self.path, name)).shown_in(node).attributes
         chunks = fs.chunk_tree(node)
@@ -331,7 +332,7 @@ class Directory(Special):
 
     async def list(self, cookie: int) -> AsyncGenerator[Batch, None]:
         """Yield generated documents, then stored names, then what is kept beside chunks, then chunks."""
-        fs, node = self.fs, await self.node()
+        fs, node = self.fs, await self._readable()
         chunks = fs.chunk_tree(node)
         generated = {
             name: Document(fs, join_key(self.path, name)).shown_in(node).attributes for name in fs.documents(node)
@@ -362,6 +363,15 @@ class Directory(Special):
             return await self.fs.hierarchy.node(self.path)
         except NotFoundError:  # so that the kernel asks for the path again, before it says that there is none
             raise StaleError(f"{self.path} is gone") from None
+
+    async def _readable(self) -> Node:
+        """Return what the directory is; raises `CorruptionError` if the view cannot show it, as it is broken."""
+        node = await self.node()
+        reason = self.fs.view.left_out(node)
+        if node.metadata is None and reason is not None:
+            await self.fs.store.list(self.path)  # what keeps even that from being read is the better error
+            raise CorruptionError(f"{self.path or 'the source'} cannot be shown in this view: {reason}")
+        return node
 
     async def attribute(self, name: bytes) -> bytes:
         """Return an extended attribute: of the stored directory, or why an array is shown as stored."""
