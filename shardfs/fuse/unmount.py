@@ -101,9 +101,10 @@ class _Ending:
             if (done := self._done()) != seen:
                 seen, moved = done, now
             if now >= moved + timeout:
+                left = self._left("; ") or "; nothing waits, so a container or mount namespace may have the mount still"
                 raise UnfinishedError(
                     f"{self._path} is unmounted, but its daemon{who} is not done, and made no progress for "
-                    f"{timeout:g} s{self._left('; ')}; it goes on, and what it cannot finish stays in the journal, for "
+                    f"{timeout:g} s{left}; it goes on, and what it cannot finish stays in the journal, for "
                     f"the next mount with --write or `shardfs recover`{self._why}"
                 )
             if now >= next_word:

@@ -283,7 +283,9 @@ class ZarrV2(EditableView):
         stored = await edit.fs.stored_documents(path)
         name = next((name for name in (ZARRAY, ZGROUP) if name in documents), None)
         if not edit.is_new or name is None or ZARRAY in stored or ZGROUP in stored:
-            raise RefusedError("it is not stored as Zarr v3, and cannot have a copy here")
+            raise RefusedError(
+                "it is not stored as Zarr v3, and cannot have a copy here; a mount with --shards stores it so"
+            )
         texts = {each: encode_json(document) for each, document in documents.items()}
         return self.lens.within((found or edit.node).in_image).new(name, texts[name], texts)
 

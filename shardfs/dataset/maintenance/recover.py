@@ -74,7 +74,7 @@ async def find_torn(source: Source, progress: Progress = no_progress) -> AsyncIt
     async for array, shard in walk_all_shards(walk_nodes(source), "looking for torn shards", progress):
         state = await array.shard(shard)
         if isinstance(state.error, CorruptionError) and state.snapshot is not None:
-            reason = str(state.error)
+            reason = str(state.error).removeprefix(f"{array.layout.shard_key(shard)}: ")
         elif state.shard is not None and _is_no_index(array, state.shard.index):
             reason = "its index names bytes beyond its end"
         else:
