@@ -157,7 +157,7 @@ def _source(source: str, options: StoreOptions, write: bool) -> Iterator[Finding
         return
     yield Finding("ok", f"{store.url} can be read")
     if store.root is not None:
-        holder = find_holder(StateDirectory(store.root), locks_reach=True)
+        holder = find_holder(StateDirectory(store.root))
         if holder is not None:
             yield Finding("note", f"{store.url} is being written by {holder}", "others can mount it without --write")
             return

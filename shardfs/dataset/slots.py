@@ -152,14 +152,14 @@ def _claim(address: Address, held: ExitStack) -> Claim:
     used = set()
     for number in _numbers(directory):
         state = StateDirectory(os.path.join(directory, str(number)))
-        holder = find_holder(state, locks_reach=False)
+        holder = find_holder(state)
         if holder is not None and holder.is_elsewhere and state.has_journal():
             log.warning(
                 "%s has a journal of %s, which may be running; `shardfs recover` says how to get at it if it is not",
                 state.root,
                 holder,
             )
-        file = try_lock(state, locks_reach=False) if _is_complete(state) else None
+        file = try_lock(state) if _is_complete(state) else None
         if file is None:
             used.add(number)
             continue
@@ -186,7 +186,7 @@ def _make_slot(directory: str, used: set[int], address: Address, held: ExitStack
                 os.mkdir(root, mode=0o700)
                 break
     state = StateDirectory(root)
-    file = try_lock(state, locks_reach=False)
+    file = try_lock(state)
     if file is None:
         raise SourceError(f"{state.lock} is held by another process, which does not use shardfs")
     held.callback(_release, state, file)
@@ -262,7 +262,7 @@ def _slots(directory: str) -> list[Slot]:
         address = _read_source(state.root)
         if address is not None and _directory(address) != directory:
             address = None
-        found.append(Slot(address, number, state, find_holder(state, locks_reach=False)))
+        found.append(Slot(address, number, state, find_holder(state)))
     return found
 
 

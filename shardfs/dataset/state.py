@@ -169,7 +169,7 @@ def locked(state: StateDirectory) -> Iterator[StateDirectory]:
     left changes that are not in the store, which only a mount of the same source may bring there.
     """
     root = state.root
-    file = try_lock(state, locks_reach=_locks_reach(state))
+    file = try_lock(state)
     if file is None:
         raise SourceError(_refusal(f"{root} is", state, read_holder(state)))
     try:
@@ -182,7 +182,7 @@ def locked(state: StateDirectory) -> Iterator[StateDirectory]:
         release(state, file)
 
 
-def try_lock(state: StateDirectory, *, locks_reach: bool) -> Descriptor | None:
+def try_lock(state: StateDirectory) -> Descriptor | None:
     """Lock a directory of our own, which is made if there is none; return the file that holds the lock.
 
     None if another process has it: one that holds the lock, or one of another host, where locks may not reach.  Raises
@@ -197,7 +197,7 @@ def try_lock(state: StateDirectory, *, locks_reach: bool) -> Descriptor | None:
             with suppress(OSError):
                 if os.path.samestat(os.fstat(file.fd), os.stat(state.lock)):
                     break  # else whoever had it took it away
-        if not locks_reach and read_holder(state).is_elsewhere:
+        if read_holder(state).is_elsewhere and not _locks_reach(state):
             return None
         _write_holder(file.fd, Holder.own())
     return file
@@ -211,7 +211,7 @@ def release(state: StateDirectory, file: Descriptor, last: Holder | None = None)
     ofd_unlock(file.fd)
 
 
-def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
+def find_holder(state: StateDirectory) -> Holder | None:
     """Return who has the lock of a directory, as `try_lock` sees it; None if nobody has.
 
     Raises `SourceError` if that cannot be told.
@@ -224,11 +224,11 @@ def find_holder(state: StateDirectory, *, locks_reach: bool) -> Holder | None:
     except OSError as error:
         raise SourceError(f"cannot tell whether {state.root} is being written: {error.strerror}") from None
     holder = read_holder(state)
-    return holder if is_locked or (not locks_reach and holder.is_elsewhere) else None
+    return holder if is_locked or (holder.is_elsewhere and not _locks_reach(state)) else None
 
 
 def _locks_reach(state: StateDirectory) -> bool:
-    """Whether a lock on the file system of a source is one for all hosts that have it mounted, for all that we know."""
+    """Whether a lock on the file system of a directory is one for all hosts that have it mounted, as far as we know."""
     try:
         directory = Descriptor(os.open(os.path.dirname(state.path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError:
@@ -261,7 +261,7 @@ def _require_in_place(state: StateDirectory) -> None:
 
 
 def _require_idle(root: str, other: StateDirectory) -> None:
-    holder = find_holder(other, locks_reach=_locks_reach(other))
+    holder = find_holder(other)
     if holder is not None:
         raise SourceError(_refusal(f"{other.root}, which overlaps {root}, is", other, holder))
     if other.has_journal():

@@ -147,7 +147,7 @@ class _Ending:
         """Whether the daemon is gone, at the latest a moment from now."""
         if self._process is not None:
             return bool(self._poll.poll(1000 * _STEP_SECONDS))
-        if self._state is None or find_holder(self._state, locks_reach=False) is None:
+        if self._state is None or find_holder(self._state) is None:
             return True
         time.sleep(_STEP_SECONDS)
         return False

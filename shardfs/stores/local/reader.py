@@ -42,8 +42,8 @@ from shardfs.stores.local.syscalls import (
     translate,
     translated,
 )
-from shardfs.stores.local.threads import Threads
 from shardfs.stores.memory import Slice, map_file
+from shardfs.stores.parallel import Threads
 from shardfs.stores.ttl import within_ttl
 
 _ATTEMPTS: Final = 8
