@@ -71,8 +71,6 @@ class GroupCommit:
         self.conflicts = conflicts  # the log of changes that do not fit what is stored now, for `shardfs recover`
         self.nconflicts = 0  # that were put aside there
         self.pending: dict[ShardQueue, None] = {}
-        # By path and coordinates: what stays in the log for the next mount, unless its chunk is published before.
-        self.unread: dict[tuple[str, Coords], Change] = {}
         self.failing: dict[ShardQueue, None] = {}  # those of them that have an error
         self.npending = 0
         self.nwaiting = 0  # for room in the log
@@ -103,8 +101,7 @@ class GroupCommit:
         before = queue.add(change)
         if before is None:
             self.npending += 1
-            before = self.unread.pop((change.path, change.coords), None)
-        if before is not None:
+        else:
             self.log.supersede(before.sequence, change.sequence)
         self.pending.setdefault(queue)
         if queue.due_at < self._next or self._is_urgent():
@@ -197,7 +194,6 @@ class GroupCommit:
             yield from queue.changes.values()
         for undos in self._unsettled.values():
             yield from undos
-        yield from self.unread.values()
 
     def keep_unsettled(self, undo: UndoRecord) -> None:
         """Remember a commit of which it is not known what came of it."""

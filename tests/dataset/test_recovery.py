@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import trio
 
-from shardfs.dataset.array import Array
 from shardfs.dataset.state import StateDirectory
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.records import UndoRecord, unpack_ranges
@@ -207,7 +206,7 @@ class FailingStore(LocalStore):
     ("error", "is_local", "left", "message"),
     [
         (StoreError("no network"), False, (1, 0), "journal stays for the next mount: end/c/0: no network"),
-        (StoreError("no answer"), True, (1, 0), "chunk 0 of end: end/c/0: no answer; it stays in the journal"),
+        (StoreError("no answer"), True, (0, 1), "chunk 0 of end: end/c/0: no answer; it is kept, and `shardfs recover"),
         (CorruptionError("damaged"), False, (0, 1), "damaged; it is kept, and `shardfs recover --apply` applies it"),
     ],
 )
@@ -245,19 +244,3 @@ async def test_no_journal_makes_a_file_that_runs_as_its_owner(arrays: Path) -> N
     await bring_home(LocalStore(str(arrays)), [StateDirectory(str(arrays))])
     assert await stored(arrays, "end", range(1)) == [b"#!/bin/sh"]
     assert stat.S_IMODE((arrays / "end/c/0").stat().st_mode) == 0o751
-
-
-@in_trio
-async def test_a_chunk_that_is_written_after_an_earlier_version_could_not_be_compared_stays_the_latest(
-    arrays: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await (await Process.start(arrays, QuickDisk())).write("end", 0, b"older")
-    with monkeypatch.context() as patched:
-        patched.setattr(Array, "stored_entry", AsyncMock(side_effect=StoreError("the disk did not answer")))
-        process = await Process.start(arrays, QuickDisk())
-    assert process.writing.journal.live == 1
-    await process.write("end", 0, b"newer")
-    await process.clean()
-    recovered = await Process.start(arrays, QuickDisk())
-    assert await recovered.read("end", 0) == b"newer"
-    recovered.check_done()

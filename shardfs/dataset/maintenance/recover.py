@@ -238,7 +238,6 @@ async def _show_journal(source: Source, state: StateDirectory, found: Findings) 
     changes = [*(change for _, change in recovery.pending), *recovery.shrinks]
     found += [Finding("pending", f"journal: {describe_change(change)}", left=True) for change in changes]
     found += [Finding("conflict", f"conflict: {describe(conflict)}", left=True) for conflict in recovery.conflicts]
-    found += [Finding("pending", f"journal: {describe(unread)}", left=True) for unread in recovery.unread]
 
 
 async def _show_aside(source: Source, state: StateDirectory, found: Findings) -> None:
@@ -253,8 +252,6 @@ async def _apply_journals(source: Source, state: StateDirectory, found: Findings
     with opened(source, state) as (contents, commits):
         recovery = await replay(source, contents, commits)
         _report_commits(recovery, found, "taken back", left=False)
-        lines = [f"it stays in the journal: {describe(unread)}" for unread in recovery.unread]
-        found += [Finding("pending", line, left=True) for line in lines]
         failure = await _flush(commits)
         brought = len(recovery.pending) - commits.npending
         if brought > 0:
@@ -302,8 +299,6 @@ async def _apply_conflict(source: Source, commits: GroupCommit, change: Change |
             return "the metadata of the array has changed"
         if not array.grid.contains(change.coords):
             return "it lies outside the array now"
-        if (change.path, change.coords) in commits.unread:
-            return "the journal has a later one, which could not be compared with what is stored"
         entry = await array.stored_entry(change.coords)
     except ShardfsError as error:
         return str(error)

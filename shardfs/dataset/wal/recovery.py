@@ -55,14 +55,12 @@ class Conflict:
 class Recovery:
     """What was found in a log: commits with their outcomes, changes that are pending again, and conflicts.
 
-    What is *unread* could not be compared with what is stored for now, and stays in the log for the next mount.  The
-    records *released* need not be remembered any more.
+    The records *released* need not be remembered any more.
     """
 
     commits: Sequence[Undone]
     pending: list[tuple[Array, Change]] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
-    unread: list[Conflict] = field(default_factory=list)
     shrinks: list[Shrink] = field(default_factory=list)
     released: list[Live] = field(default_factory=list)
 
@@ -88,8 +86,7 @@ async def classify(source: Source, contents: LogContents, commits: Sequence[Undo
             except ShardfsError as error:
                 if source.store.root is None:
                     raise  # what a server fails to answer now, it answers when the log is replayed next
-                recovery.unread.append(Conflict(change, str(error)))
-                continue
+                reason = str(error)
         if reason is not None:
             recovery.conflicts.append(Conflict(change, reason))
         elif array is not None:
@@ -132,10 +129,6 @@ async def replay(source: Source, contents: LogContents, commits: GroupCommit) ->
     await commits.log.sync_soon()  # what was replaced is forgotten only when what replaced it is durable
     for array, change in recovery.pending:
         commits.add(commits.queue(array.layout, array.grid.locate(change.coords).shard), change)
-    for unread in recovery.unread:
-        if isinstance(unread.change, Put | Erase):
-            commits.unread[unread.change.path, unread.change.coords] = unread.change
-        log.error("%s; it stays in the journal, for the next mount", describe(unread))
     for conflict in recovery.conflicts:
         log.error("%s; it is kept, and `shardfs recover --apply` applies it", describe(conflict))
     await commits.put_aside([conflict.change for conflict in recovery.conflicts])
