@@ -34,6 +34,7 @@ from shardfs.errors import CorruptionError, MetadataError, NotUnshardable, Shard
 from shardfs.format.codecs import MAX_CHUNK_NBYTES
 from shardfs.format.document import encode_json, parse_json
 from shardfs.format.dtype import DataType
+from shardfs.format.grid import index_in_c_order
 from shardfs.format.lens.consolidated import Consolidated
 from shardfs.format.lens.packed import Packing
 from shardfs.format.lens.v2 import ZMETADATA, parse_consolidated
@@ -112,10 +113,8 @@ class _Shard:
             sizes: Counter[int] = Counter()
             async for group in self._read(chunks):
                 for coords, data in group:
-                    entry = 0
-                    for i, first, n in zip(coords, start, index.chunks_per_shard, strict=True):
-                        entry = entry * n + i - first
-                    sizes[entry] += len(data)
+                    within = [i - first for i, first in zip(coords, start, strict=True)]
+                    sizes[index_in_c_order(within, index.chunks_per_shard)] += len(data)
                 await new.write([data for _, data in group])
             if not sizes:
                 raise NothingError

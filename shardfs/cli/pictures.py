@@ -13,6 +13,7 @@ from typing import Final, TextIO
 from shardfs.dataset.array import Array
 from shardfs.dataset.maintenance.verify import Layout, ShardUse, Use
 from shardfs.errors import counted, printable
+from shardfs.format.grid import coords_in_c_order, index_in_c_order
 from shardfs.format.sharding import Coords
 from shardfs.fuse.progress import size
 
@@ -186,7 +187,7 @@ class Grid:
             for row in range(0, height, down)
         ]
         for coords, use in array.uses:
-            row, column = divmod(_ravel(coords, shape), width)
+            row, column = divmod(index_in_c_order(coords, shape), width)
             cells[row // down][column // across].add(use)
         return cls(shape, split, width, down, across, cells)
 
@@ -197,7 +198,7 @@ class Grid:
 
     def first(self, row: int, column: int) -> Coords:
         """Return the coordinates of the first shard of a cell."""
-        return _unravel(row * self.down * self.width + column * self.across, self.shape)
+        return coords_in_c_order(row * self.down * self.width + column * self.across, self.shape)
 
 
 WORDS: Final = {
@@ -221,21 +222,6 @@ def share(part: int, whole: int) -> str:
     """Return a share in percent; only none at all is 0 %."""
     percent = 100 * part / whole if whole else 0.0
     return f"{percent:.0f} %" if percent >= 1 or not part else "< 1 %"
-
-
-def _ravel(coords: Coords, shape: Sequence[int]) -> int:
-    position = 0
-    for index, length in zip(coords, shape, strict=True):
-        position = position * length + index
-    return position
-
-
-def _unravel(position: int, shape: Sequence[int]) -> Coords:
-    coords = []
-    for length in reversed(shape):
-        position, index = divmod(position, length)
-        coords.append(index)
-    return tuple(reversed(coords))
 
 
 _MAX_ROWS: Final = 56

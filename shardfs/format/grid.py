@@ -10,6 +10,7 @@ grid extension; seed design "Unified Chunk Grid", version 6.
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -186,6 +187,23 @@ class ChunkKeyEncoding:
             return None
         coords = tuple(map(parse_coordinate, components))
         return None if None in coords else coords  # type: ignore[return-value]
+
+
+def index_in_c_order(coords: Sequence[int], shape: Sequence[int]) -> int:
+    """Return how many elements of a grid of *shape* come before that at *coords*, in C order."""
+    index = 0
+    for coordinate, length in zip(coords, shape, strict=True):
+        index = index * length + coordinate
+    return index
+
+
+def coords_in_c_order(index: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the coordinates of the element at *index*; the inverse of `index_in_c_order`."""
+    coords = []
+    for length in reversed(shape):
+        index, coordinate = divmod(index, length)
+        coords.append(coordinate)
+    return tuple(reversed(coords))
 
 
 def parse_coordinate(text: str) -> int | None:

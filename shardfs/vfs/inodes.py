@@ -15,6 +15,7 @@ from typing import Final
 
 from shardfs.dataset.hierarchy import is_below
 from shardfs.errors import StaleError, StoreError
+from shardfs.format.grid import coords_in_c_order, index_in_c_order
 from shardfs.format.sharding import Coords
 
 GENERATIONS: Final = 1024
@@ -258,11 +259,11 @@ class ChunkNumbering:
 
     def of_chunk(self, coords: Coords) -> int:
         """Return the position of the chunk at *coords*."""
-        return self.bases[-1] + self._index(coords)
+        return self.bases[-1] + index_in_c_order(coords, self.grid_shape)
 
     def of_directory(self, coords: Coords) -> int:
         """Return the position of the directory whose path gives *coords*, which are fewer than all."""
-        return self.bases[len(coords)] + self._index(coords)
+        return self.bases[len(coords)] + index_in_c_order(coords, self.grid_shape[: len(coords)])
 
     def parent(self, position: int) -> tuple[int, int]:
         """Return the position of the directory that holds a chunk of a nested key, and the chunk's last coordinate."""
@@ -272,18 +273,7 @@ class ChunkNumbering:
     def coords(self, position: int) -> Coords:
         """Return the coordinates of a chunk, or those that the path of a directory gives."""
         depth = bisect_right(self.bases, position) - 1
-        index = position - self.bases[depth]
-        coords = []
-        for length in reversed(self.grid_shape[: self.axes[depth]]):
-            index, coordinate = divmod(index, length)
-            coords.append(coordinate)
-        return tuple(reversed(coords))
-
-    def _index(self, coords: Coords) -> int:
-        index = 0
-        for coordinate, length in zip(coords, self.grid_shape, strict=False):
-            index = index * length + coordinate
-        return index
+        return coords_in_c_order(position - self.bases[depth], self.grid_shape[: self.axes[depth]])
 
 
 @dataclass(slots=True, eq=False)

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardfs.errors import NotShownError
 from shardfs.format.dtype import DataType
+from shardfs.format.grid import coords_in_c_order
 
 _MAGIC: Final = b"\x93NUMPY"
 _ALIGNMENT: Final = 64
@@ -150,13 +151,13 @@ def boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[Box]:
         while axis > 0 and first % (size * shape[axis - 1]) == 0 and first + size * shape[axis - 1] <= last:
             axis -= 1
             size *= shape[axis]
-        start = [int(i) for i in _unravel(first, shape)]
+        start = coords_in_c_order(first, shape)
         stop = [i + 1 for i in start[:axis]] + list(shape[axis:])
         if axis > 0:
             count = min((last - first) // size, shape[axis - 1] - start[axis - 1])
             stop[axis - 1] = start[axis - 1] + count
             size *= count
-        yield Box(tuple(start), tuple(stop))
+        yield Box(start, tuple(stop))
         first += size
 
 
@@ -183,11 +184,3 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     for axis in range(len(shape) - 1, 0, -1):
         strides[axis - 1] = strides[axis] * shape[axis]
     return tuple(strides)
-
-
-def _unravel(element: int, shape: tuple[int, ...]) -> list[int]:
-    coords = []
-    for n in reversed(shape):
-        element, i = divmod(element, n)
-        coords.append(i)
-    return coords[::-1]
