@@ -121,8 +121,10 @@ def open_manifest(destination: Address) -> Iterator[Manifest]:
         lock = Descriptor(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         if not ofd_lock(lock.fd):
             raise SourceError(f"{destination} is being written by another process of this host")
-    database = _connect(path)
+    database = sqlite3.connect(path, isolation_level=None)
     try:
+        database.execute("pragma journal_mode = wal")
+        database.execute("pragma synchronous = normal")
         yield Manifest(database)
     except sqlite3.OperationalError as error:
         raise StoreError(
@@ -135,27 +137,3 @@ def open_manifest(destination: Address) -> Iterator[Manifest]:
         ) from None
     finally:
         database.close()
-
-
-def _connect(path: str) -> sqlite3.Connection:
-    """Open a database, an empty one in place of one that is damaged."""
-    for _ in range(2):
-        database = sqlite3.connect(path, isolation_level=None)
-        try:
-            database.execute("pragma journal_mode = wal")
-            database.execute("pragma synchronous = normal")
-            database.execute("select count(*) from sqlite_master")
-        except sqlite3.DatabaseError as error:
-            database.close()
-            if isinstance(error, sqlite3.OperationalError):
-                raise SourceError(f"{path} cannot be opened: {error}") from None
-            _remove(path)
-        else:
-            return database
-    raise SourceError(f"{path} is damaged, and cannot be replaced")
-
-
-def _remove(path: str) -> None:
-    for suffix in ("", "-wal", "-shm"):
-        if os.path.lexists(path + suffix):
-            os.unlink(path + suffix)

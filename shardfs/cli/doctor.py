@@ -5,20 +5,15 @@ import json
 import os
 import platform
 import shutil
-import ssl
 import stat
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib.metadata import version
-from typing import Final, Literal
+from typing import Literal
 
 import click
 import trio
@@ -34,10 +29,6 @@ from shardfs.errors import ShardfsError, counted, printable
 from shardfs.fuse.mountpoint import ONLY_ROOT_ALLOWS_OTHER, check_fuse, fuse_versions, users_may_allow_other
 from shardfs.stores.base import Store
 from shardfs.stores.url import S3_LIBRARIES, StoreOptions, how_to_install, open_store
-
-_AWS: Final = "https://s3.amazonaws.com"
-_MAX_SKEW_SECONDS: Final = 60.0
-_PATIENCE: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +140,6 @@ def _left(slot: Slot) -> Iterator[Finding]:
 def _source(source: str, options: StoreOptions, write: bool) -> Iterator[Finding]:
     try:
         store = open_store(source, options)
-        if store.root is None:
-            yield _clock(store.address.endpoint or _AWS)
         trio.run(store.check)
     except ShardfsError as error:
         yield _failure(error)
@@ -182,24 +171,3 @@ def _writing(store: Store) -> Finding:
 def _failure(error: ShardfsError) -> Finding:
     what, _, way_out = str(error).partition("; ")
     return Finding("problem", what, way_out or "check how SOURCE is written, and who may read it")
-
-
-def _clock(url: str) -> Finding:
-    """Compare the clock of a server with the one here; what it answers otherwise does not matter."""
-    certificates = os.environ.get("AWS_CA_BUNDLE") or os.environ.get("REQUESTS_CA_BUNDLE")
-    before = time.time()
-    try:
-        context = ssl.create_default_context(cafile=certificates)
-        try:
-            request = urllib.request.Request(url, method="HEAD")  # noqa: S310 - opening the store has checked it
-            with urllib.request.urlopen(request, timeout=_PATIENCE, context=context) as reply:  # noqa: S310
-                date = reply.headers["Date"]
-        except urllib.error.HTTPError as error:
-            date = error.headers["Date"]
-        ahead = parsedate_to_datetime(date).timestamp() - (before + time.time()) / 2
-    except (OSError, TypeError, ValueError) as error:
-        return Finding("note", f"the clock of {url} cannot be compared: {error}")
-    if abs(ahead) < _MAX_SKEW_SECONDS:
-        return Finding("ok", f"the clock agrees with that of {url}")
-    what = f"the clock here is {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of {url}"
-    return Finding("problem", what, "set it with: timedatectl set-ntp true (from 15 minutes on, S3 refuses requests)")

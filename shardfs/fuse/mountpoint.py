@@ -25,7 +25,6 @@ BUILD_PACKAGES: Final = "fuse3 libfuse3-dev pkg-config gcc python3-dev"
 """Packages of Debian and Ubuntu that pyfuse3 is built with."""
 
 _ELSEWHERE: Final = "choose another place"
-_MAX_NAMED = 3
 _MAX_STACKED = 16
 _SYS_ADMIN = 1 << 21
 _PATIENCE = 5.0
@@ -149,19 +148,10 @@ def mounted_path(mountpoint: str) -> str:
     if count_mounts(path):
         return path
     around = _mount_around(path)
-    found = [mount.path for mount in list_mounts() if Path(mount.path).is_relative_to(path) or mount.source == path]
-    names = ", ".join(map(shlex.quote, found[:_MAX_NAMED])) + (", …" if len(found) > _MAX_NAMED else "")
     if around is not None:
-        hint = f"it lies in the mount at {shlex.quote(around)}: give that"
-    elif found and found[0].startswith(path):
-        hint = f"it contains the mounts {names}: give one of them"
-    elif found:
-        hint = f"it is the source of the mount at {names}: give that"
-    else:
-        hint = "`shardfs mounts` lists all mounts"
-        if mountpoint and not os.path.lexists(path):
-            raise MountPointError(f"{mountpoint} does not exist; {hint}")
-    raise MountPointError(f"{mountpoint} is not a mount of shardfs; {hint}")
+        raise MountPointError(f"{mountpoint} lies in the mount at {shlex.quote(around)}: give that")
+    what = "is not a mount of shardfs" if os.path.lexists(path) else "does not exist"
+    raise MountPointError(f"{mountpoint} {what}; `shardfs mounts` lists all mounts")
 
 
 def _mount_around(path: str) -> str | None:

@@ -186,7 +186,7 @@ _HINTS: Final[dict[str, tuple[type[ShardfsError], str]]] = {
     "EntityTooLarge": (StoreError, "it is larger than the server accepts"),
     "KeyTooLongError": (NameTooLongError, "the keys of S3 have at most 1024 bytes"),
     "QuotaExceeded": (NoSpaceError, "the quota is used up"),
-    "RequestTimeTooSkewed": (StoreError, "the clock of this machine is wrong"),
+    "RequestTimeTooSkewed": (StoreError, "the clock of this machine is wrong; set it with: timedatectl set-ntp true"),
     "XMinioAdminBucketQuotaExceeded": (NoSpaceError, "the quota of the bucket is used up"),
     "XMinioStorageFull": (NoSpaceError, "the server has no room left"),
     **dict.fromkeys(EXPIRED, (AccessDeniedError, _RENEW)),
