@@ -9,7 +9,7 @@ from typing import TypeVar
 from shardfs.dataset.hierarchy import DOCUMENT
 from shardfs.dataset.writer import Writer
 from shardfs.errors import CrossDeviceError, ExistsError, NotFoundError, NotPermittedError, StaleError
-from shardfs.stores.base import Kind, NewAttributes, is_reserved, join_key, write_all
+from shardfs.stores.base import Kind, NewAttributes, is_reserved, join_key
 from shardfs.vfs.documents import Documents
 from shardfs.vfs.entries.base import Entry, PublishedEntry
 from shardfs.vfs.entries.chunk import ChunkDirectory
@@ -19,7 +19,7 @@ from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import ABSENT, Attributes, FileHandle, Owner, PassthroughHandle
 from shardfs.vfs.locks import Locks
 from shardfs.vfs.orphans import OrphanChunks
-from shardfs.vfs.write_buffer import BufferSpace, State, WriteBuffer, WriteBuffers, WriteHandle
+from shardfs.vfs.write_buffer import BufferSpace, State, WriteBuffer, WriteBuffers
 
 T = TypeVar("T")
 
@@ -383,44 +383,11 @@ class Changes:
             self.fs.open_files[number] = self.buffers.use(buffer, buffer.ino if is_link else handle.ino, 0)
 
     async def _hand_over_buffer(self, buffer: WriteBuffer, new: Entry) -> None:
-        """Let those who write *buffer*, whose name became *new*, write that from now on."""
+        """Let those who write *buffer*, whose name became *new*, write that; not a plain file, which has no buffer."""
         if not isinstance(new, PublishedEntry):
-            await self._hand_over_to_file(buffer, new.path)
+            buffer.state = State.MOVED
         elif buffer.users:  # else all have closed it meanwhile
             self.buffers.rename(buffer, new)
             current = await new.current()
             if current is not None:
                 buffer.version = current.attributes.ino
-
-    async def _hand_over_to_file(self, buffer: WriteBuffer, path: str) -> None:
-        """Let those who write *buffer*, which became the plain file *path*, write that from now on.
-
-        A write that is under way ends first; one that waits for that fails with ESTALE.
-        """
-        async with buffer.lock:
-            if not buffer.users:
-                return  # all have closed it meanwhile
-            buffer.users += 1  # who closes it now ends nothing
-            try:
-                if buffer.is_changed:  # it was written, or cut, since it was published for the move
-                    file = await self.fs.store.open_passthrough(path, writable=True)
-                    try:
-                        await file.truncate(0)
-                        await write_all(file, buffer.content)
-                        await file.flush()
-                    finally:
-                        await file.close()
-                for number, handle in list(self.fs.open_files.items()):
-                    if isinstance(handle, WriteHandle) and handle.buffer is buffer:
-                        file = await self.fs.store.open_passthrough(path, writable=True)
-                        if self.fs.open_files.get(number) is not handle:
-                            await file.close()
-                            continue  # it was closed meanwhile
-                        written = PassthroughHandle(handle.ino, path, file, self.fs.ttl, is_writable=True)
-                        self.fs.open_files[number] = written
-                        buffer.users -= 1
-            finally:
-                buffer.state = State.MOVED
-                buffer.users -= 1
-                if not buffer.users:
-                    self.buffers.end(buffer)

@@ -261,7 +261,9 @@ class WriteBuffer:
     def check(self) -> None:
         """Raise `StaleError` if nothing that is written reaches a file any more."""
         if self.state is State.MOVED:
-            raise StaleError(f"{self.entry.path} was renamed to a name beside chunks while it was written")
+            raise StaleError(
+                f"{self.entry.path} was renamed to a name that is no chunk's and no document's while it was written"
+            )
 
     async def _begin_again(self) -> None:
         """Say what was published meanwhile, if nothing was written."""
@@ -339,7 +341,8 @@ class WriteHandle(FileHandle):
 
     async def flush(self) -> None:
         """Publish what was written and is not published yet."""
-        self.buffer.check()
+        if self.is_unflushed:
+            self.buffer.check()
         self.is_unflushed = False
         if self.buffer.state is State.DIRTY:
             await self.buffer.buffers.publish(self.buffer)

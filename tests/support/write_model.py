@@ -157,6 +157,8 @@ class Draft:
     is_cut: bool = False
     """Whether it began empty."""
     is_outdated: bool = False
+    is_moved: bool = False
+    """Whether its name became that of a plain file."""
     users: int = 0
 
     @property
@@ -258,6 +260,8 @@ class Model:
             _cut(handle.draft, nbytes)
 
     def _begin_again(self, draft: Draft) -> None:
+        if draft.is_moved:
+            raise RefusedError(errno.ESTALE)
         if draft.is_outdated and draft.path is not None:
             draft.content[:] = self._at(draft.path).read_bytes()
         draft.is_outdated = False
@@ -337,7 +341,10 @@ class Model:
         self._detach(new)
         self.drafts.pop(old, None)
         for draft in drafts:
-            self._let_go(draft, new) if target.kind == "file" else self._take_over(draft, new)
+            if target.kind == "file":
+                draft.path, draft.is_moved = None, True
+            else:
+                self._take_over(draft, new)
         if source.kind == "file":
             self._hand_over(old, new)
 
@@ -461,13 +468,6 @@ class Model:
         for handle in writers:
             os.close(handle.fd)
             handle.fd, handle.path, handle.draft = -1, None, self.drafts[new][0]
-
-    def _let_go(self, draft: Draft, path: str) -> None:
-        """Let those who write a draft that became a plain file write that."""
-        for handle in self.handles:
-            if handle.draft is draft:
-                handle.draft, handle.path = None, path
-                handle.fd = os.open(self._at(path), handle.flags & (os.O_ACCMODE | os.O_APPEND))
 
 
 def _cut(draft: Draft, nbytes: int) -> None:

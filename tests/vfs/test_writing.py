@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -22,7 +20,6 @@ from shardfs.vfs.changes import Changes
 from shardfs.vfs.entries.chunk import Chunk
 from shardfs.vfs.entries.document import Document, TextCache
 from shardfs.vfs.entries.passthrough import Passthrough
-from shardfs.vfs.filesystem import Filesystem
 from shardfs.vfs.handles import Attributes, ChunkHandle, Owner
 from shardfs.vfs.inodes import ROOT, Inodes
 from shardfs.vfs.write_buffer import BufferBytes, BufferSpace, WriteBuffer
@@ -392,78 +389,25 @@ async def test_a_chunk_that_is_closed_while_it_is_moved_keeps_what_was_written(
     assert await read_file(fs, (await find(fs, "unchecked/c/1")).ino) == b"xIRST text"
 
 
-class Opening:
-    """Lets something else happen when a plain file is opened for the last of those who write what became it."""
-
-    def __init__(
-        self, fs: Filesystem, monkeypatch: pytest.MonkeyPatch, number: int, meanwhile: Callable[[], Any]
-    ) -> None:
-        self._open, self._number, self._meanwhile = fs.store.open_passthrough, number, meanwhile
-        monkeypatch.setattr(fs.store, "open_passthrough", self.open)
-
-    async def open(self, key: str, *, writable: bool) -> Any:
-        file = await self._open(key, writable=writable)
-        self._number -= 1
-        if not self._number:
-            await self._meanwhile()
-        return file
-
-
 @in_trio
-@pytest.mark.parametrize("number", [1, 2, 3])
-async def test_a_chunk_that_is_written_while_it_becomes_a_plain_file_loses_no_write_that_succeeded(
-    root: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+async def test_who_writes_a_chunk_that_becomes_a_plain_file_is_told_and_what_was_flushed_is_there(root: Path) -> None:
     process = await Process.start(root, Syscalls())
     fs, changes = process.fs, process.writing.changes
     directory = (await find(fs, "unchecked/c")).ino
     await write(changes, directory, b"0", b"first text")
     ino = (await changes.lookup(directory, b"0")).ino
-    first, second = [(await changes.open(ino, os.O_RDWR))[0] for _ in range(2)]
-    succeeded = []
-
-    async def write_late() -> None:
-        with suppress(StaleError):
-            await fs.open_files[first].write(6, b"TEXT")
-            succeeded.append(b"TEXT")
-
-    async def meanwhile() -> None:
-        nursery.start_soon(write_late)
-        await trio.testing.wait_all_tasks_blocked(0.05)
-
-    remove = Chunk.remove
-
-    async def remove_late(chunk: Chunk) -> None:
-        await remove(chunk)
-        await fs.open_files[second].write(0, b"FIRST")  # after it was published for the move
-
-    monkeypatch.setattr(Chunk, "remove", remove_late)
-    Opening(fs, monkeypatch, number, meanwhile)
-    async with trio.open_nursery() as nursery:
-        await changes.rename(directory, b"0", directory, b"a.tmp", exclusive=False)
-    for open_file in (first, second):
-        await fs.open_files[open_file].flush()
-        await changes.close(open_file)
-    assert not changes.buffers
-    expected = b"FIRST TEXT" if succeeded else b"FIRST text"
-    assert await read_file(fs, (await find(fs, "unchecked/c/a.tmp")).ino) == expected
-
-
-@in_trio
-async def test_a_chunk_that_is_closed_while_it_becomes_a_plain_file_stays_closed(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = await Process.start(root, Syscalls())
-    fs, changes = process.fs, process.writing.changes
-    directory = (await find(fs, "unchecked/c")).ino
-    await write(changes, directory, b"0", b"first text")
-    ino = (await changes.lookup(directory, b"0")).ino
-    number, _ = await changes.open(ino, os.O_RDWR)
-    Opening(fs, monkeypatch, 1, lambda: changes.close(number))
+    writing, idle = [(await changes.open(ino, os.O_RDWR))[0] for _ in range(2)]
+    await fs.open_files[writing].write(0, b"FIRST")
     await changes.rename(directory, b"0", directory, b"a.tmp", exclusive=False)
-    assert not fs.open_files
+    with pytest.raises(StaleError):
+        await fs.open_files[writing].write(6, b"TEXT")
+    with pytest.raises(StaleError):
+        await fs.open_files[idle].truncate(0)
+    await fs.open_files[idle].flush()
+    for number in (writing, idle):
+        await changes.close(number)
     assert not changes.buffers
-    assert await read_file(fs, (await find(fs, "unchecked/c/a.tmp")).ino) == b"first text"
+    assert await read_file(fs, (await find(fs, "unchecked/c/a.tmp")).ino) == b"FIRST text"
 
 
 @in_trio
