@@ -1,6 +1,6 @@
 """What mount(8) and umount(8) run for file systems of type `shardfs`, for fstab and `systemd.mount` units.
 
-mount(8) runs `/sbin/mount.TYPE SOURCE MOUNTPOINT [-sfnv] [-N NAMESPACE] [-t TYPE] [-o WORDS]`.  The words are the
+mount(8) runs `/sbin/mount.TYPE SOURCE MOUNTPOINT [-sfnv] [-t TYPE] [-o WORDS]`.  The words are the
 options of `shardfs mount` without their dashes, beside those of every file system.  A mount is listed as
 `fuse.shardfs`, whatever type fstab gives it; so umount(8) looks for `umount.fuse.shardfs`.
 """
@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import click
 
@@ -47,9 +47,7 @@ def _as_called(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options that both helpers are called with."""
     for letter, name in (("-n", "--no-mtab"), ("-v", "--verbose")):
         function = click.option(letter, name, is_flag=True)(function)
-    return click.option("-N", "--namespace", help="Run in this mount namespace.")(
-        click.option("-t", "--types")(function)
-    )
+    return click.option("-t", "--types")(function)
 
 
 @command(
@@ -70,13 +68,10 @@ def mount_main(
     sloppy: bool,
     fake: bool,
     verbose: bool,
-    namespace: str | None,
     **_: object,
 ) -> None:
     """Mount SOURCE at MOUNTPOINT, for mount(8)."""
     begin()
-    if namespace is not None:
-        _enter(namespace)
     arguments = _arguments(",".join(words), is_sloppy=sloppy)
     if not fake:
         with open(os.devnull, "w") as nothing, redirect_stdout(sys.stdout if verbose else nothing):
@@ -98,11 +93,9 @@ def mount_main(
 @click.option("-l", "--lazy", is_flag=True, help="Detach it at once, and wait for nothing.")
 @click.option("-f", "--force", is_flag=True, help="Changes nothing.")
 @click.option("-r", "--read-only", is_flag=True, help="Changes nothing.")
-def umount_main(mountpoint: str, lazy: bool, namespace: str | None, **_: object) -> None:
+def umount_main(mountpoint: str, lazy: bool, **_: object) -> None:
     """Unmount MOUNTPOINT, for umount(8), and return when everything is in the shards."""
     begin()
-    if namespace is not None:
-        _enter(namespace)
     if lazy:
         run_fusermount("-u", "-z", mounted_path(mountpoint))
     else:
@@ -147,13 +140,6 @@ def _run(program: click.Command, *arguments: str) -> None:
         program.main(arguments, prog_name=f"shardfs {program.name}", standalone_mode=False)
     except SystemExit as end:
         sys.exit(_FAILURE if end.code else 0)
-
-
-def _enter(namespace: str) -> NoReturn:
-    """Begin again in a mount namespace, given by a path."""
-    i = sys.argv.index("-N")
-    words = sys.argv[:i] + sys.argv[i + 2 :]
-    os.execvp("nsenter", ["nsenter", f"--mount={namespace}", "--", *words])  # noqa: S606, S607
 
 
 def _arguments(words: str, *, is_sloppy: bool) -> list[str]:

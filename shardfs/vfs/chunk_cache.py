@@ -71,13 +71,12 @@ class ChunkCache:
         self._room = _Room(in_flight_nbytes)
 
     async def get(self, array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> memoryview:
-        """Return the decoded bytes of the version *extent* of the chunk at *coords*.
+        """Return the decoded bytes of the version *extent* of the chunk at *coords*, of the right size if not encoded.
 
         Tasks that want the same one at the same time wait for each other, so that it is decoded once.  Raises
         `CorruptionError`, naming the chunk, if it does not decode.
         """
         if codec.is_identity:
-            check_decoded_size(array, coords, extent, codec)
             return memoryview(await extent.read(0, extent.nbytes))
         key = VersionKey.of(array, coords, extent)
 
@@ -187,8 +186,9 @@ class DecodedChunk:
         if wanted is not None and isinstance(shard, Put) and shard.fingerprint != wanted:
             name = _name(self._array, self._coords)
             raise ConflictError(f"{name} was published for metadata that another program has changed")
-        if self._codec.is_identity:
-            check_decoded_size(self._array, self._coords, self.extent, self._codec)
+        if self._codec.is_identity and self.extent.nbytes != self._codec.nbytes:
+            name = _name(self._array, self._coords)
+            raise CorruptionError(f"{name} has {self.extent.nbytes} bytes, not {self._codec.nbytes}")
 
 
 class _Room:
@@ -224,12 +224,6 @@ def _decode(codec: ChunkCodec, encoded: Buffer) -> memoryview:
     data = codec.decode(encoded)
     is_part = np.may_share_memory(np.asarray(data), np.asarray(memoryview(encoded)))
     return memoryview(bytes(data)) if is_part else data
-
-
-def check_decoded_size(array: ArrayLayout, coords: Coords, extent: Extent, codec: ChunkCodec) -> None:
-    """Raise `CorruptionError` if a chunk that is stored as array bytes has not as many as the array says."""
-    if extent.nbytes != codec.nbytes:
-        raise CorruptionError(f"{_name(array, coords)} has {extent.nbytes} bytes, not {codec.nbytes}")
 
 
 def _name(array: ArrayLayout, coords: Coords) -> str:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 NO_ATTRIBUTES: Final = b"{}"
 """What the `.zattrs` of a node without attributes says, if there is one."""
-_SIZE_BITS: Final = 32
 _MAX_TEXTS_NBYTES: Final = 16 * 2**20
 _OVERHEAD_NBYTES: Final = 512
 """About what a text takes beside itself: its path, its place here, and what is generated."""
@@ -104,8 +103,7 @@ class Publisher(Protocol):
 class Document(PublishedEntry):
     """A document of a directory, generated from the stored `zarr.json`.
 
-    *identity* is a hash of the version of the latter, and the size of the text, in one integer: one version may be
-    shown in several texts, as the one that a program wrote is not known for ever.
+    *identity* is a hash of the text: it has one number for as long as that is shown, whatever becomes of attributes.
     """
 
     __slots__ = ("_path", "identity")
@@ -151,7 +149,7 @@ class Document(PublishedEntry):
         if shown is None or status is None:
             raise StaleError(f"{self.path} was replaced")
         nbytes = len(shown.text)
-        ino = self.fs.inodes.number(Document, self.path, hash(status.version) << _SIZE_BITS | nbytes)
+        ino = self.fs.inodes.number(Document, self.path, hash(shown.text))
         ttl = self.fs.hierarchy.remaining(node.path)
         return DocumentHandle(Attributes(ino, nbytes, ttl, status, shown.mtime_ns), shown.text)
 
@@ -192,7 +190,7 @@ class Document(PublishedEntry):
 
     def keep_number(self, ino: int) -> None:
         """Let *ino* stand for the document, which is not there yet."""
-        self.fs.inodes.keep(ino, Document, path=self.path, identity=ino << _SIZE_BITS)
+        self.fs.inodes.keep(ino, Document, path=self.path, identity=ino)
 
     async def publish(self, buffer: WriteBuffer) -> None:
         """Make what was written the document."""
@@ -248,12 +246,12 @@ class Document(PublishedEntry):
             buffer.mtime_ns = mtime_ns
         if mtime_ns is not None:
             self.fs.texts.set_time(self.path, mtime_ns)
-        await self._follow()
+        await self._attributes_changed()
 
     async def set_attribute(self, name: bytes, value: bytes | None) -> None:
         """Set an extended attribute of the stored document, or remove it."""
         await super().set_attribute(name, value)
-        await self._follow()
+        await self._attributes_changed()
 
     async def moved_with(self, old: str, new: str) -> "Document | None":
         """Return the document in the directory's new place."""
@@ -262,18 +260,9 @@ class Document(PublishedEntry):
     async def _check(self, *, is_open: bool) -> None:
         """Raise `StaleError` if what is stored is another file by now."""
 
-    async def _follow(self) -> None:
-        """Let numbers of generated documents go on standing for them when attributes of the stored one changed."""
-        fs = self.fs
-        status = (await fs.hierarchy.node(self.node_path, fresh=True)).document_stat
-        if status is None or not isinstance(self.identity, int):
-            return
-        for name in fs.view.document_names:
-            row = fs.inodes.row_at(join_key(self.node_path, name))
-            if row is not None and row.kind is Document and isinstance(row.identity, int):
-                version, nbytes = divmod(row.identity, 1 << _SIZE_BITS)
-                if version == self.identity >> _SIZE_BITS:
-                    row.identity = hash(status.version) << _SIZE_BITS | nbytes
+    async def _attributes_changed(self) -> None:
+        """Look again at the node, which has the attributes of the stored document."""
+        await self.fs.hierarchy.node(self.node_path, fresh=True)
 
     async def _set_time(self, mtime_ns: int) -> None:
         """Give the document another modification time; one that is not there, as it says nothing, needs none."""
@@ -307,7 +296,7 @@ class StoredDocument(Document):
         if not is_open:
             await self.attributes()
 
-    async def _follow(self) -> None:
+    async def _attributes_changed(self) -> None:
         pass
 
 
