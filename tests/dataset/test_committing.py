@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
-import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -20,13 +16,13 @@ import trio
 
 from shardfs.dataset.layout import ShardQueue
 from shardfs.dataset.maintenance.recover import find_torn, repair
-from shardfs.errors import ConflictError, NoSpaceError, ShardfsError, StaleError, StoreError
-from shardfs.stores.local import file_lock
+from shardfs.dataset.wal.recovery import read_left
+from shardfs.errors import ConflictError, NoSpaceError, StaleError, StoreError
 from shardfs.vfs.session import Session
-from tests.crash.harness import Process
+from tests.crash.harness import Process, make_state
 from tests.crash.histories import INNER, PER_SHARD
 from tests.support.locking import kept_busy
-from tests.support.lossy_disk import QuickDisk
+from tests.support.lossy_disk import Machine, QuickDisk, oldest
 from tests.support.opened import in_trio
 
 in_leaps = partial(in_trio, jump_after=0.05)
@@ -65,13 +61,21 @@ async def that_cannot_commit(root: Path, *paths: str) -> AsyncIterator[Process]:
 async def test_what_was_published_in_an_array_that_another_program_removed_is_put_aside(
     arrays: Path, gone: str
 ) -> None:
-    process = await Process.start(arrays, QuickDisk())
+    make_state(arrays)
+    disk, cut = Machine(arrays), arrays.parent / "cut"
+    process = await Process.start(arrays, disk)
     await process.write("end", 0, b"new")
+    await process.sync()
+    synced = len(disk.calls)
     shutil.rmtree(arrays / gone) if (arrays / gone).is_dir() else (arrays / gone).unlink()
     with pytest.raises(ConflictError, match="has changed the array; `shardfs recover` shows 1 chunk of it"):
         await process.commit()
     assert process.writing.writer.commits.npending == 0
     assert process.writing.conflicts.live == 1
+    for call in range(synced, len(disk.calls) + 1):
+        disk.after_power_cut(cut, oldest, call)
+        assert any(read_left(str(cut / f".shardfs/{log}")).records for log in ("journal", "conflicts"))
+        shutil.rmtree(cut)
 
 
 @in_trio
@@ -200,42 +204,3 @@ async def test_a_shard_that_stays_locked_is_told_and_committed_when_it_is_free(a
         await trio.sleep(20)
         assert commits.npending == 0
         assert not commits.failing
-
-
-class FailingOnce:
-    """Fails one call of what looks at an open file, or unlocks it, as a network file system may do."""
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-
-    def of(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def fails_once(*args: Any) -> Any:
-            if sys._getframe(1).f_globals["__name__"].startswith("shardfs."):
-                self.left -= 1
-                if self.left == -1:
-                    raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return call(*args)
-
-        return fails_once
-
-
-@in_short_leaps
-async def test_a_network_file_system_that_fails_for_a_moment_keeps_nothing_from_being_committed(arrays: Path) -> None:
-    for number in count():
-        data, once = bytes([number]) * 200, FailingOnce(number)
-        async with that_commits(arrays) as process:
-            with pytest.MonkeyPatch.context() as patched:
-                for module, name in ((os, "fstat"), (os, "fstatvfs"), (file_lock, "ofd_unlock")):
-                    patched.setattr(module, name, once.of(getattr(module, name)))
-                with suppress(ShardfsError):
-                    await process.write("end", 0, data)
-                await trio.sleep(10)
-            with suppress(ShardfsError):  # what became of it is in doubt
-                await process.write("end", 0, data)
-            await trio.sleep(10)
-            assert process.writing.writer.commits.npending == 0
-            assert await process.read("end", 0) == data
-        await process.finish()
-        if once.left >= 0:  # there are no more calls
-            assert number > 10
-            break

@@ -5,67 +5,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-import trio
 
 from shardfs.dataset import hierarchy
 from shardfs.errors import AccessDeniedError, ShardfsError, StoreError
-from tests.support.corpus import BASE, GZIP, LITTLE, ZSTD, edited, extension, sharding, transpose
+from tests.support.corpus import edited
 from tests.support.documents import write
 from tests.support.gated import GatedStore
 from tests.support.opened import in_trio, open_source
-
-
-@pytest.mark.parametrize(
-    ("edit", "kept"),
-    [
-        (edited(("attributes",), {"note": "text"}), True),
-        (edited(("fill_value",), 7), True),
-        (edited(("codecs",), [sharding((2, 3), LITTLE, ZSTD)]), True),
-        (edited(("chunk_key_encoding",), "default"), True),
-        (edited(("shape",), [3, 11]), False),
-        (edited(("chunk_grid",), extension("regular", chunk_shape=[4, 3])), False),
-        (edited(("codecs",), [sharding((1, 3), LITTLE, GZIP)]), False),
-        (edited(("codecs",), [sharding((2, 3), LITTLE, index_location="start")]), False),
-        (edited(("codecs",), [sharding((2, 3), LITTLE, index_codecs=[LITTLE])]), False),
-        (edited(("codecs",), [sharding((2, 3), LITTLE), GZIP]), False),
-        (edited(("codecs",), [transpose(1, 0), sharding((3, 2), LITTLE)]), False),
-        (edited(("chunk_key_encoding",), "v2"), False),
-    ],
-    ids=lambda value: json.dumps(value)[-60:],
-)
-@in_trio
-async def test_the_arrangement_is_kept_while_chunks_lie_where_they_lay(root: Path, edit: Any, kept: bool) -> None:
-    source = open_source(root)
-    before = await source.array("a")
-    write(root / "a", edit)
-    source.clock.now += 1
-    after = await source.array("a")
-    assert (after.layout is before.layout) == kept
-    assert [after.document[key] for key in ("shape", "fill_value")] == [edit[key] for key in ("shape", "fill_value")]
-
-
-@in_trio
-async def test_many_who_ask_for_a_node_at_once_get_the_same_one(root: Path) -> None:
-    """Else each had chunks of its own, and the inodes of all but one were stale at once."""
-
-    async def slow(key: str, offset: int, nbytes: int) -> None:
-        await trio.lowlevel.checkpoint()
-
-    async def ask() -> None:
-        layouts.append((await source.array("a")).layout)
-
-    source = open_source(root, store=GatedStore(root, slow))
-    for change in ({}, {"shape": [8, 11]}):
-        write(root / "a", BASE | change)
-        source.clock.now += 1
-        layouts: list[object] = []
-        async with trio.open_nursery() as nursery:
-            for _ in range(5):
-                nursery.start_soon(ask)
-        assert layouts == layouts[:1] * 5
 
 
 @pytest.mark.parametrize("is_replaced", [True, False], ids=["replaced", "rewritten"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from shardfs.dataset.hierarchy import Source
 from shardfs.dataset.wal.log import WriteAheadLog
 from shardfs.dataset.wal.reading import read_log
 from shardfs.dataset.wal.recovery import Recovery, replay
-from shardfs.dataset.writer import Writer, empty_outside
+from shardfs.dataset.writer import Writer
 from shardfs.stores.base import Store
 from shardfs.stores.local.syscalls import open_directory
 from shardfs.stores.local.tree import LocalStore
@@ -31,7 +30,7 @@ from tests.support.corpus import array, extension
 from tests.support.fake_s3 import FakeS3
 from tests.support.lossy_disk import QuickDisk
 from tests.support.opened import in_trio
-from tests.support.s3_writing import PREFIX, changes, objects, writing
+from tests.support.s3_writing import writing
 
 Coords = tuple[int, ...]
 OWNER = {"mode": 0o644, "uid": 0, "gid": 0}
@@ -216,27 +215,6 @@ def chunks_of(root: Path) -> dict[str, bytes]:
 
 
 @in_trio
-async def test_a_chunk_is_replaced_by_rename_and_is_a_new_version_only_if_another_program_did_it(
-    root: Path, tmp_path: Path
-) -> None:
-    life = await Life.begin(LocalStore(str(root)), tmp_path)
-    array, path = await life.array(), root / "a/c/5"
-    os.link(path, tmp_path / "the same file")
-    path.chmod(0o640)
-    before, _ = await array.find((5,), fresh=True)
-    await life.put((5,), b"new")
-    await life.commit()
-    assert (tmp_path / "the same file").read_bytes() == b"five" * 1000
-    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o640)
-    committed, _ = await array.find((5,), fresh=True)
-    assert committed.generation == before.generation
-    (root / "new").write_bytes(b"theirs")
-    (root / "new").rename(path)
-    replaced, _ = await array.find((5,), fresh=True)
-    assert replaced.generation != committed.generation
-
-
-@in_trio
 async def test_what_is_pending_is_in_its_files_when_a_mount_begins_that_passes_them_through(
     root: Path, tmp_path: Path
 ) -> None:
@@ -247,20 +225,6 @@ async def test_what_is_pending_is_in_its_files_when_a_mount_begins_that_passes_t
     life.kill()
     await Life.begin(LocalStore(str(root)), tmp_path, takes_unsharded=False)
     assert chunks_of(root) == {"0": b"new", "1": b"", "2": b""}
-
-
-@in_trio
-async def test_a_shrink_that_was_begun_is_finished_by_the_next_mount(root: Path, tmp_path: Path) -> None:
-    store = LocalStore(str(root))
-    life = await Life.begin(store, tmp_path)
-    await empty_outside(life.writer.commits, await life.array(), (5,))
-    assert set(chunks_of(root)) == {"0", "1"}
-    (root / "a/c/5").write_bytes(b"five")
-    await life.writer.shrink("a", (8,))
-    life.kill()
-    await store_array(store, (5,), (1,))
-    await Life.begin(store, tmp_path, takes_unsharded=False)
-    assert set(chunks_of(root)) == {"0", "1"}
 
 
 @in_trio
@@ -280,30 +244,3 @@ async def test_what_another_program_changed_since_is_replaced_only_by_recover(ro
         shown = await trio.to_thread.run_sync(run, "recover", *options, str(root))
         assert ("put aside: the new bytes of chunk 0 of a: another program" in shown.stdout) == (not options)
     assert [chunks_of(root)[name] for name in "012"] == [b"ours"] * 3
-
-
-# In a bucket
-
-
-@in_trio
-async def test_on_s3_chunks_take_as_many_requests_as_any_object(tmp_path: Path) -> None:
-    fake = FakeS3()
-    for number in range(40):
-        fake.store(f"{PREFIX}/a/c/{number}", b"data%d" % number)
-    reader = await writing(fake, tmp_path / "s3")
-    await store_array(reader, (100,), (1,))
-    life = await Life.begin(reader, tmp_path)
-    await life.array()
-    fake.take_log()
-    assert await life.read((1,)) == b"data1"
-    assert [request.operation for request in fake.take_log()] == ["HeadObject", "GetObject"]
-    assert len(await life.listed()) == 40
-    assert await life.read((7,)) == b"data7"
-    assert [request.operation for request in fake.take_log()] == ["ListObjectsV2", "GetObject"]
-    await life.put((0,), b"new")
-    await life.put((50,), b"")
-    await life.erase((1,))
-    await life.commit()
-    assert changes(fake) == {"PutObject": 2, "DeleteObject": 1}
-    stored = objects(fake)
-    assert (stored["a/c/0"], stored["a/c/50"], "a/c/1" in stored) == (b"new", b"", False)

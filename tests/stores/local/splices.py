@@ -25,17 +25,15 @@ def content(data: bytes) -> MemoryContent:
 
 
 class Counted:
-    """*nbytes* bytes that are in no memory, and a note of the largest request for them."""
+    """*nbytes* bytes that are in no memory."""
 
     def __init__(self, nbytes: int, byte: bytes = b"c") -> None:
         self.nbytes = nbytes
-        self.largest = 0
         self._byte = byte
 
     def read(self, offset: int, nbytes: int) -> Buffer:
         assert offset >= 0
         assert offset + nbytes <= self.nbytes
-        self.largest = max(self.largest, nbytes)
         return self._byte * nbytes
 
 

@@ -1,48 +1,21 @@
-"""Reads of local files: exact bytes of one version or `StaleError`; what is not there is told from what is damaged."""
+"""Reads of local files: one version or `StaleError`, what is not there told from damage, and no link followed out."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import trio
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, StaleError
+from shardfs.errors import CorruptionError, NotADirectoryHereError, NotFoundError, OutsideSourceError, StaleError
+from shardfs.stores.local import syscalls
 from shardfs.stores.local.reader import LocalSnapshot
 from shardfs.stores.local.tree import LocalStore
 from tests.support.datasets import LONG_AGO, age
 from tests.support.opened import in_trio
 
-CONTENT = bytes(i * 7 % 251 for i in range(300_000))
 OLD = b"old content, " * 100
-
-
-@pytest.mark.parametrize("is_in_memory", [False, True])
-@given(st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
-def test_any_range_is_read_exactly(is_in_memory: bool, data: st.DataObject) -> None:
-    """Also on tmpfs, which knows no RWF_NOWAIT, and where the page cache has nothing."""
-    offset = data.draw(st.integers(0, len(CONTENT)))
-    nbytes = data.draw(st.integers(0, len(CONTENT) - offset))
-
-    async def read(directory: str) -> None:
-        snapshot = await LocalStore(directory).open("file")
-        assert snapshot.size == len(CONTENT)
-        assert bytes(await snapshot.read(offset, nbytes)) == CONTENT[offset : offset + nbytes]
-
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if is_in_memory else None) as directory:
-        with Path(directory, "file").open("wb") as file:
-            file.write(CONTENT)
-            file.flush()
-            if data.draw(st.booleans()):
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        trio.run(read, directory)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +45,6 @@ async def test_what_is_not_there_is_told_from_what_is_damaged(
         await store.open(key)
     with pytest.raises(NotADirectoryHereError if key == "pipe" else expected):
         await store.list(key)
-
-
-# Versions
 
 
 @pytest.fixture
@@ -144,3 +114,94 @@ async def test_growth_that_left_the_content_is_accepted(path: Path) -> None:
     assert not await snapshot.accept_growth(100, OLD[100:200])
     with pytest.raises(StaleError):
         await snapshot.read(0, 5)
+
+
+# Symbolic links: followed inside the source, never out of it
+
+
+INSIDE, OUTSIDE = b"inside", b"secret"
+
+
+@pytest.fixture(params=[True, False], ids=["openat2", "walk"])
+def source(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source with a file and a directory, beside a file and a directory that are none of its business."""
+    if not request.param:
+        monkeypatch.setattr(syscalls, "_has_openat2", lambda: False)
+    source = tmp_path / "source"
+    (source / "a" / "b").mkdir(parents=True)
+    (source / "a" / "b" / "f").write_bytes(INSIDE)
+    (source / "f").write_bytes(INSIDE)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "f").write_bytes(OUTSIDE)
+    (tmp_path / "source-f").write_bytes(OUTSIDE)
+    return source
+
+
+async def read(source: Path, key: str) -> bytes:
+    snapshot = await LocalStore(str(source)).open(key)
+    return bytes(await snapshot.read(0, snapshot.size))
+
+
+@pytest.mark.parametrize(
+    ("links", "key"),
+    [
+        ({"l": "./a/./b//f"}, "l"),
+        ({"a/b/l": "../../a/b/../../f"}, "a/b/l"),
+        ({"l": "a/b/"}, "l/f"),
+        ({"l": "a", "a/m": "b/../b"}, "l/m/f"),
+        ({"l": "a/m", "a/m": "../f"}, "l"),
+        ({"a/here": "."}, "a/here/here/here/b/f"),
+        ({"a/up": ".."}, "a/up/a/up/f"),
+        ({f"l{i}": f"l{i + 1}" for i in range(30)} | {"l30": "f"}, "l0"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+@in_trio
+async def test_links_inside_are_followed(source: Path, links: dict[str, str], key: str) -> None:
+    for name, target in links.items():
+        (source / name).symlink_to(target)
+    assert await read(source, key) == INSIDE
+
+
+@pytest.mark.parametrize(
+    ("links", "key"),
+    [
+        ({"l": "{outside}/f"}, "l"),
+        ({"l": "/"}, "l/etc/passwd"),
+        ({"l": "../source-f"}, "l"),
+        ({"l": ".."}, "l/outside/f"),
+        ({"l": ".."}, "l/source/f"),
+        ({"a/l": "../../source/f"}, "a/l"),
+        ({"a/b/l": "../../../outside"}, "a/b/l/f"),
+        ({"l": "m", "m": "n", "n": "../outside/f"}, "l"),
+        ({"l": "a/up", "a/up": ".."}, "l/../outside/f"),
+        ({"l": "a/b/../../../outside/f"}, "l"),
+        ({"l": "../../../../../../../../etc/passwd"}, "l"),
+        ({}, "a/../../outside/f"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+@in_trio
+async def test_links_out_are_refused_and_not_read(source: Path, links: dict[str, str], key: str) -> None:
+    for name, target in links.items():
+        (source / name).symlink_to(target.format(outside=source.parent / "outside"))
+    (source.parent / "alias").symlink_to("source")
+    store = LocalStore(str(source.parent / "alias"))
+    for request in (store.open, store.list):
+        with pytest.raises(OutsideSourceError):
+            await request(key)
+    with pytest.raises(OutsideSourceError):
+        await store.stat(key + "/x")
+    with pytest.raises(OutsideSourceError):
+        await store.stat_in(key, ["f"])
+
+
+@pytest.mark.parametrize("links", [{"l": "l"}, {"l": "a/m", "a/m": "../l"}, {"l": "gone"}, {"l": "gone/../f"}], ids=str)
+@in_trio
+async def test_loops_and_links_to_nothing_are_damage_and_not_absence(source: Path, links: dict[str, str]) -> None:
+    for name, target in links.items():
+        (source / name).symlink_to(target)
+    store = LocalStore(str(source))
+    for request in (store.open("l"), store.open("l/f"), store.list("l"), store.stat("l/f")):
+        with pytest.raises(CorruptionError):
+            await request
