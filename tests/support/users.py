@@ -19,18 +19,13 @@ MOUNT_OF_NOBODY = ("setpriv", f"--ruid={NOBODY}", f"--rgid={NOBODY}", "--keep-gr
 """As root, since `/dev/fuse` may be closed to others; to the kernel the mount is that of the real user."""
 
 
-def require_another_user() -> None:
-    """Skip the test where no other user can run shardfs from this checkout."""
+@contextmanager
+def shared_directory() -> Iterator[Path]:
+    """A directory that another user can read, as that of a test is not; skips where nobody else can run shardfs."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
     if why_not := _why_nobody_can_run_this():
         pytest.skip(f"another user cannot run this: {why_not}")
-
-
-@contextmanager
-def shared_directory() -> Iterator[Path]:
-    """A directory that another user can read, as that of a test is not."""
-    require_another_user()
     with tempfile.TemporaryDirectory(prefix="shardfs-shared-") as directory:
         os.chmod(directory, 0o755)
         yield Path(directory)
