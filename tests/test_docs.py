@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import errno
 import os
 import re
 import shlex
@@ -156,27 +154,3 @@ def test_python_that_is_written_down_runs(dataset: Path, s3_bucket: Bucket) -> N
         (dataset / f"code{number}.py").write_text(code.replace("s3://bucket", s3_bucket.url()))
     each = "import runpy, sys; [runpy.run_path(path) for path in sys.argv[1:]]"
     run(f"python3 -c '{each}' code*.py", dataset, **s3_bucket.environment)
-
-
-def messages() -> str:
-    """Every text in the code, with … for what is put in."""
-    texts = []
-    for path in (TOP / "shardfs").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.JoinedStr):
-                texts.append(
-                    "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
-                )
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                texts.append(node.value)
-    return "\n".join(texts)
-
-
-def test_messages_in_the_tables_are_those_of_shardfs_or_the_system() -> None:
-    known = "\n".join([messages(), *map(os.strerror, errno.errorcode)])
-    text = text_of(TOP / "docs/troubleshoot.md").partition("\n## Mount\n")[2].partition("\n## Exit status\n")[0]
-    named = [code for row in re.findall(r"^\| (.*?) \|", text, re.MULTILINE) for code in re.findall(r"`([^`]+)`", row)]
-    assert len(named) > 30
-    of_others = re.compile(r"[a-z-]+|--.*|cp -r|pending reason")
-    missing = [code for code in named if not of_others.fullmatch(code) and code.strip("… ") not in known]
-    assert missing == []

@@ -5,14 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
-from distributed import LocalCluster
+from distributed import Client, LocalCluster
 
 import shardfs
 from shardfs.bulk.cluster import Place, connected
@@ -24,16 +27,59 @@ from tests.bulk.test_engine import run as run_tasks
 from tests.support.commands import FAILED, WRONG_USAGE, one_line_of, run
 from tests.support.corpus import LITTLE, ZSTD
 from tests.support.damage import SHARD, document, edit, entry, flip
-from tests.support.dask_cluster import Cluster, dask_cluster
 from tests.support.datasets import files_below, store
+from tests.support.mounting import PATIENCE, environment
+from tests.support.processes import end_with_parent
 
 OVER = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
+class Cluster:
+    """A scheduler, and the workers that were started for it; files of both are below *directory*."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._processes: list[subprocess.Popen[str]] = []
+        scheduler = self._start("from distributed.cli.dask_scheduler import main", "--port", "0", "--host", "127.0.0.1")
+        assert scheduler.stderr is not None
+        found = next(found for line in scheduler.stderr if (found := re.search(r"Scheduler at: +(tcp://\S+)", line)))
+        self.address = found[1]
+
+    def start_workers(self, count: int, *, code: str = "", prefix: tuple[str | Path, ...] = ()) -> None:
+        """Start workers of one thread each, which run *code* first, and wait until all are there."""
+        for _ in range(count):
+            arguments = (self.address, "--no-nanny", "--nthreads", "1", "--local-directory", self._directory)
+            self._start(f"{code}\nfrom distributed.cli.dask_worker import main", *arguments, prefix=prefix)
+        with Client(self.address, set_as_default=False) as client:
+            client.wait_for_workers(len(self._processes) - 1, timeout=PATIENCE)
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+
+    def _start(self, code: str, *arguments: str | Path, prefix: tuple[str | Path, ...] = ()) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*prefix, sys.executable, "-c", f"{code}\nmain()", *arguments, "--no-dashboard"],
+            env=environment(),
+            cwd=self._directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: end_with_parent(signal.SIGKILL),
+        )
+        self._processes.append(process)
+        return process
+
+
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with dask_cluster(tmp_path_factory.mktemp("dask")) as started:
+    started = Cluster(tmp_path_factory.mktemp("dask"))
+    try:
         yield started
+    finally:
+        started.end()
 
 
 @pytest.fixture

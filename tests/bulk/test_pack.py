@@ -111,12 +111,7 @@ async def test_every_array_of_the_corpus_has_the_same_chunks_in_the_shards_that_
 
 
 @pytest.mark.parametrize(
-    ("write", "options"),
-    [
-        (write_v2, ("--shards", "2,3,2")),
-        (write_v3, ("--index-location", "start", "--jobs", "2")),
-    ],
-    ids=["shape", "index-at-start"],
+    ("write", "options"), [(write_v2, ("--shards", "2,3,2")), (write_v3, ("--index-location", "start", "--jobs", "2"))]
 )
 def test_other_libraries_read_every_packed_array(tmp_path: Path, write: Any, options: tuple[str, ...]) -> None:
     write(tmp_path / "source")
@@ -282,10 +277,3 @@ def test_a_destination_that_cannot_be_filled_is_refused(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "huge", **huge)
     options = ("--shards", "2", "--codecs", "zstd")
     assert "8,589,934,592 bytes are too many" in refuse(tmp_path, *options, tmp_path / "huge", tmp_path / "packed")
-    done = run("unpack", "--view", "npy", "--decode", source, tmp_path / "unpacked")
-    assert done.returncode == WRONG_USAGE
-    assert "leave out --decode" in done.stderr
-    assert not (tmp_path / "unpacked").exists()
-    if os.geteuid():
-        (tmp_path / "closed").mkdir(mode=0o500)
-        assert "cannot be" in refuse(tmp_path, source, tmp_path / "closed")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -35,7 +33,7 @@ from tests.bulk.test_pack import pack, write_v3
 from tests.support.commands import FAILED, SOURCE, WRONG_USAGE, one_line_of, run
 from tests.support.datasets import files_below
 from tests.support.lossy_disk import Fault, Killed, LossyDisk, QuickDisk
-from tests.support.mounting import Mounter, command, environment
+from tests.support.mounting import Mounter, command, environment, eventually
 from tests.support.processes import end_with_parent
 
 QUICK = QuickDisk()
@@ -105,8 +103,7 @@ def test_a_destination_that_no_known_run_made_is_refused(tmp_path: Path) -> None
     for words in ("pack --sync", "pack --checksum", "unpack --sync"):
         for destination, expected in ((made, unknown), (packed, other)):
             done = run(*words.split(), source, destination)
-            assert (done.returncode, done.stdout) == (WRONG_USAGE, "")
-            assert expected in done.stderr
+            assert (done.returncode, expected in done.stderr) == (WRONG_USAGE, True)
     assert (files_below(made), files_below(packed)) == before
 
 
@@ -178,9 +175,7 @@ def test_a_destination_that_is_in_the_source_by_another_mount_is_refused(tmp_pat
         subprocess.run(["mount", "--bind", mounted, place], check=True)
         try:
             for destination in (place, place / "within"):
-                done = run("pack", "--sync", source, destination)
-                assert done.returncode == WRONG_USAGE
-                assert "overlap" in done.stderr
+                assert "overlap" in one_line_of(run("pack", "--sync", source, destination), WRONG_USAGE)
             assert "overlap" in run("unpack", "--sync", place, source).stderr
         finally:
             subprocess.run(["umount", place], check=True)
@@ -189,7 +184,6 @@ def test_a_destination_that_is_in_the_source_by_another_mount_is_refused(tmp_pat
 
 def test_after_a_full_disk_what_is_stored_stays_and_the_next_run_goes_on(tmp_path: Path) -> None:
     source, disk = tmp_path / "source", tmp_path / "disk"
-    write_small(tmp_path / "plain")
     array = zarr.create_array(source, shape=(32, 2**16), chunks=(1, 2**16), dtype="u1", compressors=None)
     array[...] = 1
     disk.mkdir()
@@ -204,11 +198,6 @@ def test_after_a_full_disk_what_is_stored_stays_and_the_next_run_goes_on(tmp_pat
         assert 1 <= stored < 8
         report = json.loads(summary("pack", "--shards", "4,1", "--json", "--sync", source, disk / "made"))
         assert (report["unchanged"], report["stored"]) == (stored, 8 - stored + 1)
-        (disk / "else").write_bytes(bytes(4 * 2**20 - 100_000 - sum(map(len, files_below(disk).values()))))
-        done = run("pack", tmp_path / "plain", tmp_path / "unknown", XDG_STATE_HOME=str(disk))
-        assert done.returncode == FAILED
-        assert "cannot be written: database or disk is full" in done.stderr
-        assert "Traceback" not in done.stderr
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -218,15 +207,8 @@ def test_chunks_that_wait_in_a_journal_are_missed_until_they_are_committed(tmp_p
     write_small(tmp_path / "plain")
     pack(tmp_path / "plain", source, "--shards", "3")
     mounted = mount(source, write=True)
-    new = (mounted.path / "a/c/1").read_bytes()
-    (mounted.path / "a/c/0").write_bytes(new)
-    done = run("pack", tmp_path / "plain", mounted.path / "b")
-    assert done.returncode == WRONG_USAGE
-    assert (
-        f"lies on a mount of shardfs: choose another directory, or unmount it, and let DEST be {source}/b"
-        in done.stderr
-    )
-    assert not (mounted.path / "b").exists()
+    (mounted.path / "a/c/0").write_bytes((mounted.path / "a/c/1").read_bytes())
+    assert "lies on a mount of shardfs" in one_line_of(run("pack", source, mounted.path / "b"), WRONG_USAGE)
     done = run("pack", "--shards", "3", "--jobs", "1", source, made)
     assert done.returncode == FAILED
     assert "SOURCE has a journal of chunks that may not be committed" in done.stderr
@@ -283,7 +265,7 @@ def test_whatever_call_of_the_store_fails_the_next_run_ends_as_if_none_had(
 
 
 def test_a_run_that_is_killed_at_any_call_is_finished_by_the_next(tmp_path: Path) -> None:
-    kills = 1000 if os.environ.get("SHARDFS_LONG") else 30
+    kills = 1000 if os.environ.get("SHARDFS_LONG") else 20
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.bulk.killing", tmp_path, str(kills)],
         env=environment(),
@@ -299,8 +281,11 @@ def test_a_run_that_is_killed_at_any_call_is_finished_by_the_next(tmp_path: Path
 def test_a_run_whose_processes_are_killed_is_finished_by_the_next(tmp_path: Path) -> None:
     source, made, fresh = tmp_path / "source", tmp_path / "made", tmp_path / "fresh"
     write_v3(source)
-    moment = random.Random(7)
-    for attempt in range(2):
+
+    def written() -> int:
+        return sum(len(names) for _, _, names in os.walk(made))
+
+    for count in (7, 30):
         killed = subprocess.Popen(
             command("pack", *SHAPES, "--jobs", "2", "--sync", source, made),
             env=environment(),
@@ -308,23 +293,12 @@ def test_a_run_whose_processes_are_killed_is_finished_by_the_next(tmp_path: Path
             stderr=subprocess.DEVNULL,
             preexec_fn=end_with_parent,
         )
-        wait_for_some(made, killed, moment.randrange(1, 20) + 20 * attempt)
+        eventually(lambda killed=killed, count=count: killed.poll() is not None or written() >= count)
         killed.kill()
         killed.wait()
     summary("pack", *SHAPES, "--jobs", "2", "--sync", source, made)
     pack(source, fresh, *SHAPES)
     assert files_below(made) == files_below(fresh)
-
-
-def wait_for_some(made: Path, process: subprocess.Popen[bytes], count: int) -> None:
-    """Wait until there are so many files, or the process is done."""
-    while process.poll() is None:
-        try:
-            if sum(len(names) for _, _, names in os.walk(made)) >= count:
-                return
-        except OSError:
-            continue
-        time.sleep(0.001)
 
 
 def fill_while(change: Callable[[], object], source: Path, made: Path, *, syncs: bool = False) -> Report:
@@ -368,13 +342,10 @@ def test_nothing_is_removed_or_called_complete_if_the_source_is_another_director
     assert files_below(made) == before
 
 
-@pytest.mark.parametrize(
-    "command", [("pack", "--shards", "2", "--codecs", "gzip"), ("unpack", "--decode")], ids=" ".join
-)
-def test_chunks_whose_codecs_were_corrected_are_made_again(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_chunks_whose_codecs_were_corrected_are_made_again(tmp_path: Path) -> None:
     source, made, fresh = tmp_path / "source", tmp_path / "made", tmp_path / "fresh"
-    create = {"shape": (8,), "chunks": (2,), "dtype": "i4", "compressors": None}
-    zarr.create_array(source, shards=(4,) if command[0] == "unpack" else None, **create)[...] = np.arange(8)
+    command = ("pack", "--shards", "2", "--codecs", "gzip")
+    zarr.create_array(source, shape=(8,), chunks=(2,), dtype="i4", compressors=None)[...] = np.arange(8)
     summary(*command, source, made)
     document = (source / "zarr.json").read_text()
     assert '"little"' in document

@@ -178,46 +178,32 @@ numpy.savez(found, t=read["t"].values, x=read["x"].values)
         assert np.array_equal(found["x"], written["x"].values)
 
 
-def store_with_missing_chunks(path: Path) -> dict[str, np.ndarray]:
-    """Arrays with named axes, of which only some chunks are stored; returns their values as they are stored."""
-    minus_one = {"_FillValue": "AAAAAAAA8L8="}  # as xarray writes it to v3
-    made: dict[str, tuple[tuple[int, ...], Any, dict[str, Any]]] = {
-        "zero": ((10, 12), 0, {}),
-        "other": ((10, 12), 0, minus_one),
-        "same": ((10, 12), -1, minus_one),
-        "large": ((600, 700), 0, minus_one),
-        "scalar": ((), 5, {}),
-    }
-    group = zarr.create_group(str(path))
-    for name, (shape, fill_value, attributes) in made.items():
-        group.create_array(
-            name,
-            shape=shape,
-            dtype="f4",
-            chunks=tuple(4 if n < 100 else 200 for n in shape),
-            shards=tuple(8 if n < 100 else 400 for n in shape) if shape else None,
-            compressors=None if name == "large" else "auto",
-            fill_value=fill_value,
-            attributes=attributes,
-            dimension_names=[f"{name}_{axis}" for axis in range(len(shape))],
-        )
-        if shape:
-            array = group[name]
-            assert isinstance(array, zarr.Array)
-            array[4:8, 4:8] = 7
-    return {name: np.asarray(array[...]) for name, array in group.arrays()}
-
-
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_references_of_missing_chunks_are_the_bytes_that_a_mount_shows(mount: Mounter, tmp_path: Path) -> None:
-    store_with_missing_chunks(tmp_path / "data.zarr")
-    image = zarr.create_group(str(tmp_path / "data.zarr/image"), attributes={"ome": {"version": "0.5"}})
+    """And documents those of a mount, also where they depend on the group above: without axes, and in images."""
+    source = tmp_path / "data.zarr"
+    write_dataset(source)
+    group = zarr.open_group(str(source))
+    for name, fill_value, attributes in (("other", 0, {"_FillValue": "AAAAAAAA8L8="}), ("same", -1, {})):
+        names = [f"{name}_y", f"{name}_x"]
+        large = group.create_array(
+            name, shape=(600, 700), dtype="f4", chunks=(200, 200), shards=(400, 400), compressors=None,
+            fill_value=fill_value, attributes=attributes, dimension_names=names,
+        )  # fmt: skip
+        large[4:8, 4:8] = 7
+    image = group.create_group("image", attributes={"ome": {"version": "0.5"}})
     scale = {"chunks": (4, 4), "shards": (8, 8), "dimension_names": ["y", "x"]}
     image.create_array("0", shape=(10, 12), dtype="u1", **scale)[:5] = 1
-    root = mount(tmp_path / "data.zarr", arguments=["--view=v2"]).path
-    refs = references("--view", "v2", tmp_path / "data.zarr")
+    store(source / "image" / "point", array((), (), LITTLE))
+    zarr.consolidate_metadata(str(source))
+    refs = references("--view", "v2", source)
+    age(source)
+    root = mount(source, arguments=["--view=v2"]).path
     shown = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
     assert {key: resolve(reference) for key, reference in refs.items()} == shown
-    assert {"image/0/0/2", "scalar/0", "other/0.0"} <= refs.keys()
+    assert {"image/0/0/2", "height/0", "other/0.1"} <= refs.keys()
+    assert json.loads(refs["height/.zattrs"])["_ARRAY_DIMENSIONS"] == []
+    assert "image/point/.zattrs" not in refs
 
 
 def test_an_array_with_more_missing_chunks_than_references_should_hold_is_left_out(tmp_path: Path) -> None:
@@ -236,25 +222,6 @@ def test_an_array_with_more_missing_chunks_than_references_should_hold_is_left_o
     assert [line.partition(" cannot be referenced: ")[0] for line in said] == ["shardfs: sparse", "shardfs: wide"]
     assert all("--view v3" in line for line in said)
     assert json.loads(done.stdout)["refs"].keys() == {".zgroup", "nameless/.zarray", "nameless/0.0"}
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_documents_of_the_references_are_those_of_a_mount(mount: Mounter, tmp_path: Path) -> None:
-    """Also where they depend on the group above: of arrays without axes, and of images."""
-    source = tmp_path / "data.zarr"
-    write_dataset(source)
-    store(source / "image" / "0", document())
-    image = {"zarr_format": 3, "node_type": "group", "attributes": {"ome": {"version": "0.5"}}}
-    (source / "image" / "zarr.json").write_text(json.dumps(image))
-    store(source / "image" / "point", array((), (), LITTLE))
-    refs = json.loads(run("refs", "--view", "v2", source).stdout)["refs"]
-    age(source)
-    root = mount(source, arguments=["--view=v2"]).path
-    shown = {str(file.relative_to(root)): file.read_text() for file in root.rglob(".z*")}
-    assert {key: text for key, text in refs.items() if key.rpartition("/")[2].startswith(".z")} == shown
-    assert json.loads(refs["height/.zattrs"])["_ARRAY_DIMENSIONS"] == []
-    assert "image/point/.zattrs" not in refs
-    assert "image/0/0/0" in refs
 
 
 def test_the_output_file_is_replaced_when_all_is_written_and_untouched_otherwise(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.support.datasets import files_below
 from tests.support.mounting import PATIENCE, Mounter
 from tests.support.readers import READERS, assert_same
 from tests.support.s3_server import Bucket
-from tests.support.writers import WRITERS, assert_packed, assert_sound, document_of, flush, open_tensorstore, tool
+from tests.support.writers import WRITERS, assert_packed, assert_sound, flush, open_tensorstore, tool
 
 BY_NAME = {case.name: case for case in CASES}
 WRITTEN = [BY_NAME[name] for name in (
@@ -135,42 +135,6 @@ def test_every_tool_replaces_a_chunk(mount: Mounter, tmp_path: Path) -> None:
     for name in TOOLS:
         for read in READERS.values():
             assert_same(read(tmp_path / "source" / name), expected)
-    assert_sound(tmp_path / "source")
-
-
-def test_tools_change_parts_of_chunks_documents_and_trees(mount: Mounter, tmp_path: Path) -> None:
-    document = array((8, 8), (4, 8), sharding((2, 2)), attributes={"title": "old"})
-    case = Case("a", document, ramp((8, 8), "int32"), frozenset(), C_ORDER, "")
-    for name in ("one", "two"):
-        write_case(case, tmp_path / "source" / name)
-    mounted = mount(tmp_path / "source", write=True)
-    one, expected = mounted.path / "one", case.values.copy()
-    with open(one / "c/0/0", "r+b") as file:
-        file.seek(4)
-        file.write(np.array([77], "<i4").tobytes())
-    expected[0, 1] = 77
-    tool("truncate", "-s", "4", one / "c/0/1")
-    tool("truncate", "-s", "16", one / "c/0/1")
-    expected[0, 3], expected[1, 2:4] = 0, 0
-    with open(one / "c/0/2", "ab") as file:
-        file.truncate(12)
-        file.write(np.array([5], "<i4").tobytes())
-    expected[1, 5] = 5
-    tool("sed", "-i", "s/old/new/", one / "zarr.json")
-    tool("rm", "-r", one / "c/3")
-    expected[6:8] = 0
-    tool("cp", one / "c/0/0", one / "c/2/3")
-    expected[4:6, 6:8] = expected[0:2, 0:2]
-    tool("mv", one / "c/2/0", one / "c/2/1")
-    expected[4:6, 2:4], expected[4:6, 0:2] = expected[4:6, 0:2].copy(), 0
-    tool("rm", "-r", mounted.path / "two")
-    assert sorted(os.listdir(mounted.path)) == ["one"]
-    assert_same(READERS["zarr"](one), expected)
-    mounted.unmount()
-    assert sorted(os.listdir(tmp_path / "source")) == ["one"]
-    assert document_of(tmp_path / "source" / "one") == document | {"attributes": {"title": "new"}}
-    for read in READERS.values():
-        assert_same(read(tmp_path / "source" / "one"), expected)
     assert_sound(tmp_path / "source")
 
 
