@@ -88,7 +88,12 @@ class ChunkGrid:
         match extension.name:
             case "regular":
                 extension.expect("chunk_shape")
-                return cls.regular(shape, extension.lengths("chunk_shape", len(shape)))
+                edges = extension.lengths("chunk_shape", len(shape), minimum=0)
+                # zarr-python gives an axis without elements chunks without elements.
+                edges = tuple(edge or 1 if not extent else edge for edge, extent in zip(edges, shape, strict=True))
+                if 0 in edges:
+                    raise MetadataError("the chunks of an axis with elements have none")
+                return cls.regular(shape, edges)
             case "rectilinear":
                 extension.expect("kind", "chunk_shapes")
                 extension.choice("kind", None, ("inline",))

@@ -49,6 +49,13 @@ def agrees(dimension: Dimension, edges: list[int], extent: int) -> None:
             assert dimension.chunk_at(element) == index
 
 
+def test_chunks_without_elements_cut_an_axis_without_elements_only() -> None:
+    grid = extension("regular", chunk_shape=[0, 3])
+    assert parsed(grid, (0, 6)).shape == (0, 2)
+    with pytest.raises(MetadataError, match="have none"):
+        parsed(grid, (1, 6))
+
+
 @given(st.lists(axes(), max_size=3))
 def test_a_rectilinear_grid_is_its_list_of_edges(sample: list[tuple[Any, int]]) -> None:
     shape = tuple(extent for _, extent in sample)
