@@ -18,7 +18,7 @@ from tests.support.corpus import CRC32C, GZIP, LITTLE, array, sharding
 from tests.support.datasets import age, store
 from tests.support.encoder import EMPTY
 from tests.support.gated import GatedStore
-from tests.support.opened import in_trio, listed_chunks, open_source
+from tests.support.opened import in_trio, open_source
 
 BARE = array((8, 6), (4, 6), sharding((2, 3), index_codecs=[LITTLE]))
 CHECKED = array((8, 6), (4, 6), sharding((2, 3)))
@@ -44,24 +44,10 @@ async def outcomes(array: Array) -> dict[tuple[int, ...], bytes | None]:
     return found
 
 
-async def listed_as_damaged(array: Array) -> set[tuple[int, ...]]:
-    damaged = set()
-    for i in range(array.grid.grid_shape[0]):
-        listed = []
-        async for run in array.list_row((i,), 0):
-            chunks = listed_chunks(run, 0, run.length)
-            listed += [number for number, _, _ in chunks]
-            assert all(size == 0 for _, size, is_damaged in chunks if is_damaged)
-            damaged |= {(i, number) for number, _, is_damaged in chunks if is_damaged}
-        assert listed == list(range(array.grid.grid_shape[1])), "every name is listed"
-    return damaged
-
-
 async def check(root: Path, chunks: dict[str, bytes], damaged: set[tuple[int, ...]]) -> None:
     array = await open_source(root).array("a")
     expected = {tuple(map(int, key.split("/")[1:])): data for key, data in chunks.items()}
     assert await outcomes(array) == expected | dict.fromkeys(damaged)
-    assert await listed_as_damaged(array) == damaged
 
 
 def damage(path: Path, change: Callable[[bytes], bytes]) -> None:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import trio
 from trio.testing import MockClock
 
-from shardfs.dataset.array import Array, ListedRun
+from shardfs.dataset.array import Array
 from shardfs.dataset.hierarchy import Hierarchy
 from shardfs.dataset.shard_cache import ShardCache
 from shardfs.dataset.statistics import Statistics
@@ -122,12 +122,6 @@ class StoredCorpus:
 
     def path(self, case: Case) -> Path:
         return self.root / case.name
-
-
-def listed_chunks(run: ListedRun, start: int, stop: int) -> list[tuple[int, int, bool]]:
-    """Coordinate, size and whether it is damaged, of the chunks that a listing gives."""
-    numbers, sizes, damaged = run.chunks(start, stop)
-    return list(zip(numbers, sizes, damaged or [False] * len(sizes), strict=True))
 
 
 async def find(fs: Filesystem, path: str) -> Attributes:
