@@ -71,7 +71,8 @@ class Tool:
             return f"{reason}: ncdump stops at its value (use -h, or -v with other arrays)"
         if reason is not None:
             return f"{reason}, and it fails on the whole group" if self.fails_whole else reason
-        if self.masks_fill_values and shown.view == "v3" and not node.in_image and _has_missing_value(node.metadata):
+        masks = self.masks_fill_values and shown.view == "v3" and not node.in_image and node.metadata.ndim
+        if masks and has_missing_value(node.metadata.document):
             return "it takes the fill value of v3 as missing value, and masks stored values"
         if shown.decode or shown.view == "npy":
             return None
@@ -170,10 +171,6 @@ class Adviser:
 def _name_of(data_type: object) -> str:
     name = str(data_type["name"] if isinstance(data_type, dict) else data_type)
     return "r*" if name[:1] == "r" and name[1:].isdecimal() else name
-
-
-def _has_missing_value(metadata: ArrayMetadata) -> bool:
-    return metadata.ndim > 0 and has_missing_value(metadata.document)
 
 
 def _named_axes(metadata: ArrayMetadata) -> list[tuple[str, int]]:

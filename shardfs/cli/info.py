@@ -67,7 +67,8 @@ def info(source: str, store_options: StoreOptions, array: str | None, tools: boo
         usual = StoreOptions().to_arguments()
         options = [option for option in store_options.to_arguments() if option not in usual]
         advice = trio.run(partial(advise, opened, array, views, typed=source, options=options))
-        found, text = {"tools": [_advice_item(each) for each in advice]}, _render_advice(advice)
+        items = [{"tool": each.tool.name, "mount": each.command, "missing": dict(each.missing)} for each in advice]
+        found, text = {"tools": items}, _render_advice(advice)
     else:
         described = trio.run(describe, opened, array, views)
         found, text = {"arrays": described}, _render_table(described) if array is None else _render_array(described[0])
@@ -292,10 +293,6 @@ def _text(value: Json) -> str:
     if isinstance(value, list):
         return (", " if isinstance(value[0], str) else " × ").join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _advice_item(advice: Advice) -> Described:
-    return {"tool": advice.tool.name, "mount": advice.command, "missing": dict(advice.missing)}
 
 
 def _render_advice(advice: Sequence[Advice]) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -111,7 +111,7 @@ def _row_of(figures: Snapshot, state: str, pid: int | None, note: str = "") -> R
 
 def _table(rows: Sequence[Row]) -> list[str]:
     header = ("MOUNTPOINT", "STATE", "USER", "PID", "ACCESS", "VIEW", "PENDING", "SOURCE")
-    cells = [header, *(tuple("-" if cell in (None, "") else str(cell) for cell in _cells(row)) for row in rows)]
+    cells = [header, *(tuple("-" if cell in (None, "") else str(cell) for cell in astuple(row)[:-1]) for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
     lines = [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip(" ") for line in cells
@@ -120,10 +120,6 @@ def _table(rows: Sequence[Row]) -> list[str]:
         if row.note:
             lines.insert(number, f"  {row.note}")
     return lines
-
-
-def _cells(row: Row) -> tuple[object, ...]:
-    return (row.mountpoint, row.state, row.user, row.pid, row.access, row.view, row.pending_chunks, row.source)
 
 
 @command(

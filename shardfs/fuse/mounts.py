@@ -87,14 +87,10 @@ def list_daemons() -> Iterator[tuple[int, Snapshot]]:
     for name in os.listdir("/proc"):
         with suppress(OSError, ValueError):
             pid = int(name)
-            snapshot = _latest_of(pid)
+            figures = open_figures(pid)
+            snapshot = None if figures is None else read_figures(figures)
             if snapshot is not None and _is_told_by(pid, snapshot):
                 yield pid, snapshot
-
-
-def _latest_of(pid: int) -> Snapshot | None:
-    figures = open_figures(pid)
-    return None if figures is None else read_figures(figures)
 
 
 def _is_told_by(pid: int, snapshot: Snapshot) -> bool:

@@ -287,7 +287,9 @@ class WritingOperations(Operations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, pyfuse3.EntryAttributes]:
         """Make a file and open it."""
-        number, attributes, is_direct = await self._changes.create(parent_inode, name, mode, flags, _owner(ctx))
+        number, attributes, is_direct = await self._changes.create(
+            parent_inode, name, mode, flags, Owner(ctx.uid, ctx.gid)
+        )
         entry = self._entry(attributes)
         if is_direct and isinstance(self.fs.open_files[number], PassthroughHandle):
             entry.entry_timeout = attributes.ttl  # of a file beside chunks: nobody else makes, moves or removes such
@@ -392,7 +394,7 @@ class WritingOperations(Operations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Make a directory."""
-        return self._entry(await self._changes.mkdir(parent_inode, name, mode, _owner(ctx)))
+        return self._entry(await self._changes.mkdir(parent_inode, name, mode, Owner(ctx.uid, ctx.gid)))
 
     @request
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
@@ -445,7 +447,3 @@ def _path_of(fs: Filesystem, arguments: Mapping[str, Any]) -> str:
 def _opened_to_write(number: int, is_direct: bool) -> FileInfo:
     # Whatever `--page-cache` says: what is written to a mapping after the last close is published by nobody.
     return FileInfo(fh=FileHandleT(number), direct_io=is_direct, keep_cache=False)
-
-
-def _owner(ctx: RequestContext) -> Owner:
-    return Owner(ctx.uid, ctx.gid)

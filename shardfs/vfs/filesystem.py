@@ -328,11 +328,6 @@ class Filesystem:
                     found[name] = bytes(await snapshot.read(0, snapshot.size))
         return found
 
-    async def stored_directories(self, path: str) -> Sequence[str]:
-        """Return the names of the directories that are stored in the directory *path*."""
-        entries = await self.store.list(path)
-        return [entry.name for entry in entries if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name)]
-
     # Open files and directories.
 
     async def open(self, ino: int) -> tuple[int, FileHandle]:

@@ -4,6 +4,7 @@ import stat
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from copy import copy
+from operator import itemgetter
 from typing import Final, NamedTuple, Self
 
 from shardfs.dataset.array import Extent
@@ -274,5 +275,4 @@ class DirectoryHandle:
         return False
 
 
-def _cookie(row: Row) -> int:
-    return row[3]
+_cookie: Final = itemgetter(3)

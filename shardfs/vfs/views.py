@@ -42,7 +42,7 @@ from shardfs.format.lens.v2 import (
     parse_consolidated,
 )
 from shardfs.format.metadata import ArrayMetadata, GroupMetadata, Metadata, parse_document, parse_group
-from shardfs.stores.base import Store, join_key
+from shardfs.stores.base import Kind, Store, is_reserved, join_key
 from shardfs.vfs.chunk_cache import ChunkView, Missing
 from shardfs.vfs.entries.npy import Ahead, NpyDirectory, NpyHandle
 from shardfs.vfs.entries.passthrough import Directory
@@ -270,7 +270,9 @@ class ZarrV2(EditableView):
                 if node.document is not None or {ZARRAY, ZGROUP} & (await edit.fs.stored_documents(key)).keys():
                     raise RefusedError(f"it leaves out {path}, which its readers would no longer find")
             if consolidated is None and ZARRAY not in given.get(path, {}):
-                pending += [f"{path}/{name}".lstrip("/") for name in await edit.fs.stored_directories(key)]
+                for entry in await edit.fs.store.list(key):
+                    if entry.kind is Kind.DIRECTORY and not is_reserved(entry.name):
+                        pending.append(f"{path}/{entry.name}".lstrip("/"))
         return found
 
     async def _copied(self, edit: Edit, path: str, documents: Mapping[str, dict[str, Json]]) -> Metadata:
