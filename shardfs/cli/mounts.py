@@ -19,8 +19,8 @@ from shardfs.cli.output import waiting
 from shardfs.dataset.statistics import Figure, Snapshot
 from shardfs.errors import MountPointError, ShardfsError, StoreError, UnfinishedError, UsageError, printable
 from shardfs.fuse import control
+from shardfs.fuse.control import Mount, find_daemon, find_mount, is_near, list_daemons, list_mounts, pid_of
 from shardfs.fuse.mountpoint import mounted_path
-from shardfs.fuse.mounts import Mount, find_daemon, find_mount, is_near, list_daemons, list_mounts, pid_of
 from shardfs.fuse.progress import duration, pending, size
 from shardfs.fuse.unmount import unmount
 

@@ -16,8 +16,7 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 from shardfs.cli.output import complain
 from shardfs.errors import ShardfsError
-from shardfs.fuse.control import TIMEOUT
-from shardfs.fuse.mounts import list_mounts
+from shardfs.fuse.control import TIMEOUT, list_mounts
 from shardfs.fuse.options import VIEWS, MountOptions
 
 _SPECIAL: Final = re.compile(r"[^\w@%+=:,./~-]")

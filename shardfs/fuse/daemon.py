@@ -12,7 +12,7 @@ from typing import Final
 import shardfs.errors
 from shardfs.dataset.slots import state_home
 from shardfs.errors import FuseUnavailableError, ShardfsError, UsageError
-from shardfs.fuse import notify
+from shardfs.fuse.figures import SYSTEMD_VARIABLES
 
 _FILE_VARIABLES: Final = (
     "AWS_CA_BUNDLE",
@@ -108,5 +108,5 @@ def default_log_file(mountpoint: str) -> Path:
 def _environment() -> dict[str, str]:
     """Return our environment as it is good in another working directory, and for who does not speak to systemd."""
     files = {name: os.environ[name] for name in _FILE_VARIABLES if os.environ.get(name)}
-    ours = {name: value for name, value in os.environ.items() if name not in notify.VARIABLES}
+    ours = {name: value for name, value in os.environ.items() if name not in SYSTEMD_VARIABLES}
     return ours | {name: os.path.abspath(os.path.expanduser(path)) for name, path in files.items()}

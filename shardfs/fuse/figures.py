@@ -1,8 +1,9 @@
-"""The figures of a mount, taken inside its daemon."""
+"""The figures of a mount, taken inside its daemon, and what systemd is told of them."""
 
 import logging
 import math
 import os
+import socket
 import time
 from contextlib import suppress
 from typing import Final
@@ -11,9 +12,8 @@ import trio
 
 from shardfs.dataset.layout import Pending, pending_in
 from shardfs.dataset.statistics import Snapshot, Statistics
-from shardfs.fuse.control import id_of
+from shardfs.fuse.control import FIGURES_FILE, FIGURES_NBYTES, id_of, pid_namespace
 from shardfs.fuse.log import path as log_path
-from shardfs.fuse.mounts import FIGURES_FILE, FIGURES_NBYTES, pid_namespace
 from shardfs.fuse.options import MountOptions, parse_address
 from shardfs.fuse.progress import Progress
 from shardfs.vfs.filesystem import Filesystem
@@ -24,6 +24,13 @@ log = logging.getLogger(__name__)
 _PERIOD_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 10.0
 _LINE_SECONDS: Final = 10.0
+
+SYSTEMD_VARIABLES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+"""What systemd sets, for one process only."""
+
+_TOLD_SECONDS: Final = 10.0
+"""How often it is told something."""
+_MORE_TIME: Final = f"EXTEND_TIMEOUT_USEC={int(3e6 * _TOLD_SECONDS)}"
 
 
 class Figures:
@@ -126,6 +133,45 @@ class Figures:
             is_wanted = self.latest.pending_chunks or self._options.metrics is not None
             with trio.move_on_after(_PERIOD_SECONDS if is_wanted else _IDLE_SECONDS):
                 await self.ending.wait()
+
+
+class Notifier:
+    """The line to systemd, by sd_notify(3): that the mount answers, is alive, what is pending, and that it ends.
+
+    Nothing is told where nobody asked to be, by `NOTIFY_SOCKET`.  That is taken out of the environment: no process of
+    ours speaks for another.
+    """
+
+    def __init__(self) -> None:
+        address, usec, pid = (os.environ.pop(name, "") for name in SYSTEMD_VARIABLES)
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        is_watched = usec.isdecimal() and pid in ("", str(os.getpid()))
+        self._seconds = min(_TOLD_SECONDS, int(usec) / 2e6) if is_watched else _TOLD_SECONDS
+        self._more: tuple[str, ...] = (_MORE_TIME,)
+
+    def ready(self) -> None:
+        """Say that the mount answers."""
+        self._more = ()
+        self._say("READY=1")
+
+    def stopping(self) -> None:
+        """Say that the mount ends, which takes as long as the commit does."""
+        self._more = (_MORE_TIME,)
+        self._say("STOPPING=1", _MORE_TIME)
+
+    async def run(self, figures: Figures) -> None:
+        """Say again and again that the event loop is alive, and what is pending; ask for time at both ends."""
+        progress = Progress()
+        while self._address:
+            self._say(f"STATUS={progress.tell(figures.latest)}", "WATCHDOG=1", *self._more)
+            await trio.sleep(self._seconds)
+
+    def _say(self, *lines: str) -> None:
+        kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+        if not self._address:
+            return
+        with suppress(OSError), socket.socket(socket.AF_UNIX, kind) as line:
+            line.sendto("\n".join(lines).encode(), self._address)
 
 
 class _LastError(logging.Handler):

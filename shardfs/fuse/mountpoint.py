@@ -14,7 +14,7 @@ from typing import Final
 
 from shardfs.errors import FuseUnavailableError, MountPointError, UnfinishedError
 from shardfs.fuse import control
-from shardfs.fuse.mounts import list_mounts, user_name
+from shardfs.fuse.control import list_mounts, user_name
 
 ONLY_ROOT_ALLOWS_OTHER: Final = (
     "only root can use --allow-other: /etc/fuse.conf has no user_allow_other; to let users share their mounts, as "

@@ -17,9 +17,8 @@ from shardfs.dataset.maintenance.walk import EMPTY, NO_ZARR, foreign_format, uns
 from shardfs.dataset.slots import has_journal, hold
 from shardfs.dataset.wal.recovery import recover_command
 from shardfs.errors import FuseUnavailableError, ShardfsError, SourceError
-from shardfs.fuse.figures import Figures
+from shardfs.fuse.figures import Figures, Notifier
 from shardfs.fuse.log import is_on_a_terminal, reopen
-from shardfs.fuse.notify import Notifier
 from shardfs.fuse.operations import Operations, WritingOperations
 from shardfs.fuse.options import MountOptions
 from shardfs.fuse.waiting import look_before_sleeping

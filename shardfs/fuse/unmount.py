@@ -16,8 +16,8 @@ from shardfs.dataset.wal.records import Erase, Put
 from shardfs.dataset.wal.recovery import read_left
 from shardfs.errors import MountPointError, ShardfsError, StoreError, UnfinishedError
 from shardfs.fuse import control
+from shardfs.fuse.control import find_daemon, find_mount, open_figures, pid_of, read_figures
 from shardfs.fuse.mountpoint import count_mounts, mounted_path, run_fusermount
-from shardfs.fuse.mounts import find_daemon, find_mount, open_figures, pid_of, read_figures
 from shardfs.fuse.progress import Progress
 from shardfs.stores.base import Descriptor
 from shardfs.stores.local.syscalls import open_directory

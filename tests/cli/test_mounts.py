@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from shardfs.fuse.mounts import open_figures
+from shardfs.fuse.control import open_figures
 from tests.cli.conftest import Background
 from tests.support.commands import MOUNT_POINT, one_line_of, run, run_json
 from tests.support.corpus import array, sharding
